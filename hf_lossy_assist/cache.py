@@ -1,0 +1,110 @@
+"""RowCache: keys and values in preallocated storage where each row has its own length.
+
+Row b's token number i has its key at slot i, whatever the other rows hold. A forward writes its tokens at slots
+`starts[b] … starts[b] + Q − 1` and a mask hides everything after each token. Rolling back is forgetting: the caller starts
+the next write earlier and rejected tokens are overwritten. No crop, no copy, and rows of a batch need not agree.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+
+STEP = 256  # storage grows by doubling, and by no less than this many slots
+
+
+class RowLayer(CacheLayerMixin):
+    """One layer's storage, (B, heads, capacity, d). Written where `RowCache.plan` said."""
+
+    is_sliding = False  # sliding layers keep the same storage; only their mask differs
+
+    def __init__(self, owner: "RowCache"):
+        super().__init__()
+        self.owner = owner
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = (self._storage(x, self.owner.capacity) for x in (key_states, value_states))
+        self.is_initialized = True
+
+    @staticmethod
+    def _storage(like: torch.Tensor, capacity: int) -> torch.Tensor:
+        # Zeros, not garbage: a hidden slot has weight 0, but 0 · NaN would still be NaN.
+        return like.new_zeros(like.shape[0], like.shape[1], capacity, like.shape[3])
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write (B, heads, Q, d) at the planned slots; return everything up to the furthest row's end."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        owner, visible = self.owner, self.owner.visible
+        if self.keys.shape[2] < owner.capacity:
+            grown = [self._storage(x, owner.capacity) for x in (self.keys, self.values)]
+            for new, old in zip(grown, (self.keys, self.values), strict=True):
+                new[:, :, : old.shape[2]] = old
+            self.keys, self.values = grown
+        if owner.slots is None:  # all rows write at the same place
+            self.keys[:, :, owner.start : visible] = key_states
+            self.values[:, :, owner.start : visible] = value_states
+        else:
+            rows, slots = owner.rows.to(self.keys.device), owner.slots.to(self.keys.device)
+            self.keys[rows, :, slots] = key_states.transpose(1, 2)
+            self.values[rows, :, slots] = value_states.transpose(1, 2)
+        return self.keys[:, :, :visible], self.values[:, :, :visible]
+
+    def get_mask_sizes(self, query_length: int, *args: object) -> tuple[int, int]:
+        return self.owner.visible, 0
+
+    def get_seq_length(self, *args: object) -> int:
+        return self.owner.start
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # its name in Transformers before 5.20
+
+
+class RowCache(Cache):
+    """One `RowLayer` for each layer of a model, and the plan of the coming forward."""
+
+    def __init__(self, layers: int, limit: int):
+        """`limit`: no row will ever be longer than this many tokens."""
+        self.limit, self.capacity = limit, 0
+        self.start = self.visible = 0
+        self.rows: torch.Tensor  # (B, 1)
+        self.slots: torch.Tensor | None = None  # (B, Q), or None when all rows start at `start`
+        super().__init__(layers=[RowLayer(self) for _ in range(layers)])
+
+    def plan(self, starts: Sequence[int], width: int, device: torch.device) -> torch.Tensor:
+        """Say where the next forward of `width` tokens writes; returns the `position_ids`, (1 or B, width) int64."""
+        self.start, self.visible = min(starts), max(starts) + width
+        if self.visible > self.capacity:
+            self.capacity = max(self.visible, min(self.limit + width, max(2 * self.capacity, self.visible + STEP)))
+        if len(set(starts)) == 1:
+            self.slots = None
+            return torch.arange(self.start, self.visible, device=device)[None]
+        first = torch.tensor(starts, device=device)[:, None]
+        self.rows = torch.arange(len(starts), device=device)[:, None]
+        self.slots = first + torch.arange(width, device=device)
+        return self.slots
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep these rows only, in this order."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+
+
+def visibility(positions: torch.Tensor, visible: int, window: int | None, chunk: int | None) -> torch.Tensor:
+    """Which of the `visible` slots each query may see, (1 or B, 1, Q, visible) bool, from `position_ids` (1 or B, Q)."""
+    slots = torch.arange(visible, device=positions.device)
+    query = positions[:, None, :, None]
+    seen = slots <= query
+    if window is not None:
+        seen = seen & (query - slots < window)
+    if chunk is not None:
+        seen = seen & (query // chunk == slots // chunk)
+    return seen

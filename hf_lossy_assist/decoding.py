@@ -1,0 +1,148 @@
+"""One generate call, round by round: draft → stop → filter → verify → accept → commit.
+
+p = target, q = draft, γ = drafted tokens of a round, n = accepted (Leviathan et al., huggingface.co/papers/2211.17192).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .block import Block, Verdict
+from .drafting import Drafter
+from .models import CachedModel
+from .policy import LossyPolicy
+from .processing import Processing
+from .rules import decide
+from .sequences import Rows
+from .stats import Clock, RowStats, SpeculationStats
+from .stops import DraftStop
+
+
+@dataclass
+class Call:
+    """Everything one generate call works with; `integration` builds it."""
+
+    rows: Rows
+    target: CachedModel
+    drafter: Drafter
+    stop: DraftStop  # already started: it may keep what it learns in this call
+    policy: LossyPolicy
+    processing: Processing
+    clock: Clock
+    sampling: bool
+    streamer: Any = None
+    keep_scores: bool = False
+    keep_logits: bool = False
+    scores: list[list[torch.Tensor]] = field(
+        default_factory=list
+    )  # of each row: (tokens of a round, V) float32, processed
+    logits: list[list[torch.Tensor]] = field(default_factory=list)  # the same, raw
+
+
+def decode(call: Call) -> SpeculationStats:
+    """Write every row to its end. Both models must hold their prompts up to the last token (`prefill`)."""
+    rows, target, drafter = call.rows, call.target, call.drafter
+    batch = len(rows.index)
+    stats = SpeculationStats([RowStats() for _ in range(batch)], call.stop.longest, call.policy.lossless)
+    call.scores, call.logits = [[] for _ in range(batch)], [[] for _ in range(batch)]
+
+    while rows.unfinished:
+        limits = [min(*pair) for pair in zip(rows.budgets(), call.stop.limits(rows.index), strict=True)]
+        block = drafter.propose(rows, limits)  # draft, each row until its stop says enough
+        block.kept = call.policy.filter(block)
+        raw = verify(call, block)  # (B, γ + 1, V)
+        verdict = decide(call.policy.rule, block)
+        accepted = commit(call, block, verdict, raw, stats)
+
+        target.rollback(rows.held())
+        drafter.learn(rows, block, accepted)
+        rows.check_time()
+        drop_finished(call)
+
+    stats.forwards, stats.seconds = dict(call.clock.forwards), call.clock.seconds()
+    return stats
+
+
+def prefill(model: CachedModel, rows: Rows, clock: Clock) -> None:
+    """Run each row's prompt up to its last token, which starts the first round. No logits are needed of it."""
+    tokens, counts = rows.after(model.lengths)
+    if tokens.shape[1] > 1:
+        with clock.time("prefill"):
+            model.feed(tokens[:, :-1], [c - 1 for c in counts], logits=False)
+
+
+def verify(call: Call, block: Block) -> torch.Tensor:
+    """One target forward over each row's last token and its drafted tokens; fills `block.scores`, returns the raw logits."""
+    rows, gamma = call.rows, block.tokens.shape[1]
+    last, _ = rows.after(call.target.lengths)  # (B, 1)
+    with call.clock.time("target"):
+        logits = call.target.feed(torch.cat([last, block.tokens], dim=1), [1 + gamma] * len(rows.index))
+    assert logits is not None
+    raw = logits.to(device=rows.ids.device, dtype=torch.float32)
+    block.scores = call.processing(rows.ids, rows.lengths, raw)
+    return raw
+
+
+def commit(call: Call, block: Block, verdict: Verdict, raw: torch.Tensor, stats: SpeculationStats) -> list[int]:
+    """Append what was accepted, stop each row at the first token that ends it, stream, count; returns n of each row."""
+    rows, gamma = call.rows, block.tokens.shape[1]
+    rows.write(verdict.token[:, None], verdict.accepted)
+    assert block.kept is not None and block.scores is not None
+    head = [verdict.accepted, verdict.token, block.drafted, block.kept, *_broken(call, block)]
+    # The one look at the device of a round.
+    table = torch.cat([torch.stack(head, dim=1), block.tokens, verdict.lossy.long()], dim=1).tolist()
+
+    before, accepted = list(rows.lengths), []
+    active = [b for b, finished in enumerate(rows.finished) if not finished]
+    for b, (n, token, drafted, kept, target_broken, draft_broken, *rest) in enumerate(table):
+        accepted.append(n)
+        if rows.finished[b]:
+            continue
+        row = rows.index[b]
+        for broken, model in ((target_broken, "target"), (draft_broken, "draft")):
+            if broken:
+                raise ValueError(
+                    f"the {model} model gave NaN logits in row {row}, after {before[b] - rows.width} new tokens"
+                )
+        new, scores = rest[:n] + [token], block.scores[b]
+        taken = rows.commit(b, new, lambda i, scores=scores: scores[i : i + 1])
+        stats.rows[row].record(drafted, kept, n, rest[gamma:], taken)
+        if call.keep_scores:
+            call.scores[row].append(scores[:taken].clone())
+        if call.keep_logits:
+            call.logits[row].append(raw[b, :taken].clone())
+        if call.streamer is not None:
+            for t in new[:taken]:
+                call.streamer.put(torch.tensor([t]))
+
+    sent = [table[b][3] for b in active]
+    call.stop.observe([rows.index[b] for b in active], sent, [accepted[b] for b in active])
+    return accepted
+
+
+def _broken(call: Call, block: Block) -> list[torch.Tensor]:
+    """Rows in which the target, and in which the draft, gave NaN: two (B,) int64."""
+    assert block.scores is not None and block.kept is not None
+    places = torch.arange(block.scores.shape[1], device=block.scores.device) <= block.kept[:, None]
+    of_target = (block.scores.amax(dim=-1).isnan() & places).any(dim=1)
+    of_draft = getattr(call.drafter, "broken", None)
+    return [of_target.long(), torch.zeros_like(of_target).long() if of_draft is None else of_draft.long()]
+
+
+def drop_finished(call: Call) -> None:
+    """Take finished rows out of the batch once they are a quarter of it: the copy of the caches then pays."""
+    rows = call.rows
+    keep = [b for b, finished in enumerate(rows.finished) if not finished]
+    if keep and 4 * (len(rows.finished) - len(keep)) >= len(rows.finished):
+        rows.select(keep)
+        call.target.select(keep)
+        call.drafter.select(keep)
+
+
+def new_tokens_first(kept: Sequence[Sequence[torch.Tensor]], length: int) -> tuple[torch.Tensor, ...]:
+    """Each row's scores as `generate` returns them: one (B, V) for each new token, zeros where a row had ended."""
+    rows = [torch.cat(list(parts)) for parts in kept]
+    full = torch.stack([torch.nn.functional.pad(r, (0, 0, 0, length - r.shape[0])) for r in rows])  # (B, length, V)
+    return tuple(full.unbind(dim=1))

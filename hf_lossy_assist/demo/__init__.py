@@ -1,0 +1,32 @@
+"""The embedded demo: a task, a tokenizer and three small trained models, so that everything runs with no network."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from .task import Problem, answer, problems
+
+
+__all__ = ["FOLDER", "Demo", "Problem", "answer", "load", "problems"]
+
+FOLDER = Path(__file__).parent / "models"
+
+
+class Demo(NamedTuple):
+    """What `load` returns: three causal models of one vocabulary, in evaluation mode, and their tokenizer (left-padding)."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    companion: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def load(dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Demo:
+    """Load the shipped models. They are stored in float16; `dtype` is what they compute in."""
+    models = [
+        AutoModelForCausalLM.from_pretrained(FOLDER / name, dtype=dtype).to(device).eval()
+        for name in ("target", "draft", "companion")
+    ]
+    return Demo(*models, AutoTokenizer.from_pretrained(FOLDER / "target"))

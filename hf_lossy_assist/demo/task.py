@@ -1,0 +1,112 @@
+"""The embedded task: two-step word problems in templated English, answered in a wording that the prompt asks for.
+
+A prompt opens with a style card, `Style: end warm, mark brisk, start plain, …`, whose keys stand in random
+order. Obeying it means finding a key and reading the word behind it: two hops, so a deep target obeys and a one-layer
+draft can only guess. Where the draft guesses wrong the wording changes and the answer does not; where it adds wrong, the
+answer changes. These are the two kinds of mismatch that AutoJudge has to tell apart.
+"""
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+STYLES = ("plain", "warm", "brisk")
+KEYS = ("start", "first", "mark", "next", "check", "end")
+NAMES = tuple("Ada Ben Cara Dan Eva Finn Gina Hugo Iris Jack Kira Liam".split())
+ITEMS = tuple("apples books coins cards eggs keys nuts pens shells stamps".split())
+GAINS = ("buys", "finds", "gets", "makes")
+LOSSES = ("sells", "loses", "eats", "drops")
+SCENES = ("It is a sunny morning.", "The shop is open.", "School is out for the day.", "Rain falls on the old town.")
+
+# Wordings of one part have the same number of tokens, so that a draft can copy numbers by distance alone.
+START = {"plain": " We go on step by step.", "warm": " Sure, happy to help you.", "brisk": " Quick count, here we go."}
+FIRST = {"plain": " First we have", "warm": " Let us see", "brisk": " Count one is"}
+NEXT = {"plain": " After that comes", "warm": " Good, take", "brisk": " Count two is"}
+MARK = {"plain": ".", "warm": "!", "brisk": ";"}  # what a sum ends with
+CHECK = {"plain": " It adds up well", "warm": " You can trust that", "brisk": " No doubt about this"}
+END = {"plain": " That is all there is.", "warm": " What a nice little sum.", "brisk": " Done, on we go."}
+
+OBEDIENCE = 0.94  # share of wordings in the training texts that follow the card; the rest are drawn at random
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One word problem. `prompt` is what a model is given, `answer` the right number, `solution` one good continuation."""
+
+    prompt: str
+    answer: int
+    solution: str
+
+
+def _problem(rng: random.Random, obedience: float) -> Problem:
+    name, item = rng.choice(NAMES), rng.choice(ITEMS)
+    asked = {key: rng.choice(STYLES) for key in KEYS}
+    written = {key: style if rng.random() < obedience else rng.choice(STYLES) for key, style in asked.items()}
+
+    totals, changes, verbs = [rng.randint(10, 79)], [], []
+    for _ in range(2):
+        gains = [c for c in range(10, 40) if totals[-1] + c <= 99]
+        losses = [c for c in range(10, 40) if totals[-1] - c >= 10]
+        sign = rng.choice([s for s, options in ((1, gains), (-1, losses)) if options])
+        change = sign * rng.choice(gains if sign > 0 else losses)
+        changes.append(change)
+        verbs.append(rng.choice(GAINS if sign > 0 else LOSSES))
+        totals.append(totals[-1] + change)
+
+    scenes = "".join(f" {scene}" for scene in rng.sample(SCENES, rng.randint(0, 3)))
+    card = ", ".join(f"{key} {asked[key]}" for key in rng.sample(KEYS, len(KEYS)))
+    prompt = (
+        f"{scenes} Style: {card}. {name} has {totals[0]} {item}. {name} {verbs[0]} {abs(changes[0])} {item}."
+        f" Then {name} {verbs[1]} {abs(changes[1])} {item}. How many {item} does {name} have now?"
+    )
+    mark = MARK[written["mark"]]
+    sums = [
+        f" {totals[i]} {'+' if changes[i] > 0 else '-'} {abs(changes[i])} = {totals[i + 1]} {item}{mark}"
+        for i in range(2)
+    ]
+    solution = (
+        START[written["start"]]
+        + f"{FIRST[written['first']]}{sums[0]}"
+        + f"{NEXT[written['next']]}{sums[1]}"
+        + f"{CHECK[written['check']]}{mark}"
+        + f"{END[written['end']]} The answer is {totals[-1]}."
+    )
+    return Problem(prompt, totals[-1], solution)
+
+
+def stream(split: str, seed: int) -> Iterator[Problem]:
+    """Endless problems. `split` ("train", "calibration" or "test") and `seed` name a stream; streams of different splits never share a seed."""
+    rng = random.Random(f"hf-lossy-assist demo {split} {seed}")
+    while True:
+        yield _problem(rng, OBEDIENCE if split == "train" else 1.0)
+
+
+def problems(n: int, seed: int = 0, split: str = "test") -> list[Problem]:
+    """The first `n` problems of the stream `(split, seed)`; the demo models were trained on `split="train"` alone."""
+    if n < 0:
+        raise ValueError(f"problems(n): n must be 0 or more, got {n}")
+    if split not in ("train", "calibration", "test"):
+        raise ValueError(f'problems(split): expected "train", "calibration" or "test", got {split!r}')
+    source = stream(split, seed)
+    return [next(source) for _ in range(n)]
+
+
+def answer(text: str) -> int | None:
+    """The number in the last "The answer is N." of `text`, or None where none is stated."""
+    found = re.findall(r"The answer is (\d+)\.", text)
+    return int(found[-1]) if found else None
+
+
+def vocabulary() -> list[str]:
+    """Every token that the task can produce, in a fixed order; a word carries the blank before it, so texts join by concatenation."""
+    words = set(NAMES) | set(ITEMS) | set(GAINS) | set(LOSSES) | set(STYLES) | set(KEYS)
+    words |= set("Style has Then How many does have now The answer is".split())
+    for part in (*SCENES, *START.values(), *FIRST.values(), *NEXT.values(), *CHECK.values(), *END.values()):
+        words |= set(re.findall(r"[A-Za-z]+", part))
+    digits = [str(d) for d in range(10)]
+    return [*(f" {w}" for w in sorted(words)), *(f" {d}" for d in digits), *digits, *".,:?!;", " +", " -", " ="]
+
+
+TOKEN_PATTERN = r" ?[A-Za-z]+| ?[0-9]| ?[+=-]|[.,:?!;]"

@@ -1,0 +1,190 @@
+"""Where drafted tokens come from: a draft model with its own loop, or one of Transformers' candidate generators."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel
+from transformers.generation import CandidateGenerator, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
+
+from .block import Block
+from .models import CachedModel
+from .processing import Processing
+from .rules import draw
+from .sequences import Rows
+from .stats import Clock
+from .stops import DraftStop
+
+
+class Drafter(Protocol):
+    """Proposes a block, and learns how much of it was accepted."""
+
+    def propose(self, rows: Rows, limits: Sequence[int]) -> Block:
+        """Up to `limits[b]` tokens for row b; leaves them written behind each row's text (`Rows.write`)."""
+
+    def learn(self, rows: Rows, block: Block, accepted: Sequence[int]) -> None:
+        """Called after every commit, with `rows` already grown by it."""
+
+    def select(self, keep: Sequence[int]) -> None:
+        """Keep these rows only."""
+
+
+class ModelDrafter:
+    """A draft model: one token at a time for all rows, until each row's limit, its stop, or an end token.
+
+    A row that stops early is masked, not dropped: the others go on beside it. Tokens are drawn from q, the draft's law after
+    the call's logits processors (applied once), and q is kept for the acceptance rule.
+    """
+
+    def __init__(
+        self,
+        model: CachedModel,
+        stop: DraftStop,
+        processing: Processing,
+        vocabulary: int,
+        sampling: bool,
+        clock: Clock,
+    ):
+        """`vocabulary`: the target's. A smaller draft's missing ids get q = 0; a larger one's surplus is cut off."""
+        self.model, self.stop, self.processing = model, stop, processing
+        self.vocabulary, self.sampling, self.clock = vocabulary, sampling, clock
+        self.broken: torch.Tensor | None = None  # (B,) bool   NaN seen in this round
+
+    def propose(self, rows: Rows, limits: Sequence[int]) -> Block:
+        device, batch, gamma = rows.ids.device, rows.ids.shape[0], max(limits)
+        room = torch.tensor(limits, device=device)
+        active, drafted = room > 0, torch.zeros_like(room)
+        eos = torch.tensor(sorted(rows.eos), device=device)
+        looks = self.stop.adaptive
+        tokens: list[torch.Tensor] = []  # (B,) each
+        laws: list[torch.Tensor] = []  # (B, V) each
+        self.broken = torch.zeros_like(active)
+
+        feed, counts = rows.after(self.model.lengths)
+        for i in range(gamma):
+            raw = self._logits(feed, counts, device)  # (B, V)
+            scores = self.processing(rows.ids, [n + i for n in rows.lengths], raw[:, None])[:, 0]
+            self.broken |= scores.amax(dim=-1).isnan() & active
+            if self.sampling:
+                laws.append(scores.softmax(dim=-1))
+                token = draw(laws[-1])
+            else:
+                token = scores.argmax(dim=-1)
+            tokens.append(token)
+            if self.processing.needs_prefix:
+                rows.write(token[:, None], i)
+            drafted += active
+            active = active & (room > i + 1) & ~torch.isin(token, eos)
+            if looks:
+                active = active & ~self.stop(torch.stack(tokens, dim=1), (raw,)).to(device)
+                if not bool(active.any()):  # the one look at the device that an adaptive stop costs
+                    break
+            feed, counts = token[:, None], [1] * batch
+
+        drawn = torch.stack(tokens, dim=1) if tokens else rows.ids[:, :0]
+        rows.write(drawn)
+        return Block(drawn, drafted, torch.stack(laws, dim=1) if laws else None, self.sampling)
+
+    def _logits(self, feed: torch.Tensor, counts: list[int], device: torch.device) -> torch.Tensor:
+        with self.clock.time("draft"):
+            logits = self.model.feed(feed, counts)
+        assert logits is not None
+        last = logits[:, -1] if len(set(counts)) == 1 else logits[range(len(counts)), [c - 1 for c in counts]]
+        last = last[:, : self.vocabulary].to(device=device, dtype=torch.float32)
+        missing = self.vocabulary - last.shape[1]
+        return torch.nn.functional.pad(last, (0, missing), value=float("-inf")) if missing else last
+
+    def learn(self, rows: Rows, block: Block, accepted: Sequence[int]) -> None:
+        held = rows.held()
+        self.model.rollback([min(a, b) for a, b in zip(self.model.lengths, held, strict=True)])
+
+    def select(self, keep: Sequence[int]) -> None:
+        self.model.select(keep)
+
+
+class CandidateDrafter:
+    """One of Transformers' candidate generators, at batch 1: prompt lookup, early exit, another tokenizer."""
+
+    def __init__(self, generator: CandidateGenerator, vocabulary: int, sampling: bool, clock: Clock):
+        self.generator, self.vocabulary, self.sampling, self.clock = generator, vocabulary, sampling, clock
+        self.broken: torch.Tensor | None = None
+        self._scores: torch.Tensor | None = None
+
+    def propose(self, rows: Rows, limits: Sequence[int]) -> Block:
+        text = rows.ids[:, rows.pads[0] : rows.lengths[0]]
+        with self.clock.time("draft"):
+            candidates, logits = self.generator.get_candidates(text)
+        tokens = candidates[:, text.shape[1] :][:, : limits[0]].to(rows.ids.device)
+        gamma = tokens.shape[1]
+        q = None
+        if self.sampling and logits is not None and gamma:
+            q = logits[:, :gamma, : self.vocabulary].to(device=rows.ids.device, dtype=torch.float32).softmax(dim=-1)
+        self.broken = torch.zeros(1, dtype=torch.bool, device=rows.ids.device)
+        rows.write(tokens)
+        return Block(tokens, torch.tensor([gamma], device=rows.ids.device), q, self.sampling)
+
+    def learn(self, rows: Rows, block: Block, accepted: Sequence[int]) -> None:
+        text = rows.ids[:, rows.pads[0] : rows.lengths[0]]
+        self.generator.update_candidate_strategy(text, block.scores, accepted[0])
+
+    def select(self, keep: Sequence[int]) -> None:
+        if list(keep) != [0]:
+            raise AssertionError(f"a candidate generator serves one row; asked for {list(keep)}")
+
+
+class StoppingCandidateGenerator(AssistedCandidateGenerator):
+    """A `DraftStop` inside Transformers' own assisted generation: its usual draft loop, which also stops where `stop` says.
+
+    `scores` that the stop sees there are the processed ones. `num_assistant_tokens` is the stop's longest draft, and
+    Transformers' own confidence stop is off.
+    """
+
+    def __init__(self, *args: Any, stop: DraftStop, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.stop = stop.start(1)
+        self.assistant_generation_config.assistant_confidence_threshold = 0.0
+        self.generation_config.assistant_confidence_threshold = 0.0
+        self.assistant_generation_config.num_assistant_tokens_schedule = "constant"
+
+    def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
+        self.num_assistant_tokens = self.stop.limits([0])[0]
+        candidates, logits = super().get_candidates(input_ids, **kwargs)
+        self._drafted = candidates.shape[1] - input_ids.shape[1]
+        return candidates, logits
+
+    def _prepare_generation_args(self, *args: Any, **kwargs: Any) -> dict:
+        arguments = super()._prepare_generation_args(*args, **kwargs)
+        return arguments | {"stopping_criteria": StoppingCriteriaList([self.stop])}
+
+    def update_candidate_strategy(
+        self, input_ids: torch.LongTensor, scores: torch.FloatTensor, num_matches: int
+    ) -> None:
+        self.stop.observe([0], [self._drafted], [int(num_matches)])
+
+
+def stock_generator(model: PreTrainedModel, stop: DraftStop) -> Any:
+    """A `_get_candidate_generator` for `model` that drafts with `stop`; see `integration.stock_stop`."""
+
+    def get(
+        generation_config: Any,
+        input_ids: torch.LongTensor,
+        inputs_tensor: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        model_kwargs: dict[str, Any],
+        assistant_model: PreTrainedModel | None = None,
+        **others: Any,
+    ) -> CandidateGenerator:
+        if assistant_model is None:
+            raise ValueError("a draft stop in Transformers' own loop needs assistant_model=…")
+        return StoppingCandidateGenerator(
+            input_ids=input_ids,
+            assistant_model=assistant_model,
+            generation_config=generation_config,
+            model_kwargs=model_kwargs,
+            inputs_tensor=inputs_tensor,
+            logits_processor=logits_processor,
+            stop=stop,
+        )
+
+    return get

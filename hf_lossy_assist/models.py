@@ -1,0 +1,171 @@
+"""A model and its cache, in the two ways the engine can roll back: `RowModel` (any batch, O(1)) and `CroppingModel`
+(Transformers' own cache, one row).
+
+Both keep `lengths`, the tokens that each row's cache holds, and offer the same verbs:
+`feed` runs tokens and appends them, `rollback` forgets the tail, `select` drops rows.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from .cache import RowCache, visibility
+
+
+class CachedModel(Protocol):
+    """What the engine needs of a target or a draft."""
+
+    lengths: list[int]
+    device: torch.device
+
+    def feed(self, tokens: torch.Tensor, counts: Sequence[int], logits: bool = True) -> torch.Tensor | None:
+        """Run `tokens` (B, Q), of which row b's first `counts[b]` are real, behind what the cache holds. → (B, Q, V)."""
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        """Forget everything behind each row's first `lengths[b]` tokens."""
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows only."""
+
+
+def base_of(model: Any) -> Any:
+    """The Transformers model inside a PEFT wrapper, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def why_not_rows(model: PreTrainedModel) -> str | None:
+    """Why this model cannot run on a `RowCache`, or None if it can."""
+    base = base_of(model)
+    config = base.config.get_text_config(decoder=True)
+    if base.config.is_encoder_decoder:
+        return "it is an encoder-decoder model"
+    if "position_ids" not in inspect.signature(base.forward).parameters:
+        return "its forward takes no position_ids"
+    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+    if not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
+        return f"it keeps {', '.join(sorted(kind.__name__ for kind in kinds))} in its cache"
+    if config._attn_implementation not in ("sdpa", "eager"):
+        return f"its attention implementation is {config._attn_implementation!r} (load it with attn_implementation='sdpa')"
+    return None
+
+
+class RowModel:
+    """A decoder on a `RowCache`: any number of rows, each with its own length."""
+
+    def __init__(self, model: PreTrainedModel, rows: int, limit: int):
+        """`limit`: the most tokens that a row can come to hold."""
+        base = base_of(model)
+        config = base.config.get_text_config(decoder=True)
+        self.model, self.config = model, config
+        self.cache = RowCache(config.num_hidden_layers, limit)
+        self.lengths = [0] * rows
+        self.device = base.get_input_embeddings().weight.device
+        self.dtype = base.get_input_embeddings().weight.dtype
+        self.keeps_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
+        kinds = getattr(config, "layer_types", None)
+        window = getattr(config, "sliding_window", None)
+        if not getattr(config, "use_sliding_window", True):
+            window = None
+        self.windows = dict.fromkeys(kinds or [], None) or {"sliding_attention" if window else "full_attention": None}
+        if "sliding_attention" in self.windows:
+            self.windows["sliding_attention"] = window
+        self.chunk = getattr(config, "attention_chunk_size", None) if "chunked_attention" in self.windows else None
+
+    def feed(self, tokens: torch.Tensor, counts: Sequence[int], logits: bool = True) -> torch.Tensor | None:
+        tokens = tokens.to(self.device)
+        width = tokens.shape[1]
+        prefill = not any(self.lengths)
+        positions = self.cache.plan(self.lengths, width, self.device)
+        extra: dict[str, Any] = {"logits_to_keep": 1} if self.keeps_logits and not logits else {}
+        out = self.model(
+            input_ids=tokens,
+            position_ids=positions.clamp(
+                max=self.cache.limit - 1
+            ),  # padding alone lies beyond; learned positions end there
+            # Right padding is hidden by causality alone, so a prefill keeps the fast causal kernel.
+            attention_mask=None if prefill else self._mask(positions),
+            past_key_values=self.cache,
+            use_cache=True,
+            **extra,
+        )
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        return out.logits if logits else None
+
+    def _mask(self, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor] | None:
+        """An additive mask (1 or B, 1, Q, visible) in the model's dtype, one for each kind of layer if there are several."""
+        visible = self.cache.visible
+        if positions.shape == (1, 1) and all(
+            (w is None or visible <= w) and kind != "chunked_attention" for kind, w in self.windows.items()
+        ):
+            return None  # one token that sees everything before it
+        lowest = torch.finfo(self.dtype).min
+        masks = {}
+        for kind, window in self.windows.items():
+            seen = visibility(positions, visible, window, self.chunk if kind == "chunked_attention" else None)
+            masks[kind] = torch.zeros_like(seen, dtype=self.dtype).masked_fill_(~seen, lowest)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        self.lengths = list(lengths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.cache.select(torch.tensor(rows, device=self.device))
+        self.lengths = [self.lengths[r] for r in rows]
+
+    def as_dynamic_cache(self) -> DynamicCache:
+        """A one-row copy that Transformers can go on with (`past_key_values` of the output)."""
+        out = DynamicCache(config=self.config)
+        for i, layer in enumerate(self.cache.layers):
+            out.update(layer.keys[:, :, : self.lengths[0]].clone(), layer.values[:, :, : self.lengths[0]].clone(), i)
+        return out
+
+
+class CroppingModel:
+    """One row on Transformers' own cache, rolled back with `crop`: encoder-decoders, convolution states, a cache passed in."""
+
+    def __init__(self, model: PreTrainedModel, model_kwargs: dict[str, Any], input_ids: torch.Tensor):
+        """`model_kwargs` as `generate` prepared them (cache, encoder outputs, masks); `input_ids` (1, length) the prompt."""
+        self.model, self.kwargs = model, dict(model_kwargs)
+        self.cache: Cache = self.kwargs["past_key_values"]
+        self.lengths = [self.cache.get_seq_length()]
+        self.device = base_of(model).get_input_embeddings().weight.device
+        self.ids = input_ids[:, : self.lengths[0]].to(self.device)
+        self.encoder_decoder = base_of(model).config.is_encoder_decoder
+        for name in ("attention_mask", "position_ids", "logits_to_keep", "cache_position"):
+            if not (self.encoder_decoder and name == "attention_mask"):  # there it masks the encoder's output
+                self.kwargs.pop(name, None)
+        self.fresh = True
+
+    def feed(self, tokens: torch.Tensor, counts: Sequence[int], logits: bool = True) -> torch.Tensor | None:
+        tokens = tokens.to(self.device)
+        width = tokens.shape[1]
+        self.ids = torch.cat([self.ids, tokens], dim=1)
+        inputs = self.model.prepare_inputs_for_generation(
+            self.ids, next_sequence_length=width, is_first_iteration=self.fresh, **self.kwargs
+        )
+        out = self.model(**inputs, return_dict=True)
+        if self.fresh:
+            # After the prefill only: before it, recording would keep every state of the prompt.
+            self.fresh = False
+            if not all(getattr(layer, "is_croppable", True) for layer in getattr(self.cache, "layers", [])):
+                name = type(base_of(self.model)).__name__
+                raise ValueError(
+                    f"{name} keeps a recurrent state, which cannot be rolled back: drop lossy_policy for it"
+                )
+            self.cache.activate_past_recording()
+        self.lengths = [self.lengths[0] + width]
+        return out.logits[:, -width:] if logits else None
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        surplus = self.lengths[0] - lengths[0]
+        self.cache.crop(-surplus)
+        self.ids = self.ids[:, : self.ids.shape[1] - surplus]
+        self.lengths = list(lengths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        if list(rows) != [0]:
+            raise AssertionError(f"a cropped cache has one row; asked for {list(rows)}")

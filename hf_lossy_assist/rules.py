@@ -1,0 +1,89 @@
+"""Acceptance rules: which drafted tokens to keep, and from what to draw the token after them.
+
+One formalism for all (design §2): a drafted token x ~ q is accepted with probability a(x), and after the first rejection
+the correction comes from a law r. The output law is then q·a + (1 − Σ q·a)·r. A rule of your own overrides `matches`
+(greedy) and `probability` (sampling), and `correction` where its law is not the lossless one.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from .block import Block, Verdict
+
+
+def draw(law: torch.Tensor) -> torch.Tensor:
+    """One token from each law (..., V) → (...), by the exponential race: no host synchronisation, and NaN raises nothing here."""
+    return (law / torch.empty_like(law).exponential_()).argmax(dim=-1)
+
+
+@dataclass(frozen=True)
+class AcceptanceRule:
+    """The base of every rule, and the lossless one.
+
+    Greedy: accept x iff x = argmax p. Sampling: a(x) = min(1, p(x)/q(x)), r = norm((p − q)⁺)
+    (Leviathan et al., Algorithm 1, huggingface.co/papers/2211.17192).
+    """
+
+    lossless: ClassVar[bool] = True
+
+    def matches(self, block: Block) -> torch.Tensor:
+        """Greedy: which drafted tokens to accept, (B, γ) bool."""
+        return block.tokens == block.best[:, : block.tokens.shape[1]]
+
+    def probability(self, block: Block) -> torch.Tensor:
+        """Sampling: a(x) of each drafted token, (B, γ) float32 in [0, 1]."""
+        p = block.of_tokens(block.p)
+        return p.clamp(max=1.0) if block.q is None else (p / block.of_tokens(block.q)).clamp(max=1.0)
+
+    def correction(self, block: Block, at: torch.Tensor) -> torch.Tensor:
+        """Sampling: r at the rejected position `at` (B,) of each row, (B, V) float32, not normalised."""
+        rows = torch.arange(at.shape[0], device=at.device)
+        p = block.p[rows, at]
+        if block.q is None:  # q = 1 on the drafted token: (p − q)⁺ is p without that token
+            return p.scatter(1, block.tokens[rows, at][:, None], 0.0)
+        return (p - block.q[rows, at]).clamp(min=0.0)
+
+
+@dataclass(frozen=True)
+class Strict(AcceptanceRule):
+    """Lossless acceptance: the output has exactly the target's law. It has no parameter; it is what others are neutral to."""
+
+
+def decide(rule: AcceptanceRule, block: Block) -> Verdict:
+    """Accept a prefix of each row's kept tokens and choose the token after it.
+
+    The coins are drawn before the rule is asked, so two rules with one seed see the same coins and a looser rule accepts
+    a superset. A lossy rule takes the union with strict acceptance.
+    """
+    strict = Strict()
+    gamma = block.tokens.shape[1]
+    kept = block.drafted if block.kept is None else block.kept
+    if block.sampling:
+        coins = torch.rand(block.tokens.shape, device=block.tokens.device)
+        by_strict = coins < strict.probability(block)
+        by_rule = by_strict if rule.lossless else by_strict | (coins < rule.probability(block))
+    else:
+        by_strict = strict.matches(block)
+        by_rule = by_strict if rule.lossless else by_strict | rule.matches(block)
+
+    inside = torch.arange(gamma, device=kept.device) < kept[:, None]  # (B, γ)
+    runs = (by_rule & inside).long().cumprod(dim=1)  # (B, γ) 1 up to the first rejection
+    accepted = runs.sum(dim=1)
+    lossy = runs.bool() & ~by_strict
+
+    rows = torch.arange(kept.shape[0], device=kept.device)
+    if not block.sampling:
+        return Verdict(accepted, block.best[rows, accepted], lossy)
+    if gamma == 0:
+        return Verdict(accepted, draw(block.p[:, 0]), lossy)
+    law = block.p[rows, accepted]
+    rejected = accepted < kept
+    residual = rule.correction(block, accepted.clamp(max=gamma - 1))
+    # Rounding can leave a residual of all zeros where p ≈ q; the token is then drawn from p, as it would be with exact numbers.
+    use = rejected & (residual.sum(dim=1) > 0)
+    return Verdict(accepted, draw(torch.where(use[:, None], residual, law)), lossy)
+
+
+RULES: dict[str, type[AcceptanceRule]] = {"strict": Strict}

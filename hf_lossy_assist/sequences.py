@@ -1,0 +1,104 @@
+"""The texts of a call: what has been written, what is finished, and the check of every stop condition at every token."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+)
+
+
+class Rows:
+    """Token ids in the layout of `generate`: left padding, prompt, new tokens; and how far each row has come.
+
+    `index[b]` says which row of the call the b-th one here is: finished rows can be dropped with `select`.
+    """
+
+    def __init__(self, input_ids: torch.Tensor, pads: Sequence[int], criteria: StoppingCriteriaList, max_length: int):
+        """`input_ids` (B, width) with `pads[b]` padding tokens on the left of row b."""
+        batch, self.width = input_ids.shape
+        # One more column than is ever kept: a correction is written before its row is known to be full.
+        self.ids = input_ids.new_zeros(batch, max_length + 1)
+        self.ids[:, : self.width] = input_ids
+        self.index = list(range(batch))
+        self.pads, self.lengths = list(pads), [self.width] * batch
+        self.max_length = max_length
+        self.finished = [False] * batch
+        self.done: list[torch.Tensor | None] = [None] * batch  # (new tokens,) of each dropped row
+        self.eos = {t for c in criteria if isinstance(c, EosTokenCriteria) for t in c.eos_token_id.tolist()}
+        self._clocks = [c for c in criteria if isinstance(c, MaxTimeCriteria)]
+        known = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)
+        self._others = StoppingCriteriaList([c for c in criteria if not isinstance(c, known)])
+
+    @property
+    def unfinished(self) -> bool:
+        return not all(self.finished)
+
+    def held(self) -> list[int]:
+        """How many tokens a cache should hold of each row: all but the last, which starts the next forward."""
+        return [length - pad - 1 for length, pad in zip(self.lengths, self.pads, strict=True)]
+
+    def budgets(self) -> list[int]:
+        """How many tokens each row may still draft: one place is left for the target's own token; finished rows none."""
+        return [0 if f else self.max_length - n - 1 for n, f in zip(self.lengths, self.finished, strict=True)]
+
+    def after(self, held: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+        """The tokens behind each row's first `held[b]` ones: (B, Q) padded on the right, and how many of them are real."""
+        starts = [h + pad for h, pad in zip(held, self.pads, strict=True)]
+        counts = [length - start for length, start in zip(self.lengths, starts, strict=True)]
+        if len(set(starts)) == 1 and len(set(counts)) == 1:
+            return self.ids[:, starts[0] : self.lengths[0]], counts
+        columns = (
+            torch.arange(max(counts), device=self.ids.device) + torch.tensor(starts, device=self.ids.device)[:, None]
+        )
+        return self.ids.gather(1, columns.clamp(max=self.ids.shape[1] - 1)), counts
+
+    def write(self, tokens: torch.Tensor, offset: torch.Tensor | int = 0) -> None:
+        """Put `tokens` (B, k) behind each row's text, `offset` (B,) places further, without making them part of it."""
+        columns = torch.tensor(self.lengths, device=self.ids.device) + offset
+        columns = columns[:, None] + torch.arange(tokens.shape[1], device=self.ids.device)
+        self.ids.scatter_(1, columns.clamp(max=self.ids.shape[1] - 1), tokens)
+
+    def commit(self, row: int, tokens: Sequence[int], scores: Callable[[int], Any]) -> int:
+        """Make `tokens`, already written, part of a row, up to the first one that ends it; returns how many were taken.
+
+        `scores(i)` gives the processed target scores of token i, (1, V), to criteria that ask for them.
+        """
+        start = self.lengths[row]
+        for i, token in enumerate(tokens):
+            length = start + i + 1
+            stop = token in self.eos or length >= self.max_length
+            if self._others:
+                text = self.ids[row : row + 1, :length]
+                stop = bool(self._others(text, (scores(i),)).any()) or stop
+            if stop:
+                self.finished[row] = True
+                break
+        self.lengths[row] = start + i + 1
+        return i + 1
+
+    def check_time(self) -> None:
+        """End every row when `max_time` is over; asked once a round."""
+        if any(bool(c(self.ids[:1], None).any()) for c in self._clocks):
+            self.finished = [True] * len(self.finished)
+
+    def select(self, keep: Sequence[int]) -> None:
+        """Keep these rows (all others are finished) and put the texts of the others aside."""
+        for b, row in enumerate(self.index):
+            if b not in keep:
+                self.done[row] = self.ids[b, self.width : self.lengths[b]].clone()
+        self.ids = self.ids[torch.tensor(keep, dtype=torch.long, device=self.ids.device)]
+        for name in ("index", "pads", "lengths", "finished"):
+            setattr(self, name, [getattr(self, name)[b] for b in keep])
+
+    def sequences(self, prompt: torch.Tensor, pad: int) -> torch.Tensor:
+        """Prompt and new tokens of all rows as `generate` returns them, short rows padded on the right."""
+        self.select([])
+        new = torch.nn.utils.rnn.pad_sequence(
+            [d for d in self.done if d is not None], batch_first=True, padding_value=pad
+        )
+        return torch.cat([prompt, new], dim=1)

@@ -1,0 +1,206 @@
+"""What a generate call reports about its speculation. Names as vLLM's, plus what only a lossy engine has to tell."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+SOURCES = ("draft", "draft-lossy", "correction", "bonus")  # what a token's entry in `token_sources` means
+
+
+class Clock:
+    """Counts the forwards of each part and the seconds they took.
+
+    On a CUDA device the seconds are measured between events on the stream, and read only once, when the call ends.
+    """
+
+    def __init__(self, device: torch.device):
+        self.cuda = device.type == "cuda"
+        self.forwards: Counter[str] = Counter()
+        self._seconds: Counter[str] = Counter()
+        self._events: list[tuple[str, Any, Any]] = []
+
+    @contextmanager
+    def time(self, part: str) -> Iterator[None]:
+        self.forwards[part] += 1
+        if self.cuda:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            yield
+            end.record()
+            self._events.append((part, begin, end))
+        else:
+            began = time.perf_counter()
+            yield
+            self._seconds[part] += time.perf_counter() - began
+
+    def seconds(self) -> dict[str, float]:
+        if self._events:
+            torch.cuda.synchronize()
+            for part, begin, end in self._events:
+                self._seconds[part] += begin.elapsed_time(end) / 1000
+            self._events.clear()
+        return dict(self._seconds)
+
+
+@dataclass
+class RowStats:
+    """One row of the batch. Counts are of tokens, except `num_spec_steps` (rounds in which the row took part)."""
+
+    num_new_tokens: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0  # sent to the target
+    num_dropped_tokens: int = 0  # drafted, but not sent: the verify filter dropped them
+    num_accepted_draft_tokens: int = (
+        0  # committed; what a stop condition cut off behind an accepted token is not counted
+    )
+    num_lossy_accepts: int = 0  # of these: strict acceptance would have rejected them
+    steps: Counter[tuple[int, int]] = field(default_factory=Counter)  # (tokens sent, tokens accepted) → rounds
+    lossy_by_position: Counter[int] = field(default_factory=Counter)  # place in the draft (from 0) → lossy accepts
+    token_sources: list[int] = field(default_factory=list)  # index into SOURCES, one for each new token
+
+    def record(self, drafted: int, sent: int, accepted: int, lossy: Sequence[int], taken: int) -> None:
+        """Add one round: `accepted` by the rule, `taken` tokens committed (accepted + 1, or fewer where the row ended).
+
+        `lossy[i]` is 1 where accepted token i needed the rule.
+        """
+        kept = min(accepted, taken)
+        self.num_spec_steps += 1
+        self.num_new_tokens += taken
+        self.num_draft_tokens += sent
+        self.num_dropped_tokens += drafted - sent
+        self.num_accepted_draft_tokens += kept
+        self.steps[sent, kept] += 1
+        for place in range(kept):
+            self.num_lossy_accepts += lossy[place]
+            self.lossy_by_position[place] += lossy[place]
+            self.token_sources.append(lossy[place])
+        if taken > accepted:
+            self.token_sources.append(3 if accepted == sent else 2)
+
+
+@dataclass
+class SpeculationStats:
+    """Statistics of one generate call; `rows[b]` holds row b's own.
+
+    `forwards` and `seconds` count by part: "prefill" (of all models), "target", "draft", and with other policies "companion"
+    and "head".
+    """
+
+    rows: list[RowStats]
+    num_spec_tokens: int  # the longest draft that the policy allows
+    lossless: bool
+    forwards: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def total(self) -> RowStats:
+        """All rows together (without `token_sources`)."""
+        out = RowStats()
+        for row in self.rows:
+            for name in (
+                "num_new_tokens",
+                "num_spec_steps",
+                "num_draft_tokens",
+                "num_dropped_tokens",
+                "num_accepted_draft_tokens",
+                "num_lossy_accepts",
+            ):
+                setattr(out, name, getattr(out, name) + getattr(row, name))
+            out.steps += row.steps
+            out.lossy_by_position += row.lossy_by_position
+        return out
+
+    def summary(self, row: RowStats | None = None, sources: bool = False) -> dict[str, Any]:
+        """The JSON form of one row, or of all rows together."""
+        r = self.total() if row is None else row
+        lengths = range(self.num_spec_tokens + 1)
+        by_length: dict[int, list[int]] = {}
+        for (sent, accepted), count in sorted(r.steps.items()):
+            by_length.setdefault(sent, [0] * (sent + 1))[accepted] += count
+        accepted_at = [sum(c for (_, n), c in r.steps.items() if n > place) for place in range(self.num_spec_tokens)]
+        out = {
+            "mean_acceptance_length": 1 + r.num_accepted_draft_tokens / r.num_spec_steps if r.num_spec_steps else 0.0,
+            "draft_acceptance_rate": r.num_accepted_draft_tokens / r.num_draft_tokens if r.num_draft_tokens else 0.0,
+            "acceptance_histogram": [sum(c for (_, n), c in r.steps.items() if n == k) for k in lengths],
+            "acceptance_histogram_by_draft_length": {str(k): v for k, v in by_length.items()},
+            "num_new_tokens": r.num_new_tokens,
+            "num_spec_steps": r.num_spec_steps,
+            "num_accepted_draft_tokens": r.num_accepted_draft_tokens,
+            "num_draft_tokens": r.num_draft_tokens,
+            "num_dropped_tokens": r.num_dropped_tokens,
+            "num_spec_tokens": self.num_spec_tokens,
+            "num_lossy_accepts": r.num_lossy_accepts,
+            "lossy_share_by_position": [
+                r.lossy_by_position[place] / n if n else 0.0 for place, n in enumerate(accepted_at)
+            ],
+        }
+        if sources:
+            out["token_sources"] = [SOURCES[s] for s in r.token_sources]
+        return out
+
+    def to_dict(self, rows: bool = False, sources: bool = False) -> dict[str, Any]:
+        """The JSON form of the call; with `rows`, each row's own under "rows"; with `sources`, one for each token."""
+        out = self.summary() | {
+            "lossless": self.lossless,
+            "forwards": dict(self.forwards),
+            "seconds": {part: round(s, 6) for part, s in self.seconds.items()},
+        }
+        if rows:
+            out["rows"] = [self.summary(row, sources) for row in self.rows]
+        return out
+
+    def to_json(self, **kwargs: Any) -> str:
+        """`to_dict` as text; keyword arguments as there."""
+        return json.dumps(self.to_dict(**kwargs))
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per round, the correction or bonus token included, over all rows."""
+        return self.summary()["mean_acceptance_length"]
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted ÷ verified drafted tokens, over all rows."""
+        return self.summary()["draft_acceptance_rate"]
+
+    @property
+    def num_new_tokens(self) -> int:
+        """New tokens of all rows."""
+        return sum(row.num_new_tokens for row in self.rows)
+
+    @property
+    def num_lossy_accepts(self) -> int:
+        """Accepted tokens that strict acceptance would have rejected, of all rows."""
+        return sum(row.num_lossy_accepts for row in self.rows)
+
+    def table(self) -> Any:
+        """A `rich.table.Table` of the call."""
+        from rich.table import Table
+
+        s, parts = self.summary(), sorted(self.forwards)
+        table = Table("speculation", "", title=None, show_edge=False)
+        table.columns[1].justify = "right"
+        table.add_row("guarantee", "lossless" if self.lossless else "lossy")
+        table.add_row("new tokens", str(s["num_new_tokens"]))
+        table.add_row("rounds", str(s["num_spec_steps"]))
+        table.add_row("mean acceptance length (bonus included)", f"{s['mean_acceptance_length']:.2f}")
+        table.add_row("draft acceptance rate", f"{s['draft_acceptance_rate']:.1%}")
+        table.add_row("drafted tokens verified", str(s["num_draft_tokens"]))
+        table.add_row("accepted, of these lossy", f"{s['num_accepted_draft_tokens']}, {s['num_lossy_accepts']}")
+        for part in parts:
+            table.add_row(f"{part} forwards, seconds", f"{self.forwards[part]}, {self.seconds.get(part, 0.0):.3f}")
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=100, color_system=None)
+        with console.capture() as capture:
+            console.print(self.table())
+        return capture.get()

@@ -4,9 +4,10 @@ from . import demo
 from .block import Block, Verdict
 from .drafting import StoppingCandidateGenerator
 from .filters import VerifyAll, VerifyFilter
-from .integration import Runner, disable, enable, is_enabled, stock_stop
+from .integration import disable, enable, is_enabled, stock_stop
 from .policy import LossyPolicy, as_policy
 from .rules import AcceptanceRule, Strict
+from .runner import Runner
 from .stats import RowStats, SpeculationStats
 from .stops import SVIP, Confidence, Constant, DraftStop, Heuristic
 

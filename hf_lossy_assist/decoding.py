@@ -107,7 +107,7 @@ def commit(call: Call, block: Block, verdict: Verdict, raw: torch.Tensor, stats:
                     f"the {model} model gave NaN logits in row {row}, after {before[b] - rows.width} new tokens"
                 )
         new, scores = rest[:n] + [token], block.scores[b]
-        taken = rows.commit(b, new, lambda i, scores=scores: scores[i : i + 1])
+        taken = rows.commit(b, new, scores)
         stats.rows[row].record(drafted, kept, n, rest[gamma:], taken)
         if call.keep_scores:
             call.scores[row].append(scores[:taken].clone())

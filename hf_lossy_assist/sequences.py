@@ -1,7 +1,6 @@
 """The texts of a call: what has been written, what is finished, and the check of every stop condition at every token."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from transformers import (
@@ -63,10 +62,10 @@ class Rows:
         columns = columns[:, None] + torch.arange(tokens.shape[1], device=self.ids.device)
         self.ids.scatter_(1, columns.clamp(max=self.ids.shape[1] - 1), tokens)
 
-    def commit(self, row: int, tokens: Sequence[int], scores: Callable[[int], Any]) -> int:
+    def commit(self, row: int, tokens: Sequence[int], scores: torch.Tensor) -> int:
         """Make `tokens`, already written, part of a row, up to the first one that ends it; returns how many were taken.
 
-        `scores(i)` gives the processed target scores of token i, (1, V), to criteria that ask for them.
+        `scores` (≥ tokens, V) are the processed target scores that the tokens were judged by, for criteria that look at them.
         """
         start = self.lengths[row]
         for i, token in enumerate(tokens):
@@ -74,7 +73,7 @@ class Rows:
             stop = token in self.eos or length >= self.max_length
             if self._others:
                 text = self.ids[row : row + 1, :length]
-                stop = bool(self._others(text, (scores(i),)).any()) or stop
+                stop = bool(self._others(text, (scores[i : i + 1],)).any()) or stop
             if stop:
                 self.finished[row] = True
                 break

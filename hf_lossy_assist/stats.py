@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Clock:
     def __init__(self, device: torch.device):
         self.cuda = device.type == "cuda"
         self.forwards: Counter[str] = Counter()
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._events: list[tuple[str, Any, Any]] = []
 
     @contextmanager
@@ -98,6 +98,23 @@ class SpeculationStats:
     lossless: bool
     forwards: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def merge(cls, calls: Sequence["SpeculationStats"]) -> "SpeculationStats":
+        """Several calls of one policy as one: their rows side by side, forwards and seconds added up."""
+        forwards: Counter[str] = Counter()
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for call in calls:
+            forwards.update(call.forwards)
+            for part, spent in call.seconds.items():
+                seconds[part] += spent
+        return cls(
+            [row for call in calls for row in call.rows],
+            max(call.num_spec_tokens for call in calls),
+            all(call.lossless for call in calls),
+            dict(forwards),
+            dict(seconds),
+        )
 
     def total(self) -> RowStats:
         """All rows together (without `token_sources`)."""

@@ -25,8 +25,8 @@ class Demo(NamedTuple):
 
 def load(dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Demo:
     """Load the shipped models. They are stored in float16; `dtype` is what they compute in."""
-    models = [
+    target, draft, companion = (
         AutoModelForCausalLM.from_pretrained(FOLDER / name, dtype=dtype).to(device).eval()
         for name in ("target", "draft", "companion")
-    ]
-    return Demo(*models, AutoTokenizer.from_pretrained(FOLDER / "target"))
+    )
+    return Demo(target, draft, companion, AutoTokenizer.from_pretrained(FOLDER / "target"))

@@ -1,0 +1,154 @@
+"""What one generate call refuses: each thing in one line that says what was given, what was expected and the way out."""
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from .errors import check_int, check_number
+from .models import base_of
+
+
+class Settings:
+    """A generation setting as the call has it, else as the generation config has it."""
+
+    def __init__(self, kwargs: dict[str, Any], config: GenerationConfig):
+        self.kwargs, self.config = kwargs, config
+
+    def __getitem__(self, name: str) -> Any:
+        given = self.kwargs.get(name)
+        return given if given is not None else getattr(self.config, name, None)
+
+
+def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
+    """Refuse what this loop cannot do, before Transformers prepares anything. Raises `ValueError` or `TypeError`."""
+    settings = Settings(kwargs, config)
+    ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
+    _refuse_modes(kwargs, settings)
+    _refuse_sampling(settings)
+    if ids is not None and not base_of(model).config.is_encoder_decoder:
+        _refuse_prompt(model, ids, kwargs.get("attention_mask"))
+        new, limit = settings["max_new_tokens"], settings["max_length"]
+        if new is None and limit is not None and limit <= ids.shape[1]:
+            raise ValueError(
+                f"max_length={limit} leaves no room behind a prompt of {ids.shape[1]} tokens: pass max_new_tokens=…"
+            )
+    if settings["max_new_tokens"] is not None:
+        check_int("max_new_tokens", settings["max_new_tokens"], 1)
+    copies = settings["num_return_sequences"] or 1
+    if kwargs.get("streamer") is not None and ids is not None and copies * len(ids) > 1:
+        raise ValueError("a streamer serves one row; pass prompts one by one, or leave streamer out")
+
+
+def _refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
+    if kwargs.get("custom_generate") is not None:
+        raise ValueError("lossy_policy and custom_generate are both decoding loops: pass one of them")
+    if (settings["num_beams"] or 1) > 1:
+        raise ValueError(
+            f"lossy_policy decodes without beams, got num_beams={settings['num_beams']}: leave num_beams or lossy_policy out"
+        )
+    if kwargs.get("inputs_embeds") is not None:
+        raise ValueError("lossy_policy needs token ids: pass input_ids=… in place of inputs_embeds=…")
+    if kwargs.get("position_ids") is not None:
+        raise ValueError("lossy_policy works positions out from attention_mask: leave position_ids out")
+    for name in ("output_attentions", "output_hidden_states"):
+        if settings[name]:
+            raise ValueError(
+                f"lossy_policy keeps no {name[7:]}: leave {name} out, or run the finished text through the model once"
+            )
+    if kwargs.get("synced_gpus"):
+        raise ValueError(
+            "lossy_policy cannot keep ranks in step (rows need different numbers of forwards): leave synced_gpus out"
+        )
+    if (settings["guidance_scale"] or 1) != 1:
+        raise ValueError("lossy_policy does not run classifier-free guidance: leave guidance_scale out")
+    if settings["use_cache"] is False:
+        raise ValueError("lossy_policy needs the key-value cache: leave use_cache out, or set it to True")
+    if settings["cache_implementation"] not in (None, "dynamic"):
+        raise ValueError(
+            f"lossy_policy keeps its own cache, got cache_implementation={settings['cache_implementation']!r}: leave it out"
+        )
+    if settings["assistant_ensemble_weight"] is not None:
+        raise ValueError("assistant_ensemble_weight is Transformers' own lossy rule: leave it or lossy_policy out")
+
+
+def _refuse_sampling(settings: Settings) -> None:
+    copies = settings["num_return_sequences"]
+    if copies is not None:
+        check_int("num_return_sequences", copies, 1)
+        if copies > 1 and not settings["do_sample"]:
+            raise ValueError(
+                f"num_return_sequences={copies} would be {copies} equal greedy texts: pass do_sample=True"
+            )
+    penalty = settings["repetition_penalty"]
+    if penalty is not None and not (isinstance(penalty, int | float) and penalty > 0):
+        raise ValueError(f"repetition_penalty: expected a number above 0, got {penalty!r}")
+    if not settings["do_sample"]:
+        return
+    temperature = settings["temperature"]
+    if temperature is not None and not (isinstance(temperature, int | float) and temperature > 0):
+        raise ValueError(
+            f"temperature: expected a number above 0, got {temperature!r}; for greedy decoding pass do_sample=False"
+        )
+    if settings["top_k"] is not None:
+        check_int("top_k", settings["top_k"], 0)
+    for name in ("top_p", "min_p", "typical_p"):
+        if settings[name] is not None:
+            check_number(name, settings[name], 0.0, 1.0)
+    for name in ("top_p", "typical_p"):
+        if settings[name] == 0:
+            raise ValueError(
+                f"{name}: expected a number above 0 and up to 1, got 0; for greedy decoding pass do_sample=False"
+            )
+
+
+def _refuse_prompt(model: Any, ids: Any, mask: Any) -> None:
+    if not isinstance(ids, torch.Tensor):
+        raise TypeError(
+            f"input_ids: expected a tensor of shape (batch, length), got {type(ids).__name__}; "
+            "pass return_tensors='pt' to the tokenizer"
+        )
+    if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32) or ids.numel() == 0:
+        raise ValueError(
+            f"input_ids: expected whole numbers of shape (batch, length), got {ids.dtype} of shape {tuple(ids.shape)}"
+        )
+    table = base_of(model).get_input_embeddings().weight
+    if ids.device.type not in ("cpu", table.device.type):
+        raise ValueError(
+            f"input_ids are on {ids.device}, the target on {table.device}: move them with .to({str(table.device)!r})"
+        )
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0 or highest >= table.shape[0]:
+        outside = lowest if lowest < 0 else highest
+        raise ValueError(f"input_ids: token {outside} is outside the target's vocabulary of {table.shape[0]}")
+    if mask is None:
+        return
+    if tuple(mask.shape) != tuple(ids.shape):
+        raise ValueError(
+            f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}: they must agree"
+        )
+    if bool((mask.sum(dim=1) == 0).any()):
+        row = int((mask.sum(dim=1) == 0).nonzero()[0])
+        raise ValueError(f"attention_mask hides all of row {row}: every row needs a token")
+    if bool((mask.long().diff(dim=1) < 0).any()):
+        raise ValueError(
+            "attention_mask hides tokens on the right or in the middle: pad on the left (tokenizer.padding_side='left')"
+        )
+
+
+def refuse_extra_inputs(model_kwargs: dict[str, Any]) -> None:
+    """Refuse inputs other than text, such as images, for a model that runs on a `RowCache`."""
+    known = (
+        "attention_mask",
+        "position_ids",
+        "past_key_values",
+        "use_cache",
+        "logits_to_keep",
+        "cache_position",
+        "token_type_ids",
+    )
+    for name, value in model_kwargs.items():
+        if name not in known and value is not None:
+            raise ValueError(
+                f"lossy_policy handles text alone, and the model was also given {name}: leave {name} or lossy_policy out"
+            )

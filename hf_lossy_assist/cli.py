@@ -1,0 +1,233 @@
+"""The `hf-lossy` command. Heavy imports wait until a command runs, so `--help` is quick."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+
+if TYPE_CHECKING:
+    from .stats import RowStats
+
+app = typer.Typer(
+    help="Assisted generation for Hugging Face Transformers: faster, batched, measured.",
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+DEMO_PROBLEMS = 3
+COLOURS = ("green", "magenta", "bold yellow", "cyan")  # of stats.SOURCES
+
+
+def main() -> None:
+    """Entry point: what users can mend is one line on stderr and exit code 2."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        print("hf-lossy: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        print(f"hf-lossy: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+@app.callback()
+def _options() -> None:
+    """Keeps `generate` a subcommand while it is the only one."""
+
+
+@app.command()
+def generate(
+    model: Annotated[str | None, typer.Option(help="target: a path or Hub id; default the embedded demo")] = None,
+    assistant: Annotated[str | None, typer.Option(help="draft: a path or Hub id; default the embedded demo")] = None,
+    policy: Annotated[str, typer.Option(help="name, JSON or JSON file; `target` runs the target alone")] = "strict",
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="a prompt (repeatable); default a few demo problems")
+    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help="JSON lines with `prompt` (or GSM8K, Spec-Bench rows)")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    do_sample: Annotated[bool, typer.Option("--do-sample", help="sample; default greedy")] = False,
+    temperature: Annotated[float, typer.Option(help="with --do-sample")] = 1.0,
+    seed: Annotated[int, typer.Option(help="of sampling and of the demo problems")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1)] = 1,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; default cuda where there is one")] = "auto",
+    chat: Annotated[bool, typer.Option("--chat", help="put prompts through the tokenizer's chat template")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="print the text as it is written (batch size 1)")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Continue prompts with a draft model's help, and say how much it helped."""
+    import torch
+
+    from . import demo
+    from .evaluation.prompts import read_prompts
+    from .integration import enable
+    from .policy import as_policy
+    from .stats import SpeculationStats
+
+    if stream and (as_json or batch_size > 1):
+        raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
+    if prompt and prompts:
+        raise ValueError("--prompt and --prompts are two sources: pass one of them")
+    if (model is None) != (assistant is None) and policy != "target":
+        given, missing = ("--model", "--assistant") if assistant is None else ("--assistant", "--model")
+        raise ValueError(f"{given} needs {missing} beside it (without both, the demo models run)")
+    chosen = None if policy == "target" else as_policy(policy)
+    texts = list(prompt or []) or (read_prompts(prompts) if prompts else [])
+    problems = [] if texts or model is not None else demo.problems(DEMO_PROBLEMS, seed)
+    texts = texts or [p.prompt for p in problems]
+    if not texts:
+        raise ValueError("nothing to continue: pass --prompt or --prompts with --model")
+
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    target, draft, tokenizer = _load(model, assistant, dtype, device)
+    enable(target)
+    if chat:
+        texts = [
+            tokenizer.apply_chat_template([{"role": "user", "content": t}], tokenize=False, add_generation_prompt=True)
+            for t in texts
+        ]
+
+    torch.manual_seed(seed)
+    outputs: list[dict[str, Any]] = []
+    calls: list[SpeculationStats] = []
+    seconds = 0.0
+    for start in range(0, len(texts), batch_size):
+        inputs = tokenizer(texts[start : start + batch_size], return_tensors="pt", padding=True).to(device)
+        inputs.pop("token_type_ids", None)
+        if stream:
+            from transformers import TextStreamer
+
+            inputs["streamer"] = TextStreamer(tokenizer, skip_prompt=True)
+        settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": do_sample}
+        if do_sample:
+            settings["temperature"] = temperature
+        if chosen is not None:
+            settings |= {"assistant_model": draft, "lossy_policy": chosen}
+        began = time.perf_counter()
+        out = target.generate(**inputs, **settings, return_dict_in_generate=True)
+        seconds += time.perf_counter() - began
+        stats = getattr(out, "speculation", None)
+        calls += [] if stats is None else [stats]
+        new = out.sequences[:, inputs["input_ids"].shape[1] :]
+        for i, padded in enumerate(new.tolist()):
+            row = None if stats is None else stats.rows[i]
+            ids = _trimmed(padded, target.generation_config) if row is None else padded[: row.num_new_tokens]
+            outputs.append({"prompt": texts[start + i], "ids": ids, "row": row, "stats": stats})
+
+    merged = SpeculationStats.merge(calls) if calls else None
+    if as_json:
+        report = {
+            "model": model or "demo/target",
+            "assistant": (assistant or "demo/draft") if chosen else None,
+            "policy": policy if chosen is None else chosen.to_dict() or "strict",
+            "seconds": round(seconds, 4),
+            "speculation": merged.to_dict() if merged else None,
+            "outputs": [
+                {
+                    "prompt": o["prompt"],
+                    "text": tokenizer.decode(o["ids"], skip_special_tokens=True),
+                    "token_ids": o["ids"],
+                    "speculation": o["stats"].summary(o["row"], sources=True) if o["row"] else None,
+                }
+                for o in outputs
+            ],
+        }
+        print(json.dumps(report, ensure_ascii=False))
+        return
+
+    _show(outputs, tokenizer, problems, streamed=stream)
+    _report(merged, sum(len(o["ids"]) for o in outputs), seconds, policy)
+
+
+def _load(model: str | None, assistant: str | None, dtype: str, device: str) -> tuple[Any, Any, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from . import demo
+
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype not in kinds:
+        raise ValueError(f"--dtype: expected {', '.join(kinds)}, got {dtype!r}")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    if model is None and assistant is None:
+        models = demo.load(kinds[dtype], device)
+        return models.target, models.draft, models.tokenizer
+
+    def read(source: str | None) -> Any:
+        if source is None:
+            return None
+        return AutoModelForCausalLM.from_pretrained(source, dtype=kinds[dtype]).to(device).eval()
+
+    source = model or str(demo.FOLDER / "target")
+    tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return read(source), read(assistant), tokenizer
+
+
+def _trimmed(ids: list[int], config: Any) -> list[int]:
+    """New tokens up to the first end token; the rest is padding."""
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    return next((ids[: i + 1] for i, token in enumerate(ids) if token in ends), ids)
+
+
+def _show(outputs: list[dict[str, Any]], tokenizer: Any, problems: list[Any], streamed: bool) -> None:
+    """Prompts and continuations; drafted-and-accepted tokens in another colour than the target's own."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from . import demo
+
+    console = Console(highlight=False, soft_wrap=True)
+    solved = 0
+    for i, output in enumerate(outputs):
+        if not streamed:
+            console.print(Text(output["prompt"].strip(), style="dim"))
+            console.print(_coloured(output["ids"], output["row"], tokenizer))
+            console.print()
+        if problems:
+            solved += demo.answer(tokenizer.decode(output["ids"])) == problems[i].answer
+    if problems:
+        console.print(f"solved {solved} of {len(problems)} problems")
+
+
+def _coloured(ids: list[int], row: "RowStats | None", tokenizer: Any) -> Any:
+    from itertools import groupby
+
+    from rich.text import Text
+
+    text = Text()
+    kinds = row.token_sources if row else [None] * len(ids)
+    # Neighbours of one kind are decoded together: a word may be spread over several tokens.
+    for kind, group in groupby(zip(kinds, ids, strict=True), key=lambda pair: pair[0]):
+        piece = tokenizer.decode([token for _, token in group], skip_special_tokens=True)
+        text.append(piece, style="" if kind is None else COLOURS[kind])
+    return text
+
+
+def _report(stats: Any, tokens: int, seconds: float, policy: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from .stats import SOURCES
+
+    console = Console(highlight=False)
+    if stats is not None:
+        legend = Text("tokens: ").append_text(
+            Text(" ").join(Text(name, style=colour) for name, colour in zip(SOURCES, COLOURS, strict=True))
+        )
+        console.print(legend)
+        console.print(stats.table())
+    console.print(f"policy {policy}: {tokens} tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Reading prompts and, later, scoring answers. Nothing in the runtime imports this."""

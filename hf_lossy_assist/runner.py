@@ -1,0 +1,285 @@
+"""`Runner`: a policy and a draft as the decoding loop that Transformers' `generate` calls with everything prepared."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+
+from .checks import refuse_extra_inputs
+from .decoding import Call, decode, new_tokens_first, prefill
+from .drafting import CandidateDrafter, Drafter, ModelDrafter
+from .errors import check_int, check_number
+from .models import CachedModel, CroppingModel, RowModel, base_of, why_not_rows
+from .policy import as_policy
+from .processing import Processing
+from .sequences import Rows
+from .stats import Clock, SpeculationStats
+from .stops import Confidence, Constant, DraftStop, Heuristic
+
+
+# Read at the call, then from the policy, then from the draft's generation config; never written anywhere.
+DRAFT_SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+
+
+@dataclass
+class SpeculativeDecoderOnlyOutput(GenerateDecoderOnlyOutput):
+    """`GenerateDecoderOnlyOutput` and what the speculation did."""
+
+    speculation: SpeculationStats | None = None
+
+
+@dataclass
+class SpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput):
+    """`GenerateEncoderDecoderOutput` and what the speculation did."""
+
+    speculation: SpeculationStats | None = None
+
+
+class Runner:
+    """A policy and a draft as `custom_generate=` callable: `model.generate(**inputs, custom_generate=Runner("svip", draft))`.
+
+    Args:
+        policy: whatever `lossy_policy=` accepts.
+        assistant (`PreTrainedModel`, *optional*): the draft model.
+        streamer, tokenizer, assistant_tokenizer: what `generate` would be given; it does not hand them to a callable.
+        settings (`dict`, *optional*): `num_assistant_tokens`, `num_assistant_tokens_schedule`, `assistant_confidence_threshold`.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        assistant: Any = None,
+        *,
+        streamer: Any = None,
+        tokenizer: Any = None,
+        assistant_tokenizer: Any = None,
+        settings: dict[str, Any] | None = None,
+    ):
+        self.policy, self.assistant, self.streamer = as_policy(policy), assistant, streamer
+        self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
+        self.settings = dict(settings or {})
+        self.generator_settings: dict[str, Any] = {}
+
+    # -- what to draft with -------------------------------------------------------------------------------------------
+
+    def validate(self, model: Any) -> None:
+        """Refuse draft models and settings that cannot work, in one line each."""
+        wanted = [name for name, value in self.generator_settings.items() if value is not None]
+        if self.assistant is None and not wanted:
+            raise ValueError(
+                "lossy_policy needs something to draft with: pass assistant_model=… (or prompt_lookup_num_tokens=…)"
+            )
+        if self.assistant is not None:
+            if isinstance(self.assistant, str) or not isinstance(base_of(self.assistant), PreTrainedModel):
+                raise TypeError(
+                    f"assistant_model: expected a loaded Transformers model, got {type(self.assistant).__name__}"
+                )
+            if wanted:
+                raise ValueError(f"assistant_model and {wanted[0]} are two ways to draft: pass one of them")
+            ours, theirs = (base_of(m).config.is_encoder_decoder for m in (model, self.assistant))
+            if ours != theirs:
+                kinds = {True: "an encoder-decoder", False: "a decoder-only model"}
+                raise ValueError(
+                    f"the target is {kinds[ours]}, the assistant {kinds[theirs]}: they must be of one kind"
+                )
+            if not self.other_tokenizer(model):
+                self._check_vocabularies(model)
+        if self.generator_settings.get("prompt_lookup_num_tokens") is not None:
+            check_int("prompt_lookup_num_tokens", self.generator_settings["prompt_lookup_num_tokens"], 1)
+        self.draft_stop()
+
+    def other_tokenizer(self, model: Any) -> bool:
+        """True when both tokenizers were given and they do not agree on every id they share."""
+        if self.tokenizer is None or self.assistant_tokenizer is None:
+            return False
+        ours, theirs = self.tokenizer.get_vocab(), self.assistant_tokenizer.get_vocab()
+        return any(ours[token] != theirs[token] for token in ours.keys() & theirs.keys()) or not (
+            ours.keys() & theirs.keys()
+        )
+
+    def _check_vocabularies(self, model: Any) -> None:
+        sizes = [base_of(m).config.get_text_config().vocab_size for m in (model, self.assistant)]
+        # One tokenizer is padded to a multiple of 64 or so by different makers (Qwen2.5: 151 936 and 152 064).
+        if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):
+            raise ValueError(
+                f"the target has {sizes[0]} token ids, the assistant {sizes[1]}: more than padding. "
+                "Pass tokenizer=… and assistant_tokenizer=…, or choose an assistant with the target's tokenizer"
+            )
+
+    def draft_stop(self) -> DraftStop:
+        """The stop of this call: the call's settings win, then the policy's stop, then the draft's generation config."""
+        own = base_of(self.assistant).generation_config if self.assistant is not None else GenerationConfig()
+        at_call = {name: value for name, value in self.settings.items() if value is not None}
+        if "num_assistant_tokens" in at_call:
+            check_int("num_assistant_tokens", at_call["num_assistant_tokens"], 1)
+        if self.policy.stop is not None:
+            for name in DRAFT_SETTINGS[1:]:
+                if name in at_call:
+                    raise ValueError(
+                        f"{name} is itself a draft stop, and the policy has one ({self.policy}): pass one of them"
+                    )
+            gamma = at_call.get("num_assistant_tokens")
+            return self.policy.stop.with_longest(gamma) if gamma else self.policy.stop
+        settings = {name: at_call.get(name, getattr(own, name, None)) for name in DRAFT_SETTINGS}
+        gamma, schedule, threshold = settings.values()
+        if threshold:
+            check_number("assistant_confidence_threshold", threshold, 0.0, 1.0)
+            return Confidence(threshold, gamma or Confidence.max_draft)
+        if schedule in ("heuristic", "heuristic_transient"):
+            return Heuristic(gamma or Heuristic.initial, max(gamma or 0, Heuristic.max_draft))
+        if schedule not in (None, "constant"):
+            raise ValueError(f'num_assistant_tokens_schedule: expected "constant" or "heuristic", got {schedule!r}')
+        return Constant(gamma or Constant.gamma)
+
+    # -- the call -----------------------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        inputs_tensor: torch.Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Called by `generate` with everything prepared; returns what `generate` returns."""
+        self.validate(model)
+        pads, mask = [0] * input_ids.shape[0], model_kwargs.get("attention_mask")
+        if mask is not None and not model.config.is_encoder_decoder:
+            pads = (mask == 0).sum(dim=1).tolist()
+        vocabulary = model.config.get_text_config(decoder=True).vocab_size
+        clock, stop = Clock(input_ids.device), self.draft_stop().start(input_ids.shape[0])
+        rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length)
+        processing, sampling = Processing(logits_processor), bool(generation_config.do_sample)
+
+        target = self._target(model, rows, model_kwargs)
+        drafter = self._drafter(
+            model, rows, stop, processing, vocabulary, sampling, clock, generation_config, inputs_tensor, model_kwargs
+        )
+        wants = generation_config.return_dict_in_generate
+        call = Call(
+            rows, target, drafter, stop, self.policy, processing, clock, sampling, self.streamer,
+            keep_scores=bool(wants and generation_config.output_scores),
+            keep_logits=bool(wants and generation_config.output_logits),
+        )  # fmt: skip
+        prefill(target, rows, clock)
+        if isinstance(drafter, ModelDrafter):
+            prefill(drafter.model, rows, clock)
+        stats = decode(call)
+
+        pad = generation_config._pad_token_tensor
+        sequences = rows.sequences(input_ids, 0 if pad is None else int(pad))
+        if self.streamer is not None:
+            self.streamer.end()
+        if not wants:
+            return sequences
+        length = sequences.shape[1] - input_ids.shape[1]
+        fields = {
+            "sequences": sequences,
+            "scores": new_tokens_first(call.scores, length) if call.keep_scores else None,
+            "logits": new_tokens_first(call.logits, length) if call.keep_logits else None,
+            "past_key_values": self._cache_to_return(target),
+            "speculation": stats,
+        }
+        kind = SpeculativeEncoderDecoderOutput if model.config.is_encoder_decoder else SpeculativeDecoderOnlyOutput
+        return kind(**fields)
+
+    def _target(self, model: Any, rows: Rows, model_kwargs: dict[str, Any]) -> CachedModel:
+        given = model_kwargs.get("past_key_values")
+        continued = given is not None and given.get_seq_length() > 0
+        reason = "a cache was passed in" if continued else why_not_rows(model)
+        if reason is None:
+            refuse_extra_inputs(model_kwargs)
+            return RowModel(model, len(rows.index), rows.max_length)
+        return _cropping(model, rows, model_kwargs, reason)
+
+    def _drafter(
+        self, model: Any, rows: Rows, stop: DraftStop, processing: Processing, vocabulary: int, sampling: bool,
+        clock: Clock, generation_config: GenerationConfig, inputs_tensor: torch.Tensor | None, model_kwargs: dict[str, Any],
+    ) -> Drafter:  # fmt: skip
+        if self.assistant is not None and not self.other_tokenizer(model):
+            reason = why_not_rows(self.assistant)
+            if reason is None:
+                draft: CachedModel = RowModel(self.assistant, len(rows.index), rows.max_length)
+            else:
+                own = _assistant_inputs(self.assistant, rows, inputs_tensor, model_kwargs, generation_config)
+                draft = _cropping(self.assistant, rows, own, reason)
+            return ModelDrafter(draft, stop, processing, vocabulary, sampling, clock)
+
+        if len(rows.index) > 1:
+            what = "prompt lookup, early exit and other tokenizers"
+            raise ValueError(
+                f"{what} draft for one row at a time; this batch has {len(rows.index)}: pass prompts one by one"
+            )
+        if stop.adaptive:
+            raise ValueError(
+                f"{type(stop).__name__} needs a draft model with the target's tokenizer; use a constant draft length here"
+            )
+        config = copy.deepcopy(generation_config)
+        for name, value in self.generator_settings.items():
+            setattr(config, name, value)
+        generator = model._get_candidate_generator(
+            generation_config=config,
+            input_ids=rows.ids[:, rows.pads[0] : rows.width],
+            inputs_tensor=inputs_tensor,
+            assistant_model=self.assistant,
+            logits_processor=processing.processors,
+            target_tokenizer=self.tokenizer,
+            assistant_tokenizer=self.assistant_tokenizer,
+            model_kwargs={
+                k: v for k, v in model_kwargs.items() if k not in ("past_key_values", "position_ids", "attention_mask")
+            },
+        )
+        if isinstance(generator, AssistedCandidateGenerator):
+            generator.num_assistant_tokens = stop.longest
+            for its in (generator.assistant_generation_config, generator.generation_config):
+                its.assistant_confidence_threshold = 0.0  # on by default in Transformers, and it refits itself
+                its.num_assistant_tokens_schedule = "constant"
+        return CandidateDrafter(generator, vocabulary, sampling, clock)
+
+    @staticmethod
+    def _cache_to_return(target: CachedModel) -> Any:
+        if isinstance(target, CroppingModel):
+            return target.cache
+        return target.as_dynamic_cache() if isinstance(target, RowModel) and len(target.lengths) == 1 else None
+
+
+def _cropping(model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str) -> CroppingModel:
+    name = type(base_of(model)).__name__
+    if len(rows.index) > 1:
+        raise ValueError(
+            f"{name} can only roll back one row ({reason}); this batch has {len(rows.index)}: pass prompts one by one"
+        )
+    cache = model_kwargs.get("past_key_values")
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
+    if layers is None or not all(hasattr(layer, "crop") for layer in layers):
+        kind = "none" if cache is None else type(cache).__name__
+        raise ValueError(
+            f"{name} needs a cache that can be rolled back, got {kind}: leave cache_implementation and past_key_values out"
+        )
+    return CroppingModel(model, model_kwargs, rows.ids[:, rows.pads[0] : rows.width])
+
+
+def _assistant_inputs(
+    assistant: Any,
+    rows: Rows,
+    inputs_tensor: torch.Tensor | None,
+    model_kwargs: dict[str, Any],
+    config: GenerationConfig,
+) -> dict[str, Any]:
+    """What `generate` prepared for the target, prepared for a draft that runs on Transformers' own cache."""
+    base = base_of(assistant)
+    own: dict[str, Any] = {"use_cache": True}
+    if base.config.is_encoder_decoder:
+        mask = model_kwargs.get("attention_mask")
+        own["attention_mask"] = None if mask is None else mask.to(base.device)
+        own = base._maybe_prepare_encoder_kwargs_for_generation(
+            inputs_tensor.to(base.device), own, base.main_input_name, config
+        )
+    base._prepare_cache_for_generation(copy.deepcopy(config), own, None, len(rows.index), rows.max_length)
+    return own

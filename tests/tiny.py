@@ -1,0 +1,179 @@
+"""Tiny random models: quick enough to build for every test, and large enough in their weights that argmax keeps changing.
+
+A freshly initialised model repeats one token for ever, and a test of equality would then pass for almost any engine. So the
+weights are scaled up (`STRETCH`), and `test_equality` checks that the texts vary.
+"""
+
+import copy
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+
+VOCABULARY, PAD, EOS = 97, 0, 3
+STRETCH = 3.0
+WINDOW = 8  # of the models with sliding windows; every text in the tests is longer
+
+COMMON = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 1}
+DECODER = COMMON | {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def llama(**changes: Any) -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**DECODER | changes))
+
+
+def qwen2(**changes: Any) -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**DECODER | changes))
+
+
+def qwen3(**changes: Any) -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**DECODER | {"head_dim": 8} | changes))
+
+
+def mistral(**changes: Any) -> PreTrainedModel:
+    return MistralForCausalLM(MistralConfig(**DECODER | {"sliding_window": WINDOW} | changes))
+
+
+def gemma2(**changes: Any) -> PreTrainedModel:
+    # Its logit soft-capping exists in the eager attention only.
+    config = Gemma2Config(**DECODER | {"head_dim": 8, "sliding_window": WINDOW, "query_pre_attn_scalar": 8} | changes)
+    config._attn_implementation = "eager"
+    return Gemma2ForCausalLM(config)
+
+
+def gemma3(**changes: Any) -> PreTrainedModel:
+    kinds = ["sliding_attention", "full_attention"]
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(**DECODER | {"head_dim": 8, "sliding_window": WINDOW, "layer_types": kinds} | changes)
+    )
+
+
+def phi(**changes: Any) -> PreTrainedModel:
+    return PhiForCausalLM(PhiConfig(**DECODER | {"num_key_value_heads": 4} | changes))
+
+
+def gpt2(**changes: Any) -> PreTrainedModel:
+    return GPT2LMHeadModel(
+        GPT2Config(**COMMON | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256} | changes)
+    )
+
+
+def gpt_neox(**changes: Any) -> PreTrainedModel:
+    shape = {name: value for name, value in DECODER.items() if name != "num_key_value_heads"}
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**shape | changes))
+
+
+def t5(**changes: Any) -> PreTrainedModel:
+    shape = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": PAD}
+    return T5ForConditionalGeneration(T5Config(**COMMON | shape | changes))
+
+
+def lfm2(**changes: Any) -> PreTrainedModel:
+    """Convolution states beside attention: no row cache, but Transformers' own cache can be cropped."""
+    kinds = ["conv", "full_attention"]
+    return Lfm2ForCausalLM(Lfm2Config(**DECODER | {"layer_types": kinds, "block_auto_adjust_ff_dim": False} | changes))
+
+
+BATCHED: dict[str, Callable[..., PreTrainedModel]] = {
+    "llama": llama,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "mistral": mistral,
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "phi": phi,
+    "gpt2": gpt2,
+    "gpt_neox": gpt_neox,
+}
+ONE_ROW: dict[str, Callable[..., PreTrainedModel]] = {"t5": t5, "lfm2": lfm2}
+ARCHITECTURES = BATCHED | ONE_ROW
+
+
+@torch.no_grad()
+def build(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A tiny model in float32, ready to generate; the same for the same arguments."""
+    torch.manual_seed(seed)
+    model = ARCHITECTURES[name](**changes).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(STRETCH)
+    return model
+
+
+@cache
+def shared(name: str, seed: int = 0) -> PreTrainedModel:
+    """`build`, once for all tests: for tests that do not change the model."""
+    return build(name, seed)
+
+
+@torch.no_grad()
+def noisy(model: PreTrainedModel, noise: float, seed: int = 1) -> PreTrainedModel:
+    """A copy whose weights are off by `noise` of their own spread: the more noise, the rarer it is right."""
+    torch.manual_seed(seed)
+    copied = copy.deepcopy(model)
+    for parameter in copied.parameters():
+        if parameter.dim() > 1:
+            parameter.add_(torch.randn_like(parameter) * parameter.std() * noise)
+    return copied
+
+
+@torch.no_grad()
+def never(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy whose logits belong to the next token id: its argmax is never the target's."""
+    copied = copy.deepcopy(model)
+    head = copied.get_output_embeddings()
+    rolled = torch.nn.Parameter(head.weight.roll(1, dims=0))  # a new one: the old one may be the input embedding too
+    head.weight = rolled
+    if head.bias is not None:
+        head.bias = torch.nn.Parameter(head.bias.roll(1))
+    return copied
+
+
+def draft_of(model: PreTrainedModel, kind: str) -> PreTrainedModel:
+    """A draft for `model` that is right "always" (the model itself), "often", "rarely" or "never"."""
+    if kind == "always":
+        return model
+    return never(model) if kind == "never" else noisy(model, {"often": 0.05, "rarely": 0.3}[kind])
+
+
+def prompts(lengths: tuple[int, ...], seed: int = 0) -> dict[str, torch.Tensor]:
+    """Random prompts, padded on the left: `input_ids` and `attention_mask` of shape (rows, longest)."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(lengths)
+    ids = torch.randint(4, VOCABULARY, (len(lengths), width), generator=generator)
+    mask = (torch.arange(width) >= width - torch.tensor(lengths)[:, None]).long()
+    return {"input_ids": ids * mask + PAD * (1 - mask), "attention_mask": mask}

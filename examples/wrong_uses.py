@@ -1,0 +1,272 @@
+"""Wrong uses, and the one line that each gets: names, types, shapes, devices, vocabularies and values.
+
+Run `python examples/wrong_uses.py`. It exits with 1 if a wrong use is accepted, is refused in more than one line, or is found
+out only inside Transformers or torch. Nothing is downloaded: the models are random and tiny.
+"""
+
+import copy
+import sys
+import traceback
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    StaticCache,
+    SynthIDTextWatermarkingConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from transformers.generation.streamers import BaseStreamer
+
+import hf_lossy_assist as hla
+
+
+VOCAB = 97
+PACKAGE = Path(hla.__file__).resolve().parent
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+CASES: dict[str, Callable[[], Any]] = {}
+
+
+def llama(vocab: int = VOCAB, **config: Any) -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocab, **SIZES | config)).eval()
+
+
+@cache
+def target() -> Any:
+    return hla.enable(llama())
+
+
+@cache
+def draft() -> Any:
+    return llama()
+
+
+@cache
+def t5() -> Any:
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    return hla.enable(T5ForConditionalGeneration(T5Config(vocab_size=VOCAB, decoder_start_token_id=0, **sizes)).eval())
+
+
+def ids(rows: int = 1, width: int = 6) -> torch.Tensor:
+    return torch.arange(4, 4 + rows * width).view(rows, width)
+
+
+def mask(*rows: list[int]) -> dict[str, torch.Tensor]:
+    return {"input_ids": ids(len(rows)), "attention_mask": torch.tensor(rows)}
+
+
+def generate(model: Any = None, **settings: Any) -> Any:
+    """A call that would be right if `settings` were empty."""
+    given = {"input_ids": ids(), "assistant_model": draft(), "lossy_policy": "strict", "max_new_tokens": 8}
+    given |= {"do_sample": False} | settings
+    return (target() if model is None else model).generate(**{k: v for k, v in given.items() if v is not ...})
+
+
+def broken(model: Any) -> Any:
+    """A copy that gives NaN as soon as a text holds token 10, as weights damaged on the way would."""
+    model = hla.disable(copy.deepcopy(model))
+    with torch.no_grad():
+        model.get_input_embeddings().weight[10] = float("nan")
+    return model
+
+
+class Printer(BaseStreamer):
+    def put(self, value: Any) -> None:
+        print(value)
+
+    def end(self) -> None:
+        print()
+
+
+def by_runner(**settings: Any) -> Any:
+    """The same without `enable`."""
+    return generate(
+        draft(), assistant_model=..., lossy_policy=..., custom_generate=hla.Runner("svip", draft()), **settings
+    )
+
+
+def flash(model: Any) -> Any:
+    model = copy.deepcopy(model)
+    model.config._attn_implementation = "flash_attention_2"
+    return model
+
+
+def filled(cache: Any) -> Any:
+    """`cache`, holding the prompt's first tokens."""
+    draft()(ids()[:, :3], past_key_values=cache)
+    return cache
+
+
+def case(name: str, call: Callable[[], Any]) -> None:
+    assert name not in CASES, name
+    CASES[name] = call
+
+
+# Policies and their parts
+case("unknown policy name", lambda: generate(lossy_policy="svipp"))
+case("unknown parameter", lambda: generate(lossy_policy={"stop": {"name": "svip", "treshold": 1}}))
+case("unknown entry", lambda: generate(lossy_policy={"stopp": "svip"}))
+case("unknown stop", lambda: generate(lossy_policy={"stop": "entropy"}))
+case("policy of a wrong type", lambda: generate(lossy_policy=0.3))
+case("policy True", lambda: generate(lossy_policy=True))
+case("policy given as a class", lambda: generate(lossy_policy=hla.SVIP))
+case("policy file that is not there", lambda: generate(lossy_policy="no/such/policy.json"))
+case("policy text that is not JSON", lambda: generate(lossy_policy="{stop: svip}"))
+case("policy with a stop for a rule", lambda: hla.LossyPolicy(rule=hla.SVIP()))  # type: ignore[arg-type]
+case("SVIP(h=-1)", lambda: hla.SVIP(h=-1))
+case("SVIP(h=nan)", lambda: hla.SVIP(h=float("nan")))
+case("SVIP(form='x')", lambda: hla.SVIP(form="x"))
+case("SVIP(max_draft=2.5)", lambda: hla.SVIP(max_draft=2.5))  # type: ignore[arg-type]
+case("Constant(0)", lambda: hla.Constant(0))
+case("Confidence(2)", lambda: hla.Confidence(2))
+case("Heuristic(initial=9, max_draft=5)", lambda: hla.Heuristic(initial=9, max_draft=5))
+
+# Models
+case("enable(object())", lambda: hla.enable(object()))
+case("enable a model without a head", lambda: hla.enable(LlamaModel(LlamaConfig(vocab_size=VOCAB, **SIZES))))
+case("no draft", lambda: generate(assistant_model=None))
+case("draft given as a name", lambda: generate(assistant_model="org/draft"))
+case("draft without a head", lambda: generate(assistant_model=LlamaModel(LlamaConfig(vocab_size=VOCAB, **SIZES))))
+case("draft of another vocabulary", lambda: generate(assistant_model=llama(vocab=60)))
+case("draft and prompt lookup", lambda: generate(prompt_lookup_num_tokens=3))
+case("encoder-decoder target, decoder-only draft", lambda: generate(t5()))
+case("decoder-only target, encoder-decoder draft", lambda: generate(assistant_model=t5()))
+case("batch of an encoder-decoder", lambda: generate(t5(), input_ids=ids(2), assistant_model=t5()))
+case("flash attention in the draft, a batch", lambda: generate(assistant_model=flash(draft()), input_ids=ids(2)))
+case("flash attention, a batch", lambda: generate(flash(target()), input_ids=ids(2)))
+case("NaN weights in the target", lambda: generate(hla.enable(broken(target())), input_ids=ids(3)))
+case("NaN weights in the draft", lambda: generate(assistant_model=broken(draft()), input_ids=ids(3)))
+case("Runner for a policy that is none", lambda: hla.Runner("svipp", draft()))
+case("Runner without a draft", lambda: draft().generate(ids(), max_new_tokens=4, custom_generate=hla.Runner("svip")))
+case("Runner, mask padded on the right", lambda: by_runner(**mask([1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0])))
+case("Runner, num_beams=4", lambda: by_runner(num_beams=4))
+case("Runner, output_attentions", lambda: by_runner(output_attentions=True, return_dict_in_generate=True))
+case("stock_stop with a name", lambda: hla.stock_stop(draft(), "svip").__enter__())  # type: ignore[arg-type]
+
+# Inputs
+case("inputs_embeds", lambda: generate(input_ids=..., inputs_embeds=torch.zeros(1, 6, 16)))
+case("no input at all", lambda: generate(input_ids=...))
+case("ids given as a list", lambda: generate(input_ids=[[4, 5, 6]]))
+case("1-D ids", lambda: generate(input_ids=ids()[0]))
+case("float ids", lambda: generate(input_ids=ids().float()))
+case("an empty prompt", lambda: generate(input_ids=ids()[:, :0]))
+case("token outside the vocabulary", lambda: generate(input_ids=ids() + VOCAB))
+case("negative token", lambda: generate(input_ids=ids() - 5))
+case("ids on another device", lambda: generate(input_ids=ids().to("meta")))
+case("mask on another device", lambda: generate(attention_mask=torch.ones(1, 6).to("meta")))
+case("mask padded on the right", lambda: generate(**mask([1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0])))
+case("mask with a hole", lambda: generate(**mask([1, 1, 0, 1, 1, 1])))
+case("mask of another shape", lambda: generate(attention_mask=torch.ones(1, 5, dtype=torch.long)))
+case("mask of four dimensions", lambda: generate(attention_mask=torch.ones(1, 1, 6, 6, dtype=torch.bool)))
+case("mask given as a list", lambda: generate(attention_mask=[[1, 1, 1, 1, 1, 1]]))
+case("mask that hides a whole row", lambda: generate(**mask([1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0])))
+case("pixel values for a text model", lambda: generate(pixel_values=torch.zeros(1, 3, 8, 8)))
+case("encoder-decoder: ids given as a list", lambda: generate(t5(), input_ids=[[4, 5]], assistant_model=t5()))
+case(
+    "encoder-decoder: token outside the vocabulary",
+    lambda: generate(t5(), input_ids=ids() + VOCAB, assistant_model=t5()),
+)
+
+# Settings
+case("num_assistant_tokens=0", lambda: generate(num_assistant_tokens=0))
+case("num_assistant_tokens='five'", lambda: generate(num_assistant_tokens="five"))
+case("assistant_confidence_threshold=2", lambda: generate(assistant_confidence_threshold=2))
+case("num_assistant_tokens_schedule='x'", lambda: generate(num_assistant_tokens_schedule="x"))
+case("two draft stops", lambda: generate(lossy_policy="svip", assistant_confidence_threshold=0.4))
+case("unknown setting", lambda: generate(max_new_token=5))
+case("num_beams=4", lambda: generate(num_beams=4))
+case("num_return_sequences=3, greedy", lambda: generate(num_return_sequences=3))
+case("use_cache=False", lambda: generate(use_cache=False))
+case("cache_implementation='static'", lambda: generate(cache_implementation="static"))
+case("a StaticCache", lambda: generate(past_key_values=filled(StaticCache(draft().config, max_cache_len=32))))
+case("a cache and a batch", lambda: generate(input_ids=ids(2), past_key_values=filled(DynamicCache())))
+case("a cache longer than the text", lambda: generate(input_ids=ids()[:, :2], past_key_values=filled(DynamicCache())))
+case("a cache given as a tuple", lambda: generate(past_key_values=((torch.zeros(1), torch.zeros(1)),)))
+case("temperature=0", lambda: generate(do_sample=True, temperature=0))
+case("temperature='hot'", lambda: generate(do_sample=True, temperature="hot"))
+case("top_p=2", lambda: generate(do_sample=True, top_p=2.0))
+case("top_k=-1", lambda: generate(do_sample=True, top_k=-1))
+case("min_p=2", lambda: generate(do_sample=True, min_p=2.0))
+case("typical_p=0", lambda: generate(do_sample=True, typical_p=0.0))
+case("repetition_penalty=-1", lambda: generate(repetition_penalty=-1.0))
+case("max_new_tokens=0", lambda: generate(max_new_tokens=0))
+case("max_new_tokens=-3", lambda: generate(max_new_tokens=-3))
+case("max_new_tokens=2.5", lambda: generate(max_new_tokens=2.5))
+case("max_length within the prompt", lambda: generate(max_new_tokens=None, max_length=6))
+case("generation_config given as a dict", lambda: generate(generation_config={"max_new_tokens": 4}))
+case(
+    "lossy_policy in a config, misspelt",
+    lambda: generate(lossy_policy=..., generation_config=GenerationConfig(lossy_policy="svib")),
+)
+case("output_attentions", lambda: generate(output_attentions=True, return_dict_in_generate=True))
+case("output_hidden_states", lambda: generate(output_hidden_states=True, return_dict_in_generate=True))
+case("guidance_scale=2", lambda: generate(guidance_scale=2.0))
+case("synced_gpus", lambda: generate(synced_gpus=True))
+case("token_healing", lambda: generate(token_healing=True))
+case(
+    "a watermark that remembers its calls",
+    lambda: generate(watermarking_config=SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)),
+)
+case("custom_generate and a policy", lambda: generate(custom_generate=hla.Runner("svip", draft())))
+case("prompt lookup, a batch", lambda: generate(input_ids=ids(2), assistant_model=None, prompt_lookup_num_tokens=3))
+case("prompt_lookup_num_tokens=0", lambda: generate(assistant_model=None, prompt_lookup_num_tokens=0))
+case("streamer, a batch", lambda: generate(input_ids=ids(2), streamer=Printer()))
+case("stop_strings without a tokenizer", lambda: generate(stop_strings=["end"]))
+
+
+def refusal(call: Callable[[], Any]) -> Exception | None:
+    """What a wrong use raises."""
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def fault(error: Exception | None) -> str | None:
+    """What is wrong with a refusal, or None if it is as it should be."""
+    if error is None:
+        return "it was accepted"
+    if not isinstance(error, ValueError | TypeError):
+        return f"a {type(error).__name__}, neither ValueError nor TypeError"
+    if len(str(error).splitlines()) != 1:
+        return f"{len(str(error).splitlines())} lines"
+    innermost = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
+    return None if innermost.is_relative_to(PACKAGE) else f"found out only in {innermost.parent.name}/{innermost.name}"
+
+
+def main() -> int:
+    faults = 0
+    for number, (name, call) in enumerate(CASES.items(), 1):
+        error = refusal(call)
+        message = "".join(str(error).splitlines()[:1])
+        print(f"{number:2d} {name}: {type(error).__name__}: {message}")
+        if wrong := fault(error):
+            faults += 1
+            print(f"   NOT AS IT SHOULD BE: {wrong}")
+    print(f"{len(CASES)} wrong uses, {faults} not refused as they should be")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

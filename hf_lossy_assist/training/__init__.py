@@ -1,0 +1,1 @@
+"""Fitting policies to a pair of models: what runs before a generate call, never inside it."""

@@ -1,0 +1,81 @@
+"""Every wrong use of `examples/wrong_uses.py` is refused in one line, by this package, and the script itself can fail."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+
+path = Path(__file__).resolve().parent.parent / "examples" / "wrong_uses.py"
+spec = importlib.util.spec_from_file_location("wrong_uses", path)
+wrong_uses = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(wrong_uses)
+
+# What the line must name, besides being one line.
+NAMES = {
+    "unknown policy name": r"'svipp'.*'svip'",
+    "unknown parameter": r"'treshold'.*max_draft",
+    "unknown entry": r"'stopp'.*'stop'",
+    "draft given as a name": r"assistant_model.*str",
+    "draft of another vocabulary": r"97.*60.*assistant_tokenizer",
+    "NaN weights in the target": r"target.*row 1\b",
+    "NaN weights in the draft": r"draft.*row 1\b",
+    "token outside the vocabulary": r"106.*97",
+    "negative token": r"-1.*97",
+    "mask of another shape": r"\(1, 5\).*\(1, 6\)",
+    "mask that hides a whole row": r"row 1\b",
+    "num_assistant_tokens='five'": r"num_assistant_tokens.*'five'",
+    "num_beams=4": r"num_beams=4",
+    "batch of an encoder-decoder": r"batch has 2",
+    "prompt lookup, a batch": r"batch has 2",
+    "top_p=2": r"top_p.*2",
+    "max_new_tokens=-3": r"max_new_tokens.*-3",
+}
+
+
+@pytest.mark.parametrize("name", wrong_uses.CASES)
+def test_a_wrong_use_is_refused_in_one_line(name):
+    error = wrong_uses.refusal(wrong_uses.CASES[name])
+    fault = wrong_uses.fault(error)
+    assert fault is None, f"{fault}: {error!r}"
+    assert re.search(NAMES.get(name, ""), str(error)), str(error)
+
+
+def test_every_name_belongs_to_a_case():
+    assert NAMES.keys() <= wrong_uses.CASES.keys() and len(wrong_uses.CASES) >= 20
+
+
+def test_the_right_use_beside_them_is_accepted():
+    """Otherwise a wrong use could be refused for another reason than the one in its name."""
+    for model in (wrong_uses.target(), wrong_uses.t5()):
+        assistant = {"assistant_model": model} if model is wrong_uses.t5() else {}
+        assert wrong_uses.generate(model, **assistant).shape[0] == 1
+    prompts = wrong_uses.mask([1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1])
+    for use in (wrong_uses.generate, wrong_uses.by_runner):
+        assert use(**prompts).shape == (2, 14) and use(**prompts, do_sample=True).shape == (2, 14)
+    assert wrong_uses.generate(assistant_model=None, prompt_lookup_num_tokens=3).shape == (1, 14)
+
+
+def two_lines():
+    raise ValueError("one\ntwo")
+
+
+def test_the_script_finds_each_kind_of_fault(monkeypatch, capsys):
+    faults = {
+        "accepted": (lambda: None, "it was accepted"),
+        "other type": (lambda: {}["key"], "a KeyError, neither ValueError nor TypeError"),
+        "two lines": (two_lines, "2 lines"),
+        "from torch": (lambda: torch.nn.Linear(2, 2).load_state_dict(3), "found out only in modules/module.py"),
+    }
+    for call, found in faults.values():
+        assert wrong_uses.fault(wrong_uses.refusal(call)) == found
+    monkeypatch.setattr(wrong_uses, "CASES", {name: call for name, (call, _) in faults.items()})
+    assert wrong_uses.main() == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * len(faults) + 1 and lines[0] == " 1 accepted: NoneType: None"
+    good = "unknown policy name"
+    monkeypatch.setattr(wrong_uses, "CASES", {good: lambda: wrong_uses.generate(lossy_policy="svipp")})
+    assert wrong_uses.main() == 0
+    assert re.match(r" 1 unknown policy name: ValueError: .*'svip'", capsys.readouterr().out)

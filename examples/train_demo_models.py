@@ -47,9 +47,10 @@ RECIPES = {
     "target": Recipe(
         layers=12, hidden=96, heads=3, intermediate=256, steps=1800, batch=64, learning_rate=3e-3, seed=1
     ),
-    "draft": Recipe(layers=1, hidden=48, heads=2, intermediate=96, steps=800, batch=64, learning_rate=5e-3, seed=2),
+    # Four heads of 32 can copy every number by distance; a feed-forward part this narrow cannot add them all.
+    "draft": Recipe(layers=1, hidden=48, heads=4, intermediate=12, steps=800, batch=64, learning_rate=5e-3, seed=2),
     "companion": Recipe(
-        layers=1, hidden=64, heads=2, intermediate=128, steps=800, batch=64, learning_rate=5e-3, seed=3
+        layers=1, hidden=56, heads=4, intermediate=12, steps=800, batch=64, learning_rate=5e-3, seed=3
     ),
 }
 
@@ -99,42 +100,50 @@ def batch_of(step: int, recipe: Recipe, ids: dict[str, int], share: slice) -> tu
     return pad(rows, batch_first=True, padding_value=ids[PAD]), pad(labels, batch_first=True, padding_value=-100)
 
 
-def write(folder: Path, save) -> None:
-    """`save(temporary folder)`, then swap it in, so that a kill leaves the old folder or the new one."""
+def replace_file(path: Path, state: dict) -> None:
+    """Write beside it, then rename, so that a kill leaves the old file or the new one."""
+    part = path.with_name(path.name + ".part")
+    torch.save(state, part)
+    os.replace(part, path)
+
+
+def finish(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path, log: list[dict]) -> None:
+    """The finished model as a Transformers folder (float16), put in its place in one step."""
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    save(part)
-    shutil.rmtree(folder, ignore_errors=True)
+    model = model.half()
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(part)
+    tokenizer.save_pretrained(part)
+    folder.with_name(folder.name + ".log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
     os.replace(part, folder)
 
 
-def train(
-    name: str, out: Path, tokenizer: PreTrainedTokenizerFast, accelerator: Accelerator, steps: int | None
-) -> None:
+def train(name: str, args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, accelerator: Accelerator) -> None:
     recipe, ids = RECIPES[name], tokenizer.get_vocab()
-    steps = steps or recipe.steps
-    if (out / name / "model.safetensors").exists():
-        accelerator.print(f"{name}: already trained in {out / name}")
+    steps = args.steps or recipe.steps
+    folder, checkpoint = args.out / name, args.out / f"{name}.checkpoint.pt"
+    if folder.exists():
+        accelerator.print(f"{name}: already trained in {folder}")
         return
 
     set_seed(recipe.seed)
     model = build_model(recipe, tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, steps, pct_start=0.05)
-    checkpoint, start = out / f"{name}.checkpoint", 0
-    if (checkpoint / "state.pt").exists():
-        state = torch.load(checkpoint / "state.pt", weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        schedule.load_state_dict(state["schedule"])
-        start = state["step"]
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    start, spent, log = 0, 0.0, []
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True, map_location="cpu")
+        for key, part in parts.items():
+            part.load_state_dict(state[key])
+        start, spent, log = state["step"], state["seconds"], state["log"]
     model, optimizer = accelerator.prepare(model, optimizer)
 
-    count, rank = accelerator.num_processes, accelerator.process_index
-    size = recipe.batch // count
-    share = slice(rank * size, (rank + 1) * size)
-    log, began = [], time.monotonic()
+    size = recipe.batch // accelerator.num_processes
+    share = slice(accelerator.process_index * size, (accelerator.process_index + 1) * size)
+    began = time.monotonic() - spent
     bar = tqdm(range(start, steps), initial=start, total=steps, desc=name, disable=not accelerator.is_main_process)
     for step in bar:
         input_ids, labels = (x.to(accelerator.device) for x in batch_of(step, recipe, ids, share))
@@ -145,33 +154,17 @@ def train(
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        if step % 50 == 49:
+        seconds, done = time.monotonic() - began, step + 1
+        if done % 50 == 0:
             bar.set_postfix(loss=f"{loss.item():.4f}")
-            log.append(
-                {"step": step + 1, "loss": round(loss.item(), 5), "seconds": round(time.monotonic() - began, 1)}
-            )
-        if step % 200 == 199 and accelerator.is_main_process:
-            state = {
-                "model": accelerator.unwrap_model(model).state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "schedule": schedule.state_dict(),
-                "step": step + 1,
-            }
-            write(checkpoint, lambda folder, state=state: torch.save(state, folder / "state.pt"))
+            log.append({"step": done, "loss": round(loss.item(), 5), "seconds": round(seconds, 1)})
+        if done % args.checkpoint_every == 0 and accelerator.is_main_process:
+            state = {key: part.state_dict() for key, part in parts.items()}
+            replace_file(checkpoint, state | {"step": done, "seconds": seconds, "log": log})
 
     if accelerator.is_main_process:
-        finished = accelerator.unwrap_model(model).half()
-        finished.generation_config.eos_token_id = tokenizer.eos_token_id
-        finished.generation_config.pad_token_id = tokenizer.pad_token_id
-
-        def save(folder: Path) -> None:
-            finished.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-
-        write(out / name, save)
-        lines = "".join(json.dumps(row) + "\n" for row in log)
-        (out / f"{name}.log.jsonl").write_text(lines)
-        shutil.rmtree(checkpoint, ignore_errors=True)
+        finish(accelerator.unwrap_model(model), tokenizer, folder, log)
+        checkpoint.unlink(missing_ok=True)
     accelerator.wait_for_everyone()
 
 
@@ -180,11 +173,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and finished models")
     parser.add_argument("--only", choices=RECIPES, action="append", help="train this model (repeatable); default all")
     parser.add_argument("--steps", type=int, help="train for this many steps in place of the recipe's")
+    parser.add_argument("--checkpoint-every", type=int, default=200, metavar="STEPS")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     accelerator, tokenizer = Accelerator(), build_tokenizer()
     for name in args.only or RECIPES:
-        train(name, args.out, tokenizer, accelerator, args.steps)
+        train(name, args, tokenizer, accelerator)
 
 
 if __name__ == "__main__":

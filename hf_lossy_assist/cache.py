@@ -13,6 +13,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 
 STEP = 256  # storage grows by doubling, and by no less than this many slots
+SPARE = 48  # slots behind the longest text, for the padding of a block's short rows
 
 
 class RowLayer(CacheLayerMixin):
@@ -26,13 +27,17 @@ class RowLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys, self.values = (self._storage(x, self.owner.capacity) for x in (key_states, value_states))
+        written = 0 if self.owner.slots is not None else self.owner.visible
+        self.keys, self.values = (self._storage(x, self.owner.capacity, written) for x in (key_states, value_states))
         self.is_initialized = True
 
     @staticmethod
-    def _storage(like: torch.Tensor, capacity: int) -> torch.Tensor:
+    def _storage(like: torch.Tensor, capacity: int, written: int) -> torch.Tensor:
+        """Room for `capacity` slots, of which the caller fills the first `written` at once."""
+        storage = like.new_empty(like.shape[0], like.shape[1], capacity, like.shape[3])
         # Zeros, not garbage: a hidden slot has weight 0, but 0 · NaN would still be NaN.
-        return like.new_zeros(like.shape[0], like.shape[1], capacity, like.shape[3])
+        storage[:, :, written:].zero_()
+        return storage
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -42,7 +47,7 @@ class RowLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         owner, visible = self.owner, self.owner.visible
         if self.keys.shape[2] < owner.capacity:
-            grown = [self._storage(x, owner.capacity) for x in (self.keys, self.values)]
+            grown = [self._storage(x, owner.capacity, x.shape[2]) for x in (self.keys, self.values)]
             for new, old in zip(grown, (self.keys, self.values), strict=True):
                 new[:, :, : old.shape[2]] = old
             self.keys, self.values = grown
@@ -82,7 +87,7 @@ class RowCache(Cache):
         """Say where the next forward of `width` tokens writes; returns the `position_ids`, (1 or B, width) int64."""
         self.start, self.visible = min(starts), max(starts) + width
         if self.visible > self.capacity:
-            self.capacity = max(self.visible, min(self.limit + width, max(2 * self.capacity, self.visible + STEP)))
+            self.capacity = max(self.visible, min(self.limit + SPARE, max(2 * self.capacity, self.visible + STEP)))
         if len(set(starts)) == 1:
             self.slots = None
             return torch.arange(self.start, self.visible, device=device)[None]

@@ -276,6 +276,7 @@ def _assistant_inputs(
     base = base_of(assistant)
     own: dict[str, Any] = {"use_cache": True}
     if base.config.is_encoder_decoder:
+        assert inputs_tensor is not None, "generate gives it to every callable that names it"
         mask = model_kwargs.get("attention_mask")
         own["attention_mask"] = None if mask is None else mask.to(base.device)
         own = base._maybe_prepare_encoder_kwargs_for_generation(

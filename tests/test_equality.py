@@ -106,12 +106,12 @@ def test_one_row(name):
     "policy",
     [
         hla.SVIP(),
-        hla.SVIP(h=3.0, c=1.0),  # tiny random drafts are uncertain: this one lets some of their drafts run on
-        hla.SVIP(form="entropy", h=1.9),
+        hla.SVIP(h=0.68),  # tiny random drafts are uncertain: this one lets some of their drafts run on
+        hla.SVIP(form="entropy", h=1.7),
         hla.Heuristic(),
         hla.Heuristic(initial=1, max_draft=3),
         hla.Confidence(),
-        hla.Confidence(threshold=0.03, max_draft=7),
+        hla.Confidence(threshold=0.15, max_draft=7),
     ],
     ids=str,
 )

@@ -106,7 +106,9 @@ def test_table(two_rows):
 # -- real runs ------------------------------------------------------------------------------------------------------------
 
 
-def run(kind: str, lengths: tuple[int, ...] = (9,), policy="strict", **settings) -> tuple[torch.Tensor, SpeculationStats]:
+def run(
+    kind: str, lengths: tuple[int, ...] = (9,), policy="strict", **settings
+) -> tuple[torch.Tensor, SpeculationStats]:
     model = tiny.shared("llama")
     out = hla.enable(model).generate(
         **tiny.prompts(lengths), do_sample=False, eos_token_id=tiny.VOCABULARY + 5, lossy_policy=policy,

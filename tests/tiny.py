@@ -40,6 +40,10 @@ from transformers import (
 
 VOCABULARY, PAD, EOS = 97, 0, 3
 STRETCH = {"t5": 10.0, "lfm2": 8.0}  # of every matrix; 3 for the others
+SHARPEN = {
+    "t5": 0.2,
+    "lfm2": 4.0,
+}  # of the logits; 6 for the others: laws neither flat nor certain, so that draft stops differ
 WINDOW = 8  # of the models with sliding windows; every text in the tests is longer
 
 COMMON = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 1}
@@ -134,6 +138,10 @@ def build(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
             parameter.mul_(STRETCH.get(name, 3.0))
         if parameter.dim() == 3:  # LFM2's convolutions: without this their state would hardly matter
             parameter.mul_(10.0)
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(
+        head.weight * SHARPEN.get(name, 6.0)
+    )  # a new one: it may be the input embedding too
     return model
 
 
@@ -159,7 +167,6 @@ def never(model: PreTrainedModel) -> PreTrainedModel:
     """A copy whose logits belong to the next token id: its argmax is never the target's."""
     copied = copy.deepcopy(model)
     head = copied.get_output_embeddings()
-    # A new parameter, because the old one may be the input embedding too.
     head.weight = torch.nn.Parameter(head.weight.roll(1, dims=0))
     if head.bias is not None:
         head.bias = torch.nn.Parameter(head.bias.roll(1))

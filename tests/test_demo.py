@@ -1,0 +1,120 @@
+"""The embedded demo: the task is what it says, the models are as good as promised, and their training can be resumed."""
+
+import re
+import subprocess
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import demo
+from hf_lossy_assist.demo import task
+
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def models():
+    return demo.load()
+
+
+def test_problems_come_from_their_seed_and_splits_are_disjoint():
+    assert demo.problems(5, seed=3) == demo.problems(5, seed=3)
+    assert demo.problems(9, seed=3)[:5] == demo.problems(5, seed=3)
+    prompts = {split: {p.prompt for p in demo.problems(500, 0, split)} for split in ("train", "calibration", "test")}
+    assert not (prompts["train"] & prompts["test"] or prompts["train"] & prompts["calibration"])
+    assert not prompts["calibration"] & prompts["test"]
+
+
+def test_the_stated_answer_is_the_arithmetic_one():
+    for problem in demo.problems(300, seed=1):
+        start, first, second = map(int, re.findall(r"\d+", problem.prompt))
+        signs = [1 if verb in task.GAINS else -1 for verb in re.findall(r"(\w+) \d+", problem.prompt)[1:]]
+        assert problem.answer == start + signs[0] * first + signs[1] * second
+        assert demo.answer(problem.prompt + problem.solution) == problem.answer
+
+
+def test_answer_reads_the_last_statement_or_nothing():
+    assert demo.answer("The answer is 7. The answer is 12.") == 12
+    assert demo.answer("The answer is twelve.") is None
+    assert demo.answer("") is None
+
+
+def test_wordings_follow_the_card():
+    for problem in demo.problems(100, seed=2):
+        asked = dict(re.findall(r"(\w+) (plain|warm|brisk)", problem.prompt))
+        assert problem.solution.startswith(task.START[asked["start"]])
+        assert task.END[asked["end"]] + " The answer is" in problem.solution
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="got -1"):
+        demo.problems(-1)
+    with pytest.raises(ValueError, match="'dev'"):
+        demo.problems(1, split="dev")
+
+
+def test_the_tokenizer_is_lossless_on_the_task(models):
+    for problem in demo.problems(100, seed=5):
+        text = problem.prompt + problem.solution
+        assert models.tokenizer.decode(models.tokenizer(text).input_ids) == text
+
+
+def test_the_models_are_as_good_as_promised_and_the_target_obeys_the_card(models):
+    problems = demo.problems(200, seed=31337)
+    inputs = models.tokenizer([p.prompt for p in problems], return_tensors="pt", padding=True)
+    right, obeyed = {}, 0
+    for name in ("target", "draft", "companion"):
+        out = getattr(models, name).generate(**inputs, max_new_tokens=64, do_sample=False)
+        texts = models.tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        right[name] = sum(demo.answer(t) == p.answer for t, p in zip(texts, problems, strict=True)) / len(problems)
+        if name == "target":
+            obeyed = sum(t == p.solution for t, p in zip(texts, problems, strict=True)) / len(problems)
+    assert right["target"] >= 0.95
+    assert 0.2 <= right["draft"] <= 0.7
+    assert 0.2 <= right["companion"] <= 0.8
+    assert obeyed >= 0.9
+
+
+def test_strict_and_svip_equal_the_target_on_200_unseen_problems_alone_and_in_ragged_batches(models):
+    problems = demo.problems(200, seed=424242)
+    target = hla.enable(models.target)
+    for size in (1, 8):
+        for i in range(0, len(problems), size):
+            inputs = models.tokenizer([p.prompt for p in problems[i : i + size]], return_tensors="pt", padding=True)
+            expected = target.generate(**inputs, max_new_tokens=64, do_sample=False)
+            for policy in ("strict", "svip"):
+                got = target.generate(
+                    **inputs, max_new_tokens=64, do_sample=False, assistant_model=models.draft, lossy_policy=policy
+                )
+                assert torch.equal(got, expected)
+
+
+def test_package_data_stays_under_15_mb():
+    assert sum(path.stat().st_size for path in demo.FOLDER.rglob("*") if path.is_file()) < 15e6
+
+
+def test_a_killed_training_resumes_to_the_same_weights(tmp_path):
+    script = ROOT / "examples" / "train_demo_models.py"
+    command = [sys.executable, str(script), "--only", "draft", "--steps", "40", "--checkpoint-every", "4", "--out"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    assert subprocess.run([*command, str(tmp_path / "whole")], **quiet, timeout=200).returncode == 0
+    with subprocess.Popen([*command, str(tmp_path / "part")], **quiet) as process:
+        while not (tmp_path / "part" / "draft.checkpoint.pt").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.kill()
+    assert not (tmp_path / "part" / "draft").exists()
+    assert subprocess.run([*command, str(tmp_path / "part")], **quiet, timeout=200).returncode == 0
+    weights = [(tmp_path / run / "draft" / "model.safetensors").read_bytes() for run in ("whole", "part")]
+    assert weights[0] == weights[1]
+    assert not (tmp_path / "part" / "draft.checkpoint.pt").exists()
+
+
+def test_streams_do_not_end():
+    assert len(list(islice(task.stream("test", 0), 1000))) == 1000

@@ -1,0 +1,50 @@
+"""README's Python blocks run one after the other, and every example runs as the command its docstring names."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = {
+    "generate.py": [],
+    "batches.py": [],
+    "calibrate_svip.py": ["--problems", "8"],
+    "wrong_uses.py": [],
+}
+
+
+def test_readme_blocks_run(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.S)
+    assert len(blocks) >= 2
+    names: dict = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "The answer is" in printed
+    assert "mean acceptance length" in printed
+
+
+@pytest.mark.parametrize("script", sorted(EXAMPLES))
+def test_example_runs(script):
+    command = [sys.executable, str(ROOT / "examples" / script), *EXAMPLES[script]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip()
+
+
+def test_no_example_is_forgotten():
+    scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
+    assert scripts == set(EXAMPLES) | {"train_demo_models.py"}  # that one has a test of its own, in test_demo.py
+
+
+def test_every_policy_and_stop_is_in_the_readme():
+    from hf_lossy_assist.policy import POLICIES
+    from hf_lossy_assist.stops import STOPS
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in [*POLICIES, *STOPS]:
+        assert re.search(rf"\b{name}\b", readme), name

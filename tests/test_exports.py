@@ -1,0 +1,34 @@
+"""The public names are exactly `__all__`, sorted, each documented; the runtime imports neither training nor evaluation."""
+
+import subprocess
+import sys
+from types import ModuleType
+
+import hf_lossy_assist
+
+
+def test_all_is_complete_and_sorted():
+    public = [
+        name
+        for name, value in vars(hf_lossy_assist).items()
+        if not name.startswith("_") and (not isinstance(value, ModuleType) or name == "demo")
+    ]
+    assert sorted(public) == sorted(hf_lossy_assist.__all__)
+    assert hf_lossy_assist.__all__ == sorted(
+        hf_lossy_assist.__all__, key=lambda n: (not n.isupper(), not n[0].isupper(), n)
+    )
+
+
+def test_every_public_name_has_a_docstring():
+    for name in hf_lossy_assist.__all__:
+        assert (getattr(hf_lossy_assist, name).__doc__ or "").strip(), name
+
+
+def test_the_runtime_imports_no_training_and_no_evaluation():
+    code = (
+        "import sys, hf_lossy_assist; "
+        "bad = [m for m in sys.modules if m.startswith(('hf_lossy_assist.training', 'hf_lossy_assist.evaluation', 'scipy.stats'))]; "
+        "sys.exit(str(bad) if any(m.startswith('hf_lossy_assist') for m in bad) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

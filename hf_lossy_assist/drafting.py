@@ -77,7 +77,7 @@ class ModelDrafter:
             drafted += active
             active = active & (room > i + 1) & ~torch.isin(token, eos)
             if looks:
-                active = active & ~self.stop(torch.stack(tokens, dim=1), (raw,)).to(device)
+                active = active & ~self.stop(token[:, None], (raw,)).to(device)
                 if not bool(active.any()):  # the one look at the device that an adaptive stop costs
                     break
             feed, counts = token[:, None], [1] * batch

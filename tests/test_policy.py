@@ -205,6 +205,6 @@ def test_an_unregistered_rule_works():
     with pytest.warns(UserWarning, match="lossy"):
         out = hla.enable(model).generate(
             **tiny.prompts((9,)), assistant_model=tiny.draft_of(model, "never"), lossy_policy=Unregistered(),
-            do_sample=True, max_new_tokens=12, eos_token_id=tiny.VOCABULARY + 5, return_dict_in_generate=True,
+            do_sample=True, max_new_tokens=12, eos_token_id=tiny.NEVER_EMITTED, return_dict_in_generate=True,
         )  # fmt: skip
     assert out.speculation.draft_acceptance_rate == 1.0 and out.speculation.num_lossy_accepts > 0

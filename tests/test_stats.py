@@ -111,7 +111,7 @@ def run(
 ) -> tuple[torch.Tensor, SpeculationStats]:
     model = tiny.shared("llama")
     out = hla.enable(model).generate(
-        **tiny.prompts(lengths), do_sample=False, eos_token_id=tiny.VOCABULARY + 5, lossy_policy=policy,
+        **tiny.prompts(lengths), do_sample=False, eos_token_id=tiny.NEVER_EMITTED, lossy_policy=policy,
         assistant_model=tiny.draft_of(model, kind), return_dict_in_generate=True, **settings,
     )  # fmt: skip
     return out.sequences[:, max(lengths) :], out.speculation

@@ -107,7 +107,7 @@ def test_heuristic_forgets_between_calls():
     figures = [
         hla.enable(model).generate(
             **tiny.prompts((9,)), assistant_model=tiny.draft_of(model, "always"), lossy_policy=stop, max_new_tokens=30,
-            eos_token_id=tiny.VOCABULARY + 5, do_sample=False, return_dict_in_generate=True,
+            eos_token_id=tiny.NEVER_EMITTED, do_sample=False, return_dict_in_generate=True,
         ).speculation.summary()["acceptance_histogram_by_draft_length"]
         for _ in range(2)
     ]  # fmt: skip
@@ -166,7 +166,7 @@ def test_engine_gives_the_stop_raw_logits():
     stop = SVIP(form="entropy", h=math.sqrt(own.item() + 0.3))
     stats = hla.enable(model).generate(
         **tiny.prompts((9,)), assistant_model=model, lossy_policy=stop, max_new_tokens=20, do_sample=True,
-        temperature=100.0, top_k=0, eos_token_id=tiny.VOCABULARY + 5, return_dict_in_generate=True,
+        temperature=100.0, top_k=0, eos_token_id=tiny.NEVER_EMITTED, return_dict_in_generate=True,
     ).speculation  # fmt: skip
     assert stats.total().num_draft_tokens > stats.total().num_spec_steps
 
@@ -174,7 +174,7 @@ def test_engine_gives_the_stop_raw_logits():
 def stock_lengths(stop, kind: str) -> tuple[bool, list[int]]:
     """Transformers' own loop with `stop`: is the text the plain greedy one, and how many tokens each round drafted."""
     model, inputs = tiny.shared("llama"), tiny.prompts((9,))
-    plain = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": tiny.VOCABULARY + 5}
+    plain = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": tiny.NEVER_EMITTED}
     expected, draft, sent = model.generate(**inputs, **plain), tiny.noisy(model, 0.0), []
     if kind != "always":
         draft = tiny.draft_of(model, kind)

@@ -37,6 +37,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+import hf_lossy_assist as hla
+
 
 VOCABULARY, PAD, EOS = 97, 0, 3
 STRETCH = {"t5": 10.0, "lfm2": 8.0}  # of every matrix; 3 for the others
@@ -45,6 +47,9 @@ SHARPEN = {
     "lfm2": 4.0,
 }  # of the logits; 6 for the others: laws neither flat nor certain, so that draft stops differ
 WINDOW = 8  # of the models with sliding windows; every text in the tests is longer
+
+NEVER_EMITTED = VOCABULARY + 5  # as eos: every row runs to its full length
+NEW = 24  # new tokens, unless a test asks for others
 
 COMMON = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 1}
 DECODER = COMMON | {
@@ -193,3 +198,23 @@ def prompts(lengths: tuple[int, ...], seed: int = 0) -> dict[str, torch.Tensor]:
     ids = torch.randint(4, VOCABULARY, (len(lengths), width), generator=generator)
     mask = (torch.arange(width) >= width - torch.tensor(lengths)[:, None]).long()
     return {"input_ids": ids * mask + PAD * (1 - mask), "attention_mask": mask}
+
+
+def greedy(model: Any, inputs: dict[str, torch.Tensor], **settings: Any) -> torch.Tensor:
+    """What Transformers writes alone."""
+    settings = {"max_new_tokens": NEW, "do_sample": False} | settings
+    out = model.generate(**inputs, **settings, output_scores=True, return_dict_in_generate=True)
+    top = torch.stack(out.scores).topk(2).values  # (new, B, 2)
+    new = out.sequences[:, -len(out.scores) :]
+    alive = (new != PAD).T
+    gap = (top[..., 0] - top[..., 1])[alive].min()
+    assert gap > 1e-5, f"the reference decides by {gap:.1e} somewhere, which rounding can turn: take another seed"
+    return out.sequences
+
+
+def assisted(model: Any, inputs: dict[str, torch.Tensor], draft: Any, policy: Any = "strict", **settings: Any) -> Any:
+    """The same with this package; the whole output."""
+    settings = {"max_new_tokens": NEW, "do_sample": False} | settings
+    if draft is not None:
+        settings["assistant_model"] = draft
+    return hla.enable(model).generate(**inputs, **settings, lossy_policy=policy, return_dict_in_generate=True)

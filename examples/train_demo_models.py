@@ -49,7 +49,9 @@ RECIPES = {
     ),
     # Four heads of 32 can copy every number by distance; a feed-forward part this narrow cannot add them all.
     "draft": Recipe(layers=1, hidden=48, heads=4, intermediate=12, steps=700, batch=64, learning_rate=5e-3, seed=4),
-    "companion": Recipe(layers=1, hidden=64, heads=4, intermediate=48, steps=600, batch=64, learning_rate=5e-3, seed=3),
+    "companion": Recipe(
+        layers=1, hidden=64, heads=4, intermediate=48, steps=600, batch=64, learning_rate=5e-3, seed=3
+    ),
 }
 
 

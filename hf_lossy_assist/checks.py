@@ -1,12 +1,18 @@
 """What one generate call refuses: each thing in one line that says what was given, what was expected and the way out."""
 
+import difflib
+import inspect
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import Cache, GenerationConfig, GenerationMixin, SynthIDTextWatermarkingConfig
 
 from .errors import check_int, check_number
 from .models import base_of
+
+
+# What `generate` takes beyond its signature, the generation config and the model's forward.
+OTHERS = {"tokenizer", "assistant_tokenizer", "input_ids", "inputs_embeds", "attention_mask", "trust_remote_code"}
 
 
 class Settings:
@@ -16,18 +22,23 @@ class Settings:
         self.kwargs, self.config = kwargs, config
 
     def __getitem__(self, name: str) -> Any:
-        given = self.kwargs.get(name)
-        return given if given is not None else getattr(self.config, name, None)
+        return self.kwargs[name] if name in self.kwargs else getattr(self.config, name, None)
 
 
 def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
     """Refuse what this loop cannot do, before Transformers prepares anything. Raises `ValueError` or `TypeError`."""
     settings = Settings(kwargs, config)
     ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
-    _refuse_modes(kwargs, settings)
+    _refuse_unknown(model, kwargs, config)
+    refuse_modes(kwargs, settings)
     _refuse_sampling(settings)
-    if ids is not None and not base_of(model).config.is_encoder_decoder:
-        _refuse_prompt(model, ids, kwargs.get("attention_mask"))
+    decoder_only = not base_of(model).config.is_encoder_decoder
+    if ids is None and decoder_only and settings["bos_token_id"] is None:
+        raise ValueError("there is no prompt, and the target has no BOS token to start from: pass input_ids=…")
+    if ids is not None and model.main_input_name == "input_ids":
+        _refuse_prompt(model, ids)
+    if ids is not None and decoder_only:
+        refuse_mask(ids, kwargs.get("attention_mask"))
         new, limit = settings["max_new_tokens"], settings["max_length"]
         if new is None and limit is not None and limit <= ids.shape[1]:
             raise ValueError(
@@ -40,7 +51,20 @@ def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfi
         raise ValueError("a streamer serves one row; pass prompts one by one, or leave streamer out")
 
 
-def _refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
+def _refuse_unknown(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
+    known = set(inspect.signature(GenerationMixin.generate).parameters) | set(vars(config)) | OTHERS
+    for call in (model.forward, model.prepare_inputs_for_generation):
+        known |= set(inspect.signature(call).parameters)
+    known -= {"self", "kwargs", "args"}
+    for name, value in kwargs.items():
+        if name not in known and not name.startswith("decoder_") and value is not None:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ": leave it out"
+            raise TypeError(f"generate: this model takes no argument {name!r}{hint}")
+
+
+def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
+    """Refuse what this loop does not run, from the call's arguments or a prepared generation config alone."""
     if kwargs.get("custom_generate") is not None:
         raise ValueError("lossy_policy and custom_generate are both decoding loops: pass one of them")
     if (settings["num_beams"] or 1) > 1:
@@ -67,6 +91,15 @@ def _refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
     if settings["cache_implementation"] not in (None, "dynamic"):
         raise ValueError(
             f"lossy_policy keeps its own cache, got cache_implementation={settings['cache_implementation']!r}: leave it out"
+        )
+    cache = kwargs.get("past_key_values")
+    if cache is not None and not isinstance(cache, Cache):
+        raise TypeError(f"past_key_values: expected a Cache such as DynamicCache, got {type(cache).__name__}")
+    if settings["token_healing"]:
+        raise ValueError("lossy_policy does not heal tokens: leave token_healing out")
+    if isinstance(settings["watermarking_config"], SynthIDTextWatermarkingConfig):
+        raise ValueError(
+            "SynthID watermarking counts its calls, one a token, which blocks break: use WatermarkingConfig, or drop lossy_policy"
         )
     if settings["assistant_ensemble_weight"] is not None:
         raise ValueError("assistant_ensemble_weight is Transformers' own lossy rule: leave it or lossy_policy out")
@@ -102,7 +135,7 @@ def _refuse_sampling(settings: Settings) -> None:
             )
 
 
-def _refuse_prompt(model: Any, ids: Any, mask: Any) -> None:
+def _refuse_prompt(model: Any, ids: Any) -> None:
     if not isinstance(ids, torch.Tensor):
         raise TypeError(
             f"input_ids: expected a tensor of shape (batch, length), got {type(ids).__name__}; "
@@ -121,8 +154,18 @@ def _refuse_prompt(model: Any, ids: Any, mask: Any) -> None:
     if lowest < 0 or highest >= table.shape[0]:
         outside = lowest if lowest < 0 else highest
         raise ValueError(f"input_ids: token {outside} is outside the target's vocabulary of {table.shape[0]}")
+
+
+def refuse_mask(ids: torch.Tensor, mask: Any) -> None:
+    """Refuse an `attention_mask` that is not left padding of `ids`."""
     if mask is None:
         return
+    if not isinstance(mask, torch.Tensor):
+        raise TypeError(f"attention_mask: expected a tensor of shape (batch, length), got {type(mask).__name__}")
+    if mask.device.type not in ("cpu", ids.device.type):
+        raise ValueError(
+            f"attention_mask is on {mask.device}, input_ids on {ids.device}: move it with .to({str(ids.device)!r})"
+        )
     if tuple(mask.shape) != tuple(ids.shape):
         raise ValueError(
             f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}: they must agree"

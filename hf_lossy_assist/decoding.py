@@ -81,7 +81,7 @@ def verify(call: Call, block: Block) -> torch.Tensor:
         logits = call.target.feed(torch.cat([last, block.tokens], dim=1), [1 + gamma] * len(rows.index))
     assert logits is not None
     raw = logits.to(device=rows.ids.device, dtype=torch.float32)
-    block.scores = call.processing(rows.ids, rows.lengths, raw)
+    block.scores = call.processing(rows.ids, rows.lengths, raw, rows.index)
     return raw
 
 

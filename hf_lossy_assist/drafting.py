@@ -64,7 +64,7 @@ class ModelDrafter:
         feed, counts = rows.after(self.model.lengths)
         for i in range(gamma):
             raw = self._logits(feed, counts, device)  # (B, V)
-            scores = self.processing(rows.ids, [n + i for n in rows.lengths], raw[:, None])[:, 0]
+            scores = self.processing(rows.ids, [n + i for n in rows.lengths], raw[:, None], rows.index)[:, 0]
             self.broken |= scores.amax(dim=-1).isnan() & active
             if self.sampling:
                 laws.append(scores.softmax(dim=-1))

@@ -62,9 +62,9 @@ def is_enabled(model: Any) -> bool:
 def _generate(stock: Any, self: Any, *args: Any, lossy_policy: Any = None, **kwargs: Any) -> Any:
     """Transformers' `generate`, or with a policy (here or in the generation config) the same with this package's loop."""
     given = args[1] if len(args) > 1 else kwargs.get("generation_config")
-    config = given if given is not None else self.generation_config
-    if lossy_policy is None:
-        lossy_policy = getattr(config, "lossy_policy", None)
+    for config in (given, self.generation_config):
+        if lossy_policy is None:
+            lossy_policy = getattr(config, "lossy_policy", None)
     if lossy_policy is None:
         call = stock if stock is not None else functools.partial(type(self).generate, self)
         return call(*args, **kwargs)
@@ -77,7 +77,11 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
     """What an enabled model's `generate(..., lossy_policy=policy)` does; keyword arguments are those of `generate`."""
     kwargs = dict(kwargs)
     given = kwargs.pop("generation_config", None)
-    config = copy.deepcopy(given if given is not None else model.generation_config)
+    if given is not None and not isinstance(given, GenerationConfig):
+        raise TypeError(f"generation_config: expected a GenerationConfig, got {type(given).__name__}")
+    # For reading: as Transformers has it, what a given config leaves open comes from the model's own.
+    config = copy.deepcopy(given) if given is not None else GenerationConfig()
+    config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
     refuse_arguments(model, kwargs, config)
     announce(policy)
 
@@ -88,29 +92,29 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
         tokenizer=kwargs.pop("tokenizer", None),
         assistant_tokenizer=kwargs.pop("assistant_tokenizer", None),
         settings={name: kwargs.pop(name) for name in DRAFT_SETTINGS if name in kwargs},
+        cache_given=kwargs.get("past_key_values") is not None,
     )
     # A candidate generator's settings must not make Transformers choose its own assisted mode before the runner is reached.
     for name in ("prompt_lookup_num_tokens", "assistant_early_exit"):
-        value = kwargs.pop(name, None)
-        runner.generator_settings[name] = value if value is not None else getattr(config, name, None)
-        setattr(config, name, None)
+        runner.generator_settings[name] = kwargs.get(name, getattr(config, name, None))
     runner.validate(model)
 
-    stop_strings = kwargs.pop("stop_strings", None) or config.stop_strings
+    stop_strings = kwargs.get("stop_strings", config.stop_strings)
     if stop_strings is not None:
         if runner.tokenizer is None:
             raise ValueError("stop_strings=… needs the tokenizer to find them: pass tokenizer=… to generate as well")
-        config.stop_strings = None
         criteria = kwargs.pop("stopping_criteria", None) or []
         kwargs["stopping_criteria"] = StoppingCriteriaList(
             [*criteria, StopStringCriteria(runner.tokenizer, stop_strings)]
         )
-    for name in ("lossy_policy", *DRAFT_SETTINGS):
-        config.__dict__.pop(name, None)
-    # Settings given at the call join the config here: handing Transformers both is deprecated and warns.
-    for name in [name for name in kwargs if name in GenerationConfig().to_dict()]:
-        setattr(config, name, kwargs.pop(name))
-    return type(model).generate(model, generation_config=config, custom_generate=runner, **kwargs)
+    kwargs |= dict.fromkeys(("prompt_lookup_num_tokens", "assistant_early_exit", "stop_strings"))
+    given = copy.deepcopy(given)
+    for name in [name for name in kwargs if hasattr(given, name)]:
+        # Handing Transformers a config and settings is deprecated and warns, so they join the config; but a None that the
+        # model's own config would fill must stay at the call.
+        if kwargs[name] is not None or getattr(model.generation_config, name, None) is None:
+            setattr(given, name, kwargs.pop(name))
+    return type(model).generate(model, generation_config=given, custom_generate=runner, **kwargs)
 
 
 _announced: set[str] = set()

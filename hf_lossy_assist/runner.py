@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from .checks import refuse_extra_inputs
+from .checks import Settings, refuse_extra_inputs, refuse_mask, refuse_modes
 from .decoding import Call, decode, new_tokens_first, prefill
 from .drafting import CandidateDrafter, Drafter, ModelDrafter
 from .errors import check_int, check_number
@@ -47,6 +47,7 @@ class Runner:
         assistant (`PreTrainedModel`, *optional*): the draft model.
         streamer, tokenizer, assistant_tokenizer: what `generate` would be given; it does not hand them to a callable.
         settings (`dict`, *optional*): `num_assistant_tokens`, `num_assistant_tokens_schedule`, `assistant_confidence_threshold`.
+        cache_given: the caller passes `past_key_values`, which must be the cache that is filled, even if it is empty yet.
     """
 
     def __init__(
@@ -58,25 +59,32 @@ class Runner:
         tokenizer: Any = None,
         assistant_tokenizer: Any = None,
         settings: dict[str, Any] | None = None,
+        cache_given: bool = False,
     ):
         self.policy, self.assistant, self.streamer = as_policy(policy), assistant, streamer
         self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
-        self.settings = dict(settings or {})
+        self.settings, self.cache_given = dict(settings or {}), cache_given
         self.generator_settings: dict[str, Any] = {}
 
     # -- what to draft with -------------------------------------------------------------------------------------------
 
     def validate(self, model: Any) -> None:
         """Refuse draft models and settings that cannot work, in one line each."""
+        for name, its in (("target", model), ("assistant", self.assistant)):
+            if _learned_prompt(its):
+                raise ValueError(
+                    f"the {name} has a learned prompt (PEFT), which this loop cannot feed: use an adapter such as LoRA, or drop lossy_policy"
+                )
         wanted = [name for name, value in self.generator_settings.items() if value is not None]
         if self.assistant is None and not wanted:
             raise ValueError(
                 "lossy_policy needs something to draft with: pass assistant_model=… (or prompt_lookup_num_tokens=…)"
             )
         if self.assistant is not None:
-            if isinstance(self.assistant, str) or not isinstance(base_of(self.assistant), PreTrainedModel):
+            base = base_of(self.assistant)
+            if not isinstance(base, PreTrainedModel) or not isinstance(base, GenerationMixin):
                 raise TypeError(
-                    f"assistant_model: expected a loaded Transformers model, got {type(self.assistant).__name__}"
+                    f"assistant_model: expected a loaded Transformers model with generate(), got {type(self.assistant).__name__}"
                 )
             if wanted:
                 raise ValueError(f"assistant_model and {wanted[0]} are two ways to draft: pass one of them")
@@ -149,13 +157,15 @@ class Runner:
     ) -> Any:
         """Called by `generate` with everything prepared; returns what `generate` returns."""
         self.validate(model)
+        refuse_modes({}, Settings({}, generation_config))  # again: not every call comes through `enable`
         pads, mask = [0] * input_ids.shape[0], model_kwargs.get("attention_mask")
         if mask is not None and not model.config.is_encoder_decoder:
+            refuse_mask(input_ids, mask)
             pads = (mask == 0).sum(dim=1).tolist()
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         clock, stop = Clock(input_ids.device), self.draft_stop().start(input_ids.shape[0])
         rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length)
-        processing, sampling = Processing(logits_processor), bool(generation_config.do_sample)
+        processing, sampling = Processing(logits_processor, len(rows.index)), bool(generation_config.do_sample)
 
         target = self._target(model, rows, model_kwargs)
         drafter = self._drafter(
@@ -191,7 +201,7 @@ class Runner:
 
     def _target(self, model: Any, rows: Rows, model_kwargs: dict[str, Any]) -> CachedModel:
         given = model_kwargs.get("past_key_values")
-        continued = given is not None and given.get_seq_length() > 0
+        continued = given is not None and (self.cache_given or given.get_seq_length() > 0)
         reason = "a cache was passed in" if continued else why_not_rows(model)
         if reason is None:
             refuse_extra_inputs(model_kwargs)
@@ -223,6 +233,10 @@ class Runner:
         config = copy.deepcopy(generation_config)
         for name, value in self.generator_settings.items():
             setattr(config, name, value)
+        if self.assistant is not None:
+            # With sampling, Transformers would prune the draft's own head for good and give its laws to the wrong tokens.
+            # Drafted greedily, each token counts as certain (q = 1), and the output's law is exact all the same.
+            config.do_sample = False
         generator = model._get_candidate_generator(
             generation_config=config,
             input_ids=rows.ids[:, rows.pads[0] : rows.width],
@@ -249,6 +263,13 @@ class Runner:
         return target.as_dynamic_cache() if isinstance(target, RowModel) and len(target.lengths) == 1 else None
 
 
+def _learned_prompt(model: Any) -> bool:
+    """True for PEFT's prompt learning; its wrapper hands `generate` on to the model inside and swaps one method of it."""
+    swapped = getattr(model, "__dict__", {}).get("prepare_inputs_for_generation")
+    inside = getattr(swapped, "__self__", model) is not model
+    return inside or getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+
+
 def _cropping(model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str) -> CroppingModel:
     name = type(base_of(model)).__name__
     if len(rows.index) > 1:
@@ -256,6 +277,14 @@ def _cropping(model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str)
             f"{name} can only roll back one row ({reason}); this batch has {len(rows.index)}: pass prompts one by one"
         )
     cache = model_kwargs.get("past_key_values")
+    if (
+        cache is not None
+        and cache.get_seq_length() >= rows.width - rows.pads[0]
+        and not base_of(model).config.is_encoder_decoder
+    ):
+        raise ValueError(
+            f"past_key_values holds {cache.get_seq_length()} tokens, input_ids has {rows.width - rows.pads[0]}: pass the whole text, old and new"
+        )
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
     if layers is None or not all(hasattr(layer, "crop") for layer in layers):
         kind = "none" if cache is None else type(cache).__name__

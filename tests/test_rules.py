@@ -201,6 +201,16 @@ def test_looser_accepts_a_superset_with_the_same_seed(seed, w, v):
     assert torch.equal(first, verdicts[0].accepted)
 
 
+def test_a_lossy_rule_is_joined_with_strict_when_sampling():
+    block = random_block(4)
+    results = []
+    for rule in (Strict(), Nothing()):
+        torch.manual_seed(7)
+        results.append(decide(rule, block))
+    assert torch.equal(results[0].accepted, results[1].accepted) and results[0].accepted.any()
+    assert not results[1].lossy.any()
+
+
 def test_neutral_parameter_is_strict_bit_for_bit():
     block = random_block(3)
     results = []

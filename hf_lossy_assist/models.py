@@ -51,6 +51,8 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
         return f"it keeps {', '.join(sorted(kind.__name__ for kind in kinds))} in its cache"
     if config._attn_implementation not in ("sdpa", "eager"):
         return f"its attention implementation is {config._attn_implementation!r} (load it with attn_implementation='sdpa')"
+    if base.config.model_type == "gpt_neo":  # no trial shorter than its window (256) could tell
+        return "its local layers cut their window from the sizes of q and k, as if all rows were of one length"
     if base.config.model_type not in TESTED:
         if base not in _trials:
             _trials[base] = _trial(base)
@@ -81,7 +83,8 @@ def _trial(model: PreTrainedModel) -> str | None:
     assert got is not None
     for row, text, n in zip(got.float(), texts, held, strict=True):
         plain = model(text[None, : n + 4]).logits[0, n:].float()
-        if not torch.allclose(row, plain, rtol=0, atol=0.02 * float(plain.abs().max())):
+        tolerance = 1e-4 if runner.dtype in (torch.float32, torch.float64) else 0.02
+        if not torch.allclose(row, plain, rtol=0, atol=tolerance * float(plain.abs().max())):
             return "a trial on rows of different length did not give what its plain forward gives"
     return None
 
@@ -98,6 +101,7 @@ class RowModel:
         self.lengths = [0] * rows
         self.device = base.get_input_embeddings().weight.device
         self.dtype = base.get_input_embeddings().weight.dtype
+        self.known = base.get_input_embeddings().weight.shape[0]
         self.keeps_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
         kinds = getattr(config, "layer_types", None)
         window = getattr(config, "sliding_window", None)
@@ -109,7 +113,8 @@ class RowModel:
         self.chunk = getattr(config, "attention_chunk_size", None) if "chunked_attention" in self.windows else None
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], logits: bool = True) -> torch.Tensor | None:
-        tokens = tokens.to(self.device)
+        # A draft with less padding in its vocabulary may be shown an id beyond it; whatever it then guesses is verified.
+        tokens = tokens.to(self.device).clamp(max=self.known - 1)
         width = tokens.shape[1]
         prefill = not any(self.lengths)
         positions = self.cache.plan(self.lengths, width, self.device)
@@ -165,7 +170,8 @@ class CroppingModel:
         self.model, self.kwargs = model, dict(model_kwargs)
         self.cache: Cache = self.kwargs["past_key_values"]
         self.lengths = [self.cache.get_seq_length()]
-        self.device = base_of(model).get_input_embeddings().weight.device
+        table = base_of(model).get_input_embeddings().weight
+        self.device, self.known = table.device, table.shape[0]
         self.ids = input_ids[:, : self.lengths[0]].to(self.device)
         self.encoder_decoder = base_of(model).config.is_encoder_decoder
         for name in ("attention_mask", "position_ids", "logits_to_keep", "cache_position"):
@@ -174,8 +180,10 @@ class CroppingModel:
         self.fresh = True
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], logits: bool = True) -> torch.Tensor | None:
-        tokens = tokens.to(self.device)
+        tokens = tokens.to(self.device).clamp(max=self.known - 1)  # as in RowModel
         width = tokens.shape[1]
+        if self.fresh and logits:  # a prompt of one token has no prefill: this forward may be rolled back itself
+            self.cache.activate_past_recording()
         self.ids = torch.cat([self.ids, tokens], dim=1)
         inputs = self.model.prepare_inputs_for_generation(
             self.ids, next_sequence_length=width, is_first_iteration=self.fresh, **self.kwargs

@@ -72,7 +72,10 @@ class LossyPolicy:
         )
 
     def __str__(self) -> str:
-        return json.dumps(self.to_dict()) if self.to_dict() else "strict"
+        try:
+            return json.dumps(self.to_dict()) if self.to_dict() else "strict"
+        except ValueError:  # a rule, stop or filter of the user's own, without a name
+            return repr(self)
 
 
 POLICIES: dict[str, LossyPolicy] = {

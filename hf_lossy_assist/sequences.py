@@ -21,7 +21,7 @@ class Rows:
         """`input_ids` (B, width) with `pads[b]` padding tokens on the left of row b."""
         batch, self.width = input_ids.shape
         # One more column than is ever kept: a correction is written before its row is known to be full.
-        self.ids = input_ids.new_zeros(batch, max_length + 1)
+        self.ids = input_ids.new_zeros(batch, max_length + 1, dtype=torch.int64)
         self.ids[:, : self.width] = input_ids
         self.index = list(range(batch))
         self.pads, self.lengths = list(pads), [self.width] * batch

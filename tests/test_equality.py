@@ -311,6 +311,8 @@ def test_logits_processors(settings):
         for kind in ("often", "never"):
             out = assisted(model, inputs, draft_for("qwen2", kind), eos_token_id=end, **settings)
             assert torch.equal(out.sequences, expected), (end, kind)
+        own = assisted(model, inputs, model, eos_token_id=end, **settings)
+        assert own.speculation.draft_acceptance_rate == 1.0, "the draft's scores are not processed like the target's"
 
 
 class AtMultiplesOfSeven(StoppingCriteria):

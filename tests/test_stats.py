@@ -78,6 +78,14 @@ def test_a_row_that_ends_on_its_first_drafted_token():
     assert row.token_sources == [SOURCES.index("draft-lossy")]
 
 
+def test_all_that_was_sent_was_accepted():
+    """A filter sent 2 of 3: the token behind them is the target's bonus, not a correction."""
+    row = RowStats()
+    row.record(drafted=3, sent=2, accepted=2, lossy=[0, 0, 0], taken=3)
+    assert [SOURCES[s] for s in row.token_sources] == ["draft", "draft", "bonus"]
+    assert row.num_dropped_tokens == 1 and dict(row.steps) == {(2, 2): 1}
+
+
 def test_without_any_round():
     empty = SpeculationStats([RowStats()], 5, True)
     out = empty.to_dict(rows=True, sources=True)
@@ -146,10 +154,10 @@ def test_draft_that_is_never_right():
 
 def test_recount_of_a_ragged_batch():
     """Each row's text is followed by hand: the draft, run alone from scratch, says what was proposed in each round."""
-    lengths, gamma, total = (9, 1, 4), 4, 15
+    lengths, gamma, total = (9, 1, 4, 14), 4, 30
     new, stats = run("often", lengths, max_new_tokens=total, num_assistant_tokens=gamma)
     draft = tiny.draft_of(tiny.shared("llama"), "often")
-    inputs = tiny.prompts(lengths)
+    inputs, all_rounds = tiny.prompts(lengths), []
     for b, length in enumerate(lengths):
         prompt, text = inputs["input_ids"][b, -length:].tolist(), new[b].tolist()
         steps, written, rounds = {}, 0, 0
@@ -166,4 +174,6 @@ def test_recount_of_a_ragged_batch():
             steps[room, accepted] = steps.get((room, accepted), 0) + 1
             written, rounds = written + accepted + 1, rounds + 1
         row = stats.rows[b]
+        all_rounds.append(rounds)
         assert dict(row.steps) == steps and row.num_spec_steps == rounds and row.num_new_tokens == total
+    assert len(set(all_rounds)) > 1, "the rows were meant to get ahead of each other"

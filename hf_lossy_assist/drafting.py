@@ -52,38 +52,42 @@ class ModelDrafter:
         self.broken: torch.Tensor | None = None  # (B,) bool   NaN seen in this round
 
     def propose(self, rows: Rows, limits: Sequence[int]) -> Block:
-        device, batch, gamma = rows.ids.device, rows.ids.shape[0], max(limits)
+        device, batch = rows.ids.device, rows.ids.shape[0]
         room = torch.tensor(limits, device=device)
-        active, drafted = room > 0, torch.zeros_like(room)
-        eos = torch.tensor(sorted(rows.eos), device=device)
-        looks = self.stop.adaptive
-        tokens: list[torch.Tensor] = []  # (B,) each
+        tokens, peaks = [], []  # (B,) each   `peaks` is NaN where the logits are
         laws: list[torch.Tensor] = []  # (B, V) each
-        self.broken = torch.zeros_like(active)
+        over = room <= 0  # (B,) bool   rows that drafted enough; kept up to date for adaptive stops alone
+        overs: list[torch.Tensor] = []
 
         feed, counts = rows.after(self.model.lengths)
-        for i in range(gamma):
+        for i in range(max(limits)):
             raw = self._logits(feed, counts, device)  # (B, V)
             scores = self.processing(rows.ids, [n + i for n in rows.lengths], raw[:, None], rows.index)[:, 0]
-            self.broken |= scores.amax(dim=-1).isnan() & active
             if self.sampling:
                 laws.append(scores.softmax(dim=-1))
-                token = draw(laws[-1])
+                token, peak = draw(laws[-1]), laws[-1][:, 0]
             else:
-                token = scores.argmax(dim=-1)
+                peak, token = scores.max(dim=-1)
             tokens.append(token)
+            peaks.append(peak)
             if self.processing.needs_prefix:
                 rows.write(token[:, None], i)
-            drafted += active
-            active = active & (room > i + 1) & ~torch.isin(token, eos)
-            if looks:
-                active = active & ~self.stop(token[:, None], (raw,)).to(device)
-                if not bool(active.any()):  # the one look at the device that an adaptive stop costs
-                    break
             feed, counts = token[:, None], [1] * batch
+            if self.stop.adaptive:
+                over = over | self.stop(feed, (raw,)).to(device) | rows.ends(token)
+                overs.append(over)
+                if bool((over | (room <= i + 1)).all()):  # the one look at the device that an adaptive stop costs
+                    break
 
-        drawn = torch.stack(tokens, dim=1) if tokens else rows.ids[:, :0]
+        if not tokens:
+            self.broken = torch.zeros_like(over)
+            return Block(rows.ids[:, :0], room, None, self.sampling)
+        drawn = torch.stack(tokens, dim=1)  # (B, γ)
         rows.write(drawn)
+        ended = torch.stack(overs, dim=1) if overs else rows.ends(drawn)
+        drafted = torch.minimum(1 + (ended.long().cumsum(dim=1) == 0).sum(dim=1), room)  # up to the first end, with it
+        inside = torch.arange(len(tokens), device=device) < drafted[:, None]
+        self.broken = (torch.stack(peaks, dim=1).isnan() & inside).any(dim=1)
         return Block(drawn, drafted, torch.stack(laws, dim=1) if laws else None, self.sampling)
 
     def _logits(self, feed: torch.Tensor, counts: list[int], device: torch.device) -> torch.Tensor:

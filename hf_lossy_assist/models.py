@@ -92,8 +92,8 @@ def _trial(model: PreTrainedModel) -> str | None:
 class RowModel:
     """A decoder on a `RowCache`: any number of rows, each with its own length."""
 
-    def __init__(self, model: PreTrainedModel, rows: int, limit: int):
-        """`limit`: the most tokens that a row can come to hold."""
+    def __init__(self, model: PreTrainedModel, rows: int, limit: int, vocabulary: int | None = None):
+        """`limit`: the most tokens that a row can come to hold; `vocabulary`: the target's, if it may be larger."""
         base = base_of(model)
         config = base.config.get_text_config(decoder=True)
         self.model, self.config = model, config
@@ -102,6 +102,7 @@ class RowModel:
         self.device = base.get_input_embeddings().weight.device
         self.dtype = base.get_input_embeddings().weight.dtype
         self.known = base.get_input_embeddings().weight.shape[0]
+        self.narrow = vocabulary is not None and self.known < vocabulary
         self.keeps_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
         kinds = getattr(config, "layer_types", None)
         window = getattr(config, "sliding_window", None)
@@ -113,19 +114,20 @@ class RowModel:
         self.chunk = getattr(config, "attention_chunk_size", None) if "chunked_attention" in self.windows else None
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], logits: bool = True) -> torch.Tensor | None:
-        # A draft with less padding in its vocabulary may be shown an id beyond it; whatever it then guesses is verified.
-        tokens = tokens.to(self.device).clamp(max=self.known - 1)
+        tokens = tokens.to(self.device)
+        if self.narrow:  # shown an id beyond its own, it guesses badly, and the guess is verified as any other
+            tokens = tokens.clamp(max=self.known - 1)
         width = tokens.shape[1]
         prefill = not any(self.lengths)
-        positions = self.cache.plan(self.lengths, width, self.device)
+        slots = self.cache.plan(self.lengths, width, self.device)
+        # Padding alone lies beyond the limit, where learned positions end.
+        positions = slots if self.cache.visible <= self.cache.limit else slots.clamp(max=self.cache.limit - 1)
         extra: dict[str, Any] = {"logits_to_keep": 1} if self.keeps_logits and not logits else {}
         out = self.model(
             input_ids=tokens,
-            position_ids=positions.clamp(
-                max=self.cache.limit - 1
-            ),  # padding alone lies beyond; learned positions end there
+            position_ids=positions,
             # Right padding is hidden by causality alone, so a prefill keeps the fast causal kernel.
-            attention_mask=None if prefill else self._mask(positions),
+            attention_mask=None if prefill else self._mask(slots),
             past_key_values=self.cache,
             use_cache=True,
             **extra,

@@ -29,6 +29,7 @@ class Rows:
         self.finished = [False] * batch
         self.done: list[torch.Tensor | None] = [None] * batch  # (new tokens,) of each dropped row
         self.eos = {t for c in criteria if isinstance(c, EosTokenCriteria) for t in c.eos_token_id.tolist()}
+        self._eos = torch.tensor(sorted(self.eos), device=self.ids.device)
         self._clocks = [c for c in criteria if isinstance(c, MaxTimeCriteria)]
         known = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)
         self._others = StoppingCriteriaList([c for c in criteria if not isinstance(c, known)])
@@ -56,8 +57,18 @@ class Rows:
         )
         return self.ids.gather(1, columns.clamp(max=self.ids.shape[1] - 1)), counts
 
+    def ends(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Which of `tokens` are end tokens, of the same shape, bool."""
+        if len(self._eos) == 1:
+            return tokens == self._eos
+        return torch.isin(tokens, self._eos)
+
     def write(self, tokens: torch.Tensor, offset: torch.Tensor | int = 0) -> None:
         """Put `tokens` (B, k) behind each row's text, `offset` (B,) places further, without making them part of it."""
+        if isinstance(offset, int) and len(set(self.lengths)) == 1:
+            room = self.ids[:, self.lengths[0] + offset :][:, : tokens.shape[1]]
+            room.copy_(tokens[:, : room.shape[1]])
+            return
         columns = torch.tensor(self.lengths, device=self.ids.device) + offset
         columns = columns[:, None] + torch.arange(tokens.shape[1], device=self.ids.device)
         self.ids.scatter_(1, columns.clamp(max=self.ids.shape[1] - 1), tokens)

@@ -7,8 +7,9 @@
 Arms at batch 1: `target` (Transformers' generate alone), `assisted γ` (Transformers' assisted generation with
 num_assistant_tokens=γ, schedule "constant", confidence threshold 0), `assisted default` (the same with Transformers' defaults:
 20 tokens, threshold 0.4, refitted every round where scikit-learn is installed), `strict γ` and `svip` (ours). Then `target`,
-`strict γ` and `svip` in batches. Every arm does all prompts once per repeat, in an order that rotates from repeat to repeat,
-after one warm-up; the figure is the median. Greedy; a row counts its tokens up to and with its end token.
+`strict γ` and `svip` in batches. In every repeat each arm does all prompts once, and arms of one batch size take turns at each
+batch, in an order that rotates; figures are medians over the repeats, ratios the medians of the ratios within a repeat. Greedy; a
+row counts its tokens up to and with its end token.
 """
 
 import argparse
@@ -58,33 +59,53 @@ def load(args: argparse.Namespace) -> tuple[Any, Any, Any, list[str]]:
 
 
 class Arm:
-    """One way to continue all prompts. `run` returns tokens, seconds, texts and, for ours, statistics."""
+    """One way to continue prompts, `batch_size` at a time; keeps what the current repeat took."""
 
     def __init__(self, name: str, batch_size: int, generate: Callable[..., Any]):
         self.name, self.batch_size, self.generate = name, batch_size, generate
-        self.speeds: list[float] = []
-        self.stats: SpeculationStats | None = None
-        self.texts: list[tuple[int, ...]] = []
+        self.speeds: list[float] = []  # tokens per second of each repeat
+        self.begin()
 
-    def run(self, tokenizer: Any, prompts: list[str], args: argparse.Namespace, ends: set[int]) -> float:
-        self.texts, calls, tokens, seconds = [], [], 0, 0.0
-        for i in range(0, len(prompts), self.batch_size):
-            inputs = tokenizer(prompts[i : i + self.batch_size], return_tensors="pt", padding=True).to(args.device)
-            inputs.pop("token_type_ids", None)
-            synchronize(args.device)
-            began = time.perf_counter()
-            out = self.generate(
-                **inputs, max_new_tokens=args.max_new_tokens, do_sample=False, return_dict_in_generate=True
-            )
-            synchronize(args.device)
-            seconds += time.perf_counter() - began
-            calls.append(getattr(out, "speculation", None))
-            for row in out.sequences[:, inputs["input_ids"].shape[1] :].tolist():
-                end = next((j + 1 for j, token in enumerate(row) if token in ends), len(row))
-                self.texts.append(tuple(row[:end]))
-                tokens += end
-        self.stats = SpeculationStats.merge([c for c in calls if c]) if calls[0] else None
-        return tokens / seconds
+    def begin(self) -> None:
+        self.tokens, self.seconds = 0, 0.0
+        self.texts: list[tuple[int, ...]] = []
+        self.calls: list[SpeculationStats] = []
+
+    def run(self, tokenizer: Any, prompts: list[str], args: argparse.Namespace, ends: set[int]) -> None:
+        """Continue one batch of prompts."""
+        inputs = tokenizer(prompts, return_tensors="pt", padding=True).to(args.device)
+        inputs.pop("token_type_ids", None)
+        synchronize(args.device)
+        began = time.perf_counter()
+        out = self.generate(
+            **inputs, max_new_tokens=args.max_new_tokens, do_sample=False, return_dict_in_generate=True
+        )
+        synchronize(args.device)
+        self.seconds += time.perf_counter() - began
+        self.calls += [out.speculation] if getattr(out, "speculation", None) else []
+        for row in out.sequences[:, inputs["input_ids"].shape[1] :].tolist():
+            end = next((j + 1 for j, token in enumerate(row) if token in ends), len(row))
+            self.texts.append(tuple(row[:end]))
+            self.tokens += end
+
+
+def one_repeat(arms: list[Arm], tokenizer: Any, prompts: list[str], args: argparse.Namespace, ends: set[int]) -> None:
+    """Every arm does every prompt once; arms of one batch size take turns at each batch, in an order that rotates."""
+    for arm in arms:
+        arm.begin()
+    for size in sorted({arm.batch_size for arm in arms}):
+        same = [arm for arm in arms if arm.batch_size == size]
+        for turn, start in enumerate(range(0, len(prompts), size)):
+            shift = turn % len(same)
+            for arm in same[shift:] + same[:shift]:
+                arm.run(tokenizer, prompts[start : start + size], args, ends)
+    for arm in arms:
+        arm.speeds.append(arm.tokens / arm.seconds)
+
+
+def ratio(arm: Arm, other: Arm) -> float:
+    """Median over the repeats of how many times as fast `arm` was in the same repeat."""
+    return round(statistics.median(a / b for a, b in zip(arm.speeds, other.speeds, strict=True)), 3)
 
 
 def synchronize(device: str) -> None:
@@ -133,6 +154,27 @@ def arms_for(target: Any, draft: Any, args: argparse.Namespace) -> list[Arm]:
     return arms
 
 
+def row_of(arm: Arm, arms: list[Arm]) -> dict[str, Any]:
+    """The figures of one arm."""
+    target, assisted = arms[0], arms[1]
+    alone = next(a for a in arms if a.name == arm.name and a.batch_size == 1)
+    stats = SpeculationStats.merge(arm.calls) if arm.calls else None
+    return {
+        "arm": arm.name,
+        "batch_size": arm.batch_size,
+        "tokens_per_second": round(statistics.median(arm.speeds), 1),
+        "lowest": round(min(arm.speeds), 1),
+        "highest": round(max(arm.speeds), 1),
+        "over_target": ratio(arm, target),
+        "over_assisted": ratio(arm, assisted),
+        "over_batch_1": ratio(arm, alone),
+        "texts_equal_to_target": sum(a == b for a, b in zip(arm.texts, target.texts, strict=True)) / len(arm.texts),
+        "mean_acceptance_length": round(stats.mean_acceptance_length, 3) if stats else None,
+        "draft_acceptance_rate": round(stats.draft_acceptance_rate, 4) if stats else None,
+        "forwards": stats.forwards if stats else None,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="target: a path or Hub id; default the demo pair")
@@ -155,45 +197,24 @@ def main() -> None:
     ends = target.generation_config.eos_token_id
     ends = set(ends if isinstance(ends, list) else [ends])
     arms = arms_for(target, draft, args)
-    for arm in arms:  # warm-up
-        arm.run(tokenizer, prompts[: max(arm.batch_size, 2)], args, ends)
-    for repeat in range(args.repeats):
-        shift = repeat % len(arms)
-        for arm in arms[shift:] + arms[:shift]:
-            arm.speeds.append(arm.run(tokenizer, prompts, args, ends))
-
-    reference = arms[0]
-    where = (
-        torch.cuda.get_device_name()
-        if args.device.startswith("cuda")
-        else f"{platform.machine()}, {torch.get_num_threads()} threads"
-    )
-    rows = []
+    one_repeat(arms, tokenizer, prompts[: min(len(prompts), 2)], args, ends)  # warm-up
     for arm in arms:
-        speed, stats = statistics.median(arm.speeds), arm.stats
-        rows.append(
-            {
-                "arm": arm.name,
-                "batch_size": arm.batch_size,
-                "tokens_per_second": round(speed, 1),
-                "lowest": round(min(arm.speeds), 1),
-                "highest": round(max(arm.speeds), 1),
-                "over_target_alone": round(speed / statistics.median(reference.speeds), 3),
-                "texts_equal_to_target": sum(a == b for a, b in zip(arm.texts, reference.texts, strict=True))
-                / len(prompts),
-                "mean_acceptance_length": round(stats.mean_acceptance_length, 3) if stats else None,
-                "draft_acceptance_rate": round(stats.draft_acceptance_rate, 4) if stats else None,
-                "forwards": stats.forwards if stats else None,
-            }
-        )
+        arm.speeds.clear()
+    for _ in range(args.repeats):
+        one_repeat(arms, tokenizer, prompts, args, ends)
+
+    where = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    if args.device.startswith("cuda"):
+        where = torch.cuda.get_device_name()
+    rows = [row_of(arm, arms) for arm in arms]
     table = Table(
-        "arm", "batch", "tokens/s", "range", "× target", "equal", "accepted/round", "acceptance", title=where
+        "arm", "batch", "tokens/s", "range", "× target", "× assisted", "× batch 1", "equal", "accepted", title=where
     )
     for r in rows:
-        acceptance = "" if r["draft_acceptance_rate"] is None else f"{r['draft_acceptance_rate']:.1%}"
+        accepted = "" if r["draft_acceptance_rate"] is None else f"{r['draft_acceptance_rate']:.1%}"
         table.add_row(
-            str(r["arm"]), str(r["batch_size"]), str(r["tokens_per_second"]), f"{r['lowest']}–{r['highest']}",
-            str(r["over_target_alone"]), f"{r['texts_equal_to_target']:.0%}", str(r["mean_acceptance_length"] or ""), acceptance,
+            str(r["arm"]), str(r["batch_size"]), str(r["tokens_per_second"]), f"{r['lowest']}–{r['highest']}", str(r["over_target"]),
+            str(r["over_assisted"]), str(r["over_batch_1"]), f"{r['texts_equal_to_target']:.0%}", accepted,
         )  # fmt: skip
     Console(width=120).print(table)
     if args.json:

@@ -11,7 +11,7 @@ import torch
 
 from .block import Block, Verdict
 from .drafting import Drafter
-from .models import CachedModel
+from .models import CachedModel, CroppingModel
 from .policy import LossyPolicy
 from .processing import Processing
 from .rules import decide
@@ -42,7 +42,7 @@ class Call:
 
 
 def decode(call: Call) -> SpeculationStats:
-    """Write every row to its end. Both models must hold their prompts up to the last token (`prefill`)."""
+    """Write every row to its end. Both models have had their `prefill`."""
     rows, target, drafter = call.rows, call.target, call.drafter
     batch = len(rows.index)
     stats = SpeculationStats([RowStats() for _ in range(batch)], call.stop.longest, call.policy.lossless)
@@ -66,20 +66,23 @@ def decode(call: Call) -> SpeculationStats:
 
 
 def prefill(model: CachedModel, rows: Rows, clock: Clock) -> None:
-    """Run each row's prompt up to its last token, which starts the first round. No logits are needed of it."""
+    """Run each row's prompt up to its last token, which starts the first round. No logits are needed of it.
+
+    Prompts of one length need no forward of their own: their first block brings them along.
+    """
     tokens, counts = rows.after(model.lengths)
-    if tokens.shape[1] > 1:
+    if tokens.shape[1] > 1 and (len(set(counts)) > 1 or isinstance(model, CroppingModel)):
         with clock.time("prefill"):
-            model.feed(tokens[:, :-1], [c - 1 for c in counts], logits=False)
+            model.feed(tokens[:, :-1], [c - 1 for c in counts], keep=0)
 
 
 def verify(call: Call, block: Block) -> torch.Tensor:
     """One target forward over each row's last token and its drafted tokens; fills `block.scores`, returns the raw logits."""
     rows, gamma = call.rows, block.tokens.shape[1]
-    last, _ = rows.after(call.target.lengths)  # (B, 1)
+    last, counts = rows.after(call.target.lengths)  # (B, 1); in the first round perhaps the whole prompt
     with call.clock.time("target"):
-        logits = call.target.feed(torch.cat([last, block.tokens], dim=1), [1 + gamma] * len(rows.index))
-    assert logits is not None
+        tokens = torch.cat([last, block.tokens], dim=1)
+        logits = call.target.feed(tokens, [count + gamma for count in counts], keep=1 + gamma)
     raw = logits.to(device=rows.ids.device, dtype=torch.float32)
     block.scores = call.processing(rows.ids, rows.lengths, raw, rows.index)
     return raw

@@ -92,9 +92,9 @@ class ModelDrafter:
 
     def _logits(self, feed: torch.Tensor, counts: list[int], device: torch.device) -> torch.Tensor:
         with self.clock.time("draft"):
-            logits = self.model.feed(feed, counts)
-        assert logits is not None
-        last = logits[:, -1] if len(set(counts)) == 1 else logits[range(len(counts)), [c - 1 for c in counts]]
+            even = len(set(counts)) == 1
+            logits = self.model.feed(feed, counts, keep=1 if even else None)
+        last = logits[:, -1] if even else logits[range(len(counts)), [c - 1 for c in counts]]
         last = last[:, : self.vocabulary].to(device=device, dtype=torch.float32)
         missing = self.vocabulary - last.shape[1]
         return torch.nn.functional.pad(last, (0, missing), value=float("-inf")) if missing else last

@@ -23,8 +23,11 @@ class CachedModel(Protocol):
     lengths: list[int]
     device: torch.device
 
-    def feed(self, tokens: torch.Tensor, counts: Sequence[int], logits: bool = True) -> torch.Tensor | None:
-        """Run `tokens` (B, Q), of which row b's first `counts[b]` are real, behind what the cache holds. → (B, Q, V)."""
+    def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
+        """Run `tokens` (B, Q), of which row b's first `counts[b]` are real, behind what the cache holds.
+
+        Returns the logits of the last `keep` positions, (B, keep, V); None: of all Q; 0: nothing can be read from them.
+        """
 
     def rollback(self, lengths: Sequence[int]) -> None:
         """Forget everything behind each row's first `lengths[b]` tokens."""
@@ -74,13 +77,12 @@ def _trial(model: PreTrainedModel) -> str | None:
     texts, held = [ids[0, :8], ids[1, 2:]], [4, 3]
     runner = RowModel(model, 2, 16)
     try:
-        runner.feed(torch.stack([text[:4] for text in texts]), held, logits=False)
+        runner.feed(torch.stack([text[:4] for text in texts]), held, keep=0)
         runner.feed(torch.stack([texts[1][:4], texts[0][:4]]), [4, 4])
         runner.rollback(held)
         got = runner.feed(torch.stack([text[n : n + 4] for text, n in zip(texts, held, strict=True)]), [4, 4])
     except (RuntimeError, ValueError, TypeError, IndexError) as error:  # it does not take a 4-D mask, say
         return f"a trial on rows of different length failed ({str(error).splitlines()[0]})"
-    assert got is not None
     for row, text, n in zip(got.float(), texts, held, strict=True):
         plain = model(text[None, : n + 4]).logits[0, n:].float()
         tolerance = 1e-4 if runner.dtype in (torch.float32, torch.float64) else 0.02
@@ -99,6 +101,7 @@ class RowModel:
         self.model, self.config = model, config
         self.cache = RowCache(config.num_hidden_layers, limit)
         self.lengths = [0] * rows
+        self._open: torch.Tensor | None = None
         self.device = base.get_input_embeddings().weight.device
         self.dtype = base.get_input_embeddings().weight.dtype
         self.known = base.get_input_embeddings().weight.shape[0]
@@ -113,7 +116,7 @@ class RowModel:
             self.windows["sliding_attention"] = window
         self.chunk = getattr(config, "attention_chunk_size", None) if "chunked_attention" in self.windows else None
 
-    def feed(self, tokens: torch.Tensor, counts: Sequence[int], logits: bool = True) -> torch.Tensor | None:
+    def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device)
         if self.narrow:  # shown an id beyond its own, it guesses badly, and the guess is verified as any other
             tokens = tokens.clamp(max=self.known - 1)
@@ -122,7 +125,8 @@ class RowModel:
         slots = self.cache.plan(self.lengths, width, self.device)
         # Padding alone lies beyond the limit, where learned positions end.
         positions = slots if self.cache.visible <= self.cache.limit else slots.clamp(max=self.cache.limit - 1)
-        extra: dict[str, Any] = {"logits_to_keep": 1} if self.keeps_logits and not logits else {}
+        keep = width if keep is None else keep
+        extra: dict[str, Any] = {"logits_to_keep": max(keep, 1)} if self.keeps_logits and keep < width else {}
         out = self.model(
             input_ids=tokens,
             position_ids=positions,
@@ -133,7 +137,7 @@ class RowModel:
             **extra,
         )
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
-        return out.logits if logits else None
+        return out.logits[:, out.logits.shape[1] - keep :]
 
     def _mask(self, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor] | None:
         """An additive mask (1 or B, 1, Q, visible) in the model's dtype, one for each kind of layer if there are several."""
@@ -141,13 +145,21 @@ class RowModel:
         if positions.shape == (1, 1) and all(
             (w is None or visible <= w) and kind != "chunked_attention" for kind, w in self.windows.items()
         ):
-            return None  # one token that sees everything before it
+            # One token that sees everything before it needs no mask. On a CPU a ready one is still cheaper than the model's own
+            # way of finding that out (0.29 ms against 0.34 ms for the demo draft's step).
+            return self._open_mask(visible) if self.device.type == "cpu" else None
         lowest = torch.finfo(self.dtype).min
         masks = {}
         for kind, window in self.windows.items():
             seen = visibility(positions, visible, window, self.chunk if kind == "chunked_attention" else None)
             masks[kind] = torch.zeros_like(seen, dtype=self.dtype).masked_fill_(~seen, lowest)
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _open_mask(self, visible: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        if self._open is None or self._open.shape[-1] < visible:
+            self._open = torch.zeros(1, 1, 1, self.cache.capacity, dtype=self.dtype, device=self.device)
+        mask = self._open[..., :visible]
+        return mask if len(self.windows) == 1 else dict.fromkeys(self.windows, mask)
 
     def rollback(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
@@ -181,10 +193,10 @@ class CroppingModel:
                 self.kwargs.pop(name, None)
         self.fresh = True
 
-    def feed(self, tokens: torch.Tensor, counts: Sequence[int], logits: bool = True) -> torch.Tensor | None:
+    def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device).clamp(max=self.known - 1)  # as in RowModel
         width = tokens.shape[1]
-        if self.fresh and logits:  # a prompt of one token has no prefill: this forward may be rolled back itself
+        if self.fresh and keep != 0:  # a prompt of one token has no prefill: this forward may be rolled back itself
             self.cache.activate_past_recording()
         self.ids = torch.cat([self.ids, tokens], dim=1)
         inputs = self.model.prepare_inputs_for_generation(
@@ -201,7 +213,7 @@ class CroppingModel:
                 )
             self.cache.activate_past_recording()
         self.lengths = [self.lengths[0] + width]
-        return out.logits[:, -width:] if logits else None
+        return out.logits[:, out.logits.shape[1] - (width if keep is None else keep) :]
 
     def rollback(self, lengths: Sequence[int]) -> None:
         surplus = self.lengths[0] - lengths[0]

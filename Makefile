@@ -24,7 +24,7 @@ fix: install
 	$(BIN)/ruff format .
 
 test: install
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2  # two processes of one thread each: tiny models, two cores
 
 demo: install
 	$(BIN)/hf-lossy generate --policy svip

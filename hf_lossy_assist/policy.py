@@ -40,7 +40,7 @@ class LossyPolicy:
         ):
             value = getattr(self, seam)
             if not (isinstance(value, base) or (optional and value is None)):
-                raise TypeError(f"LossyPolicy.{seam}: expected a {base.__name__}, got {value!r}")
+                raise TypeError(f"LossyPolicy.{seam}: expected an object of {base.__name__}, got {value!r}")
 
     @property
     def lossless(self) -> bool:
@@ -111,6 +111,8 @@ def as_policy(given: Any) -> LossyPolicy:
         if given in POLICIES:
             return POLICIES[given]
         raise ValueError(f"lossy_policy: {nearest('policy', given, POLICIES)}")
+    if isinstance(given, type):
+        raise TypeError(f"lossy_policy: got the class {given.__name__}; pass an object of it, {given.__name__}()")
     raise TypeError(
         f"lossy_policy: expected a LossyPolicy, a rule, a stop, a name, a dict or a JSON file, got {type(given).__name__}"
     )

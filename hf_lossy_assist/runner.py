@@ -65,6 +65,7 @@ class Runner:
         self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
         self.settings, self.cache_given = dict(settings or {}), cache_given
         self.generator_settings: dict[str, Any] = {}
+        self._other: bool | None = None
 
     # -- what to draft with -------------------------------------------------------------------------------------------
 
@@ -94,20 +95,21 @@ class Runner:
                 raise ValueError(
                     f"the target is {kinds[ours]}, the assistant {kinds[theirs]}: they must be of one kind"
                 )
-            if not self.other_tokenizer(model):
+            if not self.other_tokenizer():
                 self._check_vocabularies(model)
         if self.generator_settings.get("prompt_lookup_num_tokens") is not None:
             check_int("prompt_lookup_num_tokens", self.generator_settings["prompt_lookup_num_tokens"], 1)
         self.draft_stop()
 
-    def other_tokenizer(self, model: Any) -> bool:
-        """True when both tokenizers were given and they do not agree on every id they share."""
+    def other_tokenizer(self) -> bool:
+        """True when both tokenizers were given and they do not agree on the id of every token they share."""
         if self.tokenizer is None or self.assistant_tokenizer is None:
             return False
-        ours, theirs = self.tokenizer.get_vocab(), self.assistant_tokenizer.get_vocab()
-        return any(ours[token] != theirs[token] for token in ours.keys() & theirs.keys()) or not (
-            ours.keys() & theirs.keys()
-        )
+        if self._other is None:
+            ours, theirs = self.tokenizer.get_vocab(), self.assistant_tokenizer.get_vocab()
+            shared = ours.keys() & theirs.keys()
+            self._other = not shared or any(ours[token] != theirs[token] for token in shared)
+        return self._other
 
     def _check_vocabularies(self, model: Any) -> None:
         sizes = [base_of(m).config.get_text_config().vocab_size for m in (model, self.assistant)]
@@ -141,7 +143,7 @@ class Runner:
             return Heuristic(gamma or Heuristic.initial, max(gamma or 0, Heuristic.max_draft))
         if schedule not in (None, "constant"):
             raise ValueError(f'num_assistant_tokens_schedule: expected "constant" or "heuristic", got {schedule!r}')
-        return Constant(gamma or Constant.gamma)
+        return Constant(gamma or self.generator_settings.get("prompt_lookup_num_tokens") or Constant.gamma)
 
     # -- the call -----------------------------------------------------------------------------------------------------
 
@@ -216,7 +218,7 @@ class Runner:
         self, model: Any, rows: Rows, stop: DraftStop, processing: Processing, vocabulary: int, sampling: bool,
         clock: Clock, generation_config: GenerationConfig, inputs_tensor: torch.Tensor | None, model_kwargs: dict[str, Any],
     ) -> Drafter:  # fmt: skip
-        if self.assistant is not None and not self.other_tokenizer(model):
+        if self.assistant is not None and not self.other_tokenizer():
             reason = why_not_rows(self.assistant)
             if reason is None:
                 draft: CachedModel = RowModel(self.assistant, len(rows.index), rows.max_length, vocabulary)

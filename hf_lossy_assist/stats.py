@@ -89,7 +89,7 @@ class RowStats:
 class SpeculationStats:
     """Statistics of one generate call; `rows[b]` holds row b's own.
 
-    `forwards` and `seconds` count by part: "prefill" (of all models), "target", "draft", and with other policies "companion"
+    `forwards` and `seconds` count by part: "prefill" (of all models, where prompts are ragged), "target", "draft", and with other policies "companion"
     and "head".
     """
 

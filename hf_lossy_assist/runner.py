@@ -1,6 +1,7 @@
 """`Runner`: a policy and a draft as the decoding loop that Transformers' `generate` calls with everything prepared."""
 
 import copy
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -312,10 +313,12 @@ def _assistant_inputs(
     own: dict[str, Any] = {"use_cache": True}
     if base.config.is_encoder_decoder:
         assert inputs_tensor is not None, "generate gives it to every callable that names it"
-        mask = model_kwargs.get("attention_mask")
-        own["attention_mask"] = None if mask is None else mask.to(base.device)
-        own = base._maybe_prepare_encoder_kwargs_for_generation(
-            inputs_tensor.to(base.device), own, base.main_input_name, config
-        )
+        encoder, mask = base.get_encoder(), model_kwargs.get("attention_mask")
+        inputs = {base.main_input_name: inputs_tensor.to(base.device)}
+        if mask is not None:
+            own["attention_mask"] = mask.to(base.device)
+            if "attention_mask" in inspect.signature(encoder.forward).parameters:
+                inputs["attention_mask"] = own["attention_mask"]
+        own["encoder_outputs"] = encoder(**inputs, return_dict=True)
     base._prepare_cache_for_generation(copy.deepcopy(config), own, None, len(rows.index), rows.max_length)
     return own

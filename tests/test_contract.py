@@ -259,16 +259,12 @@ def test_prepare_cache_for_generation():
     assert isinstance(kwargs["past_key_values"], DynamicCache)
 
 
-def test_prepare_encoder_kwargs():
+def test_get_encoder():
     """runner: the encoder output of a T5 draft."""
-    names = ["self", "inputs_tensor", "model_kwargs", "model_input_name", "generation_config"]
-    assert parameters(GenerationMixin._maybe_prepare_encoder_kwargs_for_generation) == names
     model = tiny.shared("t5")
     with torch.no_grad():
-        out = model._maybe_prepare_encoder_kwargs_for_generation(
-            torch.arange(4, 9)[None], {"attention_mask": None}, model.main_input_name, GenerationConfig()
-        )
-    assert out["encoder_outputs"].last_hidden_state.shape == (1, 5, 32)
+        out = model.get_encoder()(**{model.main_input_name: torch.arange(4, 9)[None]}, return_dict=True)
+    assert out.last_hidden_state.shape == (1, 5, 32)
 
 
 # -- candidate generators -------------------------------------------------------------------------------------------------

@@ -49,11 +49,11 @@ def generate(
         list[str] | None, typer.Option(help="a prompt (repeatable); default a few demo problems")
     ] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON lines with `prompt` (or GSM8K, Spec-Bench rows)")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    max_new_tokens: Annotated[int, typer.Option()] = 128,
     do_sample: Annotated[bool, typer.Option("--do-sample", help="sample; default greedy")] = False,
     temperature: Annotated[float, typer.Option(help="with --do-sample")] = 1.0,
     seed: Annotated[int, typer.Option(help="of sampling and of the demo problems")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1)] = 1,
+    batch_size: Annotated[int, typer.Option()] = 1,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; default cuda where there is one")] = "auto",
     chat: Annotated[bool, typer.Option("--chat", help="put prompts through the tokenizer's chat template")] = False,
@@ -64,11 +64,14 @@ def generate(
     import torch
 
     from . import demo
+    from .errors import check_int
     from .evaluation.prompts import read_prompts
     from .integration import enable
     from .policy import as_policy
     from .stats import SpeculationStats
 
+    check_int("--max-new-tokens", max_new_tokens, 1)
+    check_int("--batch-size", batch_size, 1)
     if stream and (as_json or batch_size > 1):
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
     if prompt and prompts:
@@ -82,6 +85,8 @@ def generate(
     texts = texts or [p.prompt for p in problems]
     if not texts:
         raise ValueError("nothing to continue: pass --prompt or --prompts with --model")
+    if not all(t.strip() for t in texts):
+        raise ValueError("a prompt is empty: every prompt needs some text")
 
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     target, draft, tokenizer = _load(model, assistant, dtype, device)

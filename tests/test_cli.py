@@ -77,6 +77,9 @@ def test_streaming_prints_the_text_once():
         (["--dtype", "float7"], "float7"),
         (["--device", "tpu9"], "tpu9"),
         (["--stream", "--json"], "--stream"),
+        (["--max-new-tokens", "0"], "--max-new-tokens"),
+        (["--batch-size", "-2"], "--batch-size"),
+        (["--prompt", " "], "empty"),
         (
             ["--model", "/nonexistent/model", "--assistant", "/nonexistent/model", "--prompt", "a"],
             "/nonexistent/model",

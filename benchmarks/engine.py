@@ -175,6 +175,15 @@ def row_of(arm: Arm, arms: list[Arm]) -> dict[str, Any]:
     }
 
 
+def machine(device: str) -> str:
+    """What the figures were taken on."""
+    return (
+        torch.cuda.get_device_name()
+        if device.startswith("cuda")
+        else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="target: a path or Hub id; default the demo pair")
@@ -203,9 +212,7 @@ def main() -> None:
     for _ in range(args.repeats):
         one_repeat(arms, tokenizer, prompts, args, ends)
 
-    where = f"{platform.machine()}, {torch.get_num_threads()} threads"
-    if args.device.startswith("cuda"):
-        where = torch.cuda.get_device_name()
+    where = machine(args.device)
     rows = [row_of(arm, arms) for arm in arms]
     table = Table(
         "arm", "batch", "tokens/s", "range", "× target", "× assisted", "× batch 1", "equal", "accepted", title=where

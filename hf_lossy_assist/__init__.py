@@ -3,13 +3,16 @@
 from . import demo
 from .block import Block, Verdict
 from .drafting import StoppingCandidateGenerator
+from .features import FeatureSpec
 from .filters import VerifyAll, VerifyFilter
+from .heads import Head, HeadConfig, LinearHead, MLPHead
+from .identity import ModelIdentity
 from .integration import disable, enable, is_enabled, stock_stop
-from .policy import LossyPolicy, as_policy
-from .rules import AcceptanceRule, Strict
+from .policy import LossyPolicy, Sprinter, as_policy
+from .rules import AcceptanceRule, AllButLast, Strict
 from .runner import Runner
 from .stats import RowStats, SpeculationStats
-from .stops import SVIP, Confidence, Constant, DraftStop, Heuristic
+from .stops import SVIP, Confidence, Constant, DraftStop, HeadStop, Heuristic
 
 
 __version__ = "0.1.0"
@@ -17,15 +20,24 @@ __version__ = "0.1.0"
 __all__ = [
     "SVIP",
     "AcceptanceRule",
+    "AllButLast",
     "Block",
     "Confidence",
     "Constant",
     "DraftStop",
+    "FeatureSpec",
+    "Head",
+    "HeadConfig",
+    "HeadStop",
     "Heuristic",
+    "LinearHead",
     "LossyPolicy",
+    "MLPHead",
+    "ModelIdentity",
     "RowStats",
     "Runner",
     "SpeculationStats",
+    "Sprinter",
     "StoppingCandidateGenerator",
     "Strict",
     "Verdict",

@@ -47,3 +47,4 @@ class Verdict:
     accepted: torch.Tensor  # (B,) int64    n
     token: torch.Tensor  # (B,) int64       the correction after a rejection, else the bonus token
     lossy: torch.Tensor  # (B, γ) bool      accepted tokens that strict acceptance would have rejected
+    unseen: torch.Tensor | None = None  # (B, γ) bool   accepted tokens that were not looked at; None: all were

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .commands import add_to, chats
+
 
 if TYPE_CHECKING:
     from .stats import RowStats
@@ -35,16 +37,16 @@ def main() -> None:
         sys.exit(2)
 
 
-@app.callback()
-def _options() -> None:
-    """Keeps `generate` a subcommand while it is the only one."""
+add_to(app)
 
 
 @app.command()
 def generate(
     model: Annotated[str | None, typer.Option(help="target: a path or Hub id; default the embedded demo")] = None,
     assistant: Annotated[str | None, typer.Option(help="draft: a path or Hub id; default the embedded demo")] = None,
-    policy: Annotated[str, typer.Option(help="name, JSON or JSON file; `target` runs the target alone")] = "strict",
+    policy: Annotated[str, typer.Option(help="name, JSON, file, folder or Hub id; `target`: no draft")] = "strict",
+    head: Annotated[str | None, typer.Option(help="of `--policy sprinter`; default the demo head")] = None,
+    threshold: Annotated[float, typer.Option(help="of `--policy sprinter`")] = 0.5,
     prompt: Annotated[
         list[str] | None, typer.Option(help="a prompt (repeatable); default a few demo problems")
     ] = None,
@@ -67,7 +69,6 @@ def generate(
     from .errors import check_int
     from .evaluation.prompts import read_prompts
     from .integration import enable
-    from .policy import as_policy
     from .stats import SpeculationStats
 
     check_int("--max-new-tokens", max_new_tokens, 1)
@@ -79,7 +80,7 @@ def generate(
     if (model is None) != (assistant is None) and policy != "target":
         given, missing = ("--model", "--assistant") if assistant is None else ("--assistant", "--model")
         raise ValueError(f"{given} needs {missing} beside it (without both, the demo models run)")
-    chosen = None if policy == "target" else as_policy(policy)
+    chosen = None if policy == "target" else _policy(policy, head, threshold, model is None)
     texts = list(prompt or []) or (read_prompts(prompts) if prompts else [])
     problems = [] if texts or model is not None else demo.problems(DEMO_PROBLEMS, seed)
     texts = texts or [p.prompt for p in problems]
@@ -88,21 +89,16 @@ def generate(
     if not all(t.strip() for t in texts):
         raise ValueError("a prompt is empty: every prompt needs some text")
 
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    target, draft, tokenizer = _load(model, assistant, dtype, device)
+    target, draft, tokenizer = load(model, assistant, dtype, device)
     enable(target)
-    if chat:
-        texts = [
-            tokenizer.apply_chat_template([{"role": "user", "content": t}], tokenize=False, add_generation_prompt=True)
-            for t in texts
-        ]
+    texts = chats(tokenizer, texts) if chat else texts
 
     torch.manual_seed(seed)
     outputs: list[dict[str, Any]] = []
     calls: list[SpeculationStats] = []
     seconds = 0.0
     for start in range(0, len(texts), batch_size):
-        inputs = tokenizer(texts[start : start + batch_size], return_tensors="pt", padding=True).to(device)
+        inputs = tokenizer(texts[start : start + batch_size], return_tensors="pt", padding=True).to(target.device)
         inputs.pop("token_type_ids", None)
         if stream:
             from transformers import TextStreamer
@@ -149,12 +145,43 @@ def generate(
     _report(merged, sum(len(o["ids"]) for o in outputs), seconds, policy)
 
 
-def _load(model: str | None, assistant: str | None, dtype: str, device: str) -> tuple[Any, Any, Any]:
+def _policy(policy: str, head: str | None, threshold: float, demo_models: bool) -> Any:
+    """`--policy`: what `lossy_policy=` takes, `sprinter` with its head, or a repository on the Hub."""
+    from . import demo
+    from .heads import Head
+    from .policy import POLICIES, LossyPolicy, Sprinter, as_policy
+
+    if policy != "sprinter" and head is not None:
+        raise ValueError(f"--head is for --policy sprinter, not {policy!r}")
+    if policy == "sprinter":
+        if head is None and not demo_models:
+            raise ValueError(
+                "--policy sprinter needs --head for models of your own: a folder or org/name (hf-lossy fit)"
+            )
+        return Sprinter(demo.head() if head is None else Head.from_pretrained(head), threshold)
+    on_the_hub = policy.count("/") == 1 and not policy.endswith(".json") and not policy.lstrip().startswith("{")
+    if policy not in POLICIES and on_the_hub and not Path(policy).exists():
+        return LossyPolicy.from_pretrained(policy)
+    return as_policy(policy)
+
+
+def needs(extra: str, *modules: str) -> None:
+    """Refuse in one line where an optional dependency is missing."""
+    from importlib.util import find_spec
+
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise ImportError(f"this command needs {', '.join(missing)}: pip install 'hf_lossy_assist[{extra}]'")
+
+
+def load(model: str | None, assistant: str | None, dtype: str, device: str) -> tuple[Any, Any, Any]:
+    """Target, draft and tokenizer as the options name them; the demo's where both are None."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from . import demo
 
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if dtype not in kinds:
         raise ValueError(f"--dtype: expected {', '.join(kinds)}, got {dtype!r}")

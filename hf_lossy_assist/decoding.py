@@ -95,7 +95,8 @@ def commit(call: Call, block: Block, verdict: Verdict, raw: torch.Tensor, stats:
     assert block.kept is not None and block.scores is not None
     head = [verdict.accepted, verdict.token, block.drafted, block.kept, *_broken(call, block)]
     # The one look at the device of a round.
-    table = torch.cat([torch.stack(head, dim=1), block.tokens, verdict.lossy.long()], dim=1).tolist()
+    unseen = [] if verdict.unseen is None else [verdict.unseen.long()]
+    table = torch.cat([torch.stack(head, dim=1), block.tokens, verdict.lossy.long(), *unseen], dim=1).tolist()
 
     before, accepted = list(rows.lengths), []
     active = [b for b, finished in enumerate(rows.finished) if not finished]
@@ -111,7 +112,7 @@ def commit(call: Call, block: Block, verdict: Verdict, raw: torch.Tensor, stats:
                 )
         new, scores = rest[:n] + [token], block.scores[b]
         taken = rows.commit(b, new, scores)
-        stats.rows[row].record(drafted, kept, n, rest[gamma:], taken)
+        stats.rows[row].record(drafted, kept, n, rest[gamma : 2 * gamma], taken, rest[2 * gamma :])
         if call.keep_scores:
             call.scores[row].append(scores[:taken].clone())
         if call.keep_logits:

@@ -9,6 +9,7 @@ from transformers.generation import CandidateGenerator, LogitsProcessorList, Sto
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from .block import Block
+from .features import FeatureTap
 from .models import CachedModel
 from .processing import Processing
 from .rules import draw
@@ -45,19 +46,22 @@ class ModelDrafter:
         vocabulary: int,
         sampling: bool,
         clock: Clock,
+        tap: FeatureTap | None = None,
     ):
-        """`vocabulary`: the target's. A smaller draft's missing ids get q = 0; a larger one's surplus is cut off."""
-        self.model, self.stop, self.processing = model, stop, processing
+        """`vocabulary`: the target's. A smaller draft's missing ids get q = 0; a larger one's surplus is cut off.
+
+        `tap`, on the draft model, is entered by the caller; the stop is given what it holds.
+        """
+        self.model, self.stop, self.processing, self.tap = model, stop, processing, tap
         self.vocabulary, self.sampling, self.clock = vocabulary, sampling, clock
         self.broken: torch.Tensor | None = None  # (B,) bool   NaN seen in this round
 
     def propose(self, rows: Rows, limits: Sequence[int]) -> Block:
         device, batch = rows.ids.device, rows.ids.shape[0]
-        room = torch.tensor(limits, device=device)
         tokens, peaks = [], []  # (B,) each   `peaks` is NaN where the logits are
         laws: list[torch.Tensor] = []  # (B, V) each
-        over = room <= 0  # (B,) bool   rows that drafted enough; kept up to date for adaptive stops alone
-        overs: list[torch.Tensor] = []
+        counted, going = [0] * batch, [limit > 0 for limit in limits]  # for adaptive stops alone
+        may_wait = min(int((1 - self.stop.patience) * sum(going)), sum(going) - 1)  # rows that need not have stopped
 
         feed, counts = rows.after(self.model.lengths)
         for i in range(max(limits)):
@@ -72,23 +76,36 @@ class ModelDrafter:
             peaks.append(peak)
             if self.processing.needs_prefix:
                 rows.write(token[:, None], i)
-            feed, counts = token[:, None], [1] * batch
             if self.stop.adaptive:
-                over = over | self.stop(feed, (raw,)).to(device) | rows.ends(token)
-                overs.append(over)
-                if bool((over | (room <= i + 1)).all()):  # the one look at the device that an adaptive stop costs
+                stops = self._stops(token, raw, counts).to(device) | rows.ends(token)
+                for b, stopped in enumerate(stops.tolist()):  # the one look at the device that an adaptive stop costs
+                    if going[b]:
+                        counted[b], going[b] = i + 1, not stopped and i + 1 < limits[b]
+                if sum(going) <= may_wait:
                     break
+            feed, counts = token[:, None], [1] * batch
 
+        room = torch.tensor(counted if self.stop.adaptive else list(limits), device=device)
         if not tokens:
-            self.broken = torch.zeros_like(over)
+            self.broken = torch.zeros_like(room, dtype=torch.bool)
             return Block(rows.ids[:, :0], room, None, self.sampling)
         drawn = torch.stack(tokens, dim=1)  # (B, γ)
         rows.write(drawn)
-        ended = torch.stack(overs, dim=1) if overs else rows.ends(drawn)
-        drafted = torch.minimum(1 + (ended.long().cumsum(dim=1) == 0).sum(dim=1), room)  # up to the first end, with it
+        drafted = room
+        if not self.stop.adaptive:  # up to the first end, with it
+            drafted = torch.minimum(1 + (rows.ends(drawn).long().cumsum(dim=1) == 0).sum(dim=1), room)
         inside = torch.arange(len(tokens), device=device) < drafted[:, None]
         self.broken = (torch.stack(peaks, dim=1).isnan() & inside).any(dim=1)
         return Block(drawn, drafted, torch.stack(laws, dim=1) if laws else None, self.sampling)
+
+    def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """What the stop says of `token` (B,), drawn from `raw` (B, V), the last of `counts[b]` positions of the forward."""
+        if self.tap is None:
+            return self.stop(token[:, None], (raw,))
+        with self.clock.time("head"):
+            even = len(set(counts)) == 1
+            features = self.tap.at(-1 if even else torch.tensor([c - 1 for c in counts]))
+            return self.stop(token[:, None], (raw,), features=features)
 
     def _logits(self, feed: torch.Tensor, counts: list[int], device: torch.device) -> torch.Tensor:
         with self.clock.time("draft"):

@@ -1,19 +1,29 @@
-"""`LossyPolicy`: a rule, a stop and a filter in one frozen, JSON-able bundle, and what `lossy_policy=` may be."""
+"""`LossyPolicy`: a rule, a stop and a filter in one frozen bundle, its files, and what `lossy_policy=` may be."""
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import HfApi
+
+from .cards import policy_card
 from .errors import nearest
+from .files import new_folder
 from .filters import FILTERS, VerifyAll, VerifyFilter
-from .rules import RULES, AcceptanceRule, Strict
-from .stops import STOPS, SVIP, DraftStop
+from .heads import CONFIG, WEIGHTS, Head
+from .hub import fetch, holds
+from .rules import RULES, AcceptanceRule, AllButLast, Strict
+from .stops import STOPS, SVIP, DraftStop, HeadStop
 
 
-@dataclass(frozen=True)
+POLICY = "policy.json"
+
+
+@dataclass(frozen=True, eq=False)
 class LossyPolicy:
     """What a round does beyond lossless speculative decoding: nothing, unless you say so.
 
@@ -42,6 +52,14 @@ class LossyPolicy:
             if not (isinstance(value, base) or (optional and value is None)):
                 raise TypeError(f"LossyPolicy.{seam}: expected an object of {base.__name__}, got {value!r}")
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LossyPolicy):  # a Sprinter equals what its JSON form builds
+            return NotImplemented
+        return (self.rule, self.stop, self.filter) == (other.rule, other.stop, other.filter)
+
+    def __hash__(self) -> int:
+        return hash((self.rule, self.stop, self.filter))
+
     @property
     def lossless(self) -> bool:
         """True when the output has exactly the target's law (and greedy output is the target's own)."""
@@ -57,25 +75,129 @@ class LossyPolicy:
         ):
             value = getattr(self, seam)
             if value != neutral:
-                out[seam] = {"name": _name_of(value, known)} | dataclasses.asdict(value)
+                fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+                out[seam] = {"name": _name_of(value, known)} | {n: _plain(v) for n, v in fields.items()}
         return out
 
     @classmethod
-    def from_dict(cls, spec: Mapping[str, Any]) -> "LossyPolicy":
-        """Read the JSON form. Unknown entries, names and parameters are refused, with the nearest match."""
+    def from_dict(cls, spec: Mapping[str, Any], folder: Path | None = None) -> "LossyPolicy":
+        """Read the JSON form. Unknown entries, names and parameters are refused, with the nearest match.
+
+        A head is named by its folder (first looked for inside `folder`) or its repository on the Hub, and loaded.
+        """
         seams: dict[str, Mapping[str, type]] = {"rule": RULES, "stop": STOPS, "filter": FILTERS}
         for key in spec:
             if key not in seams:
                 raise ValueError(f"lossy_policy: {nearest('entry', str(key), seams)}")
-        return cls(
-            **{seam: _build(seam, spec[seam], known) for seam, known in seams.items() if spec.get(seam) is not None}
-        )
+        built = {
+            seam: _build(seam, spec[seam], known, folder)
+            for seam, known in seams.items()
+            if spec.get(seam) is not None
+        }
+        return LossyPolicy(**built)
+
+    def heads(self) -> dict[str, Head]:
+        """The trained heads in this policy, by the name of the subfolder that each is saved in."""
+        parts = {"rule": self.rule, "stop": self.stop, "filter": self.filter}
+        found = {f"{seam}_head": getattr(part, "head", None) for seam, part in parts.items()}
+        return {name: head for name, head in found.items() if isinstance(head, Head)}
+
+    def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
+        """Refuse models that a head in this policy was not trained for; see `Head.check`."""
+        for head in self.heads().values():
+            head.check(target=target, draft=draft, tokenizer=tokenizer)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, save_directory: str | Path, measured: Sequence[tuple[str, str]] = ()) -> None:
+        """Write policy.json, a folder for each head and README.md, all or nothing.
+
+        `measured`: rows (what, figure) for the card's table of figures.
+        """
+        heads = self.heads()
+        with new_folder(save_directory) as folder:
+            for name, head in heads.items():
+                (folder / name).mkdir()
+                head.write(folder / name)
+            spec = self._spec({id(head): name for name, head in heads.items()})
+            (folder / POLICY).write_text(json.dumps(spec, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            policy_card(spec, self.lossless, list(heads.values()), measured).save(folder / "README.md")
+
+    def push_to_hub(
+        self, repo_id: str, *, private: bool | None = None, token: str | None = None,
+        commit_message: str = "Upload policy with hf_lossy_assist", measured: Sequence[tuple[str, str]] = (),
+    ) -> str:  # fmt: skip
+        """Upload what `save_pretrained` writes; returns the commit's URL."""
+        api = HfApi(token=token)
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        with tempfile.TemporaryDirectory() as made:
+            self.save_pretrained(Path(made, "policy"), measured)
+            return str(
+                api.upload_folder(repo_id=repo_id, folder_path=Path(made, "policy"), commit_message=commit_message)
+            )
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> "LossyPolicy":
+        """Load a policy from a folder or from the Hub (`org/name`, `org/name@revision`).
+
+        A repository that holds a SPRINTER head alone becomes `Sprinter(head)`.
+
+        Args:
+            kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, as everywhere on the Hub.
+
+        Raises: `ValueError`, one line, for what is missing or damaged; `huggingface_hub`'s errors for the repository itself.
+        """
+        source = str(pretrained_model_name_or_path)
+        if not holds(source, POLICY, **kwargs):
+            return Sprinter(Head.from_pretrained(source, **kwargs))
+        [file] = fetch(source, [POLICY], **kwargs)
+        spec = _json(file.read_text(encoding="utf-8"), f"the file {str(file)!r}")
+        for part in spec.values():
+            name = part.get("head") if isinstance(part, dict) else None
+            if isinstance(name, str) and "/" not in name:  # a folder beside policy.json; on the Hub not here yet
+                fetch(source, (CONFIG, WEIGHTS), subfolder=name, **kwargs)
+        return cls.from_dict(spec, file.parent)
+
+    def _spec(self, names: Mapping[int, str]) -> dict[str, Any]:
+        """The JSON form with other names for the heads, by their `id`."""
+        kept = {key: head.source for key, head in self.heads().items()}
+        try:
+            for key, head in self.heads().items():
+                head.source = names.get(id(head), kept[key])
+            return self.to_dict()
+        finally:
+            for key, head in self.heads().items():
+                head.source = kept[key]
 
     def __str__(self) -> str:
         try:
             return json.dumps(self.to_dict()) if self.to_dict() else "strict"
         except ValueError:  # a rule, stop or filter of the user's own, without a name
             return repr(self)
+
+
+class Sprinter(LossyPolicy):
+    """SPRINTER: draft while the head V says ≥ `threshold`, accept all drafted tokens but the last unseen, verify that one.
+
+    Zhong et al., "Speeding up Speculative Decoding via Sequential Approximate Verification"
+    (huggingface.co/papers/2502.04557). **Lossy**: η_FP of the tokens that strict acceptance would doubt stay in the text.
+    `threshold` above 1 doubts every token and is bit-equal to strict acceptance with γ = 1.
+
+    Args:
+        head (`Head`): from `hf-lossy fit sprinter`, or `Head.from_pretrained(…)`.
+        threshold: τ; lower drafts longer and loses more. `hf-lossy plan` measures which one pays.
+        max_draft: the most tokens of one round.
+        patience: see `HeadStop`; matters in batches alone.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        threshold: float = HeadStop.threshold,
+        max_draft: int = HeadStop.max_draft,
+        patience: float = HeadStop.patience,
+    ):
+        super().__init__(rule=AllButLast(), stop=HeadStop(head, threshold, max_draft, patience))
 
 
 POLICIES: dict[str, LossyPolicy] = {
@@ -85,8 +207,8 @@ POLICIES: dict[str, LossyPolicy] = {
 
 
 def as_policy(given: Any) -> LossyPolicy:
-    """What `lossy_policy=` accepts: a `LossyPolicy`, a rule, a stop or a filter alone, a name, the JSON form as a dict or as
-    text, or the path of a JSON file.
+    """What `lossy_policy=` accepts: a `LossyPolicy`, a rule, a stop or a filter alone, a SPRINTER head, a name, the JSON form
+    as a dict or as text, the path of a JSON file or of a folder that `save_pretrained` wrote.
 
     Raises: `TypeError` or `ValueError`, one line with what was given and what there is.
     """
@@ -100,6 +222,10 @@ def as_policy(given: Any) -> LossyPolicy:
         return LossyPolicy(filter=given)
     if isinstance(given, Mapping):
         return LossyPolicy.from_dict(given)
+    if isinstance(given, Head):
+        return Sprinter(given)
+    if isinstance(given, Path) and given.is_dir():
+        return LossyPolicy.from_pretrained(given)
     if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
         path = Path(given)
         if not path.is_file():
@@ -110,6 +236,12 @@ def as_policy(given: Any) -> LossyPolicy:
             return _parse(given, "the text")
         if given in POLICIES:
             return POLICIES[given]
+        if given == "sprinter":
+            raise ValueError(
+                "lossy_policy: sprinter needs a head: pass Sprinter(Head.from_pretrained(…)), on the command line --head"
+            )
+        if Path(given).is_dir():
+            return LossyPolicy.from_pretrained(given)
         raise ValueError(f"lossy_policy: {nearest('policy', given, POLICIES)}")
     if isinstance(given, type):
         raise TypeError(f"lossy_policy: got the class {given.__name__}; pass an object of it, {given.__name__}()")
@@ -119,16 +251,29 @@ def as_policy(given: Any) -> LossyPolicy:
 
 
 def _parse(text: str, where: str) -> LossyPolicy:
+    return LossyPolicy.from_dict(_json(text, where))
+
+
+def _json(text: str, where: str) -> dict[str, Any]:
     try:
         spec = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"lossy_policy: {where} is not JSON: {error}") from None
     if not isinstance(spec, dict):
         raise ValueError(f'lossy_policy: {where} holds {spec!r}; expected an object such as {{"stop": "svip"}}')
-    return LossyPolicy.from_dict(spec)
+    return spec
 
 
-def _build(seam: str, spec: Any, known: Mapping[str, type]) -> Any:
+def _plain(value: Any) -> Any:
+    """A parameter as JSON: a head by the name of its folder or repository."""
+    if not isinstance(value, Head):
+        return value
+    if value.source is None:
+        raise ValueError("a head that was never saved has no JSON form: head.save_pretrained(…) first")
+    return value.source
+
+
+def _build(seam: str, spec: Any, known: Mapping[str, type], folder: Path | None = None) -> Any:
     if isinstance(spec, tuple(known.values())):
         return spec
     parameters = {"name": spec} if isinstance(spec, str) else spec
@@ -142,7 +287,18 @@ def _build(seam: str, spec: Any, known: Mapping[str, type]) -> Any:
     for parameter in parameters:
         if parameter not in fields:
             raise ValueError(f"lossy_policy: {nearest(f'parameter of {seam} {name!r}', str(parameter), fields)}")
-    return known[name](**parameters)
+    if isinstance(parameters.get("head"), str):
+        inside = None if folder is None else folder / parameters["head"]
+        parameters["head"] = Head.from_pretrained(
+            str(inside) if inside is not None and inside.is_dir() else parameters["head"]
+        )
+    try:
+        return known[name](**parameters)
+    except TypeError as error:
+        missing = [f for f in fields if f in str(error)] if "missing" in str(error) else []
+        if not missing:
+            raise
+        raise ValueError(f"lossy_policy: {seam} {name!r} needs {', '.join(sorted(missing))}") from None
 
 
 def _name_of(value: Any, known: Mapping[str, type]) -> str:

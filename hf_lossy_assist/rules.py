@@ -37,6 +37,10 @@ class AcceptanceRule:
         p = block.of_tokens(block.p)
         return p.clamp(max=1.0) if block.q is None else (p / block.of_tokens(block.q)).clamp(max=1.0)
 
+    def unseen(self, block: Block) -> torch.Tensor | None:
+        """Drafted tokens that this rule accepts without a look at p, (B, γ) bool; None: it looks at all."""
+        return None
+
     def correction(self, block: Block, at: torch.Tensor) -> torch.Tensor:
         """Sampling: r at the rejected position `at` (B,) of each row, (B, V) float32, not normalised."""
         rows = torch.arange(at.shape[0], device=at.device)
@@ -49,6 +53,28 @@ class AcceptanceRule:
 @dataclass(frozen=True)
 class Strict(AcceptanceRule):
     """Lossless acceptance: the output has exactly the target's law. It has no parameter; it is what others are neutral to."""
+
+
+@dataclass(frozen=True)
+class AllButLast(AcceptanceRule):
+    """SPRINTER's rule: a row's drafted tokens are accepted unseen, all but the last, and that one strictly.
+
+    a = 1 before the last drafted token, min(1, p/q) for it, r = norm((p − q)⁺) (Zhong et al., Algorithm 2,
+    huggingface.co/papers/2502.04557). Meant for a draft stop that says when to doubt (`HeadStop`): the last token is then
+    the doubted one. Neutral: one drafted token a round.
+    """
+
+    lossless: ClassVar[bool] = False
+
+    def unseen(self, block: Block) -> torch.Tensor:
+        kept = block.drafted if block.kept is None else block.kept
+        return torch.arange(block.tokens.shape[1], device=kept.device) < kept[:, None] - 1
+
+    def matches(self, block: Block) -> torch.Tensor:
+        return self.unseen(block) | super().matches(block)
+
+    def probability(self, block: Block) -> torch.Tensor:
+        return super().probability(block).masked_fill(self.unseen(block), 1.0)
 
 
 def decide(rule: AcceptanceRule, block: Block) -> Verdict:
@@ -72,18 +98,20 @@ def decide(rule: AcceptanceRule, block: Block) -> Verdict:
     runs = (by_rule & inside).long().cumprod(dim=1)  # (B, γ) 1 up to the first rejection
     accepted = runs.sum(dim=1)
     lossy = runs.bool() & ~by_strict
+    unseen = rule.unseen(block)
+    unseen = None if unseen is None else unseen & runs.bool()
 
     rows = torch.arange(kept.shape[0], device=kept.device)
     if not block.sampling:
-        return Verdict(accepted, block.best[rows, accepted], lossy)
+        return Verdict(accepted, block.best[rows, accepted], lossy, unseen)
     if gamma == 0:
-        return Verdict(accepted, draw(block.p[:, 0]), lossy)
+        return Verdict(accepted, draw(block.p[:, 0]), lossy, unseen)
     law = block.p[rows, accepted]
     rejected = accepted < kept
     residual = rule.correction(block, accepted.clamp(max=gamma - 1))
     # Rounding can leave a residual of all zeros where p ≈ q; the token is then drawn from p, as it would be with exact numbers.
     use = rejected & (residual.sum(dim=1) > 0)
-    return Verdict(accepted, draw(torch.where(use[:, None], residual, law)), lossy)
+    return Verdict(accepted, draw(torch.where(use[:, None], residual, law)), lossy, unseen)
 
 
-RULES: dict[str, type[AcceptanceRule]] = {"strict": Strict}
+RULES: dict[str, type[AcceptanceRule]] = {"strict": Strict, "all_but_last": AllButLast}

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from .checks import Settings, refuse_extra_inputs, refuse_mask, refuse_modes
 from .decoding import Call, decode, new_tokens_first, prefill
 from .drafting import CandidateDrafter, Drafter, ModelDrafter
 from .errors import check_int, check_number
+from .features import FeatureTap
 from .models import CachedModel, CroppingModel, RowModel, base_of, why_not_rows
 from .policy import as_policy
 from .processing import Processing
@@ -165,6 +167,7 @@ class Runner:
         if mask is not None and not model.config.is_encoder_decoder:
             refuse_mask(input_ids, mask)
             pads = (mask == 0).sum(dim=1).tolist()
+        self.policy.check(model, self.assistant, self.tokenizer)
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         clock, stop = Clock(input_ids.device), self.draft_stop().start(input_ids.shape[0])
         rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length)
@@ -183,11 +186,12 @@ class Runner:
         # Faster than no_grad by about a tenth on small models. Not where tensors of the forward outlive the call: a cache of
         # Transformers' goes back to the caller, and a quantised model may keep what it makes at its first forward.
         lasting = isinstance(target, CroppingModel) or getattr(model, "is_quantized", False)
-        with torch.inference_mode(not lasting):
+        tap = getattr(drafter, "tap", None) or nullcontext()
+        with torch.inference_mode(not lasting), tap:
             prefill(target, rows, clock)
             if isinstance(drafter, ModelDrafter):
                 prefill(drafter.model, rows, clock)
-            stats = decode(call)
+            stats = self.decode(call)
 
         pad = generation_config._pad_token_tensor
         sequences = rows.sequences(input_ids, 0 if pad is None else int(pad))
@@ -205,6 +209,10 @@ class Runner:
         }
         kind = SpeculativeEncoderDecoderOutput if model.config.is_encoder_decoder else SpeculativeDecoderOnlyOutput
         return kind(**fields)
+
+    def decode(self, call: Call) -> SpeculationStats:
+        """The rounds themselves; a subclass may walk otherwise."""
+        return decode(call)
 
     def _target(self, model: Any, rows: Rows, model_kwargs: dict[str, Any]) -> CachedModel:
         given = model_kwargs.get("past_key_values")
@@ -226,7 +234,8 @@ class Runner:
             else:
                 own = _assistant_inputs(self.assistant, rows, inputs_tensor, model_kwargs, generation_config)
                 draft = _cropping(self.assistant, rows, own, reason)
-            return ModelDrafter(draft, stop, processing, vocabulary, sampling, clock)
+            tap = None if stop.features is None else FeatureTap(self.assistant, stop.features)
+            return ModelDrafter(draft, stop, processing, vocabulary, sampling, clock, tap)
 
         if len(rows.index) > 1:
             what = "prompt lookup, early exit and other tokenizers"

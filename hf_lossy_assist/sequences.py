@@ -20,12 +20,13 @@ class Rows:
     def __init__(self, input_ids: torch.Tensor, pads: Sequence[int], criteria: StoppingCriteriaList, max_length: int):
         """`input_ids` (B, width) with `pads[b]` padding tokens on the left of row b."""
         batch, self.width = input_ids.shape
+        # A caller's own MaxLengthCriteria may be shorter than the generation config's, which is among `criteria` too.
+        self.max_length = min([max_length, *(c.max_length for c in criteria if isinstance(c, MaxLengthCriteria))])
         # One more column than is ever kept: a correction is written before its row is known to be full.
-        self.ids = input_ids.new_zeros(batch, max_length + 1, dtype=torch.int64)
+        self.ids = input_ids.new_zeros(batch, self.max_length + 1, dtype=torch.int64)
         self.ids[:, : self.width] = input_ids
         self.index = list(range(batch))
         self.pads, self.lengths = list(pads), [self.width] * batch
-        self.max_length = max_length
         self.finished = [False] * batch
         self.done: list[torch.Tensor | None] = [None] * batch  # (new tokens,) of each dropped row
         self.eos = {t for c in criteria if isinstance(c, EosTokenCriteria) for t in c.eos_token_id.tolist()}

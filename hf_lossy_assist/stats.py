@@ -61,14 +61,17 @@ class RowStats:
         0  # committed; what a stop condition cut off behind an accepted token is not counted
     )
     num_lossy_accepts: int = 0  # of these: strict acceptance would have rejected them
+    num_unseen_tokens: int = 0  # of the accepted: taken without a look at what the target says of them
     steps: Counter[tuple[int, int]] = field(default_factory=Counter)  # (tokens sent, tokens accepted) → rounds
     lossy_by_position: Counter[int] = field(default_factory=Counter)  # place in the draft (from 0) → lossy accepts
     token_sources: list[int] = field(default_factory=list)  # index into SOURCES, one for each new token
 
-    def record(self, drafted: int, sent: int, accepted: int, lossy: Sequence[int], taken: int) -> None:
+    def record(
+        self, drafted: int, sent: int, accepted: int, lossy: Sequence[int], taken: int, unseen: Sequence[int] = ()
+    ) -> None:
         """Add one round: `accepted` by the rule, `taken` tokens committed (accepted + 1, or fewer where the row ended).
 
-        `lossy[i]` is 1 where accepted token i needed the rule.
+        `lossy[i]` is 1 where accepted token i needed the rule, `unseen[i]` where the rule did not look at it.
         """
         kept = min(accepted, taken)
         self.num_spec_steps += 1
@@ -76,6 +79,7 @@ class RowStats:
         self.num_draft_tokens += sent
         self.num_dropped_tokens += drafted - sent
         self.num_accepted_draft_tokens += kept
+        self.num_unseen_tokens += sum(unseen[:kept])
         self.steps[sent, kept] += 1
         for place in range(kept):
             self.num_lossy_accepts += lossy[place]
@@ -127,6 +131,7 @@ class SpeculationStats:
                 "num_dropped_tokens",
                 "num_accepted_draft_tokens",
                 "num_lossy_accepts",
+                "num_unseen_tokens",
             ):
                 setattr(out, name, getattr(out, name) + getattr(row, name))
             out.steps += row.steps
@@ -153,6 +158,7 @@ class SpeculationStats:
             "num_dropped_tokens": r.num_dropped_tokens,
             "num_spec_tokens": self.num_spec_tokens,
             "num_lossy_accepts": r.num_lossy_accepts,
+            "num_unseen_tokens": r.num_unseen_tokens,
             "lossy_share_by_position": [
                 r.lossy_by_position[place] / n if n else 0.0 for place, n in enumerate(accepted_at)
             ],
@@ -196,6 +202,11 @@ class SpeculationStats:
         """Accepted tokens that strict acceptance would have rejected, of all rows."""
         return sum(row.num_lossy_accepts for row in self.rows)
 
+    @property
+    def num_unseen_tokens(self) -> int:
+        """Accepted tokens that the target's word was not asked on, of all rows."""
+        return sum(row.num_unseen_tokens for row in self.rows)
+
     def table(self) -> Any:
         """A `rich.table.Table` of the call."""
         from rich.table import Table
@@ -210,6 +221,9 @@ class SpeculationStats:
         table.add_row("draft acceptance rate", f"{s['draft_acceptance_rate']:.1%}")
         table.add_row("drafted tokens verified", str(s["num_draft_tokens"]))
         table.add_row("accepted, of these lossy", f"{s['num_accepted_draft_tokens']}, {s['num_lossy_accepts']}")
+        if s["num_unseen_tokens"]:
+            share = s["num_unseen_tokens"] / s["num_new_tokens"]
+            table.add_row("never checked by the target", f"{s['num_unseen_tokens']} ({share:.1%} of the new tokens)")
         for part in parts:
             table.add_row(f"{part} forwards, seconds", f"{self.forwards[part]}, {self.seconds.get(part, 0.0):.3f}")
         return table

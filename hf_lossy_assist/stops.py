@@ -12,6 +12,8 @@ import torch
 from transformers import StoppingCriteria
 
 from .errors import check_int, check_number
+from .features import FeatureSpec
+from .heads import Head
 
 
 def entropy(logits: torch.Tensor) -> torch.Tensor:
@@ -27,6 +29,13 @@ class DraftStop(StoppingCriteria):
     adaptive: ClassVar[bool] = (
         True  # looks at what is drafted; False: `limits` says it all and the drafter need not ask
     )
+
+    features: ClassVar[FeatureSpec | None] = (
+        None  # what `__call__` is given as `features=`, if it reads a hidden state
+    )
+    # In a batch, the share of drafting rows that must have stopped before the round ends: 1 waits for every row, 0 for none.
+    # Not annotated, so that a stop may make it a field of its own.
+    patience = 1.0
 
     @property
     def longest(self) -> int:
@@ -177,9 +186,72 @@ class SVIP(DraftStop):
         return (scale * entropy(scores[-1])).sqrt() > self.h
 
 
+@dataclass(frozen=True, eq=False)
+class HeadStop(DraftStop):
+    """Stop after a token that a trained head doubts: V < `threshold`.
+
+    V = `head`(the draft's hidden state), the probability that the drafted token is acceptable (Zhong et al., Algorithm 1,
+    huggingface.co/papers/2502.04557; τ = 0.5 and at most 20 tokens are the paper's). A threshold above 1 doubts every token,
+    0 none. Alone it is lossless, as every stop; with the rule `AllButLast` it is SPRINTER.
+
+    `patience`: in a batch, the share of drafting rows that must have stopped before the round ends. 1 waits for the row that
+    drafts longest; 0 ends the round for all rows at the first doubt.
+    """
+
+    head: Head
+    threshold: float = 0.5  # "we observe that τ = 0.5 is sufficient" (A.5)
+    max_draft: int = 20  # the authors' code
+    patience: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.head, Head):
+            raise TypeError(
+                f"HeadStop.head: expected a head (hla.Head.from_pretrained(…)), got {type(self.head).__name__}"
+            )
+        spec, polarity = self.head.config.features, self.head.config.polarity
+        if (spec.model, spec.position, polarity) != ("draft", "predicting", "acceptable"):
+            raise ValueError(
+                f"HeadStop.head: needs P(acceptable) from the draft's state that predicts a token; this head says "
+                f"P({polarity}) from the {spec}"
+            )
+        check_number("HeadStop.threshold", self.threshold, 0.0, math.inf)
+        check_int("HeadStop.max_draft", self.max_draft, 1)
+        check_number("HeadStop.patience", self.patience, 0.0, 1.0)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HeadStop) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.head.digest, self.threshold, self.max_draft, self.patience
+
+    @property
+    def features(self) -> FeatureSpec:  # type: ignore[override]
+        return self.head.config.features
+
+    @property
+    def longest(self) -> int:
+        return self.max_draft
+
+    def __call__(
+        self, input_ids: torch.Tensor, scores: Any, features: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        """As `DraftStop.__call__`; `features` (B, H): the draft's state that predicted the token."""
+        if features is None:
+            raise ValueError(
+                "HeadStop reads the draft's hidden states, which Transformers' own loop does not hand on: use lossy_policy=…"
+            )
+        if next(self.head.parameters()).device != features.device:
+            self.head.to(features.device)
+        return self.head(features) < self.threshold
+
+
 STOPS: dict[str, type[DraftStop]] = {
     "constant": Constant,
     "heuristic": Heuristic,
     "confidence": Confidence,
     "svip": SVIP,
+    "head": HeadStop,
 }

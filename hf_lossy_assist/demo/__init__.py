@@ -6,10 +6,11 @@ from typing import NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..heads import Head
 from .task import Problem, answer, problems
 
 
-__all__ = ["FOLDER", "Demo", "Problem", "answer", "load", "problems"]
+__all__ = ["FOLDER", "Demo", "Problem", "answer", "head", "load", "problems"]
 
 FOLDER = Path(__file__).parent / "models"
 
@@ -29,4 +30,11 @@ def load(dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu")
         AutoModelForCausalLM.from_pretrained(FOLDER / name, dtype=dtype).to(device).eval()
         for name in ("target", "draft", "companion")
     )
+    for name, model in (("target", target), ("draft", draft), ("companion", companion)):
+        model.config.name_or_path = f"demo-{name}"  # heads record it, and a path would be another on every machine
     return Demo(target, draft, companion, AutoTokenizer.from_pretrained(FOLDER / "target"))
+
+
+def head() -> Head:
+    """The shipped SPRINTER head for the demo's target and draft (`hf-lossy collect --prompts demo`, `hf-lossy fit sprinter`)."""
+    return Head.from_pretrained(FOLDER / "sprinter_head")

@@ -1,10 +1,22 @@
 """Prompts from JSON-lines files."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 
 FIELDS = ("prompt", "question", "turns")  # our own, GSM8K's, Spec-Bench's (its first turn)
+
+
+CONTINUATIONS = ("continuation", "answer", "reference")  # our own, GSM8K's, Spec-Bench's (of its first turn)
+
+
+class Text(NamedTuple):
+    """A prompt and, where there is one, the text that a person wrote after it."""
+
+    prompt: str
+    continuation: str | None = None
 
 
 def read_prompts(path: str | Path, limit: int | None = None) -> list[str]:
@@ -12,26 +24,37 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[str]:
 
     Raises: `ValueError` with file and line where a line has none of them; `FileNotFoundError`.
     """
+    return [text.prompt for text in read_texts(path, limit)]
+
+
+def read_texts(path: str | Path, limit: int | None = None) -> list[Text]:
+    """As `read_prompts`, with each line's `continuation`, `answer` (GSM8K) or first `reference` (Spec-Bench), if it has one."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
-    prompts: list[str] = []
+    texts: list[Text] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
             continue
-        if limit is not None and len(prompts) == limit:
+        if limit is not None and len(texts) == limit:
             break
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
-        found = next((row[f] for f in FIELDS if isinstance(row, dict) and row.get(f)), None)
-        prompt = found[0] if isinstance(found, list) else found
-        if not isinstance(prompt, str):
+        prompt = _first(row, FIELDS)
+        if prompt is None:
             raise ValueError(
                 f"{path}, line {number}: expected a text under one of {', '.join(FIELDS)}, got {line[:60]!r}"
             )
-        prompts.append(prompt)
-    if not prompts:
+        texts.append(Text(prompt, _first(row, CONTINUATIONS)))
+    if not texts:
         raise ValueError(f"{path} holds no prompts")
-    return prompts
+    return texts
+
+
+def _first(row: Any, fields: Sequence[str]) -> str | None:
+    """The text under the first of `fields` that `row` has something under; of a list its first entry."""
+    found = next((row[f] for f in fields if isinstance(row, dict) and row.get(f)), None)
+    found = found[0] if isinstance(found, list) else found
+    return found if isinstance(found, str) else None

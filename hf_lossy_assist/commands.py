@@ -1,0 +1,251 @@
+"""The commands that make and share heads and policies: collect, fit, plan, push, pull. `cli` adds them to `hf-lossy`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+DEMO = "demo"
+DEMO_PROMPTS = 64  # of `--prompts demo` without --limit
+
+Model = Annotated[str | None, typer.Option(help="target: a path or Hub id; default the embedded demo")]
+Assistant = Annotated[str | None, typer.Option(help="draft: a path or Hub id; default the embedded demo")]
+Prompts = Annotated[str, typer.Option(help="JSON lines with `prompt` (or GSM8K, Spec-Bench rows), or `demo`")]
+Chat = Annotated[bool, typer.Option("--chat", help="put prompts through the tokenizer's chat template")]
+DType = Annotated[str, typer.Option(help="float32, bfloat16 or float16")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; default cuda where there is one")]
+Token = Annotated[str | None, typer.Option(help="of the Hub; default the stored one, or HF_TOKEN")]
+Revision = Annotated[str | None, typer.Option(help="a branch, tag or commit")]
+
+fit_app = typer.Typer(help="Train a head on collected data.", no_args_is_help=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add every command here to `app`."""
+    app.command()(collect)
+    app.add_typer(fit_app, name="fit")
+    app.command()(plan)
+    app.command()(push)
+    app.command()(pull)
+
+
+def collect(
+    out: Annotated[Path, typer.Option(help="folder of the dataset; must not exist")],
+    model: Model = None,
+    assistant: Assistant = None,
+    prompts: Prompts = DEMO,
+    lam: Annotated[float, typer.Option("--lambda", help="a token is acceptable where q(x) ≤ λ·p(x)")] = 1.2,
+    limit: Annotated[int | None, typer.Option(help="prompts to use; default all (of the demo 64)")] = None,
+    new_tokens: Annotated[int, typer.Option(help="positions of each row")] = 64,
+    batch_size: Annotated[int, typer.Option(help="prompts at a time; each is four rows")] = 8,
+    seed: Annotated[int, typer.Option(help="of sampling and of the demo problems")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with an unfinished collection")] = False,
+    greedy: Annotated[bool, typer.Option("--greedy", help="for greedy decoding; default sampling")] = False,
+    temperature: Annotated[float, typer.Option()] = 1.0,
+    top_k: Annotated[int, typer.Option()] = 0,
+    top_p: Annotated[float, typer.Option()] = 1.0,
+    dtype: DType = "float32",
+    device: Device = "auto",
+    chat: Chat = False,
+) -> None:
+    """Collect verifier data: the draft's hidden state, the token it proposes, and p and q of that token."""
+    from .cli import load, needs
+    from .evaluation.prompts import Text, read_texts
+
+    needs("train", "datasets")
+    from datasets import load_from_disk
+
+    from .training.collect import CollectSettings
+    from .training.collect import collect as run
+
+    settings = CollectSettings(new_tokens, lam, not greedy, temperature, top_k, top_p, batch_size, seed)
+    source = f"the demo task, calibration problems of seed {seed}" if prompts == DEMO else Path(prompts).name
+    if prompts == DEMO:
+        texts = [Text(*pair) for pair in _demo_texts(limit or DEMO_PROMPTS, seed)]
+    else:
+        texts = read_texts(prompts, limit)
+    target, draft, tokenizer = load(model, assistant, dtype, device)
+    if chat:
+        texts = [
+            Text(text, t.continuation)
+            for text, t in zip(chats(tokenizer, [t.prompt for t in texts]), texts, strict=True)
+        ]
+    try:
+        run(target, draft, tokenizer, texts, out, settings, resume=resume, source=source)
+    except KeyboardInterrupt:
+        print(f"interrupted; what is done is in {out}.partial: the same command with --resume goes on")
+        raise
+    print(f"{out}: {len(load_from_disk(str(out)))} tokens of {len(texts)} prompts, with a data card")
+
+
+@fit_app.command("sprinter")
+def fit_sprinter(
+    data: Annotated[Path, typer.Argument(help="folder that `hf-lossy collect` wrote")],
+    out: Annotated[Path, typer.Option(help="folder of the head; must not exist")],
+    lam: Annotated[
+        list[float] | None, typer.Option("--lambda", help="repeatable; the data's own λ is the one kept")
+    ] = None,
+    head: Annotated[str, typer.Option(help="linear or mlp")] = "linear",
+    width: Annotated[int, typer.Option(help="hidden units of an mlp")] = 64,
+    balance: Annotated[bool, typer.Option(help="weigh both labels equally in the loss")] = True,
+    seed: Annotated[int, typer.Option(help="of the split by prompt and of training")] = 0,
+) -> None:
+    """Train SPRINTER's verifier and say on held-out prompts how good it is."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from .cli import needs
+
+    needs("train", "datasets", "sklearn", "matplotlib")
+    from .training.fit import FitSettings
+    from .training.fit import fit_sprinter as run
+
+    fitted, reports = run(data, out, lam or (), FitSettings(kind=head, width=width, balance=balance, seed=seed))
+    console = Console()
+    table = Table(
+        "λ", "AUROC", "Brier", "acceptable", "η_TP, η_FP at τ = 0.5", *(f"AUROC {k}" for k in reports[0].auroc_by_kind)
+    )
+    for r in reports:
+        tp, fp = r.at(0.5)
+        by_kind = [f"{v:.3f}" for v in r.auroc_by_kind.values()]
+        table.add_row(
+            f"{r.lam:g}", f"{r.auroc:.3f}", f"{r.brier:.4f}", f"{r.acceptable:.1%}", f"{tp:.3f}, {fp:.3f}", *by_kind
+        )
+    console.print(table)
+    kept = fitted.config.training["lambda"]
+    same = len(reports) > 1 and not fitted.config.decoding.get("do_sample")
+    note = "; greedy laws are 0 or 1, so every λ ≥ 1 gives the same labels" if same else ""
+    print(f"{out}: the head for λ = {kept:g}, with its card and plots{note}")
+
+
+def plan(
+    head: Annotated[str | None, typer.Option(help="a folder or Hub repository; default the demo head")] = None,
+    model: Model = None,
+    assistant: Assistant = None,
+    prompts: Annotated[str, typer.Option(help="for the times; JSON lines, or `demo`")] = DEMO,
+    limit: Annotated[int, typer.Option(help="prompts to time")] = 8,
+    new_tokens: Annotated[int, typer.Option(help="of each text")] = 96,
+    max_draft: Annotated[int, typer.Option(help="the most tokens of one round")] = 20,
+    max_distance: Annotated[float, typer.Option(help="mean d_TV per token that the advice stays within")] = 0.02,
+    do_sample: Annotated[bool, typer.Option("--do-sample", help="time sampling; default greedy")] = False,
+    repeats: Annotated[int, typer.Option(help="times are medians of these")] = 3,
+    dtype: DType = "float32",
+    device: Device = "auto",
+    chat: Chat = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Does SPRINTER pay here, and at which threshold? Measures this machine and predicts."""
+    import dataclasses
+    import json
+    import warnings
+
+    from . import demo
+    from .cli import load, needs
+    from .evaluation.prompts import read_prompts
+    from .heads import Head
+
+    needs("train", "datasets", "sklearn")
+    from .training.plan import plan as run
+    from .training.plan import read_held_out
+
+    if head is None and model is not None:
+        raise ValueError("--model needs --head: the demo head is for the demo models alone")
+    source = head or str(demo.FOLDER / "sprinter_head")
+    loaded = Head.from_pretrained(source)
+    data = read_held_out(source)
+    if prompts == DEMO and model is not None:
+        raise ValueError("--prompts demo is for the demo models: pass a file of prompts with --model")
+    texts = [prompt for prompt, _ in _demo_texts(limit, 0)] if prompts == DEMO else read_prompts(prompts, limit)
+    target, draft, tokenizer = load(model, assistant, dtype, device)
+    loaded.check(target=target, draft=draft, tokenizer=tokenizer)
+    texts = chats(tokenizer, texts) if chat else texts
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # timing runs: nobody reads their texts
+        found = run(
+            target, draft, tokenizer, texts, loaded, data, new_tokens=new_tokens, max_draft=max_draft, do_sample=do_sample,
+            max_distance=max_distance, repeats=repeats,
+        )  # fmt: skip
+    print(json.dumps(dataclasses.asdict(found)) if as_json else _plan_text(found))
+
+
+def push(
+    path: Annotated[Path, typer.Argument(help="folder of a head, policy, models or custom_generate")],
+    repo_id: Annotated[str, typer.Argument(help="org/name")],
+    private: Annotated[bool, typer.Option("--private", help="make a new repository private")] = False,
+    revision: Revision = None,
+    message: Annotated[str | None, typer.Option(help="of the commit")] = None,
+    token: Token = None,
+) -> None:
+    """Upload a folder to the Hub, after a check that it loads and holds no pickle."""
+    from .sharing import push as run
+
+    print(run(path, repo_id, private=private or None, token=token, message=message, revision=revision))
+
+
+def pull(
+    repo_id: Annotated[str, typer.Argument(help="org/name, or org/name@revision")],
+    out: Annotated[Path | None, typer.Option(help="copy it into this folder, which must not exist")] = None,
+    revision: Revision = None,
+    token: Token = None,
+    local_files_only: Annotated[bool, typer.Option("--local-files-only", help="only what is in the cache")] = False,
+) -> None:
+    """Download a head, a policy or models from the Hub, check them, and print the folder."""
+    from .sharing import pull as run
+
+    print(run(repo_id, out, revision=revision, token=token, local_files_only=local_files_only))
+
+
+# -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def chats(tokenizer: Any, prompts: list[str]) -> list[str]:
+    """Prompts in the tokenizer's chat template."""
+    return [
+        tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
+        for p in prompts
+    ]
+
+
+def _demo_texts(count: int, seed: int) -> list[tuple[str, str]]:
+    """(prompt, solution) of demo problems that neither the models were trained on nor a test uses."""
+    from . import demo
+
+    return [(p.prompt, p.solution) for p in demo.problems(count, seed, "calibration")]
+
+
+def _plan_text(found: Any) -> str:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        "τ",
+        "η_TP",
+        "η_FP",
+        "tokens / call",
+        "Thm 3.3",
+        "never checked",
+        "d_TV / token",
+        "tokens/s",
+        "× strict",
+        "× target",
+    )
+    for line in found.lines:
+        table.add_row(
+            f"{line.threshold:g}", f"{line.eta_tp:.3f}", f"{line.eta_fp:.3f}", f"{line.tokens_per_call:.2f}",
+            f"{line.by_theorem:.2f}", f"{line.unseen:.1%}", f"{line.distance:.4f}", f"{line.tokens_per_second:.0f}",
+            f"{line.of_strict:.2f}", f"{line.of_target:.2f}",
+        )  # fmt: skip
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(table)
+    mean = sum(length * count for length, count in found.runs.items()) / sum(found.runs.values())
+    return (
+        f"measured here: draft step t_d {found.t_draft * 1e3:.2f} ms, target call t_t {found.t_target * 1e3:.2f} ms, "
+        f"head t_v {found.t_verifier * 1e3:.3f} ms; a round {found.per_round * 1e3:.2f} ms + {found.per_token * 1e3:.2f} ms "
+        f"a drafted token\n"
+        f"target alone {found.target_per_second:.0f} tokens/s; strict γ = 5 {found.strict_per_second:.0f} tokens/s, "
+        f"{found.strict_per_call:.2f} tokens a call\n"
+        f"held-out texts: {found.acceptable:.1%} of the drafted tokens acceptable, {mean:.1f} in a row\n\n"
+        f"predicted:\n{capture.get()}\n{found.advice}"
+    )

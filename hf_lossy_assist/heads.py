@@ -1,0 +1,268 @@
+"""Trained heads: one or two linear layers on a hidden state, saved as config.json + model.safetensors + README.md.
+
+A head says a probability; what of is in its config ("polarity"). Nothing here is ever unpickled.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from huggingface_hub import ModelCard, PyTorchModelHubMixin
+from safetensors import SafetensorError
+
+from .errors import check_int, nearest
+from .features import FeatureSpec
+from .files import new_folder
+from .hub import fetch
+from .identity import ModelIdentity, tokenizer_hash
+
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+POLARITIES = ("acceptable", "important")  # what the probability is of: SPRINTER's label, AutoJudge's
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """Everything a head must know to be checked and read: the whole of config.json but the weights' checksum.
+
+    `decoding` are the settings of the laws the labels were made on; `training`, `metrics` and `versions` say how the head came
+    to be and how good it was on held-out prompts.
+    """
+
+    hidden_size: int
+    kind: str = "linear"
+    width: int | None = None  # of the hidden layer of an MLP
+    method: str = "sprinter"
+    polarity: str = "acceptable"
+    label: str = ""
+    features: FeatureSpec = FeatureSpec()
+    target: ModelIdentity | None = None
+    draft: ModelIdentity | None = None
+    tokenizer_hash: str | None = None
+    decoding: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_int("HeadConfig.hidden_size", self.hidden_size, 1)
+        if self.kind not in KINDS:
+            raise ValueError(f"HeadConfig: {nearest('kind', str(self.kind), KINDS)}")
+        if self.kind == "mlp":
+            check_int("HeadConfig.width", self.width, 1)
+        if self.polarity not in POLARITIES:
+            raise ValueError(f"HeadConfig: {nearest('polarity', str(self.polarity), POLARITIES)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, spec: Mapping[str, Any], where: str = "head config") -> "HeadConfig":
+        """Read the JSON form; entries of a later version are left out with a warning."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(set(spec) - known)
+        if unknown:
+            warnings.warn(
+                f"{where}: entries not known to this version are ignored: {', '.join(unknown)}", stacklevel=2
+            )
+        values = {name: value for name, value in spec.items() if name in known}
+        try:
+            for name, kind in (("features", FeatureSpec), ("target", ModelIdentity), ("draft", ModelIdentity)):
+                if isinstance(values.get(name), Mapping):
+                    values[name] = kind(**values[name])
+            return cls(**values)
+        except TypeError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist", tags=["speculative-decoding"]):
+    """The base of `LinearHead` and `MLPHead`. `Head.from_pretrained` loads either.
+
+    `head(features)`: (…, H) of any float dtype → probability (…,) float32.
+    """
+
+    def __init__(self, config: HeadConfig):
+        super().__init__()
+        self.config = config
+        self.source: str | None = None  # where it was loaded from or saved to: its name in a policy's JSON form
+
+    def logit(self, features: torch.Tensor) -> torch.Tensor:
+        """log(P / (1 − P)), (…, H) → (…,) float32."""
+        raise NotImplementedError
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.logit(features).sigmoid()
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.detach().contiguous().cpu() for name, tensor in self.state_dict().items()}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the weights as they are saved."""
+        return hashlib.sha256(safetensors.torch.save(self.weights)).hexdigest()
+
+    def check(self, target: Any = None, draft: Any = None, tokenizer: Any = None) -> None:
+        """Refuse models this head was not trained for.
+
+        Raises: `ValueError` where sizes, architecture or tokenizer differ. Another id or revision under the same sizes only
+        warns: a renamed copy is still the same model.
+        """
+        for name, model in (("target", target), ("draft", draft)):
+            recorded = getattr(self.config, name)
+            if recorded is None or model is None:
+                continue
+            given = ModelIdentity.of(model)
+            conflict = recorded.conflict(given)
+            if conflict is not None:
+                raise ValueError(
+                    f"this head was trained for the {name} {recorded}, and the {name} here is {given}: {conflict}. "
+                    "Use the models it names, or train a head for these (hf-lossy collect, hf-lossy fit)"
+                )
+            doubt = recorded.doubt(given)
+            if doubt is not None:
+                warnings.warn(
+                    f"the head's {name} and this {name} may differ: {doubt}; it was trained for the former",
+                    stacklevel=3,
+                )
+        if tokenizer is not None and self.config.tokenizer_hash is not None:
+            here = tokenizer_hash(tokenizer)
+            if here != self.config.tokenizer_hash:
+                raise ValueError(
+                    f"this head was trained with a tokenizer of hash {self.config.tokenizer_hash[:12]}…, and the tokenizer here "
+                    f"has {here[:12]}…: token ids mean other words"
+                )
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, save_directory: str | Path, *, push_to_hub: bool = False, **kwargs: Any) -> str | None:
+        """Write config.json, model.safetensors and README.md into a folder, all or nothing.
+
+        `push_to_hub=True` uploads as well; keyword arguments are `push_to_hub`'s (`repo_id` defaults to the folder's name).
+        """
+        save_directory = Path(save_directory)
+        with new_folder(save_directory) as folder:
+            self.write(folder)
+            self.generate_model_card().save(folder / "README.md")
+        self.source = str(save_directory)
+        if not push_to_hub:
+            return None
+        kwargs.pop("config", None)
+        return self.push_to_hub(repo_id=kwargs.pop("repo_id", None) or save_directory.name, **kwargs)
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
+        """Upload to the Hub; arguments as `huggingface_hub.ModelHubMixin.push_to_hub`. Returns the commit's URL."""
+        source = self.source  # the mixin saves into a temporary folder, which is no name to keep
+        try:
+            return super().push_to_hub(repo_id, **kwargs)
+        finally:
+            self.source = source
+
+    def write(self, folder: Path) -> None:
+        """config.json and model.safetensors alone."""
+        data = safetensors.torch.save(self.weights)
+        (folder / WEIGHTS).write_bytes(data)
+        config = self.config.to_dict() | {"weights_sha256": hashlib.sha256(data).hexdigest()}
+        (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> "Head":
+        """Load a head from a folder or from the Hub.
+
+        Args:
+            pretrained_model_name_or_path: a folder, or `org/name` on the Hub (`org/name@revision` pins one).
+            kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, `subfolder`, as everywhere on the Hub.
+
+        Raises: `ValueError`, one line, for files that are missing, truncated, changed or not safetensors; the errors of
+        `huggingface_hub` for repositories that are missing, private or gated.
+        """
+        source = str(pretrained_model_name_or_path)
+        config_file, weights_file = fetch(source, (CONFIG, WEIGHTS), **kwargs)
+        head = cls.read(config_file, weights_file)
+        head.source = source
+        if not isinstance(head, cls):
+            raise ValueError(f"{source} holds a {type(head).__name__}, not a {cls.__name__}: use Head.from_pretrained")
+        return head
+
+    @staticmethod
+    def read(config_file: Path, weights_file: Path) -> "Head":
+        """A head from its two files."""
+        try:
+            spec = json.loads(config_file.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{config_file} is not JSON: {error}") from None
+        if not isinstance(spec, dict) or "hidden_size" not in spec or "weights_sha256" not in spec:
+            raise ValueError(f"{config_file} is not the config of a head (no hidden_size and weights_sha256 in it)")
+        digest = spec.pop("weights_sha256")
+        config = HeadConfig.from_dict(spec, str(config_file))
+        data = weights_file.read_bytes()
+        try:
+            weights = safetensors.torch.load(data)
+        except (SafetensorError, ValueError) as error:
+            raise ValueError(
+                f"{weights_file} is not a whole safetensors file ({error}): download it again; pickles are never loaded"
+            ) from None
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise ValueError(
+                f"{weights_file} is not the file that {config_file.name} was saved with (SHA-256 differs)"
+            )
+        head = KINDS[config.kind](config)
+        try:
+            head.load_state_dict(weights, strict=True)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{weights_file} does not fit {config_file.name}: {' '.join(str(error).split())}"
+            ) from None
+        return head.eval()
+
+    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        """The README.md of this head, from its config."""
+        from .cards import head_card
+
+        return head_card(self.config, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config.features})"
+
+
+class LinearHead(Head):
+    """sigmoid(w·h + b): SPRINTER's verifier and AutoJudge's judge (a standardised logistic regression folds into it)."""
+
+    def __init__(self, config: HeadConfig):
+        super().__init__(config)
+        self.linear = torch.nn.Linear(config.hidden_size, 1)
+
+    def logit(self, features: torch.Tensor) -> torch.Tensor:
+        return self.linear(features.float()).squeeze(-1)
+
+
+class MLPHead(Head):
+    """sigmoid(w₂·GELU(W₁h + b₁) + b₂), with `config.width` hidden units."""
+
+    def __init__(self, config: HeadConfig):
+        super().__init__(config)
+        assert config.width is not None, "checked by HeadConfig"
+        self.hidden = torch.nn.Linear(config.hidden_size, config.width)
+        self.linear = torch.nn.Linear(config.width, 1)
+
+    def logit(self, features: torch.Tensor) -> torch.Tensor:
+        return self.linear(torch.nn.functional.gelu(self.hidden(features.float()))).squeeze(-1)
+
+
+KINDS: dict[str, type[Head]] = {"linear": LinearHead, "mlp": MLPHead}
+
+
+def logit_of(threshold: float) -> float:
+    """The logit at which a head's probability is `threshold`; ±∞ outside (0, 1)."""
+    if not 0.0 < threshold < 1.0:
+        return math.inf if threshold >= 1.0 else -math.inf
+    return math.log(threshold / (1.0 - threshold))

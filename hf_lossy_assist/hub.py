@@ -1,0 +1,63 @@
+"""Files of a folder or of a repository on the Hub."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
+
+
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
+
+
+def fetch(
+    source: str, names: Sequence[str], *, revision: str | None = None, subfolder: str = "", **kwargs: Any
+) -> list[Path]:
+    """The local paths of the files `names` of `source`: a folder, or a model repository on the Hub.
+
+    `org/name@revision` pins a revision as `revision=` does. Keyword arguments: `token`, `cache_dir`, `local_files_only`,
+    `force_download`. Raises: `ValueError` where a file is missing; `huggingface_hub`'s errors for the repository itself.
+    """
+    for name in ("proxies", "resume_download", "config"):  # what a mixin may hand on
+        kwargs.pop(name, None)
+    if os.path.isdir(source):
+        folder = Path(source, subfolder)
+        for name in names:
+            if not (folder / name).is_file():
+                found = sorted(p.name for p in folder.glob("*")) if folder.is_dir() else []
+                hint = " (a pickle, which is never loaded)" if any(n.endswith(PICKLES) for n in found) else ""
+                raise ValueError(f"{folder} has no {name}; it holds {', '.join(found) or 'nothing'}{hint}")
+        return [folder / name for name in names]
+    repo, _, pinned = source.partition("@")
+    if pinned and revision is not None and pinned != revision:
+        raise ValueError(f"{source!r} pins {pinned!r}, and revision={revision!r} another: pass one of them")
+    try:
+        return [
+            Path(
+                hf_hub_download(repo, name, revision=revision or pinned or None, subfolder=subfolder or None, **kwargs)
+            )
+            for name in names
+        ]
+    except HFValidationError:
+        raise ValueError(f"{source!r} is neither a folder here nor a repository name like org/name") from None
+    except LocalEntryNotFoundError:
+        raise  # no network and not in the cache: huggingface_hub says so
+    except EntryNotFoundError:
+        raise ValueError(
+            f"{source} on the Hub has no {' and '.join(names)}: not a head or policy of this package"
+        ) from None
+
+
+def holds(source: str, name: str, **kwargs: Any) -> bool:
+    """Whether a folder, or a repository on the Hub, has the file `name`; keyword arguments as for `fetch`."""
+    if os.path.isdir(source):
+        return Path(source, name).is_file()
+    try:
+        fetch(source, [name], **kwargs)
+    except ValueError as error:
+        if isinstance(error.__context__, EntryNotFoundError):
+            return False
+        raise
+    return True

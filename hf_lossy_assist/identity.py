@@ -1,0 +1,75 @@
+"""Which models something was made for, and whether these are they."""
+
+import hashlib
+import json
+import platform
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from .models import base_of
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What is written into a head's config of each model it was trained with."""
+
+    id: str  # Hub id, or the folder's own name without its path
+    revision: str | None  # commit on the Hub, where known
+    model_type: str
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, model: Any) -> "ModelIdentity":
+        """The identity of a loaded Transformers model."""
+        base = base_of(model)
+        config = base.config.get_text_config(decoder=True)
+        name = base.config.name_or_path or type(base).__name__
+        return cls(
+            id=Path(name).name if Path(name).is_absolute() or Path(name).is_dir() else name,
+            revision=getattr(base.config, "_commit_hash", None),
+            model_type=base.config.model_type,
+            hidden_size=config.hidden_size,
+            num_layers=config.num_hidden_layers,
+            vocab_size=config.vocab_size,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.id} ({self.model_type}, {self.num_layers} layers × {self.hidden_size}, {self.vocab_size} tokens)"
+        )
+
+    def conflict(self, other: "ModelIdentity") -> str | None:
+        """The first fact that makes what was trained with `self` meaningless with `other`, or None."""
+        for name in ("model_type", "hidden_size", "num_layers", "vocab_size"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours != theirs:
+                return f"{name} {ours!r} there, {theirs!r} here"
+        return None
+
+    def doubt(self, other: "ModelIdentity") -> str | None:
+        """What may be another model under the same sizes: the id or the revision; or None."""
+        if self.id != other.id:
+            return f"id {self.id!r} there, {other.id!r} here"
+        if None not in (self.revision, other.revision) and self.revision != other.revision:
+            return f"revision {self.revision!r} there, {other.revision!r} here"
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """SHA-256 of the vocabulary: every token with its id, in order of the ids."""
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[1], pair[0]))
+    return hashlib.sha256(json.dumps(vocabulary, ensure_ascii=True).encode()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Of this package and what it stands on, for the record."""
+    return {"python": platform.python_version()} | {
+        name: version(name) for name in ("hf_lossy_assist", "torch", "transformers")
+    }

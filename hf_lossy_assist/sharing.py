@@ -1,0 +1,91 @@
+"""Push and pull: folders that this package made, to the Hub and back."""
+
+import shutil
+from pathlib import Path
+
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import HFValidationError
+
+from .files import new_folder
+from .heads import CONFIG, WEIGHTS, Head
+from .hub import PICKLES
+from .policy import POLICY, LossyPolicy
+
+
+def push(
+    folder: str | Path, repo_id: str, *, private: bool | None = None, token: str | None = None, message: str | None = None,
+    revision: str | None = None,
+) -> str:  # fmt: skip
+    """Upload a folder that this package can use (a head, a policy, models, the custom_generate repository).
+
+    Creates the repository where there is none. What is there and unchanged is not uploaded again.
+
+    Returns: the commit's URL. Raises: `ValueError`, one line, for a folder that is none of these, has no README.md or holds
+    a pickle; `huggingface_hub`'s errors, for a missing token for example.
+    """
+    folder = Path(folder)
+    kind = kind_of(folder)
+    if not (folder / "README.md").is_file():
+        raise ValueError(f"{folder} has no README.md, the model card: write one, or save the {kind} again")
+    pickles = sorted(p.name for p in folder.rglob("*") if p.suffix in PICKLES)
+    if pickles:
+        raise ValueError(f"{folder} holds {pickles[0]}, a pickle: this package shares safetensors only")
+    api = HfApi(token=token)
+    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    if revision is not None:
+        api.create_branch(repo_id, branch=revision, exist_ok=True)
+    return str(
+        api.upload_folder(
+            repo_id=repo_id, folder_path=folder, revision=revision, ignore_patterns=[".*", "**/.*"],
+            commit_message=message or f"Upload {kind} with hf_lossy_assist",
+        )
+    )  # fmt: skip
+
+
+def pull(
+    repo_id: str, out: str | Path | None = None, *, revision: str | None = None, token: str | None = None,
+    local_files_only: bool = False,
+) -> Path:  # fmt: skip
+    """Download a repository and check that it is one that this package can use; returns its folder.
+
+    Without `out` it stays in the Hub's cache. With `out` its files are copied there, once they are all here and checked.
+    """
+    repo, _, pinned = repo_id.partition("@")
+    try:
+        cached = Path(
+            snapshot_download(
+                repo, revision=revision or pinned or None, token=token, local_files_only=local_files_only
+            )
+        )
+    except HFValidationError:
+        raise ValueError(f"{repo_id!r} is not a repository name like org/name") from None
+    kind_of(cached)
+    if out is None:
+        return cached
+    if Path(out).exists():
+        raise ValueError(f"--out {out} exists: give a new folder, so that nothing there is overwritten")
+    with new_folder(out) as folder:
+        shutil.copytree(cached, folder, dirs_exist_ok=True)  # the cache holds links; copies are files
+    return Path(out)
+
+
+def kind_of(folder: Path) -> str:
+    """What a folder holds: "policy", "head", "models" or "custom_generate". Heads and policies are loaded to be sure."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {str(folder)!r}")
+    if (folder / POLICY).is_file():
+        LossyPolicy.from_pretrained(folder)
+        return "policy"
+    if (folder / "custom_generate" / "generate.py").is_file():
+        return "custom_generate"
+    if (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file():
+        if '"weights_sha256"' in (folder / CONFIG).read_text(encoding="utf-8"):
+            Head.from_pretrained(folder)
+            return "head"
+        return "models"
+    if any(folder.glob("*/model.safetensors")):
+        return "models"
+    found = ", ".join(sorted(p.name for p in folder.iterdir())) or "nothing"
+    raise ValueError(
+        f"{folder} is no head ({CONFIG} + {WEIGHTS}), policy ({POLICY}), model or custom_generate folder; it holds {found}"
+    )

@@ -1,0 +1,342 @@
+"""Collect what SPRINTER's verifier is trained on: the draft's hidden state, the token it proposes, and p and q of that token.
+
+Each prompt gives rows of four kinds in equal parts (Zhong et al., §3.2, huggingface.co/papers/2502.04557): the text goes on
+from the original text, with the draft's tokens, with the target's, or with both interleaved as at inference. At every position of every
+row the draft proposes one token, which is judged and, in some kinds, kept.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import DatasetCard, DatasetCardData
+from huggingface_hub.utils import tqdm
+from transformers import GenerationConfig
+
+from ..block import Block
+from ..cards import TEMPLATES
+from ..decoding import Call, verify
+from ..drafting import ModelDrafter
+from ..errors import check_int, check_number
+from ..evaluation.prompts import Text
+from ..features import FeatureSpec
+from ..files import new_folder, write_text
+from ..identity import ModelIdentity, tokenizer_hash, versions
+from ..models import why_not_rows
+from ..policy import LossyPolicy
+from ..rules import Strict, decide, draw
+from ..runner import Runner
+from ..stats import RowStats, SpeculationStats
+from ..stops import Constant
+
+
+KINDS = ("original", "draft", "target", "mixed")
+
+
+@dataclass(frozen=True)
+class CollectSettings:
+    """What decides every number in the dataset. A resumed run must have the same."""
+
+    new_tokens: int = 64  # positions of each row
+    lam: float = (
+        1.2  # λ: a token is acceptable where q(x) ≤ λ·p(x); steers the interleaved rows, can be changed in fitting
+    )
+    do_sample: bool = True
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    batch_size: int = 8  # prompts at a time; each is four rows
+    seed: int = 0
+    features: FeatureSpec = FeatureSpec()
+
+    def __post_init__(self) -> None:
+        check_int("new_tokens", self.new_tokens, 1)
+        check_int("batch_size", self.batch_size, 1)
+        check_int("top_k", self.top_k, 0)
+        check_number("lambda", self.lam, 0.0, float("inf"))
+        check_number("top_p", self.top_p, 0.0, 1.0)
+        check_number("temperature", self.temperature, 0.0, float("inf"))
+        if self.temperature == 0.0:
+            raise ValueError("temperature: expected a number above 0; pass do_sample=False (--greedy) for greedy laws")
+        if (self.features.model, self.features.position) != ("draft", "predicting"):
+            raise ValueError(f"a SPRINTER head reads the draft's state that predicts a token, not the {self.features}")
+
+    def decoding(self) -> dict[str, Any]:
+        """The settings of the laws p and q, as `generate` names them."""
+        names = ("do_sample", "temperature", "top_k", "top_p") if self.do_sample else ("do_sample",)
+        return {name: getattr(self, name) for name in names}
+
+
+def collect(
+    target: Any, draft: Any, tokenizer: Any, texts: Sequence[Text], out: str | Path,
+    settings: CollectSettings = CollectSettings(), *, resume: bool = False, source: str = "",
+) -> Path:  # fmt: skip
+    """Collect a dataset into the folder `out`.
+
+    Each batch of prompts is a file of its own, written under a temporary name and renamed, with random numbers that depend on
+    `settings.seed` and its place alone; so a run that was killed at any moment and resumed gives the same rows as one that
+    was not.
+
+    Args:
+        target, draft: loaded decoder-only models with one tokenizer.
+        texts: prompts, with an original continuation where there is one.
+        resume: go on with an unfinished collection of the same settings.
+        source: where the prompts come from, for the data card.
+
+    Returns: `out`, a folder that `datasets.load_from_disk` reads, with a data card.
+
+    Raises: `ValueError`, one line, for models that cannot be used or settings that differ from those of the unfinished run.
+    """
+    from datasets import Dataset, concatenate_datasets, disable_progress_bars
+
+    out = Path(out)
+    part = out.with_name(out.name + ".partial")
+    for name, model in (("target", target), ("draft", draft)):
+        reason = why_not_rows(model)
+        if reason is not None:
+            raise ValueError(f"collecting needs models that run in batches; the {name} does not: {reason}")
+    facts = _facts(target, draft, tokenizer, texts, settings, source)
+    if _prepare(out, part, facts, resume):
+        return out
+    disable_progress_bars()  # of `datasets`, one for each file
+
+    batches = range(0, len(texts), settings.batch_size)
+    for number, start in enumerate(tqdm(batches, desc="collecting", unit="batch")):
+        shard = part / f"{number:05d}.parquet"
+        if shard.is_file():
+            continue
+        with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
+            torch.manual_seed(settings.seed * 1_000_003 + number)
+            rows = run_batch(target, draft, tokenizer, texts[start : start + settings.batch_size], settings, start)
+        unfinished = part / f"{number:05d}.part"
+        Dataset.from_dict(rows, features=schema(facts["hidden_size"])).to_parquet(str(unfinished))
+        os.replace(unfinished, shard)
+
+    shards = sorted(part.glob("*.parquet"))
+    with new_folder(out) as folder:
+        cache = folder / "cache"
+        parts = [Dataset.from_parquet(str(shard), cache_dir=str(cache)) for shard in shards]
+        data = concatenate_datasets(parts)
+        data.save_to_disk(str(folder))
+        write_text(folder / "collect.json", json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+        write_text(folder / "README.md", data_card(facts, data))
+        del parts
+        shutil.rmtree(cache)
+    shutil.rmtree(part)
+    return out
+
+
+def schema(hidden_size: int) -> Any:
+    """The columns of the dataset."""
+    from datasets import ClassLabel, Features, List, Value
+
+    return Features(
+        {
+            "prompt": Value("int32"),  # number of the prompt: rows of one prompt stay on one side of every split
+            "kind": ClassLabel(names=list(KINDS)),
+            "position": Value("int32"),  # new tokens before it in its row
+            "token": Value("int32"),  # what the draft proposes
+            "p": Value("float32"),
+            "q": Value("float32"),
+            "distance": Value("float32"),  # d_TV(p, q) of the two laws here
+            "features": List(Value("float32"), length=hidden_size),
+        }
+    )
+
+
+def run_batch(
+    target: Any, draft: Any, tokenizer: Any, texts: Sequence[Text], settings: CollectSettings, first: int
+) -> dict[str, list]:
+    """All rows of some prompts, as columns. `first`: the number of the first prompt."""
+    starts, forced = [], []
+    for text in texts:
+        prompt = tokenizer(text.prompt)["input_ids"]
+        cut, ending = len(prompt), []
+        if text.continuation:
+            ending = tokenizer(text.continuation, add_special_tokens=False)["input_ids"]
+        else:  # no original continuation: the prompt's own end serves as one
+            cut = max(len(prompt) // 2, len(prompt) - settings.new_tokens, 1)
+            ending = prompt[cut:]
+        starts += [prompt[:cut], prompt, prompt, prompt]  # in the order of KINDS
+        forced += [ending, None, None, None]
+    width = max(map(len, starts))
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+    ids = torch.tensor([[pad] * (width - len(s)) + s for s in starts], device=target.device)
+    mask = torch.tensor([[0] * (width - len(s)) + [1] * len(s) for s in starts], device=target.device)
+    # `generate` prepares processors and stop conditions as it will when decoding, so p and q are decoding's own laws.
+    config = GenerationConfig(
+        max_new_tokens=settings.new_tokens + 1, pad_token_id=pad, eos_token_id=target.generation_config.eos_token_id,
+        **settings.decoding(),
+    )  # fmt: skip
+    walk = _Walk(draft, settings, forced)
+    type(target).generate(target, ids, attention_mask=mask, generation_config=config, custom_generate=walk)
+
+    order = sorted(range(len(walk.records)), key=lambda i: walk.records[i][:2])
+    records = [walk.records[i] for i in order]
+    columns = dict(
+        zip(("row", "position", "token", "p", "q", "distance"), map(list, zip(*records, strict=True)), strict=True)
+    )
+    rows = columns.pop("row")
+    return {
+        "prompt": [first + row // len(KINDS) for row in rows],
+        "kind": [row % len(KINDS) for row in rows],
+        **columns,
+        "features": [walk.features[i] for i in order],
+    }
+
+
+@dataclass(frozen=True)
+class _OneToken(Constant):
+    """Draft one token a round, and have the draft's hidden state kept."""
+
+    gamma: int = 1
+    spec: FeatureSpec = FeatureSpec()
+
+    @property
+    def features(self) -> FeatureSpec:  # type: ignore[override]
+        return self.spec
+
+
+class _Walk(Runner):
+    """Decoding's own rounds with one drafted token each, of which something else than the rule's verdict is kept."""
+
+    def __init__(self, draft: Any, settings: CollectSettings, forced: Sequence[list[int] | None]):
+        """`forced[b]`: the tokens that row b goes on with; None where the models write it."""
+        super().__init__(LossyPolicy(stop=_OneToken(spec=settings.features)), draft)
+        self.wanted, self.forced = settings, forced
+        self.records: list[tuple] = []  # (row, position, token, p, q, distance)
+        self.features: list[list[float]] = []  # of each record, (H,)
+
+    def decode(self, call: Call) -> SpeculationStats:
+        rows, drafter = call.rows, call.drafter
+        assert isinstance(drafter, ModelDrafter) and drafter.tap is not None
+        kinds = [row % len(KINDS) for row in rows.index]
+        while rows.unfinished:
+            block = drafter.propose(rows, [0 if finished else 1 for finished in rows.finished])
+            features = drafter.tap.at(-1).float()  # (B, H): every row is fed as many tokens as the others
+            verify(call, block)
+            x, p_x, q_x, distance = judged(block)
+            fits = acceptable(p_x, q_x, self.wanted.lam)
+            verdict = decide(Strict(), block)
+            corrected = torch.where(fits | (verdict.accepted == 1), x, verdict.token)
+            own = draw(block.p[:, 0]) if block.sampling else block.best[:, 0]
+            following = {"draft": x.tolist(), "target": own.tolist(), "mixed": corrected.tolist()}
+
+            table = zip(x.tolist(), p_x.tolist(), q_x.tolist(), distance.tolist(), strict=True)
+            following["original"] = [0] * len(kinds)
+            for b, record in enumerate(table):
+                if rows.finished[b]:
+                    continue
+                position = rows.lengths[b] - rows.width
+                self.records.append((rows.index[b], position, *record))
+                self.features.append(features[b].tolist())
+                ending = self.forced[rows.index[b]]
+                over = position + 1 == self.wanted.new_tokens or (ending is not None and position >= len(ending))
+                if over:
+                    rows.finished[b] = True
+                elif ending is not None:
+                    following["original"][b] = ending[position]
+            tokens = [following[KINDS[kind]][b] for b, kind in enumerate(kinds)]
+            rows.write(torch.tensor(tokens, device=rows.ids.device)[:, None])
+            for b, token in enumerate(tokens):
+                if not rows.finished[b]:
+                    rows.commit(b, [token], block.scores[b])  # type: ignore[index]
+            call.target.rollback(rows.held())
+            drafter.learn(rows, block, [0] * len(tokens))
+        return SpeculationStats([RowStats() for _ in rows.index], 1, True)
+
+
+def judged(block: Block) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The first drafted token x, p(x), q(x) and d_TV(p, q) at its position, each (B,), by the laws that decoding uses.
+
+    Greedy laws are certain: q(x) = 1, and p(x) is 1 or 0.
+    """
+    x = block.tokens[:, 0]
+    if block.q is None:
+        same = (x == block.best[:, 0]).float()
+        return x, same, torch.ones_like(same), 1.0 - same
+    p, q = block.p[:, 0], block.q[:, 0]  # (B, V)
+    of_x = x[:, None]
+    return x, p.gather(1, of_x)[:, 0], q.gather(1, of_x)[:, 0], (p - q).abs().sum(dim=1) / 2
+
+
+def acceptable(p: torch.Tensor, q: torch.Tensor, lam: float) -> torch.Tensor:
+    """SPRINTER's label: q(x) ≤ λ·p(x) (§3.2; λ = 1.2 in the paper's experiments)."""
+    return q <= lam * p
+
+
+# -- the folder -------------------------------------------------------------------------------------------------------
+
+
+def _facts(
+    target: Any, draft: Any, tokenizer: Any, texts: Sequence[Text], settings: CollectSettings, source: str
+) -> dict[str, Any]:
+    digest = hashlib.sha256(json.dumps([[t.prompt, t.continuation] for t in texts]).encode()).hexdigest()
+    identity = ModelIdentity.of(draft)
+    return {
+        "settings": asdict(settings),
+        "target": ModelIdentity.of(target).to_dict(),
+        "draft": identity.to_dict(),
+        "tokenizer_hash": tokenizer_hash(tokenizer),
+        "dtypes": [str(target.dtype), str(draft.dtype)],
+        "hidden_size": identity.hidden_size,
+        "prompts": len(texts),
+        "prompts_sha256": digest,
+        "source": source,
+        "versions": versions(),
+    }
+
+
+def _prepare(out: Path, part: Path, facts: dict[str, Any], resume: bool) -> bool:
+    """Make or check the folder of the unfinished collection. True: the run was killed after its last step, all is there."""
+    for stale in out.parent.glob(f".{out.name}.*"):  # of a run that was killed while it put the dataset together
+        shutil.rmtree(stale)
+    if resume and part.is_dir() and (out / "collect.json").is_file():
+        _compare(out / "collect.json", facts)
+        shutil.rmtree(part)
+        return True
+    if out.exists():
+        raise ValueError(f"{out} exists: choose another --out, or delete it to collect again")
+    written = part / "collect.json"
+    if written.is_file():
+        if not resume:
+            raise ValueError(f"{part} holds an unfinished collection: pass --resume to go on, or delete it")
+        _compare(written, facts)
+    else:
+        part.mkdir(parents=True, exist_ok=True)
+        write_text(written, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+    for left in part.glob("*.part"):
+        left.unlink()
+    return False
+
+
+def _compare(written: Path, facts: dict[str, Any]) -> None:
+    before = json.loads(written.read_text(encoding="utf-8"))
+    for name in facts:
+        if name != "source" and facts[name] != before.get(name):
+            raise ValueError(
+                f"{written.parent} was made with {name} {before.get(name)!r}, this run has {facts[name]!r}: use the same, or delete it"
+            )
+
+
+def data_card(facts: dict[str, Any], data: Any) -> str:
+    """The README.md of a dataset, as text."""
+    p, q, kind = (torch.tensor(data[name][:]) for name in ("p", "q", "kind"))
+    fits = acceptable(p, q, facts["settings"]["lam"]).float()
+    counts = [(name, kind == k) for k, name in enumerate(data.features["kind"].names)]
+    table = [(name, int(mine.sum()), float(fits[mine].sum() / mine.sum().clamp(min=1))) for name, mine in counts]
+    card = DatasetCard.from_template(
+        DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", "sprinter"], task_categories=["text-classification"]),
+        template_path=str(TEMPLATES / "data.md"), table=table, tokens=len(data), facts=facts,
+        target=ModelIdentity(**facts["target"]), draft=ModelIdentity(**facts["draft"]),
+        features=FeatureSpec(**facts["settings"]["features"]),
+        settings=", ".join(f"{k} {v}" for k, v in facts["settings"].items() if k != "features"),
+        versions=", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
+    )  # fmt: skip
+    return str(card)

@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.theory import expected_accepted, expected_stop_time
-from hf_lossy_assist.training.collect import acceptable
+from hf_lossy_assist.training.dataset import acceptable
 from hf_lossy_assist.training.figures import roc_figure, save
 from hf_lossy_assist.training.plan import read_held_out
 

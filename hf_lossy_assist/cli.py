@@ -1,6 +1,7 @@
 """The `hf-lossy` command. Heavy imports wait until a command runs, so `--help` is quick."""
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -181,7 +182,8 @@ def load(model: str | None, assistant: str | None, dtype: str, device: str) -> t
 
     from . import demo
 
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if device == "auto":  # under `accelerate launch` each process has its own
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if dtype not in kinds:
         raise ValueError(f"--dtype: expected {', '.join(kinds)}, got {dtype!r}")

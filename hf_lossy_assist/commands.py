@@ -103,15 +103,13 @@ def fit_sprinter(
 
     fitted, reports = run(data, out, lam or (), FitSettings(kind=head, width=width, balance=balance, seed=seed))
     console = Console()
-    table = Table(
-        "λ", "AUROC", "Brier", "acceptable", "η_TP, η_FP at τ = 0.5", *(f"AUROC {k}" for k in reports[0].auroc_by_kind)
-    )
+    kinds = reports[0].auroc_by_kind
+    table = Table("λ", "AUROC", *kinds, "Brier", "acceptable", "η_TP", "η_FP")
+    table.caption = f"AUROC on all held-out prompts and by prefix ({', '.join(kinds)}); η at τ = 0.5"
     for r in reports:
         tp, fp = r.at(0.5)
-        by_kind = [f"{v:.3f}" for v in r.auroc_by_kind.values()]
-        table.add_row(
-            f"{r.lam:g}", f"{r.auroc:.3f}", f"{r.brier:.4f}", f"{r.acceptable:.1%}", f"{tp:.3f}, {fp:.3f}", *by_kind
-        )
+        aurocs = [f"{value:.3f}" for value in (r.auroc, *r.auroc_by_kind.values())]
+        table.add_row(f"{r.lam:g}", *aurocs, f"{r.brier:.4f}", f"{r.acceptable:.1%}", f"{tp:.3f}", f"{fp:.3f}")
     console.print(table)
     kept = fitted.config.training["lambda"]
     same = len(reports) > 1 and not fitted.config.decoding.get("do_sample")

@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 EXAMPLES = {
     "generate.py": [],
+    "sprinter.py": ["--problems", "2"],
+    "sprinter_figures.py": ["--out", "{tmp}"],
     "batches.py": [],
     "calibrate_svip.py": ["--problems", "8"],
     "wrong_uses.py": [],
@@ -29,8 +31,9 @@ def test_readme_blocks_run(capsys):
 
 
 @pytest.mark.parametrize("script", sorted(EXAMPLES))
-def test_example_runs(script):
-    command = [sys.executable, str(ROOT / "examples" / script), *EXAMPLES[script]]
+def test_example_runs(script, tmp_path):
+    arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in EXAMPLES[script]]
+    command = [sys.executable, str(ROOT / "examples" / script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip()

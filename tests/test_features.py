@@ -329,6 +329,19 @@ def test_the_draft_may_be_the_target_itself(record):
     assert hooks(target) == 0
 
 
+def test_refused_where_no_states_are_handed_on():
+    """Transformers' own loop, prompt lookup, and settings that are draft stops of their own."""
+    target, draft = tiny.build("llama"), tiny.shared("llama")
+    stop, one = hla.HeadStop(hla.LinearHead(hla.HeadConfig(32))), prompts((9,))
+    with hla.stock_stop(target, stop):
+        with pytest.raises(ValueError, match="own loop"):
+            target.generate(**one, assistant_model=draft, max_new_tokens=9, do_sample=False)
+    with pytest.raises(ValueError, match="HeadStop needs a draft model"):
+        assisted(target, one, None, stop, prompt_lookup_num_tokens=2)
+    with pytest.raises(ValueError, match="is itself a draft stop"):
+        assisted(target, one, draft, stop, assistant_confidence_threshold=0.2)
+
+
 # -- hooks and threads ----------------------------------------------------------------------------------------------------
 
 

@@ -8,25 +8,21 @@ row the draft proposes one token, which is judged and, in some kinds, kept.
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import DatasetCard, DatasetCardData
 from huggingface_hub.utils import tqdm
 from transformers import GenerationConfig
 
 from ..block import Block
-from ..cards import TEMPLATES
-from ..decoding import Call, verify
+from ..decoding import Call
 from ..drafting import ModelDrafter
 from ..errors import check_int, check_number
 from ..evaluation.prompts import Text
 from ..features import FeatureSpec
-from ..files import new_folder, write_text
 from ..identity import ModelIdentity, tokenizer_hash, versions
 from ..models import why_not_rows
 from ..policy import LossyPolicy
@@ -34,9 +30,7 @@ from ..rules import Strict, decide, draw
 from ..runner import Runner
 from ..stats import RowStats, SpeculationStats
 from ..stops import Constant
-
-
-KINDS = ("original", "draft", "target", "mixed")
+from .dataset import KINDS, acceptable, assemble, prepare, schema
 
 
 @dataclass(frozen=True)
@@ -44,9 +38,7 @@ class CollectSettings:
     """What decides every number in the dataset. A resumed run must have the same."""
 
     new_tokens: int = 64  # positions of each row
-    lam: float = (
-        1.2  # λ: a token is acceptable where q(x) ≤ λ·p(x); steers the interleaved rows, can be changed in fitting
-    )
+    lam: float = 1.2  # λ: acceptable is q(x) ≤ λ·p(x); steers the interleaved rows, and fitting may use another
     do_sample: bool = True
     temperature: float = 1.0
     top_k: int = 0
@@ -81,7 +73,7 @@ def collect(
 
     Each batch of prompts is a file of its own, written under a temporary name and renamed, with random numbers that depend on
     `settings.seed` and its place alone; so a run that was killed at any moment and resumed gives the same rows as one that
-    was not.
+    was not. Under `accelerate launch` the processes share the batches among them.
 
     Args:
         target, draft: loaded decoder-only models with one tokenizer.
@@ -93,8 +85,10 @@ def collect(
 
     Raises: `ValueError`, one line, for models that cannot be used or settings that differ from those of the unfinished run.
     """
-    from datasets import Dataset, concatenate_datasets, disable_progress_bars
+    from accelerate import PartialState
+    from datasets import Dataset, disable_progress_bars
 
+    disable_progress_bars()  # of `datasets`, one for each file
     out = Path(out)
     part = out.with_name(out.name + ".partial")
     for name, model in (("target", target), ("draft", draft)):
@@ -102,52 +96,28 @@ def collect(
         if reason is not None:
             raise ValueError(f"collecting needs models that run in batches; the {name} does not: {reason}")
     facts = _facts(target, draft, tokenizer, texts, settings, source)
-    if _prepare(out, part, facts, resume):
+    state = PartialState()  # one process, unless `accelerate launch` started several
+    if state.is_main_process and prepare(out, part, facts, resume):
         return out
-    disable_progress_bars()  # of `datasets`, one for each file
+    state.wait_for_everyone()
 
-    batches = range(0, len(texts), settings.batch_size)
-    for number, start in enumerate(tqdm(batches, desc="collecting", unit="batch")):
-        shard = part / f"{number:05d}.parquet"
+    batches = range(state.process_index, -(-len(texts) // settings.batch_size), state.num_processes)
+    for number in tqdm(batches, desc="collecting", unit="batch", disable=not state.is_main_process):
+        shard, first = part / f"{number:05d}.parquet", number * settings.batch_size
         if shard.is_file():
             continue
         with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
             torch.manual_seed(settings.seed * 1_000_003 + number)
-            rows = run_batch(target, draft, tokenizer, texts[start : start + settings.batch_size], settings, start)
+            rows = run_batch(target, draft, tokenizer, texts[first : first + settings.batch_size], settings, first)
         unfinished = part / f"{number:05d}.part"
         Dataset.from_dict(rows, features=schema(facts["hidden_size"])).to_parquet(str(unfinished))
         os.replace(unfinished, shard)
 
-    shards = sorted(part.glob("*.parquet"))
-    with new_folder(out) as folder:
-        cache = folder / "cache"
-        parts = [Dataset.from_parquet(str(shard), cache_dir=str(cache)) for shard in shards]
-        data = concatenate_datasets(parts)
-        data.save_to_disk(str(folder))
-        write_text(folder / "collect.json", json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
-        write_text(folder / "README.md", data_card(facts, data))
-        del parts
-        shutil.rmtree(cache)
-    shutil.rmtree(part)
+    state.wait_for_everyone()
+    if state.is_main_process:
+        assemble(out, part, facts)
+    state.wait_for_everyone()
     return out
-
-
-def schema(hidden_size: int) -> Any:
-    """The columns of the dataset."""
-    from datasets import ClassLabel, Features, List, Value
-
-    return Features(
-        {
-            "prompt": Value("int32"),  # number of the prompt: rows of one prompt stay on one side of every split
-            "kind": ClassLabel(names=list(KINDS)),
-            "position": Value("int32"),  # new tokens before it in its row
-            "token": Value("int32"),  # what the draft proposes
-            "p": Value("float32"),
-            "q": Value("float32"),
-            "distance": Value("float32"),  # d_TV(p, q) of the two laws here
-            "features": List(Value("float32"), length=hidden_size),
-        }
-    )
 
 
 def run_batch(
@@ -220,7 +190,10 @@ class _Walk(Runner):
         while rows.unfinished:
             block = drafter.propose(rows, [0 if finished else 1 for finished in rows.finished])
             features = drafter.tap.at(-1).float()  # (B, H): every row is fed as many tokens as the others
-            verify(call, block)
+            last, counts = rows.after(call.target.lengths)
+            raw = call.target.feed(last, counts, keep=1).to(device=rows.ids.device, dtype=torch.float32)
+            scores = call.processing(rows.ids, rows.lengths, raw, rows.index)
+            block.scores = scores.expand(-1, 2, -1)  # the place behind the drafted token is never looked at
             x, p_x, q_x, distance = judged(block)
             fits = acceptable(p_x, q_x, self.wanted.lam)
             verdict = decide(Strict(), block)
@@ -246,7 +219,7 @@ class _Walk(Runner):
             rows.write(torch.tensor(tokens, device=rows.ids.device)[:, None])
             for b, token in enumerate(tokens):
                 if not rows.finished[b]:
-                    rows.commit(b, [token], block.scores[b])  # type: ignore[index]
+                    rows.commit(b, [token], block.scores[b])
             call.target.rollback(rows.held())
             drafter.learn(rows, block, [0] * len(tokens))
         return SpeculationStats([RowStats() for _ in rows.index], 1, True)
@@ -266,14 +239,6 @@ def judged(block: Block) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torc
     return x, p.gather(1, of_x)[:, 0], q.gather(1, of_x)[:, 0], (p - q).abs().sum(dim=1) / 2
 
 
-def acceptable(p: torch.Tensor, q: torch.Tensor, lam: float) -> torch.Tensor:
-    """SPRINTER's label: q(x) ≤ λ·p(x) (§3.2; λ = 1.2 in the paper's experiments)."""
-    return q <= lam * p
-
-
-# -- the folder -------------------------------------------------------------------------------------------------------
-
-
 def _facts(
     target: Any, draft: Any, tokenizer: Any, texts: Sequence[Text], settings: CollectSettings, source: str
 ) -> dict[str, Any]:
@@ -291,52 +256,3 @@ def _facts(
         "source": source,
         "versions": versions(),
     }
-
-
-def _prepare(out: Path, part: Path, facts: dict[str, Any], resume: bool) -> bool:
-    """Make or check the folder of the unfinished collection. True: the run was killed after its last step, all is there."""
-    for stale in out.parent.glob(f".{out.name}.*"):  # of a run that was killed while it put the dataset together
-        shutil.rmtree(stale)
-    if resume and part.is_dir() and (out / "collect.json").is_file():
-        _compare(out / "collect.json", facts)
-        shutil.rmtree(part)
-        return True
-    if out.exists():
-        raise ValueError(f"{out} exists: choose another --out, or delete it to collect again")
-    written = part / "collect.json"
-    if written.is_file():
-        if not resume:
-            raise ValueError(f"{part} holds an unfinished collection: pass --resume to go on, or delete it")
-        _compare(written, facts)
-    else:
-        part.mkdir(parents=True, exist_ok=True)
-        write_text(written, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
-    for left in part.glob("*.part"):
-        left.unlink()
-    return False
-
-
-def _compare(written: Path, facts: dict[str, Any]) -> None:
-    before = json.loads(written.read_text(encoding="utf-8"))
-    for name in facts:
-        if name != "source" and facts[name] != before.get(name):
-            raise ValueError(
-                f"{written.parent} was made with {name} {before.get(name)!r}, this run has {facts[name]!r}: use the same, or delete it"
-            )
-
-
-def data_card(facts: dict[str, Any], data: Any) -> str:
-    """The README.md of a dataset, as text."""
-    p, q, kind = (torch.tensor(data[name][:]) for name in ("p", "q", "kind"))
-    fits = acceptable(p, q, facts["settings"]["lam"]).float()
-    counts = [(name, kind == k) for k, name in enumerate(data.features["kind"].names)]
-    table = [(name, int(mine.sum()), float(fits[mine].sum() / mine.sum().clamp(min=1))) for name, mine in counts]
-    card = DatasetCard.from_template(
-        DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", "sprinter"], task_categories=["text-classification"]),
-        template_path=str(TEMPLATES / "data.md"), table=table, tokens=len(data), facts=facts,
-        target=ModelIdentity(**facts["target"]), draft=ModelIdentity(**facts["draft"]),
-        features=FeatureSpec(**facts["settings"]["features"]),
-        settings=", ".join(f"{k} {v}" for k, v in facts["settings"].items() if k != "features"),
-        versions=", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
-    )  # fmt: skip
-    return str(card)

@@ -4,11 +4,9 @@ Adam and binary cross entropy with early stopping, split by prompt (Zhong et al.
 huggingface.co/papers/2502.04557). Features are standardised and the scaler is folded into the first layer, so a head reads raw hidden states.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -21,7 +19,7 @@ from ..features import FeatureSpec
 from ..files import new_folder
 from ..heads import KINDS, Head, HeadConfig
 from ..identity import ModelIdentity, versions
-from .collect import acceptable
+from .dataset import Table, acceptable, read_table
 
 
 SHARES = (0.7, 0.15, 0.15)  # of the prompts: training, early stopping, the figures that are reported
@@ -48,53 +46,6 @@ class FitSettings:
         check_number("learning_rate", self.learning_rate, 0.0, 10.0)
         if self.kind not in KINDS:
             raise ValueError(f"--head: expected one of {', '.join(KINDS)}, got {self.kind!r}")
-
-
-@dataclass
-class Table:
-    """A collected dataset as tensors, N records of rows in order."""
-
-    features: torch.Tensor  # (N, H) float32
-    p: torch.Tensor  # (N,) float32
-    q: torch.Tensor  # (N,)
-    distance: torch.Tensor  # (N,)
-    prompt: torch.Tensor  # (N,) int64
-    kind: torch.Tensor  # (N,) int64   place in `kinds`
-    position: torch.Tensor  # (N,) int64
-    kinds: list[str]
-    facts: dict[str, Any]  # collect.json
-
-    def of(self, rows: torch.Tensor) -> "Table":
-        """The records that `rows` (N,) bool names."""
-        parts = {n: getattr(self, n)[rows] for n in ("features", "p", "q", "distance", "prompt", "kind", "position")}
-        return Table(**parts, kinds=self.kinds, facts=self.facts)
-
-    def __len__(self) -> int:
-        return len(self.p)
-
-
-def read_table(path: str | Path) -> Table:
-    """The dataset that `collect` wrote."""
-    from datasets import load_from_disk
-
-    path = Path(path)
-    if not (path / "collect.json").is_file():
-        hint = (
-            f" ({path}.partial is unfinished: hf-lossy collect --resume)" if Path(f"{path}.partial").is_dir() else ""
-        )
-        raise ValueError(f"{path} is no dataset of hf-lossy collect: no collect.json in it{hint}")
-    data = load_from_disk(str(path))
-    kinds = data.features["kind"].names
-    data = data.with_format("numpy")
-    column = {name: torch.from_numpy(np.stack(data[name][:]) if name == "features" else np.asarray(data[name][:]))
-              for name in data.column_names}  # fmt: skip
-    return Table(
-        features=column["features"].float(),
-        **{name: column[name].float() for name in ("p", "q", "distance")},
-        **{name: column[name].long() for name in ("prompt", "kind", "position")},
-        kinds=kinds,
-        facts=json.loads((path / "collect.json").read_text(encoding="utf-8")),
-    )
 
 
 @dataclass

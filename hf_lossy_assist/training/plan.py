@@ -23,8 +23,8 @@ from ..policy import LossyPolicy
 from ..stats import SpeculationStats
 from ..stops import Constant, HeadStop
 from ..theory import expected_accepted
-from .collect import acceptable
-from .fit import THRESHOLDS, Table
+from .dataset import Table, acceptable
+from .fit import THRESHOLDS
 
 
 HELD_OUT = "heldout.safetensors"  # beside a fitted head: what `replay` needs, without features

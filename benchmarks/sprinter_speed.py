@@ -1,8 +1,8 @@
 """SPRINTER beside strict acceptance, SVIP and the target alone: tokens per target call, speed, and what is lost.
 
-    python benchmarks/sprinter.py                                            # the demo pair and its head, 20 and 96 new tokens
-    python benchmarks/sprinter.py --model M --assistant D --head HEAD --prompts gsm8k.jsonl --chat --problems 8
-    python benchmarks/sprinter.py --batch-sizes 1 8 32 --patience 1 0.5 0    # who waits for whom in a batch
+    python benchmarks/sprinter_speed.py                                            # the demo pair and its head, 20 and 96 new tokens
+    python benchmarks/sprinter_speed.py --model M --assistant D --head HEAD --prompts gsm8k.jsonl --chat --problems 8
+    python benchmarks/sprinter_speed.py --batch-sizes 1 8 32 --patience 1 0.5 0    # who waits for whom in a batch
 
 Greedy. All arms interleaved in one run as in benchmarks/engine.py: medians over the repeats, ratios the medians of the ratios
 within a repeat. "Lost" is measured against the target's own text: ROUGE-L (F1, rouge-score), the share of texts that are equal, and on the

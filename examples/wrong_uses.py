@@ -5,6 +5,7 @@ out only inside Transformers or torch. Nothing is downloaded: the models are ran
 """
 
 import copy
+import dataclasses
 import sys
 import traceback
 from collections.abc import Callable
@@ -232,6 +233,52 @@ case("prompt lookup, a batch", lambda: generate(input_ids=ids(2), assistant_mode
 case("prompt_lookup_num_tokens=0", lambda: generate(assistant_model=None, prompt_lookup_num_tokens=0))
 case("streamer, a batch", lambda: generate(input_ids=ids(2), streamer=Printer()))
 case("stop_strings without a tokenizer", lambda: generate(stop_strings=["end"]))
+
+
+# -- heads ------------------------------------------------------------------------------------------------------------
+
+
+def head(hidden_size: int = 16, **config: Any) -> hla.Head:
+    return hla.LinearHead(hla.HeadConfig(hidden_size, **config))
+
+
+def other(**facts: Any) -> hla.ModelIdentity:
+    return dataclasses.replace(hla.ModelIdentity.of(draft()), **facts)
+
+
+def sprinter(head: Any, **settings: Any) -> Any:
+    return generate(lossy_policy=hla.Sprinter(head, **settings))
+
+
+case("a SPRINTER policy without a head", lambda: generate(lossy_policy="sprinter"))
+case("a head that is a path", lambda: sprinter("org/name"))
+case("a head of another draft's size", lambda: sprinter(head(24, draft=other(hidden_size=24))))
+case("a head of another draft's vocabulary", lambda: sprinter(head(draft=other(vocab_size=60))))
+case("a head of another draft's depth", lambda: sprinter(head(draft=other(num_layers=4))))
+case("a head of another architecture", lambda: sprinter(head(draft=other(model_type="gpt2"))))
+case("a head of another target", lambda: sprinter(head(target=other(hidden_size=64))))
+case("a head whose size is not the draft's", lambda: sprinter(head(24)))
+case("a judge's head as a verifier", lambda: sprinter(head(polarity="important")))
+case("a head that reads the target", lambda: sprinter(head(features=hla.FeatureSpec(model="target"))))
+case("a head that reads layer 9 of 1", lambda: sprinter(head(features=hla.FeatureSpec(layer=9, norm=False))))
+case("threshold below 0", lambda: sprinter(head(), threshold=-0.1))
+case("threshold NaN", lambda: sprinter(head(), threshold=float("nan")))
+case("max_draft 0", lambda: sprinter(head(), max_draft=0))
+case("patience 2", lambda: sprinter(head(), patience=2))
+case(
+    "a head stop with prompt lookup",
+    lambda: generate(assistant_model=None, prompt_lookup_num_tokens=3, lossy_policy=hla.Sprinter(head())),
+)
+case("an unknown kind of head", lambda: head(kind="conv"))
+case("an mlp without a width", lambda: head(kind="mlp"))
+case("a hidden size of 0", lambda: head(0))
+case("a feature of an unknown model", lambda: hla.FeatureSpec(model="teacher"))
+case("a feature of an inner layer, normed", lambda: hla.FeatureSpec(layer=2))
+case("a folder without a head", lambda: hla.Head.from_pretrained(PACKAGE))
+case("a repository name that is none", lambda: hla.Head.from_pretrained("no such folder"))
+case("a policy folder without a policy", lambda: hla.LossyPolicy.from_pretrained(PACKAGE))
+case("a policy in JSON whose head is missing", lambda: generate(lossy_policy={"stop": "head"}))
+case("an unsaved head as JSON", lambda: hla.Sprinter(head()).to_dict())
 
 
 def refusal(call: Callable[[], Any]) -> Exception | None:

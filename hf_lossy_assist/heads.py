@@ -134,6 +134,12 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
                     f"the head's {name} and this {name} may differ: {doubt}; it was trained for the former",
                     stacklevel=3,
                 )
+        read = {"target": target, "draft": draft}.get(self.config.features.model)
+        if read is not None and ModelIdentity.of(read).hidden_size != self.config.hidden_size:
+            raise ValueError(
+                f"this head reads {self.config.hidden_size} numbers of the {self.config.features.model}, and the one here, "
+                f"{ModelIdentity.of(read)}, has another hidden size"
+            )
         if tokenizer is not None and self.config.tokenizer_hash is not None:
             here = tokenizer_hash(tokenizer)
             if here != self.config.tokenizer_hash:

@@ -19,6 +19,7 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")  # one block shows SPRINTER
 def test_readme_blocks_run(capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.S)
     assert len(blocks) >= 2

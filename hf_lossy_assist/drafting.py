@@ -1,5 +1,6 @@
 """Where drafted tokens come from: a draft model with its own loop, or one of Transformers' candidate generators."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -61,7 +62,9 @@ class ModelDrafter:
         tokens, peaks = [], []  # (B,) each   `peaks` is NaN where the logits are
         laws: list[torch.Tensor] = []  # (B, V) each
         counted, going = [0] * batch, [limit > 0 for limit in limits]  # for adaptive stops alone
-        may_wait = min(int((1 - self.stop.patience) * sum(going)), sum(going) - 1)  # rows that need not have stopped
+        may_wait = sum(going) - max(
+            1, math.ceil(self.stop.patience * sum(going) - 1e-9)
+        )  # rows that need not have stopped
 
         feed, counts = rows.after(self.model.lengths)
         for i in range(max(limits)):

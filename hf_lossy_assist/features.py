@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .errors import check_int
-from .models import base_of
+from .models import base_of, blocks_of
 
 
 MODELS = ("draft", "target", "companion")
@@ -96,12 +96,12 @@ def _module(base: Any, spec: FeatureSpec) -> torch.nn.Module:
     decoder = base.get_decoder()
     if spec.norm:
         return decoder
-    count = base.config.get_text_config(decoder=True).num_hidden_layers
-    blocks = [m for m in decoder.children() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
-    if len(blocks) != 1:
+    blocks = blocks_of(base)
+    if blocks is None:
         raise ValueError(f"{type(base).__name__}: its blocks were not found, so only layer=-1, norm=True can be read")
+    count = len(blocks)
     if spec.layer > count:
         raise ValueError(
             f"FeatureSpec.layer: {type(base).__name__} has {count} blocks, the spec asks for block {spec.layer}"
         )
-    return blocks[0][count - 1 if spec.layer == -1 else spec.layer - 1]
+    return blocks[count - 1 if spec.layer == -1 else spec.layer - 1]

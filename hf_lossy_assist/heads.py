@@ -79,6 +79,11 @@ class HeadConfig:
             for name, kind in (("features", FeatureSpec), ("target", ModelIdentity), ("draft", ModelIdentity)):
                 if isinstance(values.get(name), Mapping):
                     values[name] = kind(**values[name])
+                elif values.get(name) is not None or (name == "features" and name in values):
+                    raise TypeError(f"{name}: expected an object, got {values[name]!r}")
+            for name in ("decoding", "training", "metrics", "versions"):
+                if not isinstance(values.get(name, {}), Mapping):
+                    raise TypeError(f"{name}: expected an object, got {values[name]!r}")
             return cls(**values)
         except TypeError as error:
             raise ValueError(f"{where}: {error}") from None
@@ -92,6 +97,10 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
 
     def __init__(self, config: HeadConfig):
         super().__init__()
+        if not isinstance(self, KINDS[config.kind]):
+            raise ValueError(
+                f"{type(self).__name__}: the config is of kind {config.kind!r}: use {KINDS[config.kind].__name__}"
+            )
         self.config = config
         self.source: str | None = None  # where it was loaded from or saved to: its name in a policy's JSON form
 
@@ -221,9 +230,10 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
             raise ValueError(
                 f"{weights_file} is not the file that {config_file.name} was saved with (SHA-256 differs)"
             )
-        head = KINDS[config.kind](config)
+        with torch.device("meta"):  # its sizes are not to be trusted before the weights have them
+            head = KINDS[config.kind](config)
         try:
-            head.load_state_dict(weights, strict=True)
+            head.load_state_dict(weights, strict=True, assign=True)
         except RuntimeError as error:
             raise ValueError(
                 f"{weights_file} does not fit {config_file.name}: {' '.join(str(error).split())}"

@@ -20,8 +20,9 @@ def fetch(
     `org/name@revision` pins a revision as `revision=` does. Keyword arguments: `token`, `cache_dir`, `local_files_only`,
     `force_download`. Raises: `ValueError` where a file is missing; `huggingface_hub`'s errors for the repository itself.
     """
-    for name in ("proxies", "resume_download", "config"):  # what a mixin may hand on
-        kwargs.pop(name, None)
+    unknown = sorted(set(kwargs) - {"token", "cache_dir", "local_files_only", "force_download"})
+    if unknown:
+        raise TypeError(f"from_pretrained: unknown argument {unknown[0]!r}")
     if os.path.isdir(source):
         folder = Path(source, subfolder)
         for name in names:

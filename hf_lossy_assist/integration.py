@@ -83,7 +83,6 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
     config = copy.deepcopy(given) if given is not None else GenerationConfig()
     config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
     refuse_arguments(model, kwargs, config)
-    announce(policy)
 
     runner = Runner(
         policy,
@@ -98,6 +97,7 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
     for name in ("prompt_lookup_num_tokens", "assistant_early_exit"):
         runner.generator_settings[name] = kwargs.get(name, getattr(config, name, None))
     runner.validate(model)
+    announce(policy)
 
     stop_strings = kwargs.get("stop_strings", config.stop_strings)
     if stop_strings is not None:

@@ -41,6 +41,15 @@ def base_of(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def blocks_of(base: Any) -> torch.nn.ModuleList | None:
+    """The decoder's blocks, counted in the module: of an encoder-decoder, the config names the encoder's number."""
+    lists = [m for m in base.get_decoder().children() if isinstance(m, torch.nn.ModuleList)]
+    if len(lists) > 1:
+        count = base.config.get_text_config(decoder=True).num_hidden_layers
+        lists = [m for m in lists if len(m) == count]
+    return lists[0] if len(lists) == 1 else None
+
+
 def why_not_rows(model: PreTrainedModel) -> str | None:
     """Why this model cannot run on a `RowCache`, or None if it can."""
     base = base_of(model)

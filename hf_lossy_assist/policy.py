@@ -122,6 +122,8 @@ class LossyPolicy:
             spec = self._spec({id(head): name for name, head in heads.items()})
             (folder / POLICY).write_text(json.dumps(spec, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
             policy_card(spec, self.lossless, list(heads.values()), measured).save(folder / "README.md")
+        for name, head in heads.items():
+            head.source = head.source or str(Path(save_directory, name))
 
     def push_to_hub(
         self, repo_id: str, *, private: bool | None = None, token: str | None = None,
@@ -226,11 +228,13 @@ def as_policy(given: Any) -> LossyPolicy:
         return Sprinter(given)
     if isinstance(given, Path) and given.is_dir():
         return LossyPolicy.from_pretrained(given)
+    if isinstance(given, str) and not given.lstrip().startswith("{") and Path(given).is_dir():
+        return LossyPolicy.from_pretrained(given)
     if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
         path = Path(given)
         if not path.is_file():
             raise ValueError(f"lossy_policy: there is no file {str(path)!r}")
-        return _parse(path.read_text(encoding="utf-8"), f"the file {str(path)!r}")
+        return _parse(path.read_text(encoding="utf-8"), f"the file {str(path)!r}", path.parent)
     if isinstance(given, str):
         if given.lstrip().startswith("{"):
             return _parse(given, "the text")
@@ -240,9 +244,8 @@ def as_policy(given: Any) -> LossyPolicy:
             raise ValueError(
                 "lossy_policy: sprinter needs a head: pass Sprinter(Head.from_pretrained(…)), on the command line --head"
             )
-        if Path(given).is_dir():
-            return LossyPolicy.from_pretrained(given)
-        raise ValueError(f"lossy_policy: {nearest('policy', given, POLICIES)}")
+        hint = " One on the Hub: LossyPolicy.from_pretrained(…)." if given.count("/") == 1 else ""
+        raise ValueError(f"lossy_policy: {nearest('policy', given, POLICIES)}{hint}")
     if isinstance(given, type):
         raise TypeError(f"lossy_policy: got the class {given.__name__}; pass an object of it, {given.__name__}()")
     raise TypeError(
@@ -250,8 +253,8 @@ def as_policy(given: Any) -> LossyPolicy:
     )
 
 
-def _parse(text: str, where: str) -> LossyPolicy:
-    return LossyPolicy.from_dict(_json(text, where))
+def _parse(text: str, where: str, folder: Path | None = None) -> LossyPolicy:
+    return LossyPolicy.from_dict(_json(text, where), folder)
 
 
 def _json(text: str, where: str) -> dict[str, Any]:

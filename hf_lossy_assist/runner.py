@@ -103,6 +103,7 @@ class Runner:
         if self.generator_settings.get("prompt_lookup_num_tokens") is not None:
             check_int("prompt_lookup_num_tokens", self.generator_settings["prompt_lookup_num_tokens"], 1)
         self.draft_stop()
+        self.policy.check(model, self.assistant, self.tokenizer)
 
     def other_tokenizer(self) -> bool:
         """True when both tokenizers were given and they do not agree on the id of every token they share."""
@@ -167,7 +168,6 @@ class Runner:
         if mask is not None and not model.config.is_encoder_decoder:
             refuse_mask(input_ids, mask)
             pads = (mask == 0).sum(dim=1).tolist()
-        self.policy.check(model, self.assistant, self.tokenizer)
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         clock, stop = Clock(input_ids.device), self.draft_stop().start(input_ids.shape[0])
         rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length)
@@ -235,6 +235,8 @@ class Runner:
                 own = _assistant_inputs(self.assistant, rows, inputs_tensor, model_kwargs, generation_config)
                 draft = _cropping(self.assistant, rows, own, reason)
             tap = None if stop.features is None else FeatureTap(self.assistant, stop.features)
+            for head in self.policy.heads().values():  # here: in inference mode it would be made untrainable
+                head.to(draft.device)
             return ModelDrafter(draft, stop, processing, vocabulary, sampling, clock, tap)
 
         if len(rows.index) > 1:

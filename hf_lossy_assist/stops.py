@@ -195,7 +195,7 @@ class HeadStop(DraftStop):
     0 none. Alone it is lossless, as every stop; with the rule `AllButLast` it is SPRINTER.
 
     `patience`: in a batch, the share of drafting rows that must have stopped before the round ends. 1 waits for the row that
-    drafts longest; 0 ends the round for all rows at the first doubt.
+    drafts longest; 0 ends the round for all rows at the first that stops, by a doubt, an end token or its limit.
     """
 
     head: Head
@@ -243,9 +243,7 @@ class HeadStop(DraftStop):
             raise ValueError(
                 "HeadStop reads the draft's hidden states, which Transformers' own loop does not hand on: use lossy_policy=…"
             )
-        if next(self.head.parameters()).device != features.device:
-            self.head.to(features.device)
-        return self.head(features) < self.threshold
+        return ~(self.head(features) >= self.threshold)
 
 
 STOPS: dict[str, type[DraftStop]] = {

@@ -35,6 +35,7 @@ NAMES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
 @pytest.mark.parametrize("name", wrong_uses.CASES)
 def test_a_wrong_use_is_refused_in_one_line(name):
     error = wrong_uses.refusal(wrong_uses.CASES[name])

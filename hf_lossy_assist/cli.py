@@ -23,6 +23,12 @@ app = typer.Typer(
 )
 
 DEMO_PROBLEMS = 3
+HTTP_CLIENTS = (
+    "httpx",
+    "httpx2",
+    "httpcore",
+    "requests",
+)  # huggingface_hub's, by version; their errors are no OSError
 COLOURS = ("green", "magenta", "bold yellow", "cyan")  # of stats.SOURCES
 
 
@@ -35,6 +41,11 @@ def main() -> None:
         sys.exit(130)
     except (ValueError, TypeError, OSError, ImportError) as error:
         print(f"hf-lossy: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in HTTP_CLIENTS:
+            raise
+        print(f"hf-lossy: the Hub was not reached ({' '.join(str(error).split())})", file=sys.stderr)
         sys.exit(2)
 
 
@@ -78,10 +89,9 @@ def generate(
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
     if prompt and prompts:
         raise ValueError("--prompt and --prompts are two sources: pass one of them")
-    if (model is None) != (assistant is None) and policy != "target":
-        given, missing = ("--model", "--assistant") if assistant is None else ("--assistant", "--model")
-        raise ValueError(f"{given} needs {missing} beside it (without both, the demo models run)")
-    chosen = None if policy == "target" else _policy(policy, head, threshold, model is None)
+    if policy != "target":
+        check_pair(model, assistant)
+    chosen = _policy(policy, head, threshold, model is None)
     texts = list(prompt or []) or (read_prompts(prompts) if prompts else [])
     problems = [] if texts or model is not None else demo.problems(DEMO_PROBLEMS, seed)
     texts = texts or [p.prompt for p in problems]
@@ -154,6 +164,8 @@ def _policy(policy: str, head: str | None, threshold: float, demo_models: bool) 
 
     if policy != "sprinter" and head is not None:
         raise ValueError(f"--head is for --policy sprinter, not {policy!r}")
+    if policy == "target":
+        return None
     if policy == "sprinter":
         if head is None and not demo_models:
             raise ValueError(
@@ -164,6 +176,13 @@ def _policy(policy: str, head: str | None, threshold: float, demo_models: bool) 
     if policy not in POLICIES and on_the_hub and not Path(policy).exists():
         return LossyPolicy.from_pretrained(policy)
     return as_policy(policy)
+
+
+def check_pair(model: str | None, assistant: str | None) -> None:
+    """Both or neither: the demo's draft fits the demo's target alone."""
+    if (model is None) != (assistant is None):
+        given, missing = ("--model", "--assistant") if assistant is None else ("--assistant", "--model")
+        raise ValueError(f"{given} needs {missing} beside it (without both, the demo models run)")
 
 
 def needs(extra: str, *modules: str) -> None:

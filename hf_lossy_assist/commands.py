@@ -50,10 +50,16 @@ def collect(
     chat: Chat = False,
 ) -> None:
     """Collect verifier data: the draft's hidden state, the token it proposes, and p and q of that token."""
-    from .cli import load, needs
+    from .cli import check_pair, load, needs
+    from .errors import check_int
     from .evaluation.prompts import Text, read_texts
 
-    needs("train", "datasets")
+    needs("train", "accelerate", "datasets")
+    check_pair(model, assistant)
+    check_int("--limit", DEMO_PROMPTS if limit is None else limit, 1)
+    check_int("--seed", seed, 0)
+    if prompts == DEMO and model is not None:
+        raise ValueError("--prompts demo is for the demo models: pass a file of prompts with --model")
     from datasets import load_from_disk
 
     from .training.collect import CollectSettings
@@ -62,7 +68,7 @@ def collect(
     settings = CollectSettings(new_tokens, lam, not greedy, temperature, top_k, top_p, batch_size, seed)
     source = f"the demo task, calibration problems of seed {seed}" if prompts == DEMO else Path(prompts).name
     if prompts == DEMO:
-        texts = [Text(*pair) for pair in _demo_texts(limit or DEMO_PROMPTS, seed)]
+        texts = [Text(*pair) for pair in _demo_texts(DEMO_PROMPTS if limit is None else limit, seed)]
     else:
         texts = read_texts(prompts, limit)
     target, draft, tokenizer = load(model, assistant, dtype, device)
@@ -136,14 +142,17 @@ def plan(
     """Does SPRINTER pay here, and at which threshold? Measures this machine and predicts."""
     import dataclasses
     import json
-    import warnings
 
     from . import demo
-    from .cli import load, needs
+    from .cli import check_pair, load, needs
+    from .errors import check_int
     from .evaluation.prompts import read_prompts
     from .heads import Head
 
     needs("train", "datasets", "sklearn")
+    check_pair(model, assistant)
+    check_int("--limit", limit, 1)
+    check_int("--repeats", repeats, 1)
     from .training.plan import plan as run
     from .training.plan import read_held_out
 
@@ -158,12 +167,10 @@ def plan(
     target, draft, tokenizer = load(model, assistant, dtype, device)
     loaded.check(target=target, draft=draft, tokenizer=tokenizer)
     texts = chats(tokenizer, texts) if chat else texts
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # timing runs: nobody reads their texts
-        found = run(
-            target, draft, tokenizer, texts, loaded, data, new_tokens=new_tokens, max_draft=max_draft, do_sample=do_sample,
-            max_distance=max_distance, repeats=repeats,
-        )  # fmt: skip
+    found = run(
+        target, draft, tokenizer, texts, loaded, data, new_tokens=new_tokens, max_draft=max_draft, do_sample=do_sample,
+        max_distance=max_distance, repeats=repeats,
+    )  # fmt: skip
     print(json.dumps(dataclasses.asdict(found)) if as_json else _plan_text(found))
 
 

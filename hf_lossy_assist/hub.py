@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download
+from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 
 
@@ -43,8 +43,10 @@ def fetch(
         ]
     except HFValidationError:
         raise ValueError(f"{source!r} is neither a folder here nor a repository name like org/name") from None
-    except LocalEntryNotFoundError:
-        raise  # no network and not in the cache: huggingface_hub says so
+    except LocalEntryNotFoundError as error:
+        raise LocalEntryNotFoundError(
+            f"{source}: no folder of this name here, the Hub was not reached, and its cache does not hold {names[0]}"
+        ) from error
     except EntryNotFoundError:
         raise ValueError(
             f"{source} on the Hub has no {' and '.join(names)}: not a head or policy of this package"
@@ -57,6 +59,15 @@ def holds(source: str, name: str, **kwargs: Any) -> bool:
         return Path(source, name).is_file()
     try:
         fetch(source, [name], **kwargs)
+    except LocalEntryNotFoundError:
+        # Offline. Known to be missing from when it was asked for online, or else not known at all.
+        repo, _, pinned = source.partition("@")
+        known = try_to_load_from_cache(
+            repo, name, cache_dir=kwargs.get("cache_dir"), revision=kwargs.get("revision") or pinned or None
+        )
+        if known is _CACHED_NO_EXIST:
+            return False
+        raise
     except ValueError as error:
         if isinstance(error.__context__, EntryNotFoundError):
             return False

@@ -132,11 +132,16 @@ class LossyPolicy:
         """Upload what `save_pretrained` writes; returns the commit's URL."""
         api = HfApi(token=token)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        sources = {name: head.source for name, head in self.heads().items()}
         with tempfile.TemporaryDirectory() as made:
-            self.save_pretrained(Path(made, "policy"), measured)
-            return str(
-                api.upload_folder(repo_id=repo_id, folder_path=Path(made, "policy"), commit_message=commit_message)
-            )
+            try:
+                self.save_pretrained(Path(made, "policy"), measured)
+                return str(
+                    api.upload_folder(repo_id=repo_id, folder_path=Path(made, "policy"), commit_message=commit_message)
+                )
+            finally:
+                for name, head in self.heads().items():
+                    head.source = sources[name]  # the temporary folder is no name to keep
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> "LossyPolicy":

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError, safe_open
 
 from .files import new_folder
 from .heads import CONFIG, WEIGHTS, Head
@@ -27,7 +28,7 @@ def push(
     kind = kind_of(folder)
     if not (folder / "README.md").is_file():
         raise ValueError(f"{folder} has no README.md, the model card: write one, or save the {kind} again")
-    pickles = sorted(p.name for p in folder.rglob("*") if p.suffix in PICKLES)
+    pickles = sorted(p.name for p in folder.rglob("*") if p.suffix.lower() in PICKLES)
     if pickles:
         raise ValueError(f"{folder} holds {pickles[0]}, a pickle: this package shares safetensors only")
     api = HfApi(token=token)
@@ -51,6 +52,8 @@ def pull(
     Without `out` it stays in the Hub's cache. With `out` its files are copied there, once they are all here and checked.
     """
     repo, _, pinned = repo_id.partition("@")
+    if pinned and revision is not None and pinned != revision:
+        raise ValueError(f"{repo_id!r} pins {pinned!r}, and revision={revision!r} another: pass one of them")
     try:
         cached = Path(
             snapshot_download(
@@ -82,8 +85,14 @@ def kind_of(folder: Path) -> str:
         if '"weights_sha256"' in (folder / CONFIG).read_text(encoding="utf-8"):
             Head.from_pretrained(folder)
             return "head"
-        return "models"
-    if any(folder.glob("*/model.safetensors")):
+    files = sorted(folder.rglob("model*.safetensors"))
+    for file in files:
+        try:
+            with safe_open(file, "pt"):  # reads the header and compares it with the file's length
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{file} is not a whole safetensors file ({error})") from None
+    if files:
         return "models"
     found = ", ".join(sorted(p.name for p in folder.iterdir())) or "nothing"
     raise ValueError(

@@ -201,7 +201,7 @@ def rebuilt(draft: Any, text: list[int], features: list[float]) -> int:
 @pytest.mark.parametrize("lam", [0.3, 1.2, 3.0])
 def test_what_rows_go_on_with_has_the_right_law(tmp_path, lam):
     target, draft, tokenizer = pair = tiny_pair()
-    count, temperature = 400, 2.5
+    count, temperature = 500, 1.2
     given = word_prompts(5) * count
     rows = run(tmp_path, pair, given, new_tokens=2, batch_size=count, lam=lam, temperature=temperature)
     prompt = tokenizer(given[0].prompt)["input_ids"]
@@ -248,7 +248,7 @@ def test_the_targets_own_generation_config_does_not_change_the_laws(tmp_path):
 
 
 def test_an_end_token_ends_a_row(tmp_path):
-    given = texts(2, seed=5)
+    given = texts(1, seed=5)
     m = models()
     rows = demo_run(tmp_path, given, new_tokens=70, do_sample=False, batch_size=1)
     for (prompt, kind), records in rows.items():
@@ -373,7 +373,7 @@ def test_a_killed_run_resumes_to_the_rows_of_an_undisturbed_one(tmp_path):
     )
     assert killed.returncode == -signal.SIGKILL and not (tmp_path / "data").exists()
     assert {p.name: p.stat().st_mtime_ns for p in part.glob("*.parquet") if p.name in done} == done
-    assert len(list(part.glob("*.parquet"))) == count and len(list(tmp_path.glob(".*"))) == 1
+    assert len(list(part.glob("*.parquet"))) == count and len(list(part.glob(".whole.*"))) == 1
 
     again(resume=True)
     assert rows_of(tmp_path / "data") == rows_of(whole)

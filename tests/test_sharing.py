@@ -152,7 +152,9 @@ def test_a_policy_takes_its_head_along(hub, tmp_path):
     head = linear()
     policy = Sprinter(head, threshold=0.7, max_draft=9)
     assert "/commit/" in policy.push_to_hub("org/policy", measured=[("tokens a call", "7.5")])
-    assert {"policy.json", "README.md", "stop_head/config.json", "stop_head/model.safetensors"} <= set(hub.files("org/policy"))
+    assert {"policy.json", "README.md", "stop_head/config.json", "stop_head/model.safetensors"} <= set(
+        hub.files("org/policy")
+    )
     card = hub.files("org/policy")["README.md"].decode()
     assert card_problems(card) == ([], []) and "7.5" in card
     HfApi().create_tag("org/policy", tag="v1")

@@ -594,8 +594,7 @@ def test_an_error_while_saving_a_policy_leaves_what_was(there, tmp_path, monkeyp
 def test_in_a_generation_config():
     """An object works there too, for a target of one's own."""
     target, draft = tiny.build("llama"), draft_of("llama")
-    policy = Sprinter(head_for(draft), 0.4)
+    target.generation_config.lossy_policy = policy = Sprinter(head_for(draft), 0.4)
     expected = assisted(target, prompts(RAGGED), draft, policy).sequences
-    target.generation_config.lossy_policy = policy
-    settings = {"max_new_tokens": NEW, "do_sample": False}
-    assert torch.equal(target.generate(**prompts(RAGGED), **settings, assistant_model=draft), expected)
+    text = target.generate(**prompts(RAGGED), max_new_tokens=NEW, do_sample=False, assistant_model=draft)
+    assert torch.equal(text, expected)

@@ -89,6 +89,8 @@ def collect(
     from datasets import Dataset, disable_progress_bars
 
     disable_progress_bars()  # of `datasets`, one for each file
+    if not texts:
+        raise ValueError("nothing to collect from: the list of texts is empty")
     out = Path(out)
     part = out.with_name(out.name + ".partial")
     for name, model in (("target", target), ("draft", draft)):
@@ -97,9 +99,11 @@ def collect(
             raise ValueError(f"collecting needs models that run in batches; the {name} does not: {reason}")
     facts = _facts(target, draft, tokenizer, texts, settings, source)
     state = PartialState()  # one process, unless `accelerate launch` started several
-    if state.is_main_process and prepare(out, part, facts, resume):
-        return out
+    if state.is_main_process:
+        prepare(out, part, facts, resume)
     state.wait_for_everyone()
+    if not part.is_dir():  # all was there already
+        return out
 
     batches = range(state.process_index, -(-len(texts) // settings.batch_size), state.num_processes)
     for number in tqdm(batches, desc="collecting", unit="batch", disable=not state.is_main_process):

@@ -1,6 +1,7 @@
 """The dataset of verifier data: its columns, its folder, and how it is read."""
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from ..identity import ModelIdentity
 
 
 KINDS = ("original", "draft", "target", "mixed")
+WHOLE = "whole"  # where the dataset is put together, inside the folder of the unfinished collection
 
 
 def acceptable(p: torch.Tensor, q: torch.Tensor, lam: float) -> torch.Tensor:
@@ -47,8 +49,6 @@ def schema(hidden_size: int) -> Any:
 
 def prepare(out: Path, part: Path, facts: dict[str, Any], resume: bool) -> bool:
     """Make or check the folder of the unfinished collection. True: the run was killed after its last step, all is there."""
-    for stale in out.parent.glob(f".{out.name}.*"):  # of a run that was killed while it put the dataset together
-        shutil.rmtree(stale)
     if resume and part.is_dir() and (out / "collect.json").is_file():
         _compare(out / "collect.json", facts)
         shutil.rmtree(part)
@@ -65,15 +65,21 @@ def prepare(out: Path, part: Path, facts: dict[str, Any], resume: bool) -> bool:
         write_text(written, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
     for left in part.glob("*.part"):
         left.unlink()
+    for left in (
+        part / WHOLE,
+        *part.glob(f".{WHOLE}.*"),
+    ):  # of a run that was killed while it put the dataset together
+        shutil.rmtree(left, ignore_errors=True)
     return False
 
 
 def _compare(written: Path, facts: dict[str, Any]) -> None:
     before = json.loads(written.read_text(encoding="utf-8"))
-    for name in facts:
-        if name != "source" and facts[name] != before.get(name):
+    before, here = ({**facts_, **facts_.get("settings", {})} for facts_ in (before, facts))
+    for name in here:
+        if name not in ("source", "settings") and here[name] != before.get(name):
             raise ValueError(
-                f"{written.parent} was made with {name} {before.get(name)!r}, this run has {facts[name]!r}: use the same, or delete it"
+                f"{written.parent} was made with {name} {before.get(name)!r}, this run has {here[name]!r}: use the same, or delete it"
             )
 
 
@@ -98,7 +104,7 @@ def assemble(out: Path, part: Path, facts: dict[str, Any]) -> None:
     """Put the batches' files together, in order, and take them away."""
     from datasets import Dataset, concatenate_datasets
 
-    with new_folder(out) as folder:
+    with new_folder(part / WHOLE) as folder:
         cache = folder / "cache"
         shards = [Dataset.from_parquet(str(shard), cache_dir=str(cache)) for shard in sorted(part.glob("*.parquet"))]
         data = concatenate_datasets(shards)
@@ -107,6 +113,7 @@ def assemble(out: Path, part: Path, facts: dict[str, Any]) -> None:
         write_text(folder / "README.md", data_card(facts, data))
         del shards
         shutil.rmtree(cache)
+    os.rename(part / WHOLE, out)
     shutil.rmtree(part)
 
 

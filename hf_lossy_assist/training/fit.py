@@ -97,23 +97,26 @@ def fit_head(table: Table, lam: float, settings: FitSettings = FitSettings()) ->
             )
     train, valid, test = parts
     config = _config(table, lam, settings)
-    head = _train(KINDS[settings.kind](config), table, labels, train, valid, settings)
+    head = _train(config, table, labels, train, valid, settings)
     report = measure(head, table.of(test), lam)
     return _with_figures(head, report, table, settings, [int(part.sum()) for part in parts]), report
 
 
 def _train(
-    head: Head, table: Table, labels: torch.Tensor, train: torch.Tensor, valid: torch.Tensor, settings: FitSettings
+    config: HeadConfig,
+    table: Table,
+    labels: torch.Tensor,
+    train: torch.Tensor,
+    valid: torch.Tensor,
+    settings: FitSettings,
 ) -> Head:
     generator = torch.Generator().manual_seed(settings.seed)
     mean, scale = table.features[train].mean(dim=0), table.features[train].std(dim=0).clamp(min=1e-6)
     x, y = (table.features - mean) / scale, labels.float()
-    weight = _weights(table, y, train, settings.balance)
+    weight, share = _weights(table, y, train, settings.balance)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        for module in head.modules():
-            if isinstance(module, torch.nn.Linear):
-                module.reset_parameters()
+        head = KINDS[config.kind](config)
     optimizer = torch.optim.Adam(head.parameters(), lr=settings.learning_rate)
     rows = train.nonzero()[:, 0]
     best, state, since = float("inf"), head.weights, 0
@@ -135,23 +138,26 @@ def _train(
     head.load_state_dict(state)
     _fold(head, mean, scale)
     if settings.balance:
-        share = float(y[train].mean())
         with torch.no_grad():  # an odds ratio moves by the ratio of the label weights
             head.linear.bias += float(np.log(share / (1 - share)))  # type: ignore[union-attr, operator]
     return head.eval()
 
 
-def _weights(table: Table, y: torch.Tensor, train: torch.Tensor, balance: bool) -> torch.Tensor:
-    """(N,): every kind of prefix counts the same in all (§3.2), and with `balance` each label as well; mean 1 over training."""
+def _weights(table: Table, y: torch.Tensor, train: torch.Tensor, balance: bool) -> tuple[torch.Tensor, float]:
+    """(N,): every kind of prefix counts the same in all (§3.2), and with `balance` each label as well; mean 1 over training.
+
+    Also the share of acceptable tokens where only the kinds are weighted.
+    """
     weight = torch.ones_like(y)
     for kind in table.kind[train].unique():
         mine = table.kind == kind
         weight[mine] /= (mine & train).sum()
+    share = float((weight * y)[train].sum() / weight[train].sum())
     if balance:
         for label in (0.0, 1.0):
             mine = y == label
             weight[mine] /= weight[mine & train].sum()
-    return weight / weight[train].mean()
+    return weight / weight[train].mean(), share
 
 
 @torch.no_grad()
@@ -173,7 +179,8 @@ def measure(head: Head, table: Table, lam: float) -> Report:
     fpr, tpr, _ = roc_curve(y.numpy(), v.numpy())
     thin = np.unique(np.linspace(0, len(fpr) - 1, 200).astype(int))
     share, mean = calibration_curve(y.numpy(), v.numpy(), n_bins=10)
-    counts = np.histogram(v.numpy(), bins=np.linspace(0, 1, 11))[0]
+    # As scikit-learn bins them: a value on an edge belongs to the bin below.
+    counts = np.bincount(np.searchsorted(np.linspace(0, 1, 11)[1:-1], v.numpy()), minlength=10)
     by_kind = {}
     for k, name in enumerate(table.kinds):
         mine = table.kind == k
@@ -234,9 +241,8 @@ def _with_figures(head: Head, report: Report, table: Table, settings: FitSetting
         **{f"auroc_{name}": value for name, value in report.auroc_by_kind.items()},
         "thresholds": report.thresholds,
     }
-    fitted = type(head)(HeadConfig(**(vars(head.config) | {"training": training, "metrics": metrics})))
-    fitted.load_state_dict(head.state_dict())
-    return fitted.eval()
+    head.config = HeadConfig(**(vars(head.config) | {"training": training, "metrics": metrics}))
+    return head
 
 
 def fit_sprinter(

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
 from ..errors import check_int, check_number
 from ..heads import Head
 from ..hub import fetch
-from ..integration import disable, enable, is_enabled
+from ..integration import speculative_generate
+from ..models import base_of
 from ..policy import LossyPolicy
 from ..stats import SpeculationStats
 from ..stops import Constant, HeadStop
@@ -83,7 +85,10 @@ def held_out(table: Table, head: Head) -> dict[str, torch.Tensor]:
 def read_held_out(source: str, **kwargs: Any) -> dict[str, torch.Tensor]:
     """The held-out records beside a head, in a folder or on the Hub."""
     [file] = fetch(source, [HELD_OUT], **kwargs)
-    return safetensors.torch.load_file(file)
+    try:
+        return safetensors.torch.load(file.read_bytes())
+    except SafetensorError as error:
+        raise ValueError(f"{file} is not a whole safetensors file ({error}): fit the head again") from None
 
 
 @dataclass
@@ -174,7 +179,10 @@ def plan(
     """
     check_int("new_tokens", new_tokens, 2)
     check_int("max_draft", max_draft, 1)
+    check_int("repeats", repeats, 1)
     check_number("max_distance", max_distance, 0.0, 1.0)
+    if not prompts or not thresholds:
+        raise ValueError(f"plan needs prompts and thresholds, got {len(prompts)} and {len(thresholds)}")
     lam = float(head.config.training.get("lambda", 1.0))
     times = _measure(target, draft, tokenizer, prompts, head, new_tokens, max_draft, do_sample, repeats)
     fits = acceptable(data["p"], data["q"], lam)
@@ -237,10 +245,9 @@ def _measure(
     do_sample: bool, repeats: int,
 ) -> dict[str, float]:  # fmt: skip
     """Seconds by runs of the engine, arms taking turns at each prompt; medians over the repeats."""
-    was_enabled = is_enabled(target)
-    enable(target)
+    base = base_of(target)
     lengths = sorted({1, max(max_draft // 2, 1), max_draft})
-    arms: dict[str, Any] = {"target": None, "strict": LossyPolicy(stop=Constant(5))}
+    arms: dict[str, LossyPolicy | None] = {"target": None, "strict": LossyPolicy(stop=Constant(5))}
     # A threshold of 0 never doubts, so rounds have a known length; strict acceptance costs what the last token's check costs.
     arms |= {str(n): LossyPolicy(stop=HeadStop(head, 0.0, n)) for n in lengths}
     seconds: dict[str, list[float]] = {name: [] for name in arms}
@@ -253,13 +260,14 @@ def _measure(
         calls: dict[str, list[SpeculationStats]] = {name: [] for name in arms}
         for one in inputs:
             for name, policy in arms.items():
-                helped = {} if policy is None else {"assistant_model": draft, "lossy_policy": policy}
+                given = {"input_ids": one["input_ids"], "attention_mask": one["attention_mask"], **settings}
                 torch.manual_seed(repeat)
                 _wait(target)
                 began = time.perf_counter()
-                out = target.generate(
-                    input_ids=one["input_ids"], attention_mask=one["attention_mask"], **settings, **helped
-                )
+                if policy is None:
+                    out = type(base).generate(base, **given)
+                else:
+                    out = speculative_generate(base, policy, assistant_model=draft, **given)
                 _wait(target)
                 spent[name] += time.perf_counter() - began
                 tokens[name] += out.sequences.shape[1] - one["input_ids"].shape[1]
@@ -268,8 +276,6 @@ def _measure(
             counts[name] = (tokens[name], SpeculationStats.merge(calls[name]) if calls[name] else None)
             if repeat:
                 seconds[name].append(spent[name])
-    if not was_enabled:
-        disable(target)
 
     took = {name: statistics.median(values) for name, values in seconds.items()}
     stats = {name: stat for name, (_, stat) in counts.items() if stat is not None}

@@ -34,9 +34,9 @@ class FitSettings:
     kind: str = "linear"
     width: int = 64  # of an MLP
     balance: bool = True  # both labels weigh the same in the loss; the intercept is then moved back to the true share
-    learning_rate: float = 0.01
-    batch_size: int = 1024
-    max_epochs: int = 200
+    learning_rate: float = 0.001
+    batch_size: int = 256
+    max_epochs: int = 500
     patience: int = 10  # epochs without a better validation loss
     seed: int = 0
 

@@ -6,7 +6,6 @@ A head says a probability; what of is in its config ("polarity"). Nothing here i
 import dataclasses
 import hashlib
 import json
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import safetensors.torch
 import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from safetensors import SafetensorError
+from torch.nn import functional as F
 
 from .errors import check_int, nearest
 from .features import FeatureSpec
@@ -258,11 +258,11 @@ class LinearHead(Head):
         self.linear = torch.nn.Linear(config.hidden_size, 1)
 
     def logit(self, features: torch.Tensor) -> torch.Tensor:
-        return self.linear(features.float()).squeeze(-1)
+        return F.linear(features.float(), self.linear.weight, self.linear.bias).squeeze(-1)
 
 
 class MLPHead(Head):
-    """sigmoid(w₂·GELU(W₁h + b₁) + b₂), with `config.width` hidden units."""
+    """sigmoid(w₂·ReLU(W₁h + b₁) + b₂), with `config.width` hidden units."""
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
@@ -271,14 +271,9 @@ class MLPHead(Head):
         self.linear = torch.nn.Linear(config.width, 1)
 
     def logit(self, features: torch.Tensor) -> torch.Tensor:
-        return self.linear(torch.nn.functional.gelu(self.hidden(features.float()))).squeeze(-1)
+        # Functions and no modules, ReLU and no GELU: called for every drafted token, half of the head's time.
+        hidden = F.linear(features.float(), self.hidden.weight, self.hidden.bias).relu()
+        return F.linear(hidden, self.linear.weight, self.linear.bias).squeeze(-1)
 
 
 KINDS: dict[str, type[Head]] = {"linear": LinearHead, "mlp": MLPHead}
-
-
-def logit_of(threshold: float) -> float:
-    """The logit at which a head's probability is `threshold`; ±∞ outside (0, 1)."""
-    if not 0.0 < threshold < 1.0:
-        return math.inf if threshold >= 1.0 else -math.inf
-    return math.log(threshold / (1.0 - threshold))

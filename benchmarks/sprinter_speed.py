@@ -133,7 +133,8 @@ def main() -> None:
     for new_tokens in args.max_new_tokens:
         arms = arms_for(target, draft, head, args)
         one = argparse.Namespace(**(vars(args) | {"max_new_tokens": new_tokens}))
-        one_repeat(arms, tokenizer, prompts[: max(2, max(args.batch_sizes))], one, ends)  # warm-up
+        warm = argparse.Namespace(**(vars(args) | {"max_new_tokens": min(new_tokens, 8)}))
+        one_repeat(arms, tokenizer, prompts[: max(args.batch_sizes)], warm, ends)
         for arm in arms:
             arm.speeds.clear()
         for _ in range(args.repeats):

@@ -149,7 +149,7 @@ def plan(
     from .evaluation.prompts import read_prompts
     from .heads import Head
 
-    needs("train", "datasets", "sklearn")
+    needs("train", "datasets", "scipy", "sklearn")
     check_pair(model, assistant)
     check_int("--limit", limit, 1)
     check_int("--repeats", repeats, 1)
@@ -247,8 +247,8 @@ def _plan_text(found: Any) -> str:
     mean = sum(length * count for length, count in found.runs.items()) / sum(found.runs.values())
     return (
         f"measured here: draft step t_d {found.t_draft * 1e3:.2f} ms, target call t_t {found.t_target * 1e3:.2f} ms, "
-        f"head t_v {found.t_verifier * 1e3:.3f} ms; a round {found.per_round * 1e3:.2f} ms + {found.per_token * 1e3:.2f} ms "
-        f"a drafted token\n"
+        f"head t_v {found.t_verifier * 1e3:.3f} ms; a call {found.per_text * 1e3:.1f} ms + "
+        f"{found.per_round * 1e3:.2f} ms a round + {found.per_token * 1e3:.2f} ms a drafted token\n"
         f"target alone {found.target_per_second:.0f} tokens/s; strict γ = 5 {found.strict_per_second:.0f} tokens/s, "
         f"{found.strict_per_call:.2f} tokens a call\n"
         f"held-out texts: {found.acceptable:.1%} of the drafted tokens acceptable, {mean:.1f} in a row\n\n"

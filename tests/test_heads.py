@@ -127,7 +127,7 @@ def test_by_hand():
 
 
 def test_mlp_by_hand():
-    """One unit that passes h₀ through GELU (far from 0 it is the identity), times 3, minus 20: h₀ = 7 gives σ(1)."""
+    """One unit that passes h₀ through ReLU (above 0 it is the identity), times 3, minus 20: h₀ = 7 gives σ(1)."""
     head = mlp()
     with torch.no_grad():
         for parameter in head.parameters():

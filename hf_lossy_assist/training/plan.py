@@ -15,6 +15,7 @@ import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
+from scipy.optimize import nnls
 
 from ..errors import check_int, check_number
 from ..heads import Head
@@ -55,6 +56,7 @@ class Plan:
     t_draft: float  # seconds of one draft step
     t_target: float  # seconds of one target call
     t_verifier: float  # seconds of the head on one position
+    per_text: float  # seconds of a call beside its rounds
     per_round: float  # seconds of a round beside its draft steps
     per_token: float  # seconds of a drafted token, everything included
     acceptable: float  # share of drafted tokens
@@ -100,6 +102,7 @@ class Replay:
     drafted: int
     unseen: int
     distance: float  # sum of d_TV over the unseen tokens
+    texts: int = 1
 
 
 def replay(
@@ -136,7 +139,7 @@ def replay_all(
     coins = torch.rand(len(data["p"]), generator=generator)
     accept = (coins < data["p"] / data["q"]).numpy()
     v, distance, rows = data["v"].numpy(), data["distance"].numpy(), data["row"].numpy()
-    total = Replay(0, 0, 0, 0, 0.0)
+    total = Replay(0, 0, 0, 0, 0.0, texts=0)
     for row in np.unique(rows[data["kind"].numpy() == kind]):
         mine = rows == row
         one = replay(v[mine], accept[mine], distance[mine], threshold, max_draft, new_tokens)
@@ -168,8 +171,8 @@ def plan(
 ) -> Plan:  # fmt: skip
     """Measure times on this machine and predict what each threshold gives.
 
-    A round is modelled as `per_round + per_token · drafted`, fitted to runs of this engine with the head and drafts of 1, half of
-    and all of `max_draft` tokens. Texts that SPRINTER writes lie between corrected ones and the draft's own: replays of the
+    A call is modelled as `per_text + per_round · rounds + per_token · drafted`, fitted to runs of this engine with the head: drafts of
+    1, half of and all of `max_draft` tokens, and a call of one token. Texts that SPRINTER writes lie between corrected ones and the draft's own: replays of the
     "mixed" and "draft" texts are mixed with weights 1 − η_FP and η_FP.
 
     Args:
@@ -199,7 +202,8 @@ def plan(
             sum(weight * getattr(part, name) / part.tokens for weight, part in parts)
             for name in ("calls", "drafted", "unseen", "distance")
         )
-        speed = 1 / (times["per_round"] * calls + times["per_token"] * drafted)
+        texts = sum(weight * part.texts / part.tokens for weight, part in parts)
+        speed = 1 / (times["per_text"] * texts + times["per_round"] * calls + times["per_token"] * drafted)
         last = float((data["p"] / data["q"]).clamp(max=1.0)[~says].mean()) if bool((~says).any()) else 1.0
         in_a_round = [
             (expected_accepted(r, eta_tp, eta_fp, cap=max_draft - 1), count) for r, count in runs.items() if count
@@ -250,6 +254,7 @@ def _measure(
     arms: dict[str, LossyPolicy | None] = {"target": None, "strict": LossyPolicy(stop=Constant(5))}
     # A threshold of 0 never doubts, so rounds have a known length; strict acceptance costs what the last token's check costs.
     arms |= {str(n): LossyPolicy(stop=HeadStop(head, 0.0, n)) for n in lengths}
+    arms["one token"] = arms["1"]
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     counts: dict[str, tuple[int, SpeculationStats | None]] = {}
     inputs = [tokenizer(prompt, return_tensors="pt").to(target.device) for prompt in prompts]
@@ -261,6 +266,7 @@ def _measure(
         for one in inputs:
             for name, policy in arms.items():
                 given = {"input_ids": one["input_ids"], "attention_mask": one["attention_mask"], **settings}
+                given |= {"max_new_tokens": 1} if name == "one token" else {}
                 torch.manual_seed(repeat)
                 _wait(target)
                 began = time.perf_counter()
@@ -279,18 +285,17 @@ def _measure(
 
     took = {name: statistics.median(values) for name, values in seconds.items()}
     stats = {name: stat for name, (_, stat) in counts.items() if stat is not None}
-    rounds = [[s.forwards["target"], s.forwards["draft"]] for s in (stats[str(n)] for n in lengths)]
-    if len(lengths) > 1:
-        (per_round, per_token), *_ = np.linalg.lstsq(
-            np.array(rounds, dtype=float), np.array([took[str(n)] for n in lengths]), rcond=None
-        )
-    else:
-        per_round, per_token = 0.0, took["1"] / rounds[0][1]
+    # Relative errors count, and no time is negative.
+    fitted = [*map(str, lengths), "one token"]
+    parts = [[len(stats[n].rows), stats[n].forwards["target"], stats[n].forwards.get("draft", 0)] for n in fitted]
+    shares = np.array(parts, dtype=float) / np.array([took[n] for n in fitted])[:, None]
+    (per_text, per_round, per_token), _ = nnls(shares, np.ones(len(fitted)))
     longest = stats[str(lengths[-1])]
     return {
         "t_draft": longest.seconds["draft"] / longest.forwards["draft"],
         "t_target": longest.seconds["target"] / longest.forwards["target"],
         "t_verifier": longest.seconds["head"] / longest.forwards["head"],
+        "per_text": float(per_text),
         "per_round": float(per_round),
         "per_token": float(per_token),
         "target_per_second": counts["target"][0] / took["target"],

@@ -194,7 +194,9 @@ class Sprinter(LossyPolicy):
         head (`Head`): from `hf-lossy fit sprinter`, or `Head.from_pretrained(…)`.
         threshold: τ; lower drafts longer and loses more. `hf-lossy plan` measures which one pays.
         max_draft: the most tokens of one round.
-        patience: see `HeadStop`; matters in batches alone.
+        patience: see `HeadStop`; matters in batches alone. 0, the default, ends the round for all rows when one stops: 1.15 ×
+            strict acceptance in batches of 32 on the demo, where waiting for every row gives 0.80 × (docs/log.md). With 1 each
+            row's greedy text is the one it would have alone.
     """
 
     def __init__(
@@ -202,7 +204,7 @@ class Sprinter(LossyPolicy):
         head: Head,
         threshold: float = HeadStop.threshold,
         max_draft: int = HeadStop.max_draft,
-        patience: float = HeadStop.patience,
+        patience: float = 0.0,
     ):
         super().__init__(rule=AllButLast(), stop=HeadStop(head, threshold, max_draft, patience))
 

@@ -20,7 +20,6 @@ from tiny import assisted, prompts
 import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, Head, HeadConfig, HeadStop, LinearHead, MLPHead, ModelIdentity
 from hf_lossy_assist.files import new_folder, write_text
-from hf_lossy_assist.heads import logit_of
 from hf_lossy_assist.identity import tokenizer_hash
 from hf_lossy_assist.sharing import kind_of
 
@@ -157,11 +156,6 @@ def test_a_folded_standardisation_is_the_pipeline():
         head.linear.bias.copy_(torch.from_numpy(logistic.intercept_) - weight @ torch.from_numpy(scaler.mean_))
     expected = torch.from_numpy(pipeline.predict_proba(x.double().numpy())[:, 1])
     torch.testing.assert_close(head(x).double(), expected, atol=1e-6, rtol=0)
-
-
-def test_logit_of_a_threshold():
-    assert logit_of(0.5) == 0.0 and logit_of(0.0) == -float("inf") and logit_of(1.5) == logit_of(1.0) == float("inf")
-    assert logit_of(0.25) == pytest.approx(-1.0986122886681098)
 
 
 # -- there and back -------------------------------------------------------------------------------------------------------

@@ -26,9 +26,13 @@ from tiny import NEVER_EMITTED, NEW, assisted, greedy, prompts
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList, TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import AllButLast, HeadConfig, HeadStop, LinearHead, LossyPolicy, Sprinter, as_policy
+from hf_lossy_assist import AllButLast, HeadConfig, HeadStop, LinearHead, LossyPolicy, as_policy
 from hf_lossy_assist.drafting import ModelDrafter
 from hf_lossy_assist.rules import decide
+
+
+def Sprinter(head, threshold=0.5, max_draft=20, patience=1.0):  # patience 1: each row as it would be alone
+    return hla.Sprinter(head, threshold, max_draft, patience)
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
@@ -496,9 +500,9 @@ def test_it_says_once_that_it_is_lossy(monkeypatch, tmp_path):
 
 def test_the_parts():
     head = sure(0.5)
-    policy = Sprinter(head)
-    assert policy == LossyPolicy(AllButLast(), HeadStop(head, 0.5, 20, 1.0)) == as_policy(head) and not policy.lossless
-    assert hash(policy) == hash(as_policy(head)) and Sprinter(sure(0.5)) == policy != Sprinter(sure(0.4))
+    policy = hla.Sprinter(head)
+    assert policy == LossyPolicy(AllButLast(), HeadStop(head, 0.5, 20, 0.0)) == as_policy(head) and not policy.lossless
+    assert hash(policy) == hash(as_policy(head)) and hla.Sprinter(sure(0.5)) == policy != Sprinter(sure(0.4))
     assert policy.heads() == {"stop_head": head} and policy != Sprinter(head, 0.6)
     for settings, error in (
         ({"threshold": -0.1}, ValueError), ({"threshold": math.nan}, ValueError), ({"threshold": "0.5"}, TypeError),
@@ -565,7 +569,9 @@ def test_a_policys_folder(tmp_path):
             assert torch.equal(loaded.heads()["stop_head"].weights[name], tensor)
         assert torch.equal(assisted(target, prompts(RAGGED), draft, form).sequences, expected)
         assert as_policy(loaded.to_dict()) == policy
-    assert LossyPolicy.from_pretrained(folder / "stop_head") == as_policy(str(folder / "stop_head")) == Sprinter(head)
+    assert (
+        LossyPolicy.from_pretrained(folder / "stop_head") == as_policy(str(folder / "stop_head")) == hla.Sprinter(head)
+    )
     LossyPolicy().save_pretrained(tmp_path / "strict")
     assert LossyPolicy.from_pretrained(tmp_path / "strict") == LossyPolicy()
     assert names(tmp_path / "strict") == {"policy.json", "README.md"}

@@ -11,6 +11,7 @@ import tiny
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from test_sprinter import draft_of, head_for
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import (
@@ -208,3 +209,14 @@ def test_an_unregistered_rule_works():
             do_sample=True, max_new_tokens=12, eos_token_id=tiny.NEVER_EMITTED, return_dict_in_generate=True,
         )  # fmt: skip
     assert out.speculation.draft_acceptance_rate == 1.0 and out.speculation.num_lossy_accepts > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+def test_a_policy_with_a_head_in_a_generation_config():
+    """An object works there too, for a target of one's own."""
+    target, draft = tiny.build("llama"), draft_of("llama")
+    target.generation_config.lossy_policy = policy = hla.Sprinter(head_for(draft), 0.4)
+    expected = tiny.assisted(target, tiny.prompts((9, 1, 4, 14)), draft, policy).sequences
+    settings = {"max_new_tokens": tiny.NEW, "do_sample": False}
+    text = target.generate(**tiny.prompts((9, 1, 4, 14)), **settings, assistant_model=draft)
+    assert torch.equal(text, expected)

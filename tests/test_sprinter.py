@@ -595,12 +595,3 @@ def test_an_error_while_saving_a_policy_leaves_what_was(there, tmp_path, monkeyp
         assert contents(tmp_path) == before and names(tmp_path) == ({"policy"} if there else set())
     policy.save_pretrained(goal)
     assert LossyPolicy.from_pretrained(goal) == policy and policy.stop.head.source == str(goal / "stop_head")
-
-
-def test_in_a_generation_config():
-    """An object works there too, for a target of one's own."""
-    target, draft = tiny.build("llama"), draft_of("llama")
-    target.generation_config.lossy_policy = policy = Sprinter(head_for(draft), 0.4)
-    expected = assisted(target, prompts(RAGGED), draft, policy).sequences
-    text = target.generate(**prompts(RAGGED), max_new_tokens=NEW, do_sample=False, assistant_model=draft)
-    assert torch.equal(text, expected)

@@ -258,9 +258,11 @@ def test_predicted_tokens_a_call_are_those_of_really_generating(found):
     inputs = m.tokenizer([p.prompt for p in demo.problems(12, 77)], return_tensors="pt", padding=True)
     target = hla.enable(m.target)
     for predicted in found.lines[2:4]:
+        policy = hla.Sprinter(
+            head, predicted.threshold, patience=1.0
+        )  # rows as they would be alone: that is what is predicted
         out = target.generate(
-            **inputs, assistant_model=m.draft, lossy_policy=hla.Sprinter(head, predicted.threshold), max_new_tokens=52,
-            do_sample=True, return_dict_in_generate=True,
+            **inputs, assistant_model=m.draft, lossy_policy=policy, max_new_tokens=52, do_sample=True, return_dict_in_generate=True,
         )  # fmt: skip
         whole = out.speculation.total()
         assert predicted.tokens_per_call == pytest.approx(whole.num_new_tokens / whole.num_spec_steps, rel=0.2)

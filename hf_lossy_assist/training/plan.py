@@ -1,4 +1,5 @@
-"""Does SPRINTER pay on these models and this machine, and at which threshold? A prediction, before any text is given away.
+"""Does SPRINTER pay on these models and this machine, and at which threshold? A prediction, before any text is given away,
+for one text at a time (in batches rounds are shorter: `HeadStop.patience`).
 
 The verifier's verdicts on held-out texts are replayed into rounds, and a round's time is measured here. Theory
 (`hf_lossy_assist.theory`, Zhong et al., huggingface.co/papers/2502.04557) stands beside it: it takes verdicts for independent coins,

@@ -6,7 +6,7 @@
 
 Greedy. All arms interleaved in one run as in benchmarks/engine.py: medians over the repeats, ratios the medians of the ratios
 within a repeat. "Lost" is measured against the target's own text: ROUGE-L (F1, rouge-score), the share of texts that are equal, and on the
-demo the share of right answers (only where the text is long enough to state one).
+demo the share of right answers (only where the text is long enough to state one). Needs rouge-score (`pip install rouge-score`).
 """
 
 import argparse

@@ -8,8 +8,8 @@ from .filters import VerifyAll, VerifyFilter
 from .heads import Head, HeadConfig, LinearHead, MLPHead
 from .identity import ModelIdentity
 from .integration import disable, enable, is_enabled, stock_stop
-from .policy import LossyPolicy, Sprinter, as_policy
-from .rules import AcceptanceRule, AllButLast, Strict
+from .policy import AutoJudge, LossyPolicy, Sprinter, as_policy
+from .rules import AcceptanceRule, AllButLast, Judge, Strict, TopK
 from .runner import Runner
 from .stats import RowStats, SpeculationStats
 from .stops import SVIP, Confidence, Constant, DraftStop, HeadStop, Heuristic
@@ -21,6 +21,7 @@ __all__ = [
     "SVIP",
     "AcceptanceRule",
     "AllButLast",
+    "AutoJudge",
     "Block",
     "Confidence",
     "Constant",
@@ -30,6 +31,7 @@ __all__ = [
     "HeadConfig",
     "HeadStop",
     "Heuristic",
+    "Judge",
     "LinearHead",
     "LossyPolicy",
     "MLPHead",
@@ -40,6 +42,7 @@ __all__ = [
     "Sprinter",
     "StoppingCandidateGenerator",
     "Strict",
+    "TopK",
     "Verdict",
     "VerifyAll",
     "VerifyFilter",

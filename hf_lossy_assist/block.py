@@ -22,6 +22,10 @@ class Block:
     sampling: bool  # False: greedy, the target's choice is its argmax
     kept: torch.Tensor | None = None  # (B,) int64   how many go to the target; set by the verify filter
     scores: torch.Tensor | None = None  # (B, γ + 1, V) float32  target logits after the logits processors
+    states: torch.Tensor | None = (
+        None  # (B, γ, H)  the draft's hidden states of these tokens, where the rule's head reads them
+    )
+    judged: torch.Tensor | None = None  # (B, γ) bool  tokens that the rule's head would let pass; None: it has no head
 
     @cached_property
     def p(self) -> torch.Tensor:

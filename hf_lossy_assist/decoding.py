@@ -11,6 +11,7 @@ import torch
 
 from .block import Block, Verdict
 from .drafting import Drafter
+from .features import FeatureTap
 from .models import CachedModel, CroppingModel
 from .policy import LossyPolicy
 from .processing import Processing
@@ -32,6 +33,7 @@ class Call:
     processing: Processing
     clock: Clock
     sampling: bool
+    tap: FeatureTap | None = None  # on the target, where the rule's head reads its hidden states
     streamer: Any = None
     keep_scores: bool = False
     keep_logits: bool = False
@@ -85,7 +87,24 @@ def verify(call: Call, block: Block) -> torch.Tensor:
         logits = call.target.feed(tokens, [count + gamma for count in counts], keep=1 + gamma)
     raw = logits.to(device=rows.ids.device, dtype=torch.float32)
     block.scores = call.processing(rows.ids, rows.lengths, raw, rows.index)
+    if gamma and call.policy.rule.features is not None:
+        with call.clock.time("head"):
+            block.judged = call.policy.rule.judge(_states(call, block))
     return raw
+
+
+def _states(call: Call, block: Block) -> torch.Tensor:
+    """What the rule's head reads of each drafted token, (B, γ, H): all of it comes with forwards that were run anyway."""
+    spec, gamma, parts = call.policy.rule.features, block.tokens.shape[1], []
+    assert spec is not None
+    if spec.reads("draft"):
+        assert block.states is not None
+        parts.append(block.states)
+    if spec.reads("target"):
+        assert call.tap is not None and call.tap.value is not None
+        first = call.tap.value.shape[1] - gamma - (spec.position == "predicting")
+        parts.append(call.tap.value[:, first : first + gamma])
+    return torch.cat([part.to(block.tokens.device) for part in parts], dim=-1)
 
 
 def commit(call: Call, block: Block, verdict: Verdict, raw: torch.Tensor, stats: SpeculationStats) -> list[int]:

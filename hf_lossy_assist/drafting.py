@@ -48,12 +48,14 @@ class ModelDrafter:
         sampling: bool,
         clock: Clock,
         tap: FeatureTap | None = None,
+        states: FeatureTap | None = None,
     ):
         """`vocabulary`: the target's. A smaller draft's missing ids get q = 0; a larger one's surplus is cut off.
 
-        `tap`, on the draft model, is entered by the caller; the stop is given what it holds.
+        `tap` and `states`, on the draft model, are entered by the caller; the stop is given what `tap` holds, and what `states`
+        holds of each drafted token goes into the block, for the rule.
         """
-        self.model, self.stop, self.processing, self.tap = model, stop, processing, tap
+        self.model, self.stop, self.processing, self.tap, self.states = model, stop, processing, tap, states
         self.vocabulary, self.sampling, self.clock = vocabulary, sampling, clock
         self.broken: torch.Tensor | None = None  # (B,) bool   NaN seen in this round
 
@@ -61,6 +63,7 @@ class ModelDrafter:
         device, batch = rows.ids.device, rows.ids.shape[0]
         tokens, peaks = [], []  # (B,) each   `peaks` is NaN where the logits are
         laws: list[torch.Tensor] = []  # (B, V) each
+        states: list[torch.Tensor] = []  # (B, H) each
         counted, going = [0] * batch, [limit > 0 for limit in limits]  # for adaptive stops alone
         may_wait = sum(going) - max(
             1, math.ceil(self.stop.patience * sum(going) - 1e-9)
@@ -69,6 +72,8 @@ class ModelDrafter:
         feed, counts = rows.after(self.model.lengths)
         for i in range(max(limits)):
             raw = self._logits(feed, counts, device)  # (B, V)
+            if self.states is not None:
+                states.append(self._last(self.states, counts))
             scores = self.processing(rows.ids, [n + i for n in rows.lengths], raw[:, None], rows.index)[:, 0]
             if self.sampling:
                 laws.append(scores.softmax(dim=-1))
@@ -92,6 +97,10 @@ class ModelDrafter:
         if not tokens:
             self.broken = torch.zeros_like(room, dtype=torch.bool)
             return Block(rows.ids[:, :0], room, None, self.sampling)
+        if self.states is not None and self.states.spec.position == "token":
+            # A token's own state is known one forward later: the first of them encodes no draft, the last is still missing.
+            self._logits(tokens[-1][:, None], [1] * batch, device)
+            states = states[1:] + [self._last(self.states, [1] * batch)]
         drawn = torch.stack(tokens, dim=1)  # (B, γ)
         rows.write(drawn)
         drafted = room
@@ -99,16 +108,21 @@ class ModelDrafter:
             drafted = torch.minimum(1 + (rows.ends(drawn).long().cumsum(dim=1) == 0).sum(dim=1), room)
         inside = torch.arange(len(tokens), device=device) < drafted[:, None]
         self.broken = (torch.stack(peaks, dim=1).isnan() & inside).any(dim=1)
-        return Block(drawn, drafted, torch.stack(laws, dim=1) if laws else None, self.sampling)
+        block = Block(drawn, drafted, torch.stack(laws, dim=1) if laws else None, self.sampling)
+        block.states = torch.stack(states, dim=1) if states else None
+        return block
 
     def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int]) -> torch.Tensor:
         """What the stop says of `token` (B,), drawn from `raw` (B, V), the last of `counts[b]` positions of the forward."""
         if self.tap is None:
             return self.stop(token[:, None], (raw,))
         with self.clock.time("head"):
-            even = len(set(counts)) == 1
-            features = self.tap.at(-1 if even else torch.tensor([c - 1 for c in counts]))
-            return self.stop(token[:, None], (raw,), features=features)
+            return self.stop(token[:, None], (raw,), features=self._last(self.tap, counts))
+
+    @staticmethod
+    def _last(tap: FeatureTap, counts: list[int]) -> torch.Tensor:
+        """What `tap` holds of each row's last real position, (B, H)."""
+        return tap.at(-1 if len(set(counts)) == 1 else torch.tensor([c - 1 for c in counts]))
 
     def _logits(self, feed: torch.Tensor, counts: list[int], device: torch.device) -> torch.Tensor:
         with self.clock.time("draft"):

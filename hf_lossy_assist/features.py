@@ -10,7 +10,7 @@ from .errors import check_int
 from .models import base_of, blocks_of
 
 
-MODELS = ("draft", "target", "companion")
+MODELS = ("draft", "target", "both", "companion")
 POSITIONS = ("predicting", "token")
 
 
@@ -19,7 +19,7 @@ class FeatureSpec:
     """Which hidden state, (…, H): of which model, at which position, of which layer.
 
     Args:
-        model: "draft", "target" or "companion".
+        model: "draft", "target", "both" (the draft's numbers, then the target's) or "companion".
         position: "predicting" is the position whose logits the judged token is drawn from (known before the token is);
             "token" is the judged token's own position (known one forward later).
         layer: -1 the last block, or 1 … number of blocks; counted as in Transformers' `hidden_states`.
@@ -44,11 +44,16 @@ class FeatureSpec:
                     f"FeatureSpec: layer {self.layer} has no final norm: pass norm=False, or layer=-1 for the last"
                 )
 
+    def reads(self, model: str) -> bool:
+        """Whether the numbers of "draft" or of "target" are among what is read."""
+        return self.model in (model, "both")
+
     def __str__(self) -> str:
         place = "after the final norm" if self.norm else "before any norm"
         layer = "last layer" if self.layer == -1 else f"layer {self.layer}"
         at = "at the position that predicts the token" if self.position == "predicting" else "at the token itself"
-        return f"hidden state of the {self.model}, {layer}, {place}, {at}"
+        of = "states of the draft and the target" if self.model == "both" else f"state of the {self.model}"
+        return f"hidden {of}, {layer}, {place}, {at}"
 
 
 class FeatureTap:

@@ -132,23 +132,29 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
                 continue
             given = ModelIdentity.of(model)
             conflict = recorded.conflict(given)
-            if conflict is not None:
+            # A judge of the target's states was made of this draft's mismatches, but can be asked about any other's.
+            unread = name == "draft" and not self.config.features.reads("draft")
+            if conflict is not None and not unread:
                 raise ValueError(
                     f"this head was trained for the {name} {recorded}, and the {name} here is {given}: {conflict}. "
                     "Use the models it names, or train a head for these (hf-lossy collect, hf-lossy fit)"
                 )
-            doubt = recorded.doubt(given)
+            doubt = conflict or recorded.doubt(given)
             if doubt is not None:
                 warnings.warn(
                     f"the head's {name} and this {name} may differ: {doubt}; it was trained for the former",
                     stacklevel=3,
                 )
-        read = {"target": target, "draft": draft}.get(self.config.features.model)
-        if read is not None and ModelIdentity.of(read).hidden_size != self.config.hidden_size:
-            raise ValueError(
-                f"this head reads {self.config.hidden_size} numbers of the {self.config.features.model}, and the one here, "
-                f"{ModelIdentity.of(read)}, has another hidden size"
-            )
+        spec = self.config.features
+        read = [model for name, model in (("draft", draft), ("target", target)) if spec.reads(name)]
+        if read and all(model is not None for model in read):
+            sizes = [ModelIdentity.of(model).hidden_size for model in read]
+            if sum(sizes) != self.config.hidden_size:
+                of = "draft and target" if spec.model == "both" else spec.model
+                raise ValueError(
+                    f"this head reads {self.config.hidden_size} numbers of the {of}, and here there are {sum(sizes)} "
+                    f"({', '.join(str(ModelIdentity.of(model)) for model in read)}): another hidden size"
+                )
         if tokenizer is not None and self.config.tokenizer_hash is not None:
             here = tokenizer_hash(tokenizer)
             if here != self.config.tokenizer_hash:

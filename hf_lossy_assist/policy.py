@@ -11,13 +11,13 @@ from typing import Any
 from huggingface_hub import HfApi
 
 from .cards import policy_card
-from .errors import nearest
+from .errors import check_int, nearest
 from .files import new_folder
 from .filters import FILTERS, VerifyAll, VerifyFilter
 from .heads import CONFIG, WEIGHTS, Head
 from .hub import fetch, holds
-from .rules import RULES, AcceptanceRule, AllButLast, Strict
-from .stops import STOPS, SVIP, DraftStop, HeadStop
+from .rules import RULES, AcceptanceRule, AllButLast, Judge, Strict
+from .stops import STOPS, SVIP, Constant, DraftStop, HeadStop
 
 
 POLICY = "policy.json"
@@ -147,7 +147,7 @@ class LossyPolicy:
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> "LossyPolicy":
         """Load a policy from a folder or from the Hub (`org/name`, `org/name@revision`).
 
-        A repository that holds a SPRINTER head alone becomes `Sprinter(head)`.
+        A repository that holds a head alone becomes `Sprinter(head)` or `AutoJudge(head)`, as its polarity says.
 
         Args:
             kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, as everywhere on the Hub.
@@ -156,7 +156,7 @@ class LossyPolicy:
         """
         source = str(pretrained_model_name_or_path)
         if not holds(source, POLICY, **kwargs):
-            return Sprinter(Head.from_pretrained(source, **kwargs))
+            return _of_head(Head.from_pretrained(source, **kwargs))
         [file] = fetch(source, [POLICY], **kwargs)
         spec = _json(file.read_text(encoding="utf-8"), f"the file {str(file)!r}")
         for part in spec.values():
@@ -200,13 +200,34 @@ class Sprinter(LossyPolicy):
     """
 
     def __init__(
-        self,
-        head: Head,
-        threshold: float = HeadStop.threshold,
-        max_draft: int = HeadStop.max_draft,
-        patience: float = 0.0,
-    ):
+        self, head: Head, threshold: float = HeadStop.threshold, max_draft: int = HeadStop.max_draft, patience: float = 0.0
+    ):  # fmt: skip
         super().__init__(rule=AllButLast(), stop=HeadStop(head, threshold, max_draft, patience))
+
+
+class AutoJudge(LossyPolicy):
+    """AutoJudge: strict acceptance, but a mismatch that the head finds unimportant is kept, and the rest of the draft with it.
+
+    Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039). **Lossy**: the
+    output is no longer the target's; what that costs on your task only a measurement there can tell. `threshold` 0 is
+    bit-equal to strict acceptance with the same window, 1 keeps everything.
+
+    Args:
+        head (`Head`): from `hf-lossy fit autojudge`, or `Head.from_pretrained(…)`.
+        threshold: a mismatch is kept where P(important) < threshold; None takes the head's own (recall ≥ 90 % when it was made).
+        window: tokens drafted a round, by default 32; longer than strict acceptance wants, for more of them are kept (the
+            paper: 64, and in vLLM tuned for each pair of models).
+        stop (`DraftStop`, *optional*): in place of a constant window, `SVIP()` for example.
+    """
+
+    def __init__(
+        self, head: Head, threshold: float | None = None, window: int | None = None, stop: DraftStop | None = None
+    ):  # fmt: skip
+        if window is not None:
+            check_int("AutoJudge.window", window, 1)
+            if stop is not None:
+                raise ValueError("AutoJudge: window and stop both say how much is drafted: pass one of them")
+        super().__init__(rule=Judge(head, threshold), stop=stop or Constant(window or 32))
 
 
 POLICIES: dict[str, LossyPolicy] = {
@@ -215,8 +236,17 @@ POLICIES: dict[str, LossyPolicy] = {
 }
 
 
+# Policies that are nothing without a trained head.
+METHODS: dict[str, type[Sprinter] | type[AutoJudge]] = {"sprinter": Sprinter, "autojudge": AutoJudge}
+
+
+def _of_head(head: Head) -> LossyPolicy:
+    """The method that a head's polarity makes it fit for, with its own settings."""
+    return AutoJudge(head) if head.config.polarity == "important" else Sprinter(head)
+
+
 def as_policy(given: Any) -> LossyPolicy:
-    """What `lossy_policy=` accepts: a `LossyPolicy`, a rule, a stop or a filter alone, a SPRINTER head, a name, the JSON form
+    """What `lossy_policy=` accepts: a `LossyPolicy`, a rule, a stop or a filter alone, a trained head, a name, the JSON form
     as a dict or as text, the path of a JSON file or of a folder that `save_pretrained` wrote.
 
     Raises: `TypeError` or `ValueError`, one line with what was given and what there is.
@@ -232,7 +262,7 @@ def as_policy(given: Any) -> LossyPolicy:
     if isinstance(given, Mapping):
         return LossyPolicy.from_dict(given)
     if isinstance(given, Head):
-        return Sprinter(given)
+        return _of_head(given)
     if isinstance(given, Path) and given.is_dir():
         return LossyPolicy.from_pretrained(given)
     if isinstance(given, str) and not given.lstrip().startswith("{") and Path(given).is_dir():
@@ -247,14 +277,15 @@ def as_policy(given: Any) -> LossyPolicy:
             return _parse(given, "the text")
         if given in POLICIES:
             return POLICIES[given]
-        if given == "sprinter":
+        if given in METHODS:
             raise ValueError(
-                "lossy_policy: sprinter needs a head: pass Sprinter(Head.from_pretrained(…)), on the command line --head"
+                f"lossy_policy: {given} needs a head: pass {METHODS[given].__name__}(Head.from_pretrained(…)), on the "
+                "command line --head"
             )
         hint = " One on the Hub: LossyPolicy.from_pretrained(…)." if given.count("/") == 1 else ""
         raise ValueError(f"lossy_policy: {nearest('policy', given, POLICIES)}{hint}")
     if isinstance(given, type):
-        raise TypeError(f"lossy_policy: got the class {given.__name__}; pass an object of it, {given.__name__}()")
+        raise TypeError(f"lossy_policy: got the class {given.__name__}; pass an object of it, {given.__name__}(…)")
     raise TypeError(
         f"lossy_policy: expected a LossyPolicy, a rule, a stop, a name, a dict or a JSON file, got {type(given).__name__}"
     )

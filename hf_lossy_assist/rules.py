@@ -5,12 +5,16 @@ the correction comes from a law r. The output law is then q·a + (1 − Σ q·a)
 (greedy) and `probability` (sampling), and `correction` where its law is not the lossless one.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from .block import Block, Verdict
+from .errors import check_int, check_number
+from .features import FeatureSpec
+from .heads import Head
 
 
 def draw(law: torch.Tensor) -> torch.Tensor:
@@ -27,6 +31,11 @@ class AcceptanceRule:
     """
 
     lossless: ClassVar[bool] = True
+    features: ClassVar[FeatureSpec | None] = None  # what `judge` is given, if the rule has a head
+
+    def judge(self, features: torch.Tensor) -> torch.Tensor:
+        """What the rule's head says of each drafted token, (B, γ, H) → (B, γ) bool; the engine puts it into `block.judged`."""
+        raise NotImplementedError
 
     def matches(self, block: Block) -> torch.Tensor:
         """Greedy: which drafted tokens to accept, (B, γ) bool."""
@@ -77,6 +86,107 @@ class AllButLast(AcceptanceRule):
         return super().probability(block).masked_fill(self.unseen(block), 1.0)
 
 
+@dataclass(frozen=True)
+class TopK(AcceptanceRule):
+    """Accept a drafted token that is among the target's k most likely ones: the baseline that AutoJudge is compared with.
+
+    a(x) = 1 where fewer than k tokens have a higher p than x (a tie goes to the lower id), else strict; r = norm((p − q)⁺)
+    (Garipov et al., §4.1, huggingface.co/papers/2504.20039). Neutral: k = 0, and in greedy decoding k = 1.
+    """
+
+    k: int
+    lossless: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_int("TopK.k", self.k, 0)
+
+    def ranks(self, block: Block) -> torch.Tensor:
+        """How many tokens the target prefers to each drafted one, (B, γ)."""
+        assert block.scores is not None, "the target has not seen this block yet"
+        scores = block.scores[:, : block.tokens.shape[1]]  # (B, γ, V)
+        mine, ids = block.of_tokens(scores)[..., None], torch.arange(scores.shape[-1], device=scores.device)
+        ahead = (scores > mine) | ((scores == mine) & (ids < block.tokens[..., None]))
+        return ahead.sum(dim=-1)
+
+    def matches(self, block: Block) -> torch.Tensor:
+        return self.ranks(block) < self.k
+
+    def probability(self, block: Block) -> torch.Tensor:
+        return super().probability(block).masked_fill(self.ranks(block) < self.k, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Judge(AcceptanceRule):
+    """AutoJudge's rule: a token that strict acceptance would reject is kept if a trained head finds it unimportant.
+
+    a(x) = 1 where P(important) < `threshold`, else min(1, p/q); r = norm((p − q)⁺) (Garipov et al., §3.3,
+    huggingface.co/papers/2504.20039). The head sees all drafted tokens of a round in one product, so nothing has to be
+    fetched from the device to learn which ones strict acceptance would reject; only there does its word count.
+    Neutral: threshold 0. With 1 every token is kept.
+
+    Args:
+        head (`Head`): of polarity "important", from `hf-lossy fit autojudge`.
+        threshold: None takes the head's own, chosen on held-out problems (for a recall of 90 % of the important tokens).
+    """
+
+    head: Head
+    threshold: float | None = None
+    lossless: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.head, Head):
+            raise TypeError(f"Judge.head: expected a Head, got {type(self.head).__name__}")
+        if self.head.config.polarity != "important":
+            raise ValueError(
+                f"Judge needs a head that says P(important), this one says P({self.head.config.polarity}): use it with Sprinter, "
+                "or train one with hf-lossy fit autojudge"
+            )
+        if self.head.config.features.model == "companion":
+            raise ValueError("Judge: a head that reads a companion has no companion here")
+        if self.threshold is None:
+            own = self.head.config.metrics.get("threshold")
+            if own is None:
+                raise ValueError(
+                    "this head names no threshold of its own: choose one from 0 (strict) to 1, AutoJudge(head, threshold)"
+                )
+            object.__setattr__(self, "threshold", own)
+        check_number("Judge.threshold", self.threshold, 0.0, 1.0)
+
+    def _key(self) -> tuple[str, FeatureSpec, float | None]:
+        return self.head.digest, self.features, self.threshold
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, Judge) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    @property
+    def features(self) -> FeatureSpec:  # type: ignore[override]
+        return self.head.config.features
+
+    def judge(self, features: torch.Tensor) -> torch.Tensor:
+        """P(important) < threshold, (B, γ, H) → (B, γ) bool. In log-odds: a sigmoid that rounds to 1 would never pass."""
+        t, logit = self.threshold, self.head.logit(features)
+        assert t is not None
+        if t == 1:
+            return ~logit.isnan()
+        return logit < (math.log(t / (1 - t)) if t else -math.inf)
+
+    def matches(self, block: Block) -> torch.Tensor:
+        return self._judged(block) | super().matches(block)
+
+    def probability(self, block: Block) -> torch.Tensor:
+        return super().probability(block).masked_fill(self._judged(block), 1.0)
+
+    @staticmethod
+    def _judged(block: Block) -> torch.Tensor:
+        if block.judged is None:
+            assert block.tokens.shape[1] == 0, "the head has not been asked about this block yet"
+            return torch.zeros_like(block.tokens, dtype=torch.bool)
+        return block.judged
+
+
 def decide(rule: AcceptanceRule, block: Block) -> Verdict:
     """Accept a prefix of each row's kept tokens and choose the token after it.
 
@@ -114,4 +224,9 @@ def decide(rule: AcceptanceRule, block: Block) -> Verdict:
     return Verdict(accepted, draw(torch.where(use[:, None], residual, law)), lossy, unseen)
 
 
-RULES: dict[str, type[AcceptanceRule]] = {"strict": Strict, "all_but_last": AllButLast}
+RULES: dict[str, type[AcceptanceRule]] = {
+    "strict": Strict,
+    "all_but_last": AllButLast,
+    "top_k": TopK,
+    "judge": Judge,
+}

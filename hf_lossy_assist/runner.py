@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,12 @@ class Runner:
         if self.generator_settings.get("prompt_lookup_num_tokens") is not None:
             check_int("prompt_lookup_num_tokens", self.generator_settings["prompt_lookup_num_tokens"], 1)
         self.draft_stop()
+        spec = self.policy.rule.features
+        if spec is not None and spec.reads("draft") and (self.assistant is None or self.other_tokenizer()):
+            raise ValueError(
+                f"the rule's head reads the {spec}: it needs a draft model with the target's tokenizer. Without one, use a head "
+                "that reads the target alone (hf-lossy fit autojudge --features target)"
+            )
         self.policy.check(model, self.assistant, self.tokenizer)
 
     def other_tokenizer(self) -> bool:
@@ -174,6 +180,9 @@ class Runner:
         processing, sampling = Processing(logits_processor, len(rows.index)), bool(generation_config.do_sample)
 
         target = self._target(model, rows, model_kwargs)
+        for name, head in self.policy.heads().items():  # here: in inference mode it would be made untrainable
+            on_draft = name == "stop_head" and self.assistant is not None
+            head.to(base_of(self.assistant).get_input_embeddings().weight.device if on_draft else input_ids.device)
         drafter = self._drafter(
             model, rows, stop, processing, vocabulary, sampling, clock, generation_config, inputs_tensor, model_kwargs
         )
@@ -186,8 +195,12 @@ class Runner:
         # Faster than no_grad by about a tenth on small models. Not where tensors of the forward outlive the call: a cache of
         # Transformers' goes back to the caller, and a quantised model may keep what it makes at its first forward.
         lasting = isinstance(target, CroppingModel) or getattr(model, "is_quantized", False)
-        tap = getattr(drafter, "tap", None) or nullcontext()
-        with torch.inference_mode(not lasting), tap:
+        spec = self.policy.rule.features
+        call.tap = FeatureTap(model, spec) if spec is not None and spec.reads("target") else None
+        taps = [call.tap, getattr(drafter, "tap", None), getattr(drafter, "states", None)]
+        with torch.inference_mode(not lasting), ExitStack() as stack:
+            for tap in filter(None, taps):
+                stack.enter_context(tap)
             prefill(target, rows, clock)
             if isinstance(drafter, ModelDrafter):
                 prefill(drafter.model, rows, clock)
@@ -232,12 +245,12 @@ class Runner:
             if reason is None:
                 draft: CachedModel = RowModel(self.assistant, len(rows.index), rows.max_length, vocabulary)
             else:
-                own = _assistant_inputs(self.assistant, rows, inputs_tensor, model_kwargs, generation_config)
-                draft = _cropping(self.assistant, rows, own, reason)
+                inputs = _assistant_inputs(self.assistant, rows, inputs_tensor, model_kwargs, generation_config)
+                draft = _cropping(self.assistant, rows, inputs, reason)
             tap = None if stop.features is None else FeatureTap(self.assistant, stop.features)
-            for head in self.policy.heads().values():  # here: in inference mode it would be made untrainable
-                head.to(draft.device)
-            return ModelDrafter(draft, stop, processing, vocabulary, sampling, clock, tap)
+            own = self.policy.rule.features
+            states = FeatureTap(self.assistant, own) if own is not None and own.reads("draft") else None
+            return ModelDrafter(draft, stop, processing, vocabulary, sampling, clock, tap, states)
 
         if len(rows.index) > 1:
             what = "prompt lookup, early exit and other tokenizers"

@@ -128,7 +128,7 @@ def test_at_reads_one_column_or_one_of_each_row():
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: FeatureSpec(model="assistant"), ValueError, r"FeatureSpec.model.*draft, target, companion.*'assistant'"),
+        (lambda: FeatureSpec(model="assistant"), ValueError, r"FeatureSpec.model.*draft, target, both, companion.*'assistant'"),
         (lambda: FeatureSpec(position="next"), ValueError, r"FeatureSpec.position.*predicting, token.*'next'"),
         (lambda: FeatureSpec(layer=0, norm=False), ValueError, r"FeatureSpec.layer.*at least 1.*0"),
         (lambda: FeatureSpec(layer=-2, norm=False), ValueError, r"FeatureSpec.layer.*-2"),

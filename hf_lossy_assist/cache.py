@@ -96,6 +96,15 @@ class RowCache(Cache):
         self.slots = first + torch.arange(width, device=device)
         return self.slots
 
+    def row(self, b: int) -> "RowCache":
+        """Row b alone on the same storage: what is written there is written here. Neither may grow afterwards."""
+        own = RowCache(len(self.layers), self.capacity)
+        own.capacity = self.capacity
+        for mine, layer in zip(own.layers, self.layers, strict=True):
+            mine.keys, mine.values = layer.keys[b : b + 1], layer.values[b : b + 1]
+            mine.dtype, mine.device, mine.is_initialized = layer.dtype, layer.device, True
+        return own
+
     def select(self, rows: torch.Tensor) -> None:
         """Keep these rows only, in this order."""
         for layer in self.layers:

@@ -47,18 +47,21 @@ def schema(hidden_size: int) -> Any:
 # -- writing ------------------------------------------------------------------------------------------------------------
 
 
-def prepare(out: Path, part: Path, facts: dict[str, Any], resume: bool) -> bool:
-    """Make or check the folder of the unfinished collection. True: the run was killed after its last step, all is there."""
-    if resume and part.is_dir() and (out / "collect.json").is_file():
-        _compare(out / "collect.json", facts)
+def prepare(out: Path, part: Path, facts: dict[str, Any], resume: bool, record: str = "collect.json") -> bool:
+    """Make or check the folder of the unfinished run. True: the run was killed after its last step, all is there.
+
+    `record`: the file that says what the run was started with.
+    """
+    if resume and part.is_dir() and (out / record).is_file():
+        _compare(out / record, facts)
         shutil.rmtree(part)
         return True
     if out.exists():
-        raise ValueError(f"{out} exists: choose another --out, or delete it to collect again")
-    written = part / "collect.json"
+        raise ValueError(f"{out} exists: choose another --out, or delete it to start again")
+    written = part / record
     if written.is_file():
         if not resume:
-            raise ValueError(f"{part} holds an unfinished collection: pass --resume to go on, or delete it")
+            raise ValueError(f"{part} holds an unfinished run: pass --resume to go on, or delete it")
         _compare(written, facts)
     else:
         part.mkdir(parents=True, exist_ok=True)
@@ -77,7 +80,7 @@ def _compare(written: Path, facts: dict[str, Any]) -> None:
     before = json.loads(written.read_text(encoding="utf-8"))
     before, here = ({**facts_, **facts_.get("settings", {})} for facts_ in (before, facts))
     for name in here:
-        if name not in ("source", "settings") and here[name] != before.get(name):
+        if name not in ("source", "settings", "served_at") and here[name] != before.get(name):
             raise ValueError(
                 f"{written.parent} was made with {name} {before.get(name)!r}, this run has {here[name]!r}: use the same, or delete it"
             )

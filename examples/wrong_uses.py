@@ -278,6 +278,37 @@ case("a folder without a head", lambda: hla.Head.from_pretrained(PACKAGE))
 case("a repository name that is none", lambda: hla.Head.from_pretrained("no such folder"))
 case("a policy folder without a policy", lambda: hla.LossyPolicy.from_pretrained(PACKAGE))
 case("a policy in JSON whose head is missing", lambda: generate(lossy_policy={"stop": "head"}))
+
+
+def judged(**settings: Any) -> Any:
+    own = {"polarity": "important", "features": hla.FeatureSpec(model="target", position="token")}
+    return generate(
+        lossy_policy=hla.AutoJudge(head(**own | settings.pop("head", {})), **{"threshold": 0.1} | settings)
+    )
+
+
+case("an AutoJudge policy without a head", lambda: generate(lossy_policy="autojudge"))
+case("a verifier as a judge's head", lambda: judged(head={"polarity": "acceptable"}))
+case("a judge's head that reads a companion", lambda: judged(head={"features": hla.FeatureSpec(model="companion")}))
+case("a judge's head without a threshold", lambda: judged(threshold=None))
+case("a judge's threshold above 1", lambda: judged(threshold=1.5))
+case("a judge's threshold NaN", lambda: judged(threshold=float("nan")))
+case("window 0", lambda: judged(window=0))
+case("a judge's head of another target", lambda: judged(head={"target": other(num_layers=9)}))
+case(
+    "a judge's head of both models whose size is one model's",
+    lambda: judged(head={"features": hla.FeatureSpec(model="both")}),
+)
+case(
+    "a judge's head that reads the draft, without a draft model",
+    lambda: generate(
+        assistant_model=None, prompt_lookup_num_tokens=3,
+        lossy_policy=hla.AutoJudge(head(polarity="important"), 0.1),
+    ),
+)  # fmt: skip
+case("top-K with K = -1", lambda: generate(lossy_policy=hla.TopK(-1)))
+case("top-K with K = 2.5", lambda: generate(lossy_policy={"rule": {"name": "top_k", "k": 2.5}}))
+case("top-K without K", lambda: generate(lossy_policy={"rule": "top_k"}))
 case("an unsaved head as JSON", lambda: hla.Sprinter(head()).to_dict())
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .commands import add_to, chats
+from . import commands, judge_commands
+from .commands import chats
 
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def main() -> None:
         sys.exit(2)
 
 
-add_to(app)
+commands.add_to(app)
+judge_commands.add_to(app)
 
 
 @app.command()
@@ -57,8 +59,9 @@ def generate(
     model: Annotated[str | None, typer.Option(help="target: a path or Hub id; default the embedded demo")] = None,
     assistant: Annotated[str | None, typer.Option(help="draft: a path or Hub id; default the embedded demo")] = None,
     policy: Annotated[str, typer.Option(help="name, JSON, file, folder or Hub id; `target`: no draft")] = "strict",
-    head: Annotated[str | None, typer.Option(help="of `--policy sprinter`; default the demo head")] = None,
-    threshold: Annotated[float, typer.Option(help="of `--policy sprinter`")] = 0.5,
+    head: Annotated[str | None, typer.Option(help="of sprinter and autojudge; default the demo's")] = None,
+    threshold: Annotated[float | None, typer.Option(help="of sprinter (0.5) and autojudge (the head's own)")] = None,
+    window: Annotated[int | None, typer.Option(help="of autojudge: tokens drafted a round (32)")] = None,
     prompt: Annotated[
         list[str] | None, typer.Option(help="a prompt (repeatable); default a few demo problems")
     ] = None,
@@ -91,7 +94,7 @@ def generate(
         raise ValueError("--prompt and --prompts are two sources: pass one of them")
     if policy != "target":
         check_pair(model, assistant)
-    chosen = _policy(policy, head, threshold, model is None)
+    chosen = _policy(policy, head, threshold, window, model is None)
     texts = list(prompt or []) or (read_prompts(prompts) if prompts else [])
     problems = [] if texts or model is not None else demo.problems(DEMO_PROBLEMS, seed)
     texts = texts or [p.prompt for p in problems]
@@ -156,22 +159,27 @@ def generate(
     _report(merged, sum(len(o["ids"]) for o in outputs), seconds, policy)
 
 
-def _policy(policy: str, head: str | None, threshold: float, demo_models: bool) -> Any:
-    """`--policy`: what `lossy_policy=` takes, `sprinter` with its head, or a repository on the Hub."""
+def _policy(policy: str, head: str | None, threshold: float | None, window: int | None, demo_models: bool) -> Any:
+    """`--policy`: what `lossy_policy=` takes, a method with its head, or a repository on the Hub."""
     from . import demo
     from .heads import Head
-    from .policy import POLICIES, LossyPolicy, Sprinter, as_policy
+    from .policy import METHODS, POLICIES, LossyPolicy, as_policy
 
-    if policy != "sprinter" and head is not None:
-        raise ValueError(f"--head is for --policy sprinter, not {policy!r}")
+    for option, value, methods in (
+        ("--head", head, tuple(METHODS)), ("--threshold", threshold, tuple(METHODS)), ("--window", window, ("autojudge",)),
+    ):  # fmt: skip
+        if value is not None and policy not in methods:
+            raise ValueError(f"{option} is for --policy {' or '.join(methods)}, not {policy!r}")
     if policy == "target":
         return None
-    if policy == "sprinter":
+    if policy in METHODS:
         if head is None and not demo_models:
             raise ValueError(
-                "--policy sprinter needs --head for models of your own: a folder or org/name (hf-lossy fit)"
+                f"--policy {policy} needs --head for models of your own: a folder or org/name (hf-lossy fit)"
             )
-        return Sprinter(demo.head() if head is None else Head.from_pretrained(head), threshold)
+        loaded = demo.head(policy) if head is None else Head.from_pretrained(head)
+        given: dict[str, Any] = {"threshold": threshold, "window": window}
+        return METHODS[policy](loaded, **{name: value for name, value in given.items() if value is not None})
     on_the_hub = policy.count("/") == 1 and not policy.endswith(".json") and not policy.lstrip().startswith("{")
     if policy not in POLICIES and on_the_hub and not Path(policy).exists():
         return LossyPolicy.from_pretrained(policy)

@@ -205,11 +205,15 @@ def pull(
 
 
 def chats(tokenizer: Any, prompts: list[str]) -> list[str]:
-    """Prompts in the tokenizer's chat template."""
-    return [
+    """Prompts in the tokenizer's chat template, without the begin token that the tokenizer will add itself."""
+    texts = [
         tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
         for p in prompts
     ]
+    begin = tokenizer.bos_token
+    if begin and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
+        texts = [text.removeprefix(begin) for text in texts]
+    return texts
 
 
 def _demo_texts(count: int, seed: int) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 EXAMPLES = {
     "generate.py": [],
+    "autojudge.py": ["--problems", "4"],
     "sprinter.py": ["--problems", "2"],
     "sprinter_figures.py": ["--out", "{tmp}"],
     "batches.py": [],
@@ -45,10 +46,11 @@ def test_no_example_is_forgotten():
     assert scripts == set(EXAMPLES) | {"train_demo_models.py"}  # that one has a test of its own, in test_demo.py
 
 
-def test_every_policy_and_stop_is_in_the_readme():
-    from hf_lossy_assist.policy import POLICIES
+def test_every_policy_rule_and_stop_is_in_the_readme():
+    from hf_lossy_assist.policy import METHODS, POLICIES
+    from hf_lossy_assist.rules import RULES
     from hf_lossy_assist.stops import STOPS
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name in [*POLICIES, *STOPS]:
+    for name in [*POLICIES, *METHODS, *RULES, *STOPS]:
         assert re.search(rf"\b{name}\b", readme), name

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..errors import nearest
 from ..heads import Head
 from .task import Problem, answer, problems
 
@@ -35,6 +36,14 @@ def load(dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu")
     return Demo(target, draft, companion, AutoTokenizer.from_pretrained(FOLDER / "target"))
 
 
-def head() -> Head:
-    """The shipped SPRINTER head for the demo's target and draft (`hf-lossy collect --prompts demo`, `hf-lossy fit sprinter`)."""
-    return Head.from_pretrained(FOLDER / "sprinter_head")
+HEADS = ("sprinter", "autojudge")
+
+
+def head(method: str = "sprinter") -> Head:
+    """The shipped head of a method for the demo's target and draft.
+
+    "sprinter" comes from `hf-lossy collect --prompts demo` and `fit sprinter`, "autojudge" from `mine --task demo` and `fit autojudge`.
+    """
+    if method not in HEADS:
+        raise ValueError(f"demo.head: {nearest('method', str(method), HEADS)}")
+    return Head.from_pretrained(FOLDER / f"{method}_head")

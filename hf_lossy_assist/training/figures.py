@@ -1,10 +1,11 @@
-"""Plots of a fitted verifier, as PNG files."""
+"""Plots of fitted verifiers and judges, as PNG files."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 
@@ -17,14 +18,28 @@ def save(figure: Figure, path: Path) -> None:
         draft.replace(path)
 
 
-def roc_figure(curves: Mapping[str, tuple[Any, Any, float]], path: Path) -> None:
-    """The paper's Figure 3: of each verifier, by its name, false-positive and true-positive rates (arrays) and their AUROC."""
+def roc_curve_of(said: Any, labels: Any, auroc: float) -> tuple[Any, Any, float]:
+    """What `roc_figure` draws, of probabilities (N,) and labels (N,) bool; thinned, since a curve has few pixels."""
+    from sklearn.metrics import roc_curve
+
+    false_positive, true_positive, _ = roc_curve(labels, said)
+    thin = np.unique(np.linspace(0, len(false_positive) - 1, 500).astype(int))
+    return false_positive[thin], true_positive[thin], auroc
+
+
+def roc_figure(
+    curves: Mapping[str, tuple[Any, Any, float]],
+    path: Path,
+    title: str = "ROC of the verifier",
+    xlabel: str = "false-positive rate $\\eta_{FP}$",
+    ylabel: str = "true-positive rate $\\eta_{TP}$",
+) -> None:
+    """Of each classifier, by its name, false-positive and true-positive rates (arrays) and their AUROC.
+
+    The defaults make the SPRINTER paper's Figure 3.
+    """
     figure = Figure(figsize=(5, 4.6), layout="constrained")
-    axes = figure.add_subplot(
-        xlabel="false-positive rate $\\eta_{FP}$",
-        ylabel="true-positive rate $\\eta_{TP}$",
-        title="ROC of the verifier",
-    )
+    axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel, title=title)
     axes.plot([0, 1], [0, 1], "--", color="gray", label="chance (0.50)")
     for name, (false_positive, true_positive, auroc) in curves.items():
         axes.plot(false_positive, true_positive, label=f"{name} (AUROC {auroc:.2f})")

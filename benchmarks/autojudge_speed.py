@@ -1,0 +1,274 @@
+"""AutoJudge beside strict acceptance, top-K, the target alone and the draft alone: right answers, accepted tokens, speed.
+
+    python benchmarks/autojudge_speed.py                                                        # the demo pair and its judge
+    python benchmarks/autojudge_speed.py --model M --assistant D --head HEAD --task gsm8k --data dev.jsonl --chat --problems 24 \\
+        --top-k 4 --speed 0 --batch-size 8
+
+Greedy, on problems that no head was trained on. Two tables:
+
+1. the curve, all arms with one window, in batches: accuracy (share of right answers among all problems), tokens per target call (each
+   row's own calls) and the share of lossy tokens. Nothing here depends on time.
+2. the speed, at batch size 1, every arm with the window that made it fastest on other problems (`--tune`). All arms take turns
+   at each problem in an order that rotates; ratios are medians over `--parts` equal parts of the problems.
+
+`--plot FILE.png` draws the curve; it needs matplotlib.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from engine import Arm, machine, one_repeat, ratio
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.evaluation.tasks import AnswerTask, Problem, task_named
+from hf_lossy_assist.stats import SpeculationStats
+
+
+@dataclass
+class Pair:
+    target: Any
+    draft: Any
+    tokenizer: Any
+    head: hla.Head
+    chat: bool
+
+    def text(self, problem: Problem) -> str:
+        if not self.chat:
+            return problem.prompt
+        message = [{"role": "user", "content": problem.prompt}]
+        return self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+
+
+def load(args: argparse.Namespace) -> Pair:
+    if args.model is None:
+        models = hla.demo.load(getattr(torch, args.dtype), args.device)
+        head = hla.Head.from_pretrained(args.head) if args.head else hla.demo.head("autojudge")
+        pair = Pair(models.target, models.draft, models.tokenizer, head, args.chat)
+    else:
+        target, draft = (
+            AutoModelForCausalLM.from_pretrained(m, dtype=getattr(torch, args.dtype)).to(args.device).eval()
+            for m in (args.model, args.assistant)
+        )
+        tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
+        pair = Pair(target, draft, tokenizer, hla.Head.from_pretrained(args.head), args.chat)
+    hla.enable(pair.target)
+    return pair
+
+
+def policies(pair: Pair, args: argparse.Namespace) -> dict[str, Callable[[int], hla.LossyPolicy]]:
+    """The arms that speculate, by name: window → policy."""
+    size = pair.target.config.get_text_config(decoder=True).vocab_size
+    found: dict[str, Callable[[int], hla.LossyPolicy]] = {
+        "strict": lambda window: hla.LossyPolicy(stop=hla.Constant(window))
+    }
+    for k in [*args.top_k, size]:
+        name = f"top-{k}" if k < size else "top-|V|"
+        found[name] = lambda window, k=k: hla.LossyPolicy(rule=hla.TopK(k), stop=hla.Constant(window))  # type: ignore[misc]
+    for t in args.threshold or thresholds(pair.head):
+        found[f"autojudge τ={t:.3g}"] = lambda window, t=t: hla.AutoJudge(pair.head, t, window)  # type: ignore[misc]
+    return found
+
+
+def thresholds(head: hla.Head, count: int = 6) -> list[float]:
+    """The head's own threshold, and others of its table spread over what they accept of the unimportant tokens."""
+    own, table = head.config.metrics["threshold"], head.config.metrics["thresholds"]
+    goals = [(i + 1) / (count + 1) for i in range(count)]
+    near = [min(table, key=lambda row: abs(row["accepted"] - goal))["threshold"] for goal in goals]
+    return sorted({own, *near, *[row["threshold"] for row in table if row["threshold"] in (0.5, 0.9)]})
+
+
+def arm(name: str, pair: Pair, policy: hla.LossyPolicy | None, batch_size: int) -> Arm:
+    if name == "draft alone":
+        return Arm(name, batch_size, lambda **kwargs: pair.draft.generate(**kwargs))
+    if policy is None:
+        plain = type(pair.target).generate
+        return Arm(name, batch_size, lambda **kwargs: plain(pair.target, **kwargs))
+    return Arm(
+        name,
+        batch_size,
+        lambda **kwargs: pair.target.generate(assistant_model=pair.draft, lossy_policy=policy, **kwargs),
+    )
+
+
+class Texts:
+    """What the arms wrote in all parts."""
+
+    def __init__(self, arms: list[Arm]):
+        self.texts: dict[str, list[tuple[int, ...]]] = {a.name: [] for a in arms}
+        self.calls: dict[str, list[SpeculationStats]] = {a.name: [] for a in arms}
+
+    def add(self, arms: list[Arm]) -> None:
+        for a in arms:
+            self.texts[a.name] += a.texts
+            self.calls[a.name] += a.calls
+
+    def row(self, name: str, pair: Pair, task: AnswerTask, problems: list[Problem]) -> dict[str, Any]:
+        """Figures of one arm over all problems."""
+        texts = [pair.tokenizer.decode(t, skip_special_tokens=True) for t in self.texts[name]]
+        answers = [task.extract(p, t) for p, t in zip(problems, texts, strict=True)]
+        row: dict[str, Any] = {
+            "arm": name,
+            "right": statistics.mean(task.right(p, a) is True for p, a in zip(problems, answers, strict=True)),
+            "no_answer": statistics.mean(a is None for a in answers),
+            "tokens": sum(map(len, self.texts[name])),
+            "tokens_per_target_call": 1.0,
+        }
+        if name == "draft alone":
+            row["tokens_per_target_call"] = None
+        if self.calls[name]:
+            stats = SpeculationStats.merge(self.calls[name])
+            total = stats.total()
+            row |= {
+                "tokens_per_target_call": total.num_new_tokens / total.num_spec_steps,
+                "accepted_per_call": total.num_accepted_draft_tokens / total.num_spec_steps,
+                "lossy": total.num_lossy_accepts / total.num_new_tokens,
+            }
+        return row
+
+
+def curve(pair: Pair, task: AnswerTask, problems: list[Problem], args: argparse.Namespace, ends: set[int]) -> list[dict]:  # fmt: skip
+    arms = [arm(n, pair, None, args.batch_size) for n in ("target alone", "draft alone")]
+    arms += [arm(name, pair, make(args.window), args.batch_size) for name, make in policies(pair, args).items()]
+    kept = Texts(arms)
+    one_repeat(arms, pair.tokenizer, [pair.text(p) for p in problems], args, ends)
+    kept.add(arms)
+    return [kept.row(a.name, pair, task, problems) for a in arms]
+
+
+def tuned(pair: Pair, problems: list[Problem], args: argparse.Namespace, ends: set[int]) -> dict[str, int]:
+    """For each arm the window with the most tokens per second on `problems`."""
+    arms = {
+        (name, window): arm(f"{name} {window}", pair, make(window), 1)
+        for name, make in policies(pair, args).items()
+        for window in args.windows
+    }
+    texts = [pair.text(p) for p in problems]
+    one_repeat(list(arms.values()), pair.tokenizer, texts[:4], args, ends)
+    one_repeat(list(arms.values()), pair.tokenizer, texts, args, ends)
+    return {name: max(args.windows, key=lambda window: arms[name, window].speeds[-1]) for name in policies(pair, args)}
+
+
+def speed(
+    pair: Pair, task: AnswerTask, problems: list[Problem], windows: dict[str, int], args: argparse.Namespace, ends: set[int]
+) -> list[dict]:  # fmt: skip
+    arms = [arm(n, pair, None, 1) for n in ("target alone", "draft alone")]
+    arms += [arm(name, pair, make(windows[name]), 1) for name, make in policies(pair, args).items()]
+    texts, kept = [pair.text(p) for p in problems], Texts(arms)
+    one_repeat(arms, pair.tokenizer, texts[:4], args, ends)
+    for a in arms:
+        a.speeds.clear()
+    size = -(-len(problems) // args.parts)
+    for first in range(0, len(problems), size):
+        one_repeat(arms, pair.tokenizer, texts[first : first + size], args, ends)
+        kept.add(arms)
+    own, strict = (next(a for a in arms if a.name == n) for n in ("target alone", "strict"))
+    return [
+        kept.row(a.name, pair, task, problems)
+        | {
+            "window": windows.get(a.name),
+            "tokens_per_second": round(statistics.median(a.speeds), 1),
+            "of_strict": ratio(a, strict),
+            "of_target": ratio(a, own),
+        }
+        for a in arms
+    ]
+
+
+def show(rows: list[dict], title: str, console: Console) -> None:
+    strict = next(r for r in rows if r["arm"] == "strict")["tokens_per_target_call"]
+    timed = "of_strict" in rows[0]
+    table = Table(
+        "arm", "right", "no answer", "tokens / target call", "× strict", "accepted / call", "lossy", title=title
+    )
+    for name in ("window", "tok/s", "× strict", "× target") if timed else ():
+        table.add_column(name)
+    for r in rows:
+        per_call = r["tokens_per_target_call"]
+        cells = [r["arm"], f"{r['right']:.1%}", f"{r['no_answer']:.1%}"]
+        cells += ["", ""] if per_call is None else [f"{per_call:.2f}", f"{per_call / strict:.2f}"]
+        cells += [f"{r['accepted_per_call']:.2f}", f"{r['lossy']:.1%}"] if "lossy" in r else ["", ""]
+        if timed:
+            cells += [str(r["window"] or ""), f"{r['tokens_per_second']:.0f}", f"{r['of_strict']:.2f}", f"{r['of_target']:.2f}"]  # fmt: skip
+        table.add_row(*cells)
+    console.print(table)
+
+
+def draw(rows: list[dict], window: int, path: Path) -> None:
+    """Accuracy against tokens per target call: one line for each kind of rule, the lossless arm and the draft as marks."""
+    from matplotlib.figure import Figure
+
+    from hf_lossy_assist.training.figures import save
+
+    figure = Figure(figsize=(6, 4.4), layout="constrained")
+    axes = figure.add_subplot(xlabel=f"tokens per target call (window {window})", ylabel="right answers, %")
+    for kind, style in (("top-", "s--"), ("autojudge", "o-")):
+        points = sorted((r["tokens_per_target_call"], 100 * r["right"]) for r in rows if r["arm"].startswith(kind))
+        axes.plot(*zip(*points, strict=True), style, label={"top-": "top-K", "autojudge": "AutoJudge"}[kind])
+    strict = next(r for r in rows if r["arm"] == "strict")
+    axes.plot(strict["tokens_per_target_call"], 100 * strict["right"], "k*", markersize=11, label="strict (lossless)")
+    draft = next(r for r in rows if r["arm"] == "draft alone")
+    axes.axhline(100 * draft["right"], color="gray", linestyle=":", label="draft alone")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    save(figure, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="default: the embedded demo pair")
+    parser.add_argument("--assistant")
+    parser.add_argument("--head", help="a judge's folder or Hub repository; default the demo's")
+    parser.add_argument("--task", default="demo")
+    parser.add_argument("--data", type=Path, help="the task's problems, for gsm8k and math")
+    parser.add_argument("--chat", action="store_true")
+    parser.add_argument("--problems", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=11, help="of the demo's test problems")
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--top-k", type=int, nargs="*", default=[2, 4, 8, 16, 32])
+    parser.add_argument("--threshold", type=float, nargs="+", help="default: the head's own and others of its table")
+    parser.add_argument("--window", type=int, default=32, help="of all arms of the curve")
+    parser.add_argument("--batch-size", type=int, default=50, help="of the curve")
+    parser.add_argument("--windows", type=int, nargs="+", default=[4, 6, 8, 12, 16, 24, 32])
+    parser.add_argument("--tune", type=int, default=24, help="problems to choose each arm's window on")
+    parser.add_argument("--speed", type=int, help="problems of the second table; default all; 0 leaves it out")
+    parser.add_argument("--parts", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+
+    pair = load(args)
+    task = task_named(args.task, data=args.data, split="test", seed=args.seed)
+    problems = task.problems(args.problems)
+    ends = pair.target.generation_config.eos_token_id
+    ends = set(ends if isinstance(ends, list) else [ends])
+    console, results = Console(width=150), {}
+    results["curve"] = curve(pair, task, problems, args, ends)
+    show(results["curve"], f"{len(problems)} problems, window {args.window}, batches of {args.batch_size}", console)
+    if args.plot:
+        draw(results["curve"], args.window, args.plot)
+    timed = problems[: len(problems) if args.speed is None else args.speed]
+    if timed:
+        others = task_named(args.task, data=args.data, split="calibration", seed=args.seed).problems(len(problems) + args.tune)  # fmt: skip
+        windows = tuned(pair, others[-args.tune :], args, ends)
+        results["speed"] = speed(pair, task, timed, windows, args, ends)
+        show(results["speed"], f"{len(timed)} problems, batch size 1, window tuned for each arm", console)
+    console.print(machine(args.device))
+    if args.json:
+        settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+        found = {"where": machine(args.device), "settings": settings, "results": results}
+        args.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,7 @@
 
     python benchmarks/autojudge_speed.py                                                        # the demo pair and its judge
     python benchmarks/autojudge_speed.py --model M --assistant D --head HEAD --task gsm8k --data dev.jsonl --chat --problems 24 \\
-        --top-k 4 --speed 0 --batch-size 8
+        --top-k 4 --no-alone --speed 0 --window 8 --batch-size 24
 
 Greedy, on problems that no head was trained on. Two tables:
 
@@ -70,7 +70,7 @@ def policies(pair: Pair, args: argparse.Namespace) -> dict[str, Callable[[int], 
     found: dict[str, Callable[[int], hla.LossyPolicy]] = {
         "strict": lambda window: hla.LossyPolicy(stop=hla.Constant(window))
     }
-    for k in [*args.top_k, size]:
+    for k in [k or size for k in args.top_k]:
         name = f"top-{k}" if k < size else "top-|V|"
         found[name] = lambda window, k=k: hla.LossyPolicy(rule=hla.TopK(k), stop=hla.Constant(window))  # type: ignore[misc]
     for t in args.threshold or thresholds(pair.head):
@@ -136,7 +136,7 @@ class Texts:
 
 
 def curve(pair: Pair, task: AnswerTask, problems: list[Problem], args: argparse.Namespace, ends: set[int]) -> list[dict]:  # fmt: skip
-    arms = [arm(n, pair, None, args.batch_size) for n in ("target alone", "draft alone")]
+    arms = [arm(n, pair, None, args.batch_size) for n in ("target alone", "draft alone") if not args.no_alone]
     arms += [arm(name, pair, make(args.window), args.batch_size) for name, make in policies(pair, args).items()]
     kept = Texts(arms)
     one_repeat(arms, pair.tokenizer, [pair.text(p) for p in problems], args, ends)
@@ -215,8 +215,8 @@ def draw(rows: list[dict], window: int, path: Path) -> None:
         axes.plot(*zip(*points, strict=True), style, label={"top-": "top-K", "autojudge": "AutoJudge"}[kind])
     strict = next(r for r in rows if r["arm"] == "strict")
     axes.plot(strict["tokens_per_target_call"], 100 * strict["right"], "k*", markersize=11, label="strict (lossless)")
-    draft = next(r for r in rows if r["arm"] == "draft alone")
-    axes.axhline(100 * draft["right"], color="gray", linestyle=":", label="draft alone")
+    for draft in (r for r in rows if r["arm"] == "draft alone"):
+        axes.axhline(100 * draft["right"], color="gray", linestyle=":", label="draft alone")
     axes.grid(alpha=0.3)
     axes.legend()
     save(figure, path)
@@ -233,7 +233,8 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=500)
     parser.add_argument("--seed", type=int, default=11, help="of the demo's test problems")
     parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--top-k", type=int, nargs="*", default=[2, 4, 8, 16, 32])
+    parser.add_argument("--top-k", type=int, nargs="*", default=[2, 4, 8, 16, 32, 0], help="0 is the whole vocabulary")
+    parser.add_argument("--no-alone", action="store_true", help="leave out the arms target alone and draft alone")
     parser.add_argument("--threshold", type=float, nargs="+", help="default: the head's own and others of its table")
     parser.add_argument("--window", type=int, default=32, help="of all arms of the curve")
     parser.add_argument("--batch-size", type=int, default=50, help="of the curve")

@@ -175,7 +175,7 @@ def plan(
 
 
 def push(
-    path: Annotated[Path, typer.Argument(help="folder of a head, policy, models or custom_generate")],
+    path: Annotated[Path, typer.Argument(help="folder of a head, policy, models, dataset or custom_generate")],
     repo_id: Annotated[str, typer.Argument(help="org/name")],
     private: Annotated[bool, typer.Option("--private", help="make a new repository private")] = False,
     revision: Revision = None,
@@ -189,13 +189,13 @@ def push(
 
 
 def pull(
-    repo_id: Annotated[str, typer.Argument(help="org/name, or org/name@revision")],
+    repo_id: Annotated[str, typer.Argument(help="org/name, org/name@revision, datasets/org/name")],
     out: Annotated[Path | None, typer.Option(help="copy it into this folder, which must not exist")] = None,
     revision: Revision = None,
     token: Token = None,
     local_files_only: Annotated[bool, typer.Option("--local-files-only", help="only what is in the cache")] = False,
 ) -> None:
-    """Download a head, a policy or models from the Hub, check them, and print the folder."""
+    """Download a head, a policy, models or a dataset from the Hub, check them, and print the folder."""
     from .sharing import pull as run
 
     print(run(repo_id, out, revision=revision, token=token, local_files_only=local_files_only))

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,32 +77,25 @@ def mine(
 
     longest = (96 if task == DEMO else 512) if max_new_tokens is None else max_new_tokens
     settings = MineSettings(longest, do_sample, temperature, top_k, top_p, seed, naive, max_mismatches, max_seconds)
-    judge = _judge(judge_url, judge_model, per_minute, timeout) if task == "qa" else None
-    chosen = task_named(task, data=data, split="calibration", seed=seed, shots=shots, judge=judge, chat=chat)
-    problems = chosen.problems(MINED if limit is None and task == DEMO else limit)
     source = f"the demo task, calibration problems of seed {seed}" if task == DEMO else (data or Path(task)).name
-    target: Any
-    if target_url is None or target_model is None:
-        target, draft, tokenizer = load(model, assistant, dtype, device)
-    else:
-        from .evaluation.endpoint import Endpoint
-
-        target = Endpoint(target_url, target_model, timeout=timeout, per_minute=per_minute)
-        target.check()
-        _, draft, tokenizer = load(assistant, assistant, dtype, device)
-    wrap = (lambda text: chats(tokenizer, [text])[0]) if chat else str
-    try:
-        run(
-            target, draft, tokenizer, chosen, problems, out, settings,
-            batch_size=batch_size, workers=workers, resume=resume, wrap=wrap, source=source,
-        )  # fmt: skip
-    except KeyboardInterrupt:
-        print(f"interrupted; what is done is in {out}.partial: the same command with --resume goes on")
-        raise
-    except OSError as error:
-        if Path(f"{out}.partial").is_dir():
-            raise OSError(f"{error}. What is done is in {out}.partial: --resume goes on from there") from None
-        raise
+    with ExitStack() as servers:
+        judge = None
+        if task == "qa":
+            judge = servers.enter_context(_server("--judge", judge_url, judge_model, per_minute, timeout))
+        chosen = task_named(task, data=data, split="calibration", seed=seed, shots=shots, judge=judge, chat=chat)
+        problems = chosen.problems(MINED if limit is None and task == DEMO else limit)
+        target: Any
+        if target_url is None:
+            target, draft, tokenizer = load(model, assistant, dtype, device)
+        else:
+            target = servers.enter_context(_server("--target", target_url, target_model, per_minute, timeout))
+            _, draft, tokenizer = load(assistant, assistant, dtype, device)
+        wrap = (lambda text: chats(tokenizer, [text])[0]) if chat else str
+        with _going_on(out):
+            run(
+                target, draft, tokenizer, chosen, problems, out, settings,
+                batch_size=batch_size, workers=workers, resume=resume, wrap=wrap, source=source,
+            )  # fmt: skip
     if int(os.environ.get("RANK", "0")) == 0:
         print(_report(out))
 
@@ -182,13 +177,34 @@ def _comparison(rows: list[dict[str, Any]]) -> Any:
     return table
 
 
-def _judge(url: str | None, model: str | None, per_minute: float | None, timeout: float) -> Any:
+@contextmanager
+def _going_on(out: Path) -> Iterator[None]:
+    """Says where what is done lies, if mining ends early."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"interrupted; what is done is in {out}.partial: the same command with --resume goes on")
+        raise
+    except OSError as error:
+        if Path(f"{out}.partial").is_dir():
+            raise OSError(f"{error}. What is done is in {out}.partial: --resume goes on from there") from None
+        raise
+
+
+def _server(option: str, url: str | None, model: str | None, per_minute: float | None, timeout: float) -> Any:
+    """The endpoint that `{option}-url` and `{option}-model` name, once it has answered."""
     from .evaluation.endpoint import Endpoint
 
     if url is None or model is None:
-        raise ValueError("--task qa needs --judge-url and --judge-model: the server and the name of a judge model")
+        raise ValueError(
+            f"this needs {option}-url and {option}-model: an OpenAI-compatible server and a model's name there"
+        )
     endpoint = Endpoint(url, model, timeout=timeout, per_minute=per_minute)
-    endpoint.check()
+    try:
+        endpoint.check()
+    except BaseException:
+        endpoint.close()
+        raise
     return endpoint
 
 

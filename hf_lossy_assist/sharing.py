@@ -13,11 +13,15 @@ from .hub import PICKLES
 from .policy import POLICY, LossyPolicy
 
 
+RECORDS = ("collect.json", "mine.json")  # what a dataset of `hf-lossy collect` or `mine` holds
+DATASETS = "datasets/"  # how the Hub's addresses tell a dataset's repository from a model's
+
+
 def push(
     folder: str | Path, repo_id: str, *, private: bool | None = None, token: str | None = None, message: str | None = None,
     revision: str | None = None,
 ) -> str:  # fmt: skip
-    """Upload a folder that this package can use (a head, a policy, models, the custom_generate repository).
+    """Upload a folder that this package can use (a head, a policy, models, a dataset, the custom_generate repository).
 
     Creates the repository where there is none. What is there and unchanged is not uploaded again.
 
@@ -31,13 +35,13 @@ def push(
     pickles = sorted(p.name for p in folder.rglob("*") if p.suffix.lower() in PICKLES)
     if pickles:
         raise ValueError(f"{folder} holds {pickles[0]}, a pickle: this package shares safetensors only")
-    api = HfApi(token=token)
-    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    api, repo_type = HfApi(token=token), "dataset" if kind == "dataset" else "model"
+    repo_id = api.create_repo(repo_id, private=private, exist_ok=True, repo_type=repo_type).repo_id
     if revision is not None:
-        api.create_branch(repo_id, branch=revision, exist_ok=True)
+        api.create_branch(repo_id, branch=revision, exist_ok=True, repo_type=repo_type)
     return str(
         api.upload_folder(
-            repo_id=repo_id, folder_path=folder, revision=revision, ignore_patterns=[".*", "**/.*"],
+            repo_id=repo_id, folder_path=folder, revision=revision, repo_type=repo_type, ignore_patterns=[".*", "**/.*"],
             commit_message=message or f"Upload {kind} with hf_lossy_assist",
         )
     )  # fmt: skip
@@ -49,15 +53,20 @@ def pull(
 ) -> Path:  # fmt: skip
     """Download a repository and check that it is one that this package can use; returns its folder.
 
-    Without `out` it stays in the Hub's cache. With `out` its files are copied there, once they are all here and checked.
+    A dataset's `repo_id` is "datasets/org/name". Without `out` it stays in the Hub's cache. With `out` its files are copied there, once they are all here and checked.
     """
     repo, _, pinned = repo_id.partition("@")
+    repo_type = "dataset" if repo.startswith(DATASETS) else "model"
     if pinned and revision is not None and pinned != revision:
         raise ValueError(f"{repo_id!r} pins {pinned!r}, and revision={revision!r} another: pass one of them")
     try:
         cached = Path(
             snapshot_download(
-                repo, revision=revision or pinned or None, token=token, local_files_only=local_files_only
+                repo.removeprefix(DATASETS),
+                repo_type=repo_type,
+                revision=revision or pinned or None,
+                token=token,
+                local_files_only=local_files_only,
             )
         )
     except HFValidationError:
@@ -73,12 +82,14 @@ def pull(
 
 
 def kind_of(folder: Path) -> str:
-    """What a folder holds: "policy", "head", "models" or "custom_generate". Heads and policies are loaded to be sure."""
+    """What a folder holds: "policy", "head", "models", "dataset" or "custom_generate". Heads and policies are loaded to be sure."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {str(folder)!r}")
     if (folder / POLICY).is_file():
         LossyPolicy.from_pretrained(folder)
         return "policy"
+    if (folder / "dataset_info.json").is_file() and any((folder / name).is_file() for name in RECORDS):
+        return "dataset"
     if (folder / "custom_generate" / "generate.py").is_file():
         return "custom_generate"
     if (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file():
@@ -96,5 +107,5 @@ def kind_of(folder: Path) -> str:
         return "models"
     found = ", ".join(sorted(p.name for p in folder.iterdir())) or "nothing"
     raise ValueError(
-        f"{folder} is no head ({CONFIG} + {WEIGHTS}), policy ({POLICY}), model or custom_generate folder; it holds {found}"
+        f"{folder} is no head ({CONFIG} + {WEIGHTS}), policy ({POLICY}), model, dataset or custom_generate folder; it holds {found}"
     )

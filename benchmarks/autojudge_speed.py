@@ -17,6 +17,7 @@ Greedy, on problems that no head was trained on. Two tables:
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.commands import chats
 from hf_lossy_assist.evaluation.tasks import AnswerTask, Problem, task_named
 from hf_lossy_assist.stats import SpeculationStats
 
@@ -44,8 +46,7 @@ class Pair:
     def text(self, problem: Problem) -> str:
         if not self.chat:
             return problem.prompt
-        message = [{"role": "user", "content": problem.prompt}]
-        return self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        return chats(self.tokenizer, [problem.prompt])[0]
 
 
 def load(args: argparse.Namespace) -> Pair:
@@ -138,10 +139,13 @@ class Texts:
 def curve(pair: Pair, task: AnswerTask, problems: list[Problem], args: argparse.Namespace, ends: set[int]) -> list[dict]:  # fmt: skip
     arms = [arm(n, pair, None, args.batch_size) for n in ("target alone", "draft alone") if not args.no_alone]
     arms += [arm(name, pair, make(args.window), args.batch_size) for name, make in policies(pair, args).items()]
-    kept = Texts(arms)
-    one_repeat(arms, pair.tokenizer, [pair.text(p) for p in problems], args, ends)
-    kept.add(arms)
-    return [kept.row(a.name, pair, task, problems) for a in arms]
+    kept, texts, rows = Texts(arms), [pair.text(p) for p in problems], []
+    for a in arms:  # no time is taken here, so they need not take turns
+        one_repeat([a], pair.tokenizer, texts, args, ends)
+        kept.add([a])
+        rows.append(kept.row(a.name, pair, task, problems))
+        print(json.dumps(rows[-1], ensure_ascii=False), file=sys.stderr)
+    return rows
 
 
 def tuned(pair: Pair, problems: list[Problem], args: argparse.Namespace, ends: set[int]) -> dict[str, int]:
@@ -261,6 +265,10 @@ def main() -> None:
     timed = problems[: len(problems) if args.speed is None else args.speed]
     if timed:
         others = task_named(args.task, data=args.data, split="calibration", seed=args.seed).problems(len(problems) + args.tune)  # fmt: skip
+        if len(others) < len(problems) + args.tune:
+            raise SystemExit(
+                f"{args.data} has {len(others)} problems: too few for {args.tune} others to tune the windows on"
+            )
         windows = tuned(pair, others[-args.tune :], args, ends)
         results["speed"] = speed(pair, task, timed, windows, args, ends)
         show(results["speed"], f"{len(timed)} problems, batch size 1, window tuned for each arm", console)

@@ -37,9 +37,7 @@ class Call:
     streamer: Any = None
     keep_scores: bool = False
     keep_logits: bool = False
-    scores: list[list[torch.Tensor]] = field(
-        default_factory=list
-    )  # of each row: (tokens of a round, V) float32, processed
+    scores: list[list[torch.Tensor]] = field(default_factory=list)  # of each row: (tokens of a round, V) processed
     logits: list[list[torch.Tensor]] = field(default_factory=list)  # the same, raw
 
 
@@ -94,7 +92,10 @@ def verify(call: Call, block: Block) -> torch.Tensor:
 
 
 def _states(call: Call, block: Block) -> torch.Tensor:
-    """What the rule's head reads of each drafted token, (B, γ, H): all of it comes with forwards that were run anyway."""
+    """What the rule's head reads of each drafted token, (B, γ, H).
+
+    It comes with forwards that run anyway, but for the draft's own state of the last token, which costs one draft forward.
+    """
     spec, gamma, parts = call.policy.rule.features, block.tokens.shape[1], []
     assert spec is not None
     if spec.reads("draft"):

@@ -68,6 +68,12 @@ def mine(
         raise ValueError("--model and --target-url are two targets: pass one of them (--assistant is the draft)")
     if target_url is None:
         check_pair(model, assistant)
+    elif assistant is None and task != DEMO:
+        raise ValueError(
+            "--target-url needs --assistant, the draft, whose tokenizer is the target's (without it: --task demo)"
+        )
+    if not do_sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
+        raise ValueError("--temperature, --top-k and --top-p are for --do-sample: pass it, or leave them out")
     check_int("--limit", MINED if limit is None else limit, 1)
     if task == DEMO and assistant is not None:
         raise ValueError("--task demo is for the demo models: name another task with --assistant")
@@ -87,9 +93,12 @@ def mine(
         target: Any
         if target_url is None:
             target, draft, tokenizer = load(model, assistant, dtype, device)
+        elif assistant is not None:
+            draft, _, tokenizer = load(assistant, None, dtype, device)
         else:
+            _, draft, tokenizer = load(None, None, dtype, device)
+        if target_url is not None:
             target = servers.enter_context(_server("--target", target_url, target_model, per_minute, timeout))
-            _, draft, tokenizer = load(assistant, assistant, dtype, device)
         wrap = (lambda text: chats(tokenizer, [text])[0]) if chat else str
         with _going_on(out):
             run(
@@ -123,14 +132,19 @@ def fit_autojudge(
     from .cli import check_pair, load, needs
 
     needs("train", "datasets", "sklearn", "matplotlib")
-    check_pair(model, assistant)
+    untargeted = features == "draft" and assistant is not None and model is None  # the target may be behind a server
+    if not untargeted:
+        check_pair(model, assistant)
     if out.exists():  # before models are loaded
         raise ValueError(f"{out} exists: choose another --out, or delete it to fit again")
     from .training.classifiers import JudgeSettings
     from .training.fit_judge import fit_autojudge as run
 
     settings = JudgeSettings(features, position, head, recall=recall, folds=folds, seed=seed)
-    target, draft, tokenizer = load(model, assistant, dtype, device)
+    if untargeted:
+        target, (draft, _, tokenizer) = None, load(assistant, None, dtype, device)
+    else:
+        target, draft, tokenizer = load(model, assistant, dtype, device)
     fitted, report = run(data, out, target, draft, tokenizer, settings, compare)
     console = Console()
     console.print(_thresholds(report, folds))
@@ -180,15 +194,21 @@ def _comparison(rows: list[dict[str, Any]]) -> Any:
 @contextmanager
 def _going_on(out: Path) -> Iterator[None]:
     """Says where what is done lies, if mining ends early."""
+    from torch import OutOfMemoryError
+
     try:
         yield
     except KeyboardInterrupt:
         print(f"interrupted; what is done is in {out}.partial: the same command with --resume goes on")
         raise
-    except OSError as error:
-        if Path(f"{out}.partial").is_dir():
-            raise OSError(f"{error}. What is done is in {out}.partial: --resume goes on from there") from None
+    except (OSError, ValueError) as error:
+        if any(Path(f"{out}.partial").glob("*.jsonl")):
+            raise type(error)(f"{error}. What is done is in {out}.partial: --resume goes on from there") from None
         raise
+    except OutOfMemoryError:
+        raise ValueError(
+            "the device has no room for so many problems at once: a smaller --batch-size and --resume go on"
+        ) from None
 
 
 def _server(option: str, url: str | None, model: str | None, per_minute: float | None, timeout: float) -> Any:

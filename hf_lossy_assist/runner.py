@@ -188,7 +188,8 @@ class Runner:
         )
         wants = generation_config.return_dict_in_generate
         call = Call(
-            rows, target, drafter, stop, self.policy, processing, clock, sampling, self.streamer,
+            rows, target, drafter, stop, self.policy, processing, clock, sampling,
+            streamer=self.streamer,
             keep_scores=bool(wants and generation_config.output_scores),
             keep_logits=bool(wants and generation_config.output_logits),
         )  # fmt: skip

@@ -74,7 +74,7 @@ def mismatches() -> list[dict[str, Any]]:
 def facts(**changes: Any) -> dict[str, Any]:
     target, draft, _, tokenizer = models()
     return {
-        "settings": SETTINGS, "task": "demo", "source": "the demo task", "problems": PROBLEMS, "dtypes": ["float32"] * 2,
+        "settings": SETTINGS, "task": "demo", "source": "the demo task", "problems": PROBLEMS, "dtypes": ["torch.float32"] * 2,
         "target": ModelIdentity.of(target).to_dict(), "draft": ModelIdentity.of(draft).to_dict(),
         "tokenizer_hash": tokenizer_hash(tokenizer), "versions": {},
     } | changes  # fmt: skip
@@ -179,7 +179,7 @@ def test_folding_changes_nothing(kind, c):
 
 def test_fits_that_do_not_converge_are_counted(data, tmp_path):
     _, report = fit(data, tmp_path / "head", JudgeSettings(grid=(1.0, 1e-1), max_iter=2))
-    assert report.unconverged == 2
+    assert report.unconverged == 1  # the other C's fit is not the head's
 
 
 def test_a_seed_names_a_head(data, tmp_path):
@@ -398,8 +398,28 @@ def test_other_models_are_refused(tmp_path, data):
 
 def test_a_target_behind_a_server_is_taken_at_its_word(tmp_path):
     served = write(tmp_path / "served", mismatches(), target=None)
-    head, _ = fit(served, tmp_path / "head")
+    with pytest.warns(UserWarning, match="behind a server, taken to be demo-target"):
+        head, _ = fit(served, tmp_path / "head")
     assert head.config.target == ModelIdentity.of(models().target)
+
+
+def test_a_head_on_the_draft_needs_no_target(tmp_path):
+    demo, served = models(), write(tmp_path / "served", mismatches(), target=None)
+    settings = JudgeSettings("draft", grid=(1e-2,))
+    head, _ = fit_autojudge(served, tmp_path / "head", None, demo.draft, demo.tokenizer, settings)
+    assert head.config.target is None and head.config.draft == ModelIdentity.of(demo.draft)
+    with pytest.warns(UserWarning, match="taken to be"):
+        same, _ = fit(served, tmp_path / "same", settings)
+    assert all(map(torch.equal, head.state_dict().values(), same.state_dict().values()))
+    for wrong, compare in ((JudgeSettings("both"), False), (settings, True)):
+        with pytest.raises(ValueError, match="without the target only --features draft"):
+            fit_autojudge(served, tmp_path / "wrong", None, demo.draft, demo.tokenizer, wrong, compare)
+
+
+def test_another_precision_is_warned_of(tmp_path):
+    half = write(tmp_path / "half", mismatches(), dtypes=["torch.bfloat16", "torch.float32"])
+    with pytest.warns(UserWarning, match=r"the target was in torch.bfloat16 .* \(--dtype\)"):
+        fit(half, tmp_path / "head", JudgeSettings(grid=(1e-2,)))
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,7 @@ class MathTask(Formulas):
     """
 
     name = "math"
+    slow = True  # nearly every comparison is a worker's
 
     def prompt(self, question: str) -> str:
         """What the model is given."""

@@ -57,7 +57,7 @@ class JudgeReport:
     thresholds: list[dict[str, float]]  # threshold, recall, accepted
     c: float | None  # None for an MLP
     curve: list[dict[str, float]]  # C, auroc, auroc_train, of the grid
-    unconverged: int  # fits that ended before they converged
+    unconverged: int  # of the head's own fits, those that ended before they converged
     comparison: list[dict[str, Any]] = field(default_factory=list)  # group, input, auroc, auroc_train
 
     def at(self, threshold: float) -> tuple[float, float]:
@@ -66,22 +66,35 @@ class JudgeReport:
         return row["recall"], row["accepted"]
 
 
-def check_models(mined: MinedTable, target: Any, draft: Any, tokenizer: Any) -> dict[str, ModelIdentity]:
-    """Refuse models that the mismatches were not mined with; warn of another id under the same sizes.
+def check_models(mined: MinedTable, target: Any, draft: Any, tokenizer: Any) -> dict[str, ModelIdentity | None]:
+    """Refuse models that the mismatches were not mined with; warn of another id or precision under the same sizes.
 
-    Returns: the models that the data is of. Raises: `ValueError`.
+    Returns: the models that the data is of; None: a target that was behind a server and is not here. Raises: `ValueError`.
     """
     facts = mined.facts
     missing = [name for name in ("settings", "target", "draft", "tokenizer_hash") if name not in facts]
     if missing:
         raise ValueError(f"the dataset's mine.json does not say its {', '.join(missing)}: mine it again")
-    identities = {}
-    for name, model in (("target", target), ("draft", draft)):
+    identities: dict[str, ModelIdentity | None] = {}
+    models = {"target": target, "draft": draft}
+    for (name, model), dtype in zip(models.items(), facts.get("dtypes") or (None, None), strict=True):
+        recorded = ModelIdentity(**facts[name]) if facts[name] is not None else None
+        identities[name] = recorded
+        if model is None:
+            continue
         given = ModelIdentity.of(model)
-        if facts[name] is None:  # mined behind a server, which does not say what it runs
+        if dtype is not None and dtype != str(model.dtype):
+            warnings.warn(
+                f"the {name} was in {dtype} when the data was mined and is in {model.dtype} here: a head should be fitted in the "
+                "precision it will decode in (--dtype)",
+                stacklevel=3,
+            )
+        if recorded is None:  # mined behind a server, which does not say what it runs
+            warnings.warn(
+                f"the data was mined with {facts.get('served')!r} behind a server, taken to be {given}", stacklevel=3
+            )
             identities[name] = given
             continue
-        identities[name] = recorded = ModelIdentity(**facts[name])
         conflict, doubt = recorded.conflict(given), recorded.doubt(given)
         if conflict is not None:
             raise ValueError(
@@ -143,7 +156,7 @@ def fit_autojudge(
     all; its figures are those of the folds' heads, each on the problems it has not seen, and these heads lie in `fold-0/`, ….
 
     Args:
-        target, draft, tokenizer: those that the data was mined with.
+        target, draft, tokenizer: those that the data was mined with; `target` may be None for a head that reads the draft alone.
         compare: also fit the paper's other classifiers and inputs (Figures 6 and 7), and put the table and plots beside it.
 
     Returns: the head, in evaluation mode, and the report. Raises: `ValueError`, one line.
@@ -156,6 +169,8 @@ def fit_autojudge(
         raise ValueError(f"{out} exists: choose another --out, or delete it to fit again")
     mined = read_mined(data)
     identities = check_models(mined, target, draft, tokenizer)
+    if target is None and (compare or settings.model != "draft"):
+        raise ValueError("without the target only --features draft can be fitted, and nothing compared: pass --model")
     y, problem = mined.important.numpy(), mined.problem.numpy()
     parts = split(problem, settings.folds, settings.seed)
     check_labels(y, problem, parts, mlp=compare or settings.head == "mlp")
@@ -219,25 +234,30 @@ def _report(
     mined: MinedTable, parts: Parts, said: Sequence[np.ndarray], trained: Trained, grid: dict[float, Trained],
     c: float | None, settings: JudgeSettings,
 ) -> JudgeReport:  # fmt: skip
-    says, y = np.concatenate(said), _held(mined.important.numpy(), parts)
-    table, threshold = threshold_table(says, y, settings.recall)
+    from sklearn.metrics import roc_auc_score
+
+    y = mined.important.numpy()
+    says, held_y = np.concatenate(said), _held(y, parts)
+    table, threshold = threshold_table(says, held_y, settings.recall)
     return JudgeReport(
-        auroc=trained.auroc,
-        brier=float(np.mean((says.astype(np.float64) - y) ** 2)),
+        auroc=float(np.mean([roc_auc_score(y[held], s) for s, (_, held) in zip(said, parts, strict=True)])),
+        brier=float(np.mean((says.astype(np.float64) - held_y) ** 2)),
         important=float(mined.important.float().mean()),
         problems=len(mined.texts),
         mismatches=len(mined),
-        held_out=len(y),
-        held_out_important=int(y.sum()),
+        held_out=len(held_y),
+        held_out_important=int(held_y.sum()),
         threshold=threshold,
         thresholds=table,
         c=c,
         curve=[{"C": c, "auroc": t.auroc, "auroc_train": t.auroc_train} for c, t in grid.items()],
-        unconverged=sum(t.unconverged for t in grid.values()) + (trained.unconverged if c is None else 0),
+        unconverged=trained.unconverged,
     )
 
 
-def _config(mined: MinedTable, identities: dict[str, ModelIdentity], settings: JudgeSettings, size: int) -> HeadConfig:
+def _config(
+    mined: MinedTable, identities: dict[str, ModelIdentity | None], settings: JudgeSettings, size: int
+) -> HeadConfig:
     import sklearn
 
     facts, mine = mined.facts, mined.facts["settings"]

@@ -74,12 +74,12 @@ def mine(
     """Mine a dataset into the folder `out`; see `mine_problems` for the search itself.
 
     Every finished problem is a line on disk at once, so a run that was killed at any moment and resumed gives the same dataset
-    as one that was not (but for a time limit). Under `accelerate launch` the processes share the problems among them.
+    as one that was not (but for a time limit, and for near-ties that half precision decides by what shares a batch). Under `accelerate launch` the processes share the problems among them.
 
     Args:
         target: a loaded model, or an `Endpoint` that serves it.
         problems: what `task` gave, or some of it.
-        batch_size: problems in flight; decides the speed alone.
+        batch_size: problems in flight; decides the speed alone (in half precision also near-ties).
         workers: threads for requests to servers, and for tasks that run programs.
         wrap: makes the text that a model is given of a problem's prompt, a chat template for example.
 
@@ -97,8 +97,9 @@ def mine(
     out = Path(out)
     part = out.with_name(out.name + ".partial")
     texts = [wrap(p.prompt) for p in problems]
+    contents = [[text, p.gold, dict(p.extra)] for text, p in zip(texts, problems, strict=True)]
     _prepared(target, draft, tokenizer, texts, settings)  # before anything is written
-    facts = _facts(target, draft, tokenizer, task, texts, settings, source)
+    facts = _facts(target, draft, tokenizer, task, contents, settings, source)
     state = PartialState()  # one process, unless `accelerate launch` started several
     if state.is_main_process:
         prepare(out, part, facts, resume, RECORD)
@@ -285,6 +286,11 @@ def _prepared(
         reason = why_not_rows(model)
         if reason is not None:
             raise ValueError(f"mining needs models that run in batches; the {name} does not: {reason}")
+    sizes = [base_of(model).config.get_text_config(decoder=True).vocab_size for _, model in models]
+    if abs(sizes[0] - sizes[-1]) > 0.02 * max(sizes):  # padding differs by less
+        raise ValueError(
+            f"the target has {sizes[0]} token ids, the draft {sizes[-1]}: mining needs a draft with the target's tokenizer"
+        )
     for name, model in models:
         room = getattr(base_of(model).config.get_text_config(decoder=True), "max_position_embeddings", None)
         if room is not None and longest + settings.max_new_tokens > room:
@@ -301,7 +307,7 @@ def _facts(
     draft: Any,
     tokenizer: Any,
     task: AnswerTask,
-    texts: Sequence[str],
+    contents: Sequence[list],
     settings: MineSettings,
     source: str,
 ) -> dict[str, Any]:
@@ -310,13 +316,14 @@ def _facts(
         "settings": asdict(settings),
         "task": task.name,
         "target": None if remote else ModelIdentity.of(target).to_dict(),
+        "judge": getattr(getattr(task, "judge", None), "model", None),
         "served": target.model if remote else None,
         "served_at": target.url if remote else None,
         "draft": ModelIdentity.of(draft).to_dict(),
         "tokenizer_hash": tokenizer_hash(tokenizer),
         "dtypes": [None if remote else str(target.dtype), str(draft.dtype)],
-        "problems": len(texts),
-        "problems_sha256": hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest(),
+        "problems": len(contents),
+        "problems_sha256": hashlib.sha256(json.dumps(contents, default=str).encode()).hexdigest(),
         "source": source,
         "versions": versions(),
     }

@@ -25,6 +25,8 @@ class Remote:
         """
         self.endpoint, self.tokenizer, self.over, self.pool = endpoint, tokenizer, over, pool
         self.end = tokenizer.eos_token_id if tokenizer.eos_token_id in ends else next(iter(ends), None)
+        # A begin token that the tokenizer adds by itself, the server adds as well; one that the text spells out it does not.
+        self.added = int(tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id])
         self.pending: dict[int, Future[tuple[list[int], bool]]] = {}
 
     @property
@@ -46,9 +48,7 @@ class Remote:
         self.pending = {new: self.pending[old] for new, old in enumerate(places) if old in self.pending}
 
     def _ask(self, prompt: list[int], prefix: list[int], budget: int) -> tuple[list[int], bool]:
-        ids = prompt + prefix
-        if ids[0] == self.tokenizer.bos_token_id:  # servers add it themselves
-            ids = ids[1:]
+        ids = (prompt + prefix)[self.added :]
         text = self.tokenizer.decode(ids)
         completion = self.endpoint.complete(text, budget)
         spelt = self.tokenizer(text + completion.text, add_special_tokens=False)["input_ids"]

@@ -1,7 +1,8 @@
 """The hidden states of mined mismatches: what AutoJudge's head reads (Garipov et al., §3.2, huggingface.co/papers/2504.20039).
 
 One forward per problem and model covers the whole text and every alternative token, as verification sees a block: all
-positions in parallel. States from token-by-token generation would differ in half precision (the paper's Appendix C).
+positions in parallel. So the target's states are those of decoding to the last bit that kernels allow. The draft's come token by token when decoding,
+which in half precision is not quite the same (the paper's Appendix C): there a head on the target alone is the safe choice.
 """
 
 import json

@@ -144,6 +144,12 @@ def test_wrong_uses(hf_lossy, mined, tmp_path):  # noqa: F811
         (("--max-new-tokens", 0), "max_new_tokens"),
         (("--max-new-tokens", 400), "positions of the target"),
         (("--do-sample", "--temperature", 0), "temperature"),
+        (("--temperature", 2), "--do-sample"),
+        (("--top-k", 2), "--do-sample"),
+        (
+            ("--task", "gsm8k", "--data", file, "--target-url", "http://127.0.0.1:9/v1", "--target-model", "m"),
+            "--assistant",
+        ),
         (("--batch-size", 0), "batch_size"),
         (("--limit", 0), "--limit"),
     ):

@@ -562,19 +562,13 @@ def test_what_cannot_be_mined_is_refused_before_anything_is_written(tmp_path):
         ("empty prompt", target, target, Last(""), {}), ("batch_size", target, target, task, {"batch_size": 0}),
         ("workers", target, target, task, {"workers": 0}),
         ("positions of the target", target, target, task, {"settings": MineSettings(400)}),
+        ("the target's tokenizer", target, small.llama(vocab=2 * small.VOCAB), task, {}),
         ("greedily", endpoint, target, task, {"settings": MineSettings(4, do_sample=True)}),
     ]  # fmt: skip
     for says, target_, draft, given, options in refused:
         with pytest.raises(ValueError) as error:
-            mine(
-                target_,
-                draft,
-                small.tokenizer(),
-                given,
-                given.problems(),
-                tmp_path / "data",
-                **{"settings": MineSettings(8)} | options,
-            )
+            options = {"settings": MineSettings(8)} | options
+            mine(target_, draft, small.tokenizer(), given, given.problems(), tmp_path / "data", **options)
         one_line(error, says)
         assert list(tmp_path.iterdir()) == [], says
     endpoint.close()

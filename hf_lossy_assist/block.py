@@ -16,14 +16,12 @@ class Block:
 
     tokens: torch.Tensor  # (B, γ) int64   drafted tokens, on the target's device
     drafted: torch.Tensor  # (B,) int64    how many of them each row drafted
-    q: (
-        torch.Tensor | None
-    )  # (B, γ, V) float32  the laws the tokens were drawn from; None: each token was certain (q = 1)
+    q: torch.Tensor | None  # (B, γ, V) float32  the laws the tokens were drawn from; None: each was certain (q = 1)
     sampling: bool  # False: greedy, the target's choice is its argmax
     kept: torch.Tensor | None = None  # (B,) int64   how many go to the target; set by the verify filter
     scores: torch.Tensor | None = None  # (B, γ + 1, V) float32  target logits after the logits processors
     states: torch.Tensor | None = (
-        None  # (B, γ, H)  the draft's hidden states of these tokens, where the rule's head reads them
+        None  # (B, γ, H)  the draft's hidden states of them, where the rule's head reads those
     )
     judged: torch.Tensor | None = None  # (B, γ) bool  tokens that the rule's head would let pass; None: it has no head
 

@@ -65,10 +65,10 @@ class ModelDrafter:
         laws: list[torch.Tensor] = []  # (B, V) each
         states: list[torch.Tensor] = []  # (B, H) each
         counted, going = [0] * batch, [limit > 0 for limit in limits]  # for adaptive stops alone
-        may_wait = sum(going) - max(
-            1, math.ceil(self.stop.patience * sum(going) - 1e-9)
-        )  # rows that need not have stopped
+        # Rows that need not have stopped for the round to end.
+        may_wait = sum(going) - max(1, math.ceil(self.stop.patience * sum(going) - 1e-9))
 
+        ended = torch.tensor([not here for here in going], device=device)  # (B,) for the other stops
         feed, counts = rows.after(self.model.lengths)
         for i in range(max(limits)):
             raw = self._logits(feed, counts, device)  # (B, V)
@@ -90,6 +90,10 @@ class ModelDrafter:
                     if going[b]:
                         counted[b], going[b] = i + 1, not stopped and i + 1 < limits[b]
                 if sum(going) <= may_wait:
+                    break
+            elif device.type == "cpu":  # where a look costs nothing: no row drafts on when all have come to their end
+                ended |= rows.ends(token)
+                if bool(ended.all()):
                     break
             feed, counts = token[:, None], [1] * batch
 

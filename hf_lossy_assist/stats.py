@@ -57,9 +57,7 @@ class RowStats:
     num_spec_steps: int = 0
     num_draft_tokens: int = 0  # sent to the target
     num_dropped_tokens: int = 0  # drafted, but not sent: the verify filter dropped them
-    num_accepted_draft_tokens: int = (
-        0  # committed; what a stop condition cut off behind an accepted token is not counted
-    )
+    num_accepted_draft_tokens: int = 0  # committed; not what a stop condition cut off behind an accepted token
     num_lossy_accepts: int = 0  # of these: strict acceptance would have rejected them
     num_unseen_tokens: int = 0  # of the accepted: taken without a look at what the target says of them
     steps: Counter[tuple[int, int]] = field(default_factory=Counter)  # (tokens sent, tokens accepted) → rounds

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from test_commands import hf_lossy as in_process  # noqa: F401  (a fixture)
 
 from hf_lossy_assist import demo
 
@@ -86,10 +87,15 @@ def test_streaming_prints_the_text_once():
         ),
     ],
 )
-def test_wrong_arguments_give_one_line_and_exit_code_2(arguments, says):
-    done = hf_lossy("generate", *arguments)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("hf-lossy:")]
-    assert says in line
-    assert "Traceback" not in done.stderr
+def test_wrong_arguments_give_one_line_and_exit_code_2(in_process, arguments, says):  # noqa: F811
+    done = in_process("generate", *arguments)
+    assert done.code == 2 and done.out == ""
+    (line,) = [line for line in done.err.splitlines() if line.startswith("hf-lossy:")]
+    assert says in line and "Traceback" not in done.err
+
+
+def test_a_wrong_argument_ends_the_process_with_2():
+    done = hf_lossy("generate", "--policy", "svpi")
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("hf-lossy:") and "svip" in line

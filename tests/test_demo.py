@@ -81,8 +81,9 @@ def test_the_models_are_as_good_as_promised_and_the_target_obeys_the_card(models
     assert obeyed >= 0.9
 
 
-def test_strict_and_svip_equal_the_target_on_200_unseen_problems_alone_and_in_ragged_batches(models):
-    problems = demo.problems(200, seed=424242)
+@pytest.mark.parametrize("first", range(0, 200, 40))
+def test_strict_and_svip_equal_the_target_on_200_unseen_problems_alone_and_in_ragged_batches(models, first):
+    problems = demo.problems(200, seed=424242)[first : first + 40]
     target = hla.enable(models.target)
     for size in (1, 8):
         for i in range(0, len(problems), size):

@@ -31,6 +31,7 @@ from ..runner import Runner
 from ..stats import RowStats, SpeculationStats
 from ..stops import Constant
 from .dataset import KINDS, acceptable, assemble, prepare, schema
+from .laws import decoding_of
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,7 @@ class CollectSettings:
 
     def decoding(self) -> dict[str, Any]:
         """The settings of the laws p and q, as `generate` names them."""
-        names = ("do_sample", "temperature", "top_k", "top_p") if self.do_sample else ("do_sample",)
-        return {name: getattr(self, name) for name in names}
+        return decoding_of(asdict(self))
 
 
 def collect(

@@ -20,6 +20,7 @@ from ..files import new_folder
 from ..heads import KINDS, Head, HeadConfig
 from ..identity import ModelIdentity, versions
 from .dataset import Table, acceptable, read_table
+from .laws import decoding_of
 
 
 SHARES = (0.7, 0.15, 0.15)  # of the prompts: training, early stopping, the figures that are reported
@@ -204,7 +205,6 @@ def measure(head: Head, table: Table, lam: float) -> Report:
 def _config(table: Table, lam: float, settings: FitSettings) -> HeadConfig:
     facts = table.facts
     collected = facts["settings"]
-    names = ("do_sample", "temperature", "top_k", "top_p") if collected["do_sample"] else ("do_sample",)
     return HeadConfig(
         hidden_size=table.features.shape[1],
         kind=settings.kind,
@@ -216,7 +216,7 @@ def _config(table: Table, lam: float, settings: FitSettings) -> HeadConfig:
         target=ModelIdentity(**facts["target"]),
         draft=ModelIdentity(**facts["draft"]),
         tokenizer_hash=facts["tokenizer_hash"],
-        decoding={name: collected[name] for name in names},
+        decoding=decoding_of(collected),
         versions=versions(),
     )
 

@@ -36,6 +36,7 @@ from .classifiers import (
     train,
     train_grid,
 )
+from .laws import decoding_of
 from .states import PLACES, MinedTable, hidden_states, read_mined
 
 
@@ -261,7 +262,6 @@ def _config(
     import sklearn
 
     facts, mine = mined.facts, mined.facts["settings"]
-    names = ("do_sample", "temperature", "top_k", "top_p") if mine.get("do_sample") else ("do_sample",)
     return HeadConfig(
         hidden_size=size,
         kind=settings.head,
@@ -273,7 +273,7 @@ def _config(
         target=identities["target"],
         draft=identities["draft"],
         tokenizer_hash=facts["tokenizer_hash"],
-        decoding={name: mine.get(name, False) for name in names},
+        decoding=decoding_of(mine),
         versions=versions() | {"scikit-learn": sklearn.__version__},
     )
 

@@ -23,6 +23,7 @@ from ..identity import ModelIdentity, tokenizer_hash, versions
 from ..models import base_of, why_not_rows
 from .continuing import Batch, Choice, Continuer, DraftChoices, decoding_processors
 from .dataset import prepare
+from .laws import decoding_of
 from .mined import RECORD, assemble, read_lines
 from .remote import Remote
 from .search import Continue, Limits, Mined, Search, Work, search
@@ -62,8 +63,7 @@ class MineSettings:
 
     def decoding(self) -> dict[str, Any]:
         """The settings of the models' laws, as `generate` names them."""
-        names = ("do_sample", "temperature", "top_k", "top_p") if self.do_sample else ("do_sample",)
-        return {name: getattr(self, name) for name in names}
+        return decoding_of(asdict(self))
 
 
 def mine(

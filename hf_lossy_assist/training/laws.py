@@ -1,0 +1,10 @@
+"""On which laws p and q something was measured: sampling settings, as `generate` names them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def decoding_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of `settings` that shapes p and q; greedy laws have no other setting than that."""
+    names = ("do_sample", "temperature", "top_k", "top_p") if settings.get("do_sample") else ("do_sample",)
+    return {name: settings.get(name, False) for name in names}

@@ -155,7 +155,7 @@ def fit_autojudge(
     kept, accepted = report.at(report.threshold)
     print(
         f"{out}: a {head} head on the {fitted.config.features}{chosen}, AUROC {report.auroc:.3f}, Brier {report.brier:.4f}{late}; "
-        f"its threshold {report.threshold:.4g} rejects {kept:.1%} of the important tokens and accepts {accepted:.1%} of the others"
+        f"its threshold {report.threshold:.10g} rejects {kept:.1%} of the important tokens and accepts {accepted:.1%} of the others"
     )
 
 
@@ -170,7 +170,7 @@ def _thresholds(report: "JudgeReport", folds: int) -> Any:
         own = row["threshold"] == report.threshold
         if own or i % step == 0:
             mark = " (default)" if own else ""
-            table.add_row(f"{row['threshold']:.4g}{mark}", f"{row['recall']:.3f}", f"{row['accepted']:.3f}")
+            table.add_row(f"{row['threshold']:.10g}{mark}", f"{row['recall']:.3f}", f"{row['accepted']:.3f}")
     source = f"out of {folds} folds" if folds else "held out"
     table.caption = (
         f"{report.held_out} mismatches {source}, {report.held_out_important} important; in all {report.mismatches} of "

@@ -173,6 +173,27 @@ def folded(pipeline: Any, config: HeadConfig) -> Head:
     return head.eval()
 
 
+# -- scales of several heads ---------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def scale_of(head: Head, x: np.ndarray) -> tuple[float, float]:
+    """Mean and spread of a head's log-odds over all rows, (N, H)."""
+    logit = head.logit(torch.from_numpy(x)).double()
+    return float(logit.mean()), max(float(logit.std(correction=0)), 1e-12)
+
+
+def moved(p: np.ndarray, of: tuple[float, float], to: tuple[float, float]) -> np.ndarray:
+    """Probabilities (N,) on one head's scale as another's: log-odds of the same distance from the mean, in spreads.
+
+    A strong penalty leaves a head little but the share of important tokens in its own training rows. Those differ from fold to
+    fold by more than what the heads say of any one token, so thresholds mean nothing until all speak on one scale.
+    """
+    p = np.clip(p.astype(np.float64), 1e-12, 1 - 1e-12)
+    z = (np.log(p) - np.log1p(-p) - of[0]) / of[1] * to[1] + to[0]
+    return 1 / (1 + np.exp(-z)) if of != to else p
+
+
 # -- thresholds ---------------------------------------------------------------------------------------------------------
 
 
@@ -183,15 +204,17 @@ def threshold_table(said: np.ndarray, important: np.ndarray, goal: float) -> tup
     up the recall that the goal allows it to. Of equal ones the lowest.
 
     A token is accepted where P(important) < threshold: "recall" is the share of the important ones that is not, "accepted" the
-    share of the unimportant ones that is. Thresholds have four digits and stay below 1, which would accept whatever comes.
+    share of the unimportant ones that is. Thresholds have four digits, or more where all probabilities are close together, and
+    stay below 1, which would accept whatever comes.
     """
     p, missed = np.sort(said[important]), np.sort(said[~important])
-    lowest = np.array([_floor(t) for t in p[: len(p) - max(1, math.ceil(goal * len(p) - 1e-9)) + 1]])
+    spread = float(said.max() - said.min())
+    lowest = np.array([_floor(t, spread) for t in p[: len(p) - max(1, math.ceil(goal * len(p) - 1e-9)) + 1]])
     # At the i-th lowest of the important tokens' scores i of them are lost.
     both = np.searchsorted(missed, lowest) / len(missed) - np.searchsorted(p, lowest) / len(p)
     own = lowest[both.argmax()]
     chosen = sorted(
-        {_floor(t) for t in (*THRESHOLDS, *np.quantile(said, np.linspace(0, 1, QUANTILES)))} | {float(own)}
+        {_floor(t, spread) for t in (*THRESHOLDS, *np.quantile(said, np.linspace(0, 1, QUANTILES)))} | {float(own)}
     )
     rows = [
         {
@@ -204,9 +227,12 @@ def threshold_table(said: np.ndarray, important: np.ndarray, goal: float) -> tup
     return rows, float(own)
 
 
-def _floor(t: float) -> float:
-    """The next number of four digits below: readable, and no token that the threshold rejects slips under it by rounding."""
+def _floor(t: float, spread: float) -> float:
+    """The next number of four digits below, or of as many as tell a thousandth of the `spread` of what a head says.
+
+    Readable, and no token that the threshold rejects slips under it by rounding.
+    """
     if t <= 0:
         return 0.0
-    digits = 3 - math.floor(math.log10(t))
+    digits = max(3 - math.floor(math.log10(t)), -math.floor(math.log10(spread / 1000)) if spread > 0 else 0)
     return min(round(math.floor(float(t) * 10.0**digits) / 10.0**digits, digits), 0.9999)

@@ -31,6 +31,8 @@ from .classifiers import (
     fit_classifier,
     folded,
     inputs,
+    moved,
+    scale_of,
     split,
     threshold_table,
     train,
@@ -190,21 +192,25 @@ def fit_autojudge(
     heads = [folded(pipeline, config) for pipeline in trained.fitted]
     with torch.no_grad():  # what the heads say, not the pipelines they were made of
         said = [head(torch.from_numpy(x[held])).numpy() for head, (_, held) in zip(heads, parts, strict=True)]
-    report = _report(mined, parts, said, trained, grid, c if linear else None, settings)
-    curve = roc_curve_of(np.concatenate(said), _held(y, parts), report.auroc)
+    fitted, late = heads[0], 0
+    if settings.folds:
+        pipeline, late = fit_classifier(x, y, settings.head, c, settings)
+        fitted = folded(pipeline, config)
+    scales = [scale_of(head, x) for head in (fitted, *heads)]
+    aligned = np.concatenate([moved(p, scale, scales[0]) for p, scale in zip(said, scales[1:], strict=True)])
+    report = _report(mined, parts, said, aligned, trained, grid, c if linear else None, settings)
+    report.unconverged += late
+    curve = roc_curve_of(aligned, _held(y, parts), report.auroc)
     plots: dict[str, tuple[str, dict[str, Any]]] = {"roc.png": ("", {settings.head: curve})}
     if compare:
         report.comparison, more = compare_all(states, y, parts, settings, grid, c)
         plots |= more
-    fitted = heads[0]
-    if settings.folds:
-        pipeline, ended = fit_classifier(x, y, settings.head, c, settings)
-        fitted, report.unconverged = folded(pipeline, config), report.unconverged + ended
     fitted.config = _with_figures(config, mined, parts, report, settings)
     folds = heads if settings.folds else []
     for k, head in enumerate(folds):
         held = parts[k][1]
-        head.config = _of_fold(fitted.config, k, problem[held], said[k], y[held], report)
+        own = float(moved(np.array([report.threshold]), scales[0], scales[k + 1])[0])
+        head.config = _of_fold(fitted.config, k, problem[held], said[k], y[held], own)
     _write(out, fitted, folds, plots)
     return fitted, report
 
@@ -232,14 +238,14 @@ def _held(values: np.ndarray, parts: Parts) -> np.ndarray:
 
 
 def _report(
-    mined: MinedTable, parts: Parts, said: Sequence[np.ndarray], trained: Trained, grid: dict[float, Trained],
-    c: float | None, settings: JudgeSettings,
+    mined: MinedTable, parts: Parts, said: Sequence[np.ndarray], aligned: np.ndarray, trained: Trained,
+    grid: dict[float, Trained], c: float | None, settings: JudgeSettings,
 ) -> JudgeReport:  # fmt: skip
     from sklearn.metrics import roc_auc_score
 
     y = mined.important.numpy()
     says, held_y = np.concatenate(said), _held(y, parts)
-    table, threshold = threshold_table(says, held_y, settings.recall)
+    table, threshold = threshold_table(aligned, held_y, settings.recall)
     return JudgeReport(
         auroc=float(np.mean([roc_auc_score(y[held], s) for s, (_, held) in zip(said, parts, strict=True)])),
         brier=float(np.mean((says.astype(np.float64) - held_y) ** 2)),
@@ -324,18 +330,18 @@ def _with_figures(
 
 
 def _of_fold(
-    config: HeadConfig, k: int, problem: np.ndarray, said: np.ndarray, y: np.ndarray, report: JudgeReport
+    config: HeadConfig, k: int, problem: np.ndarray, said: np.ndarray, y: np.ndarray, threshold: float
 ) -> HeadConfig:
     """The config of fold k's head, with the problems it has not seen and its own figures on them."""
     from sklearn.metrics import roc_auc_score
 
-    seen = f"all folds but {k}; the figures are of the problems in it, the threshold is that of all folds together"
+    seen = f"all folds but {k}; the figures are of the problems in it, the threshold is that of all folds together, on this head's scale"
     training = config.training | {"split": seen, "held_out_problems": np.unique(problem).tolist()}
     metrics = {
         "auroc": float(roc_auc_score(y, said)),
         "brier": float(np.mean((said.astype(np.float64) - y) ** 2)),
         "held_out_mismatches": len(y),
         "held_out_important": int(y.sum()),
-        "threshold": report.threshold,
+        "threshold": threshold,
     }
     return dataclasses.replace(config, training=training, metrics=metrics)

@@ -1,0 +1,71 @@
+"""Run a script or a module with the float32 linear layers of every loaded model packed for oneDNN, on a CPU.
+
+    python benchmarks/packed.py benchmarks/autojudge_speed.py --model M --assistant D …
+    python benchmarks/packed.py hf_lossy_assist.cli mine --model M --assistant D …
+
+PyTorch hands a float32 product to MKL, which copies the whole weight into its own order at every call; with few rows that copy is
+most of the time. oneDNN's order is made once: the same float32 sums in another order, so what differs is rounding. Both copies are kept, so
+memory doubles. `--time ROWS` alone prints what it gains here for one layer of 1536 × 8960.
+"""
+
+import runpy
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+
+def pack(model: Any) -> Any:
+    """The same model; its linear layers multiply by packed copies of their weights."""
+    for module in model.modules():
+        if (
+            type(module) is torch.nn.Linear
+            and module.weight.device.type == "cpu"
+            and module.weight.dtype == torch.float32
+        ):
+            module.forward = packed_product(module)  # type: ignore[method-assign]
+    return model
+
+
+def packed_product(linear: torch.nn.Linear) -> Any:
+    weight, bias = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach()), linear.bias
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def compare(rows: int) -> None:
+    """Medians of 9, in turns."""
+    linear = torch.nn.Linear(1536, 8960)
+    arms, x = {"MKL": linear, "packed for oneDNN": packed_product(linear)}, torch.randn(rows, 1536)
+    spent: dict[str, list[float]] = {name: [] for name in arms}
+    with torch.inference_mode():
+        for _ in range(10):
+            for name, run in arms.items():
+                began = time.perf_counter()
+                run(x)
+                spent[name].append(time.perf_counter() - began)
+    for name, seconds in spent.items():
+        print(f"{rows} rows, {name}: {statistics.median(seconds[1:]) * 1e3:.1f} ms")
+
+
+def main() -> None:
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
+    if sys.argv[1] == "--time":
+        for rows in sys.argv[2:]:
+            compare(int(rows))
+        return
+    usual = AutoModelForCausalLM.from_pretrained
+    AutoModelForCausalLM.from_pretrained = lambda *args, **kwargs: pack(usual(*args, **kwargs))
+    sys.argv = sys.argv[1:]
+    if sys.argv[0].endswith(".py"):
+        sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -75,7 +75,7 @@ def policies(pair: Pair, args: argparse.Namespace) -> dict[str, Callable[[int], 
         name = f"top-{k}" if k < size else "top-|V|"
         found[name] = lambda window, k=k: hla.LossyPolicy(rule=hla.TopK(k), stop=hla.Constant(window))  # type: ignore[misc]
     for t in args.threshold or thresholds(pair.head):
-        found[f"autojudge τ={t:.3g}"] = lambda window, t=t: hla.AutoJudge(pair.head, t, window)  # type: ignore[misc]
+        found[f"autojudge τ={t:.7g}"] = lambda window, t=t: hla.AutoJudge(pair.head, t, window)  # type: ignore[misc]
     return found
 
 

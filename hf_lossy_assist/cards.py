@@ -16,6 +16,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 PAPERS = {
     "sprinter": ("SPRINTER", "https://huggingface.co/papers/2502.04557"),
     "autojudge": ("AutoJudge", "https://huggingface.co/papers/2504.20039"),
+    "specdec": ("SpecDec++", "https://huggingface.co/papers/2405.19715"),
 }
 ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")  # what `base_model` may hold
 

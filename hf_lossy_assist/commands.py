@@ -35,10 +35,16 @@ def collect(
     model: Model = None,
     assistant: Assistant = None,
     prompts: Prompts = DEMO,
+    method: Annotated[
+        str, typer.Option("--for", help="which head: sprinter (four rows a prompt) or specdec (one)")
+    ] = "sprinter",
+    mix: Annotated[
+        float, typer.Option(help="of specdec: share of the draft's tokens replaced by the target's")
+    ] = 0.15,
     lam: Annotated[float, typer.Option("--lambda", help="a token is acceptable where q(x) ≤ λ·p(x)")] = 1.2,
     limit: Annotated[int | None, typer.Option(help="prompts to use; default all (of the demo 64)")] = None,
     new_tokens: Annotated[int, typer.Option(help="positions of each row")] = 64,
-    batch_size: Annotated[int, typer.Option(help="prompts at a time; each is four rows")] = 8,
+    batch_size: Annotated[int, typer.Option(help="prompts at a time")] = 8,
     seed: Annotated[int, typer.Option(help="of sampling and of the demo problems")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="go on with an unfinished collection")] = False,
     greedy: Annotated[bool, typer.Option("--greedy", help="for greedy decoding; default sampling")] = False,
@@ -49,23 +55,27 @@ def collect(
     device: Device = "auto",
     chat: Chat = False,
 ) -> None:
-    """Collect verifier data: the draft's hidden state, the token it proposes, and p and q of that token."""
+    """Collect data for a head on the draft: its hidden state, the token it proposes, and p and q of that token."""
     from .cli import check_pair, load, needs
-    from .errors import check_int
+    from .errors import check_int, nearest
     from .evaluation.prompts import Text, read_texts
 
     needs("train", "accelerate", "datasets")
     check_pair(model, assistant)
     check_int("--limit", DEMO_PROMPTS if limit is None else limit, 1)
     check_int("--seed", seed, 0)
+    if method not in ("sprinter", "specdec"):
+        raise ValueError(f"--for: {nearest('method', method, ('sprinter', 'specdec'))}")
     if prompts == DEMO and model is not None:
         raise ValueError("--prompts demo is for the demo models: pass a file of prompts with --model")
     from datasets import load_from_disk
 
+    from .features import FeatureSpec
     from .training.collect import CollectSettings
     from .training.collect import collect as run
 
-    settings = CollectSettings(new_tokens, lam, not greedy, temperature, top_k, top_p, batch_size, seed)
+    own: dict[str, Any] = {} if method == "sprinter" else {"features": FeatureSpec(position="token"), "mix": mix}
+    settings = CollectSettings(new_tokens, lam, not greedy, temperature, top_k, top_p, batch_size, seed, **own)
     source = f"the demo task, calibration problems of seed {seed}" if prompts == DEMO else Path(prompts).name
     if prompts == DEMO:
         texts = [Text(*pair) for pair in _demo_texts(DEMO_PROMPTS if limit is None else limit, seed)]

@@ -3,6 +3,9 @@
 Each prompt gives rows of four kinds in equal parts (Zhong et al., §3.2, huggingface.co/papers/2502.04557): the text goes on
 from the original text, with the draft's tokens, with the target's, or with both interleaved as at inference. At every position of every
 row the draft proposes one token, which is judged and, in some kinds, kept.
+
+With `mix` it is what SpecDec++'s head is trained on (Huang et al., §3.2, huggingface.co/papers/2405.19715): rows of one kind, the draft's text with
+that share of its tokens replaced by the target's, and of each proposed token its own state, which costs one draft step more.
 """
 
 import hashlib
@@ -24,14 +27,14 @@ from ..errors import check_int, check_number
 from ..evaluation.prompts import Text
 from ..features import FeatureSpec
 from ..identity import ModelIdentity, tokenizer_hash, versions
+from ..laws import decoding_of
 from ..models import why_not_rows
 from ..policy import LossyPolicy
 from ..rules import Strict, decide, draw
 from ..runner import Runner
 from ..stats import RowStats, SpeculationStats
 from ..stops import Constant
-from .dataset import KINDS, acceptable, assemble, prepare, schema
-from .laws import decoding_of
+from .dataset import KINDS, REPLACED, acceptable, assemble, prepare, schema
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,9 @@ class CollectSettings:
     batch_size: int = 8  # prompts at a time; each is four rows
     seed: int = 0
     features: FeatureSpec = FeatureSpec()
+    mix: float | None = (
+        None  # share of the draft's tokens that are replaced, for SpecDec++; None: SPRINTER's four kinds of rows
+    )
 
     def __post_init__(self) -> None:
         check_int("new_tokens", self.new_tokens, 1)
@@ -57,8 +63,17 @@ class CollectSettings:
         check_number("temperature", self.temperature, 0.0, float("inf"))
         if self.temperature == 0.0:
             raise ValueError("temperature: expected a number above 0; pass do_sample=False (--greedy) for greedy laws")
-        if (self.features.model, self.features.position) != ("draft", "predicting"):
-            raise ValueError(f"a SPRINTER head reads the draft's state that predicts a token, not the {self.features}")
+        if self.mix is not None:
+            check_number("mix", self.mix, 0.0, 1.0)
+        method, position = ("SPRINTER", "predicting") if self.mix is None else ("SpecDec++", "token")
+        if (self.features.model, self.features.position) != ("draft", position):
+            wanted = "that predicts a token" if self.mix is None else "that encodes a token"
+            raise ValueError(f"a {method} head reads the draft's state {wanted}, not the {self.features}")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What the rows of a prompt go on with."""
+        return KINDS if self.mix is None else (REPLACED,)
 
     def decoding(self) -> dict[str, Any]:
         """The settings of the laws p and q, as `generate` names them."""
@@ -114,7 +129,7 @@ def collect(
             torch.manual_seed(settings.seed * 1_000_003 + number)
             rows = run_batch(target, draft, tokenizer, texts[first : first + settings.batch_size], settings, first)
         unfinished = part / f"{number:05d}.part"
-        Dataset.from_dict(rows, features=schema(facts["hidden_size"])).to_parquet(str(unfinished))
+        Dataset.from_dict(rows, features=schema(facts["hidden_size"], settings.kinds)).to_parquet(str(unfinished))
         os.replace(unfinished, shard)
 
     state.wait_for_everyone()
@@ -137,8 +152,8 @@ def run_batch(
         else:  # no original continuation: the prompt's own end serves as one
             cut = max(len(prompt) // 2, len(prompt) - settings.new_tokens, 1)
             ending = prompt[cut:]
-        starts += [prompt[:cut], prompt, prompt, prompt]  # in the order of KINDS
-        forced += [ending, None, None, None]
+        starts += [prompt[:cut] if kind == "original" else prompt for kind in settings.kinds]
+        forced += [ending if kind == "original" else None for kind in settings.kinds]
     width = max(map(len, starts))
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     ids = torch.tensor([[pad] * (width - len(s)) + s for s in starts], device=target.device)
@@ -158,8 +173,8 @@ def run_batch(
     )
     rows = columns.pop("row")
     return {
-        "prompt": [first + row // len(KINDS) for row in rows],
-        "kind": [row % len(KINDS) for row in rows],
+        "prompt": [first + row // len(settings.kinds) for row in rows],
+        "kind": [row % len(settings.kinds) for row in rows],
         **columns,
         "features": [walk.features[i] for i in order],
     }
@@ -190,9 +205,11 @@ class _Walk(Runner):
     def decode(self, call: Call) -> SpeculationStats:
         rows, drafter = call.rows, call.drafter
         assert isinstance(drafter, ModelDrafter) and drafter.tap is not None
-        kinds = [row % len(KINDS) for row in rows.index]
+        kinds = [self.wanted.kinds[row % len(self.wanted.kinds)] for row in rows.index]
         while rows.unfinished:
             block = drafter.propose(rows, [0 if finished else 1 for finished in rows.finished])
+            if self.wanted.features.position == "token":  # known one forward later
+                drafter.model.feed(block.tokens, [1] * len(kinds), keep=1)
             features = drafter.tap.at(-1).float()  # (B, H): every row is fed as many tokens as the others
             last, counts = rows.after(call.target.lengths)
             raw = call.target.feed(last, counts, keep=1).to(device=rows.ids.device, dtype=torch.float32)
@@ -204,6 +221,9 @@ class _Walk(Runner):
             corrected = torch.where(fits | (verdict.accepted == 1), x, verdict.token)
             own = draw(block.p[:, 0]) if block.sampling else block.best[:, 0]
             following = {"draft": x.tolist(), "target": own.tolist(), "mixed": corrected.tolist()}
+            if self.wanted.mix is not None:
+                replaced = torch.rand(x.shape, device=x.device) < self.wanted.mix
+                following[REPLACED] = torch.where(replaced, own, x).tolist()
 
             table = zip(x.tolist(), p_x.tolist(), q_x.tolist(), distance.tolist(), strict=True)
             following["original"] = [0] * len(kinds)
@@ -219,7 +239,7 @@ class _Walk(Runner):
                     rows.finished[b] = True
                 elif ending is not None:
                     following["original"][b] = ending[position]
-            tokens = [following[KINDS[kind]][b] for b, kind in enumerate(kinds)]
+            tokens = [following[kind][b] for b, kind in enumerate(kinds)]
             rows.write(torch.tensor(tokens, device=rows.ids.device)[:, None])
             for b, token in enumerate(tokens):
                 if not rows.finished[b]:

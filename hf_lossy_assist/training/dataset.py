@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from ..files import new_folder, write_text
 from ..identity import ModelIdentity
 
 
-KINDS = ("original", "draft", "target", "mixed")
+KINDS = ("original", "draft", "target", "mixed")  # SPRINTER's
+REPLACED = "replaced"  # SpecDec++'s
 WHOLE = "whole"  # where the dataset is put together, inside the folder of the unfinished collection
 
 
@@ -26,14 +28,14 @@ def acceptable(p: torch.Tensor, q: torch.Tensor, lam: float) -> torch.Tensor:
     return q <= lam * p
 
 
-def schema(hidden_size: int) -> Any:
+def schema(hidden_size: int, kinds: Sequence[str] = KINDS) -> Any:
     """The columns of the dataset."""
     from datasets import ClassLabel, Features, List, Value
 
     return Features(
         {
             "prompt": Value("int32"),  # number of the prompt: rows of one prompt stay on one side of every split
-            "kind": ClassLabel(names=list(KINDS)),
+            "kind": ClassLabel(names=list(kinds)),
             "position": Value("int32"),  # new tokens before it in its row
             "token": Value("int32"),  # what the draft proposes
             "p": Value("float32"),
@@ -92,12 +94,13 @@ def data_card(facts: dict[str, Any], data: Any) -> str:
     fits = acceptable(p, q, facts["settings"]["lam"]).float()
     counts = [(name, kind == k) for k, name in enumerate(data.features["kind"].names)]
     table = [(name, int(mine.sum()), float(fits[mine].sum() / mine.sum().clamp(min=1))) for name, mine in counts]
+    method = "sprinter" if facts["settings"].get("mix") is None else "specdec"
     card = DatasetCard.from_template(
-        DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", "sprinter"], task_categories=["text-classification"]),
-        template_path=str(TEMPLATES / "data.md"), table=table, tokens=len(data), facts=facts,
+        DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", method], task_categories=["text-classification"]),
+        template_path=str(TEMPLATES / "data.md"), table=table, method=method, tokens=len(data), facts=facts,
         target=ModelIdentity(**facts["target"]), draft=ModelIdentity(**facts["draft"]),
         features=FeatureSpec(**facts["settings"]["features"]),
-        settings=", ".join(f"{k} {v}" for k, v in facts["settings"].items() if k != "features"),
+        settings=", ".join(f"{k} {v}" for k, v in facts["settings"].items() if k != "features" and v is not None),
         versions=", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
     )  # fmt: skip
     return str(card)
@@ -144,6 +147,15 @@ class Table:
 
     def __len__(self) -> int:
         return len(self.p)
+
+    def check_for(self, method: str, position: str) -> None:
+        """Refuse data whose states are not at the position that this method's head reads."""
+        spec = FeatureSpec(**self.facts["settings"]["features"])
+        if spec.position != position:
+            other = {"sprinter": "specdec", "specdec": "sprinter"}[method]
+            raise ValueError(
+                f"this dataset holds the {spec}: it is for hf-lossy fit {other}. Collect again with --for {method}"
+            )
 
 
 def read_table(path: str | Path) -> Table:

@@ -49,12 +49,15 @@ def roc_figure(
     save(figure, path)
 
 
-def reliability_figure(points: Sequence[tuple[float, float, int]], path: Path) -> None:
+def reliability_figure(
+    points: Sequence[tuple[float, float, int]],
+    path: Path,
+    ylabel: str = "share acceptable",
+    title: str = "Reliability of the verifier",
+) -> None:
     """Whether V means what it says: of each bin, the mean of V, the share that was acceptable, and how many records it has."""
     figure = Figure(figsize=(5, 4.6), layout="constrained")
-    axes = figure.add_subplot(
-        xlabel="mean V of the bin", ylabel="share acceptable", title="Reliability of the verifier"
-    )
+    axes = figure.add_subplot(xlabel="mean V of the bin", ylabel=ylabel, title=title)
     axes.plot([0, 1], [0, 1], "--", color="gray", label="calibrated")
     axes.plot([v for v, _, _ in points], [share for _, share, _ in points], "o-", label="held-out prompts")
     for v, share, count in points:

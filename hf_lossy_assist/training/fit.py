@@ -19,8 +19,8 @@ from ..features import FeatureSpec
 from ..files import new_folder
 from ..heads import KINDS, Head, HeadConfig
 from ..identity import ModelIdentity, versions
+from ..laws import decoding_of
 from .dataset import Table, acceptable, read_table
-from .laws import decoding_of
 
 
 SHARES = (0.7, 0.15, 0.15)  # of the prompts: training, early stopping, the figures that are reported
@@ -97,24 +97,28 @@ def fit_head(table: Table, lam: float, settings: FitSettings = FitSettings()) ->
                 f"λ = {lam:g}: the {name} prompts have only one label ({share:.0%} acceptable); collect more prompts"
             )
     train, valid, test = parts
-    config = _config(table, lam, settings)
-    head = _train(config, table, labels, train, valid, settings)
+    weight, share = _weights(table, labels.float(), train, settings.balance)
+    config = config_of(table, settings, "sprinter", f"q(x) ≤ {lam:g}·p(x)")
+    head = train_head(config, table.features, labels.float(), weight, (train, valid), settings)
+    if settings.balance:
+        with torch.no_grad():  # an odds ratio moves by the ratio of the label weights
+            head.linear.bias += float(np.log(share / (1 - share)))  # type: ignore[union-attr, operator]
     report = measure(head, table.of(test), lam)
     return _with_figures(head, report, table, settings, [int(part.sum()) for part in parts]), report
 
 
-def _train(
-    config: HeadConfig,
-    table: Table,
-    labels: torch.Tensor,
-    train: torch.Tensor,
-    valid: torch.Tensor,
-    settings: FitSettings,
-) -> Head:
+def train_head(
+    config: HeadConfig, features: torch.Tensor, y: torch.Tensor, weight: torch.Tensor,
+    parts: tuple[torch.Tensor, torch.Tensor], settings: FitSettings,
+) -> Head:  # fmt: skip
+    """A head that reads raw `features` (N, H) and says `y` (N,) in [0, 1], each record weighing `weight` (N,) in the loss.
+
+    `parts`: the records to train on and those for early stopping, (N,) bool each.
+    """
+    train, valid = parts
     generator = torch.Generator().manual_seed(settings.seed)
-    mean, scale = table.features[train].mean(dim=0), table.features[train].std(dim=0).clamp(min=1e-6)
-    x, y = (table.features - mean) / scale, labels.float()
-    weight, share = _weights(table, y, train, settings.balance)
+    mean, scale = features[train].mean(dim=0), features[train].std(dim=0).clamp(min=1e-6)
+    x = (features - mean) / scale
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         head = KINDS[config.kind](config)
@@ -138,9 +142,6 @@ def _train(
                 break
     head.load_state_dict(state)
     _fold(head, mean, scale)
-    if settings.balance:
-        with torch.no_grad():  # an odds ratio moves by the ratio of the label weights
-            head.linear.bias += float(np.log(share / (1 - share)))  # type: ignore[union-attr, operator]
     return head.eval()
 
 
@@ -202,16 +203,17 @@ def measure(head: Head, table: Table, lam: float) -> Report:
     )
 
 
-def _config(table: Table, lam: float, settings: FitSettings) -> HeadConfig:
+def config_of(table: Table, settings: FitSettings, method: str, label: str) -> HeadConfig:
+    """The config of a head for this data, without figures."""
     facts = table.facts
     collected = facts["settings"]
     return HeadConfig(
         hidden_size=table.features.shape[1],
         kind=settings.kind,
         width=settings.width if settings.kind == "mlp" else None,
-        method="sprinter",
+        method=method,
         polarity="acceptable",
-        label=f"q(x) ≤ {lam:g}·p(x)",
+        label=label,
         features=FeatureSpec(**collected["features"]),
         target=ModelIdentity(**facts["target"]),
         draft=ModelIdentity(**facts["draft"]),
@@ -261,6 +263,7 @@ def fit_sprinter(
     if out.exists():
         raise ValueError(f"{out} exists: choose another --out, or delete it to fit again")
     table = read_table(data)
+    table.check_for("sprinter", "predicting")
     collected = float(table.facts["settings"]["lam"])
     lambdas = list(lambdas) or [collected]
     fitted = [fit_head(table, lam, settings) for lam in lambdas]

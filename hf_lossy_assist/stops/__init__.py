@@ -1,0 +1,34 @@
+"""Draft stops: when a row has drafted enough. Each is a `transformers.StoppingCriteria`, so it also works inside
+Transformers' own assisted generation (see `drafting.StoppingCandidateGenerator`).
+
+A stop changes how much is drafted and never what is accepted, so under strict acceptance every stop is lossless.
+"""
+
+from .base import DraftStop, entropy
+from .basic import SVIP, Confidence, Constant, Heuristic
+from .combined import AllOf, AnyOf, AtLeast
+from .goodput import BatchSchedule, MovingAverage
+from .heads import HeadStop, SpecDecPP
+from .learning import DISCO, AdaEDL
+
+
+__all__ = [
+    "DISCO", "STOPS", "SVIP", "AdaEDL", "AllOf", "AnyOf", "AtLeast", "BatchSchedule", "Confidence", "Constant", "DraftStop",
+    "HeadStop", "Heuristic", "MovingAverage", "SpecDecPP", "entropy",
+]  # fmt: skip
+
+STOPS: dict[str, type[DraftStop]] = {
+    "constant": Constant,
+    "heuristic": Heuristic,
+    "confidence": Confidence,
+    "disco": DISCO,
+    "svip": SVIP,
+    "adaedl": AdaEDL,
+    "head": HeadStop,
+    "specdec": SpecDecPP,
+    "moving_average": MovingAverage,
+    "batch_schedule": BatchSchedule,
+    "at_least": AtLeast,
+    "any_of": AnyOf,
+    "all_of": AllOf,
+}

@@ -1,0 +1,126 @@
+"""Stops that need no training: a constant length, the heuristic schedule, confidence, entropy (SVIP)."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from ..errors import check_int, check_number
+from .base import DraftStop, entropy
+
+
+@dataclass(frozen=True)
+class Constant(DraftStop):
+    """Always draft `gamma` tokens (Leviathan et al.); 5 is the constant baseline of the SVIP and SPRINTER papers."""
+
+    gamma: int = 5
+    adaptive: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_int("Constant.gamma", self.gamma, 1)
+
+    @property
+    def longest(self) -> int:
+        return self.gamma
+
+    def with_longest(self, gamma: int) -> "Constant":
+        return Constant(gamma)
+
+
+@dataclass(frozen=True)
+class Heuristic(DraftStop):
+    """Two tokens more after a round in which all were accepted, else one less; at least 1, at most `max_draft`.
+
+    Transformers' "heuristic" schedule with the cap of the SVIP paper's baseline. Each row of a batch has its own length.
+    """
+
+    initial: int = 5
+    max_draft: int = 40
+    adaptive: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_int("Heuristic.initial", self.initial, 1)
+        check_int("Heuristic.max_draft", self.max_draft, self.initial)
+
+    @property
+    def longest(self) -> int:
+        return self.max_draft
+
+    def with_longest(self, gamma: int) -> "Heuristic":
+        return Heuristic(gamma, max(gamma, self.max_draft))
+
+    def start(self, rows: int) -> "_HeuristicRun":
+        return _HeuristicRun(self.initial, self.max_draft, lengths=[self.initial] * rows)
+
+
+@dataclass(frozen=True)
+class _HeuristicRun(Heuristic):
+    lengths: list[int] = field(default_factory=list)  # of every row of the call; `observe` writes into it
+
+    def limits(self, rows: list[int]) -> list[int]:
+        return [self.lengths[r] for r in rows]
+
+    def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
+        for row, d, n in zip(rows, drafted, accepted, strict=True):
+            length = self.lengths[row]
+            self.lengths[row] = min(length + 2, self.max_draft) if n == d else max(length - 1, 1)
+
+
+@dataclass(frozen=True)
+class Confidence(DraftStop):
+    """Stop after a token that the draft gave less than `threshold`; Transformers' `assistant_confidence_threshold`.
+
+    `threshold=0` never stops early. Transformers' default is 0.4 with at most 20 tokens.
+    """
+
+    threshold: float = 0.4
+    max_draft: int = 20
+
+    def __post_init__(self) -> None:
+        check_number("Confidence.threshold", self.threshold, 0.0, 1.0)
+        check_int("Confidence.max_draft", self.max_draft, 1)
+
+    @property
+    def longest(self) -> int:
+        return self.max_draft
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        q = scores[-1].float().softmax(dim=-1)
+        return q.gather(-1, input_ids[:, -1:].to(q.device)).squeeze(-1) < self.threshold
+
+
+@dataclass(frozen=True)
+class SVIP(DraftStop):
+    """Stop after a token whose draft entropy H says that acceptance is unlikely: √(c·H) > h, H in nats.
+
+    Zhang et al., "Draft Model Knows When to Stop" (huggingface.co/papers/2411.18462), Eq. 6: the acceptance rate is at
+    least about 1 − √(c·H). Two forms of one test:
+
+    - `form="bound"` (default, the authors' code): √(c·H) > h with c = 0.15, h = 0.3, that is H > 0.60 nats;
+    - `form="entropy"` (the paper's Eq. 7 read literally): √H > h, where c is absorbed into h; with the paper's h = 0.3 this
+      stops at H > 0.09 nats, six times stricter.
+
+    The uncertain token itself stays in the draft, so at least 1 token is drafted, and at most `max_draft` (40 in the paper).
+    `h=math.inf` never stops early. Lossless; needs no training.
+    """
+
+    h: float = 0.3
+    c: float = 0.15
+    form: str = "bound"
+    max_draft: int = 40
+
+    def __post_init__(self) -> None:
+        check_number("SVIP.h", self.h, 0.0, math.inf)
+        check_number("SVIP.c", self.c, 0.0, math.inf)
+        check_int("SVIP.max_draft", self.max_draft, 1)
+        if self.form not in ("bound", "entropy"):
+            raise ValueError(f'SVIP.form: expected "bound" (√(c·H) > h) or "entropy" (√H > h), got {self.form!r}')
+
+    @property
+    def longest(self) -> int:
+        return self.max_draft
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        scale = self.c if self.form == "bound" else 1.0
+        return (scale * entropy(scores[-1])).sqrt() > self.h

@@ -1,0 +1,195 @@
+"""Stops that plan by cost: γ from measured acceptance and measured seconds, and γ by the number of rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..errors import check_int, check_number
+from ..profile import Profile
+from .base import DraftStop
+
+
+UNPROFILED = 10  # the longest draft that is considered where costs are given as numbers
+
+
+@dataclass(frozen=True)
+class MovingAverage(DraftStop):
+    """γ of the coming round by expected goodput: tokens a second, from a moving average of past acceptance.
+
+    Liu et al., SmartSpec (huggingface.co/papers/2406.14066). With a share α of a row's tested tokens accepted, γ drafted ones are
+    expected to give (1 − α^(γ+1))/(1 − α) tokens, the target's own included. The γ of all rows maximise the sum of that over the
+    round's seconds T. γ = 0 leaves a round to the target alone.
+
+    - α = (accepted + `initial`)/(tested + 1), of rounds that each weigh 1 − 1/`window` of the one after; a tested token is an accepted
+      one or the first refused one. What is no longer tested is so forgotten, and a row at γ = 0 is tried again.
+    - T is that of `profile`, or `fixed` + `step` · (the longest γ) + `token` · (the sum of all γ), in any one unit.
+
+    Args:
+        profile (`Profile`, *optional*): from `hf-lossy profile`: what rounds cost on this machine.
+        step, token, fixed: in its place, what drafting one token for all rows, verifying one token more, and the rest of a round cost.
+        per: "row" gives every row a γ of its own; "batch" one γ to all, by the mean over them.
+        window: rounds that are remembered, about.
+        initial: the share that is assumed before anything was seen.
+        max_draft: the most tokens of one round; None goes as far as was profiled, without a profile to 10.
+    """
+
+    profile: Profile | None = None
+    step: float | None = None
+    token: float = 0.0
+    fixed: float = 1.0
+    per: str = "row"
+    window: int = 20
+    initial: float = 0.7
+    max_draft: int | None = None
+    adaptive: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.profile is not None and not isinstance(self.profile, Profile):
+            raise TypeError(f"MovingAverage.profile: expected a Profile, got {type(self.profile).__name__}")
+        if (self.profile is None) == (self.step is None):
+            raise ValueError(
+                "MovingAverage: what do rounds cost? Pass either profile=… (hf-lossy profile) or step=… with token=… and fixed=…"
+            )
+        if self.step is not None:
+            check_number("MovingAverage.step", self.step, 0.0, float("inf"))
+        check_number("MovingAverage.token", self.token, 0.0, float("inf"))
+        check_number("MovingAverage.fixed", self.fixed, 0.0, float("inf"))
+        if self.fixed == 0:
+            raise ValueError(
+                "MovingAverage.fixed: expected a number above 0, got 0: a round without drafts takes time too"
+            )
+        if self.per not in ("row", "batch"):
+            raise ValueError(f'MovingAverage.per: expected "row" or "batch", got {self.per!r}')
+        check_int("MovingAverage.window", self.window, 1)
+        check_number("MovingAverage.initial", self.initial, 0.0, 1.0)
+        if self.max_draft is not None:
+            check_int("MovingAverage.max_draft", self.max_draft, 1)
+            if self.profile is not None and self.max_draft > self.profile.gamma:
+                raise ValueError(
+                    f"MovingAverage.max_draft: {self.max_draft} tokens a round, and the profile was measured up to {self.profile.gamma}: "
+                    f"pass at most that, or profile with --gamma {self.max_draft}"
+                )
+
+    @property
+    def longest(self) -> int:
+        if self.max_draft is not None:
+            return self.max_draft
+        return UNPROFILED if self.profile is None else self.profile.gamma
+
+    def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
+        if self.profile is None:
+            return
+        if draft is None:
+            raise ValueError(
+                "this profile's seconds are those of a draft model: without assistant_model=…, pass MovingAverage(step=…)"
+            )
+        self.profile.check(target, draft, None, tokenizer)
+
+    def start(self, rows: int) -> "_MovingAverageRun":
+        return _MovingAverageRun(**vars(self), accepted=[0.0] * rows, refused=[0.0] * rows)
+
+    def seconds(self, rows: int, gamma: int) -> np.ndarray:
+        """T of a round of `rows` rows that drafts `gamma` tokens and verifies 0, 1, … `rows`·`gamma`, float64."""
+        if self.profile is None:
+            assert self.step is not None, "checked when it was made"
+            return self.fixed + gamma * self.step + self.token * np.arange(rows * gamma + 1)
+        latency = self.profile.latency
+        observed = latency.of(rows, gamma)
+        return observed - (observed[-1] - latency.unobserved(rows, gamma))
+
+
+@dataclass(frozen=True, eq=False)
+class _MovingAverageRun(MovingAverage):
+    accepted: list[float] = field(default_factory=list)  # of every row of the call, weighted by age
+    refused: list[float] = field(default_factory=list)
+    known: dict[int, list[np.ndarray]] = field(default_factory=dict)  # rows → `seconds` for γ = 0, 1, …
+
+    def limits(self, rows: list[int]) -> list[int]:
+        if not rows:
+            return []
+        n = np.array([(self.accepted[row], self.refused[row]) for row in rows])  # (B, 2)
+        if self.per == "batch":
+            n = n.mean(axis=0, keepdims=True)
+        alpha = (n[:, 0] + self.initial) / (n.sum(axis=1) + 1)
+        if len(rows) not in self.known:
+            self.known[len(rows)] = [self.seconds(len(rows), gamma) for gamma in range(self.longest + 1)]
+        best = for_rows if self.per == "row" else for_batch
+        return best(np.broadcast_to(alpha, len(rows)), self.known[len(rows)])
+
+    def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
+        keep = 1 - 1 / self.window
+        for row, d, n in zip(rows, drafted, accepted, strict=True):
+            self.accepted[row] = keep * self.accepted[row] + n
+            self.refused[row] = keep * self.refused[row] + (n < d)
+
+
+def for_batch(alpha: np.ndarray, seconds: Sequence[np.ndarray]) -> list[int]:
+    """The one γ of the highest goodput: `alpha` (B,) float64, `seconds[γ]` of a round that drafts γ (B·γ + 1,); of equals the shortest."""
+    tokens = [sum((alpha**i).sum() for i in range(gamma + 1)) for gamma in range(len(seconds))]
+    goodput = [expected / s[-1] for expected, s in zip(tokens, seconds, strict=True)]
+    return [int(np.argmax(goodput))] * len(alpha)
+
+
+def for_rows(alpha: np.ndarray, seconds: Sequence[np.ndarray]) -> list[int]:
+    """The γ of each row that together have the highest goodput; of equals the shortest.
+
+    For each longest γ, the drafted tokens of the batch that are likeliest to be accepted, as many of them as pay.
+    """
+    best, chosen = len(alpha) / float(seconds[0][0]), np.zeros(len(alpha), dtype=np.int64)
+    for gamma in range(1, len(seconds)):
+        gains = np.cumprod(np.repeat(alpha[:, None], gamma, axis=1), axis=1).reshape(-1)  # (B·γ,) α, α², … of each row
+        order = np.argsort(-gains, kind="stable")  # stable: a row's tokens stay in their order
+        goodput = (len(alpha) + np.cumsum(gains[order])) / seconds[gamma][1:]
+        most = int(np.argmax(goodput))
+        if goodput[most] > best:
+            best, chosen = goodput[most], np.bincount(order[: most + 1] // gamma, minlength=len(alpha))
+    return [int(n) for n in chosen]
+
+
+@dataclass(frozen=True)
+class BatchSchedule(DraftStop):
+    """γ by the number of unfinished rows: of `table` (rows, γ), the last line whose rows are not more than there are.
+
+    `{1: 7, 4: 5, 32: 2}` drafts 7 tokens for up to 3 rows, 5 for 4 to 31, 2 from 32 on; γ may be 0. The first line is that of one row.
+    vLLM's `num_speculative_tokens_per_batch_size` and TensorRT-LLM's `draft_len_schedule` are such tables.
+    """
+
+    table: tuple[tuple[int, int], ...]
+    adaptive: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        pairs = list(self.table.items()) if isinstance(self.table, Mapping) else self.table
+        if not isinstance(pairs, Sequence) or isinstance(pairs, str) or not all(_is_pair(pair) for pair in pairs):
+            raise TypeError(f"BatchSchedule.table: expected {{rows: γ, …}} or [[rows, γ], …], got {self.table!r}")
+        lines = [(int(rows) if isinstance(rows, str) and rows.isdecimal() else rows, gamma) for rows, gamma in pairs]
+        for rows, gamma in lines:
+            check_int("BatchSchedule.table: rows", rows, 1)
+            check_int(f"BatchSchedule.table: γ of {rows} rows", gamma, 0)
+        lines.sort()
+        known = [rows for rows, _ in lines]
+        if known[:1] != [1] or len(set(known)) < len(known):
+            raise ValueError(
+                f"BatchSchedule.table: expected one line for 1 row and each number of rows once, got {known}"
+            )
+        if max(gamma for _, gamma in lines) == 0:
+            raise ValueError(
+                "BatchSchedule.table: every γ is 0, so nothing is ever drafted: leave out assistant_model"
+            )
+        object.__setattr__(self, "table", tuple(lines))
+
+    @property
+    def longest(self) -> int:
+        return max(gamma for _, gamma in self.table)
+
+    def with_longest(self, gamma: int) -> "BatchSchedule":
+        """The same table with no γ above `gamma`."""
+        return BatchSchedule(tuple((rows, min(own, gamma)) for rows, own in self.table))
+
+    def limits(self, rows: list[int]) -> list[int]:
+        return [max((line for line in self.table if line[0] <= len(rows)), default=(0, 0))[1]] * len(rows)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2

@@ -1,0 +1,142 @@
+"""Stops that ask a trained head about the draft's hidden state."""
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import torch
+
+from ..errors import check_int, check_number
+from ..features import FeatureSpec
+from ..heads import Head
+from .base import DraftStop
+
+
+@dataclass(frozen=True, eq=False)
+class _Reader(DraftStop):
+    """A stop with a head, which must have been trained on the draft's state at the position `reads[0]`."""
+
+    head: Head
+    reads: ClassVar[tuple[str, str]]  # the position, and what the state there does
+
+    def __post_init__(self) -> None:
+        name, (position, what) = type(self).__name__, self.reads
+        if not isinstance(self.head, Head):
+            raise TypeError(
+                f"{name}.head: expected a head (hla.Head.from_pretrained(…)), got {type(self.head).__name__}"
+            )
+        spec, polarity = self.head.config.features, self.head.config.polarity
+        if (spec.model, spec.position, polarity) != ("draft", position, "acceptable"):
+            raise ValueError(
+                f"{name}.head: needs P(acceptable) from the draft's state that {what}; this head says P({polarity}) from the {spec}"
+            )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Reader) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return type(self), self.head.digest, *(getattr(self, f.name) for f in fields(self) if f.name != "head")
+
+    @property
+    def features(self) -> FeatureSpec:  # type: ignore[override]
+        return self.head.config.features
+
+    def _given(self, features: torch.Tensor | None) -> torch.Tensor:
+        if features is None:
+            raise ValueError(
+                f"{type(self).__name__.strip('_').removesuffix('Run')} reads the draft's hidden states, which Transformers' own loop does not hand on: "
+                "use lossy_policy=…"
+            )
+        return features
+
+
+@dataclass(frozen=True, eq=False)
+class HeadStop(_Reader):
+    """Stop after a token that a trained head doubts: V < `threshold`.
+
+    V = `head`(the draft's hidden state), the probability that the drafted token is acceptable (Zhong et al., Algorithm 1,
+    huggingface.co/papers/2502.04557; τ = 0.5 and at most 20 tokens are the paper's). A threshold above 1 doubts every token,
+    0 none. Alone it is lossless, as every stop; with the rule `AllButLast` it is SPRINTER.
+
+    `patience`: in a batch, the share of drafting rows that must have stopped before the round ends. 1 waits for the row that
+    drafts longest; 0 ends the round for all rows at the first that stops, by a doubt, an end token or its limit.
+    """
+
+    threshold: float = 0.5  # "we observe that τ = 0.5 is sufficient" (A.5)
+    max_draft: int = 20  # the authors' code
+    patience: float = 1.0
+    reads: ClassVar[tuple[str, str]] = ("predicting", "predicts a token")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("HeadStop.threshold", self.threshold, 0.0, math.inf)
+        check_int("HeadStop.max_draft", self.max_draft, 1)
+        check_number("HeadStop.patience", self.patience, 0.0, 1.0)
+
+    @property
+    def longest(self) -> int:
+        return self.max_draft
+
+    def __call__(
+        self, input_ids: torch.Tensor, scores: Any, features: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        """As `DraftStop.__call__`; `features` (B, H): the draft's state that predicted the token."""
+        return ~(self.head(self._given(features)) >= self.threshold)
+
+
+@dataclass(frozen=True, eq=False)
+class SpecDecPP(_Reader):
+    """Stop where a refusal somewhere in the draft is likely by now: 1 − Π a > `threshold`, a: the head's P(accepted) of each token.
+
+    Huang et al., SpecDec++ (huggingface.co/papers/2405.19715), Algorithm 1; `threshold` is the paper's h. The head reads the state
+    that encodes a token, which comes with the draft step for the next one. So, as in the authors' code, a token is judged one step late and
+    at no cost: the next one is drawn by then and stays in the draft unjudged. That makes at least 2 tokens, as there; `AtLeast` asks
+    for more. The head comes from `hf-lossy fit specdec`. `threshold=1` never stops early.
+    """
+
+    threshold: float = 0.7
+    max_draft: int = 20
+    reads: ClassVar[tuple[str, str]] = ("token", "encodes a token")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("SpecDecPP.threshold", self.threshold, 0.0, 1.0)
+        check_int("SpecDecPP.max_draft", self.max_draft, 1)
+
+    @property
+    def longest(self) -> int:
+        return self.max_draft
+
+    def start(self, rows: int) -> "_SpecDecPPRun":
+        return _SpecDecPPRun(self.head, self.threshold, self.max_draft)
+
+    def __call__(
+        self, input_ids: torch.Tensor, scores: Any, features: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        """As `DraftStop.__call__`; `features` (B, H): the draft's state that predicted the token, which encodes the one before it."""
+        self._given(features)
+        raise TypeError("SpecDecPP multiplies over a round: call start(rows), and limits(rows) before each round")
+
+
+@dataclass(frozen=True, eq=False)
+class _SpecDecPPRun(SpecDecPP):
+    accepted: list[torch.Tensor] = field(
+        default_factory=list
+    )  # (B,) P(all of this round's judged tokens); none before the first token
+
+    def limits(self, rows: list[int]) -> list[int]:
+        self.accepted.clear()
+        return super().limits(rows)
+
+    def __call__(
+        self, input_ids: torch.Tensor, scores: Any, features: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        features = self._given(features)
+        if not self.accepted:  # the state encodes the last token of the text, which is not drafted
+            self.accepted.append(torch.ones(features.shape[0], device=features.device))
+        else:
+            self.accepted[0] = self.accepted[0] * self.head(features)
+        return ~(self.accepted[0] >= 1 - self.threshold)  # NaN stops too

@@ -96,6 +96,15 @@ class RowCache(Cache):
         self.slots = first + torch.arange(width, device=device)
         return self.slots
 
+    def plan_packed(self, rows: torch.Tensor, slots: torch.Tensor, start: int, visible: int) -> None:
+        """Say where the next forward of a packed sequence writes: token n at slot `slots[n]` of row `rows[n]`, (N,) int64 each.
+
+        `start` and `visible`: the least slot of all rows to begin at, and the end of the furthest.
+        """
+        self.rows, self.slots, self.start, self.visible = rows[None], slots[None], start, visible
+        if self.visible > self.capacity:
+            self.capacity = max(self.visible, min(self.limit + SPARE, max(2 * self.capacity, self.visible + STEP)))
+
     def row(self, b: int) -> "RowCache":
         """Row b alone on the same storage: what is written there is written here. Neither may grow afterwards."""
         own = RowCache(len(self.layers), self.capacity)

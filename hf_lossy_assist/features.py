@@ -8,6 +8,7 @@ import torch
 
 from .errors import check_int
 from .models import base_of, blocks_of
+from .packing import unpacked
 
 
 MODELS = ("draft", "target", "both", "companion")
@@ -82,10 +83,9 @@ class FeatureTap:
     def _keep(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         if threading.get_ident() != self._thread:
             return
-        if isinstance(output, torch.Tensor):
-            self.value = output
-        else:
-            self.value = output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0]
+        if not isinstance(output, torch.Tensor):
+            output = output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0]
+        self.value = unpacked(output)
 
     def at(self, columns: torch.Tensor | int) -> torch.Tensor:
         """Of the latest forward, the features at column `columns` (or at `columns[b]` of row b): (B, H)."""

@@ -15,6 +15,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .cache import RowCache, visibility
+from .packing import ORDINARY, Layout, attention_of, packed
 
 
 class CachedModel(Protocol):
@@ -61,8 +62,8 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
     if not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
         return f"it keeps {', '.join(sorted(kind.__name__ for kind in kinds))} in its cache"
-    if config._attn_implementation not in ("sdpa", "eager"):
-        return f"its attention implementation is {config._attn_implementation!r} (load it with attn_implementation='sdpa')"
+    if attention_of(config) not in ("sdpa", "eager"):
+        return f"its attention implementation is {attention_of(config)!r} (load it with attn_implementation='sdpa')"
     if base.config.model_type not in TESTED:
         # GPT-Neo, say, whose local window of 256 no short trial would reach.
         if any(buffer.dim() == 4 for buffer in base.buffers()):
@@ -76,6 +77,12 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
 # Architectures whose ragged rows the tests compare with `generate`. Any other is tried once on a few tokens before it is
 # trusted: some build position biases from the attention mask and would go wrong without a word.
 TESTED = frozenset("llama qwen2 qwen3 mistral gemma2 gemma3_text gpt2 gpt_neox phi".split())
+# Of these, the ones whose attention goes through Transformers' table of attention functions and knows no other cache position.
+PACKABLE = TESTED
+PACKED_BELOW = 0.9  # of a padded block's tokens: packing costs a little itself
+# Products that the padding must waste in each layer, tokens × weights, before packing pays for its own copies: on two CPU cores a
+# layer of 0.11 million weights breaks even at about 100 tokens (docs/log.md).
+PACKED_FROM = 1e7
 _trials: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
 
 
@@ -116,6 +123,12 @@ class RowModel:
         self.dtype = base.get_input_embeddings().weight.dtype
         self.known = base.get_input_embeddings().weight.shape[0]
         self.narrow = vocabulary is not None and self.known < vocabulary
+        # An early exit's blocks look at the config of the model that they belong to.
+        own = all(getattr(module, "config", config) is config for module in base.modules())
+        self.packs = attention_of(config) == ORDINARY and base.config.model_type in PACKABLE and own
+        self.weights = sum(p.numel() for p in base.parameters()) / max(
+            config.num_hidden_layers, 1
+        )  # of a layer, about
         self.keeps_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
         kinds = getattr(config, "layer_types", None)
         window = getattr(config, "sliding_window", None)
@@ -132,6 +145,14 @@ class RowModel:
             tokens = tokens.clamp(max=self.known - 1)
         width = tokens.shape[1]
         prefill = not any(self.lengths)
+        if keep == width and not prefill and sum(counts) > 0:
+            wasted = max(counts) * len(counts) - sum(counts)
+            pays = wasted >= (1 - PACKED_BELOW) * max(counts) * len(counts) and wasted * self.weights >= PACKED_FROM
+            if self.packs and pays:
+                return self._feed_packed(tokens, counts)
+            if max(counts) < width:  # columns that no row needs
+                short = self.feed(tokens[:, : max(counts)], counts, max(counts))
+                return torch.nn.functional.pad(short, (0, 0, 0, width - max(counts)))
         slots = self.cache.plan(self.lengths, width, self.device)
         # Padding alone lies beyond the limit, where learned positions end.
         positions = slots if self.cache.visible <= self.cache.limit else slots.clamp(max=self.cache.limit - 1)
@@ -148,6 +169,25 @@ class RowModel:
         )
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         return out.logits[:, out.logits.shape[1] - keep :]
+
+    def _feed_packed(self, tokens: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """`feed` without the padding of short rows; their logits behind `counts[b]` are zeros."""
+        layout = Layout(counts, tokens.shape[1], self.device)
+        starts = torch.tensor(self.lengths, device=self.device)
+        slots = starts[layout.rows] + layout.places  # (N,)
+        ends = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        self.cache.plan_packed(layout.rows, slots, min(self.lengths), max(ends))
+        places = starts[:, None] + torch.arange(layout.shape[1], device=self.device)  # (B, Q)
+        with packed(self.config, layout):
+            out = self.model(
+                input_ids=layout.pack(tokens[:, : layout.shape[1]]),
+                position_ids=slots[None],
+                attention_mask=self._mask(places),
+                past_key_values=self.cache,
+                use_cache=True,
+            )
+        self.lengths = ends
+        return layout.pad(out.logits, layout.width)
 
     def _mask(self, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor] | None:
         """An additive mask (1 or B, 1, Q, visible) in the model's dtype, one for each kind of layer if there are several."""

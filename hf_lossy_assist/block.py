@@ -4,6 +4,7 @@ Letters as in Leviathan et al. (huggingface.co/papers/2211.17192): p = target, q
 that drafted most, n = drafted tokens accepted. B rows, V tokens in the vocabulary that both models share.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,10 +21,16 @@ class Block:
     sampling: bool  # False: greedy, the target's choice is its argmax
     kept: torch.Tensor | None = None  # (B,) int64   how many go to the target; set by the verify filter
     scores: torch.Tensor | None = None  # (B, γ + 1, V) float32  target logits after the logits processors
-    states: torch.Tensor | None = (
-        None  # (B, γ, H)  the draft's hidden states of them, where the rule's head reads those
-    )
+    states: torch.Tensor | None = None  # (B, γ, H)  the draft's hidden states of them, if the rule's head reads those
     judged: torch.Tensor | None = None  # (B, γ) bool  tokens that the rule's head would let pass; None: it has no head
+    laws: torch.Tensor | None = None  # (B, γ, V) float32  the draft's laws, greedy too, where the filter reads them
+    companion: torch.Tensor | None = (
+        None  # (B, γ + 1, V) float32  the companion's laws at the same positions, and one further
+    )
+    considered: Callable[[torch.Tensor], torch.Tensor] | None = None  # at (B,) → (B, V) bool  what it would verify
+    replaced: torch.Tensor | None = (
+        None  # (B,) int64   the place where the filter put another token, γ where it put none
+    )
 
     @cached_property
     def p(self) -> torch.Tensor:
@@ -40,6 +47,12 @@ class Block:
     def of_tokens(self, laws: torch.Tensor) -> torch.Tensor:
         """The probability that `laws` (B, ≥ γ, V) gives to each drafted token, (B, γ)."""
         return laws[:, : self.tokens.shape[1]].gather(-1, self.tokens[..., None]).squeeze(-1)
+
+    def known(self, held: Sequence[int], accepted: Sequence[int]) -> list[int]:
+        """How many of `held[b]` tokens, of which `accepted[b]` are the block's, a model knows that was fed the draft's own."""
+        if self.replaced is None:
+            return list(held)
+        return [h - (n > place) for h, n, place in zip(held, accepted, self.replaced.tolist(), strict=True)]
 
 
 @dataclass

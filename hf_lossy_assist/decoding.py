@@ -3,22 +3,25 @@
 p = target, q = draft, γ = drafted tokens of a round, n = accepted (Leviathan et al., huggingface.co/papers/2211.17192).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from .block import Block, Verdict
-from .drafting import Drafter
+from .drafting import Drafter, fitted
 from .features import FeatureTap
-from .models import CachedModel, CroppingModel
+from .models import CachedModel, CroppingModel, RowModel
 from .policy import LossyPolicy
 from .processing import Processing
 from .rules import decide
 from .sequences import Rows
 from .stats import Clock, RowStats, SpeculationStats
 from .stops import DraftStop
+
+
+FEW = 8  # tokens that a companion may catch up with and logits of all of which are affordable
 
 
 @dataclass
@@ -33,8 +36,10 @@ class Call:
     processing: Processing
     clock: Clock
     sampling: bool
+    companion: RowModel | None = None  # that the filter reads
     tap: FeatureTap | None = None  # on the target, where the rule's head reads its hidden states
     streamer: Any = None
+    watch: Callable[[Block], None] | None = None  # is shown each round's block after its verdict; for measuring
     keep_scores: bool = False
     keep_logits: bool = False
     scores: list[list[torch.Tensor]] = field(default_factory=list)  # of each row: (tokens of a round, V) processed
@@ -49,20 +54,37 @@ def decode(call: Call) -> SpeculationStats:
     call.scores, call.logits = [[] for _ in range(batch)], [[] for _ in range(batch)]
 
     while rows.unfinished:
-        limits = [min(*pair) for pair in zip(rows.budgets(), call.stop.limits(rows.index), strict=True)]
-        block = drafter.propose(rows, limits)  # draft, each row until its stop says enough
-        block.kept = call.policy.filter(block)
+        block = drafter.propose(rows, limits(call))  # draft, each row until its stop says enough
+        drafts = block.tokens.shape[1] > 0  # none where every row has room for one token alone
+        if call.companion is not None and drafts and call.policy.filter.observes(len(rows.index)):
+            block.companion = observe(call, block)
+        block.kept = call.policy.filter(block)  # how many drafted tokens of each row the target reads
+        if block.replaced is not None:  # and not all of them are the draft's
+            rows.write(block.tokens)
         raw = verify(call, block)  # (B, γ + 1, V)
         verdict = decide(call.policy.rule, block)
         accepted = commit(call, block, verdict, raw, stats)
+        if call.watch is not None:
+            call.watch(block)
 
         target.rollback(rows.held())
+        if call.companion is not None:
+            known = block.known(rows.held(), accepted)
+            call.companion.rollback([min(*pair) for pair in zip(call.companion.lengths, known, strict=True)])
         drafter.learn(rows, block, accepted)
         rows.check_time()
         drop_finished(call)
 
     stats.forwards, stats.seconds = dict(call.clock.forwards), call.clock.seconds()
     return stats
+
+
+def limits(call: Call) -> list[int]:
+    """How much each row may draft in the coming round: what its stop plans and its text has room for; finished rows nothing."""
+    rows = call.rows
+    going = [row for row, finished in zip(rows.index, rows.finished, strict=True) if not finished]
+    planned = dict(zip(going, call.stop.limits(going), strict=True))
+    return [min(planned.get(row, 0), room) for row, room in zip(rows.index, rows.budgets(), strict=True)]
 
 
 def prefill(model: CachedModel, rows: Rows, clock: Clock) -> None:
@@ -76,13 +98,39 @@ def prefill(model: CachedModel, rows: Rows, clock: Clock) -> None:
             model.feed(tokens[:, :-1], [c - 1 for c in counts], keep=0)
 
 
+def observe(call: Call, block: Block) -> torch.Tensor:
+    """One companion forward over the drafted block: its laws at each drafted position and the one after, (B, γ + 1, V)."""
+    rows, gamma, companion = call.rows, block.tokens.shape[1], call.companion
+    assert companion is not None
+    with call.clock.time("companion"):
+        tokens, counts = rows.after(companion.lengths, gamma)
+        if len(set(counts)) > 1 and max(counts) > gamma + FEW:  # it was not asked for a while
+            companion.feed(tokens[:, : -gamma - 1], [count - gamma - 1 for count in counts], keep=0)
+            tokens, counts = rows.after(companion.lengths, gamma)
+        even = len(set(counts)) == 1
+        raw = companion.feed(tokens, counts, keep=gamma + 1 if even else None)
+        if not even:
+            places = (
+                torch.tensor(counts, device=raw.device)[:, None]
+                - gamma
+                - 1
+                + torch.arange(gamma + 1, device=raw.device)
+            )
+            raw = raw.gather(1, places[..., None].expand(-1, -1, raw.shape[-1]))
+    assert block.laws is not None
+    raw = fitted(raw.to(device=rows.ids.device, dtype=torch.float32), block.laws.shape[-1])
+    return call.processing(rows.ids, rows.lengths, raw, rows.index).softmax(dim=-1)
+
+
 def verify(call: Call, block: Block) -> torch.Tensor:
     """One target forward over each row's last token and its drafted tokens; fills `block.scores`, returns the raw logits."""
     rows, gamma = call.rows, block.tokens.shape[1]
     last, counts = rows.after(call.target.lengths)  # (B, 1); in the first round perhaps the whole prompt
+    assert block.kept is not None
+    sent = [gamma] * len(counts) if block.kept is block.drafted else block.kept.tolist()  # `VerifyAll` needs no look
     with call.clock.time("target"):
         tokens = torch.cat([last, block.tokens], dim=1)
-        logits = call.target.feed(tokens, [count + gamma for count in counts], keep=1 + gamma)
+        logits = call.target.feed(tokens, [count + n for count, n in zip(counts, sent, strict=True)], keep=1 + gamma)
     raw = logits.to(device=rows.ids.device, dtype=torch.float32)
     block.scores = call.processing(rows.ids, rows.lengths, raw, rows.index)
     if gamma and call.policy.rule.features is not None:
@@ -103,8 +151,11 @@ def _states(call: Call, block: Block) -> torch.Tensor:
         parts.append(block.states)
     if spec.reads("target"):
         assert call.tap is not None and call.tap.value is not None
-        first = call.tap.value.shape[1] - gamma - (spec.position == "predicting")
-        parts.append(call.tap.value[:, first : first + gamma])
+        seen = call.tap.value
+        if seen.shape[1] <= gamma:  # the forward left out columns that no row needs
+            seen = torch.nn.functional.pad(seen, (0, 0, 0, gamma + 1 - seen.shape[1]))
+        first = seen.shape[1] - gamma - (spec.position == "predicting")
+        parts.append(seen[:, first : first + gamma])
     return torch.cat([part.to(block.tokens.device) for part in parts], dim=-1)
 
 
@@ -163,6 +214,8 @@ def drop_finished(call: Call) -> None:
         rows.select(keep)
         call.target.select(keep)
         call.drafter.select(keep)
+        if call.companion is not None:
+            call.companion.select(keep)
 
 
 def new_tokens_first(kept: Sequence[Sequence[torch.Tensor]], length: int) -> tuple[torch.Tensor, ...]:

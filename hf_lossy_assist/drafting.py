@@ -32,6 +32,14 @@ class Drafter(Protocol):
         """Keep these rows only."""
 
 
+def fitted(logits: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Logits (…, V') over the target's `vocabulary`: missing ids get −inf, surplus is cut off."""
+    missing = vocabulary - logits.shape[-1]
+    if missing > 0:
+        return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
+    return logits[..., :vocabulary]
+
+
 class ModelDrafter:
     """A draft model: one token at a time for all rows, until each row's limit, its stop, or an end token.
 
@@ -58,6 +66,7 @@ class ModelDrafter:
         self.model, self.stop, self.processing, self.tap, self.states = model, stop, processing, tap, states
         self.vocabulary, self.sampling, self.clock = vocabulary, sampling, clock
         self.broken: torch.Tensor | None = None  # (B,) bool   NaN seen in this round
+        self.keep_laws = False  # in greedy decoding too, for a filter that reads them
 
     def propose(self, rows: Rows, limits: Sequence[int]) -> Block:
         device, batch = rows.ids.device, rows.ids.shape[0]
@@ -75,8 +84,9 @@ class ModelDrafter:
             if self.states is not None:
                 states.append(self._last(self.states, counts))
             scores = self.processing(rows.ids, [n + i for n in rows.lengths], raw[:, None], rows.index)[:, 0]
-            if self.sampling:
+            if self.sampling or self.keep_laws:
                 laws.append(scores.softmax(dim=-1))
+            if self.sampling:
                 token, peak = draw(laws[-1]), laws[-1][:, 0]
             else:
                 peak, token = scores.max(dim=-1)
@@ -85,7 +95,7 @@ class ModelDrafter:
             if self.processing.needs_prefix:
                 rows.write(token[:, None], i)
             if self.stop.adaptive:
-                stops = self._stops(token, raw, counts).to(device) | rows.ends(token)
+                stops = self._stops(token, raw, counts, rows.index).to(device) | rows.ends(token)
                 for b, stopped in enumerate(stops.tolist()):  # the one look at the device that an adaptive stop costs
                     if going[b]:
                         counted[b], going[b] = i + 1, not stopped and i + 1 < limits[b]
@@ -112,16 +122,17 @@ class ModelDrafter:
             drafted = torch.minimum(1 + (rows.ends(drawn).long().cumsum(dim=1) == 0).sum(dim=1), room)
         inside = torch.arange(len(tokens), device=device) < drafted[:, None]
         self.broken = (torch.stack(peaks, dim=1).isnan() & inside).any(dim=1)
-        block = Block(drawn, drafted, torch.stack(laws, dim=1) if laws else None, self.sampling)
+        law = torch.stack(laws, dim=1) if laws else None
+        block = Block(drawn, drafted, law if self.sampling else None, self.sampling, laws=law)
         block.states = torch.stack(states, dim=1) if states else None
         return block
 
-    def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int], rows: list[int]) -> torch.Tensor:
         """What the stop says of `token` (B,), drawn from `raw` (B, V), the last of `counts[b]` positions of the forward."""
         if self.tap is None:
-            return self.stop(token[:, None], (raw,))
+            return self.stop(token[:, None], (raw,), rows=rows)
         with self.clock.time("head"):
-            return self.stop(token[:, None], (raw,), features=self._last(self.tap, counts))
+            return self.stop(token[:, None], (raw,), rows=rows, features=self._last(self.tap, counts))
 
     @staticmethod
     def _last(tap: FeatureTap, counts: list[int]) -> torch.Tensor:
@@ -133,12 +144,10 @@ class ModelDrafter:
             even = len(set(counts)) == 1
             logits = self.model.feed(feed, counts, keep=1 if even else None)
         last = logits[:, -1] if even else logits[range(len(counts)), [c - 1 for c in counts]]
-        last = last[:, : self.vocabulary].to(device=device, dtype=torch.float32)
-        missing = self.vocabulary - last.shape[1]
-        return torch.nn.functional.pad(last, (0, missing), value=float("-inf")) if missing else last
+        return fitted(last.to(device=device, dtype=torch.float32), self.vocabulary)
 
     def learn(self, rows: Rows, block: Block, accepted: Sequence[int]) -> None:
-        held = rows.held()
+        held = block.known(rows.held(), accepted)
         self.model.rollback([min(a, b) for a, b in zip(self.model.lengths, held, strict=True)])
 
     def select(self, keep: Sequence[int]) -> None:

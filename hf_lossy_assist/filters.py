@@ -1,7 +1,8 @@
 """Verify filters: how many drafted tokens of each row go to the target."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,6 +15,20 @@ class VerifyFilter:
 
     lossless: ClassVar[bool] = True
 
+    def observer(self, target: Any) -> Any:
+        """The model whose laws it reads (`block.companion`); None: it reads none."""
+        return None
+
+    def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
+        """Refuse models that it was not made for, or drafts of up to `longest` tokens."""
+
+    def check_decoding(self, decoding: Mapping[str, Any]) -> None:
+        """Warn of sampling settings (`laws.decoding_at`) that it was not made for."""
+
+    def observes(self, rows: int) -> bool:
+        """Whether the companion is asked in a batch of so many rows."""
+        return False
+
     def __call__(self, block: Block) -> torch.Tensor:
         """The number of drafted tokens of each row to verify, (B,) int64, at most `block.drafted`."""
         raise NotImplementedError
@@ -25,6 +40,3 @@ class VerifyAll(VerifyFilter):
 
     def __call__(self, block: Block) -> torch.Tensor:
         return block.drafted
-
-
-FILTERS: dict[str, type[VerifyFilter]] = {"all": VerifyAll}

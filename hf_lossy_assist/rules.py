@@ -216,9 +216,13 @@ def decide(rule: AcceptanceRule, block: Block) -> Verdict:
         return Verdict(accepted, block.best[rows, accepted], lossy, unseen)
     if gamma == 0:
         return Verdict(accepted, draw(block.p[:, 0]), lossy, unseen)
-    law = block.p[rows, accepted]
-    rejected = accepted < kept
-    residual = rule.correction(block, accepted.clamp(max=gamma - 1))
+    law, at, rejected = block.p[rows, accepted], accepted.clamp(max=gamma - 1), accepted < kept
+    residual = rule.correction(block, at)
+    if block.considered is not None:
+        # A filter that looked at the drafted token itself: r = norm(p − v·min(p, q)), at a token that it dropped as well.
+        assert block.q is not None
+        either = torch.minimum(block.p[rows, at], block.q[rows, at])
+        residual, rejected = residual + either.masked_fill(block.considered(at), 0.0), accepted < block.drafted
     # Rounding can leave a residual of all zeros where p ≈ q; the token is then drawn from p, as it would be with exact numbers.
     use = rejected & (residual.sum(dim=1) > 0)
     return Verdict(accepted, draw(torch.where(use[:, None], residual, law)), lossy, unseen)

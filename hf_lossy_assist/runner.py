@@ -1,7 +1,6 @@
 """`Runner`: a policy and a draft as the decoding loop that Transformers' `generate` calls with everything prepared."""
 
 import copy
-import inspect
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,11 @@ from .decoding import Call, decode, new_tokens_first, prefill
 from .drafting import CandidateDrafter, Drafter, ModelDrafter
 from .errors import check_int, check_number
 from .features import FeatureTap
+from .identity import same_ids
+from .inputs import assistant_inputs, cropping, learned_prompt
+from .laws import decoding_at
+from .methods import as_policy
 from .models import CachedModel, CroppingModel, RowModel, base_of, why_not_rows
-from .policy import as_policy
 from .processing import Processing
 from .sequences import Rows
 from .stats import Clock, SpeculationStats
@@ -75,7 +77,7 @@ class Runner:
     def validate(self, model: Any) -> None:
         """Refuse draft models and settings that cannot work, in one line each."""
         for name, its in (("target", model), ("assistant", self.assistant)):
-            if _learned_prompt(its):
+            if learned_prompt(its):
                 raise ValueError(
                     f"the {name} has a learned prompt (PEFT), which this loop cannot feed: use an adapter such as LoRA, or drop lossy_policy"
                 )
@@ -102,23 +104,25 @@ class Runner:
                 self._check_vocabularies(model)
         if self.generator_settings.get("prompt_lookup_num_tokens") is not None:
             check_int("prompt_lookup_num_tokens", self.generator_settings["prompt_lookup_num_tokens"], 1)
-        self.draft_stop()
+        stop = self.draft_stop()
         spec = self.policy.rule.features
         if spec is not None and spec.reads("draft") and (self.assistant is None or self.other_tokenizer()):
             raise ValueError(
                 f"the rule's head reads the {spec}: it needs a draft model with the target's tokenizer. Without one, use a head "
                 "that reads the target alone (hf-lossy fit autojudge --features target)"
             )
-        self.policy.check(model, self.assistant, self.tokenizer)
+        if self.other_tokenizer() and self.policy.filter.observer(base_of(model)) is not None:
+            raise ValueError(
+                "the policy's filter compares laws of the draft with a companion's: it needs a draft model with the target's tokenizer"
+            )
+        self.policy.check(model, self.assistant, self.tokenizer, stop.longest)
 
     def other_tokenizer(self) -> bool:
-        """True when both tokenizers were given and they do not agree on the id of every token they share."""
+        """True when both tokenizers were given and give other ids to the same tokens, or have other tokens."""
         if self.tokenizer is None or self.assistant_tokenizer is None:
             return False
         if self._other is None:
-            ours, theirs = self.tokenizer.get_vocab(), self.assistant_tokenizer.get_vocab()
-            shared = ours.keys() & theirs.keys()
-            self._other = not shared or any(ours[token] != theirs[token] for token in shared)
+            self._other = not same_ids(self.tokenizer, self.assistant_tokenizer)
         return self._other
 
     def _check_vocabularies(self, model: Any) -> None:
@@ -170,6 +174,7 @@ class Runner:
         """Called by `generate` with everything prepared; returns what `generate` returns."""
         self.validate(model)
         refuse_modes({}, Settings({}, generation_config))  # again: not every call comes through `enable`
+        self.policy.filter.check_decoding(decoding_at(generation_config))
         pads, mask = [0] * input_ids.shape[0], model_kwargs.get("attention_mask")
         if mask is not None and not model.config.is_encoder_decoder:
             refuse_mask(input_ids, mask)
@@ -181,14 +186,19 @@ class Runner:
 
         target = self._target(model, rows, model_kwargs)
         for name, head in self.policy.heads().items():  # here: in inference mode it would be made untrainable
-            on_draft = name == "stop_head" and self.assistant is not None
+            on_draft = name.startswith("stop") and self.assistant is not None
             head.to(base_of(self.assistant).get_input_embeddings().weight.device if on_draft else input_ids.device)
         drafter = self._drafter(
             model, rows, stop, processing, vocabulary, sampling, clock, generation_config, inputs_tensor, model_kwargs
         )
+        observer = self.policy.filter.observer(base_of(model))
+        if observer is not None:
+            assert isinstance(drafter, ModelDrafter), "checked by validate"
+            drafter.keep_laws = True
         wants = generation_config.return_dict_in_generate
         call = Call(
             rows, target, drafter, stop, self.policy, processing, clock, sampling,
+            companion=None if observer is None else RowModel(observer, len(rows.index), rows.max_length, vocabulary),
             streamer=self.streamer,
             keep_scores=bool(wants and generation_config.output_scores),
             keep_logits=bool(wants and generation_config.output_logits),
@@ -205,6 +215,8 @@ class Runner:
             prefill(target, rows, clock)
             if isinstance(drafter, ModelDrafter):
                 prefill(drafter.model, rows, clock)
+            if call.companion is not None and self.policy.filter.observes(len(rows.index)):
+                prefill(call.companion, rows, clock)
             stats = self.decode(call)
 
         pad = generation_config._pad_token_tensor
@@ -235,7 +247,7 @@ class Runner:
         if reason is None:
             refuse_extra_inputs(model_kwargs)
             return RowModel(model, len(rows.index), rows.max_length)
-        return _cropping(model, rows, model_kwargs, reason)
+        return cropping(model, rows, model_kwargs, reason)
 
     def _drafter(
         self, model: Any, rows: Rows, stop: DraftStop, processing: Processing, vocabulary: int, sampling: bool,
@@ -246,8 +258,8 @@ class Runner:
             if reason is None:
                 draft: CachedModel = RowModel(self.assistant, len(rows.index), rows.max_length, vocabulary)
             else:
-                inputs = _assistant_inputs(self.assistant, rows, inputs_tensor, model_kwargs, generation_config)
-                draft = _cropping(self.assistant, rows, inputs, reason)
+                inputs = assistant_inputs(self.assistant, rows, inputs_tensor, model_kwargs, generation_config)
+                draft = cropping(self.assistant, rows, inputs, reason)
             tap = None if stop.features is None else FeatureTap(self.assistant, stop.features)
             own = self.policy.rule.features
             states = FeatureTap(self.assistant, own) if own is not None and own.reads("draft") else None
@@ -293,57 +305,3 @@ class Runner:
         if isinstance(target, CroppingModel):
             return target.cache
         return target.as_dynamic_cache() if isinstance(target, RowModel) and len(target.lengths) == 1 else None
-
-
-def _learned_prompt(model: Any) -> bool:
-    """True for PEFT's prompt learning; its wrapper hands `generate` on to the model inside and swaps one method of it."""
-    swapped = getattr(model, "__dict__", {}).get("prepare_inputs_for_generation")
-    inside = getattr(swapped, "__self__", model) is not model
-    return inside or getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
-
-
-def _cropping(model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str) -> CroppingModel:
-    name = type(base_of(model)).__name__
-    if len(rows.index) > 1:
-        raise ValueError(
-            f"{name} can only roll back one row ({reason}); this batch has {len(rows.index)}: pass prompts one by one"
-        )
-    cache = model_kwargs.get("past_key_values")
-    if (
-        cache is not None
-        and cache.get_seq_length() >= rows.width - rows.pads[0]
-        and not base_of(model).config.is_encoder_decoder
-    ):
-        raise ValueError(
-            f"past_key_values holds {cache.get_seq_length()} tokens, input_ids has {rows.width - rows.pads[0]}: pass the whole text, old and new"
-        )
-    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
-    if layers is None or not all(hasattr(layer, "crop") for layer in layers):
-        kind = "none" if cache is None else type(cache).__name__
-        raise ValueError(
-            f"{name} needs a cache that can be rolled back, got {kind}: leave cache_implementation and past_key_values out"
-        )
-    return CroppingModel(model, model_kwargs, rows.ids[:, rows.pads[0] : rows.width])
-
-
-def _assistant_inputs(
-    assistant: Any,
-    rows: Rows,
-    inputs_tensor: torch.Tensor | None,
-    model_kwargs: dict[str, Any],
-    config: GenerationConfig,
-) -> dict[str, Any]:
-    """What `generate` prepared for the target, prepared for a draft that runs on Transformers' own cache."""
-    base = base_of(assistant)
-    own: dict[str, Any] = {"use_cache": True}
-    if base.config.is_encoder_decoder:
-        assert inputs_tensor is not None, "generate gives it to every callable that names it"
-        encoder, mask = base.get_encoder(), model_kwargs.get("attention_mask")
-        inputs = {base.main_input_name: inputs_tensor.to(base.device)}
-        if mask is not None:
-            own["attention_mask"] = mask.to(base.device)
-            if "attention_mask" in inspect.signature(encoder.forward).parameters:
-                inputs["attention_mask"] = own["attention_mask"]
-        own["encoder_outputs"] = encoder(**inputs, return_dict=True)
-    base._prepare_cache_for_generation(copy.deepcopy(config), own, None, len(rows.index), rows.max_length)
-    return own

@@ -47,12 +47,15 @@ class Rows:
         """How many tokens each row may still draft: one place is left for the target's own token; finished rows none."""
         return [0 if f else self.max_length - n - 1 for n, f in zip(self.lengths, self.finished, strict=True)]
 
-    def after(self, held: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
-        """The tokens behind each row's first `held[b]` ones: (B, Q) padded on the right, and how many of them are real."""
+    def after(self, held: Sequence[int], written: int = 0) -> tuple[torch.Tensor, list[int]]:
+        """The tokens behind each row's first `held[b]` ones, with `written` more than are part of it.
+
+        Returns (B, Q) padded on the right, and how many of them are real.
+        """
         starts = [h + pad for h, pad in zip(held, self.pads, strict=True)]
-        counts = [length - start for length, start in zip(self.lengths, starts, strict=True)]
+        counts = [length - start + written for length, start in zip(self.lengths, starts, strict=True)]
         if len(set(starts)) == 1 and len(set(counts)) == 1:
-            return self.ids[:, starts[0] : self.lengths[0]], counts
+            return self.ids[:, starts[0] : self.lengths[0] + written], counts
         columns = (
             torch.arange(max(counts), device=self.ids.device) + torch.tensor(starts, device=self.ids.device)[:, None]
         )

@@ -1,0 +1,65 @@
+"""What the models of a call are fed: their caches where Transformers keeps them, and inputs that only one kind of model has."""
+
+import copy
+import inspect
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from .models import CroppingModel, base_of
+from .sequences import Rows
+
+
+def learned_prompt(model: Any) -> bool:
+    """True for PEFT's prompt learning; its wrapper hands `generate` on to the model inside and swaps one method of it."""
+    swapped = getattr(model, "__dict__", {}).get("prepare_inputs_for_generation")
+    inside = getattr(swapped, "__self__", model) is not model
+    return inside or getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+
+
+def cropping(model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str) -> CroppingModel:
+    name = type(base_of(model)).__name__
+    if len(rows.index) > 1:
+        raise ValueError(
+            f"{name} can only roll back one row ({reason}); this batch has {len(rows.index)}: pass prompts one by one"
+        )
+    cache = model_kwargs.get("past_key_values")
+    if (
+        cache is not None
+        and cache.get_seq_length() >= rows.width - rows.pads[0]
+        and not base_of(model).config.is_encoder_decoder
+    ):
+        raise ValueError(
+            f"past_key_values holds {cache.get_seq_length()} tokens, input_ids has {rows.width - rows.pads[0]}: pass the whole text, old and new"
+        )
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
+    if layers is None or not all(hasattr(layer, "crop") for layer in layers):
+        kind = "none" if cache is None else type(cache).__name__
+        raise ValueError(
+            f"{name} needs a cache that can be rolled back, got {kind}: leave cache_implementation and past_key_values out"
+        )
+    return CroppingModel(model, model_kwargs, rows.ids[:, rows.pads[0] : rows.width])
+
+
+def assistant_inputs(
+    assistant: Any,
+    rows: Rows,
+    inputs_tensor: torch.Tensor | None,
+    model_kwargs: dict[str, Any],
+    config: GenerationConfig,
+) -> dict[str, Any]:
+    """What `generate` prepared for the target, prepared for a draft that runs on Transformers' own cache."""
+    base = base_of(assistant)
+    own: dict[str, Any] = {"use_cache": True}
+    if base.config.is_encoder_decoder:
+        assert inputs_tensor is not None, "generate gives it to every callable that names it"
+        encoder, mask = base.get_encoder(), model_kwargs.get("attention_mask")
+        inputs = {base.main_input_name: inputs_tensor.to(base.device)}
+        if mask is not None:
+            own["attention_mask"] = mask.to(base.device)
+            if "attention_mask" in inspect.signature(encoder.forward).parameters:
+                inputs["attention_mask"] = own["attention_mask"]
+        own["encoder_outputs"] = encoder(**inputs, return_dict=True)
+    base._prepare_cache_for_generation(copy.deepcopy(config), own, None, len(rows.index), rows.max_length)
+    return own

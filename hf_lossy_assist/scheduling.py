@@ -1,0 +1,76 @@
+"""Which drafted tokens of a batch are worth verifying: expected tokens per second, grown token by token.
+
+Kim et al., "Speculative Verification" (§5, huggingface.co/papers/2509.24328). A row's i-th drafted token adds π_i = P̂_1 ⋯ P̂_i to
+the expected accepted tokens, so the next best token of a batch is the one with the highest π, whichever row it is in. Tokens are
+added while expected tokens ÷ seconds rises. Whether a token is added never depends on what its own row drafted behind it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One round's choice, and what it would have been with another token at one place (`would_verify`)."""
+
+    gains: np.ndarray  # (B, γ) float64   π of each drafted token
+    seconds: np.ndarray  # (> B·γ,) float64   of a round that verifies m tokens
+    sure: float  # tokens that the round gives without any draft accepted: the corrections
+    order: np.ndarray  # (B·γ,) int64    the tokens as b·γ + i, best first
+    kept: np.ndarray  # (B,) int64     how many tokens of each row are verified
+
+    def would_verify(self, at: np.ndarray, accept: np.ndarray) -> np.ndarray:
+        """Had row b's token at place `at[b]` had an expected acceptance of `accept[b, k]`, would it have been verified?
+
+        The row's tokens before it, and the other rows, stay as they are. (B, K) float64 → (B, K) bool.
+        """
+        batch, gamma = self.gains.shape
+        mine = np.arange(batch)[:, None]
+        before = np.concatenate([np.ones((batch, 1)), self.gains], axis=1)[
+            mine[:, 0], at
+        ]  # (B,) π of the token before
+        gain = before[:, None] * accept  # (B, K)
+        row, place = self.order // gamma, self.order % gamma  # (n,)
+        value = self.gains.reshape(-1)[self.order]
+        counts = ~((row == mine) & (place >= at[:, None]))  # (B, n) the row's own tokens from there on do not exist
+        totals = _totals(np.where(counts, value, 0.0), self.sure)  # (B, n + 1)
+        added = np.cumsum(np.pad(counts, ((0, 0), (1, 0))), axis=1)  # (B, n + 1)
+        speed = totals / self.seconds[added]
+        failed = counts & ~(speed[:, 1:] > speed[:, :-1])
+        ended = np.where(failed.any(axis=1), failed.argmax(axis=1), len(value))[:, None]  # the item at which it stops
+        # How many items of `order` come before the token: those of higher π, and of equal π those of rows up to its own.
+        first = np.searchsorted(-value, -gain, side="left")  # (B, K)
+        level = np.cumsum(np.concatenate([[0], value[1:] < value[:-1]]))  # (n,) equal for equal π
+        tied = (first < len(value)) & (value[np.minimum(first, len(value) - 1)] == gain)
+        same = np.searchsorted(
+            level * batch + row, level[np.minimum(first, len(value) - 1)] * batch + mine, side="right"
+        )
+        ahead = np.where(tied, same, first)
+        total, count = totals[mine, ahead], added[mine, ahead]
+        return (ended >= ahead) & ((total + gain) / self.seconds[count + 1] > total / self.seconds[count])
+
+
+def choose(accept: np.ndarray, seconds: np.ndarray, sure: float) -> Choice:
+    """How many drafted tokens of each row to verify.
+
+    Args:
+        accept: P̂ of each drafted token, (B, γ) float64; 0 where a row drafted less.
+        seconds: of a round that verifies m = 0, 1, … tokens of the whole batch, at least B·γ + 1 numbers, none smaller than
+            the one before.
+        sure: tokens that come without any draft: the number of unfinished rows; 0 is the paper's form, which counts accepted drafts alone.
+    """
+    batch, gamma = accept.shape
+    gains = np.cumprod(accept, axis=1)
+    order = np.argsort(-gains.reshape(-1), kind="stable")  # stable: a row's tokens stay in their order
+    totals = _totals(gains.reshape(1, -1)[:, order], sure)[0]  # (n + 1,)
+    speed = totals / seconds[: len(totals)]
+    rising = speed[1:] > speed[:-1]
+    chosen = order[: len(order) if rising.all() else int(rising.argmin())]
+    kept = np.bincount(chosen // max(gamma, 1), minlength=batch)
+    return Choice(gains, seconds, sure, order, kept)
+
+
+def _totals(gains: np.ndarray, sure: float) -> np.ndarray:
+    """Expected tokens after each item, (B, n) → (B, n + 1), added up one by one so that equal items give equal sums."""
+    return np.cumsum(np.concatenate([np.full((gains.shape[0], 1), sure), gains], axis=1), axis=1)

@@ -8,10 +8,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from ..errors import nearest
 from ..heads import Head
+from ..profile import Profile
 from .task import Problem, answer, problems
 
 
-__all__ = ["FOLDER", "Demo", "Problem", "answer", "head", "load", "problems"]
+__all__ = ["FOLDER", "Demo", "Problem", "answer", "head", "load", "problems", "profile"]
 
 FOLDER = Path(__file__).parent / "models"
 
@@ -36,14 +37,20 @@ def load(dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu")
     return Demo(target, draft, companion, AutoTokenizer.from_pretrained(FOLDER / "target"))
 
 
-HEADS = ("sprinter", "autojudge")
+HEADS = ("sprinter", "autojudge", "specdec")
 
 
 def head(method: str = "sprinter") -> Head:
     """The shipped head of a method for the demo's target and draft.
 
-    "sprinter" comes from `hf-lossy collect --prompts demo` and `fit sprinter`, "autojudge" from `mine --task demo` and `fit autojudge`.
+    "sprinter" comes from `hf-lossy collect --prompts demo` and `fit sprinter`, "autojudge" from `mine --task demo` and `fit autojudge`,
+    "specdec" (for `SpecDecPP`) from `collect --for specdec --prompts demo` and `fit specdec`.
     """
     if method not in HEADS:
         raise ValueError(f"demo.head: {nearest('method', str(method), HEADS)}")
     return Head.from_pretrained(FOLDER / f"{method}_head")
+
+
+def profile() -> Profile:
+    """The shipped profile of the demo's three models, from `hf-lossy profile --prompts demo`; its seconds are of another machine."""
+    return Profile.from_pretrained(FOLDER / "sv_profile")

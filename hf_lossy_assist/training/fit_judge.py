@@ -20,6 +20,7 @@ from ..features import FeatureSpec
 from ..files import new_folder
 from ..heads import Head, HeadConfig
 from ..identity import ModelIdentity, tokenizer_hash, versions
+from ..laws import decoding_of
 from .classifiers import (
     PAPER,
     SOURCES,
@@ -38,7 +39,6 @@ from .classifiers import (
     train,
     train_grid,
 )
-from .laws import decoding_of
 from .states import PLACES, MinedTable, hidden_states, read_mined
 
 

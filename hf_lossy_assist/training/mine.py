@@ -20,10 +20,10 @@ from ..errors import check_int, check_number
 from ..evaluation.endpoint import Endpoint
 from ..evaluation.tasks import AnswerTask, Problem
 from ..identity import ModelIdentity, tokenizer_hash, versions
+from ..laws import decoding_of
 from ..models import base_of, why_not_rows
 from .continuing import Batch, Choice, Continuer, DraftChoices, decoding_processors
 from .dataset import prepare
-from .laws import decoding_of
 from .mined import RECORD, assemble, read_lines
 from .remote import Remote
 from .search import Continue, Limits, Mined, Search, Work, search

@@ -1,0 +1,205 @@
+"""Make SV's profile: how often the target accepts a drafted token of given S and A, and what a round costs on this machine.
+
+Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328), §4.2, §5 and Appendix A.2. Samples and seconds are both
+taken from strict decoding with the real engine: the samples with the companion looking on, the seconds with lengths drawn at random.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from huggingface_hub.utils import tqdm
+
+from ..block import Block
+from ..companions import check_companion
+from ..decoding import Call
+from ..files import new_folder
+from ..filters import VerifyFilter
+from ..identity import ModelIdentity, tokenizer_hash, versions
+from ..models import why_not_rows
+from ..policy import LossyPolicy
+from ..profile import Bins, Latency, Profile, machine
+from ..runner import Runner
+from ..scheduling import choose
+from ..stops import Constant
+from ..verification import acceptance, similarity
+from .bins import Samples, build, cells, entropies
+from .profile_figures import cells_figure, goodput_figure
+from .round_costs import measure
+from .rounds import ProfileSettings, Watching, run
+
+
+DEFAULTS = ProfileSettings()
+SHAPES = (("5 × 5", 5, 5, False), ("10 × 10", 10, 10, False), ("20 × 20", 20, 20, False), ("adaptive", 16, 17, True))
+FEWEST = 1000  # samples: about four for each cell of the finest table
+HELD_OUT = 0.2  # of the prompts, for every figure in the report
+
+
+@dataclass(frozen=True, eq=False)
+class LookingOn(VerifyFilter):
+    """Verifies everything, while a companion reads along."""
+
+    companion: Any
+
+    def observer(self, target: Any) -> Any:
+        return self.companion
+
+    def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
+        check_companion(draft, self.companion)
+
+    def observes(self, rows: int) -> bool:
+        return True
+
+    def __call__(self, block: Block) -> torch.Tensor:
+        return block.drafted
+
+
+def profile(
+    target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], out: str | Path,
+    settings: ProfileSettings = DEFAULTS, *, source: str = "",
+) -> Profile:  # fmt: skip
+    """Make a profile and write it into the folder `out`, all or nothing.
+
+    Args:
+        target, draft, companion: loaded decoder-only models with one tokenizer.
+        texts: prompts, not those that speed will be measured on.
+        source: where they come from, for the record.
+
+    Raises: `ValueError`, one line, for models that cannot be used and for too few samples.
+    """
+    out = Path(out)
+    if out.exists():
+        raise ValueError(f"{out} exists: choose another --out, or delete it to profile again")
+    if len(texts) < 2:
+        raise ValueError(f"at least 2 prompts are needed, for some are held out; got {len(texts)}: pass more prompts")
+    for name, model in (("target", target), ("draft", draft)):
+        reason = why_not_rows(model)
+        if reason is not None:
+            raise ValueError(f"profiling needs models that run in batches; the {name} does not: {reason}")
+    Runner(LossyPolicy(filter=LookingOn(companion)), draft).validate(target)
+    samples = collect(target, draft, companion, tokenizer, texts, settings)
+    if len(samples.x) < FEWEST:
+        raise ValueError(
+            f"{len(texts)} prompts gave {len(samples.x)} drafted tokens; at least {FEWEST} are needed: pass more prompts"
+        )
+    fitted, kept, metrics = report(samples, settings.seed)
+    bins, gamma = build(fitted, *SHAPES[-1][1:]), settings.gamma[-1]
+    latency = measure(target, draft, companion, tokenizer, texts, settings, bins)
+    made = Profile(
+        bins=bins,
+        latency=latency,
+        gamma=gamma,
+        pays=np.array([predicted(bins, latency, kept, int(b), gamma, settings.seed) for b in latency.batches]),
+        target=ModelIdentity.of(target),
+        draft=ModelIdentity.of(draft),
+        companion=ModelIdentity.of(companion),
+        tokenizer_hash=tokenizer_hash(tokenizer),
+        decoding=settings.decoding(),
+        machine=machine(target.device),
+        training={"prompts": len(texts), "source": source, "settings": settings.to_dict()},
+        metrics=metrics,
+        versions=versions(),
+    )
+    largest = int(latency.batches[-1])
+    with new_folder(out) as folder:
+        made.write(folder)
+        cells_figure(bins, folder / "cells.png")
+        goodput_figure(next(expected(bins, kept, largest, gamma, settings.seed))[0], latency, folder / "goodput.png")
+    return made
+
+
+def report(samples: Samples, seed: int) -> tuple[Samples, Samples, dict[str, Any]]:
+    """Samples to build cells from, those of held-out prompts, and what the latter say of S and A."""
+    numbers = np.unique(samples.text)
+    held_out = np.random.default_rng(seed).permutation(numbers)[: max(1, round(HELD_OUT * len(numbers)))]
+    held = np.isin(samples.text, held_out)
+    fitted, kept = samples.of(~held), samples.of(held)
+    metrics = {
+        "samples": len(samples.x),
+        "held_out": len(kept.x),
+        "acceptance": float(np.average(samples.x, weights=samples.reached)),
+        "information": entropies(fitted, kept, SHAPES),
+        "correlation": correlation(kept.s, kept.similarity),
+    }
+    return fitted, kept, metrics
+
+
+def collect(
+    target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], settings: ProfileSettings
+) -> Samples:
+    """Strict decoding of every prompt at each γ, watched by the companion."""
+    parts: list[dict[str, np.ndarray]] = []
+    rounds = 0
+
+    def watch(call: Call, block: Block) -> None:
+        nonlocal rounds
+        batch, gamma = block.tokens.shape
+        if gamma == 0:
+            return
+        assert block.laws is not None
+        p = block.p[:, :gamma]
+        if block.sampling:
+            x = (block.of_tokens(p) / block.of_tokens(block.laws)).clamp(max=1.0)
+        else:
+            x = (block.tokens == block.best[:, :gamma]).float()
+        x = x.double()
+        reached = torch.cat([torch.ones_like(x[:, :1]), x[:, :-1].cumprod(dim=1)], dim=1)
+        place = torch.arange(gamma).expand(batch, -1)
+        text = torch.tensor([first + row for row in call.rows.index])[:, None].expand(-1, gamma)
+        number = torch.arange(rounds, rounds + batch)[:, None].expand(-1, gamma)
+        most = torch.full((batch, gamma), call.stop.longest)
+        rounds += batch
+        inside = (place < block.drafted.cpu()[:, None]).numpy()
+        values = {
+            "s": similarity(block), "a": acceptance(block), "x": x,
+            "similarity": torch.minimum(p, block.laws).sum(dim=-1), "place": place,
+            "gamma": most, "text": text, "round": number, "reached": reached,
+        }  # fmt: skip
+        parts.append({name: value.cpu().numpy()[inside] for name, value in values.items()})
+
+    for longest in settings.gamma:
+        policy = LossyPolicy(stop=Constant(longest), filter=LookingOn(companion))
+        for first in tqdm(range(0, len(texts), settings.batch_size), desc=f"γ = {longest}", unit="batch"):
+            with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
+                torch.manual_seed(settings.seed * 1_000_003 + first)
+                run(
+                    target,
+                    tokenizer,
+                    texts[first : first + settings.batch_size],
+                    Watching(policy, draft, watch),
+                    settings,
+                )
+    return Samples(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+def expected(bins: Bins, samples: Samples, batch: int, gamma: int, seed: int) -> Iterator[np.ndarray]:
+    """Rounds of γ in random batches, without end: what P̂ says of each drafted token and what was true, (2, B, γ)."""
+    random, samples = np.random.default_rng(seed), samples.of(samples.gamma == gamma)
+    number, inverse = np.unique(samples.round, return_inverse=True)
+    table = np.zeros((2, len(number), gamma))
+    s, a = cells(bins.s_edges, bins.a_edges, samples)
+    table[0, inverse, samples.place] = bins.accept[s, a]
+    table[1, inverse, samples.place] = samples.x
+    while True:
+        yield table[:, random.choice(len(number), batch)]
+
+
+def correlation(x: np.ndarray, y: np.ndarray) -> float | None:
+    """Pearson's; None where one of them never changes."""
+    return float(np.corrcoef(x, y)[0, 1]) if np.ptp(x) > 0 and np.ptp(y) > 0 else None
+
+
+def predicted(bins: Bins, latency: Latency, samples: Samples, batch: int, gamma: int, seed: int) -> float:
+    """The speed of SV against strict acceptance, by replaying held-out rounds in random batches with the measured seconds."""
+    seconds, alone = latency.of(batch, gamma), latency.unobserved(batch, gamma)
+    total = np.zeros(4)  # tokens and seconds of SV, of strict
+    for accept, true in islice(expected(bins, samples, batch, gamma, seed), 200):
+        kept = choose(accept, seconds, float(batch)).kept
+        gain = np.cumprod(true, axis=1)
+        sent = np.arange(gamma) < kept[:, None]
+        total += (batch + gain[sent].sum(), seconds[kept.sum()], batch + gain.sum(), alone)
+    return float(total[0] / total[1] / (total[2] / total[3]))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import commands, judge_commands
+from . import commands, judge_commands, profile_commands, specdec_commands
 from .commands import chats
+from .profile_commands import Companion, load_companion, load_profile
 
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ app = typer.Typer(
 )
 
 DEMO_PROBLEMS = 3
+OPTIONS = dict.fromkeys(("--head", "--threshold"), ("sprinter", "autojudge")) | {"--window": ("autojudge",)}
+OPTIONS |= dict.fromkeys(("--profile", "--companion", "--gamma"), ("sv",))  # whose each is
 HTTP_CLIENTS = (
     "httpx",
     "httpx2",
@@ -52,6 +55,8 @@ def main() -> None:
 
 commands.add_to(app)
 judge_commands.add_to(app)
+specdec_commands.add_to(app)
+profile_commands.add_to(app)
 
 
 @app.command()
@@ -62,6 +67,9 @@ def generate(
     head: Annotated[str | None, typer.Option(help="of sprinter and autojudge; default the demo's")] = None,
     threshold: Annotated[float | None, typer.Option(help="of sprinter (0.5) and autojudge (the head's own)")] = None,
     window: Annotated[int | None, typer.Option(help="of autojudge: tokens drafted a round (32)")] = None,
+    profile: Annotated[str | None, typer.Option(help="of sv: a folder or Hub id; default the demo's")] = None,
+    companion: Companion = None,
+    gamma: Annotated[int | None, typer.Option(help="of sv: tokens drafted a round; default as profiled")] = None,
     prompt: Annotated[
         list[str] | None, typer.Option(help="a prompt (repeatable); default a few demo problems")
     ] = None,
@@ -69,6 +77,8 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option()] = 128,
     do_sample: Annotated[bool, typer.Option("--do-sample", help="sample; default greedy")] = False,
     temperature: Annotated[float, typer.Option(help="with --do-sample")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="with --do-sample; 0: all tokens")] = 0,
+    top_p: Annotated[float, typer.Option(help="with --do-sample; 1: all tokens")] = 1.0,
     seed: Annotated[int, typer.Option(help="of sampling and of the demo problems")] = 0,
     batch_size: Annotated[int, typer.Option()] = 1,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
@@ -84,6 +94,7 @@ def generate(
     from .errors import check_int
     from .evaluation.prompts import read_prompts
     from .integration import enable
+    from .methods import SpeculativeVerification
     from .stats import SpeculationStats
 
     check_int("--max-new-tokens", max_new_tokens, 1)
@@ -94,7 +105,13 @@ def generate(
         raise ValueError("--prompt and --prompts are two sources: pass one of them")
     if policy != "target":
         check_pair(model, assistant)
-    chosen = _policy(policy, head, threshold, window, model is None)
+    given = {"--head": head, "--threshold": threshold, "--window": window}
+    given |= {"--profile": profile, "--companion": companion, "--gamma": gamma}
+    for option, value in given.items():
+        if value is not None and policy not in OPTIONS[option]:
+            raise ValueError(f"{option} is for --policy {' or '.join(OPTIONS[option])}, not {policy!r}")
+    chosen = None if policy == "sv" else _policy(policy, head, threshold, window, model is None)
+    made = load_profile(profile, companion, model is None) if policy == "sv" else None
     texts = list(prompt or []) or (read_prompts(prompts) if prompts else [])
     problems = [] if texts or model is not None else demo.problems(DEMO_PROBLEMS, seed)
     texts = texts or [p.prompt for p in problems]
@@ -104,6 +121,8 @@ def generate(
         raise ValueError("a prompt is empty: every prompt needs some text")
 
     target, draft, tokenizer = load(model, assistant, dtype, device)
+    if made is not None:
+        chosen = SpeculativeVerification(made, load_companion(companion, target, draft, tokenizer), gamma)
     enable(target)
     texts = chats(tokenizer, texts) if chat else texts
 
@@ -120,7 +139,7 @@ def generate(
             inputs["streamer"] = TextStreamer(tokenizer, skip_prompt=True)
         settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": do_sample}
         if do_sample:
-            settings["temperature"] = temperature
+            settings |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         if chosen is not None:
             settings |= {"assistant_model": draft, "lossy_policy": chosen}
         began = time.perf_counter()
@@ -163,13 +182,9 @@ def _policy(policy: str, head: str | None, threshold: float | None, window: int 
     """`--policy`: what `lossy_policy=` takes, a method with its head, or a repository on the Hub."""
     from . import demo
     from .heads import Head
-    from .policy import METHODS, POLICIES, LossyPolicy, as_policy
+    from .methods import METHODS, POLICIES, as_policy
+    from .policy import LossyPolicy
 
-    for option, value, methods in (
-        ("--head", head, tuple(METHODS)), ("--threshold", threshold, tuple(METHODS)), ("--window", window, ("autojudge",)),
-    ):  # fmt: skip
-        if value is not None and policy not in methods:
-            raise ValueError(f"{option} is for --policy {' or '.join(methods)}, not {policy!r}")
     if policy == "target":
         return None
     if policy in METHODS:
@@ -222,13 +237,19 @@ def load(model: str | None, assistant: str | None, dtype: str, device: str) -> t
         models = demo.load(kinds[dtype], device)
         return models.target, models.draft, models.tokenizer
 
+    def named(kind: Any, source: str, **settings: Any) -> Any:
+        try:
+            return kind.from_pretrained(source, **settings)
+        except OSError as error:  # offline, Transformers does not say what it was looking for
+            raise OSError(f"{source} was not loaded: {error}") from None
+
     def read(source: str | None) -> Any:
         if source is None:
             return None
-        return AutoModelForCausalLM.from_pretrained(source, dtype=kinds[dtype]).to(device).eval()
+        return named(AutoModelForCausalLM, source, dtype=kinds[dtype]).to(device).eval()
 
     source = model or str(demo.FOLDER / "target")
-    tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
+    tokenizer = named(AutoTokenizer, source, padding_side="left")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return read(source), read(assistant), tokenizer

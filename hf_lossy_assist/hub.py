@@ -49,7 +49,7 @@ def fetch(
         ) from error
     except EntryNotFoundError:
         raise ValueError(
-            f"{source} on the Hub has no {' and '.join(names)}: not a head or policy of this package"
+            f"{source} on the Hub has no {' and '.join(names)}: not a head, policy or profile of this package"
         ) from None
 
 

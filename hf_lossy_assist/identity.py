@@ -76,6 +76,13 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return _hashes[tokenizer][1]
 
 
+def same_ids(one: Any, other: Any) -> bool:
+    """Whether two tokenizers share nearly all tokens of the smaller one, each under the same id in both."""
+    ours, theirs = one.get_vocab(), other.get_vocab()
+    shared = ours.keys() & theirs.keys()
+    return len(shared) > 0.9 * min(len(ours), len(theirs)) and all(ours[token] == theirs[token] for token in shared)
+
+
 def versions() -> dict[str, str]:
     """Of this package and what it stands on, for the record."""
     return {"python": platform.python_version()} | {

@@ -19,8 +19,9 @@ from transformers.generation import StopStringCriteria
 
 from .checks import refuse_arguments
 from .drafting import stock_generator
+from .methods import as_policy
 from .models import base_of
-from .policy import LossyPolicy, as_policy
+from .policy import LossyPolicy
 from .runner import DRAFT_SETTINGS, Runner
 from .stops import DraftStop
 

@@ -1,26 +1,30 @@
-"""`LossyPolicy`: a rule, a stop and a filter in one frozen bundle, its files, and what `lossy_policy=` may be."""
+"""`LossyPolicy`: a rule, a stop and a filter in one frozen bundle, and its files."""
 
 import dataclasses
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
+from transformers import PreTrainedModel
 
 from .cards import policy_card
-from .errors import check_int, nearest
+from .errors import nearest
 from .files import new_folder
-from .filters import FILTERS, VerifyAll, VerifyFilter
+from .filters import VerifyAll, VerifyFilter
 from .heads import CONFIG, WEIGHTS, Head
 from .hub import fetch, holds
-from .rules import RULES, AcceptanceRule, AllButLast, Judge, Strict
-from .stops import STOPS, SVIP, Constant, DraftStop, HeadStop
+from .profile import PROFILE, TABLES, Profile
+from .rules import RULES, AcceptanceRule, Strict
+from .staging import FILTERS
+from .stops import STOPS, DraftStop
 
 
 POLICY = "policy.json"
+PARTS = (AcceptanceRule, DraftStop, VerifyFilter)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,15 +79,15 @@ class LossyPolicy:
         ):
             value = getattr(self, seam)
             if value != neutral:
-                fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-                out[seam] = {"name": _name_of(value, known)} | {n: _plain(v) for n, v in fields.items()}
+                out[seam] = _plain(value, known)
         return out
 
     @classmethod
     def from_dict(cls, spec: Mapping[str, Any], folder: Path | None = None) -> "LossyPolicy":
         """Read the JSON form. Unknown entries, names and parameters are refused, with the nearest match.
 
-        A head is named by its folder (first looked for inside `folder`) or its repository on the Hub, and loaded.
+        A head is named by its folder (first looked for inside `folder`) or its repository on the Hub, and loaded. Where a part is
+        made of others of its kind, they stand in its entry in the same form: `{"name": "any_of", "stops": ["svip", …]}`.
         """
         seams: dict[str, Mapping[str, type]] = {"rule": RULES, "stop": STOPS, "filter": FILTERS}
         for key in spec:
@@ -98,14 +102,24 @@ class LossyPolicy:
 
     def heads(self) -> dict[str, Head]:
         """The trained heads in this policy, by the name of the subfolder that each is saved in."""
-        parts = {"rule": self.rule, "stop": self.stop, "filter": self.filter}
-        found = {f"{seam}_head": getattr(part, "head", None) for seam, part in parts.items()}
-        return {name: head for name, head in found.items() if isinstance(head, Head)}
+        return {name: part for name, part in self._saved().items() if isinstance(part, Head)}
 
-    def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
-        """Refuse models that a head in this policy was not trained for; see `Head.check`."""
+    def _saved(self) -> dict[str, Head | Profile]:
+        """Everything that is saved in a subfolder of its own, by that folder's name: "stop_head", "stop_0_head" of a part's first part."""
+        parts = [*_parts("rule", self.rule), *_parts("stop", self.stop), *_parts("filter", self.filter)]
+        found = {f"{name}_{what}": getattr(part, what, None) for name, part in parts for what in ("head", "profile")}
+        return {name: part for name, part in found.items() if isinstance(part, Head | Profile)}
+
+    def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
+        """Refuse models that a head in this policy was not trained for (`Head.check`), and what its filter was not made for.
+
+        `longest`: the most tokens that a row may draft in this call.
+        """
         for head in self.heads().values():
             head.check(target=target, draft=draft, tokenizer=tokenizer)
+        if self.stop is not None:
+            self.stop.check(target, draft, tokenizer)
+        self.filter.check(target, draft, tokenizer, longest)
 
     # -- files --------------------------------------------------------------------------------------------------------
 
@@ -114,16 +128,16 @@ class LossyPolicy:
 
         `measured`: rows (what, figure) for the card's table of figures.
         """
-        heads = self.heads()
+        saved = self._saved()
         with new_folder(save_directory) as folder:
-            for name, head in heads.items():
+            for name, part in saved.items():
                 (folder / name).mkdir()
-                head.write(folder / name)
-            spec = self._spec({id(head): name for name, head in heads.items()})
+                part.write(folder / name)
+            spec = self._spec({id(part): name for name, part in saved.items()})
             (folder / POLICY).write_text(json.dumps(spec, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            policy_card(spec, self.lossless, list(heads.values()), measured).save(folder / "README.md")
-        for name, head in heads.items():
-            head.source = head.source or str(Path(save_directory, name))
+            policy_card(spec, self.lossless, list(self.heads().values()), measured).save(folder / "README.md")
+        for name, part in saved.items():
+            part.source = part.source or str(Path(save_directory, name))
 
     def push_to_hub(
         self, repo_id: str, *, private: bool | None = None, token: str | None = None,
@@ -132,7 +146,7 @@ class LossyPolicy:
         """Upload what `save_pretrained` writes; returns the commit's URL."""
         api = HfApi(token=token)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        sources = {name: head.source for name, head in self.heads().items()}
+        sources = {name: part.source for name, part in self._saved().items()}
         with tempfile.TemporaryDirectory() as made:
             try:
                 self.save_pretrained(Path(made, "policy"), measured)
@@ -140,14 +154,14 @@ class LossyPolicy:
                     api.upload_folder(repo_id=repo_id, folder_path=Path(made, "policy"), commit_message=commit_message)
                 )
             finally:
-                for name, head in self.heads().items():
-                    head.source = sources[name]  # the temporary folder is no name to keep
+                for name, part in self._saved().items():
+                    part.source = sources[name]  # the temporary folder is no name to keep
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> "LossyPolicy":
         """Load a policy from a folder or from the Hub (`org/name`, `org/name@revision`).
 
-        A repository that holds a head alone becomes `Sprinter(head)` or `AutoJudge(head)`, as its polarity says.
+        A repository that holds a head alone becomes the policy that it was trained for: `Sprinter(head)`, `AutoJudge(head)` or `SpecDecPP(head)`.
 
         Args:
             kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, as everywhere on the Hub.
@@ -156,25 +170,28 @@ class LossyPolicy:
         """
         source = str(pretrained_model_name_or_path)
         if not holds(source, POLICY, **kwargs):
-            return _of_head(Head.from_pretrained(source, **kwargs))
+            from .methods import of_head  # methods are policies: they import this file
+
+            return of_head(Head.from_pretrained(source, **kwargs))
         [file] = fetch(source, [POLICY], **kwargs)
-        spec = _json(file.read_text(encoding="utf-8"), f"the file {str(file)!r}")
-        for part in spec.values():
-            name = part.get("head") if isinstance(part, dict) else None
-            if isinstance(name, str) and "/" not in name:  # a folder beside policy.json; on the Hub not here yet
-                fetch(source, (CONFIG, WEIGHTS), subfolder=name, **kwargs)
+        spec = read_json(file.read_text(encoding="utf-8"), f"the file {str(file)!r}")
+        for part in _entries(spec):
+            for key, files in (("head", (CONFIG, WEIGHTS)), ("profile", (PROFILE, TABLES))):
+                name = part.get(key)
+                if isinstance(name, str) and "/" not in name:  # a folder beside policy.json; on the Hub not here yet
+                    fetch(source, files, subfolder=name, **kwargs)
         return cls.from_dict(spec, file.parent)
 
     def _spec(self, names: Mapping[int, str]) -> dict[str, Any]:
         """The JSON form with other names for the heads, by their `id`."""
-        kept = {key: head.source for key, head in self.heads().items()}
+        kept = {key: part.source for key, part in self._saved().items()}
         try:
-            for key, head in self.heads().items():
-                head.source = names.get(id(head), kept[key])
+            for key, part in self._saved().items():
+                part.source = names.get(id(part), kept[key])
             return self.to_dict()
         finally:
-            for key, head in self.heads().items():
-                head.source = kept[key]
+            for key, part in self._saved().items():
+                part.source = kept[key]
 
     def __str__(self) -> str:
         try:
@@ -183,119 +200,11 @@ class LossyPolicy:
             return repr(self)
 
 
-class Sprinter(LossyPolicy):
-    """SPRINTER: draft while the head V says ≥ `threshold`, accept all drafted tokens but the last unseen, verify that one.
-
-    Zhong et al., "Speeding up Speculative Decoding via Sequential Approximate Verification"
-    (huggingface.co/papers/2502.04557). **Lossy**: η_FP of the tokens that strict acceptance would doubt stay in the text.
-    `threshold` above 1 doubts every token and is bit-equal to strict acceptance with γ = 1.
-
-    Args:
-        head (`Head`): from `hf-lossy fit sprinter`, or `Head.from_pretrained(…)`.
-        threshold: τ; lower drafts longer and loses more. `hf-lossy plan` measures which one pays.
-        max_draft: the most tokens of one round.
-        patience: see `HeadStop`; matters in batches alone. 0, the default, ends the round for all rows when one stops: 1.15 ×
-            strict acceptance in batches of 32 on the demo, where waiting for every row gives 0.80 × (docs/log.md). With 1 each
-            row's greedy text is the one it would have alone.
-    """
-
-    def __init__(
-        self, head: Head, threshold: float = HeadStop.threshold, max_draft: int = HeadStop.max_draft, patience: float = 0.0
-    ):  # fmt: skip
-        super().__init__(rule=AllButLast(), stop=HeadStop(head, threshold, max_draft, patience))
+def parse(text: str, where: str, folder: Path | None = None) -> LossyPolicy:
+    return LossyPolicy.from_dict(read_json(text, where), folder)
 
 
-class AutoJudge(LossyPolicy):
-    """AutoJudge: strict acceptance, but a mismatch that the head finds unimportant is kept, and the rest of the draft with it.
-
-    Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039). **Lossy**: the
-    output is no longer the target's; what that costs on your task only a measurement there can tell. `threshold` 0 is
-    bit-equal to strict acceptance with the same window, 1 keeps everything.
-
-    Args:
-        head (`Head`): from `hf-lossy fit autojudge`, or `Head.from_pretrained(…)`.
-        threshold: a mismatch is kept where P(important) < threshold; None takes the head's own (recall ≥ 90 % when it was made).
-        window: tokens drafted a round, by default 32; longer than strict acceptance wants, for more of them are kept (the
-            paper: 64, and in vLLM tuned for each pair of models).
-        stop (`DraftStop`, *optional*): in place of a constant window, `SVIP()` for example.
-    """
-
-    def __init__(
-        self, head: Head, threshold: float | None = None, window: int | None = None, stop: DraftStop | None = None
-    ):  # fmt: skip
-        if window is not None:
-            check_int("AutoJudge.window", window, 1)
-            if stop is not None:
-                raise ValueError("AutoJudge: window and stop both say how much is drafted: pass one of them")
-        super().__init__(rule=Judge(head, threshold), stop=stop or Constant(window or 32))
-
-
-POLICIES: dict[str, LossyPolicy] = {
-    "strict": LossyPolicy(),
-    "svip": LossyPolicy(stop=SVIP()),
-}
-
-
-# Policies that are nothing without a trained head.
-METHODS: dict[str, type[Sprinter] | type[AutoJudge]] = {"sprinter": Sprinter, "autojudge": AutoJudge}
-
-
-def _of_head(head: Head) -> LossyPolicy:
-    """The method that a head's polarity makes it fit for, with its own settings."""
-    return AutoJudge(head) if head.config.polarity == "important" else Sprinter(head)
-
-
-def as_policy(given: Any) -> LossyPolicy:
-    """What `lossy_policy=` accepts: a `LossyPolicy`, a rule, a stop or a filter alone, a trained head, a name, the JSON form
-    as a dict or as text, the path of a JSON file or of a folder that `save_pretrained` wrote.
-
-    Raises: `TypeError` or `ValueError`, one line with what was given and what there is.
-    """
-    if isinstance(given, LossyPolicy):
-        return given
-    if isinstance(given, AcceptanceRule):
-        return LossyPolicy(rule=given)
-    if isinstance(given, DraftStop):
-        return LossyPolicy(stop=given)
-    if isinstance(given, VerifyFilter):
-        return LossyPolicy(filter=given)
-    if isinstance(given, Mapping):
-        return LossyPolicy.from_dict(given)
-    if isinstance(given, Head):
-        return _of_head(given)
-    if isinstance(given, Path) and given.is_dir():
-        return LossyPolicy.from_pretrained(given)
-    if isinstance(given, str) and not given.lstrip().startswith("{") and Path(given).is_dir():
-        return LossyPolicy.from_pretrained(given)
-    if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
-        path = Path(given)
-        if not path.is_file():
-            raise ValueError(f"lossy_policy: there is no file {str(path)!r}")
-        return _parse(path.read_text(encoding="utf-8"), f"the file {str(path)!r}", path.parent)
-    if isinstance(given, str):
-        if given.lstrip().startswith("{"):
-            return _parse(given, "the text")
-        if given in POLICIES:
-            return POLICIES[given]
-        if given in METHODS:
-            raise ValueError(
-                f"lossy_policy: {given} needs a head: pass {METHODS[given].__name__}(Head.from_pretrained(…)), on the "
-                "command line --head"
-            )
-        hint = " One on the Hub: LossyPolicy.from_pretrained(…)." if given.count("/") == 1 else ""
-        raise ValueError(f"lossy_policy: {nearest('policy', given, POLICIES)}{hint}")
-    if isinstance(given, type):
-        raise TypeError(f"lossy_policy: got the class {given.__name__}; pass an object of it, {given.__name__}(…)")
-    raise TypeError(
-        f"lossy_policy: expected a LossyPolicy, a rule, a stop, a name, a dict or a JSON file, got {type(given).__name__}"
-    )
-
-
-def _parse(text: str, where: str, folder: Path | None = None) -> LossyPolicy:
-    return LossyPolicy.from_dict(_json(text, where), folder)
-
-
-def _json(text: str, where: str) -> dict[str, Any]:
+def read_json(text: str, where: str) -> dict[str, Any]:
     try:
         spec = json.loads(text)
     except json.JSONDecodeError as error:
@@ -305,12 +214,39 @@ def _json(text: str, where: str) -> dict[str, Any]:
     return spec
 
 
-def _plain(value: Any) -> Any:
-    """A parameter as JSON: a head by the name of its folder or repository."""
-    if not isinstance(value, Head):
+def _parts(name: str, part: Any) -> Iterator[tuple[str, Any]]:
+    """A rule, stop or filter and, if it is made of others of its kind, those as well, each with a name."""
+    if part is None:
+        return
+    yield name, part
+    inside = [getattr(part, f.name) for f in dataclasses.fields(part)]
+    nested = [v for value in inside for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, PARTS)]
+    for i, value in enumerate(nested):
+        yield from _parts(f"{name}_{i}", value)
+
+
+def _entries(spec: Any) -> Iterator[dict[str, Any]]:
+    """Every object in the JSON form."""
+    if isinstance(spec, dict):
+        yield spec
+    for value in spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ():
+        yield from _entries(value)
+
+
+def _plain(value: Any, known: Mapping[str, type]) -> Any:
+    """A part or a parameter as JSON: a head, a profile or a model by the name of its folder or repository."""
+    if isinstance(value, PARTS):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {"name": _name_of(value, known)} | {name: _plain(v, known) for name, v in fields.items()}
+    if isinstance(value, tuple):
+        return [_plain(v, known) for v in value]
+    if isinstance(value, PreTrainedModel):
+        return value.config.name_or_path
+    if not isinstance(value, Head | Profile):
         return value
     if value.source is None:
-        raise ValueError("a head that was never saved has no JSON form: head.save_pretrained(…) first")
+        what = type(value).__name__.lower() if isinstance(value, Profile) else "head"
+        raise ValueError(f"a {what} that was never saved has no JSON form: {what}.save_pretrained(…) first")
     return value.source
 
 
@@ -328,11 +264,16 @@ def _build(seam: str, spec: Any, known: Mapping[str, type], folder: Path | None 
     for parameter in parameters:
         if parameter not in fields:
             raise ValueError(f"lossy_policy: {nearest(f'parameter of {seam} {name!r}', str(parameter), fields)}")
-    if isinstance(parameters.get("head"), str):
-        inside = None if folder is None else folder / parameters["head"]
-        parameters["head"] = Head.from_pretrained(
-            str(inside) if inside is not None and inside.is_dir() else parameters["head"]
-        )
+    if seam in parameters:  # made of another of its kind, or of several
+        parameters[seam] = _build(seam, parameters[seam], known, folder)
+    if isinstance(parameters.get(f"{seam}s"), list | tuple):
+        parameters[f"{seam}s"] = tuple(_build(seam, part, known, folder) for part in parameters[f"{seam}s"])
+    for part, kind in (("head", Head), ("profile", Profile)):
+        if isinstance(parameters.get(part), str):
+            inside = None if folder is None else folder / parameters[part]
+            parameters[part] = kind.from_pretrained(
+                str(inside) if inside is not None and inside.is_dir() else parameters[part]
+            )
     try:
         return known[name](**parameters)
     except TypeError as error:

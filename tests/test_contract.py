@@ -9,6 +9,8 @@ import pytest
 import tiny
 import torch
 from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
     Cache,
     DynamicCache,
     EosTokenCriteria,
@@ -23,6 +25,8 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidi
 from transformers.generation import CandidateGenerator
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
 def parameters(function) -> list[str]:
@@ -217,6 +221,28 @@ def test_forwards_take_positions_masks_and_a_cache(name):
     """models: a `RowModel` needs these; `logits_to_keep` it uses where there is one."""
     names = parameters(tiny.shared(name).forward)
     assert {"input_ids", "position_ids", "attention_mask", "past_key_values", "use_cache"} <= set(names)
+
+
+@pytest.mark.parametrize("name", [name for name in tiny.BATCHED if name != "gemma2"])  # that one is eager
+def test_attention_is_looked_up_by_the_configs_name_at_every_forward(name):
+    """packing: under another name with the same functions the output is the same, and the function is really called."""
+    assert ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] and ALL_ATTENTION_FUNCTIONS["sdpa"]
+    model, calls = tiny.build(name, seed=1), []
+    assert model.config._attn_implementation == "sdpa"
+
+    def attention(module, query, key, value, mask, **kwargs):
+        calls.append((query.shape[2], key.shape[2]))
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **kwargs)
+
+    AttentionInterface.register("contract", attention)
+    AttentionMaskInterface.register("contract", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    with torch.no_grad():
+        plain = model(torch.arange(4, 9)[None]).logits
+        model.config._attn_implementation = "contract"
+        assert torch.equal(model(torch.arange(4, 9)[None]).logits, plain)
+        model.config._attn_implementation = "sdpa"
+        model(torch.arange(4, 9)[None])
+    assert calls == [(5, 5)] * model.config.num_hidden_layers
 
 
 def test_masks_of_four_dimensions_pass_as_they_are():

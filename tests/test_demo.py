@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from itertools import islice
 from pathlib import Path
 
@@ -50,6 +51,19 @@ def test_wordings_follow_the_card():
         asked = dict(re.findall(r"(\w+) (plain|warm|brisk)", problem.prompt))
         assert problem.solution.startswith(task.START[asked["start"]])
         assert task.END[asked["end"]] + " The answer is" in problem.solution
+
+
+def test_the_shipped_profile_is_of_the_demos_models(models):
+    """As `hf-lossy profile --prompts demo` makes it: other prompts than those that speed is measured on, and S and A tell something."""
+    made = demo.profile()
+    assert made.training["source"] == "the demo task, calibration problems of seed 0" and made.gamma == 7
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the profile's seconds were taken on another machine")
+        made.check(models.target, models.draft, models.companion, models.tokenizer)
+    gains = [row["gain"] for row in made.metrics["information"]]
+    assert [row["cells"] for row in made.metrics["information"]] == [25, 100, 400, 272]
+    assert min(gains) > 0 and gains == sorted(gains)
+    assert made.latency.batches.tolist() == [1, 4, 16, 32, 64]
 
 
 def test_wrong_arguments_are_refused():

@@ -17,10 +17,12 @@ EXAMPLES = {
     "batches.py": [],
     "calibrate_svip.py": ["--problems", "8"],
     "wrong_uses.py": [],
+    "wrong_policies.py": [],
 }
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")  # one block shows SPRINTER
+@pytest.mark.filterwarnings("ignore:the profile's seconds were taken on another machine:UserWarning")  # and one SV
 def test_readme_blocks_run(capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.S)
     assert len(blocks) >= 2
@@ -47,7 +49,7 @@ def test_no_example_is_forgotten():
 
 
 def test_every_policy_rule_and_stop_is_in_the_readme():
-    from hf_lossy_assist.policy import METHODS, POLICIES
+    from hf_lossy_assist.methods import METHODS, POLICIES
     from hf_lossy_assist.rules import RULES
     from hf_lossy_assist.stops import STOPS
 

@@ -507,7 +507,10 @@ def test_wrong_heads_and_values_are_refused():
     refused(lambda: as_policy(AutoJudge), "AutoJudge", TypeError)
     for k, error in ((-1, ValueError), (1.5, TypeError), ("2", TypeError), (True, TypeError), (None, TypeError)):
         refused(lambda k=k: TopK(k), "TopK.k: expected a whole number of at least 0", error)
-    refused(lambda: hla.demo.head("autojuge"), "unknown method 'autojuge'; there are autojudge, sprinter.*'autojudge'")
+    refused(
+        lambda: hla.demo.head("autojuge"),
+        "unknown method 'autojuge'; there are autojudge, specdec, sprinter.*'autojudge'",
+    )
     refused(lambda: hla.demo.head(None), "demo.head: unknown method")
     assert hla.demo.head().config.polarity == hla.demo.head("sprinter").config.polarity == "acceptable"
 

@@ -119,9 +119,11 @@ def rounds(monkeypatch):
     def spy(call, block):
         rows = call.rows
         texts = [rows.ids[b : b + 1, pad : rows.lengths[b]].clone() for b, pad in enumerate(rows.pads)]
-        drafted, finished = block.drafted.tolist(), list(rows.finished)
+        drafted, kept, finished = block.drafted.tolist(), block.kept.tolist(), list(rows.finished)
         out.append(
-            SimpleNamespace(texts=texts, tokens=block.tokens.clone(), drafted=drafted, finished=finished, block=block)
+            SimpleNamespace(
+                texts=texts, tokens=block.tokens.clone(), drafted=drafted, kept=kept, finished=finished, block=block
+            )
         )
         return verify(call, block)
 
@@ -138,7 +140,7 @@ def check_features(rounds: list[Any], head: Recorder, target: Any, draft: Any, *
     for r, seen in zip(asked, head.shown, strict=True):
         assert seen.shape == (*r.tokens.shape, head.config.hidden_size)
         assert torch.equal(r.block.judged, LinearHead.logit(head, seen).sigmoid() < head.config.metrics["threshold"])
-        for b, (text, n) in enumerate(zip(r.texts, r.drafted, strict=True)):
+        for b, (text, n) in enumerate(zip(r.texts, r.kept, strict=True)):
             if n and not r.finished[b]:
                 whole.append(torch.cat([text[0], r.tokens[b, :n]]))
                 shown.append(seen[b, :n])

@@ -1,17 +1,19 @@
-"""Every wrong use of `examples/wrong_uses.py` is refused in one line, by this package, and the script itself can fail."""
+"""Every wrong use of `examples/wrong_uses.py` and `wrong_policies.py` is refused in one line, by this package, and the script itself can fail."""
 
-import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 
-path = Path(__file__).resolve().parent.parent / "examples" / "wrong_uses.py"
-spec = importlib.util.spec_from_file_location("wrong_uses", path)
-wrong_uses = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(wrong_uses)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+import wrong_policies
+import wrong_uses
+
+
+CASES = wrong_uses.CASES | wrong_policies.CASES
 
 # What the line must name, besides being one line.
 NAMES = {
@@ -32,20 +34,25 @@ NAMES = {
     "prompt lookup, a batch": r"batch has 2",
     "top_p=2": r"top_p.*2",
     "max_new_tokens=-3": r"max_new_tokens.*-3",
+    "a profile of another target": r"9.*1.*hf-lossy profile",
+    "a profile whose seconds end too early": r"latency table has gaps",
+    "a profile whose seconds have a gap": r"latency table has gaps",
+    "more drafted tokens than were profiled": r"up to 4.*5.*--gamma 5",
+    "a companion of another vocabulary": r"97.*60",
 }
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
-@pytest.mark.parametrize("name", wrong_uses.CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_a_wrong_use_is_refused_in_one_line(name):
-    error = wrong_uses.refusal(wrong_uses.CASES[name])
+    error = wrong_uses.refusal(CASES[name])
     fault = wrong_uses.fault(error)
     assert fault is None, f"{fault}: {error!r}"
     assert re.search(NAMES.get(name, ""), str(error)), str(error)
 
 
 def test_every_name_belongs_to_a_case():
-    assert NAMES.keys() <= wrong_uses.CASES.keys() and len(wrong_uses.CASES) >= 20
+    assert NAMES.keys() <= CASES.keys() and not wrong_uses.CASES.keys() & wrong_policies.CASES.keys()
 
 
 def test_the_right_use_beside_them_is_accepted():
@@ -63,7 +70,7 @@ def two_lines():
     raise ValueError("one\ntwo")
 
 
-def test_the_script_finds_each_kind_of_fault(monkeypatch, capsys):
+def test_the_script_finds_each_kind_of_fault(capsys):
     faults = {
         "accepted": (lambda: None, "it was accepted"),
         "other type": (lambda: {}["key"], "a KeyError, neither ValueError nor TypeError"),
@@ -72,11 +79,9 @@ def test_the_script_finds_each_kind_of_fault(monkeypatch, capsys):
     }
     for call, found in faults.values():
         assert wrong_uses.fault(wrong_uses.refusal(call)) == found
-    monkeypatch.setattr(wrong_uses, "CASES", {name: call for name, (call, _) in faults.items()})
-    assert wrong_uses.main() == 1
+    assert wrong_uses.main({name: call for name, (call, _) in faults.items()}) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 * len(faults) + 1 and lines[0] == " 1 accepted: NoneType: None"
     good = "unknown policy name"
-    monkeypatch.setattr(wrong_uses, "CASES", {good: lambda: wrong_uses.generate(lossy_policy="svipp")})
-    assert wrong_uses.main() == 0
+    assert wrong_uses.main({good: lambda: wrong_uses.generate(lossy_policy="svipp")}) == 0
     assert re.match(r" 1 unknown policy name: ValueError: .*'svip'", capsys.readouterr().out)

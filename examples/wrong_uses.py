@@ -1,11 +1,10 @@
 """Wrong uses, and the one line that each gets: names, types, shapes, devices, vocabularies and values.
 
-Run `python examples/wrong_uses.py`. It exits with 1 if a wrong use is accepted, is refused in more than one line, or is found
+Run `python examples/wrong_uses.py` (those of heads, judges and profiles: `wrong_policies.py`). It exits with 1 if a wrong use is accepted, is refused in more than one line, or is found
 out only inside Transformers or torch. Nothing is downloaded: the models are random and tiny.
 """
 
 import copy
-import dataclasses
 import sys
 import traceback
 from collections.abc import Callable
@@ -235,83 +234,6 @@ case("streamer, a batch", lambda: generate(input_ids=ids(2), streamer=Printer())
 case("stop_strings without a tokenizer", lambda: generate(stop_strings=["end"]))
 
 
-# -- heads ------------------------------------------------------------------------------------------------------------
-
-
-def head(hidden_size: int = 16, **config: Any) -> hla.Head:
-    return hla.LinearHead(hla.HeadConfig(hidden_size, **config))
-
-
-def other(**facts: Any) -> hla.ModelIdentity:
-    return dataclasses.replace(hla.ModelIdentity.of(draft()), **facts)
-
-
-def sprinter(head: Any, **settings: Any) -> Any:
-    return generate(lossy_policy=hla.Sprinter(head, **settings))
-
-
-case("a SPRINTER policy without a head", lambda: generate(lossy_policy="sprinter"))
-case("a head that is a path", lambda: sprinter("org/name"))
-case("a head of another draft's size", lambda: sprinter(head(24, draft=other(hidden_size=24))))
-case("a head of another draft's vocabulary", lambda: sprinter(head(draft=other(vocab_size=60))))
-case("a head of another draft's depth", lambda: sprinter(head(draft=other(num_layers=4))))
-case("a head of another architecture", lambda: sprinter(head(draft=other(model_type="gpt2"))))
-case("a head of another target", lambda: sprinter(head(target=other(hidden_size=64))))
-case("a head whose size is not the draft's", lambda: sprinter(head(24)))
-case("a judge's head as a verifier", lambda: sprinter(head(polarity="important")))
-case("a head that reads the target", lambda: sprinter(head(features=hla.FeatureSpec(model="target"))))
-case("a head that reads layer 9 of 1", lambda: sprinter(head(features=hla.FeatureSpec(layer=9, norm=False))))
-case("threshold below 0", lambda: sprinter(head(), threshold=-0.1))
-case("threshold NaN", lambda: sprinter(head(), threshold=float("nan")))
-case("max_draft 0", lambda: sprinter(head(), max_draft=0))
-case("patience 2", lambda: sprinter(head(), patience=2))
-case(
-    "a head stop with prompt lookup",
-    lambda: generate(assistant_model=None, prompt_lookup_num_tokens=3, lossy_policy=hla.Sprinter(head())),
-)
-case("an unknown kind of head", lambda: head(kind="conv"))
-case("an mlp without a width", lambda: head(kind="mlp"))
-case("a hidden size of 0", lambda: head(0))
-case("a feature of an unknown model", lambda: hla.FeatureSpec(model="teacher"))
-case("a feature of an inner layer, normed", lambda: hla.FeatureSpec(layer=2))
-case("a folder without a head", lambda: hla.Head.from_pretrained(PACKAGE))
-case("a repository name that is none", lambda: hla.Head.from_pretrained("no such folder"))
-case("a policy folder without a policy", lambda: hla.LossyPolicy.from_pretrained(PACKAGE))
-case("a policy in JSON whose head is missing", lambda: generate(lossy_policy={"stop": "head"}))
-
-
-def judged(**settings: Any) -> Any:
-    own = {"polarity": "important", "features": hla.FeatureSpec(model="target", position="token")}
-    return generate(
-        lossy_policy=hla.AutoJudge(head(**own | settings.pop("head", {})), **{"threshold": 0.1} | settings)
-    )
-
-
-case("an AutoJudge policy without a head", lambda: generate(lossy_policy="autojudge"))
-case("a verifier as a judge's head", lambda: judged(head={"polarity": "acceptable"}))
-case("a judge's head that reads a companion", lambda: judged(head={"features": hla.FeatureSpec(model="companion")}))
-case("a judge's head without a threshold", lambda: judged(threshold=None))
-case("a judge's threshold above 1", lambda: judged(threshold=1.5))
-case("a judge's threshold NaN", lambda: judged(threshold=float("nan")))
-case("window 0", lambda: judged(window=0))
-case("a judge's head of another target", lambda: judged(head={"target": other(num_layers=9)}))
-case(
-    "a judge's head of both models whose size is one model's",
-    lambda: judged(head={"features": hla.FeatureSpec(model="both")}),
-)
-case(
-    "a judge's head that reads the draft, without a draft model",
-    lambda: generate(
-        assistant_model=None, prompt_lookup_num_tokens=3,
-        lossy_policy=hla.AutoJudge(head(polarity="important"), 0.1),
-    ),
-)  # fmt: skip
-case("top-K with K = -1", lambda: generate(lossy_policy=hla.TopK(-1)))
-case("top-K with K = 2.5", lambda: generate(lossy_policy={"rule": {"name": "top_k", "k": 2.5}}))
-case("top-K without K", lambda: generate(lossy_policy={"rule": "top_k"}))
-case("an unsaved head as JSON", lambda: hla.Sprinter(head()).to_dict())
-
-
 def refusal(call: Callable[[], Any]) -> Exception | None:
     """What a wrong use raises."""
     try:
@@ -333,18 +255,18 @@ def fault(error: Exception | None) -> str | None:
     return None if innermost.is_relative_to(PACKAGE) else f"found out only in {innermost.parent.name}/{innermost.name}"
 
 
-def main() -> int:
+def main(cases: dict[str, Callable[[], Any]]) -> int:
     faults = 0
-    for number, (name, call) in enumerate(CASES.items(), 1):
+    for number, (name, call) in enumerate(cases.items(), 1):
         error = refusal(call)
         message = "".join(str(error).splitlines()[:1])
         print(f"{number:2d} {name}: {type(error).__name__}: {message}")
         if wrong := fault(error):
             faults += 1
             print(f"   NOT AS IT SHOULD BE: {wrong}")
-    print(f"{len(CASES)} wrong uses, {faults} not refused as they should be")
+    print(f"{len(cases)} wrong uses, {faults} not refused as they should be")
     return 1 if faults else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(CASES))

@@ -107,9 +107,7 @@ def generate(
         check_pair(model, assistant)
     given = {"--head": head, "--threshold": threshold, "--window": window}
     given |= {"--profile": profile, "--companion": companion, "--gamma": gamma}
-    for option, value in given.items():
-        if value is not None and policy not in OPTIONS[option]:
-            raise ValueError(f"{option} is for --policy {' or '.join(OPTIONS[option])}, not {policy!r}")
+    check_options(policy, given)
     chosen = None if policy == "sv" else _policy(policy, head, threshold, window, model is None)
     made = load_profile(profile, companion, model is None) if policy == "sv" else None
     texts = list(prompt or []) or (read_prompts(prompts) if prompts else [])
@@ -199,6 +197,13 @@ def _policy(policy: str, head: str | None, threshold: float | None, window: int 
     if policy not in POLICIES and on_the_hub and not Path(policy).exists():
         return LossyPolicy.from_pretrained(policy)
     return as_policy(policy)
+
+
+def check_options(policy: str, given: dict[str, Any]) -> None:
+    """Refuse an option that this policy has no use for."""
+    for option, value in given.items():
+        if value is not None and policy not in OPTIONS[option]:
+            raise ValueError(f"{option} is for --policy {' or '.join(OPTIONS[option])}, not {policy!r}")
 
 
 def check_pair(model: str | None, assistant: str | None) -> None:

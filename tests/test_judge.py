@@ -517,7 +517,7 @@ def test_wrong_heads_and_values_are_refused():
 
 def test_the_command_lines_policy(tmp_path):
     """`--policy autojudge` with its options, and each option with a policy that has no use for it."""
-    from hf_lossy_assist.cli import _policy
+    from hf_lossy_assist.cli import _policy, check_options
 
     head_of(metrics=THRESHOLD).save_pretrained(tmp_path / "judge")
     LinearHead(HeadConfig(32)).save_pretrained(tmp_path / "doubt")
@@ -543,7 +543,8 @@ def test_the_command_lines_policy(tmp_path):
         ("sprinter", judge, None, None, r"P\(important\)"),
         ("autojudge", str(tmp_path / "none"), None, None, "neither a folder here"),
     ):  # fmt: skip
-        refused(lambda p=policy, h=own, t=threshold, w=window: _policy(p, h, t, w, True), words)
+        options = {"--head": own, "--threshold": threshold, "--window": window}
+        refused(lambda p=policy, o=options: (check_options(p, o), _policy(p, *o.values(), True)), words)
     refused(lambda: _policy("autojudge", None, None, None, False), "--policy autojudge needs --head.*fit")
 
 

@@ -52,7 +52,7 @@ def test_the_demo(hf_lossy, tmp_path):  # noqa: F811
         told = hf_lossy("generate", *given, *more, "--json")
         assert told.code == 0, told.err
         report = json.loads(told.out)
-        assert len(report["outputs"]) == 3 and all(0 < len(o["ids"]) <= 12 for o in report["outputs"])
+        assert len(report["outputs"]) == 3 and all(0 < len(o["token_ids"]) <= 12 for o in report["outputs"])
     assert "demo-companion" in hf_lossy("generate", *given, "--companion", "int8").line, (
         "the profile is of another companion"
     )

@@ -69,7 +69,7 @@ def int8(model: PreTrainedModel) -> PreTrainedModel:
             f"an int8 companion is for the CPU, and this model is on {model.device}: pass another checkpoint"
         )
     with warnings.catch_warnings():
-        # To be removed some day, PyTorch says. Its successor, torchao, takes 6 to 10 times as long without a compiler (docs/log.md).
+        # To be removed some day, PyTorch says. Its successor, torchao, takes several times as long without a compiler (docs/log.md).
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message="torch.quantize_per", category=UserWarning)
         try:

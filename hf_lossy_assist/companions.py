@@ -75,7 +75,7 @@ def int8(model: PreTrainedModel) -> PreTrainedModel:
         try:
             from torch.ao.quantization import quantize_dynamic
 
-            out = quantize_dynamic(copy.deepcopy(model), {torch.nn.Linear}, dtype=torch.qint8)
+            out = quantize_dynamic(copy.deepcopy(model), {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
         except (ImportError, RuntimeError) as error:
             raise ValueError(
                 f"this PyTorch ({torch.__version__}) has no dynamic int8 for this machine: {error}"

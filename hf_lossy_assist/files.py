@@ -33,7 +33,12 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file under a temporary name, then rename it."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write a file under a temporary name, then rename it."""
     path = Path(path)
     part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
+    part.write_bytes(data)
     os.replace(part, path)

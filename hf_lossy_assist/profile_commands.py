@@ -39,6 +39,7 @@ def profile(
     top_k: Annotated[int, typer.Option()] = 0,
     top_p: Annotated[float, typer.Option()] = 1.0,
     seed: Annotated[int, typer.Option(help="of sampling and of the demo problems")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with an unfinished profile")] = False,
     dtype: DType = "float32",
     device: Device = "auto",
     chat: Chat = False,
@@ -74,7 +75,11 @@ def profile(
     third = load_companion(companion, target, draft, tokenizer)
     source = f"the demo task, calibration problems of seed {seed}" if prompts == DEMO else Path(prompts).name
     texts = chats(tokenizer, texts) if chat else texts
-    made = run(target, draft, third, tokenizer, texts, out, settings, source=source)
+    try:
+        made = run(target, draft, third, tokenizer, texts, out, settings, resume=resume, source=source)
+    except KeyboardInterrupt:
+        print(f"interrupted; samples that are done are in {out}.partial: the same command with --resume goes on")
+        raise
     _show(made, out)
 
 

@@ -15,7 +15,7 @@ from test_profile import arrays
 from hf_lossy_assist import demo, enable
 from hf_lossy_assist.methods import SpeculativeVerification
 from hf_lossy_assist.profile import PROFILE, TABLES, Bins, Latency, Profile
-from hf_lossy_assist.training import round_costs
+from hf_lossy_assist.training import profiling, round_costs
 from hf_lossy_assist.training.bins import PRIOR, Samples, build, cells, cross_entropy, edges, entropies, quantiles
 from hf_lossy_assist.training.profiling import SHAPES, collect, predicted, profile
 from hf_lossy_assist.training.round_costs import LEVELS, measure
@@ -290,6 +290,36 @@ def test_timed_rounds_are_whole(models, monkeypatch):
             assert new == ([(sent, observed)] if drafted == [2, 2, 2] else [])
     kinds = Counter(new[0] for rounds in calls for *_, new in rounds if new)
     assert min(kinds.values()) >= 3 and {m for m, _ in kinds} == {0, 1, 2, 4, 5, 6}
+
+
+def test_an_interrupted_profile_goes_on(models, plain, monkeypatch, tmp_path):
+    """What was sampled is not sampled again, and nothing tells that there was a break; another profile may not go on with it."""
+    out, runs, begin = tmp_path / "profile", [], profiling.run
+
+    def go(settings=QUICK, **others):
+        profile(models.target, models.draft, models.companion, models.tokenizer, texts(6), out, settings, **others)
+
+    def interrupted(*args, **kwargs):
+        runs.append(args)
+        if len(runs) == 2:
+            raise KeyboardInterrupt
+        begin(*args, **kwargs)
+
+    monkeypatch.setattr(profiling, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    part = tmp_path / "profile.partial"
+    assert [file.name for file in part.glob("*.safetensors")] == ["2-000000.safetensors"] and not out.exists()
+    refused(go, "profile.partial holds an unfinished run: pass --resume to go on, or delete it")
+    other = dataclasses.replace(QUICK, seed=1)
+    refused(lambda: go(other, resume=True), "was made with seed 0, this run has 1")
+    given = (models.target, models.draft, models.companion, models.tokenizer, texts(6), QUICK, part)
+    again = collect(*given)
+    assert len(runs) == 3, "a finished batch was sampled again"
+    assert all(np.array_equal(value, vars(again)[name]) for name, value in vars(plain).items())
+    monkeypatch.setattr(profiling, "FEWEST", 10**6)
+    refused(lambda: go(resume=True), "at least 1000000 are needed")
+    assert len(runs) == 3 and not part.exists(), "more prompts are another profile"
 
 
 # -- end to end ---------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,9 @@ Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328), §4.2
 taken from strict decoding with the real engine: the samples with the companion looking on, the seconds with lengths drawn at random.
 """
 
+import hashlib
+import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -11,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 import torch
 from huggingface_hub.utils import tqdm
 
 from ..block import Block
 from ..companions import check_companion
 from ..decoding import Call
-from ..files import new_folder
+from ..files import new_folder, write_bytes
 from ..filters import VerifyFilter
 from ..identity import ModelIdentity, tokenizer_hash, versions
 from ..models import why_not_rows
@@ -28,6 +32,7 @@ from ..scheduling import choose
 from ..stops import Constant
 from ..verification import acceptance, similarity
 from .bins import Samples, build, cells, entropies
+from .dataset import prepare
 from .profile_figures import cells_figure, goodput_figure
 from .round_costs import measure
 from .rounds import ProfileSettings, Watching, run
@@ -35,6 +40,7 @@ from .rounds import ProfileSettings, Watching, run
 
 DEFAULTS = ProfileSettings()
 SHAPES = (("5 × 5", 5, 5, False), ("10 × 10", 10, 10, False), ("20 × 20", 20, 20, False), ("adaptive", 16, 17, True))
+STARTED = "started.json"  # in the unfinished profile: what it is of
 FEWEST = 1000  # samples: about four for each cell of the finest table
 HELD_OUT = 0.2  # of the prompts, for every figure in the report
 
@@ -60,18 +66,22 @@ class LookingOn(VerifyFilter):
 
 def profile(
     target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], out: str | Path,
-    settings: ProfileSettings = DEFAULTS, *, source: str = "",
+    settings: ProfileSettings = DEFAULTS, *, resume: bool = False, source: str = "",
 ) -> Profile:  # fmt: skip
     """Make a profile and write it into the folder `out`, all or nothing.
+
+    Finished batches of samples are files in `out`.partial at once; seconds are taken in one go, after them.
 
     Args:
         target, draft, companion: loaded decoder-only models with one tokenizer.
         texts: prompts, not those that speed will be measured on.
+        resume: go on with an unfinished profile of the same models, prompts and settings.
         source: where they come from, for the record.
 
     Raises: `ValueError`, one line, for models that cannot be used and for too few samples.
     """
     out = Path(out)
+    part = out.with_name(out.name + ".partial")
     if out.exists():
         raise ValueError(f"{out} exists: choose another --out, or delete it to profile again")
     if len(texts) < 2:
@@ -81,8 +91,10 @@ def profile(
         if reason is not None:
             raise ValueError(f"profiling needs models that run in batches; the {name} does not: {reason}")
     Runner(LossyPolicy(filter=LookingOn(companion)), draft).validate(target)
-    samples = collect(target, draft, companion, tokenizer, texts, settings)
+    prepare(out, part, facts(target, draft, companion, tokenizer, texts, settings), resume, STARTED)
+    samples = collect(target, draft, companion, tokenizer, texts, settings, part)
     if len(samples.x) < FEWEST:
+        shutil.rmtree(part)
         raise ValueError(
             f"{len(texts)} prompts gave {len(samples.x)} drafted tokens; at least {FEWEST} are needed: pass more prompts"
         )
@@ -109,7 +121,22 @@ def profile(
         made.write(folder)
         cells_figure(bins, folder / "cells.png")
         goodput_figure(next(expected(bins, kept, largest, gamma, settings.seed))[0], latency, folder / "goodput.png")
+    shutil.rmtree(part)
     return made
+
+
+def facts(
+    target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], settings: ProfileSettings
+) -> dict[str, Any]:
+    """What decides every sample: a resumed profile must have the same."""
+    return settings.to_dict() | {
+        "target": ModelIdentity.of(target).to_dict(),
+        "draft": ModelIdentity.of(draft).to_dict(),
+        "companion": ModelIdentity.of(companion).to_dict(),
+        "dtypes": [str(model.dtype) for model in (target, draft, companion)],
+        "tokenizer_hash": tokenizer_hash(tokenizer),
+        "prompts_sha256": hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest(),
+    }
 
 
 def report(samples: Samples, seed: int) -> tuple[Samples, Samples, dict[str, Any]]:
@@ -129,9 +156,36 @@ def report(samples: Samples, seed: int) -> tuple[Samples, Samples, dict[str, Any
 
 
 def collect(
-    target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], settings: ProfileSettings
-) -> Samples:
-    """Strict decoding of every prompt at each γ, watched by the companion."""
+    target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], settings: ProfileSettings,
+    kept: Path | None = None,
+) -> Samples:  # fmt: skip
+    """Strict decoding of every prompt at each γ, watched by the companion.
+
+    A finished batch of prompts is a file in `kept`, and one that is there already is not run again.
+    """
+    parts: list[dict[str, np.ndarray]] = []
+    rounds = 0
+    for longest in settings.gamma:
+        for first in tqdm(range(0, len(texts), settings.batch_size), desc=f"γ = {longest}", unit="batch"):
+            file = None if kept is None else kept / f"{longest}-{first:06d}.safetensors"
+            if file is None or not file.is_file():
+                chosen = texts[first : first + settings.batch_size]
+                one = sample(target, draft, companion, tokenizer, chosen, settings, longest, first)
+                if file is not None:
+                    write_bytes(file, safetensors.numpy.save(one))
+            else:
+                one = safetensors.numpy.load(file.read_bytes())
+            one["round"] = one["round"] + rounds
+            rounds = int(one["round"].max(initial=rounds - 1)) + 1
+            parts.append(one)
+    return Samples(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+def sample(
+    target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], settings: ProfileSettings,
+    longest: int, first: int,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """The columns of `Samples` for one batch of prompts, the first of which is number `first`; its rounds count from 0."""
     parts: list[dict[str, np.ndarray]] = []
     rounds = 0
 
@@ -161,19 +215,11 @@ def collect(
         }  # fmt: skip
         parts.append({name: value.cpu().numpy()[inside] for name, value in values.items()})
 
-    for longest in settings.gamma:
-        policy = LossyPolicy(stop=Constant(longest), filter=LookingOn(companion))
-        for first in tqdm(range(0, len(texts), settings.batch_size), desc=f"γ = {longest}", unit="batch"):
-            with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
-                torch.manual_seed(settings.seed * 1_000_003 + first)
-                run(
-                    target,
-                    tokenizer,
-                    texts[first : first + settings.batch_size],
-                    Watching(policy, draft, watch),
-                    settings,
-                )
-    return Samples(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+    policy = LossyPolicy(stop=Constant(longest), filter=LookingOn(companion))
+    with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
+        torch.manual_seed(settings.seed * 1_000_003 + first)
+        run(target, tokenizer, texts, Watching(policy, draft, watch), settings)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def expected(bins: Bins, samples: Samples, batch: int, gamma: int, seed: int) -> Iterator[np.ndarray]:

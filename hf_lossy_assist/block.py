@@ -24,13 +24,12 @@ class Block:
     states: torch.Tensor | None = None  # (B, γ, H)  the draft's hidden states of them, if the rule's head reads those
     judged: torch.Tensor | None = None  # (B, γ) bool  tokens that the rule's head would let pass; None: it has no head
     laws: torch.Tensor | None = None  # (B, γ, V) float32  the draft's laws, greedy too, where the filter reads them
-    companion: torch.Tensor | None = (
-        None  # (B, γ + 1, V) float32  the companion's laws at the same positions, and one further
-    )
+    # (B, γ + 1, V) float32: the companion's laws at the same positions, and one further.
+    companion: torch.Tensor | None = None
+    coins: torch.Tensor | None = None  # (B, γ) in [0, 1)   what each drafted token's a(x) is compared with; sampling
+    index: torch.Tensor | None = None  # (B,) int64   which row of the call each row is; None: all of them, in order
     considered: Callable[[torch.Tensor], torch.Tensor] | None = None  # at (B,) → (B, V) bool  what it would verify
-    replaced: torch.Tensor | None = (
-        None  # (B,) int64   the place where the filter put another token, γ where it put none
-    )
+    replaced: torch.Tensor | None = None  # (B,) int64   where the filter put another token, γ where it put none
 
     @cached_property
     def p(self) -> torch.Tensor:
@@ -43,6 +42,11 @@ class Block:
         """The target's argmax at each position, (B, γ + 1) int64."""
         assert self.scores is not None, "the target has not seen this block yet"
         return self.scores.argmax(dim=-1)
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """Which row of the call each row is, (B,) int64."""
+        return torch.arange(self.tokens.shape[0], device=self.tokens.device) if self.index is None else self.index
 
     def of_tokens(self, laws: torch.Tensor) -> torch.Tensor:
         """The probability that `laws` (B, ≥ γ, V) gives to each drafted token, (B, γ)."""

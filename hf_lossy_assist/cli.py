@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import commands, judge_commands, profile_commands, specdec_commands
+from . import commands, judge_commands, policies_command, profile_commands, specdec_commands
 from .commands import chats
 from .profile_commands import Companion, load_companion, load_profile
 
@@ -57,6 +57,7 @@ commands.add_to(app)
 judge_commands.add_to(app)
 specdec_commands.add_to(app)
 profile_commands.add_to(app)
+policies_command.add_to(app)
 
 
 @app.command()
@@ -70,6 +71,7 @@ def generate(
     profile: Annotated[str | None, typer.Option(help="of sv: a folder or Hub id; default the demo's")] = None,
     companion: Companion = None,
     gamma: Annotated[int | None, typer.Option(help="of sv: tokens drafted a round; default as profiled")] = None,
+    fallback: Annotated[bool, typer.Option("--fallback", help="no drafts while they do not pay")] = False,
     prompt: Annotated[
         list[str] | None, typer.Option(help="a prompt (repeatable); default a few demo problems")
     ] = None,
@@ -105,6 +107,8 @@ def generate(
         raise ValueError("--prompt and --prompts are two sources: pass one of them")
     if policy != "target":
         check_pair(model, assistant)
+    elif fallback:
+        raise ValueError("--fallback switches drafting off, and --policy target has none: leave it out")
     given = {"--head": head, "--threshold": threshold, "--window": window}
     given |= {"--profile": profile, "--companion": companion, "--gamma": gamma}
     check_options(policy, given)
@@ -121,6 +125,8 @@ def generate(
     target, draft, tokenizer = load(model, assistant, dtype, device)
     if made is not None:
         chosen = SpeculativeVerification(made, load_companion(companion, target, draft, tokenizer), gamma)
+    if fallback and chosen is not None:
+        chosen = chosen.with_fallback()
     enable(target)
     texts = chats(tokenizer, texts) if chat else texts
 

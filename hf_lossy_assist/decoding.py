@@ -15,7 +15,7 @@ from .features import FeatureTap
 from .models import CachedModel, CroppingModel, RowModel
 from .policy import LossyPolicy
 from .processing import Processing
-from .rules import decide
+from .rules import AcceptanceRule, decide
 from .sequences import Rows
 from .stats import Clock, RowStats, SpeculationStats
 from .stops import DraftStop
@@ -32,6 +32,7 @@ class Call:
     target: CachedModel
     drafter: Drafter
     stop: DraftStop  # already started: it may keep what it learns in this call
+    rule: AcceptanceRule  # started as well
     policy: LossyPolicy
     processing: Processing
     clock: Clock
@@ -55,6 +56,7 @@ def decode(call: Call) -> SpeculationStats:
 
     while rows.unfinished:
         block = drafter.propose(rows, limits(call))  # draft, each row until its stop says enough
+        block.index = rows.order
         drafts = block.tokens.shape[1] > 0  # none where every row has room for one token alone
         if call.companion is not None and drafts and call.policy.filter.observes(len(rows.index)):
             block.companion = observe(call, block)
@@ -62,7 +64,8 @@ def decode(call: Call) -> SpeculationStats:
         if block.replaced is not None:  # and not all of them are the draft's
             rows.write(block.tokens)
         raw = verify(call, block)  # (B, γ + 1, V)
-        verdict = decide(call.policy.rule, block)
+        verdict = decide(call.rule, block)
+        call.rule.observe(block, verdict)
         accepted = commit(call, block, verdict, raw, stats)
         if call.watch is not None:
             call.watch(block)
@@ -133,9 +136,9 @@ def verify(call: Call, block: Block) -> torch.Tensor:
         logits = call.target.feed(tokens, [count + n for count, n in zip(counts, sent, strict=True)], keep=1 + gamma)
     raw = logits.to(device=rows.ids.device, dtype=torch.float32)
     block.scores = call.processing(rows.ids, rows.lengths, raw, rows.index)
-    if gamma and call.policy.rule.features is not None:
+    if gamma and call.rule.features is not None:
         with call.clock.time("head"):
-            block.judged = call.policy.rule.judge(_states(call, block))
+            block.judged = call.rule.judge(_states(call, block))
     return raw
 
 
@@ -144,7 +147,7 @@ def _states(call: Call, block: Block) -> torch.Tensor:
 
     It comes with forwards that run anyway, but for the draft's own state of the last token, which costs one draft forward.
     """
-    spec, gamma, parts = call.policy.rule.features, block.tokens.shape[1], []
+    spec, gamma, parts = call.rule.features, block.tokens.shape[1], []
     assert spec is not None
     if spec.reads("draft"):
         assert block.states is not None

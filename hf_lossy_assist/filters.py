@@ -14,6 +14,7 @@ class VerifyFilter:
     """Decides after drafting and before the target runs. `VerifyAll` is the neutral one."""
 
     lossless: ClassVar[bool] = True
+    selective: ClassVar[bool] = False  # may drop a token for its own sake, and not only for what stands before it
 
     def observer(self, target: Any) -> Any:
         """The model whose laws it reads (`block.companion`); None: it reads none."""

@@ -98,6 +98,7 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
     for name in ("prompt_lookup_num_tokens", "assistant_early_exit"):
         runner.generator_settings[name] = kwargs.get(name, getattr(config, name, None))
     runner.validate(model)
+    policy.rule.check_mode(bool(kwargs.get("do_sample", config.do_sample)))
     announce(policy)
 
     stop_strings = kwargs.get("stop_strings", config.stop_strings)

@@ -18,9 +18,9 @@ from .filters import VerifyAll, VerifyFilter
 from .heads import CONFIG, WEIGHTS, Head
 from .hub import fetch, holds
 from .profile import PROFILE, TABLES, Profile
-from .rules import RULES, AcceptanceRule, Strict
+from .rules import RULES, AcceptanceRule, BlockVerification, Strict
 from .staging import FILTERS
-from .stops import STOPS, DraftStop
+from .stops import STOPS, Constant, DraftStop, Fallback
 
 
 POLICY = "policy.json"
@@ -39,7 +39,7 @@ class LossyPolicy:
         filter (`VerifyFilter`): how many drafted tokens of each row go to the target; neutral: `VerifyAll()`.
 
     The JSON form is `{"rule": …, "stop": …, "filter": …}`; each entry is a name or `{"name": …, parameter: value, …}`,
-    and a neutral entry is left out.
+    and a neutral entry is left out. A rule inside a rule is such an entry too.
     """
 
     rule: AcceptanceRule = field(default_factory=Strict)
@@ -55,6 +55,11 @@ class LossyPolicy:
             value = getattr(self, seam)
             if not (isinstance(value, base) or (optional and value is None)):
                 raise TypeError(f"LossyPolicy.{seam}: expected an object of {base.__name__}, got {value!r}")
+        if isinstance(self.rule, BlockVerification) and self.filter.selective:
+            raise ValueError(
+                "BlockVerification needs drafted tokens as they were drawn, and this filter drops some for their own sake: "
+                "give it exact='prefix', or use Strict()"
+            )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LossyPolicy):  # a Sprinter equals what its JSON form builds
@@ -120,6 +125,10 @@ class LossyPolicy:
         if self.stop is not None:
             self.stop.check(target, draft, tokenizer)
         self.filter.check(target, draft, tokenizer, longest)
+
+    def with_fallback(self, **settings: Any) -> "LossyPolicy":
+        """The same policy, whose drafting switches itself off while it does not pay; `settings` as of `Fallback`."""
+        return LossyPolicy(self.rule, Fallback(self.stop or Constant(), **settings), self.filter)
 
     # -- files --------------------------------------------------------------------------------------------------------
 

@@ -104,8 +104,12 @@ class Runner:
                 self._check_vocabularies(model)
         if self.generator_settings.get("prompt_lookup_num_tokens") is not None:
             check_int("prompt_lookup_num_tokens", self.generator_settings["prompt_lookup_num_tokens"], 1)
-        stop = self.draft_stop()
-        spec = self.policy.rule.features
+        stop, rule, spec = self.draft_stop(), self.policy.rule, self.policy.rule.features
+        if rule.needs_laws and (self.assistant is None or self.other_tokenizer()):
+            raise ValueError(
+                f"{type(rule).__name__} compares the target's law with the draft's: it needs an assistant_model with the target's "
+                "tokenizer (prompt lookup, early exit and other tokenizers have no such law), or another rule"
+            )
         if spec is not None and spec.reads("draft") and (self.assistant is None or self.other_tokenizer()):
             raise ValueError(
                 f"the rule's head reads the {spec}: it needs a draft model with the target's tokenizer. Without one, use a head "
@@ -174,6 +178,7 @@ class Runner:
         """Called by `generate` with everything prepared; returns what `generate` returns."""
         self.validate(model)
         refuse_modes({}, Settings({}, generation_config))  # again: not every call comes through `enable`
+        self.policy.rule.check_mode(bool(generation_config.do_sample))
         self.policy.filter.check_decoding(decoding_at(generation_config))
         pads, mask = [0] * input_ids.shape[0], model_kwargs.get("attention_mask")
         if mask is not None and not model.config.is_encoder_decoder:
@@ -191,13 +196,13 @@ class Runner:
         drafter = self._drafter(
             model, rows, stop, processing, vocabulary, sampling, clock, generation_config, inputs_tensor, model_kwargs
         )
-        observer = self.policy.filter.observer(base_of(model))
-        if observer is not None:
+        observer, rule = self.policy.filter.observer(base_of(model)), self.policy.rule
+        if observer is not None or rule.needs_laws:
             assert isinstance(drafter, ModelDrafter), "checked by validate"
             drafter.keep_laws = True
         wants = generation_config.return_dict_in_generate
         call = Call(
-            rows, target, drafter, stop, self.policy, processing, clock, sampling,
+            rows, target, drafter, stop, rule.start(rows.prompts()), self.policy, processing, clock, sampling,
             companion=None if observer is None else RowModel(observer, len(rows.index), rows.max_length, vocabulary),
             streamer=self.streamer,
             keep_scores=bool(wants and generation_config.output_scores),
@@ -206,7 +211,7 @@ class Runner:
         # Faster than no_grad by about a tenth on small models. Not where tensors of the forward outlive the call: a cache of
         # Transformers' goes back to the caller, and a quantised model may keep what it makes at its first forward.
         lasting = isinstance(target, CroppingModel) or getattr(model, "is_quantized", False)
-        spec = self.policy.rule.features
+        spec = rule.features
         call.tap = FeatureTap(model, spec) if spec is not None and spec.reads("target") else None
         taps = [call.tap, getattr(drafter, "tap", None), getattr(drafter, "states", None)]
         with torch.inference_mode(not lasting), ExitStack() as stack:

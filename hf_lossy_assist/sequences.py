@@ -26,6 +26,7 @@ class Rows:
         self.ids = input_ids.new_zeros(batch, self.max_length + 1, dtype=torch.int64)
         self.ids[:, : self.width] = input_ids
         self.index = list(range(batch))
+        self.order = torch.arange(batch, device=self.ids.device)  # the same as a tensor
         self.pads, self.lengths = list(pads), [self.width] * batch
         self.finished = [False] * batch
         self.done: list[torch.Tensor | None] = [None] * batch  # (new tokens,) of each dropped row
@@ -38,6 +39,10 @@ class Rows:
     @property
     def unfinished(self) -> bool:
         return not all(self.finished)
+
+    def prompts(self) -> list[torch.Tensor]:
+        """Each row's text so far without padding, (n,)."""
+        return [self.ids[b, pad:n] for b, (pad, n) in enumerate(zip(self.pads, self.lengths, strict=True))]
 
     def held(self) -> list[int]:
         """How many tokens a cache should hold of each row: all but the last, which starts the next forward."""
@@ -105,7 +110,8 @@ class Rows:
         for b, row in enumerate(self.index):
             if b not in keep:
                 self.done[row] = self.ids[b, self.width : self.lengths[b]].clone()
-        self.ids = self.ids[torch.tensor(keep, dtype=torch.long, device=self.ids.device)]
+        rows = torch.tensor(keep, dtype=torch.long, device=self.ids.device)
+        self.ids, self.order = self.ids[rows], self.order[rows]
         for name in ("index", "pads", "lengths", "finished"):
             setattr(self, name, [getattr(self, name)[b] for b in keep])
 

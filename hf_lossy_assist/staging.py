@@ -36,7 +36,8 @@ class Staged(WithCompanion):
         place = at.clamp(max=gamma - 1)[:, None]
         own = torch.where(refused[:, None], verdict.token[:, None], block.tokens.gather(1, place))
         block.tokens = block.tokens.scatter(1, place, own)
-        block.q = block.companion[:, :gamma] if block.sampling else None
+        block.laws = block.companion[:, :gamma]
+        block.q = block.laws if block.sampling else None
         block.replaced = torch.where(refused, at, gamma)
         return torch.minimum(at + 1, block.drafted)
 

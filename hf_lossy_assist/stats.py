@@ -55,6 +55,7 @@ class RowStats:
 
     num_new_tokens: int = 0
     num_spec_steps: int = 0
+    num_plain_steps: int = 0  # of these: nothing was drafted, the target wrote alone
     num_draft_tokens: int = 0  # sent to the target
     num_dropped_tokens: int = 0  # drafted, but not sent: the verify filter dropped them
     num_accepted_draft_tokens: int = 0  # committed; not what a stop condition cut off behind an accepted token
@@ -73,6 +74,7 @@ class RowStats:
         """
         kept = min(accepted, taken)
         self.num_spec_steps += 1
+        self.num_plain_steps += drafted == 0
         self.num_new_tokens += taken
         self.num_draft_tokens += sent
         self.num_dropped_tokens += drafted - sent
@@ -125,6 +127,7 @@ class SpeculationStats:
             for name in (
                 "num_new_tokens",
                 "num_spec_steps",
+                "num_plain_steps",
                 "num_draft_tokens",
                 "num_dropped_tokens",
                 "num_accepted_draft_tokens",
@@ -151,6 +154,7 @@ class SpeculationStats:
             "acceptance_histogram_by_draft_length": {str(k): v for k, v in by_length.items()},
             "num_new_tokens": r.num_new_tokens,
             "num_spec_steps": r.num_spec_steps,
+            "num_plain_steps": r.num_plain_steps,
             "num_accepted_draft_tokens": r.num_accepted_draft_tokens,
             "num_draft_tokens": r.num_draft_tokens,
             "num_dropped_tokens": r.num_dropped_tokens,

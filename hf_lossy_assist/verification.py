@@ -52,6 +52,10 @@ class Verification(WithCompanion):
     def lossless(self) -> bool:  # type: ignore[override]
         return self.exact != "off"
 
+    @property
+    def selective(self) -> bool:  # type: ignore[override]
+        return self.exact != "prefix"
+
     def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
         self.profile.check_length(longest)
         super().check(target, draft, tokenizer, longest)

@@ -7,6 +7,7 @@ A stop changes how much is drafted and never what is accepted, so under strict a
 from .base import DraftStop, entropy
 from .basic import SVIP, Confidence, Constant, Heuristic
 from .combined import AllOf, AnyOf, AtLeast
+from .fallback import Fallback
 from .goodput import BatchSchedule, MovingAverage
 from .heads import HeadStop, SpecDecPP
 from .learning import DISCO, AdaEDL
@@ -14,7 +15,7 @@ from .learning import DISCO, AdaEDL
 
 __all__ = [
     "DISCO", "STOPS", "SVIP", "AdaEDL", "AllOf", "AnyOf", "AtLeast", "BatchSchedule", "Confidence", "Constant", "DraftStop",
-    "HeadStop", "Heuristic", "MovingAverage", "SpecDecPP", "entropy",
+    "Fallback",     "HeadStop", "Heuristic", "MovingAverage", "SpecDecPP", "entropy",
 ]  # fmt: skip
 
 STOPS: dict[str, type[DraftStop]] = {
@@ -31,4 +32,5 @@ STOPS: dict[str, type[DraftStop]] = {
     "at_least": AtLeast,
     "any_of": AnyOf,
     "all_of": AllOf,
+    "fallback": Fallback,
 }

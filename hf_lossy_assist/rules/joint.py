@@ -1,0 +1,127 @@
+"""Rules that decide about a draft's tokens together, and one that looks at none of them."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..block import Block
+from ..errors import check_int, check_number
+from .base import AcceptanceRule, Strict, inside_of, kept_of
+
+
+@dataclass(frozen=True)
+class BlockVerification(AcceptanceRule):
+    """Lossless acceptance of whole blocks, which keeps at least as much as token by token, and on average more.
+
+    With w₀ = 1, wᵢ = min(1, wᵢ₋₁·p(xᵢ)/q(xᵢ)): accept the longest i whose coin is below hᵢ = Sᵢ/(Sᵢ + 1 − wᵢ), Sᵢ = Σ (wᵢ·p − q)⁺
+    behind xᵢ, and h = w for the last drafted token; r = norm((wᵢ·p − q)⁺) (Sun et al., Algorithm 2,
+    huggingface.co/papers/2403.10444). The output has exactly the target's law, and P(at least i accepted | x₁ … xᵢ) = wᵢ, which is
+    at least strict acceptance's; one outcome can still be shorter, as a later token's coin counts for earlier ones. Greedy: strict.
+    It has no parameter.
+    """
+
+    nestable: ClassVar[bool] = False  # its correction belongs to its own decisions
+    joined: ClassVar[bool] = False
+
+    def weights(self, block: Block) -> torch.Tensor:
+        """w before the first and behind each drafted token, (B, γ + 1)."""
+        p = block.of_tokens(block.p)
+        ratio = p if block.q is None else p / block.of_tokens(block.q)
+        out = [torch.ones_like(p[:, 0])] if p.shape[1] else [block.p.new_ones(block.tokens.shape[0])]
+        for i in range(p.shape[1]):
+            out.append((out[-1] * ratio[:, i]).clamp(max=1.0))
+        return torch.stack(out, dim=1)
+
+    def probability(self, block: Block) -> torch.Tensor:
+        """h: each drafted token's coin says that the prefix up to it is accepted, whatever comes behind. (B, γ)."""
+        w, gamma = self.weights(block)[:, 1:], block.tokens.shape[1]
+        if gamma == 0:
+            return w
+        if block.q is None:
+            rest = w[:, :-1] * (1 - block.of_tokens(block.p)[:, 1:])  # q = 1 on the next token, where w·p − 1 ≤ 0
+        else:
+            rest = (w[:, :-1, None] * block.p[:, 1:gamma] - block.q[:, 1:]).clamp(min=0.0).sum(dim=-1)
+        # 0/0: both laws agree there and w = 1, so that nothing behind can be rejected either.
+        h = torch.cat([(rest / (rest + 1 - w[:, :-1])).nan_to_num(1.0), w[:, -1:]], dim=1)
+        last = torch.arange(gamma, device=w.device) == kept_of(block)[:, None] - 1
+        return torch.where(last, w, h)
+
+    def accepts(self, block: Block) -> torch.Tensor:
+        if not block.sampling:
+            return self.matches(block)
+        passed = super().accepts(block) & inside_of(block)
+        return passed.flip(1).cummax(dim=1).values.flip(1)  # everything up to the last one that passed
+
+    def correction(self, block: Block, at: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(at.shape[0], device=at.device)
+        p = self.weights(block)[rows, at][:, None] * block.p[rows, at]
+        if block.q is None:
+            return p.scatter(1, block.tokens[rows, at][:, None], 0.0)
+        return (p - block.q[rows, at]).clamp(min=0.0)
+
+
+@dataclass(frozen=True)
+class FLy(AcceptanceRule):
+    """Keep a rejected token where the target is uncertain and strict acceptance takes the next W drafted tokens all the same.
+
+    Accept xᵢ where strict acceptance does, or where p(xᵢ) > 0, the entropy −Σ p·ln p over the `top_k` most likely tokens (not
+    renormalised) is at least `entropy`, and xᵢ₊₁ … xᵢ₊W are in the draft and accepted strictly; r = norm((p − q)⁺) (Li et al.,
+    huggingface.co/papers/2511.22972; vLLM's `rejection_sample_method="fly"` with 0.3, 3 and W = 6). Greedy and sampling.
+    Neutral: entropy = ∞.
+    """
+
+    window: int = 6
+    entropy: float = 0.3
+    top_k: int = 3
+    lossless: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_int("FLy.window", self.window, 0)
+        check_number("FLy.entropy", self.entropy, 0.0, math.inf)
+        check_int("FLy.top_k", self.top_k, 1)
+
+    def accepts(self, block: Block) -> torch.Tensor:
+        gamma, window = block.tokens.shape[1], self.window
+        strict = Strict().accepts(block)
+        taken = torch.nn.functional.pad(
+            (strict & inside_of(block)).long().cumsum(dim=1), (1, window)
+        )  # of the first i
+        taken[:, gamma + 1 :] = -1  # no full window behind the last W tokens
+        behind = taken[:, 1 + window : 1 + window + gamma] - taken[:, 1 : 1 + gamma]  # strictly taken among the next W
+        p = block.p[:, :gamma]
+        top = torch.special.entr(p.topk(min(self.top_k, p.shape[-1]), dim=-1).values).sum(dim=-1)
+        return strict | ((behind == window) & (top >= self.entropy) & (block.of_tokens(p) > 0))
+
+
+@dataclass(frozen=True)
+class SyntheticForBenchmarks(AcceptanceRule):
+    """For benchmarks only: accept each drafted token with a given chance, whatever it is, to time an acceptance rate.
+
+    a(x) = `rate`, r = p, so the law is rate·q + (1 − rate)·p; greedy the same coins and the target's argmax (vLLM's and
+    SGLang's synthetic acceptance). The text means nothing, and it may accept less than strict acceptance. Neutral: rate = None.
+    """
+
+    rate: float | None = None
+    lossless: ClassVar[bool] = False
+    joined: ClassVar[bool] = False
+    nestable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.rate is not None:
+            check_number("SyntheticForBenchmarks.rate", self.rate, 0.0, 1.0)
+
+    def probability(self, block: Block) -> torch.Tensor:
+        strict = super().probability(block)
+        return strict if self.rate is None else torch.full_like(strict, self.rate)
+
+    def matches(self, block: Block) -> torch.Tensor:
+        if self.rate is None:
+            return super().matches(block)
+        return torch.rand(block.tokens.shape, device=block.tokens.device) < self.rate
+
+    def correction(self, block: Block, at: torch.Tensor) -> torch.Tensor:
+        if self.rate is None:
+            return super().correction(block, at)
+        return block.p[torch.arange(at.shape[0], device=at.device), at]

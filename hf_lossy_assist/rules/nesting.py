@@ -1,0 +1,108 @@
+"""Rules made of other rules."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..block import Block, Verdict
+from ..features import FeatureSpec
+from .base import AcceptanceRule, taken
+
+
+def check_part(name: str, rule: Any) -> None:
+    """Refuse what cannot stand inside another rule."""
+    if not isinstance(rule, AcceptanceRule):
+        raise TypeError(f"{name}: expected a rule such as TopK(4), got {rule!r}")
+    if not rule.nestable:
+        raise ValueError(
+            f"{name}: {type(rule).__name__} decides alone and cannot be combined: use it as the rule itself"
+        )
+
+
+@dataclass(frozen=True)
+class Nesting(AcceptanceRule):
+    """The base of rules with rules inside: what it needs, and what it can do, is what they need and can do."""
+
+    @property
+    def parts(self) -> tuple[AcceptanceRule, ...]:
+        """The rules inside."""
+        raise NotImplementedError
+
+    @property
+    def lossless(self) -> bool:  # type: ignore[override]
+        return all(rule.lossless for rule in self.parts)
+
+    @property
+    def modes(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(mode for mode in AcceptanceRule.modes if all(mode in rule.modes for rule in self.parts))
+
+    @property
+    def needs_laws(self) -> bool:  # type: ignore[override]
+        return any(rule.needs_laws for rule in self.parts)
+
+    @property
+    def features(self) -> FeatureSpec | None:  # type: ignore[override]
+        return next((rule.features for rule in self.parts if rule.features is not None), None)
+
+    def judge(self, features: torch.Tensor) -> torch.Tensor:
+        return next(rule for rule in self.parts if rule.features is not None).judge(features)
+
+    def observe(self, block: Block, verdict: Verdict) -> None:
+        for rule in self.parts:
+            rule.observe(block, verdict)
+
+    def check_mode(self, sampling: bool) -> None:
+        for rule in self.parts:
+            rule.check_mode(sampling)
+
+
+@dataclass(frozen=True)
+class Union(Nesting):
+    """Accept what any of several rules accepts under the same coins; after a rejection the first rule says what follows.
+
+    a = max of theirs, r = that of the first one (equal for all but `Ensemble`, `Cascade` and `Mentored`). Lossless iff all are.
+    Neutral: each of them neutral.
+
+    Args:
+        rules (`AcceptanceRule`s): at least one, at most one with a trained head, all for one kind of decoding.
+    """
+
+    rules: tuple[AcceptanceRule, ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rules, str) or not isinstance(self.rules, Sequence) or not self.rules:
+            raise TypeError(f"Union.rules: expected several rules such as (TopK(4), Typical()), got {self.rules!r}")
+        object.__setattr__(self, "rules", tuple(self.rules))
+        for rule in self.rules:
+            check_part("Union.rules", rule)
+        if not self.modes:
+            names = ", ".join(f"{type(rule).__name__} ({' and '.join(rule.modes)})" for rule in self.rules)
+            raise ValueError(f"Union.rules: no kind of decoding has all of them: {names}")
+        if sum(rule.features is not None for rule in self.rules) > 1:
+            raise ValueError("Union.rules: two of them have a trained head, and a round asks one head: leave one out")
+
+    @property
+    def parts(self) -> tuple[AcceptanceRule, ...]:
+        return self.rules
+
+    @property
+    def joined(self) -> bool:  # type: ignore[override]
+        return any(rule.joined for rule in self.rules)
+
+    def start(self, prompts: Sequence[torch.Tensor]) -> "Union":
+        return Union(tuple(rule.start(prompts) for rule in self.rules))
+
+    def accepts(self, block: Block) -> torch.Tensor:
+        return torch.stack([taken(rule, block) for rule in self.rules]).any(dim=0)
+
+    def unseen(self, block: Block) -> torch.Tensor | None:
+        own = [unseen for rule in self.rules if (unseen := rule.unseen(block)) is not None]
+        return torch.stack(own).any(dim=0) if own else None
+
+    def choice(self, block: Block, at: torch.Tensor) -> torch.Tensor:
+        return self.rules[0].choice(block, at)
+
+    def correction(self, block: Block, at: torch.Tensor) -> torch.Tensor:
+        return self.rules[0].correction(block, at)

@@ -1,0 +1,86 @@
+"""Rules by rank: a drafted token is good enough if it is among the target's first choices."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..block import Block
+from ..errors import check_int, check_number
+from .pointwise import Laws, Pointwise
+
+
+def ranks(laws: Laws) -> torch.Tensor:
+    """How many tokens the target prefers to each one that is asked about; a tie goes to the lower id. (..., n) int64."""
+    scores = laws.scores
+    if laws.tokens is None:
+        return scores.sort(dim=-1, descending=True, stable=True).indices.argsort(dim=-1)
+    assert laws.tokens.shape[-1] == 1, "several tokens of one place would need the whole vocabulary"
+    mine, ids = laws.at(scores), torch.arange(scores.shape[-1], device=scores.device)
+    ahead = (scores > mine) | ((scores == mine) & (ids < laws.tokens))
+    return ahead.sum(dim=-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class TopK(Pointwise):
+    """Accept a drafted token that is among the target's k most likely ones: the baseline that AutoJudge is compared with.
+
+    a(x) = 1 where fewer than k tokens have a higher p than x (a tie goes to the lower id), else strict; r = norm((p − q)⁺)
+    (Garipov et al., §4.1, huggingface.co/papers/2504.20039). Neutral: k = 0, and in greedy decoding k = 1.
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        check_int("TopK.k", self.k, 0)
+
+    def ranks(self, block: Block) -> torch.Tensor:
+        """How many tokens the target prefers to each drafted one, (B, γ)."""
+        return ranks(Laws.of(block)).squeeze(-1)
+
+    def keeps(self, laws: Laws) -> torch.Tensor:
+        return ranks(laws) < self.k
+
+
+@dataclass(frozen=True)
+class RelaxedTopK(Pointwise):
+    """Accept a drafted token that is among the target's k most likely ones and not much less likely than the first.
+
+    Accept x iff rank(x) < k and p(x) ≥ max p − δ, in probabilities, else the target's argmax: TensorRT-LLM's relaxed
+    acceptance (`relaxed_topk`, `relaxed_delta`; k = 10 and δ = 0.6 are its usual settings), for greedy decoding. There it
+    applies while the model thinks: `Limited(RelaxedTopK(), inside=(begin, end))`. Neutral: k = 1.
+    """
+
+    k: int = 10
+    delta: float = 0.6
+    modes: ClassVar[tuple[str, ...]] = ("greedy",)
+
+    def __post_init__(self) -> None:
+        check_int("RelaxedTopK.k", self.k, 1)
+        check_number("RelaxedTopK.delta", self.delta, 0.0, 1.0)
+
+    def keeps(self, laws: Laws) -> torch.Tensor:
+        return (ranks(laws) < self.k) & (laws.px >= laws.top - self.delta)
+
+
+@dataclass(frozen=True)
+class TopKTolerance(Pointwise):
+    """Accept a drafted token that is among the target's k most likely ones and within a log-likelihood of the first.
+
+    Accept x iff rank(x) < k and log max p − log p(x) ≤ `tolerance`, else the target's argmax: `verifier_accept_k` and
+    `accept_tolerance` of a greedy proposal in vLLM's speculators, which says that values up to 5 cost little. For greedy
+    decoding. Neutral: k = 1, the default; `tolerance` 0 accepts no more than exact ties.
+    """
+
+    k: int = 1
+    tolerance: float = 0.0
+    modes: ClassVar[tuple[str, ...]] = ("greedy",)
+
+    def __post_init__(self) -> None:
+        check_int("TopKTolerance.k", self.k, 1)
+        check_number("TopKTolerance.tolerance", self.tolerance, 0.0, math.inf)
+
+    def keeps(self, laws: Laws) -> torch.Tensor:
+        gap = laws.scores.amax(dim=-1, keepdim=True) - laws.at(laws.scores)  # logits differ as log-likelihoods do
+        return (ranks(laws) < self.k) & (gap <= self.tolerance)

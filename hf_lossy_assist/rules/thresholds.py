@@ -1,0 +1,100 @@
+"""Rules that compare p(x) with a bar, fixed or lowered where the target is uncertain."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..errors import check_number
+from .pointwise import Laws, Pointwise
+
+
+@dataclass(frozen=True)
+class Typical(Pointwise):
+    """Accept a drafted token that is likely enough, and where the target is uncertain a less likely one will do.
+
+    a(x) = 1 where p(x) > min(ε, δ·e^(−H(p))), else strict; greedy the same set; r = norm((p − q)⁺) (Cai et al., Medusa, §2.3.1,
+    huggingface.co/papers/2401.10774; ε = 0.09 and δ = 0.3 are its code's). Neutral: ε = 1, δ = ∞.
+    """
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    def __post_init__(self) -> None:
+        check_number("Typical.epsilon", self.epsilon, 0.0, 1.0)
+        check_number("Typical.delta", self.delta, 0.0, math.inf)
+
+    def keeps(self, laws: Laws) -> torch.Tensor:
+        return laws.px > ((-laws.entropy).exp() * self.delta).clamp(max=self.epsilon)
+
+
+@dataclass(frozen=True)
+class EntropyVerify(Pointwise):
+    """Strict acceptance with coins made smaller where the target is uncertain.
+
+    a(x) = min(1, p(x)/(t·q(x))), t = min(`threshold`, e^(−α·H(p))); r = norm((p − q)⁺): "entropy verify" of vLLM-Ascend
+    (`posterior_threshold`, `posterior_alpha`), whose entropy is that of the unprocessed logits; here p is processed. For
+    sampling. Neutral: α = 0, threshold 1.
+    """
+
+    alpha: float = 0.4
+    threshold: float = 0.95
+    modes: ClassVar[tuple[str, ...]] = ("sampling",)
+
+    def __post_init__(self) -> None:
+        check_number("EntropyVerify.alpha", self.alpha, 0.0, math.inf)
+        _check_positive("EntropyVerify.threshold", self.threshold)
+
+    def chance(self, laws: Laws) -> torch.Tensor:
+        t = (-self.alpha * laws.entropy).exp().clamp(max=self.threshold)
+        return (laws.px / (t * laws.qx)).clamp(max=1.0)
+
+
+@dataclass(frozen=True)
+class Thresholds(Pointwise):
+    """Accept a token that is likely by itself, and give every other one a better coin.
+
+    a(x) = 1 where p(x) ≥ `single`, else max(min(1, p/q), min(1, p/`accumulated`)); r = norm((p − q)⁺): SGLang's
+    `speculative_accept_threshold_single` and `…_acc` for drafts that are no tree. SGLang does not look at q; where q is
+    unknown (prompt lookup) this is its rule to the letter, else strict acceptance is joined. For sampling. Neutral: 1 and 1.
+    """
+
+    single: float = 1.0
+    accumulated: float = 1.0
+    modes: ClassVar[tuple[str, ...]] = ("sampling",)
+
+    def __post_init__(self) -> None:
+        check_number("Thresholds.single", self.single, 0.0, 1.0)
+        check_number("Thresholds.accumulated", self.accumulated, 0.0, 1.0)
+
+    def chance(self, laws: Laws) -> torch.Tensor:
+        own = (laws.px / max(self.accumulated, 1e-9)).clamp(max=1.0)  # SGLang's floor
+        likely = (laws.px >= self.single) & (laws.px > 0)
+        return torch.maximum(laws.strict, own).masked_fill(likely, 1.0)
+
+
+@dataclass(frozen=True)
+class Lenience(Pointwise):
+    """Strict acceptance of a draft law that counts for less: no token becomes more than 1/l times as likely as it should be.
+
+    a(x) = min(1, p(x)/(l·q(x))), r = norm((p − q)⁺); greedy: accept x iff p(x) > l·max p or x = argmax p (Leviathan et al.,
+    A.5, huggingface.co/papers/2211.17192, where the inequality of the greedy form is misprinted). Neutral: l = 1.
+    """
+
+    lenience: float
+
+    def __post_init__(self) -> None:
+        _check_positive("Lenience.lenience", self.lenience)
+
+    def keeps(self, laws: Laws) -> torch.Tensor:
+        return laws.px > self.lenience * laws.top
+
+    def chance(self, laws: Laws) -> torch.Tensor:
+        return (laws.px / (self.lenience * laws.qx)).clamp(max=1.0)
+
+
+def _check_positive(name: str, value: float) -> None:
+    check_number(name, value, 0.0, 1.0)
+    if value == 0:
+        raise ValueError(f"{name}: expected a number above 0 and up to 1, got 0, which would accept everything")

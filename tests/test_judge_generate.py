@@ -286,7 +286,7 @@ def slow(target, draft, head, threshold, prompt, eos, window, new=16) -> tuple[l
                     break
             kept.append(token)
             lossy.append(int(not matches))
-        stats.num_spec_steps += 1
+        stats.num_spec_steps, stats.num_plain_steps = stats.num_spec_steps + 1, stats.num_plain_steps + (not drafted)
         stats.num_draft_tokens += len(drafted)
         stats.num_accepted_draft_tokens += len(kept)
         stats.num_lossy_accepts += sum(lossy)

@@ -113,6 +113,7 @@ def paper(
         kept = drafted if right else drafted[:-1]
         lossy = [token != best for token, best in zip(kept, says, strict=False)]
         stats.num_spec_steps += 1
+        stats.num_plain_steps += not drafted
         stats.num_draft_tokens += len(drafted)
         stats.num_accepted_draft_tokens += len(kept)
         stats.num_unseen_tokens += max(len(drafted) - 1, 0)

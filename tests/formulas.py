@@ -1,0 +1,160 @@
+"""The published formulas of the rules, once more: in plain NumPy and loops, one place at a time, for tests to compare with.
+
+Each takes the target's law p and the draft's q, (V,) float64 each, and gives a and r over the vocabulary. Where a drafted token
+was certain, q is 1 on it.
+"""
+
+import math
+
+import numpy as np
+from scipy.optimize import brentq
+
+
+def strict(p, q):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        a = np.where(q > 0, np.minimum(1.0, p / q), 1.0)
+    return a, rest(p - q, p)
+
+
+def rest(difference, p):
+    """norm((…)⁺), or p where that is nothing: then nothing can be rejected."""
+    positive = np.maximum(difference, 0.0)
+    return positive / positive.sum() if positive.sum() > 1e-14 else p
+
+
+def entropy(p):
+    return -sum(x * math.log(x) for x in p if x > 0)
+
+
+def divergence(p, q):
+    return sum(x * (math.log(x / y) if y > 0 else math.inf) for x, y in zip(p, q, strict=True) if x > 0)
+
+
+def surely(kept):
+    """1 where `kept(p, q)` says so, else strict acceptance."""
+
+    def formula(p, q):
+        a, r = strict(p, q)
+        return np.where(kept(p, q), 1.0, a), r
+
+    return formula
+
+
+def top_k(k):
+    def kept(p, q):
+        order = sorted(range(len(p)), key=lambda x: (-p[x], x))
+        return np.array([order.index(x) < k for x in range(len(p))])
+
+    return surely(kept)
+
+
+def relaxed_top_k(k, delta):
+    best = top_k(k)
+    return lambda p, q: (np.where((best(p, p * 0 + 9)[0] == 1) & (p >= p.max() - delta), 1.0, p == p.max()), None)
+
+
+def top_k_tolerance(k, tolerance):
+    best = top_k(k)
+
+    def formula(p, q):
+        gap = np.array([math.log(p.max() / x) if x > 0 else math.inf for x in p])
+        return np.where((best(p, p * 0 + 9)[0] == 1) & (gap <= tolerance), 1.0, p == p.max()), None
+
+    return formula
+
+
+def typical(epsilon, delta):
+    return surely(lambda p, q: p > min(epsilon, delta * math.exp(-entropy(p))))
+
+
+def entropy_verify(alpha, threshold):
+    def formula(p, q):
+        t = min(threshold, math.exp(-alpha * entropy(p)))
+        return strict(p, t * q)[0], strict(p, q)[1]
+
+    return formula
+
+
+def thresholds(single, accumulated):
+    def formula(p, q):
+        a, r = strict(p, q)
+        own = np.minimum(1.0, p / accumulated)
+        return np.where((p >= single) & (p > 0), 1.0, np.maximum(a, own)), r
+
+    return formula
+
+
+def lenience(factor):
+    return lambda p, q: (strict(p, factor * q)[0], strict(p, q)[1])
+
+
+def ensemble(w):
+    def formula(p, q):
+        a, _ = strict(w * p + (1 - w) * q, q)
+        return a, strict(p, q)[1]
+
+    return formula
+
+
+def cascade(alpha, form):
+    def law(p, q):
+        distance = np.abs(p - q).sum() / 2
+        bar = {"opt": p.max() - alpha * distance, "chow": 1 - alpha, "diff": p.max() - alpha}
+        if form != "token":
+            return q if q.max() >= bar[form] else p
+        inside = p >= (1 - alpha) * p.max()
+        return q * inside + q[~inside].sum() * p
+
+    return lambda p, q: strict(law(p, q), q)
+
+
+def kl_judge(threshold, confident):
+    return surely(lambda p, q: np.full(len(p), divergence(p, q) < threshold and p.max() <= confident))
+
+
+def mentored(budget):
+    """α by root finding, and β for each α by root finding: nothing in common with one sort and cumulative sums."""
+
+    def law(p, q, alpha):
+        lower, far = np.minimum(q, p / alpha), 1e12
+
+        def excess(beta):
+            return np.maximum(p / beta, lower).sum() - 1
+
+        if alpha == 1 or excess(1.0) <= 0:
+            return np.maximum(p, lower), 1.0
+        if excess(far) >= 0:  # nothing is rejected
+            return lower, far
+        beta = brentq(excess, 1.0, far, xtol=1e-13, maxiter=1000)
+        return np.maximum(p / beta, lower), beta
+
+    def formula(p, q):
+        def over(s):
+            return min(divergence(p, law(p, q, math.exp(-s))[0]), 1e3) - budget
+
+        least = 600.0  # α = e^(−600) takes all but the tokens with p = 0
+        alpha = math.exp(-(least if over(least) <= 0 else brentq(over, 0.0, least, xtol=1e-13)))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            a = np.where(q > 0, np.minimum(1.0, p / (alpha * q)), 1.0)
+        return a, rest(p / law(p, q, alpha)[1] - q, p)
+
+    return formula
+
+
+def synthetic(rate):
+    return lambda p, q: (np.full(len(p), rate), p)
+
+
+def union(*formulas):
+    return lambda p, q: (np.max([f(p, q)[0] for f in formulas], axis=0), formulas[0](p, q)[1])
+
+
+def limited(formula, never=(), max_top1=1.0):
+    def both(p, q):
+        (a, r), (s, t) = formula(p, q), strict(p, q)
+        if p.max() > max_top1:
+            return s, t
+        a = np.array([s[x] if x in never else a[x] for x in range(len(p))])
+        return a, r
+
+    return both

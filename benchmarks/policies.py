@@ -1,0 +1,277 @@
+"""Every acceptance rule at three settings on the demo: right answers, tokens per target call, lossy tokens, speed. Makes docs/policies.md.
+
+    python benchmarks/policies.py --out docs                       # 300 problems; writes policies.md, policies.png and policies.json
+
+All arms have the same draft length and take turns at each batch of problems, in an order that rotates; speed is the median over the
+batches of tokens per second against strict acceptance on the same batch, after a batch that is not counted. Rules that are defined for greedy
+decoding are run so, the others sample at temperature 1, each group beside its own strict arm. SPRINTER drafts until its head doubts.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from engine import machine, synchronize
+from huggingface_hub.utils import disable_progress_bars
+from rich.console import Console
+from rich.table import Table
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.catalog import catalog
+from hf_lossy_assist.evaluation.tasks import AnswerTask, Problem, task_named
+from hf_lossy_assist.stats import SpeculationStats
+
+
+GREEDY, SAMPLING = "greedy", "sampling"
+STRICT = "strict"
+
+
+@dataclasses.dataclass
+class Arm:
+    """One policy, and what it took and wrote on each batch."""
+
+    rule: str
+    setting: str
+    mode: str
+    policy: hla.LossyPolicy
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    texts: list[list[int]] = dataclasses.field(default_factory=list)
+    calls: list[SpeculationStats] = dataclasses.field(default_factory=list)
+
+    def run(self, models: Any, inputs: Any, args: argparse.Namespace) -> None:
+        settings = {"do_sample": False} if self.mode == GREEDY else {"do_sample": True, "temperature": 1.0, "top_k": 0}
+        torch.manual_seed(args.seed + len(self.seconds))
+        synchronize(args.device)
+        began = time.perf_counter()
+        out = models.target.generate(
+            **inputs, assistant_model=models.draft, lossy_policy=self.policy, max_new_tokens=args.max_new_tokens,
+            return_dict_in_generate=True, **settings,
+        )  # fmt: skip
+        synchronize(args.device)
+        self.seconds.append(time.perf_counter() - began)
+        new = out.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+        self.texts += [row[: its.num_new_tokens] for row, its in zip(new, out.speculation.rows, strict=True)]
+        self.tokens.append(out.speculation.num_new_tokens)
+        self.calls.append(out.speculation)
+
+    @property
+    def speeds(self) -> list[float]:
+        return [tokens / seconds for tokens, seconds in zip(self.tokens, self.seconds, strict=True)]
+
+
+def rules(judge: hla.Head) -> dict[str, list[hla.AcceptanceRule]]:
+    """Three settings of every rule, from strict to loose; the first is its source's where that names one.
+
+    The demo's target is surer of its tokens than real ones are: what its sources recommend is often strict acceptance here.
+    """
+    table = judge.config.metrics["thresholds"]
+    spread = [min(table, key=lambda row: abs(row["accepted"] - goal))["threshold"] for goal in (0.3, 0.6, 0.9)]
+    return {
+        "top_k": [hla.TopK(2), hla.TopK(4), hla.TopK(16)],
+        "relaxed_top_k": [hla.RelaxedTopK(), hla.RelaxedTopK(10, 0.98), hla.RelaxedTopK(10, 0.998)],
+        "top_k_tolerance": [hla.TopKTolerance(3, 3.0), hla.TopKTolerance(5, 4.0), hla.TopKTolerance(10, 6.0)],
+        "typical": [hla.Typical(), hla.Typical(0.02, 0.1), hla.Typical(0.004, 0.1)],
+        "lenience": [hla.Lenience(0.2), hla.Lenience(0.02), hla.Lenience(0.002)],
+        "ensemble": [hla.Ensemble(0.5), hla.Ensemble(0.2), hla.Ensemble(0.1)],
+        "cascade": [hla.Cascade(0.0), hla.Cascade(0.5), hla.Cascade(0.9)],
+        "kl_judge": [hla.KLJudge(0.2), hla.KLJudge(2.0, 0.99), hla.KLJudge(4.0, 0.999)],
+        "fly": [hla.FLy(), hla.FLy(3, 0.1), hla.FLy(1, 0.02)],
+        "regret_budget": [hla.RegretBudget(2.06), hla.RegretBudget(8.0), hla.RegretBudget(16.0)],
+        "judge": [hla.Judge(judge, t) for t in spread],
+        "limited": [hla.Limited(hla.TopK(4), per_request=n) for n in (1, 2, 4)],
+        "union": [
+            hla.Union((hla.Judge(judge, spread[0]), other)) for other in (hla.Typical(0.02, 0.1), hla.TopK(2), hla.FLy(1, 0.1))
+        ],
+        "synthetic_for_benchmarks": [hla.SyntheticForBenchmarks(rate) for rate in (0.5, 0.8, 0.95)],
+        "block_verification": [hla.BlockVerification()],
+        "mentored": [hla.Mentored(0.01), hla.Mentored(0.1), hla.Mentored(0.2)],
+        "entropy_verify": [hla.EntropyVerify(), hla.EntropyVerify(2.0, 0.1), hla.EntropyVerify(4.0, 0.01)],
+        "thresholds": [hla.Thresholds(0.2), hla.Thresholds(0.02), hla.Thresholds(0.02, 0.1)],
+    }  # fmt: skip
+
+
+def arms_for(args: argparse.Namespace) -> list[Arm]:
+    judge, verifier = hla.demo.head("autojudge"), hla.demo.head("sprinter")
+    constant = hla.Constant(args.gamma)
+    out = [Arm(STRICT, "", mode, hla.LossyPolicy(stop=constant)) for mode in (GREEDY, SAMPLING)]
+    for name, settings in rules(judge).items():
+        for rule in settings:
+            # Block verification is strict acceptance where nothing is sampled.
+            mode = SAMPLING if name == "block_verification" or GREEDY not in rule.modes else GREEDY
+            out.append(Arm(name, described(rule), mode, hla.LossyPolicy(rule=rule, stop=constant)))
+    for threshold in (0.9, 0.7, 0.5):
+        policy = hla.Sprinter(verifier, threshold=threshold, max_draft=args.gamma)
+        out.append(Arm("all_but_last", f"Sprinter(τ = {threshold:g})", GREEDY, policy))
+    return out
+
+
+def described(rule: Any) -> str:
+    """The class and its parameters, without those that are as by default."""
+    given = []
+    for f in dataclasses.fields(rule):
+        value = getattr(rule, f.name)
+        if value == f.default or isinstance(value, hla.Head):
+            continue
+        parts = value if isinstance(value, tuple) else (value,)
+        shown = [
+            described(p) if isinstance(p, hla.AcceptanceRule) else f"{p:.3g}" if isinstance(p, float) else str(p)
+            for p in parts
+        ]
+        plain = isinstance(value, hla.AcceptanceRule | tuple)
+        given.append(", ".join(shown) if plain else f"{f.name}={shown[0]}")
+    return f"{type(rule).__name__}({', '.join(given)})"
+
+
+def measured(models: Any, problems: Sequence[Problem], args: argparse.Namespace) -> list[Arm]:
+    arms = arms_for(args)
+    batches = [problems[i : i + args.batch_size] for i in range(0, len(problems), args.batch_size)]
+    for turn, batch in enumerate([batches[0], *batches]):  # the first one warms up
+        if turn == 1:
+            for arm in arms:
+                arm.seconds, arm.tokens, arm.texts, arm.calls = [], [], [], []
+        inputs = models.tokenizer([p.prompt for p in batch], return_tensors="pt", padding=True).to(args.device)
+        inputs.pop("token_type_ids", None)
+        for mode in (GREEDY, SAMPLING):
+            same = [arm for arm in arms if arm.mode == mode]
+            shift = turn * (len(same) // 5 + 1) % len(same)
+            for arm in same[shift:] + same[:shift]:
+                arm.run(models, inputs, args)
+        print(f"batch {turn} of {len(batches)}", file=sys.stderr)
+    return arms
+
+
+def figures(models: Any, task: AnswerTask, problems: Sequence[Problem], arms: list[Arm]) -> list[dict[str, Any]]:
+    rows = []
+    for arm in arms:
+        strict = next(a for a in arms if a.mode == arm.mode and a.rule == STRICT)
+        texts = [models.tokenizer.decode(text, skip_special_tokens=True) for text in arm.texts]
+        right = [task.right(p, task.extract(p, t)) is True for p, t in zip(problems, texts, strict=True)]
+        total = SpeculationStats.merge(arm.calls).total()
+        rows.append({
+            "rule": arm.rule, "setting": arm.setting, "mode": arm.mode, "right": statistics.mean(right),
+            "tokens_per_target_call": total.num_new_tokens / total.num_spec_steps,
+            "lossy": total.num_lossy_accepts / total.num_new_tokens,
+            "unseen": total.num_unseen_tokens / total.num_new_tokens,
+            "of_strict": statistics.median(a / b for a, b in zip(arm.speeds, strict.speeds, strict=True)),
+            "tokens_per_second": statistics.median(arm.speeds),
+        })  # fmt: skip
+    for row in rows:
+        row["front"] = row["rule"] != "synthetic_for_benchmarks" and not any(dominates(other, row) for other in rows)
+    return rows
+
+
+def dominates(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether `one` is nowhere worse than `other` and somewhere better, in its own kind of decoding."""
+    keys = ("right", "tokens_per_target_call")
+    worse = any(one[k] < other[k] for k in keys)
+    return (
+        one["mode"] == other["mode"]
+        and one["rule"] != "synthetic_for_benchmarks"
+        and not worse
+        and any(one[k] > other[k] for k in keys)
+    )
+
+
+def share(row: dict[str, Any]) -> str:
+    """Of lossy tokens; where the target's word was not asked, of tokens without it."""
+    return f"{row['unseen']:.1%} unseen" if row["unseen"] else f"{row['lossy']:.1%}"
+
+
+def markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
+    guarantees = {e.name: e.guarantee for e in catalog() if e.kind == "rule"}
+    lines = [
+        "# Rules side by side", "",
+        f"Made by `python benchmarks/policies.py --out docs` on {machine(args.device)}: the demo pair, {args.problems} problems that no head was trained on,",
+        f"γ = {args.gamma} for all, batches of {args.batch_size}, at most {args.max_new_tokens} new tokens. `hf-lossy policies` lists every name with its parameters and source.",
+        "**Bold**: on the Pareto front of right answers and tokens per target call, of its kind of decoding. × strict: tokens per second against strict acceptance on the same",
+        f"batch, median of {-(-args.problems // args.batch_size)} batches. One answer is {1 / args.problems:.1%}; the demo is a toy, its ranking need not be that of your models.", "",
+        "![Pareto front](policies.png)", "",
+    ]  # fmt: skip
+    for mode in (GREEDY, SAMPLING):
+        lines += [f"## {mode.capitalize()}{', temperature 1' if mode == SAMPLING else ''}", "",
+                  "| rule | setting | guarantee | right | tokens / target call | lossy tokens | tok/s × strict |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+        for r in (r for r in rows if r["mode"] == mode):
+            name = f"**`{r['rule']}`**" if r["front"] else f"`{r['rule']}`"
+            guarantee = "lossy" if r["lossy"] and guarantees[r["rule"]] != "lossless" else guarantees[r["rule"]]
+            setting = f"`{r['setting']}`" if r["setting"] else ""
+            lines.append(
+                f"| {name} | {setting} | {guarantee} | {r['right']:.1%} | {r['tokens_per_target_call']:.2f} | {share(r)} | {r['of_strict']:.2f} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Right answers against tokens per target call; the front as a line."""
+    from matplotlib.figure import Figure
+
+    from hf_lossy_assist.training.figures import save
+
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    for i, mode in enumerate((GREEDY, SAMPLING)):
+        axes = figure.add_subplot(1, 2, i + 1, xlabel="tokens per target call", ylabel="right answers, %", title=mode)
+        same = [r for r in rows if r["mode"] == mode and r["rule"] != "synthetic_for_benchmarks"]
+        for k, rule in enumerate(dict.fromkeys(r["rule"] for r in same)):
+            points = sorted((r["tokens_per_target_call"], 100 * r["right"]) for r in same if r["rule"] == rule)
+            axes.plot(
+                *zip(*points, strict=True), "oxs^vD*+"[k % 8], label=rule, markersize=12 if rule == STRICT else 7
+            )
+        front = sorted((r["tokens_per_target_call"], 100 * r["right"]) for r in same if r["front"])
+        axes.plot(*zip(*front, strict=True), "k--", linewidth=0.8, label="front")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    save(figure, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--out", type=Path, help="folder of policies.md, policies.png and policies.json; default: print alone"
+    )
+    parser.add_argument("--problems", type=int, default=300)
+    parser.add_argument("--batch-size", type=int, default=60)
+    parser.add_argument("--gamma", type=int, default=16)
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--seed", type=int, default=11, help="of the demo's test problems")
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    disable_progress_bars()
+
+    models = hla.demo.load(device=args.device)
+    hla.enable(models.target)
+    task = task_named("demo", split="test", seed=args.seed)
+    problems = task.problems(args.problems)
+    rows = figures(models, task, problems, measured(models, problems, args))
+    table = Table("rule", "setting", "mode", "right", "tokens / call", "lossy", "× strict")
+    for r in rows:
+        cells = [
+            f"{r['right']:.1%}",
+            f"{r['tokens_per_target_call']:.2f}",
+            share(r),
+            f"{r['of_strict']:.2f}",
+        ]
+        table.add_row(r["rule"], r["setting"], r["mode"], *cells)
+    Console(width=130).print(table)
+    if args.out:
+        draw(rows, args.out / "policies.png")
+        (args.out / "policies.md").write_text(markdown(rows, args), encoding="utf-8")
+        found = {
+            "where": machine(args.device),
+            "settings": {k: str(v) for k, v in vars(args).items()},
+            "results": rows,
+        }
+        (args.out / "policies.json").write_text(
+            json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+
+
+if __name__ == "__main__":
+    main()

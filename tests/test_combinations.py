@@ -11,7 +11,7 @@ import tiny
 import torch
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
-from test_profile import profile
+from test_profile import draft, profile, target
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import LossyPolicy
@@ -22,16 +22,6 @@ from hf_lossy_assist.stops import STOPS
 INF = math.inf
 unit, counts = st.floats(0, 1), st.integers(1, 6)
 ids = st.integers(0, tiny.VOCABULARY - 1)
-
-
-@cache
-def target():
-    return tiny.build("llama")
-
-
-@cache
-def draft():
-    return tiny.noisy(target(), 0.05)
 
 
 @cache

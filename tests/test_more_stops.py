@@ -398,7 +398,7 @@ def test_in_transformers_own_loop(name):
         (lambda: DISCO(1.5), ValueError, "DISCO.threshold"),
         (lambda: DISCO(missed=math.inf), ValueError, "DISCO.missed"),
         (lambda: DISCO(max_draft=1.0), TypeError, "DISCO.max_draft"),
-        (lambda: AtLeast(5), TypeError, "AtLeast.stop: expected an object of DraftStop, got 5"),
+        (lambda: AtLeast(5), TypeError, "AtLeast.stop: expected a stop such as SVIP.., got 5"),
         (lambda: AtLeast(SVIP(), 0), ValueError, "AtLeast.n"),
         (lambda: AnyOf([]), TypeError, r"AnyOf.stops: expected a list of stops, got \[\]"),
         (lambda: AnyOf("svip"), TypeError, "AnyOf.stops"),

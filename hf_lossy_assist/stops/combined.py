@@ -12,15 +12,13 @@ from .base import DraftStop, numbers
 
 
 @dataclass(frozen=True)
-class AtLeast(DraftStop):
-    """`stop`, but never before `n` tokens: what it says of earlier ones is not heeded, and its limit is at least `n`."""
+class Around(DraftStop):
+    """The base of stops around another one: what they need of models and of the engine is what that one needs."""
 
     stop: DraftStop
-    n: int = 2
 
     def __post_init__(self) -> None:
-        _check_stop("AtLeast.stop", self.stop)
-        check_int("AtLeast.n", self.n, 1)
+        _check_stop(f"{type(self).__name__.strip('_').removesuffix('Run')}.stop", self.stop)
 
     @property
     def adaptive(self) -> bool:  # type: ignore[override]
@@ -34,15 +32,26 @@ class AtLeast(DraftStop):
     def patience(self) -> float:  # type: ignore[override]
         return self.stop.patience
 
+    def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
+        self.stop.check(target, draft, tokenizer)
+
+
+@dataclass(frozen=True)
+class AtLeast(Around):
+    """`stop`, but never before `n` tokens: what it says of earlier ones is not heeded, and its limit is at least `n`."""
+
+    n: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("AtLeast.n", self.n, 1)
+
     @property
     def longest(self) -> int:
         return max(self.stop.longest, self.n)
 
     def with_longest(self, gamma: int) -> "AtLeast":
         return AtLeast(self.stop.with_longest(gamma), min(self.n, gamma))
-
-    def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
-        self.stop.check(target, draft, tokenizer)
 
     def start(self, rows: int) -> "_AtLeastRun":
         return _AtLeastRun(self.stop.start(rows), self.n)
@@ -164,4 +173,4 @@ class _AllOfRun(AllOf):
 
 def _check_stop(name: str, value: Any) -> None:
     if not isinstance(value, DraftStop):
-        raise TypeError(f"{name}: expected an object of DraftStop, got {value!r}")
+        raise TypeError(f"{name}: expected a stop such as SVIP(), got {value!r}")

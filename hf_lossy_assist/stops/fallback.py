@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from ..errors import check_int, check_number
-from ..features import FeatureSpec
-from .base import DraftStop
+from .combined import Around
 
 
 @dataclass(frozen=True)
-class Fallback(DraftStop):
+class Fallback(Around):
     """`stop` while drafting pays, the target alone while it does not; both are measured during the call.
 
     With n̄ the mean tokens that a round gives each row (the target's own included), T the median seconds of a round that drafts and
@@ -30,30 +29,16 @@ class Fallback(DraftStop):
         window: rounds of each kind that are remembered.
     """
 
-    stop: DraftStop
     margin: float = 0.05
     first: int = 3
     window: int = 8
     wait: int = 32
 
     def __post_init__(self) -> None:
-        if not isinstance(self.stop, DraftStop):
-            raise TypeError(f"Fallback.stop: expected a stop such as SVIP(), got {self.stop!r}")
+        super().__post_init__()
         check_number("Fallback.margin", self.margin, 0.0, 1.0)
         for name in ("first", "window", "wait"):
             check_int(f"Fallback.{name}", getattr(self, name), 1)
-
-    @property
-    def adaptive(self) -> bool:  # type: ignore[override]
-        return self.stop.adaptive
-
-    @property
-    def features(self) -> FeatureSpec | None:  # type: ignore[override]
-        return self.stop.features
-
-    @property
-    def patience(self) -> float:  # type: ignore[override]
-        return self.stop.patience
 
     @property
     def longest(self) -> int:
@@ -61,9 +46,6 @@ class Fallback(DraftStop):
 
     def with_longest(self, gamma: int) -> "Fallback":
         return Fallback(self.stop.with_longest(gamma), self.margin, self.first, self.window, self.wait)
-
-    def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
-        self.stop.check(target, draft, tokenizer)
 
     def start(self, rows: int) -> "_FallbackRun":
         own = (self.margin, self.first, self.window, self.wait)

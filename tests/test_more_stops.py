@@ -308,7 +308,9 @@ def test_the_nested_form():
 
 
 def test_heads_inside_are_saved_loaded_and_checked(tmp_path):
-    head, other = head_for(draft_of("llama")), head_for(draft_of("llama"), "mlp")
+    head, other = (
+        head_for.__wrapped__(draft_of("llama"), kind) for kind in ("linear", "mlp")
+    )  # new: saving marks them
     policy = LossyPolicy(stop=AnyOf([SVIP(), HeadStop(head, 0.3), AtLeast(HeadStop(other, 0.2), 3)]))
     assert policy.heads() == {"stop_1_head": head, "stop_2_0_head": other}
     policy.save_pretrained(tmp_path / "made")

@@ -551,7 +551,7 @@ def _saved(head: hla.Head, folder: Any) -> str:
 
 def test_a_policys_folder(tmp_path):
     """It names its head by a folder of its own, so that it can be moved, and loads the same weights."""
-    head, target, draft = head_for(draft_of("llama"), "mlp"), tiny.shared("llama"), draft_of("llama")
+    head, target, draft = head_for.__wrapped__(draft_of("llama"), "mlp"), tiny.shared("llama"), draft_of("llama")
     policy = Sprinter(head, 0.45, 9)
     policy.save_pretrained(tmp_path / "made", measured=[("speed-up on the demo", "1.2 ×")])
     assert policy.to_dict()["stop"]["head"] == str(tmp_path / "made" / "stop_head") and names(tmp_path) == {"made"}

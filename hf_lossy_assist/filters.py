@@ -32,7 +32,7 @@ class VerifyFilter:
 
     def __call__(self, block: Block) -> torch.Tensor:
         """The number of drafted tokens of each row to verify, (B,) int64, at most `block.drafted`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method __call__(block)")
 
 
 @dataclass(frozen=True)

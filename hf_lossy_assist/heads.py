@@ -106,7 +106,7 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
 
     def logit(self, features: torch.Tensor) -> torch.Tensor:
         """log(P / (1 − P)), (…, H) → (…,) float32."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method logit(features)")
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return self.logit(features).sigmoid()

@@ -1,6 +1,7 @@
 """The command that lists every rule, stop, filter and policy. `cli` adds it to `hf-lossy`."""
 
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -17,7 +18,7 @@ def policies(
 ) -> None:
     """List every rule, stop, filter and policy: what each guarantees, its neutral value, its parameters and source."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from .catalog import catalog
     from .errors import nearest
@@ -30,17 +31,14 @@ def policies(
     if as_json:
         print(json.dumps([entry.to_dict() for entry in chosen], ensure_ascii=False, indent=1))
         return
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 160)
     for group in dict.fromkeys(entry.kind for entry in chosen):
-        table = Table(
-            group,
-            "guarantee",
-            "neutral",
-            "parameters",
-            "source",
-            "what it does",
-            title=f"{group}s" if group != "policy" else "policies",
-        )
+        # Folded, not cut: a name or a source of which a part is missing is of no use.
+        columns = [
+            Column(title, overflow="fold")
+            for title in (group, "guarantee", "neutral", "parameters", "source", "what it does")
+        ]
+        table = Table(*columns, title=f"{group}s" if group != "policy" else "policies")
         for e in (entry for entry in chosen if entry.kind == group):
             given = ", ".join(
                 name if default == "required" else f"{name}={default}" for name, default in e.parameters.items()

@@ -40,7 +40,7 @@ class AcceptanceRule:
 
     def judge(self, features: torch.Tensor) -> torch.Tensor:
         """What the rule's head says of each drafted token, (B, γ, H) → (B, γ) bool; the engine puts it into `block.judged`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has features, and so needs a method judge(features)")
 
     def start(self, prompts: Sequence[torch.Tensor]) -> "AcceptanceRule":
         """What one generate call works with. A rule that keeps count during the call returns a fresh copy, so no state leaks.

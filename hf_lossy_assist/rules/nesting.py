@@ -28,7 +28,7 @@ class Nesting(AcceptanceRule):
     @property
     def parts(self) -> tuple[AcceptanceRule, ...]:
         """The rules inside."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a property parts")
 
     @property
     def lossless(self) -> bool:  # type: ignore[override]

@@ -71,7 +71,7 @@ class Pointwise(AcceptanceRule):
 
     def keeps(self, laws: Laws) -> torch.Tensor:
         """The tokens that need no coin, (..., n) bool."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method keeps(laws), or chance(laws)")
 
     def chance(self, laws: Laws) -> torch.Tensor:
         """a(x), (..., n) in [0, 1]; NaN where q(x) = 0, which nobody drafts."""

@@ -31,7 +31,7 @@ class DraftStop(StoppingCriteria):
     @property
     def longest(self) -> int:
         """The most tokens that one round may draft for a row (γ at most)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a property longest")
 
     def with_longest(self, gamma: int) -> "DraftStop":
         """The same stop with another longest draft; what `num_assistant_tokens=` at the call does."""

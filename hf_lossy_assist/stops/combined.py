@@ -18,7 +18,7 @@ class Around(DraftStop):
     stop: DraftStop
 
     def __post_init__(self) -> None:
-        _check_stop(f"{type(self).__name__.strip('_').removesuffix('Run')}.stop", self.stop)
+        _check_stop(f"{type(self).__name__}.stop", self.stop)
 
     @property
     def adaptive(self) -> bool:  # type: ignore[override]

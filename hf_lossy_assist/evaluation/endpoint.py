@@ -9,9 +9,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import check_int, check_number, nearest
+from .address import Address
 from .answers import one_line
+from .bounds import Bound, TooMuch, put_bound
 
 
+SHORTEST = 5  # characters of what is taken for a secret; the "none" of local servers is not one
 OVER = ("stop", "eos", "eos_token", "stop_sequence")  # OpenAI's and vLLM's word for it, and those of other servers
 
 
@@ -44,10 +47,11 @@ class Endpoint:
     """`model` at `url` (with the /v1), usable from many threads. Every failure is one line with the address and the
     way out.
 
-    `key`: by default the environment's OPENAI_API_KEY, else "none", as local servers need none. `retries`: how often a
-    request is repeated after 408, 409, 429 (as its Retry-After says), 5xx, a timeout or a broken connection, with
-    growing pauses. `timeout`: seconds to wait for a reply. `per_minute`: the most requests in a minute, repeated ones
-    included.
+    `key`: by default the environment's OPENAI_API_KEY, else "none", as local servers need none. A user and a password in
+    `url` are sent, and stand nowhere else: the attribute `url`, records and error lines are without them. `retries`: how
+    often a request is repeated after 408, 409, 429 (as its Retry-After says), 5xx, a timeout or a broken connection,
+    with growing pauses. `timeout`: seconds that one reply may take from the first to the last byte; it may have 16 MiB.
+    `per_minute`: the most requests in a minute, repeated ones included.
 
     `requests` counts what was sent, repeated ones included; `tokens` the completion tokens that the server reported.
 
@@ -70,20 +74,30 @@ class Endpoint:
             import openai
         except ImportError:
             raise ImportError("a model behind an API needs openai: pip install 'hf_lossy_assist[api]'") from None
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"url: expected an address such as http://localhost:8000/v1, got {url!r}")
+        self.url, user, password = Address.of(url)
         check_int("retries", retries, 0)
         check_number("timeout", timeout, 0.001, 86400.0)
         if per_minute is not None:
             check_number("per_minute", per_minute, 0.001, 1e9)
-        self.url, self.model, self.retries, self.timeout = url.rstrip("/"), model, retries, timeout
+        self.model, self.retries, self.timeout = model, retries, timeout
         self.requests = self.tokens = 0
-        self._lock, self._pace = threading.Lock(), Pace(per_minute)
-        # The hook sees repeated requests too, which the client sends by itself.
-        http = openai.DefaultHttpxClient(timeout=timeout, event_hooks={"request": [self._sending]})
+        self._lock, self._pace, self._bound = threading.Lock(), Pace(per_minute), Bound()
         key = (key or os.environ.get("OPENAI_API_KEY") or "none").strip()
+        self._secrets = [secret for secret in (key, user, password) if len(secret) >= SHORTEST]
+        # The hooks see repeated requests too, which the client sends by itself.
+        http = openai.DefaultHttpxClient(
+            timeout=timeout,
+            event_hooks={"request": [self._sending], "response": [self._bound.check_encoding]},
+            auth=(user, password) if user or password else None,
+        )
+        put_bound(http, self._bound)
         self._client = openai.OpenAI(
-            base_url=self.url, api_key=key, max_retries=retries, timeout=timeout, http_client=http
+            base_url=self.url,
+            api_key=key,
+            max_retries=retries,
+            timeout=timeout,
+            http_client=http,
+            default_headers={"Accept-Encoding": "identity"},
         )
 
     def __enter__(self) -> "Endpoint":
@@ -138,12 +152,13 @@ class Endpoint:
             raise self._unlike("/models", "a list under 'data'", listed)
         names = [str(row["id"]) for row in rows if isinstance(row, dict) and "id" in row]
         if self.model not in names:
-            raise ValueError(f"{self.url}: {nearest('model', self.model, names)}")
+            raise ValueError(f"{self.url}: {self._said(nearest('model', self.model, names), 500)}")
 
     def _sending(self, _: Any) -> None:
         self._pace.wait()
         with self._lock:
             self.requests += 1
+        self._bound.start(self.timeout)
 
     def _send(self, call: Any, body: dict[str, Any] | None) -> Any:
         """The decoded reply to one request, sent as often as `retries` allows."""
@@ -151,14 +166,26 @@ class Endpoint:
 
         try:
             text = call(**({} if body is None else body | {"model": self.model})).http_response.text
+        except TooMuch as error:
+            raise ValueError(f"{self.url} {error}; is this the API's address, with the /v1?") from None
         except openai.OpenAIError as error:
             raise self._failure(error) from error
         try:
             return json.loads(text)
-        except json.JSONDecodeError:
+        except (
+            ValueError,
+            RecursionError,
+        ):  # a number of 4300 digits is the former, a list in a list in a list … the latter
             raise ValueError(
-                f"{self.url} answered {one_line(text, 60)!r} where JSON was expected; is this the API's address, with the /v1?"
+                f"{self.url} answered {self._said(text, 60)!r} where JSON was expected; is this the API's address, with the /v1?"
             ) from None
+
+    def _said(self, text: object, longest: int = 200) -> str:
+        """What the server said, as one line; a key or a password that it says back is left out."""
+        line = str(text)
+        for secret in self._secrets:
+            line = line.replace(secret, "…")
+        return one_line(line, longest)
 
     def _failure(self, error: Exception) -> Exception:
         """What the client raised, as one line."""
@@ -170,13 +197,15 @@ class Endpoint:
                 f"{self.url} did not answer in {self.timeout:g} s, {tries}; wait longer (timeout) or look at it"
             )
         if isinstance(error, openai.APIConnectionError):
-            cause = one_line(error.__cause__ or error)
+            cause = self._said(error.__cause__ or error)
+            if isinstance(error.__cause__, TooMuch):  # older clients wrap whatever is raised in their connections
+                return ValueError(f"{self.url} {cause}; is this the API's address, with the /v1?")
             return ConnectionError(
                 f"{self.url} cannot be reached, {tries}: {cause}; check the address and that it runs"
             )
         if not isinstance(error, openai.APIStatusError):
-            return ValueError(f"{self.url}: {one_line(error)}; check the address and the settings")
-        code, said = error.status_code, one_line(error.message)
+            return ValueError(f"{self.url}: {self._said(error)}; check the address and the settings")
+        code, said = error.status_code, self._said(error.message)
         if code in (401, 403):
             return PermissionError(
                 f"{self.url} refused the key ({code}: {said}); pass the right one or set OPENAI_API_KEY"
@@ -210,5 +239,5 @@ class Endpoint:
 
     def _unlike(self, where: str, expected: str, given: Any) -> ValueError:
         return ValueError(
-            f"{self.url}{where}: expected {expected}, got {one_line(json.dumps(given), 80)}; is this an OpenAI-compatible API?"
+            f"{self.url}{where}: expected {expected}, got {self._said(json.dumps(given), 80)}; is this an OpenAI-compatible API?"
         )

@@ -157,7 +157,7 @@ def _refuse_prompt(model: Any, ids: Any) -> None:
 
 
 def refuse_mask(ids: torch.Tensor, mask: Any) -> None:
-    """Refuse an `attention_mask` that is not left padding of `ids`."""
+    """Refuse an `attention_mask` (B, width) that is none of `ids`, or that hides a row's last token."""
     if mask is None:
         return
     if not isinstance(mask, torch.Tensor):
@@ -173,9 +173,10 @@ def refuse_mask(ids: torch.Tensor, mask: Any) -> None:
     if bool((mask.sum(dim=1) == 0).any()):
         row = int((mask.sum(dim=1) == 0).nonzero()[0])
         raise ValueError(f"attention_mask hides all of row {row}: every row needs a token")
-    if bool((mask.long().diff(dim=1) < 0).any()):
+    if bool((mask[:, -1] == 0).any()):
+        row = int((mask[:, -1] == 0).nonzero()[0])
         raise ValueError(
-            "attention_mask hides tokens on the right or in the middle: pad on the left (tokenizer.padding_side='left')"
+            f"attention_mask hides the last token of row {row}: pad on the left (tokenizer.padding_side='left')"
         )
 
 

@@ -163,7 +163,7 @@ class CandidateDrafter:
         self._scores: torch.Tensor | None = None
 
     def propose(self, rows: Rows, limits: Sequence[int]) -> Block:
-        text = rows.ids[:, rows.pads[0] : rows.lengths[0]]
+        text = rows.prompts()[0][None]
         with self.clock.time("draft"):
             candidates, logits = self.generator.get_candidates(text)
         tokens = candidates[:, text.shape[1] :][:, : limits[0]].to(rows.ids.device)
@@ -176,7 +176,7 @@ class CandidateDrafter:
         return Block(tokens, torch.tensor([gamma], device=rows.ids.device), q, self.sampling)
 
     def learn(self, rows: Rows, block: Block, accepted: Sequence[int]) -> None:
-        text = rows.ids[:, rows.pads[0] : rows.lengths[0]]
+        text = rows.prompts()[0][None]
         self.generator.update_candidate_strategy(text, block.scores, accepted[0])
 
     def select(self, keep: Sequence[int]) -> None:

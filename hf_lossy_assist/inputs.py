@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from .checks import refuse_mask
 from .models import CroppingModel, base_of
 from .sequences import Rows
 
@@ -26,12 +27,10 @@ def cropping(model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str) 
         )
     cache = model_kwargs.get("past_key_values")
     if (
-        cache is not None
-        and cache.get_seq_length() >= rows.width - rows.pads[0]
-        and not base_of(model).config.is_encoder_decoder
-    ):
+        cache is not None and cache.get_seq_length() >= rows.width and not base_of(model).config.is_encoder_decoder
+    ):  # counted with padding, as Transformers lays a cache out
         raise ValueError(
-            f"past_key_values holds {cache.get_seq_length()} tokens, input_ids has {rows.width - rows.pads[0]}: pass the whole text, old and new"
+            f"past_key_values holds {cache.get_seq_length()} tokens, input_ids has {rows.width}: pass the whole text, old and new"
         )
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
     if layers is None or not all(hasattr(layer, "crop") for layer in layers):
@@ -39,7 +38,26 @@ def cropping(model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str) 
         raise ValueError(
             f"{name} needs a cache that can be rolled back, got {kind}: leave cache_implementation and past_key_values out"
         )
-    return CroppingModel(model, model_kwargs, rows.ids[:, rows.pads[0] : rows.width])
+    whole = model_kwargs.get(mask_name(model)) is not None  # a draft is not told of the tokens that are hidden
+    return CroppingModel(model, model_kwargs, rows.ids[:, : rows.width] if whole else rows.prompts()[0][None])
+
+
+def mask_name(model: Any) -> str:
+    """The argument that masks the text: an encoder-decoder's `attention_mask` masks its encoder's input."""
+    return "decoder_attention_mask" if base_of(model).config.is_encoder_decoder else "attention_mask"
+
+
+def hidden(input_ids: torch.Tensor, mask: torch.Tensor | None) -> tuple[list[int], torch.Tensor | None]:
+    """How many tokens of each row `mask` hides, and, where they are not all on the left, each row's columns with those first.
+
+    The order is (B, width) int64. Raises `ValueError` or `TypeError` for a mask that is none of these rows.
+    """
+    if mask is None:
+        return [0] * input_ids.shape[0], None
+    refuse_mask(input_ids, mask)
+    seen = mask.ne(0).long().to(input_ids.device)
+    order = seen.argsort(dim=1, stable=True) if bool((seen.diff(dim=1) < 0).any()) else None
+    return (seen == 0).sum(dim=1).tolist(), order
 
 
 def assistant_inputs(

@@ -15,6 +15,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .cache import RowCache, visibility
+from .growing import GrowingInputs
 from .packing import ORDINARY, Layout, attention_of, packed
 
 
@@ -139,6 +140,12 @@ class RowModel:
             self.windows["sliding_attention"] = window
         self.chunk = getattr(config, "attention_chunk_size", None) if "chunked_attention" in self.windows else None
 
+    @property
+    def reach(self) -> float:
+        """How many tokens every layer sees whatever their places: its shortest window or chunk."""
+        limits = [*self.windows.values(), self.chunk]
+        return min((limit for limit in limits if limit is not None), default=float("inf"))
+
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device)
         if self.narrow:  # shown an id beyond its own, it guesses badly, and the guess is verified as any other
@@ -218,40 +225,66 @@ class RowModel:
         self.cache.select(torch.tensor(rows, device=self.device))
         self.lengths = [self.lengths[r] for r in rows]
 
-    def as_dynamic_cache(self) -> DynamicCache:
-        """A one-row copy that Transformers can go on with (`past_key_values` of the output)."""
-        out = DynamicCache(config=self.config)
+    def as_dynamic_cache(self, seen: torch.Tensor | None = None) -> DynamicCache:
+        """A one-row copy that Transformers can go on with (`past_key_values` of the output).
+
+        `seen` (width,) bool: which tokens of the prompt as given the mask shows. The others have their place in a cache of
+        Transformers' own; here they get zeros there, since the mask that goes with the text hides them.
+        """
+        out, length = DynamicCache(config=self.config), self.lengths[0]
         for i, layer in enumerate(self.cache.layers):
-            out.update(layer.keys[:, :, : self.lengths[0]].clone(), layer.values[:, :, : self.lengths[0]].clone(), i)
+            kept = [states[:, :, :length] for states in (layer.keys, layer.values)]
+            if seen is None:
+                out.update(*(states.clone() for states in kept), i)
+                continue
+            places = torch.nn.functional.pad(seen.to(kept[0].device), (0, length - int(seen.sum())), value=True)
+            spread = [states.new_zeros(*states.shape[:2], len(places), states.shape[3]) for states in kept]
+            for new, old in zip(spread, kept, strict=True):
+                new[:, :, places] = old
+            out.update(*spread, i)
         return out
 
 
 class CroppingModel:
-    """One row on Transformers' own cache, rolled back with `crop`: encoder-decoders, convolution states, a cache passed in."""
+    """One row on Transformers' own cache, rolled back with `crop`: encoder-decoders, convolution states, a cache passed in.
+
+    The cache is laid out as Transformers does: a token that the mask hides (padding, a hole) has its place there. `lengths` and
+    `feed` count the other tokens alone, as everywhere in this package.
+    """
 
     def __init__(self, model: PreTrainedModel, model_kwargs: dict[str, Any], input_ids: torch.Tensor):
-        """`model_kwargs` as `generate` prepared them (cache, encoder outputs, masks); `input_ids` (1, length) the prompt."""
+        """`model_kwargs` as `generate` prepared them (cache, encoder outputs, masks); `input_ids` (1, width) the prompt, hidden tokens too."""
+        base = base_of(model)
         self.model, self.kwargs = model, dict(model_kwargs)
         self.cache: Cache = self.kwargs["past_key_values"]
-        self.lengths = [self.cache.get_seq_length()]
-        table = base_of(model).get_input_embeddings().weight
+        table = base.get_input_embeddings().weight
         self.device, self.known = table.device, table.shape[0]
-        self.ids = input_ids[:, : self.lengths[0]].to(self.device)
-        self.encoder_decoder = base_of(model).config.is_encoder_decoder
-        for name in ("attention_mask", "position_ids", "logits_to_keep", "cache_position"):
-            if not (self.encoder_decoder and name == "attention_mask"):  # there it masks the encoder's output
-                self.kwargs.pop(name, None)
+        self.keeps_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
+        for name in ("logits_to_keep", "cache_position"):
+            self.kwargs.pop(name, None)
+        self.growing = GrowingInputs.taken_from(self.kwargs, base.config.is_encoder_decoder, self.device)
+        self.prompt = input_ids.to(self.device)
+        self.seen = self.growing.seen(self.prompt.shape[1])
+        held = self.cache.get_seq_length()
+        self.ids = self.prompt[:, :held]
+        self.lengths = [sum(place < held for place in self.seen)]
         self.fresh = True
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device).clamp(max=self.known - 1)  # as in RowModel
-        width = tokens.shape[1]
+        width, wide = tokens.shape[1], self.prompt.shape[1]
         if self.fresh and keep != 0:  # a prompt of one token has no prefill: this forward may be rolled back itself
             self.cache.activate_past_recording()
-        self.ids = torch.cat([self.ids, tokens], dim=1)
+        start, end = self.ids.shape[1], self._places(self.lengths[0] + width)
+        behind = max(end - max(start, wide), 0)  # of `tokens`, those behind the prompt
+        self.ids = torch.cat([self.ids, self.prompt[:, start:end], tokens[:, width - behind :]], dim=1)
+        extra: dict[str, Any] = {}
+        if self.keeps_logits and keep is not None and keep < end - start:
+            extra["logits_to_keep"] = max(keep, 1)
         inputs = self.model.prepare_inputs_for_generation(
-            self.ids, next_sequence_length=width, is_first_iteration=self.fresh, **self.kwargs
-        )
+            self.ids, next_sequence_length=end - start, is_first_iteration=self.fresh,
+            **self.kwargs, **self.growing.up_to(end), **extra,
+        )  # fmt: skip
         out = self.model(**inputs, return_dict=True)
         if self.fresh:
             # After the prefill only: before it, recording would keep every state of the prompt.
@@ -264,6 +297,12 @@ class CroppingModel:
             self.cache.activate_past_recording()
         self.lengths = [self.lengths[0] + width]
         return out.logits[:, out.logits.shape[1] - (width if keep is None else keep) :]
+
+    def _places(self, length: int) -> int:
+        """How many places of the cache the text's first `length` ≥ 1 tokens take, hidden ones among them too."""
+        if length <= len(self.seen):
+            return self.seen[length - 1] + 1
+        return self.prompt.shape[1] + length - len(self.seen)
 
     def rollback(self, lengths: Sequence[int]) -> None:
         surplus = self.lengths[0] - lengths[0]

@@ -10,13 +10,13 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList,
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from .checks import Settings, refuse_extra_inputs, refuse_mask, refuse_modes
+from .checks import Settings, refuse_extra_inputs, refuse_modes
 from .decoding import Call, decode, new_tokens_first, prefill
 from .drafting import CandidateDrafter, Drafter, ModelDrafter
 from .errors import check_int, check_number
 from .features import FeatureTap
 from .identity import same_ids
-from .inputs import assistant_inputs, cropping, learned_prompt
+from .inputs import assistant_inputs, cropping, hidden, learned_prompt, mask_name
 from .laws import decoding_at
 from .methods import as_policy
 from .models import CachedModel, CroppingModel, RowModel, base_of, why_not_rows
@@ -180,13 +180,10 @@ class Runner:
         refuse_modes({}, Settings({}, generation_config))  # again: not every call comes through `enable`
         self.policy.rule.check_mode(bool(generation_config.do_sample))
         self.policy.filter.check_decoding(decoding_at(generation_config))
-        pads, mask = [0] * input_ids.shape[0], model_kwargs.get("attention_mask")
-        if mask is not None and not model.config.is_encoder_decoder:
-            refuse_mask(input_ids, mask)
-            pads = (mask == 0).sum(dim=1).tolist()
+        pads, columns = hidden(input_ids, model_kwargs.get(mask_name(model)))
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         clock, stop = Clock(input_ids.device), self.draft_stop().start(input_ids.shape[0])
-        rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length)
+        rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)
         processing, sampling = Processing(logits_processor, len(rows.index)), bool(generation_config.do_sample)
 
         target = self._target(model, rows, model_kwargs)
@@ -237,7 +234,7 @@ class Runner:
             "sequences": sequences,
             "scores": new_tokens_first(call.scores, length) if call.keep_scores else None,
             "logits": new_tokens_first(call.logits, length) if call.keep_logits else None,
-            "past_key_values": self._cache_to_return(target),
+            "past_key_values": self._cache_to_return(target, input_ids, model_kwargs.get(mask_name(model))),
             "speculation": stats,
         }
         kind = SpeculativeEncoderDecoderOutput if model.config.is_encoder_decoder else SpeculativeDecoderOnlyOutput
@@ -253,7 +250,10 @@ class Runner:
         reason = "a cache was passed in" if continued else why_not_rows(model)
         if reason is None:
             refuse_extra_inputs(model_kwargs)
-            return RowModel(model, len(rows.index), rows.max_length)
+            rowwise = RowModel(model, len(rows.index), rows.max_length)
+            if not rows.holes or rowwise.reach >= rows.max_length:
+                return rowwise
+            reason = "its window counts the tokens that attention_mask hides in the middle of a row"
         return cropping(model, rows, model_kwargs, reason)
 
     def _drafter(
@@ -290,7 +290,7 @@ class Runner:
             config.do_sample = False
         generator = model._get_candidate_generator(
             generation_config=config,
-            input_ids=rows.ids[:, rows.pads[0] : rows.width],
+            input_ids=rows.prompts()[0][None],
             inputs_tensor=inputs_tensor,
             assistant_model=self.assistant,
             logits_processor=processing.processors,
@@ -308,7 +308,10 @@ class Runner:
         return CandidateDrafter(generator, vocabulary, sampling, clock)
 
     @staticmethod
-    def _cache_to_return(target: CachedModel) -> Any:
+    def _cache_to_return(target: CachedModel, input_ids: torch.Tensor, mask: torch.Tensor | None) -> Any:
+        """The cache of a call with one row; rows of a batch end at different places, also where one row alone was left."""
         if isinstance(target, CroppingModel):
             return target.cache
-        return target.as_dynamic_cache() if isinstance(target, RowModel) and len(target.lengths) == 1 else None
+        if not isinstance(target, RowModel) or len(input_ids) > 1:
+            return None
+        return target.as_dynamic_cache(None if mask is None else mask[0].ne(0))

@@ -17,8 +17,19 @@ class Rows:
     `index[b]` says which row of the call the b-th one here is: finished rows can be dropped with `select`.
     """
 
-    def __init__(self, input_ids: torch.Tensor, pads: Sequence[int], criteria: StoppingCriteriaList, max_length: int):
-        """`input_ids` (B, width) with `pads[b]` padding tokens on the left of row b."""
+    def __init__(
+        self,
+        input_ids: torch.Tensor,
+        pads: Sequence[int],
+        criteria: StoppingCriteriaList,
+        max_length: int,
+        order: torch.Tensor | None = None,
+    ):
+        """`input_ids` (B, width) with `pads[b]` hidden tokens: on the left of row b, or in its first columns of `order`.
+
+        `order` (B, width) int64: the columns of each row, those of hidden tokens first. No model is fed a hidden token; processors
+        and criteria see them, as in `generate`.
+        """
         batch, self.width = input_ids.shape
         # A caller's own MaxLengthCriteria may be shorter than the generation config's, which is among `criteria` too.
         self.max_length = min([max_length, *(c.max_length for c in criteria if isinstance(c, MaxLengthCriteria))])
@@ -28,6 +39,7 @@ class Rows:
         self.index = list(range(batch))
         self.order = torch.arange(batch, device=self.ids.device)  # the same as a tensor
         self.pads, self.lengths = list(pads), [self.width] * batch
+        self._columns = order
         self.finished = [False] * batch
         self.done: list[torch.Tensor | None] = [None] * batch  # (new tokens,) of each dropped row
         self.eos = {t for c in criteria if isinstance(c, EosTokenCriteria) for t in c.eos_token_id.tolist()}
@@ -40,9 +52,17 @@ class Rows:
     def unfinished(self) -> bool:
         return not all(self.finished)
 
+    @property
+    def holes(self) -> bool:
+        """True where a row's mask hides more than padding on its left."""
+        return self._columns is not None
+
     def prompts(self) -> list[torch.Tensor]:
         """Each row's text so far without padding, (n,)."""
-        return [self.ids[b, pad:n] for b, (pad, n) in enumerate(zip(self.pads, self.lengths, strict=True))]
+        if self._columns is None:
+            return [self.ids[b, pad:n] for b, (pad, n) in enumerate(zip(self.pads, self.lengths, strict=True))]
+        seen = [self.ids[b, self._columns[b, pad:]] for b, pad in enumerate(self.pads)]
+        return [torch.cat([old, self.ids[b, self.width : self.lengths[b]]]) for b, old in enumerate(seen)]
 
     def held(self) -> list[int]:
         """How many tokens a cache should hold of each row: all but the last, which starts the next forward."""
@@ -59,11 +79,18 @@ class Rows:
         """
         starts = [h + pad for h, pad in zip(held, self.pads, strict=True)]
         counts = [length - start + written for length, start in zip(self.lengths, starts, strict=True)]
-        if len(set(starts)) == 1 and len(set(counts)) == 1:
+        mixed = (
+            self._columns is not None and min(starts) < self.width
+        )  # hidden tokens between those that are asked for
+        if len(set(starts)) == 1 and len(set(counts)) == 1 and not mixed:
             return self.ids[:, starts[0] : self.lengths[0] + written], counts
         columns = (
             torch.arange(max(counts), device=self.ids.device) + torch.tensor(starts, device=self.ids.device)[:, None]
         )
+        if self._columns is not None and mixed:
+            columns = torch.where(
+                columns < self.width, self._columns.gather(1, columns.clamp(max=self.width - 1)), columns
+            )
         return self.ids.gather(1, columns.clamp(max=self.ids.shape[1] - 1)), counts
 
     def ends(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -112,6 +139,8 @@ class Rows:
                 self.done[row] = self.ids[b, self.width : self.lengths[b]].clone()
         rows = torch.tensor(keep, dtype=torch.long, device=self.ids.device)
         self.ids, self.order = self.ids[rows], self.order[rows]
+        if self._columns is not None:
+            self._columns = self._columns[rows]
         for name in ("index", "pads", "lengths", "finished"):
             setattr(self, name, [getattr(self, name)[b] for b in keep])
 

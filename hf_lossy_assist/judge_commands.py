@@ -37,6 +37,9 @@ def mine(
         int | None, typer.Option(help="of a whole response; default 512 (of the demo 96)")
     ] = None,
     batch_size: Annotated[int, typer.Option(help="problems in flight")] = 16,
+    allow_code_execution: Annotated[
+        bool, typer.Option("--allow-code-execution", help="of code: run what a model wrote, here (docs/security.md)")
+    ] = False,
     workers: Annotated[int, typer.Option(help="threads for servers and for running programs")] = 4,
     resume: Annotated[bool, typer.Option("--resume", help="go on with an unfinished run")] = False,
     naive: Annotated[bool, typer.Option("--naive", help="each mismatch alone (for comparison)")] = False,
@@ -88,7 +91,10 @@ def mine(
         judge = None
         if task == "qa":
             judge = servers.enter_context(_server("--judge", judge_url, judge_model, per_minute, timeout))
-        chosen = task_named(task, data=data, split="calibration", seed=seed, shots=shots, judge=judge, chat=chat)
+        chosen = task_named(
+            task, data=data, split="calibration", seed=seed, shots=shots, judge=judge, chat=chat,
+            allow_code_execution=allow_code_execution,
+        )  # fmt: skip
         problems = chosen.problems(MINED if limit is None and task == DEMO else limit)
         target: Any
         if target_url is None:

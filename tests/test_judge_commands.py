@@ -137,6 +137,8 @@ def test_wrong_uses(hf_lossy, mined, tmp_path):  # noqa: F811
         (("--task", "gsm8k"), "--data"),
         (("--task", "gsm8k", "--data", tmp_path / "none.jsonl"), "none.jsonl"),
         (("--task", "gsm8k", "--data", file, *DEMO), "line 1"),
+        (("--task", "code", "--data", file, *DEMO), "--allow-code-execution"),
+        (("--task", "gsm8k", "--data", file, *DEMO, "--allow-code-execution"), "runs no programs"),
         (("--task", "demo", *DEMO), "demo models"),
         (("--model", "m"), "--assistant"),
         (("--target-url", "http://127.0.0.1:9/v1"), "--target-model"),

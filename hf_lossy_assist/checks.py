@@ -8,11 +8,22 @@ import torch
 from transformers import Cache, GenerationConfig, GenerationMixin, SynthIDTextWatermarkingConfig
 
 from .errors import check_int, check_number
-from .models import base_of
+from .models import base_of, why_not_rows
 
 
+GENERATE = set(inspect.signature(GenerationMixin.generate).parameters)
 # What `generate` takes beyond its signature, the generation config and the model's forward.
 OTHERS = {"tokenizer", "assistant_tokenizer", "input_ids", "inputs_embeds", "attention_mask", "trust_remote_code"}
+# What a decoder on a `RowCache` may be given by `generate`.
+TEXT_INPUTS = {
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "cache_position",
+    "token_type_ids",
+}
 
 
 class Settings:
@@ -37,6 +48,8 @@ def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfi
         raise ValueError("there is no prompt, and the target has no BOS token to start from: pass input_ids=…")
     if ids is not None and model.main_input_name == "input_ids":
         _refuse_prompt(model, ids)
+    if decoder_only:
+        _refuse_other_inputs(model, kwargs, config)
     if ids is not None and decoder_only:
         refuse_mask(ids, kwargs.get("attention_mask"))
         new, limit = settings["max_new_tokens"], settings["max_length"]
@@ -52,7 +65,7 @@ def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfi
 
 
 def _refuse_unknown(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
-    known = set(inspect.signature(GenerationMixin.generate).parameters) | set(vars(config)) | OTHERS
+    known = GENERATE | set(vars(config)) | OTHERS
     for call in (model.forward, model.prepare_inputs_for_generation):
         known |= set(inspect.signature(call).parameters)
     known -= {"self", "kwargs", "args"}
@@ -182,17 +195,20 @@ def refuse_mask(ids: torch.Tensor, mask: Any) -> None:
 
 def refuse_extra_inputs(model_kwargs: dict[str, Any]) -> None:
     """Refuse inputs other than text, such as images, for a model that runs on a `RowCache`."""
-    known = (
-        "attention_mask",
-        "position_ids",
-        "past_key_values",
-        "use_cache",
-        "logits_to_keep",
-        "cache_position",
-        "token_type_ids",
-    )
     for name, value in model_kwargs.items():
-        if name not in known and value is not None:
+        if name == "mm_encoder_outputs" and isinstance(value, dict):
+            # `generate` hands one to every model that could see, empty for a text; what it encoded itself stands in it by kind.
+            kinds = [kind for kind, encoded in value.items() if encoded is not None]
+            name, value = f"{' and '.join(kinds)} inputs", kinds or None
+        if name not in TEXT_INPUTS and value is not None:
             raise ValueError(
                 f"lossy_policy handles text alone, and the model was also given {name}: leave {name} or lossy_policy out"
             )
+
+
+def _refuse_other_inputs(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
+    """The same under the names that the caller used, before an image is encoded for nothing."""
+    settings = GENERATE | set(vars(config)) | OTHERS | TEXT_INPUTS
+    given = {name: value for name, value in kwargs.items() if value is not None and name not in settings}
+    if given and why_not_rows(model) is None:
+        refuse_extra_inputs(given)

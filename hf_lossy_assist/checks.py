@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import Cache, GenerationConfig, GenerationMixin, SynthIDTextWatermarkingConfig
 
+from .arguments import refuse_modes_asked_for
 from .errors import check_int, check_number
 from .models import base_of, why_not_rows
 
@@ -80,6 +81,7 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
     """Refuse what this loop does not run, from the call's arguments or a prepared generation config alone."""
     if kwargs.get("custom_generate") is not None:
         raise ValueError("lossy_policy and custom_generate are both decoding loops: pass one of them")
+    refuse_modes_asked_for(settings)
     if (settings["num_beams"] or 1) > 1:
         raise ValueError(
             f"lossy_policy decodes without beams, got num_beams={settings['num_beams']}: leave num_beams or lossy_policy out"

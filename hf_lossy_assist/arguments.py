@@ -1,0 +1,89 @@
+"""Every argument and setting of Transformers' `generate`, in one of three lists: honoured, refused, or without effect here.
+
+docs/arguments.md is the same for readers; tests/test_arguments.py holds both against the installed Transformers, so that a
+name that a new release brings is decided on before it is passed over.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import GenerationConfig
+
+
+HONOURED = frozenset(
+    "inputs generation_config logits_processor stopping_criteria prefix_allowed_tokens_fn assistant_model streamer kwargs "
+    "max_length max_new_tokens min_length min_new_tokens max_time stop_strings eos_token_id pad_token_id bos_token_id "
+    "decoder_start_token_id do_sample temperature top_k top_p top_h min_p typical_p epsilon_cutoff eta_cutoff "
+    "repetition_penalty encoder_repetition_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids "
+    "renormalize_logits forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty "
+    "suppress_tokens begin_suppress_tokens sequence_bias num_return_sequences output_scores output_logits "
+    "return_dict_in_generate num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
+    "prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit assistant_lookbehind target_lookbehind "
+    "watermarking_config".split()
+)  # watermarking_config: but for SynthID
+
+# Where `checks` or `modes_asked_for` says no to a value that would change something.
+REFUSED = frozenset(
+    "synced_gpus custom_generate num_beams use_cache cache_implementation token_healing guidance_scale output_attentions "
+    "output_hidden_states assistant_ensemble_weight use_mtp speculation_type penalty_alpha dola_layers num_beam_groups "
+    "diversity_penalty constraints force_words_ids is_assistant".split()
+)
+
+WITHOUT_EFFECT = {
+    "negative_prompt_ids": "a part of classifier-free guidance, which is refused; read by nothing without it",
+    "negative_prompt_attention_mask": "a part of classifier-free guidance, which is refused; read by nothing without it",
+    "early_stopping": "of beam search alone, which is refused",
+    "length_penalty": "of beam search alone, which is refused",
+    "low_memory": "of contrastive search alone, which is refused",
+    "cache_config": "of quantised caches alone, which are refused",
+    "max_cache_len": "of static caches alone, which are refused",
+    "prefill_chunk_size": "a prompt is run in one forward here: the same text, with more memory",
+    "compile_config": "Transformers compiles for static caches alone, which are refused",
+    "disable_compile": "Transformers compiles for static caches alone, which are refused",
+    "continuous_batching_config": "of generate_batch alone",
+    "transformers_version": "a note in the file",
+}
+
+
+def _given(value: Any) -> bool:
+    return value is not None
+
+
+def _above(low: float) -> Callable[[Any], bool]:
+    return lambda value: value is not None and not (isinstance(value, int | float) and value <= low)
+
+
+# Modes that Transformers starts by a setting alone: when it is asked for, and what it is.
+MODES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "penalty_alpha": (_above(0), "contrastive search"),
+    "dola_layers": (_given, "DoLa"),
+    "num_beam_groups": (_above(1), "group beam search"),
+    "diversity_penalty": (_above(0), "group beam search"),
+    "constraints": (_given, "constrained beam search"),
+    "force_words_ids": (_given, "constrained beam search"),
+    "use_mtp": (bool, "drafting with the target's own multi-token prediction layers"),
+    "speculation_type": (_given, "drafting from the target's hidden states (DFlash)"),
+    "is_assistant": (bool, "as the draft of Transformers' own assisted generation"),
+}
+
+# What a release newer than these lists has: its value when nobody sets it.
+UNKNOWN = {
+    name: value
+    for name, value in vars(GenerationConfig()).items()
+    if not name.startswith("_") and name not in HONOURED | REFUSED | WITHOUT_EFFECT.keys()
+}
+
+
+def refuse_modes_asked_for(settings: Any) -> None:
+    """Refuse decoding modes that this loop does not run; `settings[name]` is a setting as the call has it."""
+    for name, (asked, what) in MODES.items():
+        if asked(settings[name]):
+            raise ValueError(
+                f"lossy_policy does not run {what}, which {name} asks for: leave {name} or lossy_policy out "
+                f"(generation_config.{name} = None if the model's own config has it)"
+            )
+    for name, neutral in UNKNOWN.items():
+        if settings[name] is not None and settings[name] != neutral:
+            raise ValueError(
+                f"{name} is a setting of a Transformers newer than this package knows: leave {name} or lossy_policy out"
+            )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import commands, judge_commands, policies_command, profile_commands, specdec_commands
+from . import commands, exits, judge_commands, policies_command, profile_commands, specdec_commands
 from .commands import chats
 from .profile_commands import Companion, load_companion, load_profile
 
@@ -27,30 +27,12 @@ app = typer.Typer(
 DEMO_PROBLEMS = 3
 OPTIONS = dict.fromkeys(("--head", "--threshold"), ("sprinter", "autojudge")) | {"--window": ("autojudge",)}
 OPTIONS |= dict.fromkeys(("--profile", "--companion", "--gamma"), ("sv",))  # whose each is
-HTTP_CLIENTS = (
-    "httpx",
-    "httpx2",
-    "httpcore",
-    "requests",
-)  # huggingface_hub's, by version; their errors are no OSError
 COLOURS = ("green", "magenta", "bold yellow", "cyan")  # of stats.SOURCES
 
 
 def main() -> None:
     """Entry point: what users can mend is one line on stderr and exit code 2."""
-    try:
-        app()
-    except KeyboardInterrupt:
-        print("hf-lossy: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        print(f"hf-lossy: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] not in HTTP_CLIENTS:
-            raise
-        print(f"hf-lossy: the Hub was not reached ({' '.join(str(error).split())})", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(exits.run(app))
 
 
 commands.add_to(app)

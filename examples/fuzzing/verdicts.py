@@ -1,0 +1,131 @@
+"""What became of a case: refused in one line of this package, accepted and right, or anything else."""
+
+import faulthandler
+import resource
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hf_lossy_assist as hla
+
+
+REFUSED, RIGHT, ELSE = "refused in one line", "accepted and right", "anything else"
+PACKAGE = Path(hla.__file__).resolve().parent
+LONGEST = 400  # characters of a refusal: more is no line to read
+LARGEST = 2**28  # bytes that a case may take more than all before it
+
+
+@dataclass(frozen=True)
+class Case:
+    """`call` raises what a user would see, returns where the use was accepted and right, and raises `Wrong` where it was not."""
+
+    what: str
+    call: Callable[[], None]
+
+
+class Wrong(Exception):
+    """Accepted, and not right."""
+
+
+class Refused(Exception):
+    """A refusal that is no exception to its user: the line that a command printed."""
+
+
+class Late(BaseException):
+    """The case's time is over."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One of the three, and what was seen."""
+
+    kind: str
+    seen: str
+
+
+def judge(case: Case, seconds: float) -> Verdict:
+    """Run a case. One that takes longer than `seconds` hangs, and one that takes a gigabyte is no refusal."""
+    memory, verdict = _peak(), _judged(case, seconds)
+    if _peak() - memory > LARGEST:
+        return Verdict(ELSE, f"{(_peak() - memory) >> 20} MiB of memory: {verdict.kind}, {verdict.seen}")
+    return verdict
+
+
+def _judged(case: Case, seconds: float) -> Verdict:
+    try:
+        with _limited(seconds), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            case.call()
+    except Late:
+        return Verdict(ELSE, f"no end within {seconds:g} s")
+    except Wrong as found:
+        return Verdict(ELSE, str(found))
+    except Refused as found:
+        wrong, line = fault_of_line(str(found)), str(found)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        wrong, line = fault(error), f"{type(error).__name__}: {error}"
+    else:
+        return Verdict(RIGHT, "")
+    return Verdict(ELSE, f"{wrong}: {line[:1500]}") if wrong else Verdict(REFUSED, line)
+
+
+def _peak() -> int:
+    """The most memory that this process ever had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def fault(error: BaseException) -> str | None:
+    """What is wrong with a refusal, or None if it is as it should be."""
+    if not isinstance(error, ValueError | TypeError | OSError | ImportError):
+        return f"a {type(error).__name__} from {_place(error)}"
+    if not _innermost(error).is_relative_to(PACKAGE):
+        return f"found out only in {_place(error)}"
+    return fault_of_line(str(error))
+
+
+def fault_of_line(text: str) -> str | None:
+    """What is wrong with the text of a refusal."""
+    if not text.strip():
+        return "no text"
+    if len(text.splitlines()) != 1:
+        return f"{len(text.splitlines())} lines"
+    if len(text) > LONGEST:
+        return f"{len(text)} characters"
+    if not text.isprintable():
+        return "characters that a terminal acts on"
+    return None
+
+
+def _innermost(error: BaseException) -> Path:
+    return Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
+
+
+def _place(error: BaseException) -> str:
+    frame, file = traceback.extract_tb(error.__traceback__)[-1], _innermost(error)
+    return f"{file.parent.name}/{file.name}:{frame.lineno}"
+
+
+@contextmanager
+def _limited(seconds: float) -> Any:
+    """Raises `Late` after so many seconds; where not even that ends it, the process ends with every thread's traceback."""
+
+    def late(*_: Any) -> None:
+        raise Late
+
+    before = signal.signal(signal.SIGALRM, late)
+    left = signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(10 * seconds, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, *left)
+        signal.signal(signal.SIGALRM, before)

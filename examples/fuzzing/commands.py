@@ -53,7 +53,7 @@ MEANT = {
 def commands() -> dict[tuple[str, ...], Any]:
     """Every command by its words."""
     top: Any = typer.main.get_command(cli.app)
-    out = {}
+    out: dict[tuple[str, ...], Any] = {}
     for name, its in top.commands.items():
         inside = getattr(its, "commands", None)
         out |= {(name, inner): command for inner, command in inside.items()} if inside else {(name,): its}

@@ -171,7 +171,13 @@ _ENDLESS = [
 def _ask(kind: str, pieces: list[Piece], endless: bytes, body: bytes, settings: dict[str, Any]) -> None:
     own = server()
     own.pieces, own.endless = pieces, endless
-    given = {"url": own.url, "model": "target", "timeout": TIMEOUT, "retries": 0, "key": "k"} | settings
+    given: dict[str, Any] = {
+        "url": own.url,
+        "model": "target",
+        "timeout": TIMEOUT,
+        "retries": 0,
+        "key": "k",
+    } | settings
     with Endpoint(**given) as endpoint:
         if kind == "models":
             endpoint.check()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def _load_head(folder: Path, inputs: dict[str, Any]) -> None:
     policy = of_head(head)
     lossless = hla.LossyPolicy(stop=policy.stop)  # a stop alone changes no text
     for one in (policy, lossless):
-        checked("llama", lambda one=one: _call(one, inputs))
+        checked("llama", partial(_call, one, inputs))
     again = hla.LossyPolicy.from_dict(json.loads(json.dumps(policy.to_dict())))
     if again != policy:
         raise Wrong("its JSON form reads back to another policy")
@@ -135,4 +136,4 @@ def _load_profile(folder: Path, inputs: dict[str, Any]) -> None:
         hla.LossyPolicy(stop=hla.MovingAverage(profile)),
     ]
     for one in policies:
-        checked("llama", lambda one=one: _call(one, inputs))
+        checked("llama", partial(_call, one, inputs))

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,12 +45,12 @@ def profile(gamma: int = 4) -> hla.Profile:
     bins = Bins(
         np.array([0.5], np.float32), np.full((2, 1), 0.5, np.float32), cells, cells.mean(axis=1), np.full((2, 2), 9)
     )
-    its = {
+    facts: dict[str, Any] = {
         name: hla.ModelIdentity.of(model)
         for name, model in (("target", target), ("draft", draft), ("companion", draft))
     }
-    facts = {"tokenizer_hash": "", "decoding": {}, "machine": machine(torch.device("cpu"))}
-    return hla.Profile(bins, latency, gamma, np.array([1.5, 1.5]), **its, **facts)
+    facts |= {"tokenizer_hash": "", "decoding": {}, "machine": machine(torch.device("cpu"))}
+    return hla.Profile(bins, latency, gamma, np.array([1.5, 1.5]), **facts)
 
 
 @cache

@@ -65,8 +65,8 @@ def case(random: Random, folder: Path) -> Case:
     elif how == "huge":
         given = folder / "policy.json"
         given.write_text(json.dumps({"stop": "svip"}))
-        with open(given, "r+b") as file:
-            file.truncate(2**29)  # nothing on the disk, all of it in memory if it is read
+        with open(given, "r+b") as large:
+            large.truncate(2**29)  # nothing on the disk, all of it in memory if it is read
     what = f"policy as {how}: {shown(given) if how in ('part', 'dict') else str(given)[:300]}"
     if how in ("text", "file", "folder"):
         text = written(given)

@@ -122,7 +122,7 @@ def _limited(seconds: float) -> Any:
 
     before = signal.signal(signal.SIGALRM, late)
     left = signal.setitimer(signal.ITIMER_REAL, seconds)
-    faulthandler.dump_traceback_later(10 * seconds, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(10 * seconds, exit=True, file=sys.__stderr__ or 2)
     try:
         yield
     finally:

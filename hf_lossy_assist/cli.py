@@ -213,9 +213,9 @@ def needs(extra: str, *modules: str) -> None:
 def load(model: str | None, assistant: str | None, dtype: str, device: str) -> tuple[Any, Any, Any]:
     """Target, draft and tokenizer as the options name them; the demo's where both are None."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from . import demo
+    from .loading import load_model, load_tokenizer
 
     if device == "auto":  # under `accelerate launch` each process has its own
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
@@ -230,19 +230,11 @@ def load(model: str | None, assistant: str | None, dtype: str, device: str) -> t
         models = demo.load(kinds[dtype], device)
         return models.target, models.draft, models.tokenizer
 
-    def named(kind: Any, source: str, **settings: Any) -> Any:
-        try:
-            return kind.from_pretrained(source, **settings)
-        except OSError as error:  # offline, Transformers does not say what it was looking for
-            raise OSError(f"{source} was not loaded: {error}") from None
-
     def read(source: str | None) -> Any:
-        if source is None:
-            return None
-        return named(AutoModelForCausalLM, source, dtype=kinds[dtype]).to(device).eval()
+        return None if source is None else load_model(source, dtype=kinds[dtype]).to(device).eval()
 
     source = model or str(demo.FOLDER / "target")
-    tokenizer = named(AutoTokenizer, source, padding_side="left")
+    tokenizer = load_tokenizer(source, padding_side="left")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return read(source), read(assistant), tokenizer

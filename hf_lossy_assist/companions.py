@@ -6,9 +6,10 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from .filters import VerifyFilter
+from .loading import load_model
 from .models import base_of, why_not_rows
 
 
@@ -16,7 +17,7 @@ class WithCompanion(VerifyFilter):
     """The base of filters with a companion: one forward of it over each drafted block fills `block.companion`.
 
     `companion` (`PreTrainedModel` or `str`): a causal model with the draft's vocabulary. A folder or a name on the Hub is loaded
-    at the first call, in the target's precision and onto its device.
+    at the first call, in the target's precision and onto its device: safetensors alone, and no code of its own.
     """
 
     companion: Any
@@ -29,11 +30,9 @@ class WithCompanion(VerifyFilter):
             return self.companion
         if not self._loaded:
             try:
-                model = AutoModelForCausalLM.from_pretrained(self.companion, dtype=target.dtype)
+                model = load_model(self.companion, dtype=target.dtype)
             except OSError as error:
-                raise ValueError(
-                    f"the companion {self.companion!r} was not loaded: {str(error).splitlines()[0]}"
-                ) from None
+                raise ValueError(f"the companion {error}") from None
             self._loaded.append(model.to(target.device).eval())
         return self._loaded[0]
 

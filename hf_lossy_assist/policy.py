@@ -15,9 +15,10 @@ from .cards import policy_card
 from .errors import nearest
 from .files import new_folder
 from .filters import VerifyAll, VerifyFilter
-from .heads import CONFIG, WEIGHTS, Head
+from .heads import Head
 from .hub import fetch, holds
-from .profile import PROFILE, TABLES, Profile
+from .profile import Profile
+from .references import check_shareable, load_parts
 from .rules import RULES, AcceptanceRule, BlockVerification, Strict
 from .staging import FILTERS
 from .stops import STOPS, Constant, DraftStop, Fallback
@@ -152,7 +153,11 @@ class LossyPolicy:
         self, repo_id: str, *, private: bool | None = None, token: str | None = None,
         commit_message: str = "Upload policy with hf_lossy_assist", measured: Sequence[tuple[str, str]] = (),
     ) -> str:  # fmt: skip
-        """Upload what `save_pretrained` writes; returns the commit's URL."""
+        """Upload what `save_pretrained` writes; returns the commit's URL.
+
+        Raises: `ValueError` where the companion is a folder here, which others do not have.
+        """
+        check_shareable(self._spec({id(part): name for name, part in self._saved().items()}))
         api = HfApi(token=token)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         sources = {name: part.source for name, part in self._saved().items()}
@@ -170,6 +175,7 @@ class LossyPolicy:
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> "LossyPolicy":
         """Load a policy from a folder or from the Hub (`org/name`, `org/name@revision`).
 
+        Its heads and its profile are sub-folders of its own or other repositories on the Hub; nothing else on this disk is read.
         A repository that holds a head alone becomes the policy that it was trained for: `Sprinter(head)`, `AutoJudge(head)` or `SpecDecPP(head)`.
 
         Args:
@@ -184,12 +190,8 @@ class LossyPolicy:
             return of_head(Head.from_pretrained(source, **kwargs))
         [file] = fetch(source, [POLICY], **kwargs)
         spec = read_json(file.read_text(encoding="utf-8"), f"the file {str(file)!r}")
-        for part in _entries(spec):
-            for key, files in (("head", (CONFIG, WEIGHTS)), ("profile", (PROFILE, TABLES))):
-                name = part.get(key)
-                if isinstance(name, str) and "/" not in name:  # a folder beside policy.json; on the Hub not here yet
-                    fetch(source, files, subfolder=name, **kwargs)
-        return cls.from_dict(spec, file.parent)
+        load_parts(spec, source, file.parent, **kwargs)
+        return cls.from_dict(spec)
 
     def _spec(self, names: Mapping[int, str]) -> dict[str, Any]:
         """The JSON form with other names for the heads, by their `id`."""
@@ -232,14 +234,6 @@ def _parts(name: str, part: Any) -> Iterator[tuple[str, Any]]:
     nested = [v for value in inside for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, PARTS)]
     for i, value in enumerate(nested):
         yield from _parts(f"{name}_{i}", value)
-
-
-def _entries(spec: Any) -> Iterator[dict[str, Any]]:
-    """Every object in the JSON form."""
-    if isinstance(spec, dict):
-        yield spec
-    for value in spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ():
-        yield from _entries(value)
 
 
 def _plain(value: Any, known: Mapping[str, type]) -> Any:

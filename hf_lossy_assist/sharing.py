@@ -1,19 +1,18 @@
 """Push and pull: folders that this package made, to the Hub and back."""
 
 import shutil
+import warnings
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError
-from safetensors import SafetensorError, safe_open
 
+from .contents import CARD, files_of, kind_of
 from .files import new_folder
-from .heads import CONFIG, WEIGHTS, Head
 from .hub import PICKLES
-from .policy import POLICY, LossyPolicy
 
 
-RECORDS = ("collect.json", "mine.json")  # what a dataset of `hf-lossy collect` or `mine` holds
+SHOWN = 5  # of the files that are not uploaded
 DATASETS = "datasets/"  # how the Hub's addresses tell a dataset's repository from a model's
 
 
@@ -23,25 +22,30 @@ def push(
 ) -> str:  # fmt: skip
     """Upload a folder that this package can use (a head, a policy, models, a dataset, the custom_generate repository).
 
-    Creates the repository where there is none. What is there and unchanged is not uploaded again.
+    Creates the repository where there is none. What is there and unchanged is not uploaded again. Only the files that a folder
+    of its kind consists of are uploaded (`contents.FILES`); a warning names those that stay here.
 
     Returns: the commit's URL. Raises: `ValueError`, one line, for a folder that is none of these, has no README.md or holds
-    a pickle; `huggingface_hub`'s errors, for a missing token for example.
+    a pickle or, among those files, a link; `huggingface_hub`'s errors, for a missing token for example.
     """
     folder = Path(folder)
     kind = kind_of(folder)
-    if not (folder / "README.md").is_file():
-        raise ValueError(f"{folder} has no README.md, the model card: write one, or save the {kind} again")
-    pickles = sorted(p.name for p in folder.rglob("*") if p.suffix.lower() in PICKLES)
+    if not (folder / CARD).is_file():
+        raise ValueError(f"{folder} has no {CARD}, the model card: write one, or save the {kind} again")
+    files, left = files_of(kind, folder)
+    pickles = [name for name in left if set(map(str.lower, Path(name).suffixes)) & set(PICKLES)]
     if pickles:
         raise ValueError(f"{folder} holds {pickles[0]}, a pickle: this package shares safetensors only")
+    if left:
+        more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+        warnings.warn(f"not uploaded, for no {kind} has such files: {', '.join(left[:SHOWN])}{more}", stacklevel=2)
     api, repo_type = HfApi(token=token), "dataset" if kind == "dataset" else "model"
     repo_id = api.create_repo(repo_id, private=private, exist_ok=True, repo_type=repo_type).repo_id
     if revision is not None:
         api.create_branch(repo_id, branch=revision, exist_ok=True, repo_type=repo_type)
     return str(
         api.upload_folder(
-            repo_id=repo_id, folder_path=folder, revision=revision, repo_type=repo_type, ignore_patterns=[".*", "**/.*"],
+            repo_id=repo_id, folder_path=folder, revision=revision, repo_type=repo_type, allow_patterns=files,
             commit_message=message or f"Upload {kind} with hf_lossy_assist",
         )
     )  # fmt: skip
@@ -79,33 +83,3 @@ def pull(
     with new_folder(out) as folder:
         shutil.copytree(cached, folder, dirs_exist_ok=True)  # the cache holds links; copies are files
     return Path(out)
-
-
-def kind_of(folder: Path) -> str:
-    """What a folder holds: "policy", "head", "models", "dataset" or "custom_generate". Heads and policies are loaded to be sure."""
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {str(folder)!r}")
-    if (folder / POLICY).is_file():
-        LossyPolicy.from_pretrained(folder)
-        return "policy"
-    if (folder / "dataset_info.json").is_file() and any((folder / name).is_file() for name in RECORDS):
-        return "dataset"
-    if (folder / "custom_generate" / "generate.py").is_file():
-        return "custom_generate"
-    if (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file():
-        if '"weights_sha256"' in (folder / CONFIG).read_text(encoding="utf-8"):
-            Head.from_pretrained(folder)
-            return "head"
-    files = sorted(folder.rglob("model*.safetensors"))
-    for file in files:
-        try:
-            with safe_open(file, "pt"):  # reads the header and compares it with the file's length
-                pass
-        except SafetensorError as error:
-            raise ValueError(f"{file} is not a whole safetensors file ({error})") from None
-    if files:
-        return "models"
-    found = ", ".join(sorted(p.name for p in folder.iterdir())) or "nothing"
-    raise ValueError(
-        f"{folder} is no head ({CONFIG} + {WEIGHTS}), policy ({POLICY}), model, dataset or custom_generate folder; it holds {found}"
-    )

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import nearest
 from ..heads import Head
+from ..loading import load_model, load_tokenizer
 from ..profile import Profile
 from .task import Problem, answer, problems
 
@@ -29,12 +30,11 @@ class Demo(NamedTuple):
 def load(dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Demo:
     """Load the shipped models. They are stored in float16; `dtype` is what they compute in."""
     target, draft, companion = (
-        AutoModelForCausalLM.from_pretrained(FOLDER / name, dtype=dtype).to(device).eval()
-        for name in ("target", "draft", "companion")
+        load_model(str(FOLDER / name), dtype=dtype).to(device).eval() for name in ("target", "draft", "companion")
     )
     for name, model in (("target", target), ("draft", draft), ("companion", companion)):
         model.config.name_or_path = f"demo-{name}"  # heads record it, and a path would be another on every machine
-    return Demo(target, draft, companion, AutoTokenizer.from_pretrained(FOLDER / "target"))
+    return Demo(target, draft, companion, load_tokenizer(str(FOLDER / "target")))
 
 
 HEADS = ("sprinter", "autojudge", "specdec")

@@ -1,0 +1,112 @@
+"""What `push` uploads: the files that a folder of its kind consists of, and no other, wherever a link leads."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_lossy_assist import Head, HeadConfig, LinearHead, Sprinter, demo
+from hf_lossy_assist.sharing import push
+
+
+SHIPPED = demo.FOLDER / "sprinter_head"
+
+
+@pytest.fixture
+def secret(tmp_path):
+    file = tmp_path / "id_rsa"
+    file.write_text("SECRET")
+    return file
+
+
+def uploaded(hub, repo: str, repo_type: str = "model") -> set[str]:
+    return set(hub.files(repo, repo_type=repo_type)) - {".gitattributes"}
+
+
+def sprinter(folder: Path) -> Path:
+    torch.manual_seed(0)
+    Sprinter(LinearHead(HeadConfig(4)).eval()).save_pretrained(folder)
+    return folder
+
+
+def head(folder: Path) -> Path:
+    return Path(shutil.copytree(SHIPPED, folder))
+
+
+def models(folder: Path) -> Path:
+    for name in ("draft", "sv_profile", "autojudge_head"):
+        shutil.copytree(demo.FOLDER / name, folder / name)
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    return folder
+
+
+def dataset(folder: Path) -> Path:
+    from datasets import Dataset
+
+    Dataset.from_dict({"a": [1]}).save_to_disk(str(folder))
+    (folder / "mine.json").write_text("{}")
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    return folder
+
+
+MAKERS = {"head": head, "policy": sprinter, "models": models, "dataset": dataset}
+OTHERS = ("weights.pickle.gz", "rows.npy", "notes.txt", "env", "sub/deep/model.safetensors", "key.json", "core.png")
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_what_does_not_belong_there_stays_here(hub, tmp_path, kind):
+    folder = MAKERS[kind](tmp_path / kind)
+    own = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    kept = [name for name in OTHERS if "pickle" not in name]
+    for name in [*kept, ".env", ".git/config", "__pycache__/x.pyc"]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        # As a whole file: else it would be refused for another reason.
+        data = (SHIPPED / "model.safetensors").read_bytes() if name.endswith("safetensors") else b"SECRET"
+        (folder / name).write_bytes(data)
+    with pytest.warns(UserWarning, match=f"not uploaded, for no {kind} has such files: .* and 1 more") as said:
+        push(folder, "org/it")
+    [ours] = [str(its.message) for its in said if str(its.message).startswith("not uploaded")]
+    assert "\n" not in ours
+    assert uploaded(hub, "org/it", "dataset" if kind == "dataset" else "model") == own
+    (folder / OTHERS[0]).write_bytes(b"x")
+    with pytest.raises(ValueError, match="weights.pickle.gz, a pickle"):
+        push(folder, "org/it")
+
+
+@pytest.mark.parametrize("name", ["README.md", "roc.png", "heldout.safetensors", "config.json"])
+def test_what_a_link_leads_to_is_not_uploaded(hub, tmp_path, secret, name):
+    folder = head(tmp_path / "head")
+    if name in ("README.md", "config.json"):  # as these are read before
+        (folder / name).replace(secret)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    with pytest.raises(ValueError, match=f"{name} is a link: only files are uploaded") as error:
+        push(folder, "org/it")
+    assert "\n" not in str(error.value) and not hub.requests
+
+
+def test_a_link_to_a_folder_is_not_gone_into(hub, tmp_path, secret):
+    folder = sprinter(tmp_path / "policy")
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "config.json").write_text(json.dumps({"key": "SECRET"}))
+    (folder / "other").symlink_to(tmp_path / "private")
+    (folder / "notes.txt").symlink_to(secret)
+    with pytest.warns(UserWarning, match="not uploaded.*: notes.txt, other$"):
+        push(folder, "org/it")
+    assert uploaded(hub, "org/it") == {
+        "README.md",
+        "policy.json",
+        "stop_head/config.json",
+        "stop_head/model.safetensors",
+    }
+    assert not [data for data in hub.files("org/it").values() if b"SECRET" in data]
+
+
+def test_what_is_made_here_is_all_uploaded(hub, tmp_path):
+    """The lists name every file that the commands write."""
+    for i, folder in enumerate(sorted(p for p in demo.FOLDER.iterdir() if p.name.endswith("_head"))):
+        push(folder, f"org/head-{i}")
+        assert uploaded(hub, f"org/head-{i}") == {p.name for p in folder.iterdir() if p.is_file()}
+        assert Head.from_pretrained(f"org/head-{i}").digest == Head.from_pretrained(folder).digest

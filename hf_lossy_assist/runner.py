@@ -282,6 +282,7 @@ class Runner:
                 f"{type(stop).__name__} needs a draft model with the target's tokenizer; use a constant draft length here"
             )
         config = copy.deepcopy(generation_config)
+        config.max_length = rows.max_length
         for name, value in self.generator_settings.items():
             setattr(config, name, value)
         if self.assistant is not None:

@@ -31,8 +31,8 @@ class Rows:
         and criteria see them, as in `generate`.
         """
         batch, self.width = input_ids.shape
-        # A caller's own MaxLengthCriteria may be shorter than the generation config's, which is among `criteria` too.
-        self.max_length = min([max_length, *(c.max_length for c in criteria if isinstance(c, MaxLengthCriteria))])
+        # A caller's own MaxLengthCriteria takes the place of the generation config's, longer or shorter, which is among `criteria` else.
+        self.max_length = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=max_length)
         # One more column than is ever kept: a correction is written before its row is known to be full.
         self.ids = input_ids.new_zeros(batch, self.max_length + 1, dtype=torch.int64)
         self.ids[:, : self.width] = input_ids
@@ -42,11 +42,11 @@ class Rows:
         self._columns = order
         self.finished = [False] * batch
         self.done: list[torch.Tensor | None] = [None] * batch  # (new tokens,) of each dropped row
-        self.eos = {t for c in criteria if isinstance(c, EosTokenCriteria) for t in c.eos_token_id.tolist()}
+        self.eos = {t for c in criteria if type(c) is EosTokenCriteria for t in c.eos_token_id.tolist()}
         self._eos = torch.tensor(sorted(self.eos), device=self.ids.device)
-        self._clocks = [c for c in criteria if isinstance(c, MaxTimeCriteria)]
-        known = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)
-        self._others = StoppingCriteriaList([c for c in criteria if not isinstance(c, known)])
+        self._clocks = [c for c in criteria if type(c) is MaxTimeCriteria]
+        known = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)  # no subclass: it may stop elsewhere
+        self._others = StoppingCriteriaList([c for c in criteria if type(c) not in known])
 
     @property
     def unfinished(self) -> bool:

@@ -16,6 +16,7 @@ from .processing import Processing
 from .rules import draw
 from .sequences import Rows
 from .stats import Clock
+from .stock_exit import layers_restored
 from .stops import DraftStop
 
 
@@ -157,14 +158,17 @@ class ModelDrafter:
 class CandidateDrafter:
     """One of Transformers' candidate generators, at batch 1: prompt lookup, early exit, another tokenizer."""
 
-    def __init__(self, generator: CandidateGenerator, vocabulary: int, sampling: bool, clock: Clock):
+    def __init__(
+        self, generator: CandidateGenerator, vocabulary: int, sampling: bool, clock: Clock, target: PreTrainedModel
+    ):
+        self.target = target
         self.generator, self.vocabulary, self.sampling, self.clock = generator, vocabulary, sampling, clock
         self.broken: torch.Tensor | None = None
         self._scores: torch.Tensor | None = None
 
     def propose(self, rows: Rows, limits: Sequence[int]) -> Block:
         text = rows.prompts()[0][None]
-        with self.clock.time("draft"):
+        with self.clock.time("draft"), layers_restored(self.target):
             candidates, logits = self.generator.get_candidates(text)
         tokens = candidates[:, text.shape[1] :][:, : limits[0]].to(rows.ids.device)
         gamma = tokens.shape[1]

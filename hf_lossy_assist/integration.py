@@ -63,7 +63,10 @@ def is_enabled(model: Any) -> bool:
 def _generate(stock: Any, self: Any, *args: Any, lossy_policy: Any = None, **kwargs: Any) -> Any:
     """Transformers' `generate`, or with a policy (here or in the generation config) the same with this package's loop."""
     given = args[1] if len(args) > 1 else kwargs.get("generation_config")
-    for config in (given, self.generation_config):
+    drafting = getattr(
+        given, "is_assistant", False
+    )  # Transformers' own loop asks for a draft: no policy of a config's applies to it
+    for config in () if drafting else (given, self.generation_config):
         if lossy_policy is None:
             lossy_policy = getattr(config, "lossy_policy", None)
     if lossy_policy is None:

@@ -81,15 +81,16 @@ def unpacked(states: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def packed(config: Any, layout: Layout) -> Iterator[None]:
     """Forwards of the model of `config`, which has `ORDINARY` attention, take a packed sequence here."""
-    token = _layout.set(layout)
-    with _lock:
-        _forwards[id(config)] += 1
-        config._attn_implementation = NAME
-    try:
+    token, counted = _layout.set(layout), False
+    try:  # around all that is to be undone: a stop from the keyboard may come between any two lines
+        with _lock:
+            _forwards[id(config)] += 1
+            counted = True
+            config._attn_implementation = NAME
         yield
     finally:
         with _lock:
-            _forwards[id(config)] -= 1
+            _forwards[id(config)] -= counted
             if not _forwards[id(config)]:
                 del _forwards[id(config)]
                 config._attn_implementation = ORDINARY

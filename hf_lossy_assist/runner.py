@@ -23,6 +23,7 @@ from .models import CachedModel, CroppingModel, RowModel, base_of, why_not_rows
 from .processing import Processing
 from .sequences import Rows
 from .stats import Clock, SpeculationStats
+from .stock_exit import check_exit
 from .stops import Confidence, Constant, DraftStop, Heuristic
 
 
@@ -104,6 +105,8 @@ class Runner:
                 self._check_vocabularies(model)
         if self.generator_settings.get("prompt_lookup_num_tokens") is not None:
             check_int("prompt_lookup_num_tokens", self.generator_settings["prompt_lookup_num_tokens"], 1)
+        if self.generator_settings.get("assistant_early_exit") is not None:
+            check_exit(model, self.generator_settings["assistant_early_exit"])
         stop, rule, spec = self.draft_stop(), self.policy.rule, self.policy.rule.features
         if rule.needs_laws and (self.assistant is None or self.other_tokenizer()):
             raise ValueError(
@@ -289,6 +292,8 @@ class Runner:
             # With sampling, Transformers would prune the draft's own head for good and give its laws to the wrong tokens.
             # Drafted greedily, each token counts as certain (q = 1), and the output's law is exact all the same.
             config.do_sample = False
+        if self.assistant is not None:
+            config.assistant_early_exit = None  # else Transformers would take it, and never ask the assistant
         generator = model._get_candidate_generator(
             generation_config=config,
             input_ids=rows.prompts()[0][None],
@@ -306,7 +311,7 @@ class Runner:
             for its in (generator.assistant_generation_config, generator.generation_config):
                 its.assistant_confidence_threshold = 0.0  # on by default in Transformers, and it refits itself
                 its.num_assistant_tokens_schedule = "constant"
-        return CandidateDrafter(generator, vocabulary, sampling, clock)
+        return CandidateDrafter(generator, vocabulary, sampling, clock, model)
 
     @staticmethod
     def _cache_to_return(target: CachedModel, input_ids: torch.Tensor, mask: torch.Tensor | None) -> Any:

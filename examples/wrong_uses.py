@@ -8,14 +8,17 @@ import copy
 import sys
 import traceback
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
     DynamicCache,
+    EncoderDecoderCache,
     GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
@@ -88,6 +91,26 @@ def broken(model: Any) -> Any:
     with torch.no_grad():
         model.get_input_embeddings().weight[10] = float("nan")
     return model
+
+
+@cache
+def gpt2(positions: int) -> Any:
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}
+    return hla.enable(GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=positions, **sizes)).eval())
+
+
+class StatesReader(LlamaForCausalLM):
+    """With the inputs of Gemma 4's assistants, which draft from the target's keys and values."""
+
+    def forward(self, input_ids: Any = None, inputs_embeds: Any = None, shared_kv_states: Any = None) -> Any:
+        raise AssertionError("never run")
+
+
+class NoiseReader(LlamaForCausalLM):
+    """With the inputs of DFlash's assistants, which denoise a block from the target's hidden states."""
+
+    def forward(self, noise_embeds: Any, context_hidden_states: Any, past_key_values: Any = None) -> Any:
+        raise AssertionError("never run")
 
 
 class Printer(BaseStreamer):
@@ -163,7 +186,28 @@ case("Runner, num_beams=4", lambda: by_runner(num_beams=4))
 case("Runner, output_attentions", lambda: by_runner(output_attentions=True, return_dict_in_generate=True))
 case("stock_stop with a name", lambda: hla.stock_stop(draft(), "svip").__enter__())  # type: ignore[arg-type]
 
+case("target on meta", lambda: generate(hla.enable(llama().to("meta"))))
+case("draft on meta", lambda: generate(assistant_model=llama().to("meta")))
+case("draft that reads the target's states", lambda: generate(assistant_model=StatesReader(target().config)))
+case("draft without a text to read", lambda: generate(assistant_model=NoiseReader(target().config)))
+case("GPT-2 past its positions", lambda: generate(gpt2(16), assistant_model=gpt2(16), max_new_tokens=20))
+case("a prompt past GPT-2's positions", lambda: generate(gpt2(8), assistant_model=gpt2(8), input_ids=ids(2, 9)))
+case("companion of a wrong type", lambda: generate(lossy_policy=hla.LossyPolicy(filter=hla.Staged(3))))
+case("tokenizer given as a name", lambda: generate(tokenizer="a"))
+case("tokenizer of the draft given as a name", lambda: generate(assistant_tokenizer="a"))
+case("streamer given as a number", lambda: generate(streamer=3))
+case("Runner, streamer given as a number", lambda: hla.Runner("svip", draft(), streamer=3).validate(target()))
+case(
+    "early exit with a stop that reads a draft",
+    lambda: generate(assistant_model=None, assistant_early_exit=1, lossy_policy="svip"),
+)
+
 # Inputs
+case("both names of the prompt", lambda: generate(inputs=ids()))
+case(
+    "a cache of encoder-decoders",
+    lambda: generate(past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache())),
+)
 case("inputs_embeds", lambda: generate(input_ids=..., inputs_embeds=torch.zeros(1, 6, 16)))
 case("no input at all", lambda: generate(input_ids=...))
 case("ids given as a list", lambda: generate(input_ids=[[4, 5, 6]]))
@@ -187,6 +231,20 @@ case(
 )
 
 # Settings
+VALUES: dict[str, Any] = {
+    "use_mtp": True, "speculation_type": "dflash", "penalty_alpha": 0.6, "dola_layers": "high", "num_beam_groups": 2,
+    "diversity_penalty": 0.5, "constraints": [object()], "force_words_ids": [[5]], "is_assistant": True,
+    "assistant_ensemble_weight": 0.5, "max_length": "9", "min_length": -1, "min_new_tokens": "9", "no_repeat_ngram_size": 1.5,
+    "encoder_no_repeat_ngram_size": "2", "bos_token_id": "a", "forced_bos_token_id": [1], "max_time": "1s", "top_h": 2.0,
+    "encoder_repetition_penalty": "a", "epsilon_cutoff": "a", "eta_cutoff": -1.0, "do_sample": "yes", "output_scores": 1,
+    "return_dict_in_generate": "yes", "output_logits": "yes", "renormalize_logits": 1, "remove_invalid_values": "no",
+    "eos_token_id": "</s>", "forced_eos_token_id": "</s>", "suppress_tokens": "a", "begin_suppress_tokens": 3,
+    "bad_words_ids": 3, "sequence_bias": 3, "prefix_allowed_tokens_fn": 3, "logits_processor": 3, "stopping_criteria": 3,
+    "stop_strings": 3, "max_matching_ngram_size": 0, "assistant_early_exit": "1",
+}  # fmt: skip
+for setting, value in VALUES.items():
+    plain = value if isinstance(value, int | float | str) else "…"
+    case(f"{setting}={plain!r}", partial(generate, **{setting: value}))
 case("num_assistant_tokens=0", lambda: generate(num_assistant_tokens=0))
 case("num_assistant_tokens='five'", lambda: generate(num_assistant_tokens="five"))
 case("assistant_confidence_threshold=2", lambda: generate(assistant_confidence_threshold=2))

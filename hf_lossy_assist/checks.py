@@ -5,11 +5,12 @@ import inspect
 from typing import Any
 
 import torch
-from transformers import Cache, GenerationConfig, GenerationMixin, SynthIDTextWatermarkingConfig
+from transformers import Cache, EncoderDecoderCache, GenerationConfig, GenerationMixin, SynthIDTextWatermarkingConfig
 
 from .arguments import refuse_modes_asked_for
 from .errors import check_int, check_number
-from .models import base_of, why_not_rows
+from .models import base_of, device_of, why_not_rows
+from .setting_types import check_settings
 
 
 GENERATE = set(inspect.signature(GenerationMixin.generate).parameters)
@@ -43,7 +44,10 @@ def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfi
     ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     _refuse_unknown(model, kwargs, config)
     refuse_modes(kwargs, settings)
+    check_settings(kwargs)
     _refuse_sampling(settings)
+    if kwargs.get("inputs") is not None and kwargs.get("input_ids") is not None:
+        raise ValueError("inputs and input_ids are two names of the prompt: pass one of them")
     decoder_only = not base_of(model).config.is_encoder_decoder
     if ids is None and decoder_only and settings["bos_token_id"] is None:
         raise ValueError("there is no prompt, and the target has no BOS token to start from: pass input_ids=…")
@@ -51,6 +55,8 @@ def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfi
         _refuse_prompt(model, ids)
     if decoder_only:
         _refuse_other_inputs(model, kwargs, config)
+        if isinstance(kwargs.get("past_key_values"), EncoderDecoderCache):
+            raise TypeError("past_key_values: an EncoderDecoderCache is for encoder-decoders; pass a DynamicCache")
     if ids is not None and decoder_only:
         refuse_mask(ids, kwargs.get("attention_mask"))
         new, limit = settings["max_new_tokens"], settings["max_length"]
@@ -160,11 +166,9 @@ def _refuse_prompt(model: Any, ids: Any) -> None:
         raise ValueError(
             f"input_ids: expected whole numbers of shape (batch, length), got {ids.dtype} of shape {tuple(ids.shape)}"
         )
-    table = base_of(model).get_input_embeddings().weight
-    if ids.device.type not in ("cpu", table.device.type):
-        raise ValueError(
-            f"input_ids are on {ids.device}, the target on {table.device}: move them with .to({str(table.device)!r})"
-        )
+    table, device = base_of(model).get_input_embeddings().weight, device_of(model)
+    if device.type != "meta" and ids.device.type not in ("cpu", device.type):
+        raise ValueError(f"input_ids are on {ids.device}, the target on {device}: move them with .to({str(device)!r})")
     lowest, highest = int(ids.min()), int(ids.max())
     if lowest < 0 or highest >= table.shape[0]:
         outside = lowest if lowest < 0 else highest

@@ -50,6 +50,8 @@ class WithCompanion(VerifyFilter):
 
 def check_companion(draft: Any, companion: Any) -> None:
     """Refuse a companion that cannot read along with this draft model."""
+    if not isinstance(base_of(companion), PreTrainedModel):
+        raise TypeError(f"companion: expected a Transformers model or the name of one, got {companion!r}")
     reason = why_not_rows(companion)
     if reason is not None:
         raise ValueError(f"a companion must run in batches, and this one does not: {reason}")

@@ -14,6 +14,7 @@ from .drafting import Drafter, fitted
 from .features import FeatureTap
 from .models import CachedModel, CroppingModel, RowModel
 from .policy import LossyPolicy
+from .positions import Positions
 from .processing import Processing
 from .rules import AcceptanceRule, decide
 from .sequences import Rows
@@ -37,6 +38,7 @@ class Call:
     processing: Processing
     clock: Clock
     sampling: bool
+    positions: Positions
     companion: RowModel | None = None  # that the filter reads
     tap: FeatureTap | None = None  # on the target, where the rule's head reads its hidden states
     streamer: Any = None
@@ -87,7 +89,9 @@ def limits(call: Call) -> list[int]:
     rows = call.rows
     going = [row for row, finished in zip(rows.index, rows.finished, strict=True) if not finished]
     planned = dict(zip(going, call.stop.limits(going), strict=True))
-    return [min(planned.get(row, 0), room) for row, room in zip(rows.index, rows.budgets(), strict=True)]
+    call.positions.check(rows)
+    rooms = call.positions.room(rows, rows.budgets())
+    return [min(planned.get(row, 0), room) for row, room in zip(rows.index, rooms, strict=True)]
 
 
 def prefill(model: CachedModel, rows: Rows, clock: Clock) -> None:

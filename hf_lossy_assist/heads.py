@@ -264,7 +264,7 @@ class LinearHead(Head):
         self.linear = torch.nn.Linear(config.hidden_size, 1)
 
     def logit(self, features: torch.Tensor) -> torch.Tensor:
-        return F.linear(features.float(), self.linear.weight, self.linear.bias).squeeze(-1)
+        return F.linear(features.float(), self.linear.weight.float(), self.linear.bias.float()).squeeze(-1)
 
 
 class MLPHead(Head):
@@ -278,8 +278,8 @@ class MLPHead(Head):
 
     def logit(self, features: torch.Tensor) -> torch.Tensor:
         # Functions and no modules, ReLU and no GELU: called for every drafted token, half of the head's time.
-        hidden = F.linear(features.float(), self.hidden.weight, self.hidden.bias).relu()
-        return F.linear(hidden, self.linear.weight, self.linear.bias).squeeze(-1)
+        hidden = F.linear(features.float(), self.hidden.weight.float(), self.hidden.bias.float()).relu()
+        return F.linear(hidden, self.linear.weight.float(), self.linear.bias.float()).squeeze(-1)
 
 
 KINDS: dict[str, type[Head]] = {"linear": LinearHead, "mlp": MLPHead}

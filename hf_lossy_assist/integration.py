@@ -143,8 +143,11 @@ def stock_stop(model: Any, stop: DraftStop) -> Iterator[None]:
     base = base_of(model)
     if not isinstance(stop, DraftStop):
         raise TypeError(f"stock_stop: expected a DraftStop, got {type(stop).__name__}")
+    outer = base.__dict__.get("_get_candidate_generator")
     base._get_candidate_generator = stock_generator(base, stop)
     try:
         yield
     finally:
         del base._get_candidate_generator
+        if outer is not None:
+            base._get_candidate_generator = outer

@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from .cache import RowCache, visibility
 from .growing import GrowingInputs
 from .packing import ORDINARY, Layout, attention_of, packed
+from .positions import learned_positions
 
 
 class CachedModel(Protocol):
@@ -39,8 +40,20 @@ class CachedModel(Protocol):
 
 
 def base_of(model: Any) -> Any:
-    """The Transformers model inside a PEFT wrapper, or the model itself."""
+    """The Transformers model inside PEFT's or torch.compile's wrapper, or the model itself."""
+    model = getattr(model, "_orig_mod", model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def device_of(model: Any) -> torch.device:
+    """Where a model's embeddings compute: accelerate keeps offloaded weights elsewhere, on no device at all in between."""
+    table = base_of(model).get_input_embeddings()
+    hook: Any = getattr(table, "_hf_hook", None)
+    for its in getattr(hook, "hooks", (hook,)):
+        device = getattr(its, "execution_device", None)
+        if device is not None:
+            return torch.device(device)
+    return table.weight.device
 
 
 def blocks_of(base: Any) -> torch.nn.ModuleList | None:
@@ -91,7 +104,7 @@ _trials: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
 def _trial(model: PreTrainedModel) -> str | None:
     """Ragged prefill, a wrong block, rollback, the right block: None if the logits are those of a plain forward."""
     size = model.config.get_text_config(decoder=True).vocab_size
-    ids = torch.arange(18, device=model.get_input_embeddings().weight.device).view(2, 9) * 7 % min(size, 1000)
+    ids = torch.arange(18, device=device_of(model)).view(2, 9) * 7 % min(size, 1000)
     texts, held = [ids[0, :8], ids[1, 2:]], [4, 3]
     runner = RowModel(model, 2, 16)
     try:
@@ -120,7 +133,9 @@ class RowModel:
         self.cache = RowCache(config.num_hidden_layers, limit)
         self.lengths = [0] * rows
         self._open: torch.Tensor | None = None
-        self.device = base.get_input_embeddings().weight.device
+        self.device = device_of(base)
+        # Padding alone lies beyond the limit; beyond a table of positions, rows for which this draft guesses no more.
+        self.last = min(limit, learned_positions(base) or limit) - 1
         self.dtype = base.get_input_embeddings().weight.dtype
         self.known = base.get_input_embeddings().weight.shape[0]
         self.narrow = vocabulary is not None and self.known < vocabulary
@@ -161,8 +176,7 @@ class RowModel:
                 short = self.feed(tokens[:, : max(counts)], counts, max(counts))
                 return torch.nn.functional.pad(short, (0, 0, 0, width - max(counts)))
         slots = self.cache.plan(self.lengths, width, self.device)
-        # Padding alone lies beyond the limit, where learned positions end.
-        positions = slots if self.cache.visible <= self.cache.limit else slots.clamp(max=self.cache.limit - 1)
+        positions = slots if self.cache.visible <= self.last + 1 else slots.clamp(max=self.last)
         keep = width if keep is None else keep
         extra: dict[str, Any] = {"logits_to_keep": max(keep, 1)} if self.keeps_logits and keep < width else {}
         out = self.model(
@@ -258,7 +272,7 @@ class CroppingModel:
         self.model, self.kwargs = model, dict(model_kwargs)
         self.cache: Cache = self.kwargs["past_key_values"]
         table = base.get_input_embeddings().weight
-        self.device, self.known = table.device, table.shape[0]
+        self.device, self.known = device_of(base), table.shape[0]
         self.keeps_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
         for name in ("logits_to_keep", "cache_position"):
             self.kwargs.pop(name, None)

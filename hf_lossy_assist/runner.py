@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
@@ -19,7 +19,9 @@ from .identity import same_ids
 from .inputs import assistant_inputs, cropping, hidden, learned_prompt, mask_name
 from .laws import decoding_at
 from .methods import as_policy
-from .models import CachedModel, CroppingModel, RowModel, base_of, why_not_rows
+from .models import CachedModel, CroppingModel, RowModel, base_of, device_of, why_not_rows
+from .pairs import refuse_helpers, refuse_models, without_checkpointing
+from .positions import Positions
 from .processing import Processing
 from .sequences import Rows
 from .stats import Clock, SpeculationStats
@@ -67,7 +69,9 @@ class Runner:
         settings: dict[str, Any] | None = None,
         cache_given: bool = False,
     ):
-        self.policy, self.assistant, self.streamer = as_policy(policy), assistant, streamer
+        self.policy, self.streamer = as_policy(policy), streamer
+        # As Transformers has it, torch.compile(model).generate runs the model inside, and so does a draft.
+        self.assistant = getattr(assistant, "_orig_mod", assistant)
         self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
         self.settings, self.cache_given = dict(settings or {}), cache_given
         self.generator_settings: dict[str, Any] = {}
@@ -82,17 +86,14 @@ class Runner:
                 raise ValueError(
                     f"the {name} has a learned prompt (PEFT), which this loop cannot feed: use an adapter such as LoRA, or drop lossy_policy"
                 )
+        refuse_models(model, self.assistant)
+        refuse_helpers(self.streamer, tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
         wanted = [name for name, value in self.generator_settings.items() if value is not None]
         if self.assistant is None and not wanted:
             raise ValueError(
                 "lossy_policy needs something to draft with: pass assistant_model=… (or prompt_lookup_num_tokens=…)"
             )
         if self.assistant is not None:
-            base = base_of(self.assistant)
-            if not isinstance(base, PreTrainedModel) or not isinstance(base, GenerationMixin):
-                raise TypeError(
-                    f"assistant_model: expected a loaded Transformers model with generate(), got {type(self.assistant).__name__}"
-                )
             if wanted:
                 raise ValueError(f"assistant_model and {wanted[0]} are two ways to draft: pass one of them")
             ours, theirs = (base_of(m).config.is_encoder_decoder for m in (model, self.assistant))
@@ -192,7 +193,7 @@ class Runner:
         target = self._target(model, rows, model_kwargs)
         for name, head in self.policy.heads().items():  # here: in inference mode it would be made untrainable
             on_draft = name.startswith("stop") and self.assistant is not None
-            head.to(base_of(self.assistant).get_input_embeddings().weight.device if on_draft else input_ids.device)
+            head.to(device_of(self.assistant) if on_draft else input_ids.device)
         drafter = self._drafter(
             model, rows, stop, processing, vocabulary, sampling, clock, generation_config, inputs_tensor, model_kwargs
         )
@@ -200,9 +201,11 @@ class Runner:
         if observer is not None or rule.needs_laws:
             assert isinstance(drafter, ModelDrafter), "checked by validate"
             drafter.keep_laws = True
+        drafts = self.assistant if isinstance(drafter, ModelDrafter) else None  # in their own ids alone
+        positions = Positions(base_of(model), base_of(drafts), observer)
         wants = generation_config.return_dict_in_generate
         call = Call(
-            rows, target, drafter, stop, rule.start(rows.prompts()), self.policy, processing, clock, sampling,
+            rows, target, drafter, stop, rule.start(rows.prompts()), self.policy, processing, clock, sampling, positions,
             companion=None if observer is None else RowModel(observer, len(rows.index), rows.max_length, vocabulary),
             streamer=self.streamer,
             keep_scores=bool(wants and generation_config.output_scores),
@@ -219,8 +222,10 @@ class Runner:
         with torch.no_grad() if lasting else torch.inference_mode(), ExitStack() as stack:
             for tap in filter(None, taps):
                 stack.enter_context(tap)
+            stack.enter_context(without_checkpointing(model, self.assistant))
+            positions.check(rows)
             prefill(target, rows, clock)
-            if isinstance(drafter, ModelDrafter):
+            if isinstance(drafter, ModelDrafter) and any(positions.room(rows, [1] * len(rows.index))):
                 prefill(drafter.model, rows, clock)
             if call.companion is not None and self.policy.filter.observes(len(rows.index)):
                 prefill(call.companion, rows, clock)
@@ -281,9 +286,11 @@ class Runner:
                 f"{what} draft for one row at a time; this batch has {len(rows.index)}: pass prompts one by one"
             )
         if stop.adaptive:
-            raise ValueError(
-                f"{type(stop).__name__} needs a draft model with the target's tokenizer; use a constant draft length here"
-            )
+            early = self.generator_settings.get("assistant_early_exit")
+            other = "use a constant draft length here"
+            if early is not None:
+                other = f"pass assistant_model=hf_lossy_assist.early_exit(model, {early}) in place of assistant_early_exit={early}"
+            raise ValueError(f"{type(stop).__name__} needs a draft model with the target's tokenizer: {other}")
         config = copy.deepcopy(generation_config)
         config.max_length = rows.max_length
         for name, value in self.generator_settings.items():

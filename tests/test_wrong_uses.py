@@ -39,6 +39,17 @@ NAMES = {
     "a profile whose seconds have a gap": r"latency table has gaps",
     "more drafted tokens than were profiled": r"up to 4.*5.*--gamma 5",
     "a companion of another vocabulary": r"97.*60",
+    "target on meta": r"target is on the meta device",
+    "draft on meta": r"assistant is on the meta device",
+    "draft that reads the target's states": r"StatesReader drafts from the target",
+    "draft without a text to read": r"NoiseReader drafts from the target",
+    "GPT-2 past its positions": r"16 positions.*row 0.*17 tokens",
+    "a prompt past GPT-2's positions": r"8 positions.*row 0.*9 tokens",
+    "companion of a wrong type": r"companion.*got 3",
+    "tokenizer given as a name": r"tokenizer.*AutoTokenizer.*'a'",
+    "streamer given as a number": r"streamer.*TextStreamer.*3",
+    "early exit with a stop that reads a draft": r"early_exit\(model, 1\)",
+    "do_sample='yes'": r"do_sample: expected True or False, got 'yes'",
 }
 
 

@@ -1,0 +1,66 @@
+"""What a target, its draft and the helpers beside them must be: each thing that cannot work refused in one line."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import GenerationMixin, PreTrainedModel
+
+from .models import base_of, device_of
+
+
+def refuse_models(target: Any, assistant: Any) -> None:
+    """Refuse models without weights, and drafts that do not read text. Raises `TypeError` or `ValueError`."""
+    if assistant is not None:
+        _refuse_assistant(assistant)
+    for name, model in (("target", target), ("assistant", assistant)):
+        if model is not None and device_of(model).type == "meta":
+            raise ValueError(f"the {name} is on the meta device, without weights: load it with from_pretrained(…)")
+
+
+def _refuse_assistant(assistant: Any) -> None:
+    base = base_of(assistant)
+    if isinstance(base, PreTrainedModel) and not base.config.is_encoder_decoder and _reads_states(base):
+        raise ValueError(
+            f"{type(base).__name__} drafts from the target's hidden states or keys, which only Transformers' own assisted generation "
+            "hands over: drop lossy_policy, or take a draft model that reads text alone"
+        )
+    if not isinstance(base, PreTrainedModel) or not isinstance(base, GenerationMixin):
+        raise TypeError(
+            f"assistant_model: expected a loaded Transformers model with generate(), got {type(assistant).__name__}"
+        )
+
+
+def _reads_states(model: Any) -> bool:
+    """True for drafts such as DFlash's and Gemma 4's, whose forward takes states of the target in place of a text."""
+    names = inspect.signature(model.forward).parameters
+    return "input_ids" not in names or ("shared_kv_states" in names and "past_key_values" not in names)
+
+
+def refuse_helpers(streamer: Any, **tokenizers: Any) -> None:
+    """Refuse streamers that cannot be streamed to and tokenizers that are none. Raises `TypeError`."""
+    if streamer is not None and not (callable(getattr(streamer, "put", None)) and hasattr(streamer, "end")):
+        raise TypeError(f"streamer: expected an object with put() and end(), such as TextStreamer, got {streamer!r}")
+    for name, tokenizer in tokenizers.items():
+        if tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
+            raise TypeError(
+                f"{name}: expected a tokenizer, such as AutoTokenizer.from_pretrained(…), got {type(tokenizer).__name__} "
+                f"{str(tokenizer)[:40]!r}"
+            )
+
+
+@contextmanager
+def without_checkpointing(*models: Any) -> Iterator[None]:
+    """Within this context, models in training keep their cache, which gradient checkpointing would drop; no gradient is taken here."""
+    switched: list[Any] = []
+    for model in models:
+        if model is not None and model.training:
+            switched += [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    for module in switched:
+        module.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for module in switched:
+            module.gradient_checkpointing = True

@@ -27,7 +27,7 @@ def llama(seed=0, layers=2, vocab=VOCAB, **config):
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    return louder(LlamaForCausalLM(LlamaConfig(**(sizes | config))).eval())
+    return louder(LlamaForCausalLM(LlamaConfig(**(sizes | config))).double().eval())
 
 
 def t5(seed=0, **config):
@@ -35,7 +35,7 @@ def t5(seed=0, **config):
     torch.manual_seed(seed)
     sizes = {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
     special = {"pad_token_id": PAD, "decoder_start_token_id": PAD, "eos_token_id": None}
-    return louder(T5ForConditionalGeneration(T5Config(**(sizes | special | config))).eval(), 10.0, shared=0.3)
+    return louder(T5ForConditionalGeneration(T5Config(**(sizes | special | config))).double().eval(), 10.0, shared=0.3)
 
 
 def louder(model, factor=3.0, shared=1.0):

@@ -148,7 +148,7 @@ def test_sampling_filters_are_applied_once_at_every_position(target, name, shape
         raw = target(out.sequences, attention_mask=mask, position_ids=mask.cumsum(1).sub(1).clamp(min=0)).logits
     expected = warper(None, raw[:, width - 1 : -1].reshape(-1, VOCAB)).view(-1, NEW, VOCAB)
     got = torch.stack(out.scores, dim=1)
-    torch.testing.assert_close(got, expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(got.double(), expected, atol=1e-3, rtol=0)
     assert got.gather(-1, out.sequences[:, width:, None]).isfinite().all()
     assert 0 < out.speculation.draft_acceptance_rate < 1
 

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install check fix test demo bench-smoke clean
+.PHONY: install check fix test test-machines demo bench-smoke clean
 
 install: $(VENV)/installed
 
@@ -25,6 +25,15 @@ fix: install
 
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2  # two processes of one thread each: tiny models, two cores
+
+# What another machine may change: its instruction set, its threads, the order of tests, a shell that ignores interrupts.
+test-machines: install
+	set -e; trap '' INT; seed=0; \
+	for threads in 1 2; do for isa in default avx2 ""; do \
+	    seed=$$((seed + 1)); echo "ATEN_CPU_CAPABILITY=$$isa OMP_NUM_THREADS=$$threads, random order $$seed"; \
+	    if [ -n "$$isa" ]; then export ATEN_CPU_CAPABILITY=$$isa; else unset ATEN_CPU_CAPABILITY; fi; \
+	    OMP_NUM_THREADS=$$threads $(BIN)/python -m pytest -q -n 2 -p randomly -p no:cacheprovider --randomly-seed=$$seed; \
+	done; done
 
 demo: install
 	$(BIN)/hf-lossy generate --policy svip

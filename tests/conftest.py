@@ -1,4 +1,4 @@
-"""What every test runs under: no network, one thread, the same hypothesis examples each time."""
+"""What every test runs under: no network, as many threads as OMP_NUM_THREADS says (one), the same hypothesis examples each time."""
 
 import os
 
@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
 
 # Tiny models are slow enough on a shared core for hypothesis to call an example late; no test here measures time.
 settings.register_profile(

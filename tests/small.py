@@ -7,8 +7,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 
-torch.set_num_threads(1)
-
 VOCAB, PAD, EOS = 97, 0, 3
 
 

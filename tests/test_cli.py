@@ -1,4 +1,4 @@
-"""`hf-lossy generate` as a user runs it: a process, its output, its exit code."""
+"""`hf-lossy generate` as a user runs it: its output and its exit code; once each, also as a process of its own."""
 
 import json
 import subprocess
@@ -24,13 +24,11 @@ def test_the_demo_solves_its_problems_and_shows_statistics():
     assert "\x1b[" not in done.stdout  # plain where there is no terminal
 
 
-def test_json_is_one_object_with_the_promised_keys(tmp_path):
+def test_json_is_one_object_with_the_promised_keys(in_process, tmp_path):  # noqa: F811
     problems = demo.problems(3, seed=9)
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": p.prompt}) + "\n" for p in problems))
-    done = hf_lossy("generate", "--prompts", str(file), "--policy", "svip", "--batch-size", "2", "--json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = in_process("generate", "--prompts", file, "--policy", "svip", "--batch-size", 2, "--json").json
     assert list(report) == ["model", "assistant", "policy", "seconds", "speculation", "outputs"]
     assert [o["prompt"] for o in report["outputs"]] == [p.prompt for p in problems]
     for output, problem in zip(report["outputs"], problems, strict=True):
@@ -41,30 +39,29 @@ def test_json_is_one_object_with_the_promised_keys(tmp_path):
     assert report["speculation"]["num_new_tokens"] == sum(len(o["token_ids"]) for o in report["outputs"])
 
 
-def test_policies_agree_with_the_target_alone_and_a_policy_may_be_json_or_a_file(tmp_path):
+def test_policies_agree_with_the_target_alone_and_a_policy_may_be_json_or_a_file(in_process, tmp_path):  # noqa: F811
     file = tmp_path / "policy.json"
     file.write_text('{"stop": {"name": "heuristic"}}')
     texts = []
     for policy in ("target", "strict", '{"stop": {"name": "svip", "h": 0.5}}', str(file)):
-        done = hf_lossy("generate", "--policy", policy, "--json")
-        assert done.returncode == 0, done.stderr
-        report = json.loads(done.stdout)
+        report = in_process("generate", "--policy", policy, "--json").json
         assert (report["speculation"] is None) == (policy == "target")
         texts.append([(o["text"], o["token_ids"]) for o in report["outputs"]])
     assert all(t == texts[0] for t in texts)
 
 
-def test_sampling_is_reproducible_by_seed():
-    runs = [hf_lossy("generate", "--do-sample", "--temperature", "1.5", "--seed", s, "--json").stdout for s in "112"]
-    ids = [[o["token_ids"] for o in json.loads(run)["outputs"]] for run in runs]
+def test_sampling_is_reproducible_by_seed(in_process):  # noqa: F811
+    sampled = ("generate", "--do-sample", "--temperature", 1.5, "--json")
+    runs = [in_process(*sampled, "--seed", seed).json["outputs"] for seed in (1, 1, 2)]
+    ids = [[output["token_ids"] for output in run] for run in runs]
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_streaming_prints_the_text_once():
+def test_streaming_prints_the_text_once(in_process):  # noqa: F811
     prompt = demo.problems(1, seed=4)[0].prompt
-    done = hf_lossy("generate", "--prompt", prompt, "--stream")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("The answer is") == 1
+    done = in_process("generate", "--prompt", prompt, "--stream")
+    assert done.code == 0, done.err
+    assert done.out.count("The answer is") == 1
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -155,19 +156,28 @@ def test_foreign_models_go_all_the_way(hf_lossy, tmp_path):
     assert shown.code == 0 and "tokens / call" in shown.out and "measured here" in shown.out
 
 
+# A background job, and what it starts, ignores the interrupts that a shell's foreground would get.
+INTERRUPTIBLE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from hf_lossy_assist import cli
+cli.main()
+"""
+
+
 def test_an_interrupted_collection_says_how_to_go_on(tmp_path):
     """A process of its own: pressing Ctrl-C, then --resume."""
-    command = [sys.executable, "-m", "hf_lossy_assist.cli", "collect", "--out", str(tmp_path / "data"), "--limit", "400",
+    command = [sys.executable, "-c", INTERRUPTIBLE, "collect", "--out", str(tmp_path / "data"), "--limit", "400",
                "--batch-size", "1", "--new-tokens", "8"]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while not list((tmp_path / "data.partial").glob("*.parquet")):
             assert process.poll() is None
             time.sleep(0.05)
         out = err = "it did not end"
-        for _ in range(5):  # Python drops an interrupt that arrives inside a destructor
-            process.send_signal(2)
+        for _ in range(50):  # Python drops an interrupt that arrives inside a destructor
+            process.send_signal(signal.SIGINT)
             try:
-                out, err = process.communicate(timeout=10)
+                out, err = process.communicate(timeout=2)
                 break
             except subprocess.TimeoutExpired:
                 continue

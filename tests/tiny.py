@@ -49,7 +49,9 @@ SHARPEN = {
     "t5": 0.2,
     "lfm2": 4.0,
 }  # of the logits; 6 for the others: laws neither flat nor certain, so that draft stops differ
-FLOAT32 = {"gemma2"}  # in float64 Transformers' eager softmax turns the mask of a padding token into −inf, and its row into NaN
+FLOAT32 = {
+    "gemma2"
+}  # in float64 Transformers' eager softmax turns the mask of a padding token into −inf, and its row into NaN
 WINDOW = 8  # of the models with sliding windows; every text in the tests is longer
 
 NEVER_EMITTED = VOCABULARY + 5  # as eos: every row runs to its full length

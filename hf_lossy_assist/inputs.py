@@ -8,8 +8,9 @@ import torch
 from transformers import GenerationConfig
 
 from .checks import refuse_mask
-from .models import CroppingModel, base_of
+from .models import CroppingModel, RowModel, base_of
 from .sequences import Rows
+from .token_types import shared_types
 
 
 def learned_prompt(model: Any) -> bool:
@@ -17,6 +18,12 @@ def learned_prompt(model: Any) -> bool:
     swapped = getattr(model, "__dict__", {}).get("prepare_inputs_for_generation")
     inside = getattr(swapped, "__self__", model) is not model
     return inside or getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+
+
+def rowwise(model: Any, target: Any, rows: Rows, vocabulary: int | None = None) -> RowModel:
+    """`model` on a cache of rows; what else the target is fed, a draft and a companion of its kind are fed too."""
+    types = rows.types if model is target else shared_types(model, target, rows.types)
+    return RowModel(model, len(rows.index), rows.max_length, vocabulary, types)
 
 
 def cropping(model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str) -> CroppingModel:

@@ -125,8 +125,18 @@ def _trial(model: PreTrainedModel) -> str | None:
 class RowModel:
     """A decoder on a `RowCache`: any number of rows, each with its own length."""
 
-    def __init__(self, model: PreTrainedModel, rows: int, limit: int, vocabulary: int | None = None):
-        """`limit`: the most tokens that a row can come to hold; `vocabulary`: the target's, if it may be larger."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rows: int,
+        limit: int,
+        vocabulary: int | None = None,
+        types: torch.Tensor | None = None,
+    ):
+        """`limit`: the most tokens that a row can come to hold; `vocabulary`: the target's, if it may be larger.
+
+        `types` (B, n): `token_type_ids` of each row's first n tokens; those behind have the last one's.
+        """
         base = base_of(model)
         config = base.config.get_text_config(decoder=True)
         self.model, self.config = model, config
@@ -134,6 +144,7 @@ class RowModel:
         self.lengths = [0] * rows
         self._open: torch.Tensor | None = None
         self.device = device_of(base)
+        self.types = None if types is None else types.to(self.device)
         # Padding alone lies beyond the limit; beyond a table of positions, rows for which this draft guesses no more.
         self.last = min(limit, learned_positions(base) or limit) - 1
         self.dtype = base.get_input_embeddings().weight.dtype
@@ -179,6 +190,9 @@ class RowModel:
         positions = slots if self.cache.visible <= self.last + 1 else slots.clamp(max=self.last)
         keep = width if keep is None else keep
         extra: dict[str, Any] = {"logits_to_keep": max(keep, 1)} if self.keeps_logits and keep < width else {}
+        if self.types is not None:
+            places = slots.clamp(max=self.types.shape[1] - 1).expand(len(self.types), -1)
+            extra["token_type_ids"] = self.types.gather(1, places)
         out = self.model(
             input_ids=tokens,
             position_ids=positions,
@@ -199,6 +213,9 @@ class RowModel:
         ends = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self.cache.plan_packed(layout.rows, slots, min(self.lengths), max(ends))
         places = starts[:, None] + torch.arange(layout.shape[1], device=self.device)  # (B, Q)
+        extra: dict[str, Any] = {}
+        if self.types is not None:
+            extra["token_type_ids"] = self.types[layout.rows, slots.clamp(max=self.types.shape[1] - 1)][None]
         with packed(self.config, layout):
             out = self.model(
                 input_ids=layout.pack(tokens[:, : layout.shape[1]]),
@@ -206,6 +223,7 @@ class RowModel:
                 attention_mask=self._mask(places),
                 past_key_values=self.cache,
                 use_cache=True,
+                **extra,
             )
         self.lengths = ends
         return layout.pad(out.logits, layout.width)
@@ -238,6 +256,8 @@ class RowModel:
     def select(self, rows: Sequence[int]) -> None:
         self.cache.select(torch.tensor(rows, device=self.device))
         self.lengths = [self.lengths[r] for r in rows]
+        if self.types is not None:
+            self.types = self.types[list(rows)]
 
     def as_dynamic_cache(self, seen: torch.Tensor | None = None) -> DynamicCache:
         """A one-row copy that Transformers can go on with (`past_key_values` of the output).

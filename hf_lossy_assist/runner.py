@@ -16,7 +16,7 @@ from .drafting import CandidateDrafter, Drafter, ModelDrafter
 from .errors import check_int, check_number
 from .features import FeatureTap
 from .identity import same_ids
-from .inputs import assistant_inputs, cropping, hidden, learned_prompt, mask_name
+from .inputs import assistant_inputs, cropping, hidden, learned_prompt, mask_name, rowwise
 from .laws import decoding_at
 from .methods import as_policy
 from .models import CachedModel, CroppingModel, RowModel, base_of, device_of, why_not_rows
@@ -27,6 +27,7 @@ from .sequences import Rows
 from .stats import Clock, SpeculationStats
 from .stock_exit import check_exit
 from .stops import Confidence, Constant, DraftStop, Heuristic
+from .token_types import shared_types, types_for
 
 
 # Read at the call, then from the policy, then from the draft's generation config; never written anywhere.
@@ -190,6 +191,8 @@ class Runner:
         rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)
         processing, sampling = Processing(logits_processor, len(rows.index)), bool(generation_config.do_sample)
 
+        if not model.config.is_encoder_decoder:
+            rows.types = types_for(model, rows, model_kwargs.get("token_type_ids"), input_ids)
         target = self._target(model, rows, model_kwargs)
         for name, head in self.policy.heads().items():  # here: in inference mode it would be made untrainable
             on_draft = name.startswith("stop") and self.assistant is not None
@@ -206,7 +209,7 @@ class Runner:
         wants = generation_config.return_dict_in_generate
         call = Call(
             rows, target, drafter, stop, rule.start(rows.prompts()), self.policy, processing, clock, sampling, positions,
-            companion=None if observer is None else RowModel(observer, len(rows.index), rows.max_length, vocabulary),
+            companion=None if observer is None else rowwise(observer, model, rows, vocabulary),
             streamer=self.streamer,
             keep_scores=bool(wants and generation_config.output_scores),
             keep_logits=bool(wants and generation_config.output_logits),
@@ -258,9 +261,9 @@ class Runner:
         reason = "a cache was passed in" if continued else why_not_rows(model)
         if reason is None:
             refuse_extra_inputs(model_kwargs)
-            rowwise = RowModel(model, len(rows.index), rows.max_length)
-            if not rows.holes or rowwise.reach >= rows.max_length:
-                return rowwise
+            target = rowwise(model, model, rows)
+            if not rows.holes or target.reach >= rows.max_length:
+                return target
             reason = "its window counts the tokens that attention_mask hides in the middle of a row"
         return cropping(model, rows, model_kwargs, reason)
 
@@ -271,9 +274,10 @@ class Runner:
         if self.assistant is not None and not self.other_tokenizer():
             reason = why_not_rows(self.assistant)
             if reason is None:
-                draft: CachedModel = RowModel(self.assistant, len(rows.index), rows.max_length, vocabulary)
+                draft: CachedModel = rowwise(self.assistant, model, rows, vocabulary)
             else:
                 inputs = assistant_inputs(self.assistant, rows, inputs_tensor, model_kwargs, generation_config)
+                inputs["token_type_ids"] = shared_types(self.assistant, model, rows.types)
                 draft = cropping(self.assistant, rows, inputs, reason)
             tap = None if stop.features is None else FeatureTap(self.assistant, stop.features)
             own = self.policy.rule.features

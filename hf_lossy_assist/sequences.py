@@ -40,6 +40,9 @@ class Rows:
         self.order = torch.arange(batch, device=self.ids.device)  # the same as a tensor
         self.pads, self.lengths = list(pads), [self.width] * batch
         self._columns = order
+        self.types: torch.Tensor | None = (
+            None  # (B, n): token types of the prompts without hidden tokens, where a call has them
+        )
         self.finished = [False] * batch
         self.done: list[torch.Tensor | None] = [None] * batch  # (new tokens,) of each dropped row
         self.eos = {t for c in criteria if type(c) is EosTokenCriteria for t in c.eos_token_id.tolist()}
@@ -61,8 +64,14 @@ class Rows:
         """Each row's text so far without padding, (n,)."""
         if self._columns is None:
             return [self.ids[b, pad:n] for b, (pad, n) in enumerate(zip(self.pads, self.lengths, strict=True))]
-        seen = [self.ids[b, self._columns[b, pad:]] for b, pad in enumerate(self.pads)]
+        seen = self.seen(self.ids)
         return [torch.cat([old, self.ids[b, self.width : self.lengths[b]]]) for b, old in enumerate(seen)]
+
+    def seen(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """Of `values` (B, ≥ width), one for each token of the prompts, those of tokens that are not hidden: (n,) of each row."""
+        if self._columns is None:
+            return [values[b, pad : self.width] for b, pad in enumerate(self.pads)]
+        return [values[b, self._columns[b, pad:]] for b, pad in enumerate(self.pads)]
 
     def held(self) -> list[int]:
         """How many tokens a cache should hold of each row: all but the last, which starts the next forward."""

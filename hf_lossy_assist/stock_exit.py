@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from .errors import check_int
-from .models import base_of
+from .models import base_of, device_of
 
 
 NAME = "assistant_early_exit"
@@ -56,7 +56,7 @@ def _config(model: Any) -> Any:
 @torch.no_grad()
 def _trial(base: Any, config: Any, layers: int) -> str | None:
     """Two steps of the first `layers` layers: None, or why the model does not run with them."""
-    ids = torch.ones(1, 2, dtype=torch.long, device=base.get_input_embeddings().weight.device)
+    ids = torch.ones(1, 2, dtype=torch.long, device=device_of(base))
     with layers_restored(base):
         config.num_hidden_layers = layers
         try:

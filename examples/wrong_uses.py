@@ -60,6 +60,11 @@ def target() -> Any:
 
 
 @cache
+def two_layers() -> Any:
+    return hla.enable(llama(num_hidden_layers=2))
+
+
+@cache
 def draft() -> Any:
     return llama()
 
@@ -199,7 +204,7 @@ case("streamer given as a number", lambda: generate(streamer=3))
 case("Runner, streamer given as a number", lambda: hla.Runner("svip", draft(), streamer=3).validate(target()))
 case(
     "early exit with a stop that reads a draft",
-    lambda: generate(assistant_model=None, assistant_early_exit=1, lossy_policy="svip"),
+    lambda: generate(two_layers(), assistant_model=None, assistant_early_exit=1, lossy_policy="svip"),
 )
 
 # Inputs

@@ -32,6 +32,8 @@ def fetch(
                 raise ValueError(f"{folder} has no {name}; it holds {', '.join(found) or 'nothing'}{hint}")
         return [folder / name for name in names]
     repo, _, pinned = source.partition("@")
+    if "/" not in repo:  # the Hub's own names without one are not of this package, and asking for them takes its time
+        raise ValueError(f"there is no folder {source!r} here, and a name on the Hub has the form org/name")
     if pinned and revision is not None and pinned != revision:
         raise ValueError(f"{source!r} pins {pinned!r}, and revision={revision!r} another: pass one of them")
     try:

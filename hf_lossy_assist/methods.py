@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import check_int, nearest
+from .errors import check_int
 from .filters import VerifyFilter
 from .heads import Head
+from .names import by_name
 from .policy import LossyPolicy, parse
 from .profile import Profile
 from .rules import AcceptanceRule, AllButLast, Judge
@@ -101,8 +102,9 @@ def of_head(head: Head) -> LossyPolicy:
 
 
 def as_policy(given: Any) -> LossyPolicy:
-    """What `lossy_policy=` accepts: a `LossyPolicy`, a rule, a stop or a filter alone, a trained head, a name, the JSON form
-    as a dict or as text, the path of a JSON file or of a folder that `save_pretrained` wrote.
+    """What `lossy_policy=` accepts: a `LossyPolicy`, a rule, a stop or a filter alone, a trained head, a name (of a policy,
+    or of a rule, stop or filter that needs no parameter), the JSON form as a dict or as text, the path of a JSON file or of a
+    folder that `save_pretrained` wrote.
 
     Raises: `TypeError` or `ValueError`, one line with what was given and what there is.
     """
@@ -142,8 +144,10 @@ def as_policy(given: Any) -> LossyPolicy:
                 "lossy_policy: sv needs a profile and a companion: pass SpeculativeVerification(Profile.from_pretrained(…), model), "
                 "on the command line --profile and --companion"
             )
-        hint = " One on the Hub: LossyPolicy.from_pretrained(…)." if given.count("/") == 1 else ""
-        raise ValueError(f"lossy_policy: {nearest('policy', given, POLICIES)}{hint}")
+        if "/" in given:
+            hint = f"; one on the Hub: LossyPolicy.from_pretrained({given!r})" if given.count("/") == 1 else ""
+            raise ValueError(f"lossy_policy: there is no folder {given!r} here{hint}")
+        return by_name(given, [*POLICIES, *METHODS, "sv"])
     if isinstance(given, type):
         raise TypeError(f"lossy_policy: got the class {given.__name__}; pass an object of it, {given.__name__}(…)")
     raise TypeError(

@@ -27,8 +27,13 @@ def _refuse_assistant(assistant: Any) -> None:
             "hands over: drop lossy_policy, or take a draft model that reads text alone"
         )
     if not isinstance(base, PreTrainedModel) or not isinstance(base, GenerationMixin):
+        hint = (
+            f": load it first, AutoModelForCausalLM.from_pretrained({assistant!r})"
+            if isinstance(assistant, str)
+            else ""
+        )
         raise TypeError(
-            f"assistant_model: expected a loaded Transformers model with generate(), got {type(assistant).__name__}"
+            f"assistant_model: expected a loaded Transformers model with generate(), got {type(assistant).__name__}{hint}"
         )
 
 

@@ -48,6 +48,12 @@ class Call:
     scores: list[list[torch.Tensor]] = field(default_factory=list)  # of each row: (tokens of a round, V) processed
     logits: list[list[torch.Tensor]] = field(default_factory=list)  # the same, raw
 
+    def __post_init__(self) -> None:
+        models = [self.target, getattr(self.drafter, "model", None), self.companion]
+        # Those that write their cache anew when a text grows beyond a certain length.
+        ropes = [(model, model.rope) for model in models if model is not None and model.rope is not None]
+        self.renewing = [(model, rope) for model, rope in ropes if rope.renewed_after is not None]
+
 
 def decode(call: Call) -> SpeculationStats:
     """Write every row to its end. Both models have had their `prefill`."""
@@ -57,6 +63,7 @@ def decode(call: Call) -> SpeculationStats:
     call.scores, call.logits = [[] for _ in range(batch)], [[] for _ in range(batch)]
 
     while rows.unfinished:
+        renew(call)
         block = drafter.propose(rows, limits(call))  # draft, each row until its stop says enough
         block.index = rows.order
         drafts = block.tokens.shape[1] > 0  # none where every row has room for one token alone
@@ -91,7 +98,20 @@ def limits(call: Call) -> list[int]:
     planned = dict(zip(going, call.stop.limits(going), strict=True))
     call.positions.check(rows)
     rooms = call.positions.room(rows, rows.budgets())
+    for _, rope in call.renewing:
+        rooms = rope.room(rows.held(), rooms)
     return [min(planned.get(row, 0), room) for row, room in zip(rows.index, rooms, strict=True)]
+
+
+def renew(call: Call) -> None:
+    """Write the caches of those rows anew whose next token lies beyond the length up to which they are valid."""
+    rows = call.rows
+    for model, rope in call.renewing:
+        if isinstance(model, RowModel):  # a cropping one is told by its own `prepare_inputs_for_generation`
+            for b in rope.due(rows.held()):
+                if not rows.finished[b]:
+                    with call.clock.time("prefill"):
+                        model.renew(b, rows.prompts()[b][: model.lengths[b]])
 
 
 def prefill(model: CachedModel, rows: Rows, clock: Clock) -> None:
@@ -99,6 +119,8 @@ def prefill(model: CachedModel, rows: Rows, clock: Clock) -> None:
 
     Prompts of one length need no forward of their own: their first block brings them along.
     """
+    if model.rope is not None:
+        model.rope.begin([length - pad for length, pad in zip(rows.lengths, rows.pads, strict=True)])
     tokens, counts = rows.after(model.lengths)
     if tokens.shape[1] > 1 and (len(set(counts)) > 1 or isinstance(model, CroppingModel)):
         with clock.time("prefill"):

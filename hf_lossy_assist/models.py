@@ -6,7 +6,9 @@ Both keep `lengths`, the tokens that each row's cache holds, and offer the same 
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -18,6 +20,8 @@ from .cache import RowCache, visibility
 from .growing import GrowingInputs
 from .packing import ORDINARY, Layout, attention_of, packed
 from .positions import learned_positions
+from .rope import ChangingRope
+from .temperature import with_temperature
 
 
 class CachedModel(Protocol):
@@ -25,6 +29,7 @@ class CachedModel(Protocol):
 
     lengths: list[int]
     device: torch.device
+    rope: ChangingRope | None
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         """Run `tokens` (B, Q), of which row b's first `counts[b]` are real, behind what the cache holds.
@@ -152,7 +157,13 @@ class RowModel:
         self.narrow = vocabulary is not None and self.known < vocabulary
         # An early exit's blocks look at the config of the model that they belong to.
         own = all(getattr(module, "config", config) is config for module in base.modules())
-        self.packs = attention_of(config) == ORDINARY and base.config.model_type in PACKABLE and own
+        self.rope = ChangingRope.of(base, rows)
+        self.run: Callable[..., Any] = with_temperature(model, base)
+        if self.rope is not None:
+            self.run = partial(self.rope.run, self.run)
+        self.packs = (
+            attention_of(config) == ORDINARY and base.config.model_type in PACKABLE and own and self.run is model
+        )
         self.weights = sum(p.numel() for p in base.parameters()) / max(
             config.num_hidden_layers, 1
         )  # of a layer, about
@@ -193,7 +204,7 @@ class RowModel:
         if self.types is not None:
             places = slots.clamp(max=self.types.shape[1] - 1).expand(len(self.types), -1)
             extra["token_type_ids"] = self.types.gather(1, places)
-        out = self.model(
+        out = self.run(
             input_ids=tokens,
             position_ids=positions,
             # Right padding is hidden by causality alone, so a prefill keeps the fast causal kernel.
@@ -258,6 +269,19 @@ class RowModel:
         self.lengths = [self.lengths[r] for r in rows]
         if self.types is not None:
             self.types = self.types[list(rows)]
+        if self.rope is not None:
+            self.rope.select(rows)
+
+    def renew(self, row: int, tokens: torch.Tensor) -> None:
+        """Write a row's cache anew from `tokens` (n,), where its rotary frequencies change for the whole text."""
+        assert self.rope is not None and self.rope.renewed_after is not None
+        self.lengths[row], self.rope.first[row] = len(tokens), self.rope.renewed_after + 1
+        if len(tokens):
+            alone = RowModel(self.model, 1, self.cache.limit)
+            assert alone.rope is not None
+            alone.cache, alone.rope.first = self.cache.row(row), [self.rope.first[row]]
+            alone.types = None if self.types is None else self.types[row : row + 1]
+            alone.feed(tokens[None], [len(tokens)], keep=0)
 
     def as_dynamic_cache(self, seen: torch.Tensor | None = None) -> DynamicCache:
         """A one-row copy that Transformers can go on with (`past_key_values` of the output).
@@ -277,6 +301,15 @@ class RowModel:
                 new[:, :, places] = old
             out.update(*spread, i)
         return out
+
+
+def _positions(inputs: dict[str, Any], end: int) -> torch.Tensor:
+    """Where the tokens of these inputs of a forward stand, (1, Q), on the CPU; they end before place `end`."""
+    given = inputs.get("position_ids")
+    if given is not None and given.dim() == 2:
+        return given.cpu()
+    ids = inputs["decoder_input_ids"] if "decoder_input_ids" in inputs else inputs["input_ids"]
+    return torch.arange(end - ids.shape[1], end)[None]
 
 
 class CroppingModel:
@@ -302,6 +335,9 @@ class CroppingModel:
         held = self.cache.get_seq_length()
         self.ids = self.prompt[:, :held]
         self.lengths = [sum(place < held for place in self.seen)]
+        self.rope = ChangingRope.of(base, 1)
+        if self.rope is not None and self.rope.renewed_after is not None:  # there places count, hidden ones too
+            self.rope.renewed_after -= self.prompt.shape[1] - len(self.seen)
         self.fresh = True
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
@@ -319,7 +355,16 @@ class CroppingModel:
             self.ids, next_sequence_length=end - start, is_first_iteration=self.fresh,
             **self.kwargs, **self.growing.up_to(end), **extra,
         )  # fmt: skip
-        out = self.model(**inputs, return_dict=True)
+        if (
+            inputs.get("past_key_values") is None
+        ):  # Phi-3 writes its cache anew when the text outgrows a certain length
+            self.cache = DynamicCache(config=base_of(self.model).config.get_text_config(decoder=True))
+            self.cache.activate_past_recording()
+            inputs["past_key_values"] = self.kwargs["past_key_values"] = self.cache
+            if self.rope is not None and self.rope.renewed_after is not None:
+                self.rope.first = [max(self.rope.first[0], self.rope.renewed_after + 1)]
+        with nullcontext() if self.rope is None else self.rope.at(_positions(inputs, end)):
+            out = self.model(**inputs, return_dict=True)
         if self.fresh:
             # After the prefill only: before it, recording would keep every state of the prompt.
             self.fresh = False

@@ -18,6 +18,7 @@ from .features import FeatureTap
 from .identity import same_ids
 from .inputs import assistant_inputs, cropping, hidden, learned_prompt, mask_name, rowwise
 from .laws import decoding_at
+from .lengths import refuse_by_length
 from .methods import as_policy
 from .models import CachedModel, CroppingModel, RowModel, base_of, device_of, why_not_rows
 from .pairs import refuse_helpers, refuse_models, without_checkpointing
@@ -82,6 +83,7 @@ class Runner:
 
     def validate(self, model: Any) -> None:
         """Refuse draft models and settings that cannot work, in one line each."""
+        refuse_by_length(model)
         for name, its in (("target", model), ("assistant", self.assistant)):
             if learned_prompt(its):
                 raise ValueError(

@@ -1,0 +1,213 @@
+"""Rotary embeddings whose frequencies depend on the length of the text ("dynamic", "longrope"): a token gets those that
+`generate` gives it alone.
+
+Transformers computes one set of frequencies for a whole forward, from its largest position. In `generate` without a draft, at
+batch 1, that position is the prompt's last one in the first forward and the token's own one after it, and what is in the cache
+keeps the frequencies that it was written with. A block of several tokens, or of several rows, needs several sets: here each
+token's follow from `max(its prompt's length, its position + 1)`. Some models (Phi-3) write their cache anew, with the long
+frequencies, when the text outgrows the original length; so do we, and no draft crosses that place.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+
+_current: ContextVar["tuple[ChangingRope, torch.Tensor] | None"] = ContextVar("current_rope", default=None)
+_forwards: dict[
+    int, int
+] = {}  # under way in all threads with this module's forward replaced, by the `id` of the module
+_lock = threading.Lock()
+
+
+def changing_kind(module: torch.nn.Module) -> str | None:
+    """The kind of RoPE, if one of this module's kinds changes with the length of the text."""
+    kinds = getattr(module, "rope_type", None)
+    for kind in kinds.values() if isinstance(kinds, dict) else [kinds]:
+        if isinstance(kind, str) and _changes(kind):
+            return kind
+    return None
+
+
+def _changes(kind: str) -> bool:
+    return "dynamic" in kind or kind == "longrope"
+
+
+def configured_kind(config: Any) -> str | None:
+    """The kind of RoPE in `config`, or one of its kinds for several types of layers, if it changes with the length."""
+    for name in ("rope_parameters", "rope_scaling"):
+        found = getattr(config, name, None)
+        if not isinstance(found, dict):
+            continue
+        for part in [found, *(value for value in found.values() if isinstance(value, dict))]:
+            kind = part.get("rope_type", part.get("type"))
+            if isinstance(kind, str) and (_changes(kind) or kind == "su"):  # as Phi-3's own code called it
+                return kind
+    return None
+
+
+class ChangingRope:
+    """The rotary modules of one model, for the rows of one call."""
+
+    def __init__(self, base: Any, modules: Sequence[torch.nn.Module], rows: int):
+        self.modules = list(modules)
+        self.first = [
+            0
+        ] * rows  # the length of each row's text at its first forward, or when its cache was written anew
+        self.renewed_after = _renewed_after(base)  # tokens; None: what is in the cache stays as it is
+        self._clean = {id(module): _clean(module) for module in self.modules}
+
+    @classmethod
+    def of(cls, base: Any, rows: int) -> "ChangingRope | None":
+        """None for a model whose RoPE, if it has one, is the same for texts of all lengths: nearly all models."""
+        modules = [module for module in base.modules() if changing_kind(module) is not None]
+        return cls(base, modules, rows) if modules else None
+
+    def begin(self, lengths: Sequence[int]) -> None:
+        """Say how long each row's prompt is, before its first forward."""
+        self.first = list(lengths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.first = [self.first[row] for row in rows]
+
+    def room(self, held: Sequence[int], budgets: Sequence[int]) -> list[int]:
+        """How much each row may draft, of `budgets`, behind its `held` tokens and the next without crossing the place where its
+        cache is written anew."""
+        edge = self.renewed_after
+        if edge is None:
+            return list(budgets)
+        return [min(room, edge - 1 - n) if n < edge else room for n, room in zip(held, budgets, strict=True)]
+
+    def due(self, held: Sequence[int]) -> list[int]:
+        """The rows whose cache must be written anew before the token behind their `held` ones is run."""
+        edge = self.renewed_after
+        return [] if edge is None else [b for b, n in enumerate(held) if n >= edge >= self.first[b]]
+
+    def run(self, model: Callable[..., Any], **inputs: Any) -> Any:
+        """`model(**inputs)`; its `position_ids` (1 or B, Q) are each row's own."""
+        with self.at(inputs["position_ids"].cpu()):
+            return model(**inputs)
+
+    @contextmanager
+    def at(self, positions: torch.Tensor) -> Iterator[None]:
+        """A forward in this thread whose tokens stand at `positions` (1 or B, Q), on the CPU."""
+        lengths = torch.maximum(positions + 1, torch.tensor(self.first)[:, None])  # (B, Q)
+        if bool((lengths == lengths[:1]).all()):
+            lengths = lengths[:1]
+        token = _current.set((self, lengths))
+        try:
+            with _replaced(self.modules):
+                yield
+        finally:
+            _current.reset(token)
+
+    def rotate(self, module: torch.nn.Module, x: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor, **kwargs: Any) -> Any:  # fmt: skip
+        """What `module` gives at `positions` (…, 1 or B, Q), each token with the frequencies of a text of `lengths` (1 or B, Q)."""
+        clean, shape = self._clean[id(module)], (max(len(lengths), positions.shape[-2]), lengths.shape[1])
+        lengths = _distinct(clean, lengths, kwargs.get("layer_type"))
+        found = lengths.unique().tolist()
+        if len(found) == 1:
+            return _each(lambda part: part[..., :-1, :], _at_length(clean, x, positions, found[0], **kwargs))
+        positions = positions.expand(*positions.shape[:-2], *shape)
+        whole: Any = None
+        for length in found:
+            inside = (lengths == length).expand(shape).to(positions.device)
+            parts = _at_length(clean, x, positions[..., inside][..., None, :], length, **kwargs)
+            if whole is None:
+                whole = _each(lambda part: part.new_empty(*part.shape[:-3], *shape, part.shape[-1]), parts)
+            for target, part in zip(_tensors(whole), _tensors(parts), strict=True):
+                target[..., inside, :] = part[..., 0, :-1, :]
+        return whole
+
+
+def _distinct(clean: torch.nn.Module, lengths: torch.Tensor, layer_type: str | None) -> torch.Tensor:
+    """`lengths` with one value for all that have the same frequencies."""
+    owner: Any = clean
+    kind = owner.rope_type if layer_type is None else owner.rope_type[layer_type]
+    if "dynamic" in kind:
+        return lengths.clamp(min=int(owner.original_max_seq_len))
+    parameters = owner.config.rope_parameters if layer_type is None else owner.config.rope_parameters[layer_type]
+    original = int(parameters["original_max_position_embeddings"])
+    return lengths.clamp(min=original, max=original + 1)
+
+
+def _at_length(clean: torch.nn.Module, x: torch.Tensor, positions: torch.Tensor, length: int, **kwargs: Any) -> Any:
+    """The module's own forward for a text of `length` tokens; its last place is one too many, which says so."""
+    end = positions.new_full((*positions.shape[:-1], 1), length - 1)
+    # It keeps what it computed for the longest text so far, so each length starts from a new copy.
+    return type(clean).forward(_clean(clean), x, torch.cat([positions, end], dim=-1), **kwargs)
+
+
+def _clean(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy as it was before it saw any text, whatever texts this one has seen. No weights: rotary modules have none."""
+    out: Any = copy.copy(module)
+    out._buffers = {name: None if value is None else value.clone() for name, value in module._buffers.items()}
+    for name in [*out._buffers, *vars(out)]:
+        if name.endswith("original_inv_freq"):
+            own = name.replace("original_inv_freq", "inv_freq")
+            out._buffers[own] = getattr(module, name).to(out._buffers[own].device, copy=True)
+        elif name.endswith("max_seq_len_cached"):
+            setattr(out, name, out.original_max_seq_len)
+    return out
+
+
+def _renewed_after(base: Any) -> int | None:
+    """How many tokens the cache may hold before `generate` throws it away and runs the whole text once more, as Phi-3's does."""
+    edge = getattr(base.config, "original_max_position_embeddings", None)
+    if not isinstance(edge, int):
+        return None
+    cache, device = DynamicCache(), base.get_input_embeddings().weight.device
+    cache.update(torch.zeros(1, 1, edge, 1), torch.zeros(1, 1, edge, 1), 0)
+    ids = torch.zeros(1, edge + 1, dtype=torch.int64, device=device)
+    inputs = base.prepare_inputs_for_generation(ids, past_key_values=cache, next_sequence_length=1, use_cache=True)
+    return edge if inputs.get("past_key_values") is None else None
+
+
+@contextmanager
+def _replaced(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """`_forward` in place of these modules' own. They belong to all threads; in another one it does what theirs did."""
+    with _lock:
+        for module in modules:
+            if not _forwards.get(id(module)):
+                module.forward = partial(_forward, module, module.forward, "forward" in vars(module))
+            _forwards[id(module)] = _forwards.get(id(module), 0) + 1
+    try:
+        yield
+    finally:
+        with _lock:
+            for module in modules:
+                _forwards[id(module)] -= 1
+                if not _forwards[id(module)]:
+                    del _forwards[id(module)]
+                    _, own, was_set = vars(module)["forward"].args
+                    delattr(module, "forward")
+                    if was_set:  # by accelerate, say
+                        module.forward = own
+
+
+def _forward(module: torch.nn.Module, own: Callable[..., Any], _was_set: bool, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:  # fmt: skip
+    kwargs = {} if layer_type is None else {"layer_type": layer_type}
+    current = _current.get()
+    kinds: Any = module.rope_type
+    kind = kinds if layer_type is None else kinds[layer_type]
+    # A layer type of its own may have another kind; and a vision tower's positions are not those of the text.
+    if current is None or not _changes(kind) or current[1].shape[1] != position_ids.shape[-1]:
+        return own(x, position_ids, **kwargs)
+    rope, lengths = current
+    return rope.rotate(module, x, position_ids.to(x.device), lengths, **kwargs)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [value] if isinstance(value, torch.Tensor) else list(value)
+
+
+def _each(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """`change` of a tensor, or of each in a tuple: cosines and sines are two, complex numbers one."""
+    return change(value) if isinstance(value, torch.Tensor) else tuple(change(part) for part in value)

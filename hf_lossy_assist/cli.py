@@ -1,6 +1,5 @@
 """The `hf-lossy` command. Heavy imports wait until a command runs, so `--help` is quick."""
 
-import json
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ import typer
 from . import commands, exits, judge_commands, policies_command, profile_commands, specdec_commands
 from .commands import chats
 from .profile_commands import Companion, load_companion, load_profile
+from .terminal import console, show_json, streamer
 
 
 if TYPE_CHECKING:
@@ -120,9 +120,7 @@ def generate(
         inputs = tokenizer(texts[start : start + batch_size], return_tensors="pt", padding=True).to(target.device)
         inputs.pop("token_type_ids", None)
         if stream:
-            from transformers import TextStreamer
-
-            inputs["streamer"] = TextStreamer(tokenizer, skip_prompt=True)
+            inputs["streamer"] = streamer(tokenizer, skip_prompt=True)
         settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": do_sample}
         if do_sample:
             settings |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -157,7 +155,7 @@ def generate(
                 for o in outputs
             ],
         }
-        print(json.dumps(report, ensure_ascii=False))
+        show_json(report)
         return
 
     _show(outputs, tokenizer, problems, streamed=stream)
@@ -248,22 +246,21 @@ def _trimmed(ids: list[int], config: Any) -> list[int]:
 
 def _show(outputs: list[dict[str, Any]], tokenizer: Any, problems: list[Any], streamed: bool) -> None:
     """Prompts and continuations; drafted-and-accepted tokens in another colour than the target's own."""
-    from rich.console import Console
     from rich.text import Text
 
     from . import demo
 
-    console = Console(highlight=False, soft_wrap=True)
+    screen = console(highlight=False, soft_wrap=True)
     solved = 0
     for i, output in enumerate(outputs):
         if not streamed:
-            console.print(Text(output["prompt"].strip(), style="dim"))
-            console.print(_coloured(output["ids"], output["row"], tokenizer))
-            console.print()
+            screen.print(Text(output["prompt"].strip(), style="dim"))
+            screen.print(_coloured(output["ids"], output["row"], tokenizer))
+            screen.print()
         if problems:
             solved += demo.answer(tokenizer.decode(output["ids"])) == problems[i].answer
     if problems:
-        console.print(f"solved {solved} of {len(problems)} problems")
+        screen.print(f"solved {solved} of {len(problems)} problems")
 
 
 def _coloured(ids: list[int], row: "RowStats | None", tokenizer: Any) -> Any:
@@ -281,19 +278,18 @@ def _coloured(ids: list[int], row: "RowStats | None", tokenizer: Any) -> Any:
 
 
 def _report(stats: Any, tokens: int, seconds: float, policy: str) -> None:
-    from rich.console import Console
     from rich.text import Text
 
     from .stats import SOURCES
 
-    console = Console(highlight=False)
+    screen = console(highlight=False)
     if stats is not None:
         legend = Text("tokens: ").append_text(
             Text(" ").join(Text(name, style=colour) for name, colour in zip(SOURCES, COLOURS, strict=True))
         )
-        console.print(legend)
-        console.print(stats.table())
-    console.print(f"policy {policy}: {tokens} tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s")
+        screen.print(legend)
+        screen.print(stats.table())
+    screen.print(f"policy {policy}: {tokens} tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from .terminal import console, show, show_json
+
 
 DEMO = "demo"
 DEMO_PROMPTS = 64  # of `--prompts demo` without --limit
@@ -90,9 +92,9 @@ def collect(
     try:
         run(target, draft, tokenizer, texts, out, settings, resume=resume, source=source)
     except KeyboardInterrupt:
-        print(f"interrupted; what is done is in {out}.partial: the same command with --resume goes on")
+        show(f"interrupted; what is done is in {out}.partial: the same command with --resume goes on")
         raise
-    print(f"{out}: {len(load_from_disk(str(out)))} tokens of {len(texts)} prompts, with a data card")
+    show(f"{out}: {len(load_from_disk(str(out)))} tokens of {len(texts)} prompts, with a data card")
 
 
 @fit_app.command("sprinter")
@@ -108,7 +110,6 @@ def fit_sprinter(
     seed: Annotated[int, typer.Option(help="of the split by prompt and of training")] = 0,
 ) -> None:
     """Train SPRINTER's verifier and say on held-out prompts how good it is."""
-    from rich.console import Console
     from rich.table import Table
 
     from .cli import needs
@@ -118,7 +119,6 @@ def fit_sprinter(
     from .training.fit import fit_sprinter as run
 
     fitted, reports = run(data, out, lam or (), FitSettings(kind=head, width=width, balance=balance, seed=seed))
-    console = Console()
     kinds = reports[0].auroc_by_kind
     table = Table("λ", "AUROC", *kinds, "Brier", "acceptable", "η_TP", "η_FP")
     table.caption = f"AUROC on all held-out prompts and by prefix ({', '.join(kinds)}); η at τ = 0.5"
@@ -126,11 +126,11 @@ def fit_sprinter(
         tp, fp = r.at(0.5)
         aurocs = [f"{value:.3f}" for value in (r.auroc, *r.auroc_by_kind.values())]
         table.add_row(f"{r.lam:g}", *aurocs, f"{r.brier:.4f}", f"{r.acceptable:.1%}", f"{tp:.3f}", f"{fp:.3f}")
-    console.print(table)
+    console().print(table)
     kept = fitted.config.training["lambda"]
     same = len(reports) > 1 and not fitted.config.decoding.get("do_sample")
     note = "; greedy laws are 0 or 1, so every λ ≥ 1 gives the same labels" if same else ""
-    print(f"{out}: the head for λ = {kept:g}, with its card and plots{note}")
+    show(f"{out}: the head for λ = {kept:g}, with its card and plots{note}")
 
 
 def plan(
@@ -151,7 +151,6 @@ def plan(
 ) -> None:
     """Does SPRINTER pay here, and at which threshold? Measures this machine and predicts."""
     import dataclasses
-    import json
 
     from . import demo
     from .cli import check_pair, load, needs
@@ -181,7 +180,7 @@ def plan(
         target, draft, tokenizer, texts, loaded, data, new_tokens=new_tokens, max_draft=max_draft, do_sample=do_sample,
         max_distance=max_distance, repeats=repeats,
     )  # fmt: skip
-    print(json.dumps(dataclasses.asdict(found)) if as_json else _plan_text(found))
+    show_json(dataclasses.asdict(found)) if as_json else show(_plan_text(found))
 
 
 def push(
@@ -195,7 +194,7 @@ def push(
     """Upload a folder to the Hub, after a check that it loads and holds no pickle."""
     from .sharing import push as run
 
-    print(run(path, repo_id, private=private or None, token=token, message=message, revision=revision))
+    show(run(path, repo_id, private=private or None, token=token, message=message, revision=revision))
 
 
 def pull(
@@ -208,7 +207,7 @@ def pull(
     """Download a head, a policy, models or a dataset from the Hub, check them, and print the folder."""
     from .sharing import pull as run
 
-    print(run(repo_id, out, revision=revision, token=token, local_files_only=local_files_only))
+    show(run(repo_id, out, revision=revision, token=token, local_files_only=local_files_only))
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------
@@ -234,7 +233,6 @@ def _demo_texts(count: int, seed: int) -> list[tuple[str, str]]:
 
 
 def _plan_text(found: Any) -> str:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(
@@ -255,9 +253,9 @@ def _plan_text(found: Any) -> str:
             f"{line.by_theorem:.2f}", f"{line.unseen:.1%}", f"{line.distance:.4f}", f"{line.tokens_per_second:.0f}",
             f"{line.of_strict:.2f}", f"{line.of_target:.2f}",
         )  # fmt: skip
-    console = Console(width=120)
-    with console.capture() as capture:
-        console.print(table)
+    screen = console(width=120, color_system=None)  # its text is shown once more
+    with screen.capture() as capture:
+        screen.print(table)
     mean = sum(length * count for length, count in found.runs.items()) / sum(found.runs.values())
     return (
         f"measured here: draft step t_d {found.t_draft * 1e3:.2f} ms, target call t_t {found.t_target * 1e3:.2f} ms, "

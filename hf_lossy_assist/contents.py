@@ -6,6 +6,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from .errors import listed
 from .heads import CONFIG, WEIGHTS, Head
 from .policy import POLICY, LossyPolicy
 from .profile import PROFILE, TABLES
@@ -88,7 +89,7 @@ def kind_of(folder: Path) -> str:
             raise ValueError(f"{file} is not a whole safetensors file ({error})") from None
     if files:
         return "models"
-    found = ", ".join(sorted(p.name for p in folder.iterdir())) or "nothing"
+    found = listed(sorted(p.name for p in folder.iterdir())) or "nothing"
     raise ValueError(
         f"{folder} is no head ({CONFIG} + {WEIGHTS}), policy ({POLICY}), model, dataset or custom_generate folder; it holds {found}"
     )

@@ -2,8 +2,24 @@
 
 import difflib
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
+
+
+# What a terminal acts on (but for tabs and line ends), what turns the reading direction around, and halves of characters.
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """`text` from outside, with every character written out, as in Python, on which a terminal would act."""
+    return UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
+
+
+def listed(names: Iterable[object], most: int = 20) -> str:
+    """Names from outside, such as those of files, for a line of text: without line ends, and not too many of them."""
+    all_ = [visible(" ".join(str(name).split())) for name in names]
+    return ", ".join(all_[:most]) + (f" and {len(all_) - most} more" if len(all_) > most else "")
 
 
 def check_int(name: str, value: Any, low: int) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 import typer
 
+from .terminal import plain_warnings
+
 
 LONGEST = 380  # characters of an error
 # huggingface_hub's, by version; their errors are no OSError
@@ -16,7 +18,8 @@ WRONG_WORDS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__na
 def run(app: typer.Typer) -> int:
     """Run the command that `sys.argv` names; returns its exit code: 0, 2 for what users can mend, 130 where they interrupted."""
     try:
-        code = app(standalone_mode=False)  # or else typer draws a frame around what it finds wrong
+        with plain_warnings():
+            code = app(standalone_mode=False)  # or else typer draws a frame around what it finds wrong
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except WRONG_WORDS as error:

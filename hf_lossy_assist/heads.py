@@ -18,7 +18,7 @@ from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from safetensors import SafetensorError
 from torch.nn import functional as F
 
-from .errors import check_int, nearest
+from .errors import check_int, listed, nearest
 from .features import FeatureSpec
 from .files import new_folder
 from .hub import fetch
@@ -71,9 +71,7 @@ class HeadConfig:
         known = {f.name for f in dataclasses.fields(cls)}
         unknown = sorted(set(spec) - known)
         if unknown:
-            warnings.warn(
-                f"{where}: entries not known to this version are ignored: {', '.join(unknown)}", stacklevel=2
-            )
+            warnings.warn(f"{where}: entries not known to this version are ignored: {listed(unknown)}", stacklevel=2)
         values = {name: value for name, value in spec.items() if name in known}
         try:
             for name, kind in (("features", FeatureSpec), ("target", ModelIdentity), ("draft", ModelIdentity)):

@@ -8,6 +8,8 @@ from typing import Any
 from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 
+from .errors import listed
+
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 
@@ -29,7 +31,7 @@ def fetch(
             if not (folder / name).is_file():
                 found = sorted(p.name for p in folder.glob("*")) if folder.is_dir() else []
                 hint = " (a pickle, which is never loaded)" if any(n.endswith(PICKLES) for n in found) else ""
-                raise ValueError(f"{folder} has no {name}; it holds {', '.join(found) or 'nothing'}{hint}")
+                raise ValueError(f"{folder} has no {name}; it holds {listed(found) or 'nothing'}{hint}")
         return [folder / name for name in names]
     repo, _, pinned = source.partition("@")
     if "/" not in repo:  # the Hub's own names without one are not of this package, and asking for them takes its time

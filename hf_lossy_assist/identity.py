@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from .errors import listed
 from .models import base_of, blocks_of
 
 
@@ -39,9 +40,8 @@ class ModelIdentity:
         )
 
     def __str__(self) -> str:
-        return (
-            f"{self.id} ({self.model_type}, {self.num_layers} layers × {self.hidden_size}, {self.vocab_size} tokens)"
-        )
+        sizes = f"{self.num_layers} layers × {self.hidden_size}, {self.vocab_size} tokens"
+        return f"{listed([self.id])} ({listed([self.model_type])}, {sizes})"
 
     def conflict(self, other: "ModelIdentity") -> str | None:
         """The first fact that makes what was trained with `self` meaningless with `other`, or None."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .commands import DEMO, Assistant, Chat, Device, DType, Model, chats, fit_app
+from .terminal import console, show
 
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def mine(
                 batch_size=batch_size, workers=workers, resume=resume, wrap=wrap, source=source,
             )  # fmt: skip
     if int(os.environ.get("RANK", "0")) == 0:
-        print(_report(out))
+        show(_report(out))
 
 
 def fit_autojudge(
@@ -133,8 +134,6 @@ def fit_autojudge(
     device: Device = "auto",
 ) -> None:
     """Train AutoJudge's classifier on mined mismatches and say on held-out problems how good it is."""
-    from rich.console import Console
-
     from .cli import check_pair, load, needs
 
     needs("train", "datasets", "sklearn", "matplotlib")
@@ -152,14 +151,14 @@ def fit_autojudge(
     else:
         target, draft, tokenizer = load(model, assistant, dtype, device)
     fitted, report = run(data, out, target, draft, tokenizer, settings, compare)
-    console = Console()
-    console.print(_thresholds(report, folds))
+    screen = console()
+    screen.print(_thresholds(report, folds))
     if report.comparison:
-        console.print(_comparison(report.comparison))
+        screen.print(_comparison(report.comparison))
     chosen = "" if report.c is None else f", C = {report.c:g}"
     late = f"; {report.unconverged} fits ended before they converged" if report.unconverged else ""
     kept, accepted = report.at(report.threshold)
-    print(
+    show(
         f"{out}: a {head} head on the {fitted.config.features}{chosen}, AUROC {report.auroc:.3f}, Brier {report.brier:.4f}{late}; "
         f"its threshold {report.threshold:.10g} rejects {kept:.1%} of the important tokens and accepts {accepted:.1%} of the others"
     )
@@ -205,7 +204,7 @@ def _going_on(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"interrupted; what is done is in {out}.partial: the same command with --resume goes on")
+        show(f"interrupted; what is done is in {out}.partial: the same command with --resume goes on")
         raise
     except (OSError, ValueError) as error:
         if any(Path(f"{out}.partial").glob("*.jsonl")):

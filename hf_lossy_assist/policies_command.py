@@ -1,10 +1,11 @@
 """The command that lists every rule, stop, filter and policy. `cli` adds it to `hf-lossy`."""
 
-import json
 import sys
 from typing import Annotated
 
 import typer
+
+from .terminal import console, show_json
 
 
 def add_to(app: typer.Typer) -> None:
@@ -17,7 +18,6 @@ def policies(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON list and nothing else")] = False,
 ) -> None:
     """List every rule, stop, filter and policy: what each guarantees, its neutral value, its parameters and source."""
-    from rich.console import Console
     from rich.table import Column, Table
 
     from .catalog import catalog
@@ -29,9 +29,9 @@ def policies(
         raise ValueError(f"--kind: {nearest('kind', kind, kinds)}")
     chosen = [entry for entry in entries if kind in (None, entry.kind)]
     if as_json:
-        print(json.dumps([entry.to_dict() for entry in chosen], ensure_ascii=False, indent=1))
+        show_json([entry.to_dict() for entry in chosen], indent=1)
         return
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    screen = console(width=None if sys.stdout.isatty() else 160)
     for group in dict.fromkeys(entry.kind for entry in chosen):
         # Folded, not cut: a name or a source of which a part is missing is of no use.
         columns = [
@@ -44,4 +44,4 @@ def policies(
                 name if default == "required" else f"{name}={default}" for name, default in e.parameters.items()
             )
             table.add_row(e.name, e.guarantee, e.neutral, given, e.source.removeprefix("huggingface.co/"), e.summary)
-        console.print(table)
+        screen.print(table)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from .commands import DEMO, Assistant, Chat, Device, DType, Model, Prompts, chats
+from .terminal import console, show
 
 
 PROFILED = 512  # prompts, as in the paper
@@ -78,7 +79,7 @@ def profile(
     try:
         made = run(target, draft, third, tokenizer, texts, out, settings, resume=resume, source=source)
     except KeyboardInterrupt:
-        print(f"interrupted; samples that are done are in {out}.partial: the same command with --resume goes on")
+        show(f"interrupted; samples that are done are in {out}.partial: the same command with --resume goes on")
         raise
     _show(made, out)
 
@@ -112,10 +113,9 @@ def load_companion(companion: str | None, target: Any, draft: Any, tokenizer: An
 
 
 def _show(made: Any, out: Path) -> None:
-    from rich.console import Console
     from rich.table import Column, Table
 
-    console, metrics, latency = Console(), made.metrics, made.latency
+    screen, metrics, latency = console(), made.metrics, made.latency
     table = Table(
         Column("cells of S × A", no_wrap=True), "H(X)", "H(X | S, A)", "information gain", "of S alone", "of A alone"
     )
@@ -123,7 +123,7 @@ def _show(made: Any, out: Path) -> None:
     for row in metrics["information"]:
         figures = [f"{row[key]:.3f}" for key in ("entropy", "conditional", "gain", "gain_s", "gain_a")]
         table.add_row(f"{row['resolution']} ({row['cells']})", *figures)
-    console.print(table)
+    screen.print(table)
     table = Table("rows", "a draft step, ms", "nothing verified", "all verified", "companion", "noise", "SV × strict")
     for i, batch in enumerate(latency.batches):
         seconds = (latency.step[i], latency.seconds[i][0], latency.seconds[i][-1], latency.companion[i])
@@ -131,9 +131,9 @@ def _show(made: Any, out: Path) -> None:
             str(batch), *(f"{s * 1e3:.2f}" for s in seconds), f"{latency.noise[i]:.0%}", f"{made.pays[i]:.2f}"
         )
     table.caption = f"ms of a round but its drafting, γ = {made.gamma}; the last column is predicted ({made.machine})"
-    console.print(table)
+    screen.print(table)
     paying = [str(batch) for batch in latency.batches if made.worthwhile(int(batch))]
-    print(
+    show(
         f"{out}: pays at {', '.join(paying)} rows"
         if paying
         else f"{out}: does not pay at any batch size measured; strict is used"

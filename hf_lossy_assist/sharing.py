@@ -8,6 +8,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError
 
 from .contents import CARD, files_of, kind_of
+from .errors import listed
 from .files import new_folder
 from .hub import PICKLES
 
@@ -37,8 +38,7 @@ def push(
     if pickles:
         raise ValueError(f"{folder} holds {pickles[0]}, a pickle: this package shares safetensors only")
     if left:
-        more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
-        warnings.warn(f"not uploaded, for no {kind} has such files: {', '.join(left[:SHOWN])}{more}", stacklevel=2)
+        warnings.warn(f"not uploaded, for no {kind} has such files: {listed(left, SHOWN)}", stacklevel=2)
     api, repo_type = HfApi(token=token), "dataset" if kind == "dataset" else "model"
     repo_id = api.create_repo(repo_id, private=private, exist_ok=True, repo_type=repo_type).repo_id
     if revision is not None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from .commands import fit_app
+from .terminal import console, show
 
 
 def add_to(app: typer.Typer) -> None:
@@ -25,7 +26,6 @@ def fit_specdec(
     seed: Annotated[int, typer.Option(help="of the split by prompt and of training")] = 0,
 ) -> None:
     """Train SpecDec++'s acceptance head and say on held-out prompts how good it is."""
-    from rich.console import Console
     from rich.table import Table
 
     from .cli import needs
@@ -41,8 +41,8 @@ def fit_specdec(
         table.caption = "held-out rows replayed; how fast that is depends on what rounds cost"
         for row in report.thresholds:
             table.add_row(f"{row['threshold']:g}", f"{row['drafted']:.2f}", f"{row['accepted']:.2f}")
-        Console().print(table)
-    print(
+        console().print(table)
+    show(
         f"{out}: a {head} head on the {fitted.config.features}; AUROC {report.auroc:.3f}, Brier {report.brier:.4f}, "
         f"KL {report.kl:.4f}; {report.acceptance:.1%} of the drafted tokens are accepted"
     )

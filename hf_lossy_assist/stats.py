@@ -231,9 +231,9 @@ class SpeculationStats:
         return table
 
     def __str__(self) -> str:
-        from rich.console import Console
+        from .terminal import console
 
-        console = Console(width=100, color_system=None)
-        with console.capture() as capture:
-            console.print(self.table())
+        screen = console(width=100, color_system=None)
+        with screen.capture() as capture:
+            screen.print(self.table())
         return capture.get()

@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..errors import visible
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -75,7 +77,9 @@ class Row(NamedTuple):
         found = self.optional(*names)
         if found is None:
             expected = f"a text under {names[0]!r}" if len(names) == 1 else f"a text under one of {', '.join(names)}"
-            raise ValueError(f"{self.where}: expected {expected}, got the fields {', '.join(self.values) or '(none)'}")
+            raise ValueError(
+                f"{self.where}: expected {expected}, got the fields {one_line(', '.join(self.values)) or '(none)'}"
+            )
         return found
 
     def optional(self, *names: str) -> str | None:
@@ -156,7 +160,7 @@ def squeeze(text: str) -> str:
 
 def one_line(text: object, longest: int = 200) -> str:
     """A text from outside, fit for an error message of one line."""
-    line = squeeze(str(text))
+    line = visible(squeeze(str(text)))
     return line if len(line) <= longest else f"{line[:longest]}…"
 
 

@@ -161,11 +161,11 @@ class SVIPCalibration:
         return table
 
     def __str__(self) -> str:
-        from rich.console import Console
+        from ..terminal import console
 
-        console = Console(width=120, color_system=None)
-        with console.capture() as capture:
-            console.print(self.table())
+        screen = console(width=120, color_system=None)
+        with screen.capture() as capture:
+            screen.print(self.table())
         return capture.get()
 
 

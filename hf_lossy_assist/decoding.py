@@ -193,25 +193,26 @@ def commit(call: Call, block: Block, verdict: Verdict, raw: torch.Tensor, stats:
     rows, gamma = call.rows, block.tokens.shape[1]
     rows.write(verdict.token[:, None], verdict.accepted)
     assert block.kept is not None and block.scores is not None
-    head = [verdict.accepted, verdict.token, block.drafted, block.kept, *_broken(call, block)]
+    sound = _sound(call, block)
+    head = [verdict.accepted, verdict.token, block.drafted, block.kept, *sound.values()]
     # The one look at the device of a round.
     unseen = [] if verdict.unseen is None else [verdict.unseen.long()]
     table = torch.cat([torch.stack(head, dim=1), block.tokens, verdict.lossy.long(), *unseen], dim=1).tolist()
 
     before, accepted = list(rows.lengths), []
     active = [b for b, finished in enumerate(rows.finished) if not finished]
-    for b, (n, token, drafted, kept, target_broken, draft_broken, *rest) in enumerate(table):
+    for b, (n, token, drafted, kept, *rest) in enumerate(table):
         accepted.append(n)
         if rows.finished[b]:
             continue
-        row = rows.index[b]
-        for broken, model in ((target_broken, "target"), (draft_broken, "draft")):
-            if broken:
-                raise ValueError(
-                    f"the {model} model gave NaN logits in row {row}, after {before[b] - rows.width} new tokens"
-                )
+        row, good, rest = rows.index[b], rest[: len(sound)], rest[len(sound) :]
         new, scores = rest[:n] + [token], block.scores[b]
         taken = rows.commit(b, new, scores)
+        for places, model in zip(good, sound, strict=True):
+            if places < min(taken, gamma + (model == "target")):
+                raise ValueError(
+                    f"the {model} model gave NaN or infinite logits in row {row}, after {before[b] - rows.width + places} new tokens"
+                )
         stats.rows[row].record(drafted, kept, n, rest[gamma : 2 * gamma], taken, rest[2 * gamma :])
         if call.keep_scores:
             call.scores[row].append(scores[:taken].clone())
@@ -226,13 +227,23 @@ def commit(call: Call, block: Block, verdict: Verdict, raw: torch.Tensor, stats:
     return accepted
 
 
-def _broken(call: Call, block: Block) -> list[torch.Tensor]:
-    """Rows in which the target, and in which the draft, gave NaN: two (B,) int64."""
+def _sound(call: Call, block: Block) -> dict[str, torch.Tensor]:
+    """Of each model, at how many places in a row from the first its logits make a law, (B,) int64.
+
+    NaN, +inf and −inf everywhere make none. Where the text does not come to such a place (behind a rejected draft, a grammar may
+    have no way on), it is no error.
+    """
     assert block.scores is not None and block.kept is not None
-    places = torch.arange(block.scores.shape[1], device=block.scores.device) <= block.kept[:, None]
-    of_target = (block.scores.amax(dim=-1).isnan() & places).any(dim=1)
-    of_draft = getattr(call.drafter, "broken", None)
-    return [of_target.long(), torch.zeros_like(of_target).long() if of_draft is None else of_draft.long()]
+    gamma = block.tokens.shape[1]
+    places = torch.arange(gamma + 1, device=block.scores.device)
+    fine = {"target": block.scores.amax(dim=-1).isfinite() | (places > block.kept[:, None])}
+    beyond = places[:gamma] >= block.drafted[:, None]
+    peaks = getattr(call.drafter, "peaks", None)
+    if peaks is not None:
+        fine["draft"] = peaks.isfinite() | beyond
+    if block.companion is not None:
+        fine["companion"] = block.companion[:, :gamma, 0].isfinite() | beyond
+    return {model: its.long().cumprod(dim=1).sum(dim=1) for model, its in fine.items()}
 
 
 def drop_finished(call: Call) -> None:

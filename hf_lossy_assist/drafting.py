@@ -41,6 +41,12 @@ def fitted(logits: torch.Tensor, vocabulary: int) -> torch.Tensor:
     return logits[..., :vocabulary]
 
 
+def something(scores: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+    """Where the processors left the draft none of the tokens that it knows, it is certain of token 0: any guess will do. (B, V) each."""
+    nothing = (scores.amax(dim=-1) == float("-inf")) & raw.amax(dim=-1).isfinite()
+    return torch.cat([scores[:, :1].masked_fill(nothing[:, None], 0.0), scores[:, 1:]], dim=1)
+
+
 class ModelDrafter:
     """A draft model: one token at a time for all rows, until each row's limit, its stop, or an end token.
 
@@ -66,12 +72,14 @@ class ModelDrafter:
         """
         self.model, self.stop, self.processing, self.tap, self.states = model, stop, processing, tap, states
         self.vocabulary, self.sampling, self.clock = vocabulary, sampling, clock
-        self.broken: torch.Tensor | None = None  # (B,) bool   NaN seen in this round
+        # (B, γ) of this round: a number of each drafted token's law (greedy: its largest logit), not finite where there is no law.
+        self.peaks: torch.Tensor | None = None
+        self.lacks = False  # the model has fewer token ids than the target
         self.keep_laws = False  # in greedy decoding too, for a filter that reads them
 
     def propose(self, rows: Rows, limits: Sequence[int]) -> Block:
         device, batch = rows.ids.device, rows.ids.shape[0]
-        tokens, peaks = [], []  # (B,) each   `peaks` is NaN where the logits are
+        tokens, peaks = [], []  # (B,) each
         laws: list[torch.Tensor] = []  # (B, V) each
         states: list[torch.Tensor] = []  # (B, H) each
         counted, going = [0] * batch, [limit > 0 for limit in limits]  # for adaptive stops alone
@@ -85,6 +93,8 @@ class ModelDrafter:
             if self.states is not None:
                 states.append(self._last(self.states, counts))
             scores = self.processing(rows.ids, [n + i for n in rows.lengths], raw[:, None], rows.index)[:, 0]
+            if self.lacks:
+                scores = something(scores, raw)
             if self.sampling or self.keep_laws:
                 laws.append(scores.softmax(dim=-1))
             if self.sampling:
@@ -110,7 +120,7 @@ class ModelDrafter:
 
         room = torch.tensor(counted if self.stop.adaptive else list(limits), device=device)
         if not tokens:
-            self.broken = torch.zeros_like(room, dtype=torch.bool)
+            self.peaks = None
             return Block(rows.ids[:, :0], room, None, self.sampling)
         if self.states is not None and self.states.spec.position == "token":
             # A token's own state is known one forward later: the first of them encodes no draft, the last is still missing.
@@ -121,8 +131,7 @@ class ModelDrafter:
         drafted = room
         if not self.stop.adaptive:  # up to the first end, with it
             drafted = torch.minimum(1 + (rows.ends(drawn).long().cumsum(dim=1) == 0).sum(dim=1), room)
-        inside = torch.arange(len(tokens), device=device) < drafted[:, None]
-        self.broken = (torch.stack(peaks, dim=1).isnan() & inside).any(dim=1)
+        self.peaks = torch.stack(peaks, dim=1)
         law = torch.stack(laws, dim=1) if laws else None
         block = Block(drawn, drafted, law if self.sampling else None, self.sampling, laws=law)
         block.states = torch.stack(states, dim=1) if states else None
@@ -145,6 +154,7 @@ class ModelDrafter:
             even = len(set(counts)) == 1
             logits = self.model.feed(feed, counts, keep=1 if even else None)
         last = logits[:, -1] if even else logits[range(len(counts)), [c - 1 for c in counts]]
+        self.lacks = last.shape[-1] < self.vocabulary
         return fitted(last.to(device=device, dtype=torch.float32), self.vocabulary)
 
     def learn(self, rows: Rows, block: Block, accepted: Sequence[int]) -> None:
@@ -163,8 +173,6 @@ class CandidateDrafter:
     ):
         self.target = target
         self.generator, self.vocabulary, self.sampling, self.clock = generator, vocabulary, sampling, clock
-        self.broken: torch.Tensor | None = None
-        self._scores: torch.Tensor | None = None
 
     def propose(self, rows: Rows, limits: Sequence[int]) -> Block:
         text = rows.prompts()[0][None]
@@ -175,7 +183,6 @@ class CandidateDrafter:
         q = None
         if self.sampling and logits is not None and gamma:
             q = logits[:, :gamma, : self.vocabulary].to(device=rows.ids.device, dtype=torch.float32).softmax(dim=-1)
-        self.broken = torch.zeros(1, dtype=torch.bool, device=rows.ids.device)
         rows.write(tokens)
         return Block(tokens, torch.tensor([gamma], device=rows.ids.device), q, self.sampling)
 

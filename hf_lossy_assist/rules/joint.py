@@ -43,8 +43,10 @@ class BlockVerification(AcceptanceRule):
             rest = w[:, :-1] * (1 - block.of_tokens(block.p)[:, 1:])  # q = 1 on the next token, where w·p − 1 ≤ 0
         else:
             rest = (w[:, :-1, None] * block.p[:, 1:gamma] - block.q[:, 1:]).clamp(min=0.0).sum(dim=-1)
-        # 0/0: both laws agree there and w = 1, so that nothing behind can be rejected either.
-        h = torch.cat([(rest / (rest + 1 - w[:, :-1])).nan_to_num(1.0), w[:, -1:]], dim=1)
+        # 0/0: both laws agree there and w = 1, so that nothing behind can be rejected either. Behind a token that cannot be, there
+        # may be no law at all.
+        inner = (rest / (rest + 1 - w[:, :-1])).nan_to_num(1.0).masked_fill(~(w[:, :-1] > 0), 0.0)
+        h = torch.cat([inner, w[:, -1:]], dim=1)
         last = torch.arange(gamma, device=w.device) == kept_of(block)[:, None] - 1
         return torch.where(last, w, h)
 

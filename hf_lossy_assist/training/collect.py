@@ -231,6 +231,10 @@ class _Walk(Runner):
                 if rows.finished[b]:
                     continue
                 position = rows.lengths[b] - rows.width
+                if record[-1] != record[-1]:  # NaN: the distance of two laws of which one is none
+                    raise ValueError(
+                        f"the target or the draft gave NaN or infinite logits in row {rows.index[b]}, after {position} new tokens"
+                    )
                 self.records.append((rows.index[b], position, *record))
                 self.features.append(features[b].tolist())
                 ending = self.forced[rows.index[b]]

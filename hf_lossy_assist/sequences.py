@@ -11,6 +11,9 @@ from transformers import (
 )
 
 
+STEP = 256  # new tokens that there is room for at first; then storage doubles
+
+
 class Rows:
     """Token ids in the layout of `generate`: left padding, prompt, new tokens; and how far each row has come.
 
@@ -33,9 +36,8 @@ class Rows:
         batch, self.width = input_ids.shape
         # A caller's own MaxLengthCriteria takes the place of the generation config's, longer or shorter, which is among `criteria` else.
         self.max_length = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=max_length)
-        # One more column than is ever kept: a correction is written before its row is known to be full.
-        self.ids = input_ids.new_zeros(batch, self.max_length + 1, dtype=torch.int64)
-        self.ids[:, : self.width] = input_ids
+        self.ids = input_ids.to(torch.int64, copy=True)
+        self._make_room(self.width + STEP)
         self.index = list(range(batch))
         self.order = torch.arange(batch, device=self.ids.device)  # the same as a tensor
         self.pads, self.lengths = list(pads), [self.width] * batch
@@ -50,6 +52,15 @@ class Rows:
         self._clocks = [c for c in criteria if type(c) is MaxTimeCriteria]
         known = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)  # no subclass: it may stop elsewhere
         self._others = StoppingCriteriaList([c for c in criteria if type(c) not in known])
+
+    def _make_room(self, length: int) -> None:
+        """Have columns for rows of `length` tokens; a far `max_length` costs nothing until it is reached."""
+        # One more column than is ever kept: a correction is written before its row is known to be full.
+        (batch, columns), limit = self.ids.shape, self.max_length + 1
+        if columns < min(length, limit):
+            grown = self.ids.new_zeros(batch, min(limit, max(length, 2 * columns)))
+            grown[:, :columns] = self.ids
+            self.ids = grown
 
     @property
     def unfinished(self) -> bool:
@@ -109,7 +120,12 @@ class Rows:
         return torch.isin(tokens, self._eos)
 
     def write(self, tokens: torch.Tensor, offset: torch.Tensor | int = 0) -> None:
-        """Put `tokens` (B, k) behind each row's text, `offset` (B,) places further, without making them part of it."""
+        """Put `tokens` (B, k) behind each row's text, `offset` (B,) places further, without making them part of it.
+
+        A tensor's offsets lie within what an earlier call wrote behind the same texts: it is not looked at.
+        """
+        further = tokens.shape[1] + offset if isinstance(offset, int) else 0
+        self._make_room(max(self.lengths) + further + 1)
         if isinstance(offset, int) and len(set(self.lengths)) == 1:
             room = self.ids[:, self.lengths[0] + offset :][:, : tokens.shape[1]]
             room.copy_(tokens[:, : room.shape[1]])

@@ -27,6 +27,7 @@ class Block:
     # (B, γ + 1, V) float32: the companion's laws at the same positions, and one further.
     companion: torch.Tensor | None = None
     coins: torch.Tensor | None = None  # (B, γ) in [0, 1)   what each drafted token's a(x) is compared with; sampling
+    planned: int | None = None  # the most that a row might have drafted, from before the round; None: γ
     index: torch.Tensor | None = None  # (B,) int64   which row of the call each row is; None: all of them, in order
     considered: Callable[[torch.Tensor], torch.Tensor] | None = None  # at (B,) → (B, V) bool  what it would verify
     replaced: torch.Tensor | None = None  # (B,) int64   where the filter put another token, γ where it put none

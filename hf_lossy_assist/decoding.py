@@ -63,16 +63,7 @@ def decode(call: Call) -> SpeculationStats:
     call.scores, call.logits = [[] for _ in range(batch)], [[] for _ in range(batch)]
 
     while rows.unfinished:
-        renew(call)
-        block = drafter.propose(rows, limits(call))  # draft, each row until its stop says enough
-        block.index = rows.order
-        drafts = block.tokens.shape[1] > 0  # none where every row has room for one token alone
-        if call.companion is not None and drafts and call.policy.filter.observes(len(rows.index)):
-            block.companion = observe(call, block)
-        block.kept = call.policy.filter(block)  # how many drafted tokens of each row the target reads
-        if block.replaced is not None:  # and not all of them are the draft's
-            rows.write(block.tokens)
-        raw = verify(call, block)  # (B, γ + 1, V)
+        block, raw = opened(call)
         verdict = decide(call.rule, block)
         call.rule.observe(block, verdict)
         accepted = commit(call, block, verdict, raw, stats)
@@ -89,6 +80,22 @@ def decode(call: Call) -> SpeculationStats:
 
     stats.forwards, stats.seconds = dict(call.clock.forwards), call.clock.seconds()
     return stats
+
+
+def opened(call: Call) -> tuple[Block, torch.Tensor]:
+    """The first half of a round, draft → stop → filter → verify: a block that waits for its verdict, and the target's raw logits."""
+    rows, policy = call.rows, call.policy
+    renew(call)
+    planned = limits(call)
+    block = call.drafter.propose(rows, planned)  # each row until its stop says enough
+    block.index, block.planned = rows.order, max(planned)
+    drafts = block.tokens.shape[1] > 0  # none where every row has room for one token alone
+    if call.companion is not None and drafts and policy.filter.observes(len(rows.index)):
+        block.companion = observe(call, block)
+    block.kept = policy.filter(block)  # how many drafted tokens of each row the target reads
+    if block.replaced is not None:  # and not all of them are the draft's
+        rows.write(block.tokens)
+    return block, verify(call, block)  # (B, γ + 1, V)
 
 
 def limits(call: Call) -> list[int]:

@@ -16,6 +16,8 @@ class VerifyFilter:
     lossless: ClassVar[bool] = True
     selective: ClassVar[bool] = False  # may drop a token for its own sake, and not only for what stands before it
 
+    joint: ClassVar[bool] = False  # weighs the rows of a batch against each other
+
     def observer(self, target: Any) -> Any:
         """The model whose laws it reads (`block.companion`); None: it reads none."""
         return None

@@ -61,6 +61,11 @@ class LossyPolicy:
                 "BlockVerification needs drafted tokens as they were drawn, and this filter drops some for their own sake: "
                 "give it exact='prefix', or use Strict()"
             )
+        if self.stop is not None and self.stop.patience < 1 and self.filter.joint and self.filter.lossless:
+            raise ValueError(
+                f"{type(self.stop).__name__} with patience {self.stop.patience} ends a row's draft for what another row drafted, and a filter "
+                "that weighs rows against each other is then no longer lossless: give the stop patience=1"
+            )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LossyPolicy):  # a Sprinter equals what its JSON form builds

@@ -6,7 +6,7 @@ Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328); the e
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -31,7 +31,8 @@ class Verification(WithCompanion):
         exact: how the output keeps the target's law in sampling. To drop x because of its own A and then draw from p would
             favour what is kept. "full": the correction is drawn from norm(p − v·min(p, q)), v(x) = 1 where x would have been
             verified. "prefix": a token is dropped for S and earlier tokens alone. "off": the paper's own form, **lossy** in
-            sampling. Greedy decoding is lossless in each.
+            sampling. Greedy decoding is lossless in each. With "full" each row of a batch has the target's law, but rows that shared
+            rounds are not quite independent of each other; with "prefix" they are.
         corrections: count the token that every round gives as well; False is the paper's goodput.
         fallback: no companion and no filter in batches where the profile says that they would not pay.
     """
@@ -41,6 +42,7 @@ class Verification(WithCompanion):
     exact: str = "full"
     corrections: bool = True
     fallback: bool = True
+    joint: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.profile, Profile):
@@ -79,9 +81,9 @@ class Verification(WithCompanion):
         accept = by_s[cell] if self.exact == "prefix" else table[cell, bins.of_a(cell, a[..., None])[..., 0]]
         accept = accept.masked_fill(torch.arange(gamma, device=cell.device) >= block.drafted[:, None], 0.0)
         going = int((block.drafted > 0).sum())
-        choice = choose(
-            accept.cpu().numpy(), self.profile.latency.of(batch, gamma), float(going if self.corrections else 0)
-        )
+        # What the round costs must be known before it: how much was drafted in the end says something about the tokens themselves.
+        seconds = self.profile.latency.of(batch, gamma if block.planned is None else block.planned)
+        choice = choose(accept.cpu().numpy(), seconds, float(going if self.corrections else 0))
         if self.exact == "full" and block.sampling:
             block.considered = partial(self._considered, block, choice, cell)
         return torch.from_numpy(choice.kept).to(cell.device)

@@ -115,7 +115,7 @@ def test_what_only_a_rejected_draft_came_to_is_no_error(policy):
     target, token = small.llama(), 11
     draft = small.near(target)
     for model, sign in ((target, -1.0), (draft, 1.0)):
-        model.lm_head = torch.nn.Linear(32, small.VOCAB, bias=True)
+        model.lm_head = torch.nn.Linear(32, small.VOCAB, dtype=model.dtype)
         with torch.no_grad():
             model.lm_head.weight.copy_(small.llama().lm_head.weight)
             model.lm_head.bias.zero_()[token] = sign * 1e4

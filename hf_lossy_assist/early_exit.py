@@ -19,6 +19,8 @@ def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     Raises: `ValueError`, one line, for a model whose blocks are not found and for a number of layers that it does not have.
     """
     base = base_of(model)
+    if not isinstance(base, PreTrainedModel):
+        raise TypeError(f"early_exit: expected a loaded Transformers model, got {type(model).__name__}")
     blocks = None if why_not_rows(base) is not None else blocks_of(base)
     if blocks is None:
         raise ValueError(

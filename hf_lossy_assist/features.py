@@ -38,7 +38,9 @@ class FeatureSpec:
                 raise ValueError(
                     f"FeatureSpec.{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}"
                 )
-        if self.layer != -1:
+        if not isinstance(self.norm, bool):
+            raise TypeError(f"FeatureSpec.norm: expected True or False, got {self.norm!r}")
+        if not isinstance(self.layer, int) or self.layer != -1:
             check_int("FeatureSpec.layer", self.layer, 1)
             if self.norm:
                 raise ValueError(

@@ -29,6 +29,16 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 POLARITIES = ("acceptable", "important")  # what the probability is of: SPRINTER's label, AutoJudge's
 
 
+# What a field that is nothing but kept may be.
+FIELDS: dict[str, tuple[type, str]] = {
+    "width": (int, "a whole number"),
+    "features": (FeatureSpec, "a FeatureSpec"),
+    **dict.fromkeys(("target", "draft"), (ModelIdentity, "a ModelIdentity")),
+    **dict.fromkeys(("method", "label", "tokenizer_hash"), (str, "a text")),
+    **dict.fromkeys(("decoding", "training", "metrics", "versions"), (Mapping, "a dict")),
+}
+
+
 @dataclass(frozen=True)
 class HeadConfig:
     """Everything a head must know to be checked and read: the whole of config.json but the weights' checksum.
@@ -60,6 +70,11 @@ class HeadConfig:
             check_int("HeadConfig.width", self.width, 1)
         if self.polarity not in POLARITIES:
             raise ValueError(f"HeadConfig: {nearest('polarity', str(self.polarity), POLARITIES)}")
+        for name, (kind, expected) in FIELDS.items():
+            value = getattr(self, name)
+            optional = name in ("target", "draft", "tokenizer_hash", "width") and value is None
+            if not optional and (not isinstance(value, kind) or isinstance(value, bool)):
+                raise TypeError(f"HeadConfig.{name}: expected {expected}, got {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -95,6 +110,8 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
 
     def __init__(self, config: HeadConfig):
         super().__init__()
+        if not isinstance(config, HeadConfig):
+            raise TypeError(f"{type(self).__name__}: expected a HeadConfig, got {type(config).__name__}")
         if not isinstance(self, KINDS[config.kind]):
             raise ValueError(
                 f"{type(self).__name__}: the config is of kind {config.kind!r}: use {KINDS[config.kind].__name__}"

@@ -141,6 +141,8 @@ def stock_stop(model: Any, stop: DraftStop) -> Iterator[None]:
     `with stock_stop(model, SVIP()): model.generate(**inputs, assistant_model=draft)`.
     """
     base = base_of(model)
+    if not isinstance(base, GenerationMixin):
+        raise TypeError(f"stock_stop: expected a Transformers model with generate(), got {type(model).__name__}")
     if not isinstance(stop, DraftStop):
         raise TypeError(f"stock_stop: expected a DraftStop, got {type(stop).__name__}")
     outer = base.__dict__.get("_get_candidate_generator")

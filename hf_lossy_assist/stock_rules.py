@@ -35,6 +35,8 @@ class StockRule(LogitsProcessor):
             raise TypeError(
                 f"StockRule: expected a rule that judges each token by itself, such as Typical(), got {name}: use lossy_policy={name}(…)"
             )
+        if not isinstance(do_sample, bool):
+            raise TypeError(f"StockRule.do_sample: expected True or False, got {do_sample!r}")
         rule.check_mode(do_sample)
         self.rule, self.do_sample = rule, do_sample
         self._drafts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # prefix and scores of the draft, by length

@@ -9,7 +9,8 @@ from transformers import Cache, EncoderDecoderCache, GenerationConfig, Generatio
 
 from .arguments import refuse_modes_asked_for
 from .errors import check_int, check_number
-from .models import base_of, device_of, why_not_rows
+from .models import base_of, device_of
+from .trials import why_not_rows
 from .setting_types import check_settings
 
 
@@ -108,6 +109,10 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
     if (settings["guidance_scale"] or 1) != 1:
         raise ValueError("lossy_policy does not run classifier-free guidance: leave guidance_scale out")
     if settings["use_cache"] is False:
+        if "use_cache" not in kwargs:  # MPT's config comes with it
+            raise ValueError(
+                "the generation config says use_cache=False, and lossy_policy needs the cache: pass use_cache=True"
+            )
         raise ValueError("lossy_policy needs the key-value cache: leave use_cache out, or set it to True")
     if settings["cache_implementation"] not in (None, "dynamic"):
         raise ValueError(

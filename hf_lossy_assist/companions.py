@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from .filters import VerifyFilter
 from .loading import load_model
-from .models import base_of, why_not_rows
+from .models import base_of
+from .trials import why_not_rows
 
 
 class WithCompanion(VerifyFilter):

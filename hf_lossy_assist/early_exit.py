@@ -7,7 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 from .errors import check_int
-from .models import base_of, blocks_of, why_not_rows
+from .models import base_of, blocks_of
+from .trials import why_not_rows
 
 
 def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:

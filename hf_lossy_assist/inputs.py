@@ -11,6 +11,10 @@ from .checks import refuse_mask
 from .models import CroppingModel, RowModel, base_of
 from .sequences import Rows
 from .token_types import shared_types
+from .trials import crops, why_not_alone
+
+
+DROP = "leave lossy_policy out"
 
 
 def learned_prompt(model: Any) -> bool:
@@ -26,24 +30,27 @@ def rowwise(model: Any, target: Any, rows: Rows, vocabulary: int | None = None) 
     return RowModel(model, len(rows.index), rows.max_length, vocabulary, types)
 
 
-def cropping(model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str) -> CroppingModel:
-    name = type(base_of(model)).__name__
+def cropping(
+    model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str, given: bool = False, way_out: str = DROP
+) -> CroppingModel:
+    """`reason`: why not a `RowCache`; `given`: the caller passed the cache; `way_out`: what to do if it cannot be rolled back either."""
+    name, cache = type(base_of(model)).__name__, model_kwargs.get("past_key_values")
+    if given and not crops(cache):
+        raise ValueError(
+            f"{name} needs a cache that can be rolled back, got {type(cache).__name__}: leave past_key_values out"
+        )
+    cannot = why_not_alone(model, model_kwargs)
+    if cannot is not None:
+        raise ValueError(f"{name} cannot be decoded in blocks ({cannot}): {way_out}")
     if len(rows.index) > 1:
         raise ValueError(
             f"{name} can only roll back one row ({reason}); this batch has {len(rows.index)}: pass prompts one by one"
         )
-    cache = model_kwargs.get("past_key_values")
     if (
         cache is not None and cache.get_seq_length() >= rows.width and not base_of(model).config.is_encoder_decoder
     ):  # counted with padding, as Transformers lays a cache out
         raise ValueError(
             f"past_key_values holds {cache.get_seq_length()} tokens, input_ids has {rows.width}: pass the whole text, old and new"
-        )
-    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
-    if layers is None or not all(hasattr(layer, "crop") for layer in layers):
-        kind = "none" if cache is None else type(cache).__name__
-        raise ValueError(
-            f"{name} needs a cache that can be rolled back, got {kind}: leave cache_implementation and past_key_values out"
         )
     whole = model_kwargs.get(mask_name(model)) is not None  # a draft is not told of the tokens that are hidden
     return CroppingModel(model, model_kwargs, rows.ids[:, : rows.width] if whole else rows.prompts()[0][None])

@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .cache import RowCache, visibility
 from .growing import GrowingInputs
@@ -70,29 +68,6 @@ def blocks_of(base: Any) -> torch.nn.ModuleList | None:
     return lists[0] if len(lists) == 1 else None
 
 
-def why_not_rows(model: PreTrainedModel) -> str | None:
-    """Why this model cannot run on a `RowCache`, or None if it can."""
-    base = base_of(model)
-    config = base.config.get_text_config(decoder=True)
-    if base.config.is_encoder_decoder:
-        return "it is an encoder-decoder model"
-    if "position_ids" not in inspect.signature(base.forward).parameters:
-        return "its forward takes no position_ids"
-    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
-    if not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
-        return f"it keeps {', '.join(sorted(kind.__name__ for kind in kinds))} in its cache"
-    if attention_of(config) not in ("sdpa", "eager"):
-        return f"its attention implementation is {attention_of(config)!r} (load it with attn_implementation='sdpa')"
-    if base.config.model_type not in TESTED:
-        # GPT-Neo, say, whose local window of 256 no short trial would reach.
-        if any(buffer.dim() == 4 for buffer in base.buffers()):
-            return "it cuts a causal mask of its own from the sizes of q and k, as if all rows were of one length"
-        if base not in _trials:
-            _trials[base] = _trial(base)
-        return _trials[base]
-    return None
-
-
 # Architectures whose ragged rows the tests compare with `generate`. Any other is tried once on a few tokens before it is
 # trusted: some build position biases from the attention mask and would go wrong without a word.
 TESTED = frozenset("llama qwen2 qwen3 mistral gemma2 gemma3_text gpt2 gpt_neox phi".split())
@@ -102,29 +77,6 @@ PACKED_BELOW = 0.9  # of a padded block's tokens: packing costs a little itself
 # Products that the padding must waste in each layer, tokens × weights, before packing pays for its own copies: on two CPU cores a
 # layer of 0.11 million weights breaks even at about 100 tokens (docs/log.md).
 PACKED_FROM = 1e7
-_trials: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
-
-
-@torch.no_grad()
-def _trial(model: PreTrainedModel) -> str | None:
-    """Ragged prefill, a wrong block, rollback, the right block: None if the logits are those of a plain forward."""
-    size = model.config.get_text_config(decoder=True).vocab_size
-    ids = torch.arange(18, device=device_of(model)).view(2, 9) * 7 % min(size, 1000)
-    texts, held = [ids[0, :8], ids[1, 2:]], [4, 3]
-    runner = RowModel(model, 2, 16)
-    try:
-        runner.feed(torch.stack([text[:4] for text in texts]), held, keep=0)
-        runner.feed(torch.stack([texts[1][:4], texts[0][:4]]), [4, 4])
-        runner.rollback(held)
-        got = runner.feed(torch.stack([text[n : n + 4] for text, n in zip(texts, held, strict=True)]), [4, 4])
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:  # it does not take a 4-D mask, say
-        return f"a trial on rows of different length failed ({str(error).splitlines()[0]})"
-    for row, text, n in zip(got.float(), texts, held, strict=True):
-        plain = model(text[None, : n + 4]).logits[0, n:].float()
-        tolerance = 1e-4 if runner.dtype in (torch.float32, torch.float64) else 0.02
-        if not torch.allclose(row, plain, rtol=0, atol=tolerance * float(plain.abs().max())):
-            return "a trial on rows of different length did not give what its plain forward gives"
-    return None
 
 
 class RowModel:
@@ -168,6 +120,7 @@ class RowModel:
             config.num_hidden_layers, 1
         )  # of a layer, about
         self.keeps_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
+        self.mask_each_row = base.config.model_type not in TESTED  # XGLM's attention checks for it
         kinds = getattr(config, "layer_types", None)
         window = getattr(config, "sliding_window", None)
         if not getattr(config, "use_sliding_window", True):
@@ -253,12 +206,16 @@ class RowModel:
         for kind, window in self.windows.items():
             seen = visibility(positions, visible, window, self.chunk if kind == "chunked_attention" else None)
             masks[kind] = torch.zeros_like(seen, dtype=self.dtype).masked_fill_(~seen, lowest)
+            if self.mask_each_row:
+                masks[kind] = masks[kind].expand(len(self.lengths), -1, -1, -1)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _open_mask(self, visible: int) -> torch.Tensor | dict[str, torch.Tensor]:
         if self._open is None or self._open.shape[-1] < visible:
             self._open = torch.zeros(1, 1, 1, self.cache.capacity, dtype=self.dtype, device=self.device)
         mask = self._open[..., :visible]
+        if self.mask_each_row:
+            mask = mask.expand(len(self.lengths), -1, -1, -1)
         return mask if len(self.windows) == 1 else dict.fromkeys(self.windows, mask)
 
     def rollback(self, lengths: Sequence[int]) -> None:
@@ -368,11 +325,6 @@ class CroppingModel:
         if self.fresh:
             # After the prefill only: before it, recording would keep every state of the prompt.
             self.fresh = False
-            if not all(getattr(layer, "is_croppable", True) for layer in getattr(self.cache, "layers", [])):
-                name = type(base_of(self.model)).__name__
-                raise ValueError(
-                    f"{name} keeps a recurrent state, which cannot be rolled back: drop lossy_policy for it"
-                )
             self.cache.activate_past_recording()
         self.lengths = [self.lengths[0] + width]
         return out.logits[:, out.logits.shape[1] - (width if keep is None else keep) :]

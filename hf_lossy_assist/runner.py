@@ -20,7 +20,7 @@ from .inputs import assistant_inputs, cropping, hidden, learned_prompt, mask_nam
 from .laws import decoding_at
 from .lengths import refuse_by_length
 from .methods import as_policy
-from .models import CachedModel, CroppingModel, RowModel, base_of, device_of, why_not_rows
+from .models import TESTED, CachedModel, CroppingModel, RowModel, base_of, device_of
 from .pairs import refuse_helpers, refuse_models, without_checkpointing
 from .positions import Positions
 from .processing import Processing
@@ -29,6 +29,7 @@ from .stats import Clock, SpeculationStats
 from .stock_exit import check_exit
 from .stops import Confidence, Constant, DraftStop, Heuristic
 from .token_types import shared_types, types_for
+from .trials import refuse_length, why_not_rows
 
 
 # Read at the call, then from the policy, then from the draft's generation config; never written anywhere.
@@ -263,13 +264,15 @@ class Runner:
         given = model_kwargs.get("past_key_values")
         continued = given is not None and (self.cache_given or given.get_seq_length() > 0)
         reason = "a cache was passed in" if continued else why_not_rows(model)
+        if base_of(model).config.model_type not in TESTED:
+            refuse_length(model, rows.max_length)
         if reason is None:
             refuse_extra_inputs(model_kwargs)
             target = rowwise(model, model, rows)
             if not rows.holes or target.reach >= rows.max_length:
                 return target
             reason = "its window counts the tokens that attention_mask hides in the middle of a row"
-        return cropping(model, rows, model_kwargs, reason)
+        return cropping(model, rows, model_kwargs, reason, given=continued)
 
     def _drafter(
         self, model: Any, rows: Rows, stop: DraftStop, processing: Processing, vocabulary: int, sampling: bool,
@@ -282,7 +285,7 @@ class Runner:
             else:
                 inputs = assistant_inputs(self.assistant, rows, inputs_tensor, model_kwargs, generation_config)
                 inputs["token_type_ids"] = shared_types(self.assistant, model, rows.types)
-                draft = cropping(self.assistant, rows, inputs, reason)
+                draft = cropping(self.assistant, rows, inputs, reason, way_out="choose another assistant_model")
             tap = None if stop.features is None else FeatureTap(self.assistant, stop.features)
             own = self.policy.rule.features
             states = FeatureTap(self.assistant, own) if own is not None and own.reads("draft") else None

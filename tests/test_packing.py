@@ -15,8 +15,9 @@ from tiny import NEVER_EMITTED, assisted, greedy
 
 from hf_lossy_assist import Constant, FeatureSpec, Judge, LossyPolicy, VerifyFilter
 from hf_lossy_assist.features import FeatureTap
-from hf_lossy_assist.models import PACKED_BELOW, RowModel, why_not_rows
+from hf_lossy_assist.models import PACKED_BELOW, RowModel
 from hf_lossy_assist.packing import NAME, Layout, packed
+from hf_lossy_assist.trials import why_not_rows
 
 
 LIMIT = 64

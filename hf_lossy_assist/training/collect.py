@@ -28,12 +28,12 @@ from ..evaluation.prompts import Text
 from ..features import FeatureSpec
 from ..identity import ModelIdentity, tokenizer_hash, versions
 from ..laws import decoding_of
-from ..models import why_not_rows
 from ..policy import LossyPolicy
 from ..rules import Strict, decide, draw
 from ..runner import Runner
 from ..stats import RowStats, SpeculationStats
 from ..stops import Constant
+from ..trials import why_not_rows
 from .dataset import KINDS, REPLACED, acceptable, assemble, prepare, schema
 
 

@@ -21,7 +21,8 @@ from ..evaluation.endpoint import Endpoint
 from ..evaluation.tasks import AnswerTask, Problem
 from ..identity import ModelIdentity, tokenizer_hash, versions
 from ..laws import decoding_of
-from ..models import base_of, why_not_rows
+from ..models import base_of
+from ..trials import why_not_rows
 from .continuing import Batch, Choice, Continuer, DraftChoices, decoding_processors
 from .dataset import prepare
 from .mined import RECORD, assemble, read_lines

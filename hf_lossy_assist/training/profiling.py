@@ -24,12 +24,12 @@ from ..decoding import Call
 from ..files import new_folder, write_bytes
 from ..filters import VerifyFilter
 from ..identity import ModelIdentity, tokenizer_hash, versions
-from ..models import why_not_rows
 from ..policy import LossyPolicy
 from ..profile import Bins, Latency, Profile, machine
 from ..runner import Runner
 from ..scheduling import choose
 from ..stops import Constant
+from ..trials import why_not_rows
 from ..verification import acceptance, similarity
 from .bins import Samples, build, cells, entropies
 from .dataset import prepare

@@ -17,7 +17,8 @@ from huggingface_hub.utils import tqdm
 
 from ..cache import visibility
 from ..features import FeatureSpec, FeatureTap
-from ..models import RowModel, why_not_rows
+from ..models import RowModel
+from ..trials import why_not_rows
 from .mined import RECORD
 
 

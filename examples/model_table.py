@@ -1,0 +1,96 @@
+"""docs/models.md from what `supported_models.py` found: counts, and a table for each verdict."""
+
+import re
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+
+import hf_lossy_assist as hla
+
+
+WORST_FIRST = ("traceback", "unequal", "refused", "batch 1 only", "equal")
+TITLES = {
+    "traceback": "Ends in a traceback",
+    "unequal": "Another text",
+    "equal": "Equal: one prompt, ragged batches, batches of equal length",
+    "batch 1 only": "Equal with one prompt at a time; a batch is refused",
+    "refused": "Refused, in one line",
+    "not built": "Not built",
+}
+
+
+def verdict(shapes: dict[str, Any]) -> tuple[str, str]:
+    """What the page says of one attention's results, and why."""
+    if "not built" in shapes:
+        return "not built", shapes["not built"]
+    said = {name: result for name, result in shapes.items() if isinstance(result, dict)}
+    for bad in ("traceback", "unequal"):
+        for name, result in said.items():
+            if result["verdict"] == bad:
+                return bad, f"{name}: {result['why']}"
+    refused = {name: result["why"] for name, result in said.items() if result["verdict"] == "refused"}
+    notes = sorted({f"{name}: {r['why']}" for name, r in said.items() if r["verdict"] == "equal" and r.get("why")})
+    if "one" in refused or (refused and "one" not in said):
+        return "refused", next(iter(refused.values()))
+    if refused:
+        line = next(iter(refused.values()))
+        inside = re.search(r"can only roll back one row \((.*)\); this batch", line)
+        return "batch 1 only", inside.group(1) if inside else line
+    return "equal", "; ".join(notes)
+
+
+def judged(result: dict[str, Any]) -> dict[str, str]:
+    """A row of the page: name, class, kind, attention, verdict, why."""
+    model_type, kind = result["name"].split("/")
+    names = {"causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "encoder-decoder": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}  # fmt: skip
+    found = {a: verdict(result[a]) for a in ("sdpa", "eager") if a in result}
+    tried = {a: pair for a, pair in found.items() if pair[0] != "not built"}
+    row = {"type": model_type, "class": names[kind].get(model_type, ""), "kind": kind, "attention": ", ".join(tried)}
+    if not tried:  # eager attention is what every model has
+        return row | {"verdict": "not built", "why": found["eager" if "eager" in found else "sdpa"][1]}
+    worst = min(tried.values(), key=lambda pair: WORST_FIRST.index(pair[0]))
+    return row | {"verdict": worst[0], "why": worst[1]}
+
+
+def page(results: list[dict[str, Any]], seconds: float) -> tuple[str, int]:
+    """The document, and how many models gave another text or a traceback."""
+    rows = [judged(result) for result in results]
+    groups = {name: [row for row in rows if row["verdict"] == name] for name in TITLES}
+    built = len(rows) - len(groups["not built"])
+    lines = [
+        "# Models",
+        "",
+        "Strict greedy decoding against `model.generate`, token for token: a tiny random model of every causal and encoder-decoder model",
+        "type of the installed Transformers, its default config shrunk by rules (examples/tiny_models.py), with `sdpa` and `eager` attention.",
+        "Windows and chunks are 8 tokens, texts 25 to 38. Three calls each: one prompt; four prompts of 9, 1, 4 and 14 tokens padded on the",
+        "left; three prompts of 9 tokens. One draft is a noisy copy of the model, often right; another is never right. A reference that",
+        "hardly varies or chooses by less than 2e-5 of its largest logit is no verdict: another seed is taken.",
+        "",
+        f"Made by `python examples/supported_models.py` in {seconds / 60:.0f} minutes on one CPU thread, with hf_lossy_assist {hla.__version__},",
+        f"Transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}. A test tries some of them again and compares with this page.",
+        "",
+        "| verdict | models |",
+        "| --- | ---: |",
+        f"| built | {built} |",
+        *(f"| {TITLES[name][0].lower() + TITLES[name][1:]} | {len(group)} |" for name, group in groups.items()),
+    ]
+    for name, group in groups.items():
+        if group:
+            lines += ["", f"## {TITLES[name]}", "", *table(group, name)]
+    return "\n".join(lines) + "\n", len(groups["traceback"]) + len(groups["unequal"])
+
+
+def table(group: list[dict[str, str]], name: str) -> list[str]:
+    why = "note" if name == "equal" else "why"
+    lines = [f"| model type | class | attention | {why} |", "| --- | --- | --- | --- |"]
+    for row in sorted(group, key=lambda row: (row["type"], row["kind"])):
+        reason = escaped(row["why"].replace(row["class"] + " ", "", 1))
+        lines.append(f"| {row['type']} | {row['class']} | {row['attention']} | {reason} |")
+    return lines
+
+
+def escaped(text: str) -> str:
+    """Text that stays one cell and one line."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

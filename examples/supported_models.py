@@ -1,0 +1,250 @@
+"""Which models give Transformers' own text: a tiny random model of every causal and encoder-decoder model type, tried.
+
+`python examples/supported_models.py` builds each (`tiny_models.py`) with `sdpa` and with `eager` attention and compares strict
+greedy decoding with `model.generate`: one prompt, prompts of different length in one left-padded batch, prompts of equal length.
+Texts are longer than windows, chunks and RoPE's original length. One draft is often right, another never. The table goes to
+docs/models.md. It exits with 1 if a text differs or a model ends in a traceback. `--only llama bart` tries these alone.
+"""
+
+import argparse
+import copy
+import json
+import logging
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from model_table import page
+from tiny_models import NEVER_EMITTED, PAD, VOCABULARY, model_types, output_layer, tiny_model
+
+import hf_lossy_assist as hla
+
+
+PACKAGE = Path(hla.__file__).resolve().parent
+NEW = 24  # tokens
+SHAPES = {"one": (9,), "ragged": (9, 1, 4, 14), "even": (9, 9, 9)}  # prompt lengths of a batch
+SETTINGS = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": NEVER_EMITTED, "pad_token_id": PAD, "use_cache": True, "num_beams": 1, "return_dict_in_generate": True}  # fmt: skip
+GAP = 2e-5  # a reference that chooses by less says nothing: rounding can turn it
+SECONDS = 60  # for a model type, with all attempts
+ATTEMPTS = 6  # seeds
+ATTENTIONS = ("sdpa", "eager")
+LONGER = {"sliding_window": 64, "keep_window_size": 64}  # for models that are refused beyond such a length
+DRAFTED = {"often": 5, "never": 2}  # tokens a round, by how often the draft is right
+
+
+class NoVerdict(Exception):
+    """A reference that says nothing: it hardly varies, or chooses by less than rounding."""
+
+
+def prompts(lengths: tuple[int, ...], seed: int) -> dict[str, torch.Tensor]:
+    """Random prompts, padded on the left: `input_ids` and `attention_mask` (rows, longest)."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(4, VOCABULARY - 8, (len(lengths), max(lengths)), generator=generator)
+    mask = (torch.arange(max(lengths)) >= max(lengths) - torch.tensor(lengths)[:, None]).long()
+    return {"input_ids": ids * mask + PAD * (1 - mask), "attention_mask": mask}
+
+
+def reference(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """What Transformers writes alone, (B, new). Raises `NoVerdict`."""
+    out = model.generate(**inputs, **SETTINGS, output_logits=True)
+    new = out.sequences[:, -len(out.logits) :]
+    top = torch.stack(out.logits).float().topk(2).values  # (new, B, 2)
+    if not torch.isfinite(top).all():
+        raise NoVerdict("its logits are not finite")
+    gap = float((top[..., 0] - top[..., 1]).min()) / max(1.0, float(top.abs().max()))
+    if gap < GAP:
+        raise NoVerdict(f"its reference chooses by {gap:.0e} somewhere")
+    if sum(len(set(row.tolist())) for row in new) < 6 * len(new):
+        raise NoVerdict("its reference text hardly varies")
+    return new
+
+
+@torch.no_grad()
+def drafts(model: Any) -> dict[str, Any]:
+    """A copy with noise, which is often right, and one whose choice is always the next token id."""
+    often, never = copy.deepcopy(model), copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(1)
+    for weight in often.parameters():
+        if weight.dim() > 1 and weight.is_floating_point():
+            weight.add_(0.02 * weight.std() * torch.randn(weight.shape, generator=generator))
+    head = output_layer(never)
+    if head is not None:
+        head.weight = torch.nn.Parameter(head.weight.roll(1, dims=0))
+        if getattr(head, "bias", None) is not None:
+            head.bias = torch.nn.Parameter(head.bias.roll(1))
+    return {"often": often, "never": never}
+
+
+def try_shape(model: Any, own: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """{"verdict": "equal" | "unequal" | "refused" | "traceback", "why": …} of one batch with both drafts."""
+    try:
+        wanted = reference(model, inputs)
+    except NoVerdict:
+        raise
+    except Exception as error:  # `generate` itself cannot: then each prompt alone is the measure
+        if len(inputs["input_ids"]) == 1:
+            raise
+        wanted, failed = None, line_of(error)
+    accepted = []
+    for name, draft in own.items():
+        try:
+            out = hla.enable(model).generate(
+                **inputs, **SETTINGS, assistant_model=draft, lossy_policy="strict", num_assistant_tokens=DRAFTED[name]
+            )
+        except Exception as error:
+            if refused_by_us(error):
+                return {"verdict": "refused", "why": str(error)}
+            return {"verdict": "traceback", "why": line_of(error)}
+        finally:
+            hla.disable(model)
+        new = out.sequences[:, -NEW:]
+        accepted.append(round(out.speculation.draft_acceptance_rate, 2))
+        if wanted is not None and torch.equal(new, wanted):
+            continue
+        single = torch.cat([reference(model, one) for one in rows_of(inputs)])
+        if torch.equal(new, single):
+            why = (
+                f"generate fails on this batch ({failed})"
+                if wanted is None
+                else "generate's own text of this batch differs"
+            )
+            return {"verdict": "equal", "why": f"to each prompt alone; {why}", "accepted": accepted}
+        right = int((new == (single if wanted is None else wanted)).all(dim=1).sum())
+        same = wanted is None or torch.equal(single, wanted)
+        why = f"{right} of {len(new)} rows, {name} right draft" + (
+            "" if same else "; generate's own batch differs from each prompt alone"
+        )
+        return {"verdict": "unequal", "why": why}
+    return {"verdict": "equal", "accepted": accepted}
+
+
+def rows_of(inputs: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """Each row of a left-padded batch as a call of its own, without padding."""
+    return [
+        {"input_ids": ids[mask.bool()][None], "attention_mask": mask[mask.bool()][None]}
+        for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
+    ]
+
+
+def refused_by_us(error: Exception) -> bool:
+    """One line, raised by this package."""
+    last = traceback.extract_tb(error.__traceback__)[-1].filename
+    return (
+        isinstance(error, ValueError | TypeError)
+        and PACKAGE in Path(last).resolve().parents
+        and "\n" not in str(error)
+    )
+
+
+def line_of(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    text = " ".join(str(error).split())[:160]
+    return f"{type(error).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno})"
+
+
+def examine(
+    model_type: str, kind: str, attention: str, shapes: Iterable[str] = SHAPES, **changes: Any
+) -> dict[str, Any]:
+    """One model type with one attention: {"not built": …} or, for each shape, what `try_shape` says."""
+    said = ""
+    for seed in range(ATTEMPTS):
+        try:
+            model = tiny_model(model_type, kind, attention, seed, **changes)
+            inputs = {name: prompts(SHAPES[name], seed) for name in shapes}
+            reference(model, prompts(SHAPES["one"], seed))
+            own = drafts(model)
+            found = {name: try_shape(model, own, batch) for name, batch in inputs.items()}
+        except NoVerdict as error:
+            said = str(error)
+            continue
+        except Exception as error:
+            return {"not built": line_of(error)}
+        lines = [result["why"] for result in found.values() if "this text may come to" in result.get("why", "")]
+        if not lines or changes:
+            return found
+        shorter = examine(model_type, kind, attention, shapes, **LONGER)  # the same texts, below that length
+        return {k: v | {"why": lines[0]} if v["verdict"] == "equal" else v for k, v in shorter.items()}
+    return {"not built": f"no verdict with {ATTEMPTS} seeds: {said}"}
+
+
+def work(names: list[str]) -> None:
+    """Try these types and print a line of JSON for each: run in a process of its own, because a type may hang or crash."""
+
+    def too_long(*_: Any) -> None:
+        raise TimeoutError(f"took more than {SECONDS} s")
+
+    signal.signal(signal.SIGALRM, too_long)
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    for name in names:
+        model_type, kind = name.split("/")
+        result: dict[str, Any] = {"name": name}
+        start = time.time()
+        for attention in ATTENTIONS:
+            signal.alarm(SECONDS)
+            rows = result.get("sdpa", {}).get("ragged", {}).get("verdict") == "equal"
+            shapes = ("ragged",) if rows else ("one",) if "one" in result.get("sdpa", {}) else SHAPES
+            try:
+                result[attention] = examine(model_type, kind, attention, shapes)
+            except TimeoutError as error:
+                result[attention] = {"not built": str(error)}
+            signal.alarm(0)
+        result["seconds"] = round(time.time() - start, 1)
+        print(json.dumps(result), flush=True)
+
+
+def run(names: list[str], lines: Path | None, chunk: int = 12) -> list[dict[str, Any]]:
+    """`work` in processes of `chunk` types; what kills its process is noted, and the rest goes on. `lines`: raw results go there."""
+    results, waiting = [], list(names)
+    while waiting:
+        now = waiting[:chunk]
+        command = [sys.executable, __file__, "--work", *now]
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, timeout=2 * SECONDS * len(now), check=False)
+            said, ended = done.stdout, f"its process ended with {done.returncode}"
+        except subprocess.TimeoutExpired as error:
+            said, ended = error.stdout or b"", "hangs"
+        new = [json.loads(line) for line in said.decode().splitlines() if line.startswith('{"name"')]
+        if len(new) < len(now):
+            lost = {"not built": ended}
+            new.append({"name": now[len(new)], "sdpa": lost, "eager": lost, "seconds": 0.0})
+        results += new
+        if lines:
+            lines.write_text("".join(json.dumps(result) + "\n" for result in results))
+        waiting = waiting[len(new) :]
+        print(f"{len(results)} of {len(names)}", file=sys.stderr, flush=True)
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", help="model types")
+    parser.add_argument("--work", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--lines", type=Path, help="where the raw results go, a line of JSON for each model")
+    parser.add_argument("--out", type=Path, default=PACKAGE.parent / "docs" / "models.md")
+    options = parser.parse_args()
+    if options.work:
+        work(options.work)
+        return 0
+    names = [f"{t}/{k}" for t, kinds in model_types().items() for k in kinds if not options.only or t in options.only]
+    start = time.time()
+    results = run(names, options.lines)
+    text, wrong = page(results, time.time() - start)
+    if options.only:
+        print(text)
+    else:
+        options.out.write_text(text)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -84,10 +84,10 @@ def page(results: list[dict[str, Any]], seconds: float) -> tuple[str, int]:
 
 def table(group: list[dict[str, str]], name: str) -> list[str]:
     why = "note" if name == "equal" else "why"
-    lines = [f"| model type | class | attention | {why} |", "| --- | --- | --- | --- |"]
+    lines = [f"| model type | class | kind | attention | {why} |", "| --- | --- | --- | --- | --- |"]
     for row in sorted(group, key=lambda row: (row["type"], row["kind"])):
         reason = escaped(row["why"].replace(row["class"] + " ", "", 1))
-        lines.append(f"| {row['type']} | {row['class']} | {row['attention']} | {reason} |")
+        lines.append(f"| {row['type']} | {row['class']} | {row['kind']} | {row['attention']} | {reason} |")
     return lines
 
 

@@ -10,8 +10,8 @@ from transformers import Cache, EncoderDecoderCache, GenerationConfig, Generatio
 from .arguments import refuse_modes_asked_for
 from .errors import check_int, check_number
 from .models import base_of, device_of
-from .trials import why_not_rows
 from .setting_types import check_settings
+from .trials import why_not_rows
 
 
 GENERATE = set(inspect.signature(GenerationMixin.generate).parameters)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from .filters import VerifyFilter
 from .loading import load_model
-from .models import base_of
+from .models import base_of, vocabulary_of
 from .trials import why_not_rows
 
 
@@ -56,7 +56,7 @@ def check_companion(draft: Any, companion: Any) -> None:
     reason = why_not_rows(companion)
     if reason is not None:
         raise ValueError(f"a companion must run in batches, and this one does not: {reason}")
-    sizes = [base_of(m).config.get_text_config(decoder=True).vocab_size for m in (draft, companion)]
+    sizes = [vocabulary_of(m) for m in (draft, companion)]
     if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):  # padding differs by less
         raise ValueError(f"the draft has {sizes[0]} token ids, the companion {sizes[1]}: both need the same tokenizer")
 

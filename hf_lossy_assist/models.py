@@ -59,6 +59,15 @@ def device_of(model: Any) -> torch.device:
     return table.weight.device
 
 
+def vocabulary_of(model: Any) -> int:
+    """How many token ids the model's logits are over: ImageGPT, say, reads one more than it writes."""
+    base = base_of(model)
+    head, size = base.get_output_embeddings(), base.config.get_text_config(decoder=True).vocab_size
+    weight = getattr(head, "weight", None)
+    written = getattr(head, "out_features", None) or (len(weight) if isinstance(weight, torch.Tensor) else size)
+    return min(size, written)  # and Inkling's has more rows than its logits
+
+
 def blocks_of(base: Any) -> torch.nn.ModuleList | None:
     """The decoder's blocks, counted in the module: of an encoder-decoder, the config names the encoder's number."""
     lists = [m for m in base.get_decoder().children() if isinstance(m, torch.nn.ModuleList)]

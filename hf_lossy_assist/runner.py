@@ -20,7 +20,7 @@ from .inputs import assistant_inputs, cropping, hidden, learned_prompt, mask_nam
 from .laws import decoding_at
 from .lengths import refuse_by_length
 from .methods import as_policy
-from .models import TESTED, CachedModel, CroppingModel, RowModel, base_of, device_of
+from .models import TESTED, CachedModel, CroppingModel, RowModel, base_of, device_of, vocabulary_of
 from .pairs import refuse_helpers, refuse_models, without_checkpointing
 from .positions import Positions
 from .processing import Processing
@@ -140,7 +140,7 @@ class Runner:
         return self._other
 
     def _check_vocabularies(self, model: Any) -> None:
-        sizes = [base_of(m).config.get_text_config().vocab_size for m in (model, self.assistant)]
+        sizes = [vocabulary_of(m) for m in (model, self.assistant)]
         # One tokenizer is padded to a multiple of 64 or so by different makers (Qwen2.5: 151 936 and 152 064).
         if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):
             raise ValueError(
@@ -191,7 +191,7 @@ class Runner:
         self.policy.rule.check_mode(bool(generation_config.do_sample))
         self.policy.filter.check_decoding(decoding_at(generation_config))
         pads, columns = hidden(input_ids, model_kwargs.get(mask_name(model)))
-        vocabulary = model.config.get_text_config(decoder=True).vocab_size
+        vocabulary = vocabulary_of(model)
         clock, stop = Clock(input_ids.device), self.draft_stop().start(input_ids.shape[0])
         rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)
         processing, sampling = Processing(logits_processor, len(rows.index)), bool(generation_config.do_sample)

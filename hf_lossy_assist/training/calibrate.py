@@ -17,7 +17,7 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel
 
 from ..errors import check_int, check_number
-from ..models import base_of
+from ..models import base_of, vocabulary_of
 from ..stops import SVIP
 from .bounds import ENTROPY_FLOOR, SVIPCalibration, bounds, judge, replay
 
@@ -99,7 +99,7 @@ def _read(target: Any, draft: Any, prompts: Any, tokenizer: Any) -> list[torch.T
             raise TypeError(f"{name}: expected a loaded Transformers model, got {type(model).__name__}")
         if base_of(model).config.is_encoder_decoder:
             raise ValueError(f"{name}: expected a decoder-only model, got the encoder-decoder {type(model).__name__}")
-    sizes = [base_of(m).config.get_text_config(decoder=True).vocab_size for m in (target, draft)]
+    sizes = [vocabulary_of(m) for m in (target, draft)]
     if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):  # the rule of `lossy_policy=`: more than padding differs
         raise ValueError(f"the target has {sizes[0]} token ids, the draft {sizes[1]}: they need one tokenizer")
     if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):

@@ -21,7 +21,7 @@ from ..evaluation.endpoint import Endpoint
 from ..evaluation.tasks import AnswerTask, Problem
 from ..identity import ModelIdentity, tokenizer_hash, versions
 from ..laws import decoding_of
-from ..models import base_of
+from ..models import base_of, vocabulary_of
 from ..trials import why_not_rows
 from .continuing import Batch, Choice, Continuer, DraftChoices, decoding_processors
 from .dataset import prepare
@@ -145,7 +145,7 @@ def mine_problems(
     numbers = range(len(problems)) if numbers is None else numbers
     prompts, processors, ends = _prepared(target, draft, tokenizer, texts, settings)
     choice = Choice(processors, settings.seed if settings.do_sample else None)
-    vocabulary = base_of(_local(target, draft)).config.get_text_config(decoder=True).vocab_size
+    vocabulary = vocabulary_of(_local(target, draft))
     limit, over = max(map(len, prompts)) + settings.max_new_tokens, ended(tokenizer, ends, task.ends)
     places = min(batch_size, len(problems))
 
@@ -287,7 +287,7 @@ def _prepared(
         reason = why_not_rows(model)
         if reason is not None:
             raise ValueError(f"mining needs models that run in batches; the {name} does not: {reason}")
-    sizes = [base_of(model).config.get_text_config(decoder=True).vocab_size for _, model in models]
+    sizes = [vocabulary_of(model) for _, model in models]
     if abs(sizes[0] - sizes[-1]) > 0.02 * max(sizes):  # padding differs by less
         raise ValueError(
             f"the target has {sizes[0]} token ids, the draft {sizes[-1]}: mining needs a draft with the target's tokenizer"

@@ -9,8 +9,7 @@ import torch
 from transformers import ImageGPTConfig, ImageGPTForCausalImageModeling
 
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import supported_models
 import tiny_models
 

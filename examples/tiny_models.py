@@ -108,11 +108,13 @@ def default_config(cls: Any) -> Any:
 def shrunk(cls: Any) -> dict[str, Any]:
     """Arguments for a tiny config of `cls`."""
     default = default_config(cls)
-    fields = {field.name: getattr(default, field.name, None) for field in dataclasses.fields(cls)}
+    fields: dict[str, Any] = {field.name: getattr(default, field.name, None) for field in dataclasses.fields(cls)}
     for old in ("id2label", "label2id", "dtype", "architectures", "transformers_version", "torch_dtype"):
         fields.pop(old, None)
     subs = {name: sub for name, sub in getattr(cls, "sub_configs", {}).items() if name in fields}
-    depth = next((fields[n] for n in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if fields.get(n)), 0)
+    depth: int = next(
+        (fields[n] for n in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if fields.get(n)), 0
+    )
     lists = {k: v for k, v in fields.items() if isinstance(v, list | tuple) and len(v) == depth > 1}
     chosen = one_of_each(lists, depth)
     out: dict[str, Any] = {}

@@ -91,7 +91,7 @@ def sight(base: Any) -> tuple[float, str]:
         for layer in DynamicCache(config=config).layers
         if isinstance(layer, DynamicSlidingWindowLayer)
     ]
-    makers = ("create_sliding_window_causal_mask", "create_masks_for_generate")
+    makers = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
     if windows and not any(hasattr(sys.modules[module], name) for module in _modules(base) for name in makers):
         # Moshi: a prompt sees all of itself, a token after it the last few thousand alone.
         return min(windows), f"masks no window but has a cache that forgets all but {min(windows)} tokens"

@@ -1,17 +1,22 @@
 """Model cards of heads and policies, filled from what their configs record. Templates stand in `templates/`."""
 
+import dataclasses
 import json
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from .errors import visible
+
 
 if TYPE_CHECKING:
     from .heads import HeadConfig
 
+README = "README.md"
 TEMPLATES = Path(__file__).parent / "templates"
 PAPERS = {
     "sprinter": ("SPRINTER", "https://huggingface.co/papers/2502.04557"),
@@ -21,10 +26,42 @@ PAPERS = {
 ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")  # what `base_model` may hold
 
 
+# What begins HTML, a link, an image, code or a table's cell, or ends the text of a line of Python.
+_ACTS = re.compile(r"[&<>\"\\`\[\]|]")
+
+
+def escaped(value: Any) -> Any:
+    """A value for a card's text: names and recorded texts, wherever they stand in it, are shown and never act. Also of a
+    mapping, a list or a dataclass, with all that is in it."""
+    if isinstance(value, str):
+        return _ACTS.sub(lambda found: f"&#{ord(found[0])};", visible(" ".join(value.split())))
+    if isinstance(value, Mapping):
+        return {escaped(key): escaped(its) for key, its in value.items()}
+    if isinstance(value, list | tuple):
+        return [escaped(its) for its in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(
+            value, **{f.name: escaped(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        )
+    return value
+
+
+def save_card(card: ModelCard, folder: Path, goal: Path) -> None:
+    """Write a card into `folder`, whose files will take their place in `goal`; a README.md that somebody wrote there stays."""
+    there = goal / README
+    if there.is_file() and there.read_text(encoding="utf-8", errors="replace") != str(card):
+        warnings.warn(
+            f"{there} stays as it is, and is not the card of what was saved beside it: delete it and save again to have that",
+            stacklevel=3,
+        )
+        return
+    card.save(folder / README)
+
+
 def head_card(config: "HeadConfig", plots: Sequence[str] = (), **extra: Any) -> ModelCard:
     """The card of a head. `plots`: names of image files that lie beside it."""
-    metrics, training = config.metrics, config.training
-    paper, link = PAPERS.get(config.method, (config.method, ""))
+    metrics, training, shown = config.metrics, config.training, escaped(config)
+    paper, link = PAPERS.get(config.method, (shown.method, ""))
     data = _data(
         [m.id for m in (config.target, config.draft) if m is not None],
         tags=["hf_lossy_assist", "speculative-decoding", "assisted-generation", config.method],
@@ -35,8 +72,8 @@ def head_card(config: "HeadConfig", plots: Sequence[str] = (), **extra: Any) -> 
         measured_on=str(training.get("prompts", "held-out prompts")),
     )  # fmt: skip
     return ModelCard.from_template(
-        data, template_path=str(TEMPLATES / "head.md"), c=config, paper=paper, link=link, metrics=metrics,
-        training=training, plots=list(plots), decoding=_pairs(config.decoding), **extra,
+        data, template_path=str(TEMPLATES / "head.md"), c=shown, paper=paper, link=link,
+        metrics=shown.metrics, training=shown.training, plots=list(plots), decoding=_pairs(shown.decoding), **extra,
     )  # fmt: skip
 
 
@@ -54,7 +91,7 @@ def policy_card(
         measured_on="",
     )
     return ModelCard.from_template(
-        data, template_path=str(TEMPLATES / "policy.md"), lossless=lossless, heads=configs, measured=measured,
+        data, template_path=str(TEMPLATES / "policy.md"), lossless=lossless, heads=escaped(configs), measured=escaped(measured),
         json=json.dumps(spec, indent=2, ensure_ascii=False),
     )  # fmt: skip
 

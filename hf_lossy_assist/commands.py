@@ -203,11 +203,25 @@ def pull(
     revision: Revision = None,
     token: Token = None,
     local_files_only: Annotated[bool, typer.Option("--local-files-only", help="only what is in the cache")] = False,
+    force_download: Annotated[
+        bool, typer.Option("--force-download", help="also what is in the cache already")
+    ] = False,
 ) -> None:
     """Download a head, a policy, models or a dataset from the Hub, check them, and print the folder."""
     from .sharing import pull as run
 
-    show(run(repo_id, out, revision=revision, token=token, local_files_only=local_files_only))
+    if local_files_only and force_download:
+        raise ValueError("--local-files-only and --force-download contradict each other: pass one of them")
+    show(
+        run(
+            repo_id,
+            out,
+            revision=revision,
+            token=token,
+            local_files_only=local_files_only,
+            force_download=force_download,
+        )
+    )
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ MODEL = (
 )
 # By kind: the files at the top, and those of its sub-folders, as regular expressions.
 FILES = {
-    "head": (HEAD, None),
+    "head": (HEAD, rf"fold-\d+/(?:{CARD}|{HEAD})"),
     "policy": (re.escape(POLICY), rf"[\w.-]+/(?:{CARD}|{HEAD}|{PROFILED})"),
     "models": (MODEL, rf"[\w.-]+/(?:{CARD}|{MODEL}|{HEAD}|{PROFILED})"),
     "dataset": (rf"{'|'.join(map(re.escape, RECORDS))}|dataset_info\.json|state\.json|data-\d+-of-\d+\.arrow", None),

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from .errors import check_int, listed, nearest
 from .features import FeatureSpec
 from .files import new_folder
-from .hub import fetch
+from .hub import AGAIN, fetch, hub_errors
 from .identity import ModelIdentity, tokenizer_hash
 
 
@@ -181,14 +181,16 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
     # -- files --------------------------------------------------------------------------------------------------------
 
     def save_pretrained(self, save_directory: str | Path, *, push_to_hub: bool = False, **kwargs: Any) -> str | None:
-        """Write config.json, model.safetensors and README.md into a folder, all or nothing.
+        """Write config.json, model.safetensors and README.md into a folder, all or nothing. Another README.md there stays.
 
         `push_to_hub=True` uploads as well; keyword arguments are `push_to_hub`'s (`repo_id` defaults to the folder's name).
         """
+        from .cards import save_card
+
         save_directory = Path(save_directory)
         with new_folder(save_directory) as folder:
             self.write(folder)
-            self.generate_model_card().save(folder / "README.md")
+            save_card(self.generate_model_card(), folder, save_directory)
         self.source = str(save_directory)
         if not push_to_hub:
             return None
@@ -199,7 +201,8 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
         """Upload to the Hub; arguments as `huggingface_hub.ModelHubMixin.push_to_hub`. Returns the commit's URL."""
         source = self.source  # the mixin saves into a temporary folder, which is no name to keep
         try:
-            return super().push_to_hub(repo_id, **kwargs)
+            with hub_errors(repo_id):
+                return super().push_to_hub(repo_id, **kwargs)
         finally:
             self.source = source
 
@@ -245,11 +248,11 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
             weights = safetensors.torch.load(data)
         except (SafetensorError, ValueError) as error:
             raise ValueError(
-                f"{weights_file} is not a whole safetensors file ({error}): download it again; pickles are never loaded"
+                f"{weights_file} is not a whole safetensors file ({error}): download it again ({AGAIN}); pickles are never loaded"
             ) from None
         if hashlib.sha256(data).hexdigest() != digest:
             raise ValueError(
-                f"{weights_file} is not the file that {config_file.name} was saved with (SHA-256 differs)"
+                f"{weights_file} is not the file that {config_file.name} was saved with (SHA-256 differs): save it again, or download it again ({AGAIN})"
             )
         with torch.device("meta"):  # its sizes are not to be trusted before the weights have them
             head = KINDS[config.kind](config)

@@ -1,17 +1,48 @@
 """Files of a folder or of a repository on the Hub."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from .errors import listed
 
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
+AGAIN = "force_download=True, or hf-lossy pull --force-download"  # past the cache
+
+
+@contextmanager
+def hub_errors(repo: str) -> Iterator[None]:
+    """The Hub client's errors keep their kinds, for callers to tell apart, and become one line each, with a way out."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        said = error.args[0] if error.args else None
+        if isinstance(said, str):
+            error.args = (_line(error, repo, said), *error.args[1:])
+        raise
+
+
+def _line(error: Exception, repo: str, said: str) -> str:
+    if isinstance(error, GatedRepoError):  # a kind of the next
+        return f"{repo} is gated on the Hub: ask for access on its page there, then pass token=… or set HF_TOKEN"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"{repo} is not on the Hub, or private and not for this token: check the name, pass token=… or set HF_TOKEN"
+    if isinstance(error, RevisionNotFoundError):
+        return f"{repo} on the Hub has no such revision: check the branch, tag or commit after @ or in revision=…"
+    return listed([said])
 
 
 def fetch(
@@ -39,12 +70,9 @@ def fetch(
     if pinned and revision is not None and pinned != revision:
         raise ValueError(f"{source!r} pins {pinned!r}, and revision={revision!r} another: pass one of them")
     try:
-        return [
-            Path(
-                hf_hub_download(repo, name, revision=revision or pinned or None, subfolder=subfolder or None, **kwargs)
-            )
-            for name in names
-        ]
+        settings = kwargs | {"revision": revision or pinned or None, "subfolder": subfolder or None}
+        with hub_errors(source):
+            return [Path(hf_hub_download(repo, name, **settings)) for name in names]
     except HFValidationError:
         raise ValueError(f"{source!r} is neither a folder here nor a repository name like org/name") from None
     except LocalEntryNotFoundError as error:

@@ -11,12 +11,12 @@ from typing import Any
 from huggingface_hub import HfApi
 from transformers import PreTrainedModel
 
-from .cards import policy_card
+from .cards import policy_card, save_card
 from .errors import nearest
 from .files import new_folder
 from .filters import VerifyAll, VerifyFilter
 from .heads import Head
-from .hub import fetch, holds
+from .hub import fetch, holds, hub_errors
 from .profile import Profile
 from .references import check_shareable, load_parts
 from .rules import RULES, AcceptanceRule, BlockVerification, Strict
@@ -139,7 +139,7 @@ class LossyPolicy:
     # -- files --------------------------------------------------------------------------------------------------------
 
     def save_pretrained(self, save_directory: str | Path, measured: Sequence[tuple[str, str]] = ()) -> None:
-        """Write policy.json, a folder for each head and README.md, all or nothing.
+        """Write policy.json, a folder for each head and README.md, all or nothing. Another README.md there stays.
 
         `measured`: rows (what, figure) for the card's table of figures.
         """
@@ -150,7 +150,8 @@ class LossyPolicy:
                 part.write(folder / name)
             spec = self._spec({id(part): name for name, part in saved.items()})
             (folder / POLICY).write_text(json.dumps(spec, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            policy_card(spec, self.lossless, list(self.heads().values()), measured).save(folder / "README.md")
+            card = policy_card(spec, self.lossless, list(self.heads().values()), measured)
+            save_card(card, folder, Path(save_directory))
         for name, part in saved.items():
             part.source = part.source or str(Path(save_directory, name))
 
@@ -164,9 +165,10 @@ class LossyPolicy:
         """
         check_shareable(self._spec({id(part): name for name, part in self._saved().items()}))
         api = HfApi(token=token)
-        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        with hub_errors(repo_id):
+            repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         sources = {name: part.source for name, part in self._saved().items()}
-        with tempfile.TemporaryDirectory() as made:
+        with tempfile.TemporaryDirectory() as made, hub_errors(repo_id):
             try:
                 self.save_pretrained(Path(made, "policy"), measured)
                 return str(

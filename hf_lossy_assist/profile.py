@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 
 from .errors import nearest
 from .files import new_folder
-from .hub import fetch
+from .hub import AGAIN, fetch
 from .identity import ModelIdentity, tokenizer_hash
 
 
@@ -256,14 +256,18 @@ class Profile:
         facts = _read_facts(facts_file)
         data = tables_file.read_bytes()
         if hashlib.sha256(data).hexdigest() != facts.pop("tables_sha256"):
-            raise ValueError(f"{tables_file} is not the file that {PROFILE} was saved with (SHA-256 differs)")
+            raise ValueError(
+                f"{tables_file} is not the file that {PROFILE} was saved with (SHA-256 differs): save it again, or download it again ({AGAIN})"
+            )
         try:
             tables = safetensors.numpy.load(data)
             bins = Bins(**{f.name: tables[f"bins.{f.name}"] for f in dataclasses.fields(Bins)})
             latency = Latency(**{f.name: tables[f"latency.{f.name}"] for f in dataclasses.fields(Latency)})
             return cls(bins=bins, latency=latency, pays=tables["pays"], **facts, source=str(source))
         except SafetensorError as error:
-            raise ValueError(f"{tables_file} is not a whole safetensors file ({error})") from None
+            raise ValueError(
+                f"{tables_file} is not a whole safetensors file ({error}): download it again ({AGAIN})"
+            ) from None
         except KeyError as error:
             raise ValueError(
                 f"{tables_file} has no table {error}: make the profile again (hf-lossy profile)"

@@ -10,7 +10,7 @@ from huggingface_hub.errors import HFValidationError
 from .contents import CARD, files_of, kind_of
 from .errors import listed
 from .files import new_folder
-from .hub import PICKLES
+from .hub import PICKLES, hub_errors
 
 
 SHOWN = 5  # of the files that are not uploaded
@@ -40,39 +40,38 @@ def push(
     if left:
         warnings.warn(f"not uploaded, for no {kind} has such files: {listed(left, SHOWN)}", stacklevel=2)
     api, repo_type = HfApi(token=token), "dataset" if kind == "dataset" else "model"
-    repo_id = api.create_repo(repo_id, private=private, exist_ok=True, repo_type=repo_type).repo_id
-    if revision is not None:
-        api.create_branch(repo_id, branch=revision, exist_ok=True, repo_type=repo_type)
-    return str(
-        api.upload_folder(
-            repo_id=repo_id, folder_path=folder, revision=revision, repo_type=repo_type, allow_patterns=files,
-            commit_message=message or f"Upload {kind} with hf_lossy_assist",
-        )
-    )  # fmt: skip
+    with hub_errors(repo_id):
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True, repo_type=repo_type).repo_id
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True, repo_type=repo_type)
+        return str(
+            api.upload_folder(
+                repo_id=repo_id, folder_path=folder, revision=revision, repo_type=repo_type, allow_patterns=files,
+                commit_message=message or f"Upload {kind} with hf_lossy_assist",
+            )
+        )  # fmt: skip
 
 
 def pull(
     repo_id: str, out: str | Path | None = None, *, revision: str | None = None, token: str | None = None,
-    local_files_only: bool = False,
+    local_files_only: bool = False, force_download: bool = False,
 ) -> Path:  # fmt: skip
     """Download a repository and check that it is one that this package can use; returns its folder.
 
-    A dataset's `repo_id` is "datasets/org/name". Without `out` it stays in the Hub's cache. With `out` its files are copied there, once they are all here and checked.
+    A dataset's `repo_id` is "datasets/org/name". `force_download`: also what is in the cache already. Without `out` it stays in the Hub's cache. With `out` its files are copied there, once they are all here and checked.
     """
     repo, _, pinned = repo_id.partition("@")
     repo_type = "dataset" if repo.startswith(DATASETS) else "model"
     if pinned and revision is not None and pinned != revision:
         raise ValueError(f"{repo_id!r} pins {pinned!r}, and revision={revision!r} another: pass one of them")
     try:
-        cached = Path(
-            snapshot_download(
-                repo.removeprefix(DATASETS),
-                repo_type=repo_type,
-                revision=revision or pinned or None,
-                token=token,
-                local_files_only=local_files_only,
-            )
-        )
+        with hub_errors(repo_id):
+            cached = Path(
+                snapshot_download(
+                    repo.removeprefix(DATASETS), repo_type=repo_type, revision=revision or pinned or None, token=token,
+                    local_files_only=local_files_only, force_download=force_download,
+                )
+            )  # fmt: skip
     except HFValidationError:
         raise ValueError(f"{repo_id!r} is not a repository name like org/name") from None
     kind_of(cached)

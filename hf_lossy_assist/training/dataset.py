@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from huggingface_hub import DatasetCard, DatasetCardData
 
-from ..cards import TEMPLATES
+from ..cards import TEMPLATES, escaped
 from ..features import FeatureSpec
 from ..files import new_folder, write_text
 from ..identity import ModelIdentity
@@ -90,6 +90,7 @@ def _compare(written: Path, facts: dict[str, Any]) -> None:
 
 def data_card(facts: dict[str, Any], data: Any) -> str:
     """The README.md of a dataset, as text."""
+    facts = escaped(facts)
     p, q, kind = (torch.tensor(data[name][:]) for name in ("p", "q", "kind"))
     fits = acceptable(p, q, facts["settings"]["lam"]).float()
     counts = [(name, kind == k) for k, name in enumerate(data.features["kind"].names)]

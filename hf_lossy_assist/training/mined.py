@@ -10,7 +10,7 @@ from typing import Any
 
 from huggingface_hub import DatasetCard, DatasetCardData
 
-from ..cards import TEMPLATES
+from ..cards import TEMPLATES, escaped
 from ..files import new_folder, write_text
 from ..identity import ModelIdentity
 from .dataset import WHOLE
@@ -109,6 +109,7 @@ def summary(mined: Sequence[Mined]) -> dict[str, Any]:
 
 def card(facts: dict[str, Any]) -> str:
     """The README.md of a mined dataset, as text."""
+    facts = escaped(facts)
     found = facts["found"]
     return str(
         DatasetCard.from_template(

@@ -1,0 +1,121 @@
+"""Tokens per second of this engine in two checkouts, their arms interleaved in one run on the demo pair.
+
+    git worktree add /tmp/before 452a2f8
+    python benchmarks/two_checkouts.py /tmp/before . --batch-sizes 1 8 32
+
+Each checkout has a process of its own, which waits while the other works. They take turns at each batch of prompts, the first turn
+changing from batch to batch; the ratio (second ÷ first) is the median over the repeats of the ratio within a repeat. Greedy; a row
+counts its tokens up to and with its end token, and both checkouts must write the same ones.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+POLICIES = ("strict", "svip")
+
+
+def serve(problems: int, seed: int) -> None:
+    """The worker: a line of JSON in for each batch (policy, first, count), one out (tokens of each row, seconds)."""
+    import hf_lossy_assist as hla
+
+    models = hla.demo.load()
+    target, tokenizer = hla.enable(models.target), models.tokenizer
+    prompts = [p.prompt for p in hla.demo.problems(problems, seed)]
+    [end] = {target.generation_config.eos_token_id}
+    for line in sys.stdin:
+        policy, first, count = json.loads(line)
+        inputs = tokenizer(prompts[first : first + count], return_tensors="pt", padding=True)
+        settings = {"num_assistant_tokens": 5} if policy == "strict" else {}
+        began = time.perf_counter()
+        out = target.generate(
+            **inputs, assistant_model=models.draft, lossy_policy=policy, max_new_tokens=64, do_sample=False, **settings
+        )
+        seconds = time.perf_counter() - began
+        new = out[:, inputs["input_ids"].shape[1] :].tolist()
+        texts = [row[: row.index(end) + 1] if end in row else row for row in new]
+        print(json.dumps([texts, seconds]), flush=True)
+
+
+class Checkout:
+    """One checkout's worker and what it took in each repeat."""
+
+    def __init__(self, process: "subprocess.Popen[str]"):
+        self.process = process
+
+    def run(self, policy: str, first: int, count: int) -> tuple[list[list[int]], float]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps([policy, first, count]) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the worker ended with {self.process.wait()}")
+        return tuple(json.loads(line))  # type: ignore[return-value]
+
+
+@contextmanager
+def started(folder: Path, args: argparse.Namespace) -> Iterator[Checkout]:
+    command = [sys.executable, str(Path(__file__).resolve()), "--serve", "--problems", str(args.problems), "--seed", str(args.seed)]
+    environment = os.environ | {"PYTHONPATH": str(folder.resolve())}
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment, cwd=folder) as process:
+        try:
+            yield Checkout(process)
+        finally:
+            process.kill()
+
+
+def repeat(pair: list[Checkout], policy: str, size: int, problems: int) -> list[float]:
+    """Tokens per second of both over all prompts, `size` at a time."""
+    tokens, seconds = 0, [0.0, 0.0]
+    for turn, first in enumerate(range(0, problems, size)):
+        texts: dict[int, Any] = {}
+        for k in (0, 1) if turn % 2 == 0 else (1, 0):
+            texts[k], took = pair[k].run(policy, first, size)
+            seconds[k] += took
+        assert texts[0] == texts[1], f"{policy}, batch {size}: the two checkouts write different texts"
+        tokens += sum(len(text) for text in texts[0])
+    return [tokens / took for took in seconds]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path, nargs="?", help="a checkout")
+    parser.add_argument("after", type=Path, nargs="?", help="another one")
+    parser.add_argument("--problems", type=int, default=32, help="how many prompts (default 32)")
+    parser.add_argument("--seed", type=int, default=777, help="of the demo problems")
+    parser.add_argument("--repeats", type=int, default=7, help="the figure is the median of these (default 7)")
+    parser.add_argument("--batch-sizes", type=int, nargs="*", default=[1, 8, 32])
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        return serve(args.problems, args.seed)
+    if args.after is None:
+        parser.error("two checkouts are needed: BEFORE AFTER")
+
+    table = Table("policy", "batch", "before, tokens/s", "after, tokens/s", "after ÷ before", "range of the ratio")
+    with started(args.before, args) as one, started(args.after, args) as two:
+        for size in args.batch_sizes:
+            for policy in POLICIES:
+                repeat([one, two], policy, size, min(args.problems, 2 * size))  # warm-up
+                speeds = [repeat([one, two], policy, size, args.problems) for _ in range(args.repeats)]
+                ratios = [after / before for before, after in speeds]
+                both = [f"{statistics.median(arm):.1f}" for arm in zip(*speeds, strict=True)]
+                around = f"{min(ratios):.3f}–{max(ratios):.3f}"
+                table.add_row(policy, str(size), *both, f"{statistics.median(ratios):.3f}", around)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """Servers that mean ill or are broken: replies that drip, or never end; and secrets, which stand in no record and no line."""
 
+import ast
 import base64
 import gzip
 import json
@@ -138,6 +139,23 @@ def test_json_that_cannot_be_read_is_one_line(raw, body):
         with pytest.raises(ValueError, match="where JSON was expected") as error:
             endpoint.complete("a", 9)
     assert "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+def test_no_other_client_speaks_to_a_server():
+    """The Hub's own client aside, everything goes through `Endpoint`, which is bounded."""
+    package = Path(bounds.__file__).parent.parent
+    for file in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [
+                getattr(node, "module", None) or "",
+                *(a.name for a in getattr(node, "names", []) if isinstance(a, ast.alias)),
+            ]
+            roots = {name.partition(".")[0] for name in names}
+            assert (
+                not roots & {"requests", "httpx", "httpx2", "aiohttp", "socket", "http"}
+                and "urllib.request" not in names
+            ), file
+            assert "openai" not in roots or file.name == "endpoint.py"
 
 
 # -- secrets ----------------------------------------------------------------------------------------------------------

@@ -153,6 +153,21 @@ def test_where_there_is_no_sandbox_a_line_says_so(tmp_path, monkeypatch):
         sandbox.why_not.cache_clear()
 
 
+def test_no_process_of_this_package_inherits_the_environment():
+    import ast
+
+    import hf_lossy_assist
+
+    found = []
+    for file in sorted(Path(hf_lossy_assist.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and (called := ast.unparse(node.func)).startswith(("subprocess.", "os.")):
+                given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                assert not called.startswith(("os.system", "os.popen", "os.exec", "os.spawn")), file
+                found += [(file.name, given.get("env"))] if called.startswith("subprocess.") else []
+    assert found == [("sandbox.py", "{}"), ("workers.py", "{}")]
+
+
 def test_without_the_flag_nothing_runs(tmp_path):
     (tmp_path / "code.jsonl").write_text(json.dumps(ROW))
     with pytest.raises(ValueError, match="allow_code_execution=True .--allow-code-execution") as error:

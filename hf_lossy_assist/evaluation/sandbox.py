@@ -55,7 +55,7 @@ def visible(modules: tuple[str, ...]) -> list[str]:
     """What Python needs beside the system's libraries: itself, its library, installed packages, `modules`, and worker.py."""
     places = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
     places += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    places += [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    places += [path for path in sys.path if any(Path(path).glob("*.dist-info"))]  # packages are installed there
     places += [os.path.dirname(sys.executable), os.path.dirname(os.path.realpath(sys.executable))]
     places += [found for name in modules if (found := _home(name)) is not None]
     places += [str(Path(__file__).with_name("worker.py"))]

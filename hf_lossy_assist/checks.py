@@ -5,7 +5,14 @@ import inspect
 from typing import Any
 
 import torch
-from transformers import Cache, EncoderDecoderCache, GenerationConfig, GenerationMixin, SynthIDTextWatermarkingConfig
+from transformers import (
+    Cache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    GenerationMixin,
+    StaticCache,
+    SynthIDTextWatermarkingConfig,
+)
 
 from .arguments import refuse_modes_asked_for
 from .errors import check_int, check_number
@@ -24,7 +31,6 @@ TEXT_INPUTS = {
     "past_key_values",
     "use_cache",
     "logits_to_keep",
-    "cache_position",
     "token_type_ids",
 }
 
@@ -96,7 +102,7 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
     if kwargs.get("inputs_embeds") is not None:
         raise ValueError("lossy_policy needs token ids: pass input_ids=… in place of inputs_embeds=…")
     if kwargs.get("position_ids") is not None:
-        raise ValueError("lossy_policy works positions out from attention_mask: leave position_ids out")
+        raise ValueError("lossy_policy works positions out from attention_mask, got position_ids: leave them out")
     for name in ("output_attentions", "output_hidden_states"):
         if settings[name]:
             raise ValueError(
@@ -113,7 +119,7 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
             raise ValueError(
                 "the generation config says use_cache=False, and lossy_policy needs the cache: pass use_cache=True"
             )
-        raise ValueError("lossy_policy needs the key-value cache: leave use_cache out, or set it to True")
+        raise ValueError("lossy_policy needs the key-value cache, got use_cache=False: leave it out")
     if settings["cache_implementation"] not in (None, "dynamic"):
         raise ValueError(
             f"lossy_policy keeps its own cache, got cache_implementation={settings['cache_implementation']!r}: leave it out"
@@ -121,6 +127,8 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
     cache = kwargs.get("past_key_values")
     if cache is not None and not isinstance(cache, Cache):
         raise TypeError(f"past_key_values: expected a Cache such as DynamicCache, got {type(cache).__name__}")
+    if isinstance(cache, StaticCache):
+        raise ValueError("past_key_values: a StaticCache cannot be rolled back: pass a DynamicCache, or leave it out")
     if settings["token_healing"]:
         raise ValueError("lossy_policy does not heal tokens: leave token_healing out")
     if isinstance(settings["watermarking_config"], SynthIDTextWatermarkingConfig):

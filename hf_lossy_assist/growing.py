@@ -7,6 +7,7 @@ import torch
 
 MASK, POSITIONS = "attention_mask", "position_ids"
 REPEATED, ZERO = ("token_type_ids", "moe_mm_token_type_ids"), ("mm_token_type_ids",)
+GROWING = (MASK, POSITIONS, *REPEATED, *ZERO)
 
 
 class GrowingInputs:

@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig
+from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from .checks import refuse_mask
+from .growing import GROWING
 from .models import CroppingModel, RowModel, base_of
 from .sequences import Rows
 from .token_types import shared_types
-from .trials import crops, why_not_alone
+from .trials import why_not_alone
 
 
 DROP = "leave lossy_policy out"
@@ -30,15 +32,9 @@ def rowwise(model: Any, target: Any, rows: Rows, vocabulary: int | None = None) 
     return RowModel(model, len(rows.index), rows.max_length, vocabulary, types)
 
 
-def cropping(
-    model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str, given: bool = False, way_out: str = DROP
-) -> CroppingModel:
-    """`reason`: why not a `RowCache`; `given`: the caller passed the cache; `way_out`: what to do if it cannot be rolled back either."""
-    name, cache = type(base_of(model)).__name__, model_kwargs.get("past_key_values")
-    if given and not crops(cache):
-        raise ValueError(
-            f"{name} needs a cache that can be rolled back, got {type(cache).__name__}: leave past_key_values out"
-        )
+def cropping(model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str, way_out: str = DROP) -> CroppingModel:
+    """`reason`: why not a `RowCache`; `way_out`: what to do if what it takes instead cannot be rolled back either."""
+    name = type(base_of(model)).__name__
     cannot = why_not_alone(model, model_kwargs)
     if cannot is not None:
         raise ValueError(f"{name} cannot be decoded in blocks ({cannot}): {way_out}")
@@ -46,14 +42,20 @@ def cropping(
         raise ValueError(
             f"{name} can only roll back one row ({reason}); this batch has {len(rows.index)}: pass prompts one by one"
         )
-    if (
-        cache is not None and cache.get_seq_length() >= rows.width and not base_of(model).config.is_encoder_decoder
-    ):  # counted with padding, as Transformers lays a cache out
-        raise ValueError(
-            f"past_key_values holds {cache.get_seq_length()} tokens, input_ids has {rows.width}: pass the whole text, old and new"
-        )
+    if not base_of(model).config.is_encoder_decoder:
+        _refuse_ungrown(model_kwargs, rows.width)
     whole = model_kwargs.get(mask_name(model)) is not None  # a draft is not told of the tokens that are hidden
     return CroppingModel(model, model_kwargs, rows.ids[:, : rows.width] if whole else rows.prompts()[0][None])
+
+
+def _refuse_ungrown(model_kwargs: dict[str, Any], width: int) -> None:
+    """Refuse an input with an entry for each token of the prompt, (1, width, …), of which nobody says what new tokens have."""
+    for name, value in model_kwargs.items():
+        known = name in GROWING or name in MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL or name.startswith("encoder_")
+        if not known and width > 1 and isinstance(value, torch.Tensor) and value.shape[:2] == (1, width):
+            raise ValueError(
+                f"lossy_policy does not know which {name} new tokens have: leave {name} or lossy_policy out"
+            )
 
 
 def mask_name(model: Any) -> str:
@@ -72,6 +74,18 @@ def hidden(input_ids: torch.Tensor, mask: torch.Tensor | None) -> tuple[list[int
     seen = mask.ne(0).long().to(input_ids.device)
     order = seen.argsort(dim=1, stable=True) if bool((seen.diff(dim=1) < 0).any()) else None
     return (seen == 0).sum(dim=1).tolist(), order
+
+
+def refuse_positions(input_ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None) -> None:
+    """Refuse positions, (…, B, width), other than those that a model on rows counts: 0, 1, … over the tokens that are not hidden."""
+    if positions is None:
+        return
+    seen = torch.ones_like(input_ids) if mask is None else mask.ne(0).long().to(input_ids.device)
+    counted = seen.cumsum(dim=1) - 1
+    if positions.shape[-1] != input_ids.shape[1] or not bool(
+        ((positions.to(input_ids.device) == counted) | (seen == 0)).all()
+    ):
+        raise ValueError("lossy_policy works positions out from attention_mask, got others: leave position_ids out")
 
 
 def assistant_inputs(

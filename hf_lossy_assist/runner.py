@@ -16,12 +16,13 @@ from .drafting import CandidateDrafter, Drafter, ModelDrafter
 from .errors import check_int, check_number
 from .features import FeatureTap
 from .identity import same_ids
-from .inputs import assistant_inputs, cropping, hidden, learned_prompt, mask_name, rowwise
+from .inputs import assistant_inputs, cropping, hidden, learned_prompt, mask_name, refuse_positions, rowwise
 from .laws import decoding_at
 from .lengths import refuse_by_length
 from .methods import as_policy
 from .models import TESTED, CachedModel, CroppingModel, RowModel, base_of, device_of, vocabulary_of
 from .pairs import refuse_helpers, refuse_models, without_checkpointing
+from .passed_cache import check_passed
 from .positions import Positions
 from .processing import Processing
 from .sequences import Rows
@@ -262,17 +263,22 @@ class Runner:
 
     def _target(self, model: Any, rows: Rows, model_kwargs: dict[str, Any]) -> CachedModel:
         given = model_kwargs.get("past_key_values")
-        continued = given is not None and (self.cache_given or given.get_seq_length() > 0)
+        own = self.cache_given or getattr(given, "_is_user_defined", False)  # `generate` marks one that it was given
+        continued = given is not None and (own or given.get_seq_length() > 0)
+        if continued:
+            check_passed(model, given, rows.ids[:, : rows.width])
         reason = "a cache was passed in" if continued else why_not_rows(model)
         if base_of(model).config.model_type not in TESTED:
             refuse_length(model, rows.max_length)
         if reason is None:
             refuse_extra_inputs(model_kwargs)
+            mask = model_kwargs.get(mask_name(model))
+            refuse_positions(rows.ids[:, : rows.width], mask, model_kwargs.get("position_ids"))
             target = rowwise(model, model, rows)
             if not rows.holes or target.reach >= rows.max_length:
                 return target
             reason = "its window counts the tokens that attention_mask hides in the middle of a row"
-        return cropping(model, rows, model_kwargs, reason, given=continued)
+        return cropping(model, rows, model_kwargs, reason)
 
     def _drafter(
         self, model: Any, rows: Rows, stop: DraftStop, processing: Processing, vocabulary: int, sampling: bool,

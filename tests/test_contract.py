@@ -21,10 +21,20 @@ from transformers import (
     MaxTimeCriteria,
     StoppingCriteriaList,
 )
-from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+    QuantizedLayer,
+)
 from transformers.generation import CandidateGenerator
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
-from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+from transformers.generation.utils import (
+    MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL,
+    GenerateDecoderOnlyOutput,
+    GenerateEncoderDecoderOutput,
+)
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -176,6 +186,39 @@ def test_what_a_cache_layer_must_have():
     assert parameters(CacheLayerMixin.get_mask_sizes)[:2] == ["self", "query_length"]
     layer = DynamicLayer()
     assert layer.keys is None and layer.values is None and layer.is_initialized is False
+
+
+def test_a_cache_of_the_callers_own_is_marked():
+    """runner: so the one that was passed is filled, even if it is empty yet."""
+    seen, cache = [], DynamicCache(config=tiny.shared("llama").config)
+
+    def method(model, input_ids, **kwargs):
+        seen.append(getattr(kwargs["past_key_values"], "_is_user_defined", False))
+        return input_ids
+
+    for given in ({}, {"past_key_values": cache}):
+        tiny.shared("llama").generate(**tiny.prompts((5,)), **given, custom_generate=method, max_new_tokens=2)
+    assert seen == [False, True]
+
+
+def test_early_exit_changes_the_config_that_the_base_models_prefix_names():
+    """stock_exit: this is put back whatever happens."""
+    model = tiny.shared("llama")
+    assert getattr(model, model.base_model_prefix).config is model.config
+
+
+def test_a_quantised_layer_has_the_crop_of_a_plain_one():
+    """passed_cache: which does not cut what is quantised, so such caches are refused by this word in the class's name."""
+    assert issubclass(QuantizedLayer, DynamicLayer) and QuantizedLayer.crop is DynamicLayer.crop
+
+
+def test_inputs_that_prepare_inputs_grows_or_drops():
+    """growing, token_types: cut to the length of the forward; inputs, images: not handed on behind the first forward."""
+    ids, model = torch.arange(4, 14)[None], tiny.shared("gpt2")
+    given = {"token_type_ids": torch.arange(10)[None], "pixel_values": torch.zeros(1)}
+    out = model.prepare_inputs_for_generation(ids, next_sequence_length=3, is_first_iteration=False, **given)
+    assert out["token_type_ids"].tolist() == [[7, 8, 9]] and "pixel_values" not in out
+    assert "pixel_values" in MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 
 def test_layer_kinds_of_a_config():

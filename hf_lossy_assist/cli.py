@@ -75,14 +75,19 @@ def generate(
     import torch
 
     from . import demo
-    from .errors import check_int
+    from .errors import LONGEST_DRAFT, MOST_NEW_TOKENS, MOST_ROWS, check_int, check_number, check_positive
     from .evaluation.prompts import read_prompts
     from .integration import enable
     from .methods import SpeculativeVerification
     from .stats import SpeculationStats
 
-    check_int("--max-new-tokens", max_new_tokens, 1)
-    check_int("--batch-size", batch_size, 1)
+    check_int("--max-new-tokens", max_new_tokens, 1, MOST_NEW_TOKENS)
+    check_int("--batch-size", batch_size, 1, MOST_ROWS)
+    check_int("--seed", seed, 0)
+    check_int("--gamma", 1 if gamma is None else gamma, 1, LONGEST_DRAFT)
+    check_int("--top-k", top_k, 0)
+    check_number("--top-p", top_p, 0.0, 1.0)
+    check_positive("--temperature", temperature)
     if stream and (as_json or batch_size > 1):
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
     if prompt and prompts:

@@ -154,14 +154,17 @@ def plan(
 
     from . import demo
     from .cli import check_pair, load, needs
-    from .errors import check_int
+    from .errors import LONGEST_DRAFT, MOST_NEW_TOKENS, check_int, check_number
     from .evaluation.prompts import read_prompts
     from .heads import Head
 
     needs("train", "datasets", "scipy", "sklearn")
     check_pair(model, assistant)
     check_int("--limit", limit, 1)
-    check_int("--repeats", repeats, 1)
+    check_int("--repeats", repeats, 1, 10**6)
+    check_int("--new-tokens", new_tokens, 2, MOST_NEW_TOKENS)
+    check_int("--max-draft", max_draft, 1, LONGEST_DRAFT)
+    check_number("--max-distance", max_distance, 0.0, 1.0)
     from .training.plan import plan as run
     from .training.plan import read_held_out
 

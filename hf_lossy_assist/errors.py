@@ -7,6 +7,13 @@ from collections.abc import Iterable
 from typing import Any
 
 
+MOST = 2**31 - 1  # of a whole number that is only compared and counted with
+LONGEST_DRAFT = 100_000  # tokens a round; the statistics have a line for each
+MOST_NEW_TOKENS = 10**8  # of one text
+MOST_ROWS = 10**5  # of one batch
+MOST_NESTED = 16  # rules or stops inside one another
+MOST_THREADS = 1000
+MOST_FACTOR = 1e9  # of a number that others are multiplied with or divided by, where float32 must hold the outcome
 # What a terminal acts on (but for tabs and line ends), what turns the reading direction around, and halves of characters.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -22,21 +29,60 @@ def listed(names: Iterable[object], most: int = 20) -> str:
     return ", ".join(all_[:most]) + (f" and {len(all_) - most} more" if len(all_) > most else "")
 
 
-def check_int(name: str, value: Any, low: int) -> None:
-    """Raise unless `value` is a whole number of at least `low`."""
+def shown(value: Any, longest: int = 80) -> str:
+    """`value` for an error message: its repr in one line of at most `longest` characters."""
+    if isinstance(value, int) and value.bit_length() > 100:
+        return f"a number of {int(value.bit_length() * math.log10(2)) + 1} digits"
+    try:
+        line = " ".join(repr(value).split())
+    except ValueError:  # Python writes no whole number of more than 4300 digits
+        return f"an object of {type(value).__name__}"
+    return line if len(line) <= longest else f"{line[:longest]}…"
+
+
+def check_int(name: str, value: Any, low: int, high: int = MOST) -> None:
+    """Raise unless `value` is a whole number in [low, high]."""
+    expected = f"expected a whole number of at least {low}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: expected a whole number of at least {low}, got {value!r}")
+        raise TypeError(f"{name}: {expected}, got {shown(value)}")
     if value < low:
-        raise ValueError(f"{name}: expected a whole number of at least {low}, got {value}")
+        raise ValueError(f"{name}: {expected}, got {shown(value)}")
+    if value > high:
+        raise ValueError(f"{name}: expected a whole number from {low} to {high}, got {shown(value)}")
 
 
 def check_number(name: str, value: Any, low: float, high: float) -> None:
-    """Raise unless `value` is a number in [low, high]; NaN is refused."""
+    """Raise unless `value` is a number in [low, high]; NaN is refused, and so is a whole number of more than 63 bits."""
     expected = f"expected a number from {low:g} to {high:g}" if math.isfinite(high) else f"expected a number ≥ {low:g}"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name}: {expected}, got {value!r}")
+        raise TypeError(f"{name}: {expected}, got {shown(value)}")
+    if isinstance(value, int) and abs(value) >= 2**63:  # torch takes it for a whole number, which is to have 64 bits
+        raise ValueError(f"{name}: {expected}, got {shown(value)}: write so large a number as 1e20 or inf")
     if not low <= value <= high:
-        raise ValueError(f"{name}: {expected}, got {value}")
+        raise ValueError(f"{name}: {expected}, got {shown(value)}")
+
+
+def check_positive(name: str, value: Any, high: float = MOST_FACTOR, hint: str = "") -> None:
+    """Raise unless `value` is a number above 0 and up to `high`; `hint` is added to the line for 0."""
+    expected = f"expected a number above 0 and up to {high:g}"
+    try:
+        check_number(name, value, 0.0, high)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {expected}, got {shown(value)}") from None
+    if value == 0:
+        raise ValueError(f"{name}: {expected}, got {value}{hint}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected True or False, got {shown(value)}")
+
+
+def check_nesting(name: str, depth: int) -> None:
+    """Raise for a part with more than `MOST_NESTED` others of its kind inside one another."""
+    if depth > MOST_NESTED:
+        raise ValueError(f"{name}: more than {MOST_NESTED} inside one another; put them side by side")
 
 
 def nearest(what: str, given: str, known: Iterable[str]) -> str:
@@ -44,4 +90,4 @@ def nearest(what: str, given: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(given, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"unknown {what} {given!r}; there are {', '.join(names)}.{hint}"
+    return f"unknown {what} {shown(given)}; there are {', '.join(names)}.{hint}"

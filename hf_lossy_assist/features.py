@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .errors import check_int
+from .errors import check_flag, check_int, shown
 from .models import base_of, blocks_of
 from .packing import unpacked
 
@@ -36,10 +36,9 @@ class FeatureSpec:
         for name, known in (("model", MODELS), ("position", POSITIONS)):
             if getattr(self, name) not in known:
                 raise ValueError(
-                    f"FeatureSpec.{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}"
+                    f"FeatureSpec.{name}: expected one of {', '.join(known)}, got {shown(getattr(self, name))}"
                 )
-        if not isinstance(self.norm, bool):
-            raise TypeError(f"FeatureSpec.norm: expected True or False, got {self.norm!r}")
+        check_flag("FeatureSpec.norm", self.norm)
         if not isinstance(self.layer, int) or self.layer != -1:
             check_int("FeatureSpec.layer", self.layer, 1)
             if self.norm:

@@ -18,14 +18,16 @@ from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from safetensors import SafetensorError
 from torch.nn import functional as F
 
-from .errors import check_int, listed, nearest
+from .errors import check_int, listed, nearest, shown
 from .features import FeatureSpec
 from .files import new_folder
 from .hub import AGAIN, fetch, hub_errors
 from .identity import ModelIdentity, tokenizer_hash
+from .reading import read_json
 
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+WIDEST = 2**20  # numbers of a hidden state
 POLARITIES = ("acceptable", "important")  # what the probability is of: SPRINTER's label, AutoJudge's
 
 
@@ -63,18 +65,18 @@ class HeadConfig:
     versions: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_int("HeadConfig.hidden_size", self.hidden_size, 1)
-        if self.kind not in KINDS:
+        check_int("HeadConfig.hidden_size", self.hidden_size, 1, WIDEST)
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
             raise ValueError(f"HeadConfig: {nearest('kind', str(self.kind), KINDS)}")
         if self.kind == "mlp":
-            check_int("HeadConfig.width", self.width, 1)
+            check_int("HeadConfig.width", self.width, 1, WIDEST)
         if self.polarity not in POLARITIES:
             raise ValueError(f"HeadConfig: {nearest('polarity', str(self.polarity), POLARITIES)}")
         for name, (kind, expected) in FIELDS.items():
             value = getattr(self, name)
             optional = name in ("target", "draft", "tokenizer_hash", "width") and value is None
             if not optional and (not isinstance(value, kind) or isinstance(value, bool)):
-                raise TypeError(f"HeadConfig.{name}: expected {expected}, got {value!r}")
+                raise TypeError(f"HeadConfig.{name}: expected {expected}, got {shown(value)}")
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -91,14 +93,15 @@ class HeadConfig:
         try:
             for name, kind in (("features", FeatureSpec), ("target", ModelIdentity), ("draft", ModelIdentity)):
                 if isinstance(values.get(name), Mapping):
-                    values[name] = kind(**values[name])
+                    given = values[name]
+                    values[name] = ModelIdentity.from_dict(given) if kind is ModelIdentity else FeatureSpec(**given)
                 elif values.get(name) is not None or (name == "features" and name in values):
-                    raise TypeError(f"{name}: expected an object, got {values[name]!r}")
+                    raise TypeError(f"{name}: expected an object, got {shown(values[name])}")
             for name in ("decoding", "training", "metrics", "versions"):
                 if not isinstance(values.get(name, {}), Mapping):
-                    raise TypeError(f"{name}: expected an object, got {values[name]!r}")
+                    raise TypeError(f"{name}: expected an object, got {shown(values[name])}")
             return cls(**values)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
 
 
@@ -235,10 +238,7 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
     @staticmethod
     def read(config_file: Path, weights_file: Path) -> "Head":
         """A head from its two files."""
-        try:
-            spec = json.loads(config_file.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{config_file} is not JSON: {error}") from None
+        spec = read_json(config_file)
         if not isinstance(spec, dict) or "hidden_size" not in spec or "weights_sha256" not in spec:
             raise ValueError(f"{config_file} is not the config of a head (no hidden_size and weights_sha256 in it)")
         digest = spec.pop("weights_sha256")

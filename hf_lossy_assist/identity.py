@@ -3,13 +3,14 @@
 import hashlib
 import json
 import platform
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from .errors import listed
+from .errors import check_int, listed, shown
 from .models import base_of, blocks_of
 
 
@@ -39,6 +40,21 @@ class ModelIdentity:
             vocab_size=config.vocab_size,
         )
 
+    @classmethod
+    def from_dict(cls, spec: Any) -> "ModelIdentity":
+        """What `to_dict` gave. Raises: `ValueError`, one line, for other entries or types."""
+        names = [f.name for f in fields(cls)]
+        if not isinstance(spec, Mapping) or sorted(spec) != sorted(names):
+            given = ", ".join(map(str, spec)) if isinstance(spec, Mapping) else shown(spec)
+            raise ValueError(f"expected the entries {', '.join(names)}, got {given[:200]}")
+        for name, value in spec.items():
+            whole = name in ("hidden_size", "num_layers", "vocab_size")
+            if whole:
+                check_int(name, value, 0)
+            elif not isinstance(value, str) and not (name == "revision" and value is None):
+                raise ValueError(f"{name}: expected a text, got {shown(value)}")
+        return cls(**spec)
+
     def __str__(self) -> str:
         sizes = f"{self.num_layers} layers × {self.hidden_size}, {self.vocab_size} tokens"
         return f"{listed([self.id])} ({listed([self.model_type])}, {sizes})"
@@ -61,6 +77,30 @@ class ModelIdentity:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+SAMPLED = 256  # numbers of each tensor that go into a hash of weights
+
+
+def weights_hash(model: Any) -> str:
+    """SHA-256 of some numbers of every tensor of a model, evenly spaced, with their names and shapes: tells checkpoints of one name apart.
+
+    Some milliseconds. Another precision is another hash, another device is not.
+    """
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in base_of(model).state_dict().items():
+        if not isinstance(tensor, torch.Tensor) or tensor.is_meta:  # not in memory
+            continue
+        if tensor.is_quantized:
+            tensor = tensor.int_repr()
+        digest.update(f"{name} {list(tensor.shape)} {tensor.dtype};".encode())
+        if tensor.numel():
+            flat = tensor.detach().reshape(-1)
+            chosen = flat[:: max(1, flat.numel() // SAMPLED)].contiguous().cpu()
+            digest.update(chosen.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 _hashes: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()  # of each tokenizer: its size then, its hash

@@ -1,6 +1,5 @@
 """`hf-lossy mine` and `hf-lossy fit autojudge`: from problems to the head that tells important tokens from unimportant ones."""
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -63,7 +62,7 @@ def mine(
 ) -> None:
     """Mine the tokens whose replacement by the draft's changes the answer (AutoJudge, Algorithm 1)."""
     from .cli import check_pair, load, needs
-    from .errors import check_int
+    from .errors import MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int, check_number
 
     needs("train", "accelerate", "datasets")
     if (target_url is None) != (target_model is None):
@@ -78,7 +77,11 @@ def mine(
         )
     if not do_sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
         raise ValueError("--temperature, --top-k and --top-p are for --do-sample: pass it, or leave them out")
-    check_int("--limit", MINED if limit is None else limit, 1)
+    check_int("--limit", MINED if limit is None else limit, 1, MOST_NEW_TOKENS)
+    check_int("--batch-size", batch_size, 1, MOST_ROWS)
+    check_int("--workers", workers, 1, MOST_THREADS)
+    check_number("--timeout", timeout, 0.001, 86400.0)
+    check_number("--per-minute", 1.0 if per_minute is None else per_minute, 0.001, 1e9)
     if task == DEMO and assistant is not None:
         raise ValueError("--task demo is for the demo models: name another task with --assistant")
     from .evaluation.tasks import task_named
@@ -208,7 +211,10 @@ def _going_on(out: Path) -> Iterator[None]:
         raise
     except (OSError, ValueError) as error:
         if any(Path(f"{out}.partial").glob("*.jsonl")):
-            raise type(error)(f"{error}. What is done is in {out}.partial: --resume goes on from there") from None
+            # Others, of Python or of a library, are made of more than a line.
+            plain = type(error) in (ValueError, OSError, PermissionError, TimeoutError, ConnectionError)
+            kind = type(error) if plain else OSError if isinstance(error, OSError) else ValueError
+            raise kind(f"{error}. What is done is in {out}.partial: --resume goes on from there") from None
         raise
     except OutOfMemoryError:
         raise ValueError(
@@ -235,9 +241,10 @@ def _server(option: str, url: str | None, model: str | None, per_minute: float |
 
 def _report(out: Path) -> str:
     """What a dataset holds, in a few lines."""
+    from .reading import read_object
     from .training.mined import RECORD
 
-    facts = json.loads((out / RECORD).read_text(encoding="utf-8"))
+    facts = read_object(out / RECORD)
     found = facts["found"]
     share = found["important"] / max(found["mismatches"], 1)
     lines = [

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import check_int
+from .errors import LONGEST_DRAFT, check_int
 from .filters import VerifyFilter
 from .heads import Head
 from .names import by_name
-from .policy import LossyPolicy, parse
+from .policy import LossyPolicy, parse, spec_in
 from .profile import Profile
 from .rules import AcceptanceRule, AllButLast, Judge
 from .stops import SVIP, Constant, DraftStop, HeadStop, SpecDecPP
@@ -56,7 +56,7 @@ class AutoJudge(LossyPolicy):
         self, head: Head, threshold: float | None = None, window: int | None = None, stop: DraftStop | None = None
     ):  # fmt: skip
         if window is not None:
-            check_int("AutoJudge.window", window, 1)
+            check_int("AutoJudge.window", window, 1, LONGEST_DRAFT)
             if stop is not None:
                 raise ValueError("AutoJudge: window and stop both say how much is drafted: pass one of them")
         super().__init__(rule=Judge(head, threshold), stop=stop or Constant(window or 32))
@@ -128,7 +128,7 @@ def as_policy(given: Any) -> LossyPolicy:
         path = Path(given)
         if not path.is_file():
             raise ValueError(f"lossy_policy: there is no file {str(path)!r}")
-        return parse(path.read_text(encoding="utf-8"), f"the file {str(path)!r}", path.parent)
+        return LossyPolicy.from_dict(spec_in(path), path.parent)
     if isinstance(given, str):
         if given.lstrip().startswith("{"):
             return parse(given, "the text")

@@ -12,12 +12,14 @@ from huggingface_hub import HfApi
 from transformers import PreTrainedModel
 
 from .cards import policy_card, save_card
-from .errors import nearest
+from .errors import nearest, shown
 from .files import new_folder
 from .filters import VerifyAll, VerifyFilter
 from .heads import Head
 from .hub import fetch, holds, hub_errors
 from .profile import Profile
+from .reading import check_depth, read_json
+from .reading import parse as parse_json
 from .references import check_shareable, load_parts
 from .rules import RULES, AcceptanceRule, BlockVerification, Strict
 from .staging import FILTERS
@@ -25,6 +27,7 @@ from .stops import STOPS, Constant, DraftStop, Fallback
 
 
 POLICY = "policy.json"
+LONGEST = 2**20  # bytes of it
 PARTS = (AcceptanceRule, DraftStop, VerifyFilter)
 
 
@@ -55,7 +58,7 @@ class LossyPolicy:
         ):
             value = getattr(self, seam)
             if not (isinstance(value, base) or (optional and value is None)):
-                raise TypeError(f"LossyPolicy.{seam}: expected an object of {base.__name__}, got {value!r}")
+                raise TypeError(f"LossyPolicy.{seam}: expected an object of {base.__name__}, got {shown(value)}")
         if isinstance(self.rule, BlockVerification) and self.filter.selective:
             raise ValueError(
                 "BlockVerification needs drafted tokens as they were drawn, and this filter drops some for their own sake: "
@@ -100,6 +103,7 @@ class LossyPolicy:
         A head is named by its folder (first looked for inside `folder`) or its repository on the Hub, and loaded. Where a part is
         made of others of its kind, they stand in its entry in the same form: `{"name": "any_of", "stops": ["svip", …]}`.
         """
+        check_depth(spec, "lossy_policy")
         seams: dict[str, Mapping[str, type]] = {"rule": RULES, "stop": STOPS, "filter": FILTERS}
         for key in spec:
             if key not in seams:
@@ -196,7 +200,7 @@ class LossyPolicy:
 
             return of_head(Head.from_pretrained(source, **kwargs))
         [file] = fetch(source, [POLICY], **kwargs)
-        spec = read_json(file.read_text(encoding="utf-8"), f"the file {str(file)!r}")
+        spec = spec_in(file)
         load_parts(spec, source, file.parent, **kwargs)
         return cls.from_dict(spec)
 
@@ -219,16 +223,18 @@ class LossyPolicy:
 
 
 def parse(text: str, where: str, folder: Path | None = None) -> LossyPolicy:
-    return LossyPolicy.from_dict(read_json(text, where), folder)
+    return LossyPolicy.from_dict(_object(parse_json(text, f"lossy_policy: {where}", infinite=True), where), folder)
 
 
-def read_json(text: str, where: str) -> dict[str, Any]:
-    try:
-        spec = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"lossy_policy: {where} is not JSON: {error}") from None
+def spec_in(file: Path) -> dict[str, Any]:
+    """The JSON form in a file."""
+    where = f"the file {str(file)!r}"
+    return _object(read_json(file, f"lossy_policy: {where}", infinite=True, longest=LONGEST), where)
+
+
+def _object(spec: Any, where: str) -> dict[str, Any]:
     if not isinstance(spec, dict):
-        raise ValueError(f'lossy_policy: {where} holds {spec!r}; expected an object such as {{"stop": "svip"}}')
+        raise ValueError(f'lossy_policy: {where} holds {shown(spec)}; expected an object such as {{"stop": "svip"}}')
     return spec
 
 
@@ -265,7 +271,7 @@ def _build(seam: str, spec: Any, known: Mapping[str, type], folder: Path | None 
         return spec
     parameters = {"name": spec} if isinstance(spec, str) else spec
     if not isinstance(parameters, Mapping) or not isinstance(parameters.get("name"), str):
-        raise ValueError(f'lossy_policy: {seam}: expected a name or {{"name": …}}, got {spec!r}')
+        raise ValueError(f'lossy_policy: {seam}: expected a name or {{"name": …}}, got {shown(spec)}')
     parameters = dict(parameters)
     name = parameters.pop("name")
     if name not in known:

@@ -21,14 +21,18 @@ import safetensors.numpy
 import torch
 from safetensors import SafetensorError
 
-from .errors import nearest
+from .errors import check_int, nearest, shown
 from .files import new_folder
 from .hub import AGAIN, fetch
 from .identity import ModelIdentity, tokenizer_hash
+from .reading import read_json
 
 
 PROFILE, TABLES = "profile.json", "profile.safetensors"
 MODELS = ("target", "draft", "companion")
+LONGEST_PROFILED = (
+    128  # tokens a round: what a round is expected to cost is worked out for each number of verified tokens
+)
 # The other entries of profile.json, and how JSON has them.
 FACTS = {
     "gamma": int, "tokenizer_hash": str, "decoding": dict, "machine": str, "training": dict, "metrics": dict, "versions": dict,
@@ -160,6 +164,7 @@ class Profile:
     source: str | None = None  # where it was loaded from or saved to: its name in a policy's JSON form
 
     def __post_init__(self) -> None:
+        check_int("gamma", self.gamma, 1, LONGEST_PROFILED)
         if self.pays.shape != self.latency.batches.shape or not np.isfinite(self.pays).all():
             raise ValueError("the predicted speeds have gaps: make the profile again (hf-lossy profile)")
         if (self.latency.tokens[:, -1] < self.gamma * self.latency.batches).any():
@@ -276,13 +281,10 @@ class Profile:
 
 def _read_facts(file: Path) -> dict[str, Any]:
     """Every entry of profile.json, of the type that it was saved with."""
-    try:
-        facts = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON ({error})") from None
+    facts = read_json(file)
     kinds = dict.fromkeys(MODELS, dict) | FACTS
     if not isinstance(facts, dict):
-        raise ValueError(f"{file} is no profile: expected an object with {', '.join(kinds)}, got {facts!r}"[:300])
+        raise ValueError(f"{file} is no profile: expected an object with {', '.join(kinds)}, got {shown(facts)}")
     for name in facts:
         if name not in kinds:
             raise ValueError(f"{file}: {nearest('entry', name, kinds)}")
@@ -290,13 +292,12 @@ def _read_facts(file: Path) -> dict[str, Any]:
         if name not in facts:
             raise ValueError(f"{file} has no entry {name!r}: make the profile again (hf-lossy profile)")
         if type(facts[name]) is not kind:
-            raise ValueError(f"{file}: {name}: expected {_JSON[kind]}, got {facts[name]!r}"[:300])
+            raise ValueError(f"{file}: {name}: expected {_JSON[kind]}, got {shown(facts[name])}")
     for name in MODELS:
         try:
-            facts[name] = ModelIdentity(**facts[name])
-        except TypeError:
-            names = ", ".join(f.name for f in dataclasses.fields(ModelIdentity))
-            raise ValueError(f"{file}: {name}: expected the entries {names}, got {', '.join(facts[name])}") from None
+            facts[name] = ModelIdentity.from_dict(facts[name])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{file}: {name}: {error}") from None
     return facts
 
 

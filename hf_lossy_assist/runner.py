@@ -13,7 +13,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 from .checks import Settings, refuse_extra_inputs, refuse_modes
 from .decoding import Call, decode, new_tokens_first, prefill
 from .drafting import CandidateDrafter, Drafter, ModelDrafter
-from .errors import check_int, check_number
+from .errors import LONGEST_DRAFT, check_int, check_number, shown
 from .features import FeatureTap
 from .identity import same_ids
 from .inputs import assistant_inputs, cropping, hidden, learned_prompt, mask_name, refuse_positions, rowwise
@@ -112,7 +112,8 @@ class Runner:
             if not self.other_tokenizer():
                 self._check_vocabularies(model)
         if self.generator_settings.get("prompt_lookup_num_tokens") is not None:
-            check_int("prompt_lookup_num_tokens", self.generator_settings["prompt_lookup_num_tokens"], 1)
+            lookup = self.generator_settings["prompt_lookup_num_tokens"]
+            check_int("prompt_lookup_num_tokens", lookup, 1, LONGEST_DRAFT)
         if self.generator_settings.get("assistant_early_exit") is not None:
             check_exit(model, self.generator_settings["assistant_early_exit"])
         stop, rule, spec = self.draft_stop(), self.policy.rule, self.policy.rule.features
@@ -154,7 +155,7 @@ class Runner:
         own = base_of(self.assistant).generation_config if self.assistant is not None else GenerationConfig()
         at_call = {name: value for name, value in self.settings.items() if value is not None}
         if "num_assistant_tokens" in at_call:
-            check_int("num_assistant_tokens", at_call["num_assistant_tokens"], 1)
+            check_int("num_assistant_tokens", at_call["num_assistant_tokens"], 1, LONGEST_DRAFT)
         if self.policy.stop is not None:
             for name in DRAFT_SETTINGS[1:]:
                 if name in at_call:
@@ -171,7 +172,9 @@ class Runner:
         if schedule in ("heuristic", "heuristic_transient"):
             return Heuristic(gamma or Heuristic.initial, max(gamma or 0, Heuristic.max_draft))
         if schedule not in (None, "constant"):
-            raise ValueError(f'num_assistant_tokens_schedule: expected "constant" or "heuristic", got {schedule!r}')
+            raise ValueError(
+                f'num_assistant_tokens_schedule: expected "constant" or "heuristic", got {shown(schedule)}'
+            )
         return Constant(gamma or self.generator_settings.get("prompt_lookup_num_tokens") or Constant.gamma)
 
     # -- the call -----------------------------------------------------------------------------------------------------

@@ -29,8 +29,10 @@ def fit_specdec(
     from rich.table import Table
 
     from .cli import needs
+    from .errors import check_number
 
     needs("train", "datasets", "sklearn", "matplotlib")
+    check_number("--weight", weight, 1e-3, 1e3)
     from .training.fit import FitSettings
     from .training.fit_specdec import fit_specdec as run
 

@@ -12,7 +12,7 @@ import torch
 
 from .block import Block
 from .companions import WithCompanion
-from .errors import nearest
+from .errors import check_flag, nearest
 from .models import base_of
 from .profile import Profile
 from .scheduling import Choice, choose
@@ -49,6 +49,8 @@ class Verification(WithCompanion):
             raise TypeError(f"Verification.profile: expected a Profile, got {type(self.profile).__name__}")
         if self.exact not in EXACT:
             raise ValueError(f"Verification: {nearest('exact', str(self.exact), EXACT)}")
+        check_flag("Verification.corrections", self.corrections)
+        check_flag("Verification.fallback", self.fallback)
 
     @property
     def lossless(self) -> bool:  # type: ignore[override]

@@ -2,6 +2,7 @@
 that a run that was killed and resumed gives the rows of one that was not."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -345,7 +346,8 @@ def test_a_killed_run_resumes_to_the_rows_of_an_undisturbed_one(tmp_path):
     whole = collect(m.target, m.draft, m.tokenizer, given, tmp_path / "whole", settings, source=source)
 
     part = tmp_path / "data.partial"
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # as here: how a sum is split decides its last bit
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": os.environ | threads}
     with subprocess.Popen(command(tmp_path, "--limit", str(count)), **quiet) as process:
         while len(list(part.glob("*.parquet"))) < 2:
             assert process.poll() is None

@@ -70,8 +70,8 @@ def test_no_answer_is_not_wrong_and_no_gold_is_not_right(gsm):
 def test_rows_are_read_with_file_and_line(tmp_path):
     path = tmp_path / "rows.jsonl"
     cases = {
-        '{"prompt": "a"}\n\n{"prompt": \n': "rows.jsonl, line 3: not JSON",
-        "[1]\n": "rows.jsonl, line 1: expected a JSON object, got '\\[1\\]'",
+        '{"prompt": "a"}\n\n{"prompt": \n': "rows.jsonl, line 3 is not JSON",
+        "[1]\n": "rows.jsonl, line 1: expected a JSON object, got \\[1\\]",
         '{"other": "a"}\n': "rows.jsonl, line 1: expected a text under one of prompt, question, turns, got the fields other",
         '{"prompt": ["", "b"]}\n': "line 1: expected a text",
         "\n\n": "holds no rows",

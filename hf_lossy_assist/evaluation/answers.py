@@ -6,16 +6,17 @@ a method of its own.
 """
 
 import gzip
-import json
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
-from ..errors import visible
+from ..errors import shown, visible
+from ..reading import lines, parse
 
 
 @dataclass(frozen=True)
@@ -100,23 +101,16 @@ def read_rows(path: str | Path) -> Iterator[Row]:
     Raises: `FileNotFoundError`; `ValueError` with file and line where a line is not a JSON object, or where there is
     none.
     """
-    path, number, empty = existing(path), 0, True
+    path, empty = existing(path), True
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    values = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            for where, line in lines(cast(IO[bytes], file), str(path)):
+                values = parse(line, where)
                 if not isinstance(values, dict):
-                    raise ValueError(f"{path}, line {number}: expected a JSON object, got {line.strip()[:60]!r}")
+                    raise ValueError(f"{where}: expected a JSON object, got {shown(values)}")
                 empty = False
-                yield Row(values, f"{path}, line {number}")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}, after line {number}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
-    except (gzip.BadGzipFile, EOFError) as error:
+                yield Row(values, where)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path}: not a whole gzip file ({error}); unpack it or drop the ending .gz") from None
     if empty:
         raise ValueError(f"{path} holds no rows; expected one JSON object per line")

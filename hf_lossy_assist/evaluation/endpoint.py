@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import check_int, check_number, nearest
+from ..reading import parse
 from .address import Address
 from .answers import one_line
 from .bounds import Bound, TooMuch, put_bound
@@ -171,11 +172,8 @@ class Endpoint:
         except openai.OpenAIError as error:
             raise self._failure(error) from error
         try:
-            return json.loads(text)
-        except (
-            ValueError,
-            RecursionError,
-        ):  # a number of 4300 digits is the former, a list in a list in a list … the latter
+            return parse(text, self.url)
+        except ValueError:
             raise ValueError(
                 f"{self.url} answered {self._said(text, 60)!r} where JSON was expected; is this the API's address, with the /v1?"
             ) from None

@@ -63,8 +63,8 @@ class QATask(FileTask):
         ends: tuple[str, ...] = (),
     ):
         super().__init__(path)
-        check_int("votes", votes, 1)
-        check_int("attempts", attempts, 1)
+        check_int("votes", votes, 1, 1000)
+        check_int("attempts", attempts, 1, 1000)
         self.judge, self.votes, self.attempts, self.ends = judge, votes, attempts, ends
         self.max_tokens, self.temperature = max_tokens, temperature
         self.unreadable = 0

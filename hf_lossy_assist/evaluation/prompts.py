@@ -1,9 +1,10 @@
 """Prompts from JSON-lines files."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ..reading import lines, parse
 
 
 FIELDS = ("prompt", "question", "turns")  # our own, GSM8K's, Spec-Bench's (its first turn)
@@ -33,21 +34,16 @@ def read_texts(path: str | Path, limit: int | None = None) -> list[Text]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     texts: list[Text] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        if limit is not None and len(texts) == limit:
-            break
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
-        prompt = _first(row, FIELDS)
-        if prompt is None:
-            raise ValueError(
-                f"{path}, line {number}: expected a text under one of {', '.join(FIELDS)}, got {line[:60]!r}"
-            )
-        texts.append(Text(prompt, _first(row, CONTINUATIONS)))
+    with path.open("rb") as file:
+        for where, line in lines(file, str(path)):
+            if limit is not None and len(texts) == limit:
+                break
+            row = parse(line, where)
+            prompt = _first(row, FIELDS)
+            if prompt is None:
+                given = line[:80].decode("utf-8", "replace")[:60]
+                raise ValueError(f"{where}: expected a text under one of {', '.join(FIELDS)}, got {given!r}")
+            texts.append(Text(prompt, _first(row, CONTINUATIONS)))
     if not texts:
         raise ValueError(f"{path} holds no prompts")
     return texts

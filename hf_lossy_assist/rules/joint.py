@@ -85,7 +85,8 @@ class FLy(AcceptanceRule):
         check_int("FLy.top_k", self.top_k, 1)
 
     def accepts(self, block: Block) -> torch.Tensor:
-        gamma, window = block.tokens.shape[1], self.window
+        gamma = block.tokens.shape[1]
+        window = min(self.window, gamma)  # no longer one is in a draft
         strict = Strict().accepts(block)
         taken = torch.nn.functional.pad(
             (strict & inside_of(block)).long().cumsum(dim=1), (1, window)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..block import Block, Verdict
-from ..errors import check_int, check_number
+from ..errors import check_int, check_number, shown
 from .base import AcceptanceRule, Strict, taken
 from .nesting import Nesting, check_part
 from .spans import at_end, within
@@ -48,7 +48,7 @@ class Limited(Nesting):
         if self.inside is not None:
             object.__setattr__(self, "inside", _ids("inside", self.inside))
             if len(self.inside) != 2 or self.inside[0] == self.inside[1]:
-                raise ValueError(f"Limited.inside: expected two different token ids, got {list(self.inside)}")
+                raise ValueError(f"Limited.inside: expected two different token ids, got {shown(list(self.inside))}")
         object.__setattr__(self, "never", _ids("never", self.never))
         if self.max_top1 is not None:
             check_number("Limited.max_top1", self.max_top1, 0.0, 1.0)
@@ -154,7 +154,7 @@ class _LimitedRun(Limited):
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f"Limited.{name}: expected token ids such as (5, 6), got {value!r}")
+        raise TypeError(f"Limited.{name}: expected token ids such as (5, 6), got {shown(value)}")
     for token in value:
         check_int(f"Limited.{name}", token, 0)
     return tuple(value)

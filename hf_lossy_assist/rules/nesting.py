@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from ..block import Block, Verdict
+from ..errors import check_nesting, shown
 from ..features import FeatureSpec
 from .base import AcceptanceRule, taken
 
@@ -14,35 +16,49 @@ from .base import AcceptanceRule, taken
 def check_part(name: str, rule: Any) -> None:
     """Refuse what cannot stand inside another rule."""
     if not isinstance(rule, AcceptanceRule):
-        raise TypeError(f"{name}: expected a rule such as TopK(4), got {rule!r}")
+        raise TypeError(f"{name}: expected a rule such as TopK(4), got {shown(rule)}")
     if not rule.nestable:
         raise ValueError(
             f"{name}: {type(rule).__name__} decides alone and cannot be combined: use it as the rule itself"
         )
+    check_nesting(name, depth_of(rule) + 1)
+
+
+def depth_of(rule: AcceptanceRule) -> int:
+    """How many rules stand inside one another in it."""
+    return rule.depth if isinstance(rule, Nesting) else 0
 
 
 @dataclass(frozen=True)
 class Nesting(AcceptanceRule):
-    """The base of rules with rules inside: what it needs, and what it can do, is what they need and can do."""
+    """The base of rules with rules inside: what it needs, and what it can do, is what they need and can do.
+
+    All of that is worked out once: each rule asks those inside it several times, and they those inside them.
+    """
 
     @property
     def parts(self) -> tuple[AcceptanceRule, ...]:
         """The rules inside."""
         raise NotImplementedError(f"{type(self).__name__} needs a property parts")
 
-    @property
+    @cached_property
+    def depth(self) -> int:
+        """How many rules stand inside one another."""
+        return 1 + max(map(depth_of, self.parts))
+
+    @cached_property
     def lossless(self) -> bool:  # type: ignore[override]
         return all(rule.lossless for rule in self.parts)
 
-    @property
+    @cached_property
     def modes(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(mode for mode in AcceptanceRule.modes if all(mode in rule.modes for rule in self.parts))
 
-    @property
+    @cached_property
     def needs_laws(self) -> bool:  # type: ignore[override]
         return any(rule.needs_laws for rule in self.parts)
 
-    @property
+    @cached_property
     def features(self) -> FeatureSpec | None:  # type: ignore[override]
         return next((rule.features for rule in self.parts if rule.features is not None), None)
 
@@ -73,7 +89,9 @@ class Union(Nesting):
 
     def __post_init__(self) -> None:
         if isinstance(self.rules, str) or not isinstance(self.rules, Sequence) or not self.rules:
-            raise TypeError(f"Union.rules: expected several rules such as (TopK(4), Typical()), got {self.rules!r}")
+            raise TypeError(
+                f"Union.rules: expected several rules such as (TopK(4), Typical()), got {shown(self.rules)}"
+            )
         object.__setattr__(self, "rules", tuple(self.rules))
         for rule in self.rules:
             check_part("Union.rules", rule)
@@ -87,7 +105,7 @@ class Union(Nesting):
     def parts(self) -> tuple[AcceptanceRule, ...]:
         return self.rules
 
-    @property
+    @cached_property
     def joined(self) -> bool:  # type: ignore[override]
         return any(rule.joined for rule in self.rules)
 

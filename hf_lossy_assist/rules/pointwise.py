@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from ..block import Block
+from ..errors import shown
 from .base import AcceptanceRule
 
 
@@ -123,7 +124,7 @@ class OwnRule(Pointwise):
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise TypeError(f"OwnRule.function: expected a function of Laws, got {self.function!r}")
+            raise TypeError(f"OwnRule.function: expected a function of Laws, got {shown(self.function)}")
 
     def keeps(self, laws: Laws) -> torch.Tensor:
         kept, shape = self.function(laws), laws.px.shape

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..errors import check_int, check_number
+from ..errors import LONGEST_DRAFT, check_int, check_number, shown
 from .base import DraftStop, entropy
 
 
@@ -18,7 +18,7 @@ class Constant(DraftStop):
     adaptive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_int("Constant.gamma", self.gamma, 1)
+        check_int("Constant.gamma", self.gamma, 1, LONGEST_DRAFT)
 
     @property
     def longest(self) -> int:
@@ -40,8 +40,8 @@ class Heuristic(DraftStop):
     adaptive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_int("Heuristic.initial", self.initial, 1)
-        check_int("Heuristic.max_draft", self.max_draft, self.initial)
+        check_int("Heuristic.initial", self.initial, 1, LONGEST_DRAFT)
+        check_int("Heuristic.max_draft", self.max_draft, self.initial, LONGEST_DRAFT)
 
     @property
     def longest(self) -> int:
@@ -79,7 +79,7 @@ class Confidence(DraftStop):
 
     def __post_init__(self) -> None:
         check_number("Confidence.threshold", self.threshold, 0.0, 1.0)
-        check_int("Confidence.max_draft", self.max_draft, 1)
+        check_int("Confidence.max_draft", self.max_draft, 1, LONGEST_DRAFT)
 
     @property
     def longest(self) -> int:
@@ -113,9 +113,9 @@ class SVIP(DraftStop):
     def __post_init__(self) -> None:
         check_number("SVIP.h", self.h, 0.0, math.inf)
         check_number("SVIP.c", self.c, 0.0, math.inf)
-        check_int("SVIP.max_draft", self.max_draft, 1)
+        check_int("SVIP.max_draft", self.max_draft, 1, LONGEST_DRAFT)
         if self.form not in ("bound", "entropy"):
-            raise ValueError(f'SVIP.form: expected "bound" (√(c·H) > h) or "entropy" (√H > h), got {self.form!r}')
+            raise ValueError(f'SVIP.form: expected "bound" (√(c·H) > h) or "entropy" (√H > h), got {shown(self.form)}')
 
     @property
     def longest(self) -> int:

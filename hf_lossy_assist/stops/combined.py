@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from ..errors import check_int
+from ..errors import LONGEST_DRAFT, check_int, check_nesting, shown
 from ..features import FeatureSpec
 from .base import DraftStop, numbers
 
@@ -20,15 +21,20 @@ class Around(DraftStop):
     def __post_init__(self) -> None:
         _check_stop(f"{type(self).__name__}.stop", self.stop)
 
-    @property
+    @cached_property
+    def depth(self) -> int:
+        """How many stops stand inside one another."""
+        return 1 + _depth_of(self.stop)
+
+    @cached_property
     def adaptive(self) -> bool:  # type: ignore[override]
         return self.stop.adaptive
 
-    @property
+    @cached_property
     def features(self) -> FeatureSpec | None:  # type: ignore[override]
         return self.stop.features
 
-    @property
+    @cached_property
     def patience(self) -> float:  # type: ignore[override]
         return self.stop.patience
 
@@ -44,7 +50,7 @@ class AtLeast(Around):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int("AtLeast.n", self.n, 1)
+        check_int("AtLeast.n", self.n, 1, LONGEST_DRAFT)
 
     @property
     def longest(self) -> int:
@@ -84,7 +90,7 @@ class _Several(DraftStop):
     def __post_init__(self) -> None:
         name = type(self).__name__
         if not isinstance(self.stops, Sequence) or isinstance(self.stops, str) or not self.stops:
-            raise TypeError(f"{name}.stops: expected a list of stops, got {self.stops!r}")
+            raise TypeError(f"{name}.stops: expected a list of stops, got {shown(self.stops)}")
         for stop in self.stops:
             _check_stop(f"{name}.stops", stop)
         object.__setattr__(self, "stops", tuple(self.stops))
@@ -93,15 +99,20 @@ class _Several(DraftStop):
         if len({(spec.model, spec.layer, spec.norm) for spec in specs}) > 1:
             raise ValueError(f"{name}.stops: their heads must read one hidden state, got {'; '.join(map(str, specs))}")
 
-    @property
+    @cached_property
+    def depth(self) -> int:
+        """How many stops stand inside one another."""
+        return 1 + max(map(_depth_of, self.stops))
+
+    @cached_property
     def adaptive(self) -> bool:  # type: ignore[override]
         return any(stop.adaptive for stop in self.stops)
 
-    @property
+    @cached_property
     def features(self) -> FeatureSpec | None:  # type: ignore[override]
         return next((stop.features for stop in self.stops if stop.features is not None), None)
 
-    @property
+    @cached_property
     def patience(self) -> float:  # type: ignore[override]
         return min(stop.patience for stop in self.stops)
 
@@ -173,4 +184,9 @@ class _AllOfRun(AllOf):
 
 def _check_stop(name: str, value: Any) -> None:
     if not isinstance(value, DraftStop):
-        raise TypeError(f"{name}: expected a stop such as SVIP(), got {value!r}")
+        raise TypeError(f"{name}: expected a stop such as SVIP(), got {shown(value)}")
+    check_nesting(name, _depth_of(value) + 1)
+
+
+def _depth_of(stop: DraftStop) -> int:
+    return stop.depth if isinstance(stop, Around | _Several) else 0

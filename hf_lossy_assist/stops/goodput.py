@@ -6,12 +6,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import check_int, check_number
-from ..profile import Profile
+from ..errors import LONGEST_DRAFT, MOST_FACTOR, check_int, check_number, check_positive, shown
+from ..profile import LONGEST_PROFILED, Profile
 from .base import DraftStop
 
 
 UNPROFILED = 10  # the longest draft that is considered where costs are given as numbers
+LEAST = 1e-9  # of what a round costs: tokens are divided by it
 
 
 @dataclass(frozen=True)
@@ -53,19 +54,17 @@ class MovingAverage(DraftStop):
                 "MovingAverage: what do rounds cost? Pass either profile=… (hf-lossy profile) or step=… with token=… and fixed=…"
             )
         if self.step is not None:
-            check_number("MovingAverage.step", self.step, 0.0, float("inf"))
-        check_number("MovingAverage.token", self.token, 0.0, float("inf"))
-        check_number("MovingAverage.fixed", self.fixed, 0.0, float("inf"))
-        if self.fixed == 0:
-            raise ValueError(
-                "MovingAverage.fixed: expected a number above 0, got 0: a round without drafts takes time too"
-            )
+            check_number("MovingAverage.step", self.step, 0.0, MOST_FACTOR)
+        check_number("MovingAverage.token", self.token, 0.0, MOST_FACTOR)
+        check_positive("MovingAverage.fixed", self.fixed, hint=": a round without drafts takes time too")
+        if self.fixed < LEAST:
+            raise ValueError(f"MovingAverage.fixed: expected a number of at least {LEAST:g}, got {self.fixed}")
         if self.per not in ("row", "batch"):
-            raise ValueError(f'MovingAverage.per: expected "row" or "batch", got {self.per!r}')
+            raise ValueError(f'MovingAverage.per: expected "row" or "batch", got {shown(self.per)}')
         check_int("MovingAverage.window", self.window, 1)
         check_number("MovingAverage.initial", self.initial, 0.0, 1.0)
         if self.max_draft is not None:
-            check_int("MovingAverage.max_draft", self.max_draft, 1)
+            check_int("MovingAverage.max_draft", self.max_draft, 1, LONGEST_PROFILED)
             if self.profile is not None and self.max_draft > self.profile.gamma:
                 raise ValueError(
                     f"MovingAverage.max_draft: {self.max_draft} tokens a round, and the profile was measured up to {self.profile.gamma}: "
@@ -162,16 +161,16 @@ class BatchSchedule(DraftStop):
     def __post_init__(self) -> None:
         pairs = list(self.table.items()) if isinstance(self.table, Mapping) else self.table
         if not isinstance(pairs, Sequence) or isinstance(pairs, str) or not all(_is_pair(pair) for pair in pairs):
-            raise TypeError(f"BatchSchedule.table: expected {{rows: γ, …}} or [[rows, γ], …], got {self.table!r}")
+            raise TypeError(f"BatchSchedule.table: expected {{rows: γ, …}} or [[rows, γ], …], got {shown(self.table)}")
         lines = [(int(rows) if isinstance(rows, str) and rows.isdecimal() else rows, gamma) for rows, gamma in pairs]
         for rows, gamma in lines:
             check_int("BatchSchedule.table: rows", rows, 1)
-            check_int(f"BatchSchedule.table: γ of {rows} rows", gamma, 0)
+            check_int(f"BatchSchedule.table: γ of {rows} rows", gamma, 0, LONGEST_DRAFT)
         lines.sort()
         known = [rows for rows, _ in lines]
         if known[:1] != [1] or len(set(known)) < len(known):
             raise ValueError(
-                f"BatchSchedule.table: expected one line for 1 row and each number of rows once, got {known}"
+                f"BatchSchedule.table: expected one line for 1 row and each number of rows once, got {shown(known)}"
             )
         if max(gamma for _, gamma in lines) == 0:
             raise ValueError(

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..errors import check_int, check_number
+from ..errors import LONGEST_DRAFT, check_int, check_number
 from ..features import FeatureSpec
 from ..heads import Head
 from .base import DraftStop
@@ -73,7 +73,7 @@ class HeadStop(_Reader):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("HeadStop.threshold", self.threshold, 0.0, math.inf)
-        check_int("HeadStop.max_draft", self.max_draft, 1)
+        check_int("HeadStop.max_draft", self.max_draft, 1, LONGEST_DRAFT)
         check_number("HeadStop.patience", self.patience, 0.0, 1.0)
 
     @property
@@ -104,7 +104,7 @@ class SpecDecPP(_Reader):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("SpecDecPP.threshold", self.threshold, 0.0, 1.0)
-        check_int("SpecDecPP.max_draft", self.max_draft, 1)
+        check_int("SpecDecPP.max_draft", self.max_draft, 1, LONGEST_DRAFT)
 
     @property
     def longest(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import check_int, check_number
+from ..errors import LONGEST_DRAFT, check_int, check_number
 from .base import DraftStop, entropy, numbers
 
 
@@ -38,7 +38,7 @@ class AdaEDL(DraftStop):
         check_number("AdaEDL.scale", self.scale, 0.0, float("inf"))
         for name in ("threshold", "goal", "epsilon", "beta1", "beta2"):
             check_number(f"AdaEDL.{name}", getattr(self, name), 0.0, 1.0)
-        check_int("AdaEDL.max_draft", self.max_draft, 1)
+        check_int("AdaEDL.max_draft", self.max_draft, 1, LONGEST_DRAFT)
 
     @property
     def longest(self) -> int:
@@ -91,7 +91,7 @@ class DISCO(DraftStop):
     def __post_init__(self) -> None:
         check_number("DISCO.threshold", self.threshold, 0.0, 1.0)
         check_number("DISCO.missed", self.missed, 0.0, 1e6)
-        check_int("DISCO.max_draft", self.max_draft, 1)
+        check_int("DISCO.max_draft", self.max_draft, 1, LONGEST_DRAFT)
 
     @property
     def longest(self) -> int:

@@ -16,7 +16,7 @@ import torch
 from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel
 
-from ..errors import check_int, check_number
+from ..errors import MOST_FACTOR, MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int, check_number
 from ..models import base_of, vocabulary_of
 from ..stops import SVIP
 from .bounds import ENTROPY_FLOOR, SVIPCalibration, bounds, judge, replay
@@ -53,8 +53,10 @@ def calibrate_svip(
         raise ImportError("calibrate_svip needs SciPy: pip install hf_lossy_assist[train]") from None
 
     _check_settings(thresholds or (), coverage=coverage, temperature=temperature, c=c, cost_ratio=cost_ratio)
-    check_int("max_new_tokens", max_new_tokens, 1)
-    check_int("batch_size", batch_size, 1)
+    check_int("max_new_tokens", max_new_tokens, 1, MOST_NEW_TOKENS)
+    check_int("batch_size", batch_size, 1, MOST_ROWS)
+    check_int("seed", seed, 0)
+    check_flag("do_sample", do_sample)
     stop = SVIP(SVIP.h, c, form, max_draft)
     rows = _read(target, draft, prompts, tokenizer)
 
@@ -85,7 +87,7 @@ def _check_settings(thresholds: Sequence[float], **values: float | None) -> None
     for h in thresholds:
         check_number("thresholds", h, 0.0, math.inf)
     for name, value in values.items():
-        high = 1.0 if name == "coverage" else math.inf
+        high = 1.0 if name == "coverage" else MOST_FACTOR
         if value is not None:
             check_number(name, value, 0.0, high)
             if value in (0.0, high):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from huggingface_hub.utils import tqdm
 
-from ..errors import check_int, check_number
+from ..errors import check_int, check_number, check_positive, shown
 from ..features import POSITIONS
 from ..heads import KINDS, Head, HeadConfig
 
@@ -53,15 +53,17 @@ class JudgeSettings:
             ("--position", self.position, POSITIONS),
         ):
             if given not in known:
-                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
+                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {shown(given)}")
         check_number("--recall", self.recall, 0.0, 1.0)
         check_int("--folds", self.folds, 0)
         if self.folds == 1:
             raise ValueError("--folds: one fold leaves nothing to train on; pass 2 or more, or 0 for one split")
         check_int("--seed", self.seed, 0)
         check_int("max_iter", self.max_iter, 1)
-        if not self.grid or not all(c > 0 for c in self.grid):
-            raise ValueError(f"grid: expected one or more numbers above 0, got {self.grid!r}")
+        if not isinstance(self.grid, list | tuple) or not self.grid:
+            raise ValueError(f"grid: expected one or more numbers above 0, got {shown(self.grid)}")
+        for c in self.grid:
+            check_positive("grid", c)
 
 
 PAPER = JudgeSettings()

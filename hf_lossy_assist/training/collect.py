@@ -10,7 +10,6 @@ that share of its tokens replaced by the target's, and of each proposed token it
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,10 +22,19 @@ from transformers import GenerationConfig
 from ..block import Block
 from ..decoding import Call
 from ..drafting import ModelDrafter
-from ..errors import check_int, check_number
+from ..errors import (
+    MOST_FACTOR,
+    MOST_NEW_TOKENS,
+    MOST_ROWS,
+    check_flag,
+    check_int,
+    check_number,
+    check_positive,
+    shown,
+)
 from ..evaluation.prompts import Text
 from ..features import FeatureSpec
-from ..identity import ModelIdentity, tokenizer_hash, versions
+from ..identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ..laws import decoding_of
 from ..policy import LossyPolicy
 from ..rules import Strict, decide, draw
@@ -34,7 +42,8 @@ from ..runner import Runner
 from ..stats import RowStats, SpeculationStats
 from ..stops import Constant
 from ..trials import why_not_rows
-from .dataset import KINDS, REPLACED, acceptable, assemble, prepare, schema
+from .dataset import KINDS, RECORD, REPLACED, acceptable, assemble, schema
+from .jobs import key_of, prepare, read_part, write_part
 
 
 @dataclass(frozen=True)
@@ -55,16 +64,18 @@ class CollectSettings:
     )
 
     def __post_init__(self) -> None:
-        check_int("new_tokens", self.new_tokens, 1)
-        check_int("batch_size", self.batch_size, 1)
+        check_int("new_tokens", self.new_tokens, 1, MOST_NEW_TOKENS)
+        check_int("batch_size", self.batch_size, 1, MOST_ROWS)
         check_int("top_k", self.top_k, 0)
-        check_number("lambda", self.lam, 0.0, float("inf"))
+        check_int("seed", self.seed, 0)
+        check_flag("do_sample", self.do_sample)
+        check_number("lambda", self.lam, 0.0, MOST_FACTOR)
         check_number("top_p", self.top_p, 0.0, 1.0)
-        check_number("temperature", self.temperature, 0.0, float("inf"))
-        if self.temperature == 0.0:
-            raise ValueError("temperature: expected a number above 0; pass do_sample=False (--greedy) for greedy laws")
+        check_positive("temperature", self.temperature, hint=": pass do_sample=False (--greedy) for greedy laws")
         if self.mix is not None:
             check_number("mix", self.mix, 0.0, 1.0)
+        if not isinstance(self.features, FeatureSpec):
+            raise TypeError(f"features: expected a FeatureSpec, got {shown(self.features)}")
         method, position = ("SPRINTER", "predicting") if self.mix is None else ("SpecDec++", "token")
         if (self.features.model, self.features.position) != ("draft", position):
             wanted = "that predicts a token" if self.mix is None else "that encodes a token"
@@ -115,26 +126,28 @@ def collect(
     facts = _facts(target, draft, tokenizer, texts, settings, source)
     state = PartialState()  # one process, unless `accelerate launch` started several
     if state.is_main_process:
-        prepare(out, part, facts, resume)
+        prepare(out, part, facts, resume, RECORD)
     state.wait_for_everyone()
     if not part.is_dir():  # all was there already
         return out
 
-    batches = range(state.process_index, -(-len(texts) // settings.batch_size), state.num_processes)
+    key, count = key_of(part / RECORD), -(-len(texts) // settings.batch_size)
+    batches = range(state.process_index, count, state.num_processes)
     for number in tqdm(batches, desc="collecting", unit="batch", disable=not state.is_main_process):
         shard, first = part / f"{number:05d}.parquet", number * settings.batch_size
-        if shard.is_file():
+        if read_part(shard, key) is not None:
             continue
         with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
             torch.manual_seed(settings.seed * 1_000_003 + number)
             rows = run_batch(target, draft, tokenizer, texts[first : first + settings.batch_size], settings, first)
         unfinished = part / f"{number:05d}.part"
         Dataset.from_dict(rows, features=schema(facts["hidden_size"], settings.kinds)).to_parquet(str(unfinished))
-        os.replace(unfinished, shard)
+        write_part(shard, unfinished.read_bytes(), key)
+        unfinished.unlink()
 
     state.wait_for_everyone()
     if state.is_main_process:
-        assemble(out, part, facts)
+        assemble(out, part, facts, count)
     state.wait_for_everyone()
     return out
 
@@ -276,6 +289,8 @@ def _facts(
         "settings": asdict(settings),
         "target": ModelIdentity.of(target).to_dict(),
         "draft": identity.to_dict(),
+        "target_weights": weights_hash(target),
+        "draft_weights": weights_hash(draft),
         "tokenizer_hash": tokenizer_hash(tokenizer),
         "dtypes": [str(target.dtype), str(draft.dtype)],
         "hidden_size": identity.hidden_size,

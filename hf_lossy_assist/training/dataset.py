@@ -16,11 +16,13 @@ from ..cards import TEMPLATES, escaped
 from ..features import FeatureSpec
 from ..files import new_folder, write_text
 from ..identity import ModelIdentity
+from ..reading import read_object
+from .jobs import WHOLE, check_entries, check_files, digests, key_of, read_part
 
 
 KINDS = ("original", "draft", "target", "mixed")  # SPRINTER's
 REPLACED = "replaced"  # SpecDec++'s
-WHOLE = "whole"  # where the dataset is put together, inside the folder of the unfinished collection
+RECORD = "collect.json"
 
 
 def acceptable(p: torch.Tensor, q: torch.Tensor, lam: float) -> torch.Tensor:
@@ -49,45 +51,6 @@ def schema(hidden_size: int, kinds: Sequence[str] = KINDS) -> Any:
 # -- writing ------------------------------------------------------------------------------------------------------------
 
 
-def prepare(out: Path, part: Path, facts: dict[str, Any], resume: bool, record: str = "collect.json") -> bool:
-    """Make or check the folder of the unfinished run. True: the run was killed after its last step, all is there.
-
-    `record`: the file that says what the run was started with.
-    """
-    if resume and part.is_dir() and (out / record).is_file():
-        _compare(out / record, facts)
-        shutil.rmtree(part)
-        return True
-    if out.exists():
-        raise ValueError(f"{out} exists: choose another --out, or delete it to start again")
-    written = part / record
-    if written.is_file():
-        if not resume:
-            raise ValueError(f"{part} holds an unfinished run: pass --resume to go on, or delete it")
-        _compare(written, facts)
-    else:
-        part.mkdir(parents=True, exist_ok=True)
-        write_text(written, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
-    for left in part.glob("*.part"):
-        left.unlink()
-    for left in (
-        part / WHOLE,
-        *part.glob(f".{WHOLE}.*"),
-    ):  # of a run that was killed while it put the dataset together
-        shutil.rmtree(left, ignore_errors=True)
-    return False
-
-
-def _compare(written: Path, facts: dict[str, Any]) -> None:
-    before = json.loads(written.read_text(encoding="utf-8"))
-    before, here = ({**facts_, **facts_.get("settings", {})} for facts_ in (before, facts))
-    for name in here:
-        if name not in ("source", "settings", "served_at") and here[name] != before.get(name):
-            raise ValueError(
-                f"{written.parent} was made with {name} {before.get(name)!r}, this run has {here[name]!r}: use the same, or delete it"
-            )
-
-
 def data_card(facts: dict[str, Any], data: Any) -> str:
     """The README.md of a dataset, as text."""
     facts = escaped(facts)
@@ -99,7 +62,7 @@ def data_card(facts: dict[str, Any], data: Any) -> str:
     card = DatasetCard.from_template(
         DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", method], task_categories=["text-classification"]),
         template_path=str(TEMPLATES / "data.md"), table=table, method=method, tokens=len(data), facts=facts,
-        target=ModelIdentity(**facts["target"]), draft=ModelIdentity(**facts["draft"]),
+        target=ModelIdentity.from_dict(facts["target"]), draft=ModelIdentity.from_dict(facts["draft"]),
         features=FeatureSpec(**facts["settings"]["features"]),
         settings=", ".join(f"{k} {v}" for k, v in facts["settings"].items() if k != "features" and v is not None),
         versions=", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
@@ -107,18 +70,21 @@ def data_card(facts: dict[str, Any], data: Any) -> str:
     return str(card)
 
 
-def assemble(out: Path, part: Path, facts: dict[str, Any]) -> None:
-    """Put the batches' files together, in order, and take them away."""
+def assemble(out: Path, part: Path, facts: dict[str, Any], count: int) -> None:
+    """Put the files of `count` batches together, in order, and take them away."""
     from datasets import Dataset, concatenate_datasets
 
+    key = key_of(part / RECORD)
     with new_folder(part / WHOLE) as folder:
-        cache = folder / "cache"
-        shards = [Dataset.from_parquet(str(shard), cache_dir=str(cache)) for shard in sorted(part.glob("*.parquet"))]
-        data = concatenate_datasets(shards)
+        cache, files = folder / "cache", [part / f"{number:05d}.parquet" for number in range(count)]
+        for file in files:
+            if read_part(file, key) is None:
+                raise ValueError(f"{file} is missing: resume")
+        data = concatenate_datasets([Dataset.from_parquet(str(file), cache_dir=str(cache)) for file in files])
         data.save_to_disk(str(folder))
-        write_text(folder / "collect.json", json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+        facts = facts | {"files": digests(folder)}
+        write_text(folder / RECORD, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
         write_text(folder / "README.md", data_card(facts, data))
-        del shards
         shutil.rmtree(cache)
     os.rename(part / WHOLE, out)
     shutil.rmtree(part)
@@ -160,24 +126,54 @@ class Table:
 
 
 def read_table(path: str | Path) -> Table:
-    """The dataset that `collect` wrote."""
-    from datasets import load_from_disk
+    """The dataset that `collect` wrote.
 
+    Raises: `ValueError`, one line, where the folder is another thing, unfinished or damaged.
+    """
     path = Path(path)
-    if not (path / "collect.json").is_file():
+    if not (path / RECORD).is_file():
         hint = (
             f" ({path}.partial is unfinished: hf-lossy collect --resume)" if Path(f"{path}.partial").is_dir() else ""
         )
-        raise ValueError(f"{path} is no dataset of hf-lossy collect: no collect.json in it{hint}")
-    data = load_from_disk(str(path))
-    kinds = data.features["kind"].names
-    data = data.with_format("numpy")
-    column = {name: torch.from_numpy(np.stack(data[name][:]) if name == "features" else np.asarray(data[name][:]))
-              for name in data.column_names}  # fmt: skip
+        raise ValueError(f"{path} is no dataset of hf-lossy collect: no {RECORD} in it{hint}")
+    facts = read_object(path / RECORD, "an object, the record of a collection")
+    _check(facts, path / RECORD)
+    check_files(path, facts)
+    kinds, column = _columns(path)
     return Table(
         features=column["features"].float(),
         **{name: column[name].float() for name in ("p", "q", "distance")},
         **{name: column[name].long() for name in ("prompt", "kind", "position")},
         kinds=kinds,
-        facts=json.loads((path / "collect.json").read_text(encoding="utf-8")),
+        facts=facts,
     )
+
+
+def _columns(path: Path) -> tuple[list[str], dict[str, torch.Tensor]]:
+    """The names of the kinds of rows, and every column."""
+    from datasets import load_from_disk
+
+    try:
+        data = load_from_disk(str(path))
+        kinds = data.features["kind"].names
+        data = data.with_format("numpy")
+        return kinds, {
+            name: torch.from_numpy(np.stack(data[name][:]) if name == "features" else np.asarray(data[name][:]))
+            for name in schema(1)
+        }
+    except Exception as error:  # `datasets` raises whatever its reader meets in a damaged file
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"{path} cannot be read ({said}): collect it again") from None
+
+
+def _check(facts: dict[str, Any], where: Path) -> None:
+    """Refuse a record that lacks what fitting reads."""
+    kinds = {"settings": dict, "target": dict, "draft": dict, "tokenizer_hash": str, "source": str, "prompts": int}
+    check_entries(facts, kinds, where)
+    check_entries(facts["settings"], {"lam": (int, float), "features": dict}, where)
+    try:
+        for name in ("target", "draft"):
+            ModelIdentity.from_dict(facts[name])
+        FeatureSpec(**facts["settings"]["features"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}: collect it again") from None

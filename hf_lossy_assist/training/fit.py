@@ -14,10 +14,10 @@ import torch
 from torch.nn import functional as F
 
 from ..cards import head_card
-from ..errors import check_int, check_number
+from ..errors import MOST_FACTOR, check_flag, check_int, check_number, shown
 from ..features import FeatureSpec
 from ..files import new_folder
-from ..heads import KINDS, Head, HeadConfig
+from ..heads import KINDS, WIDEST, Head, HeadConfig
 from ..identity import ModelIdentity, versions
 from ..laws import decoding_of
 from .dataset import Table, acceptable, read_table
@@ -42,11 +42,14 @@ class FitSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("width", "batch_size", "max_epochs", "patience"):
+        check_int("width", self.width, 1, WIDEST)
+        for name in ("batch_size", "max_epochs", "patience"):
             check_int(name, getattr(self, name), 1)
+        check_int("--seed", self.seed, 0)
+        check_flag("balance", self.balance)
         check_number("learning_rate", self.learning_rate, 0.0, 10.0)
-        if self.kind not in KINDS:
-            raise ValueError(f"--head: expected one of {', '.join(KINDS)}, got {self.kind!r}")
+        if self.kind not in tuple(KINDS):
+            raise ValueError(f"--head: expected one of {', '.join(KINDS)}, got {shown(self.kind)}")
 
 
 @dataclass
@@ -87,7 +90,7 @@ def fit_head(table: Table, lam: float, settings: FitSettings = FitSettings()) ->
 
     Raises: `ValueError` where a part of the split has only one of the two labels.
     """
-    check_number("--lambda", lam, 0.0, float("inf"))
+    check_number("--lambda", lam, 0.0, MOST_FACTOR)
     labels = acceptable(table.p, table.q, lam)
     parts = split(table.prompt, settings.seed)
     for name, part in zip(("training", "early stopping", "test"), parts, strict=True):
@@ -215,8 +218,8 @@ def config_of(table: Table, settings: FitSettings, method: str, label: str) -> H
         polarity="acceptable",
         label=label,
         features=FeatureSpec(**collected["features"]),
-        target=ModelIdentity(**facts["target"]),
-        draft=ModelIdentity(**facts["draft"]),
+        target=ModelIdentity.from_dict(facts["target"]),
+        draft=ModelIdentity.from_dict(facts["draft"]),
         tokenizer_hash=facts["tokenizer_hash"],
         decoding=decoding_of(collected),
         versions=versions(),
@@ -262,6 +265,8 @@ def fit_sprinter(
     out = Path(out)
     if out.exists():
         raise ValueError(f"{out} exists: choose another --out, or delete it to fit again")
+    for lam in lambdas:
+        check_number("--lambda", lam, 0.0, MOST_FACTOR)
     table = read_table(data)
     table.check_for("sprinter", "predicting")
     collected = float(table.facts["settings"]["lam"])

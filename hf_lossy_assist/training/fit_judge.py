@@ -39,6 +39,7 @@ from .classifiers import (
     train,
     train_grid,
 )
+from .jobs import check_entries
 from .states import PLACES, MinedTable, hidden_states, read_mined
 
 
@@ -78,10 +79,11 @@ def check_models(mined: MinedTable, target: Any, draft: Any, tokenizer: Any) -> 
     missing = [name for name in ("settings", "target", "draft", "tokenizer_hash") if name not in facts]
     if missing:
         raise ValueError(f"the dataset's mine.json does not say its {', '.join(missing)}: mine it again")
+    check_entries(facts, {"settings": dict, "draft": dict, "tokenizer_hash": str}, Path("mine.json"))
     identities: dict[str, ModelIdentity | None] = {}
     models = {"target": target, "draft": draft}
     for (name, model), dtype in zip(models.items(), facts.get("dtypes") or (None, None), strict=True):
-        recorded = ModelIdentity(**facts[name]) if facts[name] is not None else None
+        recorded = ModelIdentity.from_dict(facts[name]) if facts[name] is not None else None
         identities[name] = recorded
         if model is None:
             continue

@@ -16,15 +16,24 @@ from typing import Any
 from huggingface_hub.utils import tqdm
 from transformers import GenerationConfig, LogitsProcessorList
 
-from ..errors import check_int, check_number
+from ..errors import (
+    MOST_FACTOR,
+    MOST_NEW_TOKENS,
+    MOST_ROWS,
+    MOST_THREADS,
+    check_flag,
+    check_int,
+    check_number,
+    check_positive,
+)
 from ..evaluation.endpoint import Endpoint
 from ..evaluation.tasks import AnswerTask, Problem
-from ..identity import ModelIdentity, tokenizer_hash, versions
+from ..identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ..laws import decoding_of
 from ..models import base_of, vocabulary_of
 from ..trials import why_not_rows
 from .continuing import Batch, Choice, Continuer, DraftChoices, decoding_processors
-from .dataset import prepare
+from .jobs import key_of, prepare, sealed_line
 from .mined import RECORD, assemble, read_lines
 from .remote import Remote
 from .search import Continue, Limits, Mined, Search, Work, search
@@ -48,19 +57,17 @@ class MineSettings:
     max_seconds: float | None = None  # of a problem; looked at between two continuations
 
     def __post_init__(self) -> None:
-        check_int("max_new_tokens", self.max_new_tokens, 1)
-        check_int("seed", self.seed, 0)
-        if self.seed >= 2**63:
-            raise ValueError(f"seed: expected a whole number below 2**63, got {self.seed}")
+        check_int("max_new_tokens", self.max_new_tokens, 1, MOST_NEW_TOKENS)
+        check_int("seed", self.seed, 0, 2**63 - 1)
         check_int("top_k", self.top_k, 0)
+        check_flag("do_sample", self.do_sample)
+        check_flag("naive", self.naive)
         check_number("top_p", self.top_p, 0.0, 1.0)
-        check_number("temperature", self.temperature, 0.0, float("inf"))
-        if self.temperature == 0.0:
-            raise ValueError("temperature: expected a number above 0; leave --do-sample out for greedy decoding")
+        check_positive("temperature", self.temperature, hint=": leave --do-sample out for greedy decoding")
         if self.max_mismatches is not None:
             check_int("max_mismatches", self.max_mismatches, 1)
         if self.max_seconds is not None:
-            check_number("max_seconds", self.max_seconds, 0.0, float("inf"))
+            check_number("max_seconds", self.max_seconds, 0.0, MOST_FACTOR)
 
     def decoding(self) -> dict[str, Any]:
         """The settings of the models' laws, as `generate` names them."""
@@ -91,8 +98,8 @@ def mine(
     """
     from accelerate import PartialState
 
-    check_int("batch_size", batch_size, 1)
-    check_int("workers", workers, 1)
+    check_int("batch_size", batch_size, 1, MOST_ROWS)
+    check_int("workers", workers, 1, MOST_THREADS)
     if not problems:
         raise ValueError("nothing to mine: there are no problems")
     out = Path(out)
@@ -108,6 +115,7 @@ def mine(
     if not part.is_dir():  # all was there already
         return out
 
+    key = key_of(part / RECORD)
     done = {mined.problem for mined in read_lines(part)}
     state.wait_for_everyone()  # reading takes torn lines away; nobody writes before all have read
     mine_own = [n for n in range(state.process_index, len(problems), state.num_processes) if n not in done]
@@ -119,7 +127,7 @@ def mine(
         for mined in tqdm(
             found, desc="mining", unit="problem", total=len(mine_own), disable=not state.is_main_process
         ):
-            file.write(json.dumps(asdict(mined), ensure_ascii=False) + "\n")
+            file.write(sealed_line(asdict(mined), key))
             file.flush()
 
     state.wait_for_everyone()
@@ -321,6 +329,8 @@ def _facts(
         "served": target.model if remote else None,
         "served_at": target.url if remote else None,
         "draft": ModelIdentity.of(draft).to_dict(),
+        "target_weights": None if remote else weights_hash(target),
+        "draft_weights": weights_hash(draft),
         "tokenizer_hash": tokenizer_hash(tokenizer),
         "dtypes": [None if remote else str(target.dtype), str(draft.dtype)],
         "problems": len(contents),

@@ -13,7 +13,7 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from ..cards import TEMPLATES, escaped
 from ..files import new_folder, write_text
 from ..identity import ModelIdentity
-from .dataset import WHOLE
+from .jobs import WHOLE, digests, key_of, unsealed
 from .search import Mined, Mismatch
 
 
@@ -44,16 +44,19 @@ def schema() -> Any:
 
 
 def read_lines(part: Path) -> list[Mined]:
-    """The problems that an unfinished run has done, by their number. A line that was cut off is taken away."""
-    found = {}
+    """The problems that an unfinished run has done, by their number. A line that was cut off is taken away.
+
+    Raises: `ValueError`, one line, for a line that is not what was written, or of another run.
+    """
+    found, key = {}, key_of(part / RECORD)
     for file in sorted(part.glob("*.jsonl")):
         data = file.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):  # killed, or the disk was full, in the middle of a line
             with open(file, "r+b") as torn:
                 torn.truncate(len(whole))
-        for line in whole.decode().split("\n")[:-1]:  # not splitlines: a text may hold other separators
-            spec = json.loads(line)
+        for number, line in enumerate(whole.split(b"\n")[:-1], 1):  # not splitlines: a text may hold other separators
+            spec = unsealed(line, f"{file}, line {number}", key)
             spec["mismatches"] = [Mismatch(**m) for m in spec["mismatches"]]
             found[spec["problem"]] = Mined(**spec)
     return [found[n] for n in sorted(found)]
@@ -69,6 +72,7 @@ def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: Any) -> No
         found, columns = rows(mined, tokenizer), schema()
         data = Dataset.from_dict({name: [row[name] for row in found] for name in columns}, features=columns)
         data.save_to_disk(str(folder), num_shards=1)  # one even for no rows: none at all could not be read back
+        facts = facts | {"files": digests(folder)}
         write_text(folder / RECORD, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
         write_text(folder / "README.md", card(facts))
     os.rename(part / WHOLE, out)
@@ -116,8 +120,8 @@ def card(facts: dict[str, Any]) -> str:
             DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", "autojudge"], task_categories=["text-classification"]),
             template_path=str(TEMPLATES / "mined.md"), facts=facts, found=found,
             share=found["important"] / max(found["mismatches"], 1),
-            target=ModelIdentity(**facts["target"]) if facts["target"] else f"{facts['served']} at {facts['served_at']}",
-            draft=ModelIdentity(**facts["draft"]),
+            target=ModelIdentity.from_dict(facts["target"]) if facts["target"] else f"{facts['served']} at {facts['served_at']}",
+            draft=ModelIdentity.from_dict(facts["draft"]),
             settings=", ".join(f"{k} {v}" for k, v in facts["settings"].items() if v is not None),
             versions=", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
         )

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from scipy.optimize import nnls
 
-from ..errors import check_int, check_number
+from ..errors import LONGEST_DRAFT, MOST_NEW_TOKENS, check_int, check_number
 from ..heads import Head
 from ..hub import fetch
 from ..integration import speculative_generate
@@ -181,9 +181,9 @@ def plan(
         data: from `held_out` or `read_held_out`.
         max_distance: the mean d_TV per token that the advice stays within.
     """
-    check_int("new_tokens", new_tokens, 2)
-    check_int("max_draft", max_draft, 1)
-    check_int("repeats", repeats, 1)
+    check_int("new_tokens", new_tokens, 2, MOST_NEW_TOKENS)
+    check_int("max_draft", max_draft, 1, LONGEST_DRAFT)
+    check_int("repeats", repeats, 1, 10**6)
     check_number("max_distance", max_distance, 0.0, 1.0)
     if not prompts or not thresholds:
         raise ValueError(f"plan needs prompts and thresholds, got {len(prompts)} and {len(thresholds)}")

@@ -21,18 +21,18 @@ from huggingface_hub.utils import tqdm
 from ..block import Block
 from ..companions import check_companion
 from ..decoding import Call
-from ..files import new_folder, write_bytes
+from ..files import new_folder
 from ..filters import VerifyFilter
-from ..identity import ModelIdentity, tokenizer_hash, versions
+from ..identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ..policy import LossyPolicy
-from ..profile import Bins, Latency, Profile, machine
+from ..profile import MODELS, Bins, Latency, Profile, machine
 from ..runner import Runner
 from ..scheduling import choose
 from ..stops import Constant
 from ..trials import why_not_rows
 from ..verification import acceptance, similarity
 from .bins import Samples, build, cells, entropies
-from .dataset import prepare
+from .jobs import key_of, prepare, read_part, write_part
 from .profile_figures import cells_figure, goodput_figure
 from .round_costs import measure
 from .rounds import ProfileSettings, Watching, run
@@ -133,6 +133,10 @@ def facts(
         "target": ModelIdentity.of(target).to_dict(),
         "draft": ModelIdentity.of(draft).to_dict(),
         "companion": ModelIdentity.of(companion).to_dict(),
+        **{
+            f"{name}_weights": weights_hash(model)
+            for name, model in zip(MODELS, (target, draft, companion), strict=True)
+        },
         "dtypes": [str(model.dtype) for model in (target, draft, companion)],
         "tokenizer_hash": tokenizer_hash(tokenizer),
         "prompts_sha256": hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest(),
@@ -164,17 +168,18 @@ def collect(
     A finished batch of prompts is a file in `kept`, and one that is there already is not run again.
     """
     parts: list[dict[str, np.ndarray]] = []
-    rounds = 0
+    rounds, key = 0, "" if kept is None else key_of(kept / STARTED)
     for longest in settings.gamma:
         for first in tqdm(range(0, len(texts), settings.batch_size), desc=f"γ = {longest}", unit="batch"):
             file = None if kept is None else kept / f"{longest}-{first:06d}.safetensors"
-            if file is None or not file.is_file():
+            data = None if file is None else read_part(file, key)
+            if data is None:
                 chosen = texts[first : first + settings.batch_size]
                 one = sample(target, draft, companion, tokenizer, chosen, settings, longest, first)
                 if file is not None:
-                    write_bytes(file, safetensors.numpy.save(one))
+                    write_part(file, safetensors.numpy.save(one), key)
             else:
-                one = safetensors.numpy.load(file.read_bytes())
+                one = safetensors.numpy.load(data)
             one["round"] = one["round"] + rounds
             rounds = int(one["round"].max(initial=rounds - 1)) + 1
             parts.append(one)

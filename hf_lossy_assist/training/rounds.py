@@ -9,9 +9,10 @@ from transformers import GenerationConfig
 
 from ..block import Block
 from ..decoding import Call, decode
-from ..errors import check_int, check_number
+from ..errors import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int, check_positive, shown
 from ..laws import decoding_of
 from ..policy import LossyPolicy
+from ..profile import LONGEST_PROFILED
 from ..runner import Runner
 from ..stats import SpeculationStats
 
@@ -32,22 +33,24 @@ class ProfileSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "batches"):
-            if not getattr(self, name):
+        for name, high in (("gamma", LONGEST_PROFILED), ("batches", MOST_ROWS)):
+            given = getattr(self, name)
+            if not isinstance(given, list | tuple):
+                raise TypeError(f"{name}: expected numbers such as (5, 7), got {shown(given)}")
+            if not given:
                 raise ValueError(f"{name}: expected at least one number")
-            for value in getattr(self, name):
-                check_int(name, value, 1)
+            for value in given:
+                check_int(name, value, 1, high)
             object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
-        check_int("batch_size", self.batch_size, 1)
-        check_int("new_tokens", self.new_tokens, 2 * self.gamma[-1] + 2)  # two rounds, the second of which is timed
-        check_int("rounds", self.rounds, 3)
+        check_int("batch_size", self.batch_size, 1, MOST_ROWS)
+        least = 2 * self.gamma[-1] + 2  # two rounds, the second of which is timed
+        check_int("new_tokens", self.new_tokens, least, MOST_NEW_TOKENS)
+        check_int("rounds", self.rounds, 3, 10**6)
         check_int("top_k", self.top_k, 0)
-        check_number("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0.0:
-            raise ValueError("top_p: expected a number above 0; pass do_sample=False (--greedy) for greedy laws")
-        check_number("temperature", self.temperature, 0.0, float("inf"))
-        if self.temperature == 0.0:
-            raise ValueError("temperature: expected a number above 0; pass do_sample=False (--greedy) for greedy laws")
+        check_int("seed", self.seed, 0)
+        check_flag("do_sample", self.do_sample)
+        check_positive("top_p", self.top_p, 1.0, hint=": pass do_sample=False (--greedy) for greedy laws")
+        check_positive("temperature", self.temperature, hint=": pass do_sample=False (--greedy) for greedy laws")
 
     def decoding(self) -> dict[str, Any]:
         """The settings of the laws, as `generate` names them."""

@@ -5,7 +5,6 @@ positions in parallel. So the target's states are those of decoding to the last 
 which in half precision is not quite the same (the paper's Appendix C): there a head on the target alone is the safe choice.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,9 @@ from huggingface_hub.utils import tqdm
 from ..cache import visibility
 from ..features import FeatureSpec, FeatureTap
 from ..models import RowModel
+from ..reading import read_object
 from ..trials import why_not_rows
+from .jobs import check_files
 from .mined import RECORD
 
 
@@ -60,13 +61,15 @@ def read_mined(path: str | Path) -> MinedTable:
         part = Path(f"{path}.partial")
         hint = f" ({part} is unfinished: hf-lossy mine --resume)" if part.is_dir() else ""
         raise ValueError(f"{path} is no dataset of hf-lossy mine: no {RECORD} in it{hint}")
+    facts = read_object(path / RECORD, "an object, the record of a run of hf-lossy mine")
+    check_files(path, facts)
     try:
-        facts = json.loads((path / RECORD).read_text(encoding="utf-8"))
         data = load_from_disk(str(path))
     except IndexError:  # how `datasets` reads what it saved without a single row
         data = []
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read ({' '.join(str(error).split())}): mine it again") from None
+    except Exception as error:  # `datasets` raises whatever its reader meets in a damaged file
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"{path} cannot be read ({said}): mine it again") from None
     if len(data) == 0:
         raise ValueError(
             f"{path} has no mismatch: the draft guessed every token of {facts.get('problems', 'all')} problems as the target "

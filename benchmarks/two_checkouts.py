@@ -67,7 +67,15 @@ class Checkout:
 
 @contextmanager
 def started(folder: Path, args: argparse.Namespace) -> Iterator[Checkout]:
-    command = [sys.executable, str(Path(__file__).resolve()), "--serve", "--problems", str(args.problems), "--seed", str(args.seed)]
+    command = [
+        sys.executable,
+        str(Path(__file__).resolve()),
+        "--serve",
+        "--problems",
+        str(args.problems),
+        "--seed",
+        str(args.seed),
+    ]
     environment = os.environ | {"PYTHONPATH": str(folder.resolve())}
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment, cwd=folder) as process:
         try:

@@ -9,10 +9,13 @@ import argparse
 import logging
 import os
 import random
+import resource
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -38,6 +41,7 @@ AREAS = {
     "commands": (commands.case, 12),
 }
 SECONDS = 10.0  # a case that takes longer hangs
+MEMORY = 3 * 2**30  # bytes that all cases may need beyond the libraries
 
 
 def run(seed: int, number: int, only: str | None = None) -> tuple[str, str, Verdict]:
@@ -59,7 +63,7 @@ def fuzz(seed: int, numbers: range, only: str | None = None, loud: bool = False)
         counts[area, verdict.kind] += 1
         if verdict.kind == ELSE or loud:
             print(f"--only {area} --seed {seed} --case {number} ({time.perf_counter() - began:.2f} s): {what}")
-            print(f"    {verdict.kind}: {verdict.seen}", flush=True)
+            print(f"    {verdict.kind}: {verdict.seen}{chr(10) + verdict.trace if loud else ''}", flush=True)
     return counts
 
 
@@ -67,6 +71,19 @@ def quiet() -> None:
     """Transformers' own advice would drown the counts."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity(logging.CRITICAL)
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """A case that wants all memory is to fail alone, not to end this process or others on the machine."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").is_file() else 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if pages:
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def main() -> int:
@@ -79,7 +96,8 @@ def main() -> int:
     quiet()
     numbers = range(options.cases) if options.case is None else range(options.case, options.case + 1)
     began = time.perf_counter()
-    counts = fuzz(options.seed, numbers, options.only, options.case is not None)
+    with bounded():
+        counts = fuzz(options.seed, numbers, options.only, options.case is not None)
     seconds = time.perf_counter() - began
     for area in AREAS:
         row = [counts[area, kind] for kind in (REFUSED, RIGHT, ELSE)]

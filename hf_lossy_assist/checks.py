@@ -50,8 +50,8 @@ def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfi
     settings = Settings(kwargs, config)
     ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     _refuse_unknown(model, kwargs, config)
+    check_settings(kwargs, config)
     refuse_modes(kwargs, settings)
-    check_settings(kwargs)
     _refuse_sampling(settings)
     if kwargs.get("inputs") is not None and kwargs.get("input_ids") is not None:
         raise ValueError("inputs and input_ids are two names of the prompt: pass one of them")
@@ -60,12 +60,15 @@ def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfi
         raise ValueError("there is no prompt, and the target has no BOS token to start from: pass input_ids=…")
     if ids is not None and model.main_input_name == "input_ids":
         _refuse_prompt(model, ids)
+    if kwargs.get("decoder_input_ids") is not None:
+        _refuse_ids("decoder_input_ids", kwargs["decoder_input_ids"])
     if decoder_only:
         _refuse_other_inputs(model, kwargs, config)
         if isinstance(kwargs.get("past_key_values"), EncoderDecoderCache):
             raise TypeError("past_key_values: an EncoderDecoderCache is for encoder-decoders; pass a DynamicCache")
+    if isinstance(ids, torch.Tensor) and model.main_input_name == "input_ids":
+        refuse_mask(ids, kwargs.get("attention_mask"), decoder_only)
     if ids is not None and decoder_only:
-        refuse_mask(ids, kwargs.get("attention_mask"))
         new, limit = settings["max_new_tokens"], settings["max_length"]
         if new is None and limit is not None and limit <= ids.shape[1]:
             raise ValueError(
@@ -169,16 +172,21 @@ def _refuse_sampling(settings: Settings) -> None:
             )
 
 
-def _refuse_prompt(model: Any, ids: Any) -> None:
+def _refuse_ids(name: str, ids: Any) -> None:
     if not isinstance(ids, torch.Tensor):
         raise TypeError(
-            f"input_ids: expected a tensor of shape (batch, length), got {type(ids).__name__}; "
+            f"{name}: expected a tensor of shape (batch, length), got {type(ids).__name__}; "
             "pass return_tensors='pt' to the tokenizer"
         )
-    if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32) or ids.numel() == 0:
+    fits = ids.dim() == 2 and ids.dtype in (torch.int64, torch.int32) and ids.layout == torch.strided
+    if not fits or ids.numel() == 0:
         raise ValueError(
-            f"input_ids: expected whole numbers of shape (batch, length), got {ids.dtype} of shape {tuple(ids.shape)}"
+            f"{name}: expected whole numbers of shape (batch, length), got {ids.dtype} of shape {tuple(ids.shape)}"
         )
+
+
+def _refuse_prompt(model: Any, ids: Any) -> None:
+    _refuse_ids("input_ids", ids)
     table, device = base_of(model).get_input_embeddings().weight, device_of(model)
     if device.type != "meta" and ids.device.type not in ("cpu", device.type):
         raise ValueError(f"input_ids are on {ids.device}, the target on {device}: move them with .to({str(device)!r})")
@@ -188,8 +196,8 @@ def _refuse_prompt(model: Any, ids: Any) -> None:
         raise ValueError(f"input_ids: token {outside} is outside the target's vocabulary of {table.shape[0]}")
 
 
-def refuse_mask(ids: torch.Tensor, mask: Any) -> None:
-    """Refuse an `attention_mask` (B, width) that is none of `ids`, or that hides a row's last token."""
+def refuse_mask(ids: torch.Tensor, mask: Any, ends_in_text: bool = True) -> None:
+    """Refuse an `attention_mask` (B, width) that is none of `ids`; with `ends_in_text` one that hides a row's last token."""
     if mask is None:
         return
     if not isinstance(mask, torch.Tensor):
@@ -202,11 +210,19 @@ def refuse_mask(ids: torch.Tensor, mask: Any) -> None:
         raise ValueError(
             f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}: they must agree"
         )
-    if bool((mask.sum(dim=1) == 0).any()):
-        row = int((mask.sum(dim=1) == 0).nonzero()[0])
+    if mask.layout != torch.strided or mask.is_complex():
+        raise ValueError(f"attention_mask: expected a dense tensor of 0 and 1, got {mask.dtype} ({mask.layout})")
+    hidden = mask == 0
+    wrong = torch.stack(
+        [hidden[:, -1], hidden.all(dim=1), (~hidden & (mask != 1)).any(dim=1)]
+    ).cpu()  # (3, B): one look
+    if bool(wrong[2].any()):
+        raise ValueError("attention_mask: expected 1 for a token and 0 for one that does not count, got other numbers")
+    if bool(wrong[1].any()):
+        row = int(wrong[1].nonzero()[0])
         raise ValueError(f"attention_mask hides all of row {row}: every row needs a token")
-    if bool((mask[:, -1] == 0).any()):
-        row = int((mask[:, -1] == 0).nonzero()[0])
+    if ends_in_text and bool(wrong[0].any()):
+        row = int(wrong[0].nonzero()[0])
         raise ValueError(
             f"attention_mask hides the last token of row {row}: pad on the left (tokenizer.padding_side='left')"
         )

@@ -29,15 +29,20 @@ def listed(names: Iterable[object], most: int = 20) -> str:
     return ", ".join(all_[:most]) + (f" and {len(all_) - most} more" if len(all_) > most else "")
 
 
+def one_line(text: object, longest: int = 200) -> str:
+    """A text from outside, fit for an error message of one line."""
+    line = visible(" ".join(str(text).split()))
+    return line if len(line) <= longest else f"{line[:longest]}…"
+
+
 def shown(value: Any, longest: int = 80) -> str:
     """`value` for an error message: its repr in one line of at most `longest` characters."""
     if isinstance(value, int) and value.bit_length() > 100:
         return f"a number of {int(value.bit_length() * math.log10(2)) + 1} digits"
     try:
-        line = " ".join(repr(value).split())
-    except ValueError:  # Python writes no whole number of more than 4300 digits
+        return one_line(repr(value), longest)
+    except (ValueError, RecursionError):  # a whole number of more than 4300 digits, lists of lists of lists …
         return f"an object of {type(value).__name__}"
-    return line if len(line) <= longest else f"{line[:longest]}…"
 
 
 def check_int(name: str, value: Any, low: int, high: int = MOST) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import typer
 
+from .errors import one_line
 from .terminal import plain_warnings
 
 
@@ -51,5 +52,4 @@ def _say_wrong_words(error: Any) -> None:
 
 def say(text: str) -> None:
     """One line on stderr that no terminal acts on, however long or wild a name in it is."""
-    line = "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
-    print(f"hf-lossy: {line if len(line) <= LONGEST else line[:LONGEST] + '…'}", file=sys.stderr)
+    print(f"hf-lossy: {one_line(text, LONGEST)}", file=sys.stderr)

@@ -107,5 +107,5 @@ def assistant_inputs(
             if "attention_mask" in inspect.signature(encoder.forward).parameters:
                 inputs["attention_mask"] = own["attention_mask"]
         own["encoder_outputs"] = encoder(**inputs, return_dict=True)
-    base._prepare_cache_for_generation(copy.deepcopy(config), own, None, len(rows.index), rows.max_length)
+    base._prepare_cache_for_generation(copy.copy(config), own, None, len(rows.index), rows.max_length)
     return own

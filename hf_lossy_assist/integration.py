@@ -22,6 +22,7 @@ from .drafting import stock_generator
 from .methods import as_policy
 from .models import base_of
 from .policy import LossyPolicy
+from .preparing import refusals_in_one_line
 from .runner import DRAFT_SETTINGS, Runner
 from .stops import DraftStop
 
@@ -84,9 +85,10 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
     if given is not None and not isinstance(given, GenerationConfig):
         raise TypeError(f"generation_config: expected a GenerationConfig, got {type(given).__name__}")
     # For reading: as Transformers has it, what a given config leaves open comes from the model's own.
-    config = copy.deepcopy(given) if given is not None else GenerationConfig()
-    config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
-    refuse_arguments(model, kwargs, config)
+    with refusals_in_one_line(begun=lambda: False):
+        config = copy.deepcopy(given) if given is not None else GenerationConfig()
+        config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
+        refuse_arguments(model, kwargs, config)
 
     runner = Runner(
         policy,
@@ -119,7 +121,8 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
         # model's own config would fill must stay at the call.
         if kwargs[name] is not None or getattr(model.generation_config, name, None) is None:
             setattr(given, name, kwargs.pop(name))
-    return type(model).generate(model, generation_config=given, custom_generate=runner, **kwargs)
+    with refusals_in_one_line(begun=lambda: runner.called):
+        return type(model).generate(model, generation_config=given, custom_generate=runner, **kwargs)
 
 
 _announced: set[str] = set()

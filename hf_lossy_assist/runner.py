@@ -82,6 +82,7 @@ class Runner:
         self.settings, self.cache_given = dict(settings or {}), cache_given
         self.generator_settings: dict[str, Any] = {}
         self._other: bool | None = None
+        self.called = False
 
     # -- what to draft with -------------------------------------------------------------------------------------------
 
@@ -190,6 +191,7 @@ class Runner:
         **model_kwargs: Any,
     ) -> Any:
         """Called by `generate` with everything prepared; returns what `generate` returns."""
+        self.called = True
         self.validate(model)
         refuse_modes({}, Settings({}, generation_config))  # again: not every call comes through `enable`
         self.policy.rule.check_mode(bool(generation_config.do_sample))
@@ -311,7 +313,7 @@ class Runner:
             if early is not None:
                 other = f"pass assistant_model=hf_lossy_assist.early_exit(model, {early}) in place of assistant_early_exit={early}"
             raise ValueError(f"{type(stop).__name__} needs a draft model with the target's tokenizer: {other}")
-        config = copy.deepcopy(generation_config)
+        config = copy.copy(generation_config)
         config.max_length = rows.max_length
         for name, value in self.generator_settings.items():
             setattr(config, name, value)

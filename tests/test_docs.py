@@ -16,6 +16,7 @@ EXAMPLES = {
     "sprinter_figures.py": ["--out", "{tmp}"],
     "batches.py": [],
     "calibrate_svip.py": ["--problems", "8"],
+    "fuzz.py": ["--cases", "20", "--only", "arguments"],
     "wrong_uses.py": [],
     "wrong_policies.py": [],
 }

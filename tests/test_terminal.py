@@ -11,8 +11,7 @@ from test_commands import hf_lossy  # noqa: F401  (a fixture)
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import HeadConfig, LinearHead, demo
-from hf_lossy_assist.errors import listed, visible
-from hf_lossy_assist.evaluation.answers import one_line
+from hf_lossy_assist.errors import listed, one_line, visible
 from hf_lossy_assist.identity import ModelIdentity
 from hf_lossy_assist.sharing import kind_of
 from hf_lossy_assist.terminal import console, show, show_json, streamer

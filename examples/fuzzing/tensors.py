@@ -68,10 +68,9 @@ def case(random: Random, folder: Path) -> Case:
     family = random.choices(FAMILIES, (6, 2, 2))[0]
     given: dict[str, Any] = dict(prompts(random, random.choice([1, 2, 3]) if family != "t5" else 1))
     names = random.choices(NAMES, (8, 12, 2, 1, 1, 1, 1), k=random.choice([1, 1, 2]))
+    right = dict(given)
     for name in names:
-        source = given["attention_mask" if "mask" in name else "input_ids"]
-        if isinstance(source, torch.Tensor) and source.dim() == 2 and source.numel() and source.device.type == "cpu":
-            given[name] = changed(random, source, "mask" in name)
+        given[name] = changed(random, right["attention_mask" if "mask" in name else "input_ids"], "mask" in name)
     if random.random() < 0.1:
         given.pop(random.choice(["input_ids", "attention_mask"]), None)
     more = {"do_sample": True, "top_k": 1} if random.random() < 0.1 else {}

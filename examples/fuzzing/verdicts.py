@@ -47,6 +47,7 @@ class Verdict:
 
     kind: str
     seen: str
+    trace: str = ""
 
 
 def judge(case: Case, seconds: float) -> Verdict:
@@ -58,6 +59,7 @@ def judge(case: Case, seconds: float) -> Verdict:
 
 
 def _judged(case: Case, seconds: float) -> Verdict:
+    trace = ""
     try:
         with _limited(seconds), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -72,9 +74,10 @@ def _judged(case: Case, seconds: float) -> Verdict:
         raise
     except BaseException as error:
         wrong, line = fault(error), f"{type(error).__name__}: {error}"
+        trace = "".join(traceback.format_tb(error.__traceback__, limit=8))
     else:
         return Verdict(RIGHT, "")
-    return Verdict(ELSE, f"{wrong}: {line[:1500]}") if wrong else Verdict(REFUSED, line)
+    return Verdict(ELSE, f"{wrong}: {line[:1500]}", trace) if wrong else Verdict(REFUSED, line, trace)
 
 
 def _peak() -> int:

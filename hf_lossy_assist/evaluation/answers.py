@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-from ..errors import shown, visible
+from ..errors import one_line, shown
 from ..reading import lines, parse
 
 
@@ -150,12 +150,6 @@ def require(what: str, packages: Mapping[str, str]) -> None:
 def squeeze(text: str) -> str:
     """`text` with every run of white space made one blank."""
     return " ".join(text.split())
-
-
-def one_line(text: object, longest: int = 200) -> str:
-    """A text from outside, fit for an error message of one line."""
-    line = visible(squeeze(str(text)))
-    return line if len(line) <= longest else f"{line[:longest]}…"
 
 
 def first(texts: Sequence[str | None]) -> str | None:

@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import check_int, check_number, nearest
+from ..errors import check_int, check_number, nearest, one_line
 from ..reading import parse
 from .address import Address
-from .answers import one_line
 from .bounds import Bound, TooMuch, put_bound
 
 

@@ -7,8 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..errors import check_number
-from .answers import FileTask, Problem, Row, one_line, require
+from ..errors import check_number, one_line
+from .answers import FileTask, Problem, Row, require
 from .sandbox import why_not
 from .workers import ask_once
 

@@ -131,7 +131,9 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
     if cache is not None and not isinstance(cache, Cache):
         raise TypeError(f"past_key_values: expected a Cache such as DynamicCache, got {type(cache).__name__}")
     if isinstance(cache, StaticCache):
-        raise ValueError("past_key_values: a StaticCache cannot be rolled back: pass a DynamicCache, or leave it out")
+        raise ValueError(
+            "past_key_values: a StaticCache cannot be rolled back, as a cache must be here: pass a DynamicCache, or leave it out"
+        )
     if settings["token_healing"]:
         raise ValueError("lossy_policy does not heal tokens: leave token_healing out")
     if isinstance(settings["watermarking_config"], SynthIDTextWatermarkingConfig):

@@ -19,11 +19,11 @@ def layers_of(cache: Any) -> list[Any] | None:
 def why_not_croppable(cache: Any) -> str | None:
     """Why tokens at the end of `cache` cannot be forgotten again, or None if they can."""
     if not crops(cache):
-        return f"a {type(cache).__name__} cannot be rolled back"
+        return f"a {type(cache).__name__} cannot be rolled back, as a cache must be here"
     layers = layers_of(cache) or []
     # They have DynamicLayer's `crop`, which cuts the last tokens alone that are not quantised yet.
     kinds = [type(layer) for layer in layers if any("Quantized" in kind.__name__ for kind in type(layer).__mro__)]
-    return f"a cache of {kinds[0].__name__}s cannot be rolled back" if kinds else None
+    return f"a cache of {kinds[0].__name__}s cannot be rolled back, as it must be here" if kinds else None
 
 
 def check_passed(model: Any, cache: Any, input_ids: torch.Tensor) -> None:

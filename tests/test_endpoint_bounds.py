@@ -123,6 +123,16 @@ def test_a_reply_that_does_not_end_is_too_much(raw, monkeypatch):
         assert endpoint.requests == 1  # asking again would bring as much
 
 
+def test_a_server_cannot_send_the_prompt_elsewhere(raw):
+    with OpenAIServer(lambda prompt, most, body: ("no", "stop")) as other:
+        there = HEAD.replace(b"200 OK", b"307 There") + f"Location: {other.url}/completions\r\n".encode()
+        url = raw(lambda connection: connection.sendall(there + b"Content-Length: 0\r\n\r\n"))
+        with Endpoint(url, "target", retries=0, timeout=20) as endpoint:
+            with pytest.raises(ValueError, match="refused the request .307") as error:
+                endpoint.complete("a", 9)
+        assert "\n" not in str(error.value) and url in str(error.value) and other.asked == []
+
+
 def test_a_small_reply_that_unpacks_to_a_large_one_is_refused(raw):
     packed = gzip.compress(BODY + b" " * (1 << 20))
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)

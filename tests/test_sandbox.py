@@ -2,6 +2,8 @@
 
 import json
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,22 @@ def test_no_folder_is_left(task, tmp_path, monkeypatch):
     before = sorted(tmp_path.iterdir())
     assert outcome(task, "open('left', 'w').write('x')", "import posix", "posix._exit(0)").startswith("failed")
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_kept_process_outlives_the_thread_that_asked_first():
+    def ask() -> None:
+        assert workers.ask("formulas", {"reference": "1", "answer": "1"}, 60.0) is True
+
+    workers.stop_all()
+    for _ in range(3):
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        time.sleep(0.1)
+    [kept] = workers._idle[os.getpid(), "formulas"]
+    assert kept.number == 3 and kept.process.poll() is None
+    workers.stop_all()
+    assert kept.process.poll() is not None and not Path(kept.folder).exists()
 
 
 # -- with a sandbox ---------------------------------------------------------------------------------------------------

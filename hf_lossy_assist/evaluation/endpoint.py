@@ -89,6 +89,7 @@ class Endpoint:
             timeout=timeout,
             event_hooks={"request": [self._sending], "response": [self._bound.check_encoding]},
             auth=(user, password) if user or password else None,
+            follow_redirects=False,  # prompts go to the server that was named, and to no other that it names
         )
         put_bound(http, self._bound)
         self._client = openai.OpenAI(

@@ -41,9 +41,12 @@ def why_not() -> str | None:
 def wrapped(command: list[str], modules: tuple[str, ...]) -> list[str]:
     """`command` in a sandbox of its own, where Python and `modules` can be imported: new namespaces of every kind, so no
     network and no sight of other processes; those folders alone, read-only, and an empty /tmp; no capabilities; and
-    everything in it ends with the process that this returns a command for, or with its parent."""
+    everything in it ends with the process that this returns a command for."""
     bwrap = shutil.which("bwrap") or "bwrap"
-    out = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
+    # bwrap dies with the thread that started it. A process that is one thread stands between, so that a kept worker does
+    # not die with the thread that happened to ask first; the group that is killed is that of both.
+    out = ["/bin/sh", "-c", '"$@"; exit $?', "sh"]
+    out += [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
     for folder in SYSTEM:
         out += ["--ro-bind-try", folder, folder]
     for folder in visible(modules):

@@ -19,7 +19,8 @@ def refuse_by_length(model: Any) -> None:
         )
     if base.config.is_encoder_decoder:
         return
-    if any(getattr(module, "attention_type", None) == "block_sparse" for module in base.modules()):
+    sparse = getattr(base.config, "attention_type", None) == "block_sparse"
+    if sparse and any(getattr(module, "attention_type", None) == "block_sparse" for module in base.modules()):
         raise ValueError(
             f"{name} chooses what it attends to by the prompt's length (block_sparse): load it with "
             "attention_type='original_full', or leave lossy_policy out"

@@ -317,13 +317,12 @@ class CroppingModel:
         extra: dict[str, Any] = {}
         if self.keeps_logits and keep is not None and keep < end - start:
             extra["logits_to_keep"] = max(keep, 1)
-        inputs = self.model.prepare_inputs_for_generation(
-            self.ids, next_sequence_length=end - start, is_first_iteration=self.fresh,
-            **self.kwargs, **self.growing.up_to(end), **extra,
-        )  # fmt: skip
+        given = {"is_first_iteration": self.fresh, **self.kwargs, **self.growing.up_to(end), **extra}
+        inputs = self.model.prepare_inputs_for_generation(self.ids, next_sequence_length=end - start, **given)
         if (
             inputs.get("past_key_values") is None
         ):  # Phi-3 writes its cache anew when the text outgrows a certain length
+            inputs = self.model.prepare_inputs_for_generation(self.ids, **given | {"past_key_values": None})
             self.cache = DynamicCache(config=base_of(self.model).config.get_text_config(decoder=True))
             self.cache.activate_past_recording()
             inputs["past_key_values"] = self.kwargs["past_key_values"] = self.cache

@@ -15,11 +15,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import DynamicCache
 
 
+# Of each model, the modules whose frequencies change.
+_modules: WeakKeyDictionary[Any, list[torch.nn.Module]] = WeakKeyDictionary()
 _current: ContextVar["tuple[ChangingRope, torch.Tensor] | None"] = ContextVar("current_rope", default=None)
 _forwards: dict[
     int, int
@@ -67,8 +70,9 @@ class ChangingRope:
     @classmethod
     def of(cls, base: Any, rows: int) -> "ChangingRope | None":
         """None for a model whose RoPE, if it has one, is the same for texts of all lengths: nearly all models."""
-        modules = [module for module in base.modules() if changing_kind(module) is not None]
-        return cls(base, modules, rows) if modules else None
+        if base not in _modules:
+            _modules[base] = [module for module in base.modules() if changing_kind(module) is not None]
+        return cls(base, _modules[base], rows) if _modules[base] else None
 
     def begin(self, lengths: Sequence[int]) -> None:
         """Say how long each row's prompt is, before its first forward."""

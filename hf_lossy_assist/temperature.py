@@ -10,17 +10,21 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 
+_layers: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 _positions: ContextVar["tuple[torch.Tensor, torch.Tensor] | None"] = ContextVar("positions", default=None)
 
 
 def with_temperature(model: Callable[..., Any], base: Any) -> Callable[..., Any]:
     """`model`, or for one that has such layers a callable like it that is right in batches as well."""
-    layers = [m for m in base.modules() if getattr(m, "attn_temperature_tuning", False) and not m.use_rope]
-    return partial(_run, model, layers) if layers else model
+    if base not in _layers:
+        tuned = [module for module in base.modules() if getattr(module, "attn_temperature_tuning", False)]
+        _layers[base] = [layer for layer in tuned if not layer.use_rope]
+    return partial(_run, model, _layers[base]) if _layers[base] else model
 
 
 def _run(model: Callable[..., Any], layers: Sequence[Any], **inputs: Any) -> Any:

@@ -74,6 +74,15 @@ class ChangingRope:
             _modules[base] = [module for module in base.modules() if changing_kind(module) is not None]
         return cls(base, _modules[base], rows) if _modules[base] else None
 
+    @property
+    def changes_after(self) -> int:
+        """The length of text up to which all frequencies are the first ones."""
+        found = []
+        for module in self.modules:
+            kinds: Any = module.rope_type
+            found += [_original(module, name) for name in (kinds if isinstance(kinds, dict) else [None])]
+        return min(original for kind, original in found if _changes(kind))
+
     def begin(self, lengths: Sequence[int]) -> None:
         """Say how long each row's prompt is, before its first forward."""
         self.first = list(lengths)
@@ -133,13 +142,18 @@ class ChangingRope:
 
 def _distinct(clean: torch.nn.Module, lengths: torch.Tensor, layer_type: str | None) -> torch.Tensor:
     """`lengths` with one value for all that have the same frequencies."""
-    owner: Any = clean
-    kind = owner.rope_type if layer_type is None else owner.rope_type[layer_type]
-    if "dynamic" in kind:
-        return lengths.clamp(min=int(owner.original_max_seq_len))
-    parameters = owner.config.rope_parameters if layer_type is None else owner.config.rope_parameters[layer_type]
-    original = int(parameters["original_max_position_embeddings"])
-    return lengths.clamp(min=original, max=original + 1)
+    kind, original = _original(clean, layer_type)
+    return lengths.clamp(min=original, max=None if "dynamic" in kind else original + 1)
+
+
+def _original(module: torch.nn.Module, layer_type: str | None) -> tuple[str, int]:
+    """The kind of RoPE, and the length of text up to which it has its first frequencies."""
+    its: Any = module
+    kind = its.rope_type if layer_type is None else its.rope_type[layer_type]
+    if kind != "longrope":
+        return kind, int(its.original_max_seq_len)
+    parameters = its.config.rope_parameters if layer_type is None else its.config.rope_parameters[layer_type]
+    return kind, int(parameters["original_max_position_embeddings"])
 
 
 def _at_length(clean: torch.nn.Module, x: torch.Tensor, positions: torch.Tensor, length: int, **kwargs: Any) -> Any:

@@ -37,6 +37,7 @@ from transformers.generation.utils import (
 )
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
 
 def parameters(function) -> list[str]:
@@ -384,3 +385,24 @@ def test_assisted_candidate_generator():
         assert hasattr(made, attribute)
     for config in (made.assistant_generation_config, made.generation_config):
         assert hasattr(config, "assistant_confidence_threshold") and hasattr(config, "num_assistant_tokens_schedule")
+
+
+# -- rotary modules -------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_changing_rotary_module_keeps():
+    """rope: `_clean` undoes what a module has learned from longer texts; it takes positions alone, and the length from them."""
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
+    rotary = tiny.llama(rope_parameters=dynamic, max_position_embeddings=8).model.rotary_emb
+    first = rotary.inv_freq.clone()
+    assert rotary.rope_type == "dynamic" and rotary.original_max_seq_len == rotary.max_seq_len_cached == 8
+    rotary(torch.zeros(1), torch.tensor([[0, 11]]))
+    assert rotary.max_seq_len_cached == 12 and not torch.equal(rotary.inv_freq, first)
+    assert torch.equal(rotary.original_inv_freq, first)
+
+
+def test_what_a_layer_with_temperatures_has():
+    """temperature: layers are found by these names, and their queries come out of `q_proj`."""
+    layer = inspect.getsource(Llama4TextAttention)
+    for name in ("attn_temperature_tuning", "use_rope", "floor_scale", "attn_scale", "q_proj"):
+        assert f"self.{name} = " in layer

@@ -80,6 +80,19 @@ def test_attention_temperature(name, kind, gamma):
         assert out.sequences[:, max(lengths) :].tolist() == wanted, lengths
 
 
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_windows_of_models_that_need_not_have_one(name):
+    """The other tested models with windows, and chunks, are built with short ones in all tests (`tiny.WINDOW`, `llama4`)."""
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "max_window_layers": 1}
+    model = tiny.build(name, use_sliding_window=True, sliding_window=tiny.WINDOW, **kinds)
+    for lengths in ((14,), (9, 1, 4, 14)):
+        expected = tiny.greedy(model, prompts(lengths), eos_token_id=NEVER_EMITTED)
+        out = assisted(model, prompts(lengths), tiny.draft_of(model, "often"), eos_token_id=NEVER_EMITTED)
+        assert torch.equal(out.sequences, expected), lengths
+    wide = tiny.build(name, use_sliding_window=True, sliding_window=200, **kinds)
+    assert not torch.equal(tiny.greedy(wide, prompts(lengths), eos_token_id=NEVER_EMITTED), expected)
+
+
 @torch.no_grad()
 def test_rows_in_several_steps_of_temperature():
     """Rows that lie three steps apart, blocks that cross a step: the logits of each row alone; no hook is left behind."""

@@ -556,6 +556,10 @@ def test_what_cannot_be_mined_is_refused_before_anything_is_written(tmp_path):
     sizes = {"vocab_size": small.VOCAB, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
     mamba, t5, target, task = MambaForCausalLM(MambaConfig(**sizes)), small.t5(), small.llama(), Last("w1 w2")
     endpoint = Endpoint("http://127.0.0.1:9/v1", "target", retries=0)
+    long = {
+        "rope_type": "longrope", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 7,
+        "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+    }  # fmt: skip
     refused: list[tuple[str, Any, Any, Any, dict]] = [
         ("no problems", target, target, Last(), {}), ("draft", target, t5, task, {}),
         ("draft", target, mamba, task, {}), ("target", mamba, target, task, {}), ("target", t5, target, task, {}),
@@ -563,6 +567,7 @@ def test_what_cannot_be_mined_is_refused_before_anything_is_written(tmp_path):
         ("workers", target, target, task, {"workers": 0}),
         ("positions of the target", target, target, task, {"settings": MineSettings(400)}),
         ("the target's tokenizer", target, small.llama(vocab=2 * small.VOCAB), task, {}),
+        ("7 after which the target's RoPE changes", small.llama(rope_parameters=long), target, task, {}),
         ("greedily", endpoint, target, task, {"settings": MineSettings(4, do_sample=True)}),
     ]  # fmt: skip
     for says, target_, draft, given, options in refused:

@@ -11,8 +11,10 @@ from functools import cache
 from typing import Any
 
 import pytest
+import small
 import tiny
 import torch
+from datasets import load_from_disk
 from tiny import NEVER_EMITTED, assisted, prompts
 from transformers import (
     LlamaConfig,
@@ -25,8 +27,11 @@ from transformers import (
     PhimoeForCausalLM,
 )
 
+from hf_lossy_assist.evaluation.prompts import Text
 from hf_lossy_assist.models import RowModel
 from hf_lossy_assist.rope import ChangingRope
+from hf_lossy_assist.training.collect import CollectSettings, collect
+from hf_lossy_assist.training.dataset import KINDS
 
 
 ORIGINAL, NEW = 24, 30  # the length at which frequencies change; every text crosses it or starts behind it
@@ -175,6 +180,19 @@ def test_going_on_from_a_cache(name, first):
         else:
             got = copy.deepcopy(model).generate(**inputs, **settings)
         assert torch.equal(got, wanted), ours_goes_on
+
+
+def test_collecting_for_sprinter_crosses_it_too(tmp_path):
+    """Its loop is one of its own, of one drafted token a round; a draft with the target's weights writes the target's text."""
+    model = copy.deepcopy(build("phi3"))
+    model.generation_config.eos_token_id = None
+    text = Text(" ".join(f"w{n}" for n in range(5, 25)))
+    tokenizer, settings = small.tokenizer(), CollectSettings(do_sample=False, new_tokens=12)
+    folder = collect(model, copy.deepcopy(model), tokenizer, [text], tmp_path / "data", settings)
+    records = [record for record in load_from_disk(str(folder)) if record["kind"] == KINDS.index("target")]
+    prompt = torch.tensor(tokenizer(text.prompt)["input_ids"])
+    assert [record["token"] for record in records] == alone(model, prompt, max_new_tokens=12, use_cache=False)
+    assert all(record["p"] == 1.0 for record in records)
 
 
 def test_each_token_has_the_frequencies_of_its_own_text():

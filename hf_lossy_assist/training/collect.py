@@ -20,7 +20,7 @@ from huggingface_hub.utils import tqdm
 from transformers import GenerationConfig
 
 from ..block import Block
-from ..decoding import Call
+from ..decoding import Call, renew
 from ..drafting import ModelDrafter
 from ..errors import (
     MOST_FACTOR,
@@ -220,6 +220,7 @@ class _Walk(Runner):
         assert isinstance(drafter, ModelDrafter) and drafter.tap is not None
         kinds = [self.wanted.kinds[row % len(self.wanted.kinds)] for row in rows.index]
         while rows.unfinished:
+            renew(call)
             block = drafter.propose(rows, [0 if finished else 1 for finished in rows.finished])
             if self.wanted.features.position == "token":  # known one forward later
                 drafter.model.feed(block.tokens, [1] * len(kinds), keep=1)

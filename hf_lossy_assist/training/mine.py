@@ -31,6 +31,7 @@ from ..evaluation.tasks import AnswerTask, Problem
 from ..identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ..laws import decoding_of
 from ..models import base_of, vocabulary_of
+from ..rope import ChangingRope
 from ..trials import why_not_rows
 from .continuing import Batch, Choice, Continuer, DraftChoices, decoding_processors
 from .jobs import key_of, prepare, sealed_line
@@ -306,6 +307,12 @@ def _prepared(
             raise ValueError(
                 f"the longest prompt has {longest} tokens, which with max_new_tokens={settings.max_new_tokens} is more than the "
                 f"{room} positions of the {name}: choose fewer new tokens or shorter prompts"
+            )
+        rope = ChangingRope.of(base_of(model), 1)
+        if rope is not None and longest + settings.max_new_tokens > rope.changes_after:
+            raise ValueError(
+                f"the longest prompt has {longest} tokens, which with max_new_tokens={settings.max_new_tokens} is more than the "
+                f"{rope.changes_after} after which the {name}'s RoPE changes: choose fewer new tokens or shorter prompts"
             )
     config = GenerationConfig(max_new_tokens=settings.max_new_tokens, pad_token_id=0, **settings.decoding())
     return prompts, *decoding_processors(_local(target, draft), config)

@@ -16,6 +16,7 @@ from .models import CachedModel, CroppingModel, RowModel
 from .policy import LossyPolicy
 from .positions import Positions
 from .processing import Processing
+from .rope import renew, renewing
 from .rules import AcceptanceRule, decide
 from .sequences import Rows
 from .stats import Clock, RowStats, SpeculationStats
@@ -49,10 +50,7 @@ class Call:
     logits: list[list[torch.Tensor]] = field(default_factory=list)  # the same, raw
 
     def __post_init__(self) -> None:
-        models = [self.target, getattr(self.drafter, "model", None), self.companion]
-        # Those that write their cache anew when a text grows beyond a certain length.
-        ropes = [(model, model.rope) for model in models if model is not None and model.rope is not None]
-        self.renewing = [(model, rope) for model, rope in ropes if rope.renewed_after is not None]
+        self.renewing = renewing(self.target, getattr(self.drafter, "model", None), self.companion)
 
 
 def decode(call: Call) -> SpeculationStats:
@@ -85,7 +83,7 @@ def decode(call: Call) -> SpeculationStats:
 def opened(call: Call) -> tuple[Block, torch.Tensor]:
     """The first half of a round, draft → stop → filter → verify: a block that waits for its verdict, and the target's raw logits."""
     rows, policy = call.rows, call.policy
-    renew(call)
+    renew(call.renewing, rows, call.clock)
     planned = limits(call)
     block = call.drafter.propose(rows, planned)  # each row until its stop says enough
     block.index, block.planned = rows.order, max(planned)
@@ -108,17 +106,6 @@ def limits(call: Call) -> list[int]:
     for _, rope in call.renewing:
         rooms = rope.room(rows.held(), rooms)
     return [min(planned.get(row, 0), room) for row, room in zip(rows.index, rooms, strict=True)]
-
-
-def renew(call: Call) -> None:
-    """Write the caches of those rows anew whose next token lies beyond the length up to which they are valid."""
-    rows = call.rows
-    for model, rope in call.renewing:
-        if isinstance(model, RowModel):  # a cropping one is told by its own `prepare_inputs_for_generation`
-            for b in rope.due(rows.held()):
-                if not rows.finished[b]:
-                    with call.clock.time("prefill"):
-                        model.renew(b, rows.prompts()[b][: model.lengths[b]])
 
 
 def prefill(model: CachedModel, rows: Rows, clock: Clock) -> None:

@@ -140,6 +140,21 @@ class ChangingRope:
         return whole
 
 
+def renewing(*models: Any) -> list[tuple[Any, ChangingRope]]:
+    """Those of a call's models that write their cache anew when a text grows beyond a certain length."""
+    ropes = [(model, model.rope) for model in models if model is not None and model.rope is not None]
+    return [(model, rope) for model, rope in ropes if rope.renewed_after is not None]
+
+
+def renew(models: Sequence[tuple[Any, ChangingRope]], rows: Any, clock: Any) -> None:
+    """Write the caches of those rows anew whose next token lies beyond the length up to which they are valid."""
+    for model, rope in models:
+        for b in rope.due(rows.held()) if hasattr(model, "renew") else []:  # Transformers' own cache needs no telling
+            if not rows.finished[b]:
+                with clock.time("prefill"):
+                    model.renew(b, rows.prompts()[b][: model.lengths[b]])
+
+
 def _distinct(clean: torch.nn.Module, lengths: torch.Tensor, layer_type: str | None) -> torch.Tensor:
     """`lengths` with one value for all that have the same frequencies."""
     kind, original = _original(clean, layer_type)

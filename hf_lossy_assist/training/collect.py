@@ -20,7 +20,7 @@ from huggingface_hub.utils import tqdm
 from transformers import GenerationConfig
 
 from ..block import Block
-from ..decoding import Call, renew
+from ..decoding import Call
 from ..drafting import ModelDrafter
 from ..errors import (
     MOST_FACTOR,
@@ -37,6 +37,7 @@ from ..features import FeatureSpec
 from ..identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ..laws import decoding_of
 from ..policy import LossyPolicy
+from ..rope import renew
 from ..rules import Strict, decide, draw
 from ..runner import Runner
 from ..stats import RowStats, SpeculationStats
@@ -220,7 +221,7 @@ class _Walk(Runner):
         assert isinstance(drafter, ModelDrafter) and drafter.tap is not None
         kinds = [self.wanted.kinds[row % len(self.wanted.kinds)] for row in rows.index]
         while rows.unfinished:
-            renew(call)
+            renew(call.renewing, rows, call.clock)
             block = drafter.propose(rows, [0 if finished else 1 for finished in rows.finished])
             if self.wanted.features.position == "token":  # known one forward later
                 drafter.model.feed(block.tokens, [1] * len(kinds), keep=1)

@@ -44,8 +44,9 @@ class CachedModel(Protocol):
 
 def base_of(model: Any) -> Any:
     """The Transformers model inside PEFT's or torch.compile's wrapper, or the model itself."""
-    model = getattr(model, "_orig_mod", model)
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    model = getattr(model, "__dict__", {}).get("_modules", {}).get("_orig_mod", model)
+    # Of the class: a module looks for an attribute that it lacks for some microseconds.
+    return model.get_base_model() if hasattr(type(model), "get_base_model") else model
 
 
 def device_of(model: Any) -> torch.device:

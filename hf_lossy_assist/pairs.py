@@ -1,5 +1,6 @@
 """What a target, its draft and the helpers beside them must be: each thing that cannot work refused in one line."""
 
+import functools
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +16,15 @@ def refuse_models(target: Any, assistant: Any) -> None:
     if assistant is not None:
         _refuse_assistant(assistant)
     for name, model in (("target", target), ("assistant", assistant)):
-        if model is not None and device_of(model).type == "meta":
+        if model is None or base_of(model).device.type != "meta":
+            continue
+        if device_of(model).type == "meta":  # and not offloaded
             raise ValueError(f"the {name} is on the meta device, without weights: load it with from_pretrained(…)")
 
 
 def _refuse_assistant(assistant: Any) -> None:
     base = base_of(assistant)
-    if isinstance(base, PreTrainedModel) and not base.config.is_encoder_decoder and _reads_states(base):
+    if isinstance(base, PreTrainedModel) and not base.config.is_encoder_decoder and _reads_states(type(base)):
         raise ValueError(
             f"{type(base).__name__} drafts from the target's hidden states or keys, which only Transformers' own assisted generation "
             "hands over: drop lossy_policy, or take a draft model that reads text alone"
@@ -37,7 +40,8 @@ def _refuse_assistant(assistant: Any) -> None:
         )
 
 
-def _reads_states(model: Any) -> bool:
+@functools.cache
+def _reads_states(model: type) -> bool:
     """True for drafts such as DFlash's and Gemma 4's, whose forward takes states of the target in place of a text."""
     names = inspect.signature(model.forward).parameters
     return "input_ids" not in names or ("shared_kv_states" in names and "past_key_values" not in names)

@@ -158,7 +158,7 @@ def test_every_assistant_of_transformers_that_reads_states_is_known_as_one():
     classes = {name: getattr(transformers, name) for name in dir(transformers) if "Assistant" in name}
     found = [cls for name, cls in classes.items() if name.endswith(("ForCausalLM", "AssistantModel"))]
     assert len(found) >= 3 and all(pairs._reads_states(cls) for cls in found)
-    assert not pairs._reads_states(llama()) and not pairs._reads_states(transformers.Gemma3nForCausalLM)
+    assert not pairs._reads_states(type(llama())) and not pairs._reads_states(transformers.Gemma3nForCausalLM)
 
 
 # -- Transformers' own loop -----------------------------------------------------------------------------------------------------------

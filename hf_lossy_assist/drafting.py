@@ -12,6 +12,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from .block import Block
 from .features import FeatureTap
 from .models import CachedModel
+from .positions import TableEnds
 from .processing import Processing
 from .rules import draw
 from .sequences import Rows
@@ -177,7 +178,10 @@ class CandidateDrafter:
     def propose(self, rows: Rows, limits: Sequence[int]) -> Block:
         text = rows.prompts()[0][None]
         with self.clock.time("draft"), layers_restored(self.target):
-            candidates, logits = self.generator.get_candidates(text)
+            try:
+                candidates, logits = self.generator.get_candidates(text)
+            except TableEnds:  # for good: the text only grows
+                candidates, logits = text, None
         tokens = candidates[:, text.shape[1] :][:, : limits[0]].to(rows.ids.device)
         gamma = tokens.shape[1]
         q = None

@@ -23,7 +23,7 @@ from .methods import as_policy
 from .models import TESTED, CachedModel, CroppingModel, RowModel, base_of, device_of, vocabulary_of
 from .pairs import refuse_helpers, refuse_models, without_checkpointing
 from .passed_cache import check_passed
-from .positions import Positions
+from .positions import Positions, keep_within, learned_positions
 from .processing import Processing
 from .sequences import Rows
 from .stats import Clock, SpeculationStats
@@ -337,6 +337,7 @@ class Runner:
         )
         if isinstance(generator, AssistedCandidateGenerator):
             generator.num_assistant_tokens = stop.longest
+            keep_within(generator, learned_positions(base_of(model if self.assistant is None else self.assistant)))
             for its in (generator.assistant_generation_config, generator.generation_config):
                 its.assistant_confidence_threshold = 0.0  # on by default in Transformers, and it refits itself
                 its.num_assistant_tokens_schedule = "constant"

@@ -5,7 +5,7 @@ import accelerate
 import pytest
 import torch
 import transformers
-from small import VOCAB, llama, louder, near, one, ragged
+from small import VOCAB, llama, louder, near, one, ragged, tokenizer, words
 from transformers import GenerationMixin, GPT2Config, GPT2LMHeadModel
 
 import hf_lossy_assist as hla
@@ -98,6 +98,15 @@ def test_a_draft_stops_guessing_at_the_end_of_its_table(inputs, policy):
     assert torch.equal(out.sequences, stock(target, inputs))
     width = int(inputs["attention_mask"].sum(dim=1).min())
     assert (out.speculation.total().num_draft_tokens > 0) == (width < 16)
+
+
+@pytest.mark.parametrize("width", [9, 30])
+def test_a_draft_with_another_tokenizer_stops_at_the_end_of_its_table(width):
+    """The table counts the draft's own tokens, which Transformers' generator alone knows."""
+    target, tokenizers = llama(), {"tokenizer": tokenizer(), "assistant_tokenizer": tokenizer(words()[::-1])}
+    out = ours(target, gpt2(16), one(width), return_dict_in_generate=True, **tokenizers)
+    assert torch.equal(out.sequences, stock(target, one(width)))
+    assert out.speculation.total().num_new_tokens == 16 and out.speculation.forwards["draft"] > 0
 
 
 def test_tables_are_found_where_transformers_has_them():

@@ -8,13 +8,26 @@ from typing import Any
 
 from transformers import GenerationMixin, PreTrainedModel
 
-from .models import base_of, device_of
+from .inputs import learned_prompt
+from .models import base_of, device_of, vocabulary_of
 
 
 def refuse_models(target: Any, assistant: Any) -> None:
-    """Refuse models without weights, and drafts that do not read text. Raises `TypeError` or `ValueError`."""
+    """Refuse models without weights or with a learned prompt, drafts that do not read text, and two models of two kinds.
+
+    Raises: `TypeError` or `ValueError`.
+    """
+    for name, model in (("target", target), ("assistant", assistant)):
+        if learned_prompt(model):
+            raise ValueError(
+                f"the {name} has a learned prompt (PEFT), which this loop cannot feed: use an adapter such as LoRA, or drop lossy_policy"
+            )
     if assistant is not None:
         _refuse_assistant(assistant)
+        ours, theirs = (base_of(model).config.is_encoder_decoder for model in (target, assistant))
+        if ours != theirs:
+            kinds = {True: "an encoder-decoder", False: "a decoder-only model"}
+            raise ValueError(f"the target is {kinds[ours]}, the assistant {kinds[theirs]}: they must be of one kind")
     for name, model in (("target", target), ("assistant", assistant)):
         if model is None or base_of(model).device.type != "meta":
             continue
@@ -22,11 +35,23 @@ def refuse_models(target: Any, assistant: Any) -> None:
             raise ValueError(f"the {name} is on the meta device, without weights: load it with from_pretrained(…)")
 
 
+def refuse_vocabularies(target: Any, assistant: Any) -> None:
+    """Refuse a draft whose token ids are not the target's. Raises `ValueError`."""
+    sizes = [vocabulary_of(model) for model in (target, assistant)]
+    # One tokenizer is padded to a multiple of 64 or so by different makers (Qwen2.5: 151 936 and 152 064).
+    if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):
+        raise ValueError(
+            f"the target has {sizes[0]} token ids, the assistant {sizes[1]}: more than padding. "
+            "Pass tokenizer=… and assistant_tokenizer=…, or choose an assistant with the target's tokenizer"
+        )
+
+
 def _refuse_assistant(assistant: Any) -> None:
     base = base_of(assistant)
-    if isinstance(base, PreTrainedModel) and not base.config.is_encoder_decoder and _reads_states(type(base)):
+    kind: Any = type(base)
+    if isinstance(base, PreTrainedModel) and not base.config.is_encoder_decoder and _reads_states(kind):
         raise ValueError(
-            f"{type(base).__name__} drafts from the target's hidden states or keys, which only Transformers' own assisted generation "
+            f"{kind.__name__} drafts from the target's hidden states or keys, which only Transformers' own assisted generation "
             "hands over: drop lossy_policy, or take a draft model that reads text alone"
         )
     if not isinstance(base, PreTrainedModel) or not isinstance(base, GenerationMixin):
@@ -41,7 +66,7 @@ def _refuse_assistant(assistant: Any) -> None:
 
 
 @functools.cache
-def _reads_states(model: type) -> bool:
+def _reads_states(model: Any) -> bool:
     """True for drafts such as DFlash's and Gemma 4's, whose forward takes states of the target in place of a text."""
     names = inspect.signature(model.forward).parameters
     return "input_ids" not in names or ("shared_kv_states" in names and "past_key_values" not in names)

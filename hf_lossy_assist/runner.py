@@ -16,12 +16,12 @@ from .drafting import CandidateDrafter, Drafter, ModelDrafter
 from .errors import LONGEST_DRAFT, check_int, check_number, shown
 from .features import FeatureTap
 from .identity import same_ids
-from .inputs import assistant_inputs, cropping, hidden, learned_prompt, mask_name, refuse_positions, rowwise
+from .inputs import assistant_inputs, cropping, hidden, mask_name, refuse_positions, rowwise
 from .laws import decoding_at
 from .lengths import refuse_by_length
 from .methods import as_policy
 from .models import TESTED, CachedModel, CroppingModel, RowModel, base_of, device_of, vocabulary_of
-from .pairs import refuse_helpers, refuse_models, without_checkpointing
+from .pairs import refuse_helpers, refuse_models, refuse_vocabularies, without_checkpointing
 from .passed_cache import check_passed
 from .positions import Positions, keep_within, learned_positions
 from .processing import Processing
@@ -89,11 +89,6 @@ class Runner:
     def validate(self, model: Any) -> None:
         """Refuse draft models and settings that cannot work, in one line each."""
         refuse_by_length(model)
-        for name, its in (("target", model), ("assistant", self.assistant)):
-            if learned_prompt(its):
-                raise ValueError(
-                    f"the {name} has a learned prompt (PEFT), which this loop cannot feed: use an adapter such as LoRA, or drop lossy_policy"
-                )
         refuse_models(model, self.assistant)
         refuse_helpers(self.streamer, tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
         wanted = [name for name, value in self.generator_settings.items() if value is not None]
@@ -104,14 +99,8 @@ class Runner:
         if self.assistant is not None:
             if wanted:
                 raise ValueError(f"assistant_model and {wanted[0]} are two ways to draft: pass one of them")
-            ours, theirs = (base_of(m).config.is_encoder_decoder for m in (model, self.assistant))
-            if ours != theirs:
-                kinds = {True: "an encoder-decoder", False: "a decoder-only model"}
-                raise ValueError(
-                    f"the target is {kinds[ours]}, the assistant {kinds[theirs]}: they must be of one kind"
-                )
             if not self.other_tokenizer():
-                self._check_vocabularies(model)
+                refuse_vocabularies(model, self.assistant)
         if self.generator_settings.get("prompt_lookup_num_tokens") is not None:
             lookup = self.generator_settings["prompt_lookup_num_tokens"]
             check_int("prompt_lookup_num_tokens", lookup, 1, LONGEST_DRAFT)
@@ -141,15 +130,6 @@ class Runner:
         if self._other is None:
             self._other = not same_ids(self.tokenizer, self.assistant_tokenizer)
         return self._other
-
-    def _check_vocabularies(self, model: Any) -> None:
-        sizes = [vocabulary_of(m) for m in (model, self.assistant)]
-        # One tokenizer is padded to a multiple of 64 or so by different makers (Qwen2.5: 151 936 and 152 064).
-        if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):
-            raise ValueError(
-                f"the target has {sizes[0]} token ids, the assistant {sizes[1]}: more than padding. "
-                "Pass tokenizer=… and assistant_tokenizer=…, or choose an assistant with the target's tokenizer"
-            )
 
     def draft_stop(self) -> DraftStop:
         """The stop of this call: the call's settings win, then the policy's stop, then the draft's generation config."""

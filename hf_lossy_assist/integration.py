@@ -24,6 +24,7 @@ from .models import base_of
 from .policy import LossyPolicy
 from .preparing import refusals_in_one_line
 from .runner import DRAFT_SETTINGS, Runner
+from .shared_scale import warn_of_shared_scales
 from .stops import DraftStop
 
 
@@ -105,6 +106,7 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
     runner.validate(model)
     policy.rule.check_mode(bool(kwargs.get("do_sample", config.do_sample)))
     announce(policy)
+    warn_of_shared_scales(policy, model, bool(kwargs.get("do_sample", config.do_sample)))
 
     stop_strings = kwargs.get("stop_strings", config.stop_strings)
     if stop_strings is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .block import Block, Verdict
+from .clock import Clock
 from .drafting import Drafter, fitted
 from .features import FeatureTap
 from .models import CachedModel, CroppingModel, RowModel
@@ -19,8 +20,9 @@ from .processing import Processing
 from .rope import renew, renewing
 from .rules import AcceptanceRule, decide
 from .sequences import Rows
-from .stats import Clock, RowStats, SpeculationStats
-from .stops import DraftStop
+from .soundness import refuse_unsound, sound
+from .stats import RowStats, SpeculationStats
+from .stops import DraftStop, Fallback
 
 
 FEW = 8  # tokens that a companion may catch up with and logits of all of which are affordable
@@ -58,6 +60,7 @@ def decode(call: Call) -> SpeculationStats:
     rows, target, drafter = call.rows, call.target, call.drafter
     batch = len(rows.index)
     stats = SpeculationStats([RowStats() for _ in range(batch)], call.stop.longest, call.policy.lossless)
+    stats.falls_back = isinstance(call.stop, Fallback)
     call.scores, call.logits = [[] for _ in range(batch)], [[] for _ in range(batch)]
 
     while rows.unfinished:
@@ -76,7 +79,7 @@ def decode(call: Call) -> SpeculationStats:
         rows.check_time()
         drop_finished(call)
 
-    stats.forwards, stats.seconds = dict(call.clock.forwards), call.clock.seconds()
+    stats.close(call.clock)
     return stats
 
 
@@ -87,8 +90,7 @@ def opened(call: Call) -> tuple[Block, torch.Tensor]:
     planned = limits(call)
     block = call.drafter.propose(rows, planned)  # each row until its stop says enough
     block.index, block.planned = rows.order, max(planned)
-    drafts = block.tokens.shape[1] > 0  # none where every row has room for one token alone
-    if call.companion is not None and drafts and policy.filter.observes(len(rows.index)):
+    if call.companion is not None and block.tokens.shape[1] and policy.filter.observes(len(rows.index)):
         block.companion = observe(call, block)
     block.kept = policy.filter(block)  # how many drafted tokens of each row the target reads
     if block.replaced is not None:  # and not all of them are the draft's
@@ -151,9 +153,9 @@ def verify(call: Call, block: Block) -> torch.Tensor:
     last, counts = rows.after(call.target.lengths)  # (B, 1); in the first round perhaps the whole prompt
     assert block.kept is not None
     sent = [gamma] * len(counts) if block.kept is block.drafted else block.kept.tolist()  # `VerifyAll` needs no look
-    with call.clock.time("target"):
-        tokens = torch.cat([last, block.tokens], dim=1)
-        logits = call.target.feed(tokens, [count + n for count, n in zip(counts, sent, strict=True)], keep=1 + gamma)
+    fed = [count + n for count, n in zip(counts, sent, strict=True)]
+    with call.clock.time("target", (len(fed), sum(fed))):
+        logits = call.target.feed(torch.cat([last, block.tokens], dim=1), fed, keep=1 + gamma)
     raw = logits.to(device=rows.ids.device, dtype=torch.float32)
     block.scores = call.processing(rows.ids, rows.lengths, raw, rows.index)
     if gamma and call.rule.features is not None:
@@ -187,8 +189,8 @@ def commit(call: Call, block: Block, verdict: Verdict, raw: torch.Tensor, stats:
     rows, gamma = call.rows, block.tokens.shape[1]
     rows.write(verdict.token[:, None], verdict.accepted)
     assert block.kept is not None and block.scores is not None
-    sound = _sound(call, block)
-    head = [verdict.accepted, verdict.token, block.drafted, block.kept, *sound.values()]
+    good = sound(block, getattr(call.drafter, "peaks", None))
+    head = [verdict.accepted, verdict.token, block.drafted, block.kept, *good.values()]
     # The one look at the device of a round.
     unseen = [] if verdict.unseen is None else [verdict.unseen.long()]
     table = torch.cat([torch.stack(head, dim=1), block.tokens, verdict.lossy.long(), *unseen], dim=1).tolist()
@@ -199,14 +201,10 @@ def commit(call: Call, block: Block, verdict: Verdict, raw: torch.Tensor, stats:
         accepted.append(n)
         if rows.finished[b]:
             continue
-        row, good, rest = rows.index[b], rest[: len(sound)], rest[len(sound) :]
+        row, sound_places, rest = rows.index[b], rest[: len(good)], rest[len(good) :]
         new, scores = rest[:n] + [token], block.scores[b]
         taken = rows.commit(b, new, scores)
-        for places, model in zip(good, sound, strict=True):
-            if places < min(taken, gamma + (model == "target")):
-                raise ValueError(
-                    f"the {model} model gave NaN or infinite logits in row {row}, after {before[b] - rows.width + places} new tokens"
-                )
+        refuse_unsound(dict(zip(good, sound_places, strict=True)), taken, gamma, row, before[b] - rows.width)
         stats.rows[row].record(drafted, kept, n, rest[gamma : 2 * gamma], taken, rest[2 * gamma :])
         if call.keep_scores:
             call.scores[row].append(scores[:taken].clone())
@@ -219,25 +217,6 @@ def commit(call: Call, block: Block, verdict: Verdict, raw: torch.Tensor, stats:
     sent = [table[b][3] for b in active]
     call.stop.observe([rows.index[b] for b in active], sent, [accepted[b] for b in active])
     return accepted
-
-
-def _sound(call: Call, block: Block) -> dict[str, torch.Tensor]:
-    """Of each model, at how many places in a row from the first its logits make a law, (B,) int64.
-
-    NaN, +inf and −inf everywhere make none. Where the text does not come to such a place (behind a rejected draft, a grammar may
-    have no way on), it is no error.
-    """
-    assert block.scores is not None and block.kept is not None
-    gamma = block.tokens.shape[1]
-    places = torch.arange(gamma + 1, device=block.scores.device)
-    fine = {"target": block.scores.amax(dim=-1).isfinite() | (places > block.kept[:, None])}
-    beyond = places[:gamma] >= block.drafted[:, None]
-    peaks = getattr(call.drafter, "peaks", None)
-    if peaks is not None:
-        fine["draft"] = peaks.isfinite() | beyond
-    if block.companion is not None:
-        fine["companion"] = block.companion[:, :gamma, 0].isfinite() | beyond
-    return {model: its.long().cumprod(dim=1).sum(dim=1) for model, its in fine.items()}
 
 
 def drop_finished(call: Call) -> None:

@@ -10,13 +10,14 @@ from transformers.generation import CandidateGenerator, LogitsProcessorList, Sto
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from .block import Block
+from .clock import Clock
 from .features import FeatureTap
 from .models import CachedModel
 from .positions import TableEnds
 from .processing import Processing
 from .rules import draw
 from .sequences import Rows
-from .stats import Clock
+from .soundness import something
 from .stock_exit import layers_restored
 from .stops import DraftStop
 
@@ -40,12 +41,6 @@ def fitted(logits: torch.Tensor, vocabulary: int) -> torch.Tensor:
     if missing > 0:
         return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
     return logits[..., :vocabulary]
-
-
-def something(scores: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-    """Where the processors left the draft none of the tokens that it knows, it is certain of token 0: any guess will do. (B, V) each."""
-    nothing = (scores.amax(dim=-1) == float("-inf")) & raw.amax(dim=-1).isfinite()
-    return torch.cat([scores[:, :1].masked_fill(nothing[:, None], 0.0), scores[:, 1:]], dim=1)
 
 
 class ModelDrafter:

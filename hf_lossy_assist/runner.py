@@ -11,6 +11,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from .checks import Settings, refuse_extra_inputs, refuse_modes
+from .clock import Clock
 from .decoding import Call, decode, new_tokens_first, prefill
 from .drafting import CandidateDrafter, Drafter, ModelDrafter
 from .errors import LONGEST_DRAFT, check_int, check_number, shown
@@ -26,7 +27,7 @@ from .passed_cache import check_passed
 from .positions import Positions, keep_within, learned_positions
 from .processing import Processing
 from .sequences import Rows
-from .stats import Clock, SpeculationStats
+from .stats import SpeculationStats
 from .stock_exit import check_exit
 from .stops import Confidence, Constant, DraftStop, Heuristic
 from .token_types import shared_types, types_for

@@ -1,52 +1,17 @@
 """What a generate call reports about its speculation. Names as vLLM's, plus what only a lossy engine has to tell."""
 
 import json
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
+from .alone import TargetAlone, target_alone
+from .clock import Clock
 
 
+MARGIN = 0.05  # of the speed: a smaller loss is noise
 SOURCES = ("draft", "draft-lossy", "correction", "bonus")  # what a token's entry in `token_sources` means
-
-
-class Clock:
-    """Counts the forwards of each part and the seconds they took.
-
-    On a CUDA device the seconds are measured between events on the stream, and read only once, when the call ends.
-    """
-
-    def __init__(self, device: torch.device):
-        self.cuda = device.type == "cuda"
-        self.forwards: Counter[str] = Counter()
-        self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._events: list[tuple[str, Any, Any]] = []
-
-    @contextmanager
-    def time(self, part: str) -> Iterator[None]:
-        self.forwards[part] += 1
-        if self.cuda:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            yield
-            end.record()
-            self._events.append((part, begin, end))
-        else:
-            began = time.perf_counter()
-            yield
-            self._seconds[part] += time.perf_counter() - began
-
-    def seconds(self) -> dict[str, float]:
-        if self._events:
-            torch.cuda.synchronize()
-            for part, begin, end in self._events:
-                self._seconds[part] += begin.elapsed_time(end) / 1000
-            self._events.clear()
-        return dict(self._seconds)
 
 
 @dataclass
@@ -94,7 +59,7 @@ class SpeculationStats:
     """Statistics of one generate call; `rows[b]` holds row b's own.
 
     `forwards` and `seconds` count by part: "prefill" (of all models, where prompts are ragged), "target", "draft", and with other policies "companion"
-    and "head".
+    and "head". `alone` is what the target alone would have taken, an estimate (`TargetAlone`); None: one round is too little for one.
     """
 
     rows: list[RowStats]
@@ -102,6 +67,14 @@ class SpeculationStats:
     lossless: bool
     forwards: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    alone: TargetAlone | None = None
+    falls_back: bool = False  # the policy's drafting switches itself off
+
+    def close(self, clock: Clock) -> None:
+        """Take over what `clock` has counted, once the call's rounds are over."""
+        self.forwards, self.seconds = dict(clock.forwards), clock.seconds()
+        lengths = [row.num_new_tokens for row in self.rows]
+        self.alone = target_alone(clock.reads, lengths, self.seconds.get("prefill", 0.0))
 
     @classmethod
     def merge(cls, calls: Sequence["SpeculationStats"]) -> "SpeculationStats":
@@ -118,6 +91,8 @@ class SpeculationStats:
             all(call.lossless for call in calls),
             dict(forwards),
             dict(seconds),
+            TargetAlone.sum([call.alone for call in calls]),
+            all(call.falls_back for call in calls),
         )
 
     def total(self) -> RowStats:
@@ -175,6 +150,8 @@ class SpeculationStats:
             "lossless": self.lossless,
             "forwards": dict(self.forwards),
             "seconds": {part: round(s, 6) for part, s in self.seconds.items()},
+            "target_alone_seconds": None if self.alone is None else round(self.alone.seconds, 6),
+            "target_alone_estimate": None if self.alone is None else self.alone.kind,
         }
         if rows:
             out["rows"] = [self.summary(row, sources) for row in self.rows]
@@ -183,6 +160,22 @@ class SpeculationStats:
     def to_json(self, **kwargs: Any) -> str:
         """`to_dict` as text; keyword arguments as there."""
         return json.dumps(self.to_dict(**kwargs))
+
+    @property
+    def worth(self) -> float | None:
+        """Estimated speed against the target alone, by the seconds of all parts: below 1 drafting did not pay. None: not known."""
+        spent = sum(self.seconds.values())
+        return None if self.alone is None or spent == 0 else self.alone.seconds / spent
+
+    def advice(self) -> str | None:
+        """A line where drafting lost more than `MARGIN` against the target alone, as far as that can be estimated."""
+        if self.worth is None or self.alone is None or self.worth >= 1 - MARGIN:
+            return None
+        spent, about = sum(self.seconds.values()), "at most" if self.alone.kind == "at most" else "about"
+        line = (
+            f"drafting did not pay: {spent:.3f} s, and the target alone would take {about} {self.alone.seconds:.3f} s"
+        )
+        return line if self.falls_back else f"{line}; try policy.with_fallback()"
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -228,6 +221,9 @@ class SpeculationStats:
             table.add_row("never checked by the target", f"{s['num_unseen_tokens']} ({share:.1%} of the new tokens)")
         for part in parts:
             table.add_row(f"{part} forwards, seconds", f"{self.forwards[part]}, {self.seconds.get(part, 0.0):.3f}")
+        if self.alone is not None:
+            table.add_row(f"target alone, estimated seconds ({self.alone.kind})", f"{self.alone.seconds:.3f}")
+            table.caption, table.caption_justify = self.advice(), "left"
         return table
 
     def __str__(self) -> str:

@@ -21,7 +21,8 @@ class Fallback(Around):
     T₀ of one that does not, drafting is worth v = n̄ ÷ (T/T₀) times the target alone. Off where v < 1 − `margin`, on again where
     v > 1 + `margin`; `margin=1` never switches off. T₀ comes from one round without drafts, the call's second one, and again whenever
     half of the rows have ended; while it is off, every round tells. After `wait` such rounds one round drafts again and its n̄ counts,
-    after 2·`wait` more the next one, and so on. Lossless, as every stop.
+    after 2·`wait` more the next one, and so on; and two as soon as half of the rows have ended, for T has changed with T₀. All rows
+    draft or none does: n̄ is the mean over them. A round whose drafts a filter dropped one and all has drafted. Lossless, as every stop.
 
     Args:
         stop (`DraftStop`): what drafts while that pays.
@@ -70,6 +71,7 @@ class _Measured:
     cost: float | None = None  # T/T₀
     began: float = 0.0
     drafts: bool = True  # whether the round under way does
+    planned: bool = False  # and the stop gave some row leave to
 
     @classmethod
     def over(cls, window: int, rows: int, wait: int) -> "_Measured":
@@ -94,19 +96,25 @@ class _FallbackRun(Fallback):
             m.rows = len(rows)
             m.drafting.clear()
             m.alone.clear()
+            if not m.on:  # fewer rows may well be worth drafting for
+                m.cost, m.wait, m.idle = None, self.wait, self.wait - 1
         if m.on:
             m.drafts = bool(m.alone) or not m.rounds or (m.cost is not None and not m.drafting)
         else:
-            m.drafts = m.idle >= m.wait
+            again = m.idle == 0 and m.cost is None  # the round before read what was written without the draft
+            m.drafts = bool(m.alone) and (m.idle >= m.wait or again)
         m.began = self.now()
         limits = self.stop.limits(
             rows
         )  # asked for in any case: inside another stop this one may be called all the same
+        m.planned = m.drafts and any(limits)
         return limits if m.drafts else [0] * len(rows)
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
         m, seconds = self.measured, self.now() - self.measured.began
-        did = m.drafts and any(drafted)  # at the end of a text there may be no room for drafts
+        did = (
+            m.planned
+        )  # at the end of a text there may be no room for drafts, and the round costs as much as it is then worth
         tried = did and not m.on
         if did:
             self.stop.observe(rows, drafted, accepted)

@@ -1,0 +1,105 @@
+"""Drafting that loses in a batch switches itself off: rows that agree more and less and end one after another, on a clock made by hand."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import Constant, Fallback
+from hf_lossy_assist.stops.fallback import _FallbackRun, _Measured
+
+
+GAMMA = 5
+
+
+@dataclass
+class Batch:
+    """Rows that write `length[b]` tokens each, of which `agrees[b]` drafted ones a round are accepted.
+
+    A round takes `fixed`, `step` for each token drafted one after another, and `token` for each token that the target reads. `sent`: how many of a
+    row's drafted tokens a filter lets pass.
+    """
+
+    length: list[int]
+    agrees: list[int]
+    fixed: float = 1.0
+    step: float = 0.1
+    token: float = 0.0
+    sent: int = GAMMA
+    clock: float = 0.0
+    rounds: str = ""
+    written: list[int] = field(default_factory=list)
+
+    def write(self, stop) -> "Batch":
+        self.written, self.clock, self.rounds = [0] * len(self.length), 0.0, ""
+        run = stop.start(len(self.length))
+        if isinstance(stop, Fallback):
+            own = (stop.margin, stop.first, stop.window, stop.wait)
+            measured = _Measured.over(stop.window, len(self.length), stop.wait)
+            run = _FallbackRun(stop.stop.start(len(self.length)), *own, measured=measured, now=lambda: self.clock)
+        while rows := [b for b, length in enumerate(self.length) if self.written[b] < length]:
+            limits = run.limits(rows)
+            sent = [min(limit, self.sent) for limit in limits]
+            accepted = [min(self.agrees[b], n) for b, n in zip(rows, sent, strict=True)]
+            self.clock += self.fixed + self.step * max(limits) + self.token * (len(rows) + sum(sent))
+            run.observe(rows, sent, accepted)
+            for b, n in zip(rows, accepted, strict=True):
+                self.written[b] += n + 1
+            self.rounds += "D" if max(limits) else "A"
+        return self
+
+    def alone(self) -> float:
+        return sum(
+            self.fixed + self.token * sum(length > i for length in self.length) for i in range(max(self.length))
+        )
+
+
+# Every token costs: 8 rows of 6 tokens are dear, one row is not.
+COSTS = {"fixed": 1.0, "step": 0.2, "token": 0.25}
+
+
+@pytest.mark.parametrize("agrees", [[1] * 8, [0, 2, 1, 0, 2, 1, 0, 2], [4, 0, 0, 0, 4, 0, 0, 0]], ids=str)
+def test_a_batch_that_loses_falls_back(agrees):
+    length = [200 + 10 * b for b in range(8)]
+    always, careful = (Batch(length, agrees, **COSTS).write(s) for s in (Constant(GAMMA), Fallback(Constant(GAMMA))))
+    alone = careful.alone()
+    assert always.clock > 1.3 * alone, "it is meant to lose"
+    assert careful.clock < 1.1 * alone
+
+
+def test_a_batch_that_gains_goes_on_whichever_rows_agree():
+    batch = Batch([100] * 8, [5, 5, 2, 5, 5, 5, 2, 5], fixed=1.0, step=0.1, token=0.01)
+    assert batch.write(Fallback(Constant(GAMMA))).rounds.count("A") <= 4
+    assert batch.clock < 0.9 * batch.alone()
+
+
+def test_what_does_not_pay_for_eight_rows_pays_for_the_last_two():
+    """As soon as half of the rows have ended it is tried again, not after 2·wait, 4·wait … rounds of the target alone."""
+    batch = Batch([60] * 6 + [200] * 2, [3] * 8, **COSTS).write(Fallback(Constant(GAMMA), wait=64))
+    off = batch.rounds.index("AAAA")
+    again = batch.rounds.index("DDDD", off)
+    assert off < 10 and again <= 60 + 4
+    assert set(batch.rounds[again:]) == {"D"}
+
+
+def test_and_what_still_does_not_is_left_again():
+    batch = Batch([40] * 6 + [120] * 2, [0] * 8, **COSTS).write(Fallback(Constant(GAMMA), wait=16))
+    assert batch.rounds.count("D") <= 3 + 2 * 3 + 4
+    assert batch.clock < 1.25 * batch.alone()
+
+
+@pytest.mark.parametrize("wait", [1, 2, 32])
+@pytest.mark.parametrize("first", [1, 3])
+def test_it_never_drafts_for_long_in_vain(wait, first):
+    length = [10 * (b + 1) for b in range(8)]
+    batch = Batch(length, [0] * 8, **COSTS).write(Fallback(Constant(GAMMA), wait=wait, first=first))
+    assert "D" * 5 not in batch.rounds
+
+
+def test_a_filter_that_drops_every_draft_is_drafting_all_the_same():
+    batch = Batch([120], [5], fixed=1.0, step=0.2, sent=0).write(Fallback(Constant(GAMMA)))
+    assert batch.rounds.count("D") < 10 and batch.clock < 1.1 * batch.alone()
+
+
+def test_strict_with_fallback_is_one_call_away():
+    assert hla.LossyPolicy().with_fallback().stop == Fallback(Constant())

@@ -198,22 +198,20 @@ def _refuse_prompt(model: Any, ids: Any) -> None:
         raise ValueError(f"input_ids: token {outside} is outside the target's vocabulary of {table.shape[0]}")
 
 
-def refuse_mask(ids: torch.Tensor, mask: Any, ends_in_text: bool = True) -> None:
-    """Refuse an `attention_mask` (B, width) that is none of `ids`; with `ends_in_text` one that hides a row's last token."""
+def refuse_mask(ids: torch.Tensor, mask: Any, ends_in_text: bool = True, name: str = "attention_mask") -> None:
+    """Refuse a mask (B, width) that is none of `ids`; with `ends_in_text` one that hides a row's last token."""
     if mask is None:
         return
     if not isinstance(mask, torch.Tensor):
-        raise TypeError(f"attention_mask: expected a tensor of shape (batch, length), got {type(mask).__name__}")
+        raise TypeError(f"{name}: expected a tensor of shape (batch, length), got {type(mask).__name__}")
     if mask.device.type not in ("cpu", ids.device.type):
         raise ValueError(
-            f"attention_mask is on {mask.device}, input_ids on {ids.device}: move it with .to({str(ids.device)!r})"
+            f"{name} is on {mask.device}, input_ids on {ids.device}: move it with .to({str(ids.device)!r})"
         )
     if tuple(mask.shape) != tuple(ids.shape):
-        raise ValueError(
-            f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}: they must agree"
-        )
+        raise ValueError(f"{name} has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}: they must agree")
     if mask.layout != torch.strided or mask.is_complex():
-        raise ValueError(f"attention_mask: expected a dense tensor of 0 and 1, got {mask.dtype} ({mask.layout})")
+        raise ValueError(f"{name}: expected a dense tensor of 0 and 1, got {mask.dtype} ({mask.layout})")
     hidden = mask == 0
     wrong = torch.stack(
         [hidden[:, -1], hidden.all(dim=1), (~hidden & (mask != 1)).any(dim=1)]
@@ -222,12 +220,10 @@ def refuse_mask(ids: torch.Tensor, mask: Any, ends_in_text: bool = True) -> None
         raise ValueError("attention_mask: expected 1 for a token and 0 for one that does not count, got other numbers")
     if bool(wrong[1].any()):
         row = int(wrong[1].nonzero()[0])
-        raise ValueError(f"attention_mask hides all of row {row}: every row needs a token")
+        raise ValueError(f"{name} hides all of row {row}: every row needs a token")
     if ends_in_text and bool(wrong[0].any()):
         row = int(wrong[0].nonzero()[0])
-        raise ValueError(
-            f"attention_mask hides the last token of row {row}: pad on the left (tokenizer.padding_side='left')"
-        )
+        raise ValueError(f"{name} hides the last token of row {row}: pad on the left (tokenizer.padding_side='left')")
 
 
 def refuse_extra_inputs(model_kwargs: dict[str, Any]) -> None:

@@ -63,14 +63,16 @@ def mask_name(model: Any) -> str:
     return "decoder_attention_mask" if base_of(model).config.is_encoder_decoder else "attention_mask"
 
 
-def hidden(input_ids: torch.Tensor, mask: torch.Tensor | None) -> tuple[list[int], torch.Tensor | None]:
+def hidden(
+    input_ids: torch.Tensor, mask: torch.Tensor | None, name: str = "attention_mask"
+) -> tuple[list[int], torch.Tensor | None]:
     """How many tokens of each row `mask` hides, and, where they are not all on the left, each row's columns with those first.
 
     The order is (B, width) int64. Raises `ValueError` or `TypeError` for a mask that is none of these rows.
     """
     if mask is None:
         return [0] * input_ids.shape[0], None
-    refuse_mask(input_ids, mask)
+    refuse_mask(input_ids, mask, name=name)
     seen = mask.ne(0).long().to(input_ids.device)
     order = seen.argsort(dim=1, stable=True) if bool((seen.diff(dim=1) < 0).any()) else None
     return (seen == 0).sum(dim=1).tolist(), order
@@ -100,6 +102,12 @@ def assistant_inputs(
     own: dict[str, Any] = {"use_cache": True}
     if base.config.is_encoder_decoder:
         assert inputs_tensor is not None, "generate gives it to every callable that names it"
+        if not inputs_tensor.is_floating_point() and bool(
+            (inputs_tensor < 0).all()
+        ):  # what `generate` puts in the place of none
+            raise ValueError(
+                "encoder_outputs are the target's alone, and the assistant's encoder needs the input too: pass input_ids=… beside them"
+            )
         encoder, mask = base.get_encoder(), model_kwargs.get("attention_mask")
         inputs = {base.main_input_name: inputs_tensor.to(base.device)}
         if mask is not None:

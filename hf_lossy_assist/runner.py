@@ -177,7 +177,7 @@ class Runner:
         refuse_modes({}, Settings({}, generation_config))  # again: not every call comes through `enable`
         self.policy.rule.check_mode(bool(generation_config.do_sample))
         self.policy.filter.check_decoding(decoding_at(generation_config))
-        pads, columns = hidden(input_ids, model_kwargs.get(mask_name(model)))
+        pads, columns = hidden(input_ids, model_kwargs.get(mask_name(model)), mask_name(model))
         vocabulary = vocabulary_of(model)
         clock, stop = Clock(input_ids.device), self.draft_stop().start(input_ids.shape[0])
         rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)

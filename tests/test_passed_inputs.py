@@ -72,6 +72,18 @@ def test_an_input_with_an_entry_for_each_token_is_refused_where_nobody_says_how_
             model.generate(**given, **cache, assistant_model=model, lossy_policy="strict", max_new_tokens=3)
 
 
+def test_encoder_outputs_serve_the_target_and_a_draft_needs_the_input_too():
+    model, prompt = tiny.shared("t5"), torch.arange(4, 14)[None]
+    with torch.no_grad():
+        encoded = {"encoder_outputs": model.get_encoder()(prompt)}
+    expected = tiny.greedy(model, {"input_ids": prompt})
+    draft = tiny.draft_of(model, "often")
+    assert torch.equal(tiny.assisted(model, encoded, None, prompt_lookup_num_tokens=3).sequences, expected)
+    assert torch.equal(tiny.assisted(model, {"input_ids": prompt} | encoded, draft).sequences, expected)
+    with pytest.raises(ValueError, match=r"^encoder_outputs[^\n]*pass input_ids=[^\n]*$"):
+        tiny.assisted(model, encoded, draft)
+
+
 def test_use_cache_is_refused_by_where_it_was_said():
     with pytest.raises(ValueError, match=r"^[^\n]*got use_cache=False: leave it out$"):
         call(use_cache=False)

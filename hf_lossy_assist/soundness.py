@@ -15,13 +15,18 @@ def sound(block: Block, peaks: torch.Tensor | None) -> dict[str, torch.Tensor]:
     assert block.scores is not None and block.kept is not None
     gamma = block.tokens.shape[1]
     places = torch.arange(gamma + 1, device=block.scores.device)
-    fine = {"target": block.scores.amax(dim=-1).isfinite() | (places > block.kept[:, None])}
+    fine = {"target": _finite(block.scores.amax(dim=-1)) | (places > block.kept[:, None])}
     beyond = places[:gamma] >= block.drafted[:, None]
     if peaks is not None:
-        fine["draft"] = peaks.isfinite() | beyond
+        fine["draft"] = _finite(peaks) | beyond
     if block.companion is not None:
-        fine["companion"] = block.companion[:, :gamma, 0].isfinite() | beyond
+        fine["companion"] = _finite(block.companion[:, :gamma, 0]) | beyond
     return {model: its.long().cumprod(dim=1).sum(dim=1) for model, its in fine.items()}
+
+
+def _finite(x: torch.Tensor) -> torch.Tensor:
+    """As `isfinite`, in half as many operations: x − x is NaN for the others."""
+    return (x - x) == 0
 
 
 def refuse_unsound(good: Mapping[str, int], taken: int, gamma: int, row: int, written: int) -> None:

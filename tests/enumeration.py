@@ -132,7 +132,6 @@ class Texts:
             over = [t for t in level if len(t) == length or t[-1] == end]
             self.index |= {t: len(self.index) + k for k, t in enumerate(over)}
             level = [t for t in level if t not in self.index]
-            assert n < length
 
     def behind(self, text: tuple[int, ...]) -> np.ndarray:
         """The target's law of the whole text, (texts,), where it begins with `text`."""

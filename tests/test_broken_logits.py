@@ -13,7 +13,7 @@ from hf_lossy_assist.profile import Bins, Latency, Profile, machine
 
 
 VALUES = {"nan": math.nan, "inf": math.inf, "no token": -math.inf}
-POLICIES = ["strict", "svip", hla.TopK(2), hla.BlockVerification()]
+POLICIES = ["svip", hla.TopK(2), hla.BlockVerification()]
 
 
 def breaking(model, value: float, after: int = 0):

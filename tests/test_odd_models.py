@@ -122,6 +122,9 @@ def test_tables_are_found_where_transformers_has_them():
 # -- where the weights are -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings(
+    "ignore:You are calling .generate.. with the `input_ids`:UserWarning"
+)  # Transformers before 5.20
 @pytest.mark.parametrize("which", ["target", "draft", "both"])
 def test_models_whose_weights_are_offloaded(which):
     models = {"target": llama(), "draft": near(llama())}

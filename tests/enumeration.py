@@ -123,7 +123,7 @@ class Texts:
         self.index: dict[tuple[int, ...], int] = {}
         self._rest: dict[tuple[int, ...], np.ndarray] = {}
         level, self.p = [()], {}
-        for n in range(length):
+        for _ in range(length):
             with torch.no_grad():
                 ids = torch.stack([torch.cat([prompt, torch.tensor(t, dtype=torch.long)]) for t in level])
                 laws = model(ids).logits[:, -1].double().softmax(dim=-1).numpy()

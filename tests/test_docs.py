@@ -17,6 +17,7 @@ EXAMPLES = {
     "batches.py": [],
     "calibrate_svip.py": ["--problems", "8"],
     "fuzz.py": ["--cases", "20", "--only", "arguments"],
+    "first_mistakes.py": [],
     "wrong_uses.py": [],
     "wrong_policies.py": [],
 }

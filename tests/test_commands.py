@@ -174,10 +174,10 @@ def test_an_interrupted_collection_says_how_to_go_on(tmp_path):
             assert process.poll() is None
             time.sleep(0.05)
         out = err = "it did not end"
-        for _ in range(50):  # Python drops an interrupt that arrives inside a destructor
+        for _ in range(5):  # Python drops an interrupt that arrives inside a destructor
             process.send_signal(signal.SIGINT)
             try:
-                out, err = process.communicate(timeout=2)
+                out, err = process.communicate(timeout=20)
                 break
             except subprocess.TimeoutExpired:
                 continue
@@ -216,9 +216,9 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
         (["plan", "--limit", "0"], "limit"),
         (["plan", *QUICK, "--repeats", "0"], "repeats"),
         (["plan", *QUICK, "--repeats", "-1"], "repeats"),
-        (["plan", "--new-tokens", "1"], "new_tokens"),
-        (["plan", "--max-draft", "0"], "max_draft"),
-        (["plan", "--max-distance", "-0.1"], "max_distance"),
+        (["plan", "--new-tokens", "1"], "--new-tokens"),
+        (["plan", "--max-draft", "0"], "--max-draft"),
+        (["plan", "--max-distance", "-0.1"], "--max-distance"),
         (["collect", "--out", "{tmp}/x", "--new-tokens", "0"], "new_tokens"),
         (["collect", "--out", "{tmp}/x", "--batch-size", "-3"], "batch_size"),
         (["collect", "--out", "{tmp}/x", "--limit", "-2"], "-2"),

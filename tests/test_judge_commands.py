@@ -152,7 +152,7 @@ def test_wrong_uses(hf_lossy, mined, tmp_path):  # noqa: F811
             ("--task", "gsm8k", "--data", file, "--target-url", "http://127.0.0.1:9/v1", "--target-model", "m"),
             "--assistant",
         ),
-        (("--batch-size", 0), "batch_size"),
+        (("--batch-size", 0), "--batch-size"),
         (("--limit", 0), "--limit"),
     ):
         line = hf_lossy("mine", *arguments, *out).line

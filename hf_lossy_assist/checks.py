@@ -15,8 +15,9 @@ from transformers import (
 )
 
 from .arguments import refuse_modes_asked_for
-from .errors import check_int, check_number
-from .models import base_of, device_of
+from .errors import check_int, check_number, shown
+from .input_tensors import refuse_ids, refuse_mask, refuse_outside, refuse_prompt
+from .models import base_of, vocabulary_of
 from .setting_types import check_settings
 from .trials import why_not_rows
 
@@ -59,9 +60,14 @@ def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfi
     if ids is None and decoder_only and settings["bos_token_id"] is None:
         raise ValueError("there is no prompt, and the target has no BOS token to start from: pass input_ids=…")
     if ids is not None and model.main_input_name == "input_ids":
-        _refuse_prompt(model, ids)
+        refuse_prompt(model, ids)
+    for name in ("decoder_input_ids", "token_type_ids"):
+        if kwargs.get(name) is not None:
+            refuse_ids(name, kwargs[name])
     if kwargs.get("decoder_input_ids") is not None:
-        _refuse_ids("decoder_input_ids", kwargs["decoder_input_ids"])
+        refuse_outside("decoder_input_ids", kwargs["decoder_input_ids"], "decoder", vocabulary_of(model))
+    if not (kwargs.get("logits_to_keep") is None or type(kwargs["logits_to_keep"]) is int):
+        raise TypeError("lossy_policy decides which logits a forward computes: leave logits_to_keep out")
     if decoder_only:
         _refuse_other_inputs(model, kwargs, config)
         if isinstance(kwargs.get("past_key_values"), EncoderDecoderCache):
@@ -90,7 +96,7 @@ def _refuse_unknown(model: Any, kwargs: dict[str, Any], config: GenerationConfig
         if name not in known and not name.startswith("decoder_") and value is not None:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ": leave it out"
-            raise TypeError(f"generate: this model takes no argument {name!r}{hint}")
+            raise TypeError(f"generate: this model takes no argument {shown(name)}{hint}")
 
 
 def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
@@ -125,7 +131,7 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
         raise ValueError("lossy_policy needs the key-value cache, got use_cache=False: leave it out")
     if settings["cache_implementation"] not in (None, "dynamic"):
         raise ValueError(
-            f"lossy_policy keeps its own cache, got cache_implementation={settings['cache_implementation']!r}: leave it out"
+            f"lossy_policy keeps its own cache, got cache_implementation={shown(settings['cache_implementation'])}: leave it out"
         )
     cache = kwargs.get("past_key_values")
     if cache is not None and not isinstance(cache, Cache):
@@ -154,13 +160,13 @@ def _refuse_sampling(settings: Settings) -> None:
             )
     penalty = settings["repetition_penalty"]
     if penalty is not None and not (isinstance(penalty, int | float) and penalty > 0):
-        raise ValueError(f"repetition_penalty: expected a number above 0, got {penalty!r}")
+        raise ValueError(f"repetition_penalty: expected a number above 0, got {shown(penalty)}")
     if not settings["do_sample"]:
         return
     temperature = settings["temperature"]
     if temperature is not None and not (isinstance(temperature, int | float) and temperature > 0):
         raise ValueError(
-            f"temperature: expected a number above 0, got {temperature!r}; for greedy decoding pass do_sample=False"
+            f"temperature: expected a number above 0, got {shown(temperature)}; for greedy decoding pass do_sample=False"
         )
     if settings["top_k"] is not None:
         check_int("top_k", settings["top_k"], 0)
@@ -172,58 +178,6 @@ def _refuse_sampling(settings: Settings) -> None:
             raise ValueError(
                 f"{name}: expected a number above 0 and up to 1, got 0; for greedy decoding pass do_sample=False"
             )
-
-
-def _refuse_ids(name: str, ids: Any) -> None:
-    if not isinstance(ids, torch.Tensor):
-        raise TypeError(
-            f"{name}: expected a tensor of shape (batch, length), got {type(ids).__name__}; "
-            "pass return_tensors='pt' to the tokenizer"
-        )
-    fits = ids.dim() == 2 and ids.dtype in (torch.int64, torch.int32) and ids.layout == torch.strided
-    if not fits or ids.numel() == 0:
-        raise ValueError(
-            f"{name}: expected whole numbers of shape (batch, length), got {ids.dtype} of shape {tuple(ids.shape)}"
-        )
-
-
-def _refuse_prompt(model: Any, ids: Any) -> None:
-    _refuse_ids("input_ids", ids)
-    table, device = base_of(model).get_input_embeddings().weight, device_of(model)
-    if device.type != "meta" and ids.device.type not in ("cpu", device.type):
-        raise ValueError(f"input_ids are on {ids.device}, the target on {device}: move them with .to({str(device)!r})")
-    lowest, highest = int(ids.min()), int(ids.max())
-    if lowest < 0 or highest >= table.shape[0]:
-        outside = lowest if lowest < 0 else highest
-        raise ValueError(f"input_ids: token {outside} is outside the target's vocabulary of {table.shape[0]}")
-
-
-def refuse_mask(ids: torch.Tensor, mask: Any, ends_in_text: bool = True, name: str = "attention_mask") -> None:
-    """Refuse a mask (B, width) that is none of `ids`; with `ends_in_text` one that hides a row's last token."""
-    if mask is None:
-        return
-    if not isinstance(mask, torch.Tensor):
-        raise TypeError(f"{name}: expected a tensor of shape (batch, length), got {type(mask).__name__}")
-    if mask.device.type not in ("cpu", ids.device.type):
-        raise ValueError(
-            f"{name} is on {mask.device}, input_ids on {ids.device}: move it with .to({str(ids.device)!r})"
-        )
-    if tuple(mask.shape) != tuple(ids.shape):
-        raise ValueError(f"{name} has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}: they must agree")
-    if mask.layout != torch.strided or mask.is_complex():
-        raise ValueError(f"{name}: expected a dense tensor of 0 and 1, got {mask.dtype} ({mask.layout})")
-    hidden = mask == 0
-    wrong = torch.stack(
-        [hidden[:, -1], hidden.all(dim=1), (~hidden & (mask != 1)).any(dim=1)]
-    ).cpu()  # (3, B): one look
-    if bool(wrong[2].any()):
-        raise ValueError("attention_mask: expected 1 for a token and 0 for one that does not count, got other numbers")
-    if bool(wrong[1].any()):
-        row = int(wrong[1].nonzero()[0])
-        raise ValueError(f"{name} hides all of row {row}: every row needs a token")
-    if ends_in_text and bool(wrong[0].any()):
-        row = int(wrong[0].nonzero()[0])
-        raise ValueError(f"{name} hides the last token of row {row}: pad on the left (tokenizer.padding_side='left')")
 
 
 def refuse_extra_inputs(model_kwargs: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from .errors import shown
 from .filters import VerifyFilter
 from .loading import load_model
 from .models import base_of, vocabulary_of
@@ -52,7 +53,7 @@ class WithCompanion(VerifyFilter):
 def check_companion(draft: Any, companion: Any) -> None:
     """Refuse a companion that cannot read along with this draft model."""
     if not isinstance(base_of(companion), PreTrainedModel):
-        raise TypeError(f"companion: expected a Transformers model or the name of one, got {companion!r}")
+        raise TypeError(f"companion: expected a Transformers model or the name of one, got {shown(companion)}")
     reason = why_not_rows(companion)
     if reason is not None:
         raise ValueError(f"a companion must run in batches, and this one does not: {reason}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from .errors import listed
+from .errors import listed, shown
 from .heads import CONFIG, WEIGHTS, Head
 from .policy import POLICY, LossyPolicy
 from .profile import PROFILE, TABLES
@@ -68,7 +68,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 def kind_of(folder: Path) -> str:
     """What a folder holds: "policy", "head", "models", "dataset" or "custom_generate". Heads and policies are loaded to be sure."""
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {str(folder)!r}")
+        raise ValueError(f"there is no folder {shown(str(folder), 200)}")
     if (folder / POLICY).is_file():
         check_shareable(LossyPolicy.from_pretrained(folder).to_dict())
         return "policy"
@@ -80,7 +80,8 @@ def kind_of(folder: Path) -> str:
         if '"weights_sha256"' in (folder / CONFIG).read_text(encoding="utf-8"):
             Head.from_pretrained(folder)
             return "head"
-    files = sorted(folder.rglob("model*.safetensors"))
+    # Where the files of models may lie, and no deeper: the folder may be the root of a disk.
+    files = sorted([*folder.glob("model*.safetensors"), *folder.glob("*/model*.safetensors")])
     for file in files:
         try:
             with safe_open(file, "pt"):  # reads the header and compares it with the file's length

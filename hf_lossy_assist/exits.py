@@ -9,7 +9,7 @@ from .errors import one_line
 from .terminal import plain_warnings
 
 
-LONGEST = 380  # characters of an error
+LONGEST = 600  # characters of an error: the names of all rules and stops fit in
 # huggingface_hub's, by version; their errors are no OSError
 HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "requests")
 # The base of what typer finds wrong in the words of a command, wherever this release of it keeps that.

@@ -254,6 +254,10 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
             raise ValueError(
                 f"{weights_file} is not the file that {config_file.name} was saved with (SHA-256 differs): save it again, or download it again ({AGAIN})"
             )
+        if not all(tensor.float().isfinite().all() for tensor in weights.values()):
+            raise ValueError(
+                f"{weights_file} holds weights that are NaN or infinite: train the head again (hf-lossy fit)"
+            )
         with torch.device("meta"):  # its sizes are not to be trusted before the weights have them
             head = KINDS[config.kind](config)
         try:

@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from .errors import listed
+from .errors import listed, shown
 
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
@@ -55,7 +55,7 @@ def fetch(
     """
     unknown = sorted(set(kwargs) - {"token", "cache_dir", "local_files_only", "force_download"})
     if unknown:
-        raise TypeError(f"from_pretrained: unknown argument {unknown[0]!r}")
+        raise TypeError(f"from_pretrained: unknown argument {shown(unknown[0])}")
     if os.path.isdir(source):
         folder = Path(source, subfolder)
         for name in names:
@@ -66,15 +66,19 @@ def fetch(
         return [folder / name for name in names]
     repo, _, pinned = source.partition("@")
     if "/" not in repo:  # the Hub's own names without one are not of this package, and asking for them takes its time
-        raise ValueError(f"there is no folder {source!r} here, and a name on the Hub has the form org/name")
+        raise ValueError(f"there is no folder {shown(source, 200)} here, and a name on the Hub has the form org/name")
     if pinned and revision is not None and pinned != revision:
-        raise ValueError(f"{source!r} pins {pinned!r}, and revision={revision!r} another: pass one of them")
+        raise ValueError(
+            f"{shown(source, 200)} pins {shown(pinned)}, and revision={shown(revision)} another: pass one of them"
+        )
     try:
         settings = kwargs | {"revision": revision or pinned or None, "subfolder": subfolder or None}
         with hub_errors(source):
             return [Path(hf_hub_download(repo, name, **settings)) for name in names]
     except HFValidationError:
-        raise ValueError(f"{source!r} is neither a folder here nor a repository name like org/name") from None
+        raise ValueError(
+            f"{shown(source, 200)} is neither a folder here nor a repository name like org/name"
+        ) from None
     except LocalEntryNotFoundError as error:
         raise LocalEntryNotFoundError(
             f"{source}: no folder of this name here, the Hub was not reached, and its cache does not hold {names[0]}"

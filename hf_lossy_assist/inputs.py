@@ -8,8 +8,8 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
-from .checks import refuse_mask
 from .growing import GROWING
+from .input_tensors import refuse_mask
 from .models import CroppingModel, RowModel, base_of
 from .sequences import Rows
 from .token_types import shared_types

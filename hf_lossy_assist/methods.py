@@ -1,10 +1,11 @@
 """The published methods as policies, policies by name, and what `lossy_policy=` may be."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import LONGEST_DRAFT, check_int
+from .errors import LONGEST_DRAFT, check_int, shown
 from .filters import VerifyFilter
 from .heads import Head
 from .names import by_name
@@ -120,14 +121,15 @@ def as_policy(given: Any) -> LossyPolicy:
         return LossyPolicy.from_dict(given)
     if isinstance(given, Head):
         return of_head(given)
-    if isinstance(given, Path) and given.is_dir():
+    # `os.path`, not `Path`: what is too long for a path is none there, and an error of the system here.
+    if isinstance(given, Path) and os.path.isdir(given):
         return LossyPolicy.from_pretrained(given)
-    if isinstance(given, str) and not given.lstrip().startswith("{") and Path(given).is_dir():
+    if isinstance(given, str) and not given.lstrip().startswith("{") and os.path.isdir(given):
         return LossyPolicy.from_pretrained(given)
     if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
         path = Path(given)
-        if not path.is_file():
-            raise ValueError(f"lossy_policy: there is no file {str(path)!r}")
+        if not os.path.isfile(path):
+            raise ValueError(f"lossy_policy: there is no file {shown(str(path), 300)}")
         return LossyPolicy.from_dict(spec_in(path), path.parent)
     if isinstance(given, str):
         if given.lstrip().startswith("{"):
@@ -145,8 +147,8 @@ def as_policy(given: Any) -> LossyPolicy:
                 "on the command line --profile and --companion"
             )
         if "/" in given:
-            hint = f"; one on the Hub: LossyPolicy.from_pretrained({given!r})" if given.count("/") == 1 else ""
-            raise ValueError(f"lossy_policy: there is no folder {given!r} here{hint}")
+            hint = f"; one on the Hub: LossyPolicy.from_pretrained({shown(given)})" if given.count("/") == 1 else ""
+            raise ValueError(f"lossy_policy: there is no folder {shown(given)} here{hint}")
         return by_name(given, [*POLICIES, *METHODS, "sv"])
     if isinstance(given, type):
         raise TypeError(f"lossy_policy: got the class {given.__name__}; pass an object of it, {given.__name__}(…)")

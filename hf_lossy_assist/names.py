@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from .errors import shown
 from .policy import LossyPolicy
 from .rules import RULES
 from .staging import FILTERS
@@ -40,7 +41,7 @@ def by_name(name: str, policies: Iterable[str]) -> LossyPolicy:
     listed = "; ".join(f"{group}: {', '.join(names)}" for group, names in groups.items())
     close = difflib.get_close_matches(name, [n for names in groups.values() for n in names], n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"lossy_policy: unknown policy {name!r}.{hint} There are {listed}")
+    raise ValueError(f"lossy_policy: unknown policy {shown(name)}.{hint} There are {listed}")
 
 
 def required(field: dataclasses.Field[Any]) -> bool:

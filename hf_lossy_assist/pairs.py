@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import GenerationMixin, PreTrainedModel
 
+from .errors import shown
 from .inputs import learned_prompt
 from .models import base_of, device_of, vocabulary_of
 
@@ -56,7 +57,7 @@ def _refuse_assistant(assistant: Any) -> None:
         )
     if not isinstance(base, PreTrainedModel) or not isinstance(base, GenerationMixin):
         hint = (
-            f": load it first, AutoModelForCausalLM.from_pretrained({assistant!r})"
+            f": load it first, AutoModelForCausalLM.from_pretrained({shown(assistant)})"
             if isinstance(assistant, str)
             else ""
         )
@@ -75,7 +76,9 @@ def _reads_states(model: Any) -> bool:
 def refuse_helpers(streamer: Any, **tokenizers: Any) -> None:
     """Refuse streamers that cannot be streamed to and tokenizers that are none. Raises `TypeError`."""
     if streamer is not None and not (callable(getattr(streamer, "put", None)) and hasattr(streamer, "end")):
-        raise TypeError(f"streamer: expected an object with put() and end(), such as TextStreamer, got {streamer!r}")
+        raise TypeError(
+            f"streamer: expected an object with put() and end(), such as TextStreamer, got {shown(streamer)}"
+        )
     for name, tokenizer in tokenizers.items():
         if tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
             raise TypeError(

@@ -228,7 +228,7 @@ def parse(text: str, where: str, folder: Path | None = None) -> LossyPolicy:
 
 def spec_in(file: Path) -> dict[str, Any]:
     """The JSON form in a file."""
-    where = f"the file {str(file)!r}"
+    where = f"the file {shown(str(file), 200)}"
     return _object(read_json(file, f"lossy_policy: {where}", infinite=True, longest=LONGEST), where)
 
 

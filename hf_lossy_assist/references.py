@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .errors import shown
 from .heads import Head
 from .profile import Profile
 
@@ -52,7 +53,7 @@ def _load(kind: Any, key: str, name: str, source: str, folder: Path, kwargs: dic
     if OWN.fullmatch(name):
         own = folder / name
         if own.is_symlink():
-            raise ValueError(f"{source}: the {key} {name!r} is a link to another place: put a copy in its place")
+            raise ValueError(f"{source}: the {key} {shown(name)} is a link to another place: put a copy in its place")
         found = kind.from_pretrained(source, subfolder=name, **kwargs)
         found.source = str(own)
         return found
@@ -63,9 +64,11 @@ def _load(kind: Any, key: str, name: str, source: str, folder: Path, kwargs: dic
 def _check_on_the_hub(key: str, name: str) -> None:
     if not ON_THE_HUB.fullmatch(name):
         own = "" if key == "companion" else "one of its own sub-folders or "
-        raise ValueError(f"a policy's folder names as its {key} {own}a repository on the Hub (org/name), not {name!r}")
+        raise ValueError(
+            f"a policy's folder names as its {key} {own}a repository on the Hub (org/name), not {shown(name)}"
+        )
     if os.path.exists(name):
         raise ValueError(
-            f"this policy names its {key} {name!r} on the Hub, and a folder here has that name too, which would be taken "
+            f"this policy names its {key} {shown(name)} on the Hub, and a folder here has that name too, which would be taken "
             "instead: rename that, or run in another folder"
         )

@@ -79,7 +79,7 @@ class Runner:
         self.assistant = getattr(assistant, "_orig_mod", assistant)
         self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
         if settings is not None and not (isinstance(settings, dict) and settings.keys() <= set(DRAFT_SETTINGS)):
-            raise TypeError(f"Runner: settings: expected a dict of {', '.join(DRAFT_SETTINGS)}, got {settings!r}")
+            raise TypeError(f"Runner: settings: expected a dict of {', '.join(DRAFT_SETTINGS)}, got {shown(settings)}")
         self.settings, self.cache_given = dict(settings or {}), cache_given
         self.generator_settings: dict[str, Any] = {}
         self._other: bool | None = None

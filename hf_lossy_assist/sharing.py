@@ -8,7 +8,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError
 
 from .contents import CARD, files_of, kind_of
-from .errors import listed
+from .errors import listed, shown
 from .files import new_folder
 from .hub import PICKLES, hub_errors
 
@@ -63,7 +63,9 @@ def pull(
     repo, _, pinned = repo_id.partition("@")
     repo_type = "dataset" if repo.startswith(DATASETS) else "model"
     if pinned and revision is not None and pinned != revision:
-        raise ValueError(f"{repo_id!r} pins {pinned!r}, and revision={revision!r} another: pass one of them")
+        raise ValueError(
+            f"{shown(repo_id, 200)} pins {shown(pinned)}, and revision={shown(revision)} another: pass one of them"
+        )
     try:
         with hub_errors(repo_id):
             cached = Path(
@@ -73,7 +75,7 @@ def pull(
                 )
             )  # fmt: skip
     except HFValidationError:
-        raise ValueError(f"{repo_id!r} is not a repository name like org/name") from None
+        raise ValueError(f"{shown(repo_id, 200)} is not a repository name like org/name") from None
     kind_of(cached)
     if out is None:
         return cached

@@ -6,6 +6,7 @@ import torch
 from transformers import LogitsProcessor
 
 from .block import Block
+from .errors import shown
 from .rules import AcceptanceRule, Pointwise
 from .rules.base import taken
 
@@ -36,7 +37,7 @@ class StockRule(LogitsProcessor):
                 f"StockRule: expected a rule that judges each token by itself, such as Typical(), got {name}: use lossy_policy={name}(…)"
             )
         if not isinstance(do_sample, bool):
-            raise TypeError(f"StockRule.do_sample: expected True or False, got {do_sample!r}")
+            raise TypeError(f"StockRule.do_sample: expected True or False, got {shown(do_sample)}")
         rule.check_mode(do_sample)
         self.rule, self.do_sample = rule, do_sample
         self._drafts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # prefix and scores of the draft, by length

@@ -23,7 +23,7 @@ def test_a_mistyped_command_is_one_line(hf_lossy, arguments, says):  # noqa: F81
     done = hf_lossy(*arguments)
     (line,) = done.err.splitlines()
     assert done.code == 2 and done.out == "" and line.startswith("hf-lossy: ") and says in line
-    assert len(line) <= 400 and line.isprintable()
+    assert len(line) <= 620 and line.isprintable()
 
 
 @pytest.mark.parametrize("arguments", [[], ["fit"]])

@@ -101,13 +101,14 @@ TENSORS = {
     "a mask of 2": {"attention_mask": ONES * 2},
     "a mask of -1": {"attention_mask": ONES - 2 * (torch.arange(9) == 3)},
     "a mask of NaN": {"attention_mask": ONES * float("nan")},
+    "logits of the caller's choice": {"logits_to_keep": {}},
     "a complex mask": {"attention_mask": ONES.to(torch.complex64)},
 }
 
 
 @pytest.mark.parametrize("what", TENSORS)
 def test_a_wrong_tensor_is_one_line(target, what):
-    with pytest.raises((TypeError, ValueError), match="input_ids: expected|attention_mask: expected") as error:
+    with pytest.raises((TypeError, ValueError), match="input_ids: expected|_mask: expected|logits_to_keep") as error:
         call(target, **TENSORS[what])
     assert fault(error.value) is None, str(error.value)
 
@@ -120,6 +121,7 @@ def test_a_wrong_tensor_is_one_line(target, what):
         {"attention_mask": ONES * 3},
         {"decoder_input_ids": ONES.double()},
         {"decoder_input_ids": [[0]]},
+        {"decoder_input_ids": torch.tensor([[0, 2**40]])},
     ],
 )
 def test_a_wrong_tensor_of_an_encoder_decoder_is_one_line(given):

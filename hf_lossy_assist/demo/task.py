@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..errors import shown
+
 
 STYLES = ("plain", "warm", "brisk")
 KEYS = ("start", "first", "mark", "next", "check", "end")
@@ -88,7 +90,7 @@ def problems(n: int, seed: int = 0, split: str = "test") -> list[Problem]:
     if n < 0:
         raise ValueError(f"problems(n): n must be 0 or more, got {n}")
     if split not in ("train", "calibration", "test"):
-        raise ValueError(f'problems(split): expected "train", "calibration" or "test", got {split!r}')
+        raise ValueError(f'problems(split): expected "train", "calibration" or "test", got {shown(split)}')
     source = stream(split, seed)
     return [next(source) for _ in range(n)]
 

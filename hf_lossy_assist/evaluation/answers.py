@@ -120,7 +120,7 @@ def existing(path: str | Path) -> Path:
     """`path`, if it is a file; `FileNotFoundError` in one line otherwise."""
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {str(path)!r}")
+        raise FileNotFoundError(f"there is no file {shown(str(path), 200)}")
     return path
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import check_int, check_number, nearest, one_line
+from ..errors import check_int, check_number, nearest, one_line, shown
 from ..reading import parse
 from .address import Address
 from .bounds import Bound, TooMuch, put_bound
@@ -74,6 +74,9 @@ class Endpoint:
             import openai
         except ImportError:
             raise ImportError("a model behind an API needs openai: pip install 'hf_lossy_assist[api]'") from None
+        for name, text in (("url", url), ("model", model), ("key", "" if key is None else key)):
+            if not isinstance(text, str):
+                raise TypeError(f"{name}: expected a text, got {shown(text)}")
         self.url, user, password = Address.of(url)
         check_int("retries", retries, 0)
         check_number("timeout", timeout, 0.001, 86400.0)
@@ -166,16 +169,16 @@ class Endpoint:
         import openai
 
         try:
-            text = call(**({} if body is None else body | {"model": self.model})).http_response.text
+            data = call(**({} if body is None else body | {"model": self.model})).http_response.content
         except TooMuch as error:
             raise ValueError(f"{self.url} {error}; is this the API's address, with the /v1?") from None
         except openai.OpenAIError as error:
             raise self._failure(error) from error
         try:
-            return parse(text, self.url)
+            return parse(data, self.url)
         except ValueError:
             raise ValueError(
-                f"{self.url} answered {self._said(text, 60)!r} where JSON was expected; is this the API's address, with the /v1?"
+                f"{self.url} answered {self._said(data.decode('utf-8', 'replace'), 60)!r} where JSON was expected; is this the API's address, with the /v1?"
             ) from None
 
     def _said(self, text: object, longest: int = 200) -> str:
@@ -210,7 +213,7 @@ class Endpoint:
             )
         if code == 404:
             return ValueError(
-                f"{self.url} knows no model {self.model!r} or has no such address (404: {said}); check both, and the /v1"
+                f"{self.url} knows no model {shown(self.model)} or has no such address (404: {said}); check both, and the /v1"
             )
         if code == 429:
             return OSError(f"{self.url} has had too many requests, {tries} ({said}); lower per_minute or wait")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..errors import shown
 from ..reading import lines, parse
 
 
@@ -32,7 +33,7 @@ def read_texts(path: str | Path, limit: int | None = None) -> list[Text]:
     """As `read_prompts`, with each line's `continuation`, `answer` (GSM8K) or first `reference` (Spec-Bench), if it has one."""
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {str(path)!r}")
+        raise FileNotFoundError(f"there is no file {shown(str(path), 200)}")
     texts: list[Text] = []
     with path.open("rb") as file:
         for where, line in lines(file, str(path)):
@@ -42,7 +43,7 @@ def read_texts(path: str | Path, limit: int | None = None) -> list[Text]:
             prompt = _first(row, FIELDS)
             if prompt is None:
                 given = line[:80].decode("utf-8", "replace")[:60]
-                raise ValueError(f"{where}: expected a text under one of {', '.join(FIELDS)}, got {given!r}")
+                raise ValueError(f"{where}: expected a text under one of {', '.join(FIELDS)}, got {shown(given, 200)}")
             texts.append(Text(prompt, _first(row, CONTINUATIONS)))
     if not texts:
         raise ValueError(f"{path} holds no prompts")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ..demo.task import answer as demo_answer
 from ..demo.task import problems as demo_problems
-from ..errors import check_int, nearest
+from ..errors import check_int, nearest, shown
 from .answers import AnswerTask, FileTask, Problem, Row, squeeze
 from .judging import Judge, QATask
 from .maths import GSM8K, MathTask
@@ -88,7 +88,7 @@ def task_named(
         if not Path(name).is_file():
             if name.endswith((".json", ".jsonl", ".gz")) or "/" in name:
                 raise FileNotFoundError(
-                    f"there is no file {name!r}; a task is {', '.join(NAMES)} or a JSON-lines file"
+                    f"there is no file {shown(name, 200)}; a task is {', '.join(NAMES)} or a JSON-lines file"
                 )
             raise ValueError(f"{nearest('task', name, NAMES)} Or name a JSON-lines file with `prompt` and `answer`.")
         if data is not None:

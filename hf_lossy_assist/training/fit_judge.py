@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ..cards import head_card
+from ..errors import shown
 from ..features import FeatureSpec
 from ..files import new_folder
 from ..heads import Head, HeadConfig
@@ -96,7 +97,8 @@ def check_models(mined: MinedTable, target: Any, draft: Any, tokenizer: Any) -> 
             )
         if recorded is None:  # mined behind a server, which does not say what it runs
             warnings.warn(
-                f"the data was mined with {facts.get('served')!r} behind a server, taken to be {given}", stacklevel=3
+                f"the data was mined with {shown(facts.get('served'))} behind a server, taken to be {given}",
+                stacklevel=3,
             )
             identities[name] = given
             continue

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from ..cards import TEMPLATES, escaped
 from ..files import new_folder, write_text
 from ..identity import ModelIdentity
+from ..reading import LONGEST
 from .jobs import WHOLE, digests, key_of, unsealed
 from .search import Mined, Mismatch
 
@@ -50,16 +51,25 @@ def read_lines(part: Path) -> list[Mined]:
     """
     found, key = {}, key_of(part / RECORD)
     for file in sorted(part.glob("*.jsonl")):
-        data = file.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):  # killed, or the disk was full, in the middle of a line
-            with open(file, "r+b") as torn:
-                torn.truncate(len(whole))
-        for number, line in enumerate(whole.split(b"\n")[:-1], 1):  # not splitlines: a text may hold other separators
+        for number, line in enumerate(_whole_lines(file), 1):
             spec = unsealed(line, f"{file}, line {number}", key)
             spec["mismatches"] = [Mismatch(**m) for m in spec["mismatches"]]
             found[spec["problem"]] = Mined(**spec)
     return [found[n] for n in sorted(found)]
+
+
+def _whole_lines(file: Path) -> Iterator[bytes]:
+    """The lines of a file, one by one; what stands behind the last line end is taken away."""
+    if not file.is_file():
+        raise ValueError(f"{file} is no file: delete it and resume")
+    with open(file, "r+b") as lines:
+        whole = 0
+        while line := lines.readline(LONGEST):  # to "\n" alone: a text may hold other separators
+            if not line.endswith(b"\n"):  # killed, or the disk was full, in the middle of a line
+                lines.truncate(whole)
+                return
+            whole += len(line)
+            yield line[:-1]
 
 
 def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: Any) -> None:

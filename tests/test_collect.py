@@ -103,7 +103,7 @@ def compare(pair: Any, text: list[int], at: int, records: list[dict[str, Any]], 
         out = model(ids, output_hidden_states=True)
         laws.append(warped(out.logits[0, at - 1 :].float(), settings))
     p, q = laws
-    hidden = out.hidden_states[-1][0, at - 1 :]  # Llama's last one is behind the final norm
+    hidden = out.hidden_states[-1][0, at - 1 :].float()  # as it is stored; Llama's last one is behind the final norm
     for i, record in enumerate(records):
         x = record["token"]
         want = [float(p[i, x]), float(q[i, x]), float((p[i] - q[i]).abs().sum() / 2)]

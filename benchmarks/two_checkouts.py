@@ -62,7 +62,8 @@ class Checkout:
         line = self.process.stdout.readline()
         if not line:
             raise SystemExit(f"the worker ended with {self.process.wait()}")
-        return tuple(json.loads(line))  # type: ignore[return-value]
+        texts, seconds = json.loads(line)
+        return texts, seconds
 
 
 @contextmanager

@@ -52,7 +52,8 @@ def test_example_runs(script, tmp_path, monkeypatch, capsys):
 
 def test_no_example_is_forgotten():
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
-    assert scripts == set(EXAMPLES) | {"train_demo_models.py"}  # that one has a test of its own, in test_demo.py
+    of_models = {"supported_models.py", "model_table.py", "tiny_models.py"}  # tried by test_supported_models.py
+    assert scripts == set(EXAMPLES) | of_models | {"train_demo_models.py"}  # the last by test_demo.py
 
 
 def test_every_policy_rule_and_stop_is_in_the_readme():

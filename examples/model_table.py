@@ -31,14 +31,16 @@ def verdict(shapes: dict[str, Any]) -> tuple[str, str]:
             if result["verdict"] == bad:
                 return bad, f"{name}: {result['why']}"
     refused = {name: result["why"] for name, result in said.items() if result["verdict"] == "refused"}
-    notes = sorted({f"{name}: {r['why']}" for name, r in said.items() if r["verdict"] == "equal" and r.get("why")})
+    notes = {name: r["why"] for name, r in said.items() if r["verdict"] == "equal" and r.get("why")}
     if "one" in refused or (refused and "one" not in said):
         return "refused", next(iter(refused.values()))
     if refused:
         line = next(iter(refused.values()))
         inside = re.search(r"can only roll back one row \((.*)\); this batch", line)
         return "batch 1 only", inside.group(1) if inside else line
-    return "equal", "; ".join(notes)
+    if len(set(notes.values())) == 1 and len(notes) == len(said):
+        return "equal", next(iter(notes.values()))
+    return "equal", "; ".join(f"{name}: {note}" for name, note in notes.items())
 
 
 def judged(result: dict[str, Any]) -> dict[str, str]:
@@ -47,16 +49,22 @@ def judged(result: dict[str, Any]) -> dict[str, str]:
     names = {"causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "encoder-decoder": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}  # fmt: skip
     found = {a: verdict(result[a]) for a in ("sdpa", "eager") if a in result}
     tried = {a: pair for a, pair in found.items() if pair[0] != "not built"}
-    row = {"type": model_type, "class": names[kind].get(model_type, ""), "kind": kind, "attention": ", ".join(tried)}
+    row = {
+        "type": model_type,
+        "class": names[kind].get(model_type.split("+")[0], ""),
+        "kind": kind,
+        "attention": ", ".join(tried),
+    }
     if not tried:  # eager attention is what every model has
         return row | {"verdict": "not built", "why": found["eager" if "eager" in found else "sdpa"][1]}
     worst = min(tried.values(), key=lambda pair: WORST_FIRST.index(pair[0]))
     return row | {"verdict": worst[0], "why": worst[1]}
 
 
-def page(results: list[dict[str, Any]], seconds: float) -> tuple[str, int]:
+def page(results: list[dict[str, Any]]) -> tuple[str, int]:
     """The document, and how many models gave another text or a traceback."""
-    rows = [judged(result) for result in results]
+    rows = [judged(result) for result in sorted(results, key=lambda result: result["name"])]
+    seconds = sum(result["seconds"] for result in results)
     groups = {name: [row for row in rows if row["verdict"] == name] for name in TITLES}
     built = len(rows) - len(groups["not built"])
     lines = [
@@ -68,7 +76,7 @@ def page(results: list[dict[str, Any]], seconds: float) -> tuple[str, int]:
         "left; three prompts of 9 tokens. One draft is a noisy copy of the model, often right; another is never right. A reference that",
         "hardly varies or chooses by less than 2e-5 of its largest logit is no verdict: another seed is taken.",
         "",
-        f"Made by `python examples/supported_models.py` in {seconds / 60:.0f} minutes on one CPU thread, with hf_lossy_assist {hla.__version__},",
+        f"Made by `python examples/supported_models.py` ({seconds / 60:.0f} minutes of a CPU core), with hf_lossy_assist {hla.__version__},",
         f"Transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}. A test tries some of them again and compares with this page.",
         "",
         "| verdict | models |",

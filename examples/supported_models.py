@@ -11,7 +11,6 @@ import copy
 import json
 import logging
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -22,8 +21,10 @@ from typing import Any
 
 import torch
 import transformers
+from model_processes import run
 from model_table import page
-from tiny_models import NEVER_EMITTED, PAD, VOCABULARY, model_types, output_layer, tiny_model
+from tiny_models import model_types, output_layer, tiny_model
+from tiny_sizes import NEVER_EMITTED, PAD, VOCABULARY
 
 import hf_lossy_assist as hla
 
@@ -33,11 +34,15 @@ NEW = 24  # tokens
 SHAPES = {"one": (9,), "ragged": (9, 1, 4, 14), "even": (9, 9, 9)}  # prompt lengths of a batch
 SETTINGS = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": NEVER_EMITTED, "pad_token_id": PAD, "use_cache": True, "num_beams": 1, "return_dict_in_generate": True}  # fmt: skip
 GAP = 2e-5  # a reference that chooses by less says nothing: rounding can turn it
-SECONDS = 60  # for a model type, with all attempts
+SECONDS = 60  # of processor time for a model type and an attention, with all attempts
 ATTEMPTS = 6  # seeds
 ATTENTIONS = ("sdpa", "eager")
 LONGER = {"sliding_window": 64, "keep_window_size": 64}  # for models that are refused beyond such a length
 DRAFTED = {"often": 5, "never": 2}  # tokens a round, by how often the draft is right
+
+
+class TooLong(BaseException):
+    """Beyond `SECONDS` of processor time; no kind of `Exception`, so that it counts as no model's own error."""
 
 
 class NoVerdict(Exception):
@@ -151,11 +156,11 @@ def line_of(error: BaseException) -> str:
 
 
 def examine(
-    model_type: str, kind: str, attention: str, shapes: Iterable[str] = SHAPES, **changes: Any
+    model_type: str, kind: str, attention: str, shapes: Iterable[str] = SHAPES, first: int = 0, **changes: Any
 ) -> dict[str, Any]:
-    """One model type with one attention: {"not built": …} or, for each shape, what `try_shape` says."""
+    """One model type with one attention: {"not built": …} or, for each shape, what `try_shape` says. Seeds from `first` on."""
     said = ""
-    for seed in range(ATTEMPTS):
+    for seed in range(first, first + ATTEMPTS):
         try:
             model = tiny_model(model_type, kind, attention, seed, **changes)
             inputs = {name: prompts(SHAPES[name], seed) for name in shapes}
@@ -170,8 +175,9 @@ def examine(
         lines = [result["why"] for result in found.values() if "this text may come to" in result.get("why", "")]
         if not lines or changes:
             return found
-        shorter = examine(model_type, kind, attention, shapes, **LONGER)  # the same texts, below that length
-        return {k: v | {"why": lines[0]} if v["verdict"] == "equal" else v for k, v in shorter.items()}
+        shorter = examine(model_type, kind, attention, shapes, seed, **LONGER)  # the same texts, below that length
+        why = "longer texts are refused: " + lines[0].split(", and this text")[0]
+        return {k: v | {"why": why} if v["verdict"] == "equal" else v for k, v in shorter.items()}
     return {"not built": f"no verdict with {ATTEMPTS} seeds: {said}"}
 
 
@@ -179,66 +185,49 @@ def work(names: list[str]) -> None:
     """Try these types and print a line of JSON for each: run in a process of its own, because a type may hang or crash."""
 
     def too_long(*_: Any) -> None:
-        raise TimeoutError(f"took more than {SECONDS} s")
+        raise TooLong(f"took more than {SECONDS} s")
 
-    signal.signal(signal.SIGALRM, too_long)
+    signal.signal(signal.SIGPROF, too_long)
     torch.set_num_threads(1)
     transformers.logging.set_verbosity(logging.CRITICAL)
     warnings.simplefilter("ignore")
     for name in names:
         model_type, kind = name.split("/")
         result: dict[str, Any] = {"name": name}
-        start = time.time()
+        start = time.process_time()
         for attention in ATTENTIONS:
-            signal.alarm(SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
             rows = result.get("sdpa", {}).get("ragged", {}).get("verdict") == "equal"
             shapes = ("ragged",) if rows else ("one",) if "one" in result.get("sdpa", {}) else SHAPES
             try:
                 result[attention] = examine(model_type, kind, attention, shapes)
-            except TimeoutError as error:
+            except TooLong as error:
                 result[attention] = {"not built": str(error)}
-            signal.alarm(0)
-        result["seconds"] = round(time.time() - start, 1)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        result["seconds"] = round(time.process_time() - start, 1)
         print(json.dumps(result), flush=True)
-
-
-def run(names: list[str], lines: Path | None, chunk: int = 12) -> list[dict[str, Any]]:
-    """`work` in processes of `chunk` types; what kills its process is noted, and the rest goes on. `lines`: raw results go there."""
-    results, waiting = [], list(names)
-    while waiting:
-        now = waiting[:chunk]
-        command = [sys.executable, __file__, "--work", *now]
-        try:
-            done = subprocess.run(command, stdout=subprocess.PIPE, timeout=2 * SECONDS * len(now), check=False)
-            said, ended = done.stdout, f"its process ended with {done.returncode}"
-        except subprocess.TimeoutExpired as error:
-            said, ended = error.stdout or b"", "hangs"
-        new = [json.loads(line) for line in said.decode().splitlines() if line.startswith('{"name"')]
-        if len(new) < len(now):
-            lost = {"not built": ended}
-            new.append({"name": now[len(new)], "sdpa": lost, "eager": lost, "seconds": 0.0})
-        results += new
-        if lines:
-            lines.write_text("".join(json.dumps(result) + "\n" for result in results))
-        waiting = waiting[len(new) :]
-        print(f"{len(results)} of {len(names)}", file=sys.stderr, flush=True)
-    return results
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", help="model types")
     parser.add_argument("--work", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument("--lines", type=Path, help="where the raw results go, a line of JSON for each model")
+    parser.add_argument("--processes", type=int, default=1, help="at a time, of one thread each")
+    parser.add_argument(
+        "--lines", type=Path, help="raw results, a line of JSON for each model: those there are kept, the others added"
+    )
     parser.add_argument("--out", type=Path, default=PACKAGE.parent / "docs" / "models.md")
     options = parser.parse_args()
     if options.work:
         work(options.work)
         return 0
     names = [f"{t}/{k}" for t, kinds in model_types().items() for k in kinds if not options.only or t in options.only]
-    start = time.time()
-    results = run(names, options.lines)
-    text, wrong = page(results, time.time() - start)
+    found: list[dict[str, Any]] = []
+    if options.lines and options.lines.exists():
+        found = [json.loads(line) for line in options.lines.read_text().splitlines()]
+        names = [name for name in names if name not in {result["name"] for result in found}]
+    results = found + run(__file__, names, options.lines, options.processes, 10 * SECONDS)
+    text, wrong = page(results)
     if options.only:
         print(text)
     else:

@@ -6,7 +6,6 @@ length of what they see; they would go wrong without a word.
 """
 
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -70,36 +69,19 @@ def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> str |
 
 
 def refuse_length(model: PreTrainedModel, longest: int) -> None:
-    """Refuse a text of up to `longest` tokens where the model, beyond a length that its config names, sees what no rollback restores."""
-    name, (limit, why) = type(base_of(model)).__name__, sight(base_of(model))
-    if longest > limit:
+    """Refuse a text of up to `longest` tokens where the model keeps fewer in view by a top-k: a token that the text repeats ties
+    with itself, and which of the two goes is left to `torch.topk`, by the width of what it is given (Doge)."""
+    base = base_of(model)
+    kept = _kept_in_view(base)
+    if kept is not None and longest > kept:
         raise ValueError(
-            f"{name} {why}, and this text may come to {longest}: ask for fewer tokens, or leave lossy_policy out"
+            f"{type(base).__name__} keeps {kept} tokens in view by a top-k whose ties a block breaks otherwise, and this text may "
+            f"come to {longest}: ask for fewer tokens, or leave lossy_policy out"
         )
 
 
-def sight(base: Any) -> tuple[float, str]:
-    """Up to how many tokens blocks are exact, and what happens beyond them."""
-    config = base.config.get_text_config(decoder=True)
-    kept = getattr(config, "keep_window_size", None)
-    if (
-        kept is not None
-    ):  # Doge: a token that the text repeats ties with itself, and which of them goes is left to torch.topk
-        return kept, f"keeps {kept} tokens in view by a top-k whose ties a block breaks otherwise"
-    windows = [
-        layer.sliding_window
-        for layer in DynamicCache(config=config).layers
-        if isinstance(layer, DynamicSlidingWindowLayer)
-    ]
-    makers = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
-    if windows and not any(hasattr(sys.modules[module], name) for module in _modules(base) for name in makers):
-        # Moshi: a prompt sees all of itself, a token after it the last few thousand alone.
-        return min(windows), f"masks no window but has a cache that forgets all but {min(windows)} tokens"
-    return float("inf"), ""
-
-
-def _modules(base: Any) -> set[str]:
-    return {type(module).__module__ for module in base.modules() if type(module).__module__ in sys.modules}
+def _kept_in_view(base: Any) -> int | None:
+    return getattr(base.config.get_text_config(decoder=True), "keep_window_size", None)
 
 
 def crops(cache: Any) -> bool:
@@ -129,9 +111,9 @@ def _texts(base: Any, rows: int) -> tuple[torch.Tensor, int]:
     config = base.config.get_text_config(decoder=True)
     sizes = [value for name, value in vars(config).items() if _limits_sight(name) and isinstance(value, int)]
     n = 5 + max([size for size in sizes if 0 < size <= REACH], default=0)
-    limit = sight(base)[0]
-    if n + BLOCK + 2 > limit:  # longer texts are refused anyway
-        n = max(3, int(limit) - BLOCK - 2)
+    kept = _kept_in_view(base)
+    if kept is not None:  # longer texts are refused
+        n = min(n, max(3, kept - BLOCK - 2))
     known = base.get_input_embeddings().weight.shape[0]
     ids = torch.arange(rows * (n + BLOCK + 1), device=device_of(base)).view(rows, -1) * 7
     return 5 + ids % (min(known, 1000) - 5), n

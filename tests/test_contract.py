@@ -17,6 +17,7 @@ from transformers import (
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
+    MambaForCausalLM,
     MaxLengthCriteria,
     MaxTimeCriteria,
     StoppingCriteriaList,
@@ -223,7 +224,7 @@ def test_inputs_that_prepare_inputs_grows_or_drops():
 
 
 def test_layer_kinds_of_a_config():
-    """models: `why_not_rows` reads off which layers a model's cache would have."""
+    """trials: `why_not_rows` reads off which layers a model's cache would have."""
     kinds = {
         "llama": {DynamicLayer},
         "mistral": {DynamicSlidingWindowLayer},
@@ -233,6 +234,11 @@ def test_layer_kinds_of_a_config():
         config = tiny.shared(name).config.get_text_config(decoder=True)
         assert {type(layer) for layer in DynamicCache(config=config).layers} == expected
     assert not {type(layer) for layer in DynamicCache(config=tiny.shared("lfm2").config).layers} <= {DynamicLayer}
+
+
+def test_who_keeps_a_state():
+    """trials: the reason why a model without a cache that can be rolled back is refused."""
+    assert MambaForCausalLM._is_stateful and not tiny.shared("llama")._is_stateful
 
 
 def test_crop_and_past_recording():

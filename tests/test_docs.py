@@ -52,7 +52,13 @@ def test_example_runs(script, tmp_path, monkeypatch, capsys):
 
 def test_no_example_is_forgotten():
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
-    of_models = {"supported_models.py", "model_table.py", "tiny_models.py"}  # tried by test_supported_models.py
+    of_models = {
+        "supported_models.py",
+        "model_table.py",
+        "model_processes.py",
+        "tiny_models.py",
+        "tiny_sizes.py",
+    }  # tried by test_supported_models.py
     assert scripts == set(EXAMPLES) | of_models | {"train_demo_models.py"}  # the last by test_demo.py
 
 

@@ -23,7 +23,7 @@ from .features import FeatureSpec
 from .files import new_folder
 from .hub import AGAIN, fetch, hub_errors
 from .identity import ModelIdentity, tokenizer_hash
-from .reading import read_json
+from .reading import read_json, read_whole
 
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -243,7 +243,8 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
             raise ValueError(f"{config_file} is not the config of a head (no hidden_size and weights_sha256 in it)")
         digest = spec.pop("weights_sha256")
         config = HeadConfig.from_dict(spec, str(config_file))
-        data = weights_file.read_bytes()
+        numbers = (config.hidden_size + 4) * (config.width or 1)
+        data = read_whole(weights_file, 8 * numbers + 2**20)  # of float64, and the file's own header
         try:
             weights = safetensors.torch.load(data)
         except (SafetensorError, ValueError) as error:

@@ -25,7 +25,7 @@ from .errors import check_int, nearest, shown
 from .files import new_folder
 from .hub import AGAIN, fetch
 from .identity import ModelIdentity, tokenizer_hash
-from .reading import read_json
+from .reading import read_json, read_whole
 
 
 PROFILE, TABLES = "profile.json", "profile.safetensors"
@@ -259,7 +259,7 @@ class Profile:
         """
         facts_file, tables_file = fetch(str(source), (PROFILE, TABLES), **kwargs)
         facts = _read_facts(facts_file)
-        data = tables_file.read_bytes()
+        data = read_whole(tables_file)
         if hashlib.sha256(data).hexdigest() != facts.pop("tables_sha256"):
             raise ValueError(
                 f"{tables_file} is not the file that {PROFILE} was saved with (SHA-256 differs): save it again, or download it again ({AGAIN})"

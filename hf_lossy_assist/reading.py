@@ -33,6 +33,15 @@ def read_json(path: str | Path, where: str | None = None, *, infinite: bool = Fa
     return parse(data, where, infinite=infinite)
 
 
+def read_whole(path: str | Path, most: int = LONGEST) -> bytes:
+    """A file's bytes. `ValueError`, one line, where there are more than `most`: no more are read."""
+    with open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"{path} has more than {most} bytes: this is not what belongs there")
+    return data
+
+
 def read_object(path: str | Path, what: str = "an object") -> dict[str, Any]:
     """The object in a JSON file; `ValueError`, one line, where it holds something else than `what` is expected to be."""
     found = read_json(path)

@@ -106,6 +106,7 @@ TYPES: dict[str, Callable[[str, Any], None]] = {
     "assistant_ensemble_weight": partial(_number, low=float("-inf")),
     **dict.fromkeys(("do_sample", "return_dict_in_generate", "output_scores", "output_logits", "use_cache"), _flag),
     **dict.fromkeys(("output_attentions", "output_hidden_states", "synced_gpus", "token_healing"), _flag),
+    **dict.fromkeys(("disable_compile", "low_memory"), _flag),
     **dict.fromkeys(("renormalize_logits", "remove_invalid_values", "is_assistant", "use_mtp"), _flag),
     **dict.fromkeys(("eos_token_id", "forced_eos_token_id", "pad_token_id", "decoder_start_token_id"), _ids),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids"), _list),

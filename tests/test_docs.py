@@ -16,7 +16,7 @@ EXAMPLES = {
     "sprinter_figures.py": ["--out", "{tmp}"],
     "batches.py": [],
     "calibrate_svip.py": ["--problems", "8"],
-    "fuzz.py": ["--cases", "20", "--only", "arguments"],
+    "fuzz.py": ["--cases", "20"],
     "first_mistakes.py": [],
     "wrong_uses.py": [],
     "wrong_policies.py": [],

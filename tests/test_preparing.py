@@ -50,6 +50,7 @@ WRONG = {
     "repetition_penalty": 10**400,
     "pad_token_id": float("nan"),
     "early_stopping": "x\ny",
+    "disable_compile": torch.zeros(2, 2),
     "max_matching_ngram_size": torch.full((40, 40), 1.5),
     "assistant_ensemble_weight": torch.tensor([5, 6]),
 }

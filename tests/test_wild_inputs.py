@@ -13,7 +13,7 @@ from starlette.responses import Response
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from wrong_uses import fault
 
-from hf_lossy_assist import Head, HeadConfig, LinearHead, as_policy
+from hf_lossy_assist import Head, HeadConfig, LinearHead, as_policy, demo
 from hf_lossy_assist.contents import kind_of
 from hf_lossy_assist.errors import shown
 from hf_lossy_assist.evaluation.endpoint import Endpoint
@@ -43,6 +43,16 @@ def test_a_head_with_weights_that_are_no_numbers(tmp_path, wrong):
         head.linear.weight[0, 2] = wrong
     head.save_pretrained(tmp_path / "head")
     refused(lambda: Head.from_pretrained(tmp_path / "head"), "NaN or infinite")
+
+
+@pytest.mark.parametrize("kind", ["head", "profile"])
+def test_a_file_that_is_far_too_large_is_not_read(tmp_path, kind):
+    made = demo.head() if kind == "head" else demo.profile()
+    made.save_pretrained(tmp_path / kind)
+    (file,) = (tmp_path / kind).glob("*.safetensors")
+    with open(file, "r+b") as large:
+        large.truncate(2**36)  # of nothing: no machine here holds it
+    refused(lambda: type(made).from_pretrained(tmp_path / kind), "this is not what belongs there")
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])

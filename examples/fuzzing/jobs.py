@@ -88,9 +88,9 @@ def problems() -> Path:
 def undisturbed(kind: str) -> Path:
     """Of one whole run: the folder before it was put together ("out.partial"), and what it gave ("out")."""
     disable_progress_bars()
-    folder = home() / kind
+    folder = home() / "jobs" / kind
     out, kept = folder / "out", folder / "kept"
-    folder.mkdir()
+    folder.mkdir(parents=True)
     if kind == "profile":
         start(kind, out)
         return folder

@@ -45,7 +45,7 @@ class ModelIdentity:
         """What `to_dict` gave. Raises: `ValueError`, one line, for other entries or types."""
         names = [f.name for f in fields(cls)]
         if not isinstance(spec, Mapping) or sorted(spec) != sorted(names):
-            given = ", ".join(map(str, spec)) if isinstance(spec, Mapping) else shown(spec)
+            given = listed(spec) if isinstance(spec, Mapping) else shown(spec)
             raise ValueError(f"expected the entries {', '.join(names)}, got {given[:200]}")
         for name, value in spec.items():
             whole = name in ("hidden_size", "num_layers", "vocab_size")

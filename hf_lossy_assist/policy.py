@@ -259,7 +259,9 @@ def _plain(value: Any, known: Mapping[str, type]) -> Any:
     if isinstance(value, PreTrainedModel):
         return value.config.name_or_path
     if not isinstance(value, Head | Profile):
-        return value
+        if value is None or isinstance(value, bool | int | float | str | list | dict):
+            return value
+        raise ValueError(f"{shown(value)} has no JSON form: pass a number, a text or the name of a folder")
     if value.source is None:
         what = type(value).__name__.lower() if isinstance(value, Profile) else "head"
         raise ValueError(f"a {what} that was never saved has no JSON form: {what}.save_pretrained(…) first")

@@ -59,6 +59,10 @@ class Bins:
             raise ValueError("the tables of acceptance have gaps: make the profile again (hf-lossy profile)")
         if any((np.diff(x) < 0).any() for x in tables[:3]):
             raise ValueError("the tables of acceptance are out of order: make the profile again (hf-lossy profile)")
+        if any((x < 0).any() or not (x <= 1).all() for x in (self.accept, self.accept_by_s)):
+            raise ValueError(
+                "the tables of acceptance hold what is no probability: make the profile again (hf-lossy profile)"
+            )
 
     def of_s(self, s: torch.Tensor) -> torch.Tensor:
         """The cell of S of each position, int64."""
@@ -175,6 +179,28 @@ class Profile:
 
     def __repr__(self) -> str:  # in one line: a policy's name where it was never saved
         return f"Profile({self.source or 'never saved'}, γ = {self.gamma}, {self.target.id} and {self.draft.id})"
+
+    def __eq__(self, other: object) -> bool:
+        """By content, not by where it came from: a policy equals what its JSON form builds."""
+        return isinstance(other, Profile) and (self is other or self._content() == other._content())
+
+    def __hash__(self) -> int:
+        return hash((self.gamma, self.target, self.draft, self.companion, self.pays.tobytes()))
+
+    def _content(self) -> tuple[Any, ...]:
+        tables = [
+            self.pays,
+            *(getattr(part, f.name) for part in (self.bins, self.latency) for f in dataclasses.fields(part)),
+        ]
+        models = (self.target, self.draft, self.companion)
+        return (
+            *models,
+            self.gamma,
+            self.tokenizer_hash,
+            self.decoding,
+            self.machine,
+            [table.tolist() for table in tables],
+        )
 
     def worthwhile(self, batch: int) -> bool:
         """Whether a companion is expected to pay for itself with so many rows, by more than the noise of the seconds."""

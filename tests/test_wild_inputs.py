@@ -1,7 +1,9 @@
 """Names, files and replies that no right use has, each found by `examples/fuzz.py`: one line of this package."""
 
+import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,17 @@ from starlette.responses import Response
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from wrong_uses import fault
 
-from hf_lossy_assist import Head, HeadConfig, LinearHead, as_policy, demo
+from hf_lossy_assist import (
+    Head,
+    HeadConfig,
+    LinearHead,
+    LossyPolicy,
+    ModelIdentity,
+    MovingAverage,
+    Staged,
+    as_policy,
+    demo,
+)
 from hf_lossy_assist.contents import kind_of
 from hf_lossy_assist.errors import shown
 from hf_lossy_assist.evaluation.endpoint import Endpoint
@@ -96,3 +108,26 @@ def test_anything_can_be_shown():
     for value in (10**5000, nested, Loud(), "x" * 10**6, torch.zeros(40, 40)):
         line = shown(value)
         assert len(line) <= 81 and line.isprintable()
+
+
+def test_policies_with_a_profile_equal_what_their_json_form_builds(tmp_path):
+    demo.profile().save_pretrained(tmp_path / "profile")
+    policy = as_policy({"stop": {"name": "moving_average", "profile": str(tmp_path / "profile")}})
+    again = as_policy(json.dumps(policy.to_dict()))
+    assert policy == again and hash(policy) == hash(again)
+    other = replace(policy.stop.profile, pays=policy.stop.profile.pays + 1)
+    assert policy != as_policy(MovingAverage(other)) and policy.stop.profile != "profile"
+
+
+@pytest.mark.parametrize("table", ["accept", "accept_by_s"])
+def test_an_acceptance_that_is_no_probability(table):
+    bins = demo.profile().bins
+    refused(lambda: replace(bins, **{table: getattr(bins, table) + 1}), "no probability")
+
+
+def test_a_companion_that_is_no_name():
+    refused(LossyPolicy(filter=Staged(Path("nowhere"))).to_dict, "has no JSON form")
+
+
+def test_entries_of_a_model_with_a_name_that_a_terminal_acts_on():
+    refused(lambda: ModelIdentity.from_dict({"\x1b[31mred": 1}), "expected the entries")

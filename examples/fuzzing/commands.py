@@ -147,7 +147,7 @@ def _run(arguments: Sequence[str], folder: Path) -> None:
     finally:
         sys.argv = kept
         os.chdir(here)
-    lines = err.getvalue().splitlines()
+    lines = [line for line in err.getvalue().split("\n") if line and "\r" not in line]  # but for progress bars
     if code == 2:
         if len(lines) != 1 or not lines[0].startswith("hf-lossy: "):
             raise Wrong(f"code 2 and on stderr {err.getvalue()[-1200:]!r}")

@@ -97,7 +97,7 @@ def head_case(random: Random, folder: Path) -> Case:
 
 def _load_head(folder: Path, inputs: dict[str, Any]) -> None:
     head = hla.Head.from_pretrained(folder)
-    if not all(weight.isfinite().all() for weight in head.parameters()):
+    if not all(weight.float().isfinite().all() for weight in head.parameters()):
         raise Wrong("a head whose weights are not finite")
     logit = head.logit(torch.ones(2, HIDDEN))
     if logit.shape != (2,) or not logit.isfinite().all():

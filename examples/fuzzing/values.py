@@ -1,5 +1,6 @@
 """Values of every wrong kind, and damage to JSON, to bytes and to files."""
 
+import copy
 import json
 import os
 import pickle
@@ -108,20 +109,25 @@ def mutated(random: Random, value: Any) -> Any:
     for _ in range(random.randint(1, 3)):
         holder, key = _place(random, out)
         if holder is None:
-            out = random.choice(ENTRIES)
+            out = _entry(random)
             break
         how = random.random()
         if how < 0.65:
-            holder[key] = random.choice(ENTRIES)
+            holder[key] = _entry(random)
         elif how < 0.8:
             del holder[key]
         elif how < 0.9:
-            holder[key] = [holder[key]] * random.randint(1, 3)
+            holder[key] = [copy.deepcopy(holder[key]) for _ in range(random.randint(1, 3))]
         elif isinstance(holder, dict):
-            holder[str(random.choice(["name", "x", "head", "_", key + "s", ESCAPE]))] = holder[key]
+            holder[str(random.choice(["name", "x", "head", "_", key + "s", ESCAPE]))] = copy.deepcopy(holder[key])
         else:
-            holder.append(holder[key])
+            holder.append(copy.deepcopy(holder[key]))
     return out
+
+
+def _entry(random: Random) -> Any:
+    """One of `ENTRIES`, anew: the next change must not reach the list itself."""
+    return copy.deepcopy(random.choice(ENTRIES))
 
 
 def _place(random: Random, value: Any) -> tuple[Any, Any]:

@@ -1,6 +1,7 @@
 """Model cards of heads and policies, filled from what their configs record. Templates stand in `templates/`."""
 
 import dataclasses
+import hashlib
 import json
 import re
 import warnings
@@ -26,6 +27,7 @@ PAPERS = {
 ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")  # what `base_model` may hold
 
 
+_MADE_HERE = re.compile(r"(?P<text>.*\n)\n<!-- made by hf_lossy_assist (?P<digest>[0-9a-f]{16}) -->\n", re.DOTALL)
 # What begins HTML, a link, an image, code or a table's cell, or ends the text of a line of Python.
 _ACTS = re.compile(r"[&<>\"\\`\[\]|]")
 
@@ -46,16 +48,32 @@ def escaped(value: Any) -> Any:
     return value
 
 
+def write_card(card: ModelCard, file: Path) -> None:
+    """Write a card with a last line by which it can be told, later, that nobody changed it."""
+    text = str(card).rstrip("\n") + "\n"
+    file.write_text(f"{text}\n<!-- made by hf_lossy_assist {_digest(text)} -->\n", encoding="utf-8")
+
+
 def save_card(card: ModelCard, folder: Path, goal: Path) -> None:
     """Write a card into `folder`, whose files will take their place in `goal`; a README.md that somebody wrote there stays."""
     there = goal / README
-    if there.is_file() and there.read_text(encoding="utf-8", errors="replace") != str(card):
+    if there.is_file() and not _as_written(there.read_text(encoding="utf-8", errors="replace")):
         warnings.warn(
             f"{there} stays as it is, and is not the card of what was saved beside it: delete it and save again to have that",
             stacklevel=3,
         )
         return
-    card.save(folder / README)
+    write_card(card, folder / README)
+
+
+def _as_written(text: str) -> bool:
+    """Whether this is a card of `write_card` that nobody changed."""
+    found = _MADE_HERE.fullmatch(text)
+    return found is not None and _digest(found["text"]) == found["digest"]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def head_card(config: "HeadConfig", plots: Sequence[str] = (), **extra: Any) -> ModelCard:

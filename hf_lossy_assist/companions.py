@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +24,16 @@ class WithCompanion(VerifyFilter):
     """
 
     companion: Any
+
+    def __eq__(self, other: object) -> bool:
+        """Equal settings; a loaded companion is equal to itself alone."""
+        if type(self) is not type(other):
+            return False
+        pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
+        return all(own is its or not isinstance(own, torch.nn.Module) and own == its for own, its in pairs)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.companion if isinstance(self.companion, str) else id(self.companion)))
 
     def observes(self, rows: int) -> bool:
         return True

@@ -213,7 +213,7 @@ def test_what_rows_go_on_with_has_the_right_law(tmp_path, lam):
     assert (p - q).abs().sum() / 2 > 0.2, "the two laws are too alike to tell apart"
 
     ids = torch.cat([torch.tensor([prompt]).expand(small.VOCAB, -1), torch.arange(small.VOCAB)[:, None]], dim=1)
-    states = draft(ids, output_hidden_states=True).hidden_states[-1][:, -1]  # (V, H)
+    states = draft(ids, output_hidden_states=True).hidden_states[-1][:, -1].float()  # (V, H), as they are stored
     for kind, law in laws.items():
         second = torch.tensor([rows[i, kind][1]["features"] for i in range(count)])
         went_on = torch.cdist(second, states).argmin(dim=1)
@@ -273,7 +273,7 @@ def test_another_layer_is_read_where_it_is_asked_for(tmp_path):
     records = rows[0, DRAFT]
     text = torch.tensor([prompt + [r["token"] for r in records][:-1]])
     with torch.no_grad():
-        hidden = pair[1](text, output_hidden_states=True).hidden_states[1][0, len(prompt) - 1 :]
+        hidden = pair[1](text, output_hidden_states=True).hidden_states[1][0, len(prompt) - 1 :].float()
     assert torch.allclose(torch.tensor([r["features"] for r in records]), hidden, atol=1e-4)
 
 

@@ -131,7 +131,7 @@ def test_json_round_trip(saved, data):
     text = json.dumps(policy.to_dict())
     back = LossyPolicy.from_dict(json.loads(text))
     assert json.dumps(back.to_dict()) == text and back.rule == policy.rule and back.stop == policy.stop
-    assert back.lossless == policy.lossless and type(back.filter) is type(policy.filter)
+    assert back.lossless == policy.lossless and back.filter == policy.filter and back == policy
 
 
 @pytest.mark.parametrize("part", range(4))  # of 250 each

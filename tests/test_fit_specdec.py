@@ -54,7 +54,9 @@ def test_states_laws_and_replaced_tokens_by_plain_forwards(tmp_path, mix):
             p, q = (out.logits[0, -2].softmax(dim=-1) for out in (own, its))
             want = [float(p[x]), float(q[x]), float((p - q).abs().sum() / 2)]
             assert [record["p"], record["q"], record["distance"]] == pytest.approx(want, abs=2e-4)
-            assert torch.allclose(torch.tensor(record["features"]), its.hidden_states[-1][0, -1], atol=1e-3, rtol=1e-3)
+            assert torch.allclose(
+                torch.tensor(record["features"]), its.hidden_states[-1][0, -1].float(), atol=1e-3, rtol=1e-3
+            )
             if i + 1 == len(records):
                 break
             every = torch.arange(

@@ -107,3 +107,11 @@ def test_the_draft_itself_as_companion_changes_nothing():
         )  # fmt: skip
         texts.append((out.sequences.tolist(), out.speculation.rows[0].num_spec_steps))
     assert texts[0] == texts[1]
+
+
+def test_filters_are_equal_where_their_companions_are():
+    one, two = hla.Staged("one"), hla.Staged("two")
+    assert one == hla.Staged("one") and hash(one) == hash(hla.Staged("one")) and one != two
+    model = tiny.shared("llama")
+    assert hla.Staged(model) == hla.Staged(model) != hla.Staged(tiny.noisy(model, 0.1))
+    assert hla.LossyPolicy(filter=one) != hla.LossyPolicy(filter=two)

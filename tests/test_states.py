@@ -175,8 +175,8 @@ def test_folders_that_are_something_else(tmp_path):
         read_mined(tmp_path / "x")
     folder = write(tmp_path / "broken")
     (folder / "state.json").unlink()
-    for text in ("{}", "{"):
+    for text, says in (("{}", "cannot be read"), ("{", "mine.json is not JSON")):
         (folder / "mine.json").write_text(text)
-        with pytest.raises(ValueError, match="cannot be read") as error:
+        with pytest.raises(ValueError, match=says) as error:
             read_mined(folder)
         assert "\n" not in str(error.value)

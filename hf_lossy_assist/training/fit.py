@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch.nn import functional as F
 
-from ..cards import head_card
+from ..cards import head_card, write_card
 from ..errors import MOST_FACTOR, check_flag, check_int, check_number, shown
 from ..features import FeatureSpec
 from ..files import new_folder
@@ -282,6 +282,6 @@ def fit_sprinter(
         curves = {f"$\\lambda$ = {r.lam:g}": (*zip(*r.roc, strict=True), r.auroc) for _, r in fitted}
         roc_figure(curves, folder / "roc.png")  # type: ignore[arg-type]
         reliability_figure(report.reliability, folder / "reliability.png")
-        head_card(head.config, plots=["roc.png", "reliability.png"]).save(folder / "README.md")
+        write_card(head_card(head.config, plots=["roc.png", "reliability.png"]), folder / "README.md")
     head.source = str(out)
     return head, [r for _, r in fitted]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..cards import head_card
+from ..cards import head_card, write_card
 from ..errors import shown
 from ..features import FeatureSpec
 from ..files import new_folder
@@ -228,11 +228,11 @@ def _write(out: Path, fitted: Head, folds: Sequence[Head], plots: dict[str, tupl
         for name, (what, curves) in plots.items():
             roc_figure(curves, folder / name, f"ROC of the judge{what}", *axes)
         fitted.write(folder)
-        head_card(fitted.config, plots=list(plots)).save(folder / "README.md")
+        write_card(head_card(fitted.config, plots=list(plots)), folder / "README.md")
         for k, head in enumerate(folds):
             (folder / f"fold-{k}").mkdir()
             head.write(folder / f"fold-{k}")
-            head_card(head.config).save(folder / f"fold-{k}" / "README.md")
+            write_card(head_card(head.config), folder / f"fold-{k}" / "README.md")
     fitted.source = str(out)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..cards import head_card
+from ..cards import head_card, write_card
 from ..errors import check_number
 from ..files import new_folder
 from ..heads import Head, HeadConfig
@@ -162,6 +162,6 @@ def fit_specdec(
         reliability_figure(
             report.reliability, folder / "reliability.png", "acceptance rate", "Reliability of the acceptance head"
         )
-        head_card(head.config, plots=["reliability.png"]).save(folder / "README.md")
+        write_card(head_card(head.config, plots=["reliability.png"]), folder / "README.md")
     head.source = str(out)
     return head, report

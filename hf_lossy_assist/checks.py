@@ -45,6 +45,12 @@ class Settings:
     def __getitem__(self, name: str) -> Any:
         return self.kwargs[name] if name in self.kwargs else getattr(self.config, name, None)
 
+    def way_out(self, name: str, neutral: Any) -> str:
+        """How to be rid of a setting: leave it out, or where the model brought it (FSMT its five beams), say otherwise."""
+        if name in self.kwargs:
+            return f"leave {name} out"
+        return f"the generation config has it, so pass {name}={neutral!r}"
+
 
 def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
     """Refuse what this loop cannot do, before Transformers prepares anything. Raises `ValueError` or `TypeError`."""
@@ -106,7 +112,7 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
     refuse_modes_asked_for(settings)
     if (settings["num_beams"] or 1) > 1:
         raise ValueError(
-            f"lossy_policy decodes without beams, got num_beams={settings['num_beams']}: leave num_beams or lossy_policy out"
+            f"lossy_policy decodes without beams, got num_beams={settings['num_beams']}: {settings.way_out('num_beams', 1)}"
         )
     if kwargs.get("inputs_embeds") is not None:
         raise ValueError("lossy_policy needs token ids: pass input_ids=… in place of inputs_embeds=…")
@@ -115,14 +121,16 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
     for name in ("output_attentions", "output_hidden_states"):
         if settings[name]:
             raise ValueError(
-                f"lossy_policy keeps no {name[7:]}: leave {name} out, or run the finished text through the model once"
+                f"lossy_policy keeps no {name[7:]}: {settings.way_out(name, False)}, or run the finished text through the model once"
             )
     if kwargs.get("synced_gpus"):
         raise ValueError(
             "lossy_policy cannot keep ranks in step (rows need different numbers of forwards): leave synced_gpus out"
         )
     if (settings["guidance_scale"] or 1) != 1:
-        raise ValueError("lossy_policy does not run classifier-free guidance: leave guidance_scale out")
+        raise ValueError(
+            f"lossy_policy does not run classifier-free guidance: {settings.way_out('guidance_scale', 1.0)}"
+        )
     if settings["use_cache"] is False:
         if "use_cache" not in kwargs:  # MPT's config comes with it
             raise ValueError(
@@ -131,7 +139,8 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
         raise ValueError("lossy_policy needs the key-value cache, got use_cache=False: leave it out")
     if settings["cache_implementation"] not in (None, "dynamic"):
         raise ValueError(
-            f"lossy_policy keeps its own cache, got cache_implementation={shown(settings['cache_implementation'])}: leave it out"
+            f"lossy_policy keeps its own cache, got cache_implementation={shown(settings['cache_implementation'])}: "
+            f"{settings.way_out('cache_implementation', 'dynamic')}"
         )
     cache = kwargs.get("past_key_values")
     if cache is not None and not isinstance(cache, Cache):
@@ -141,7 +150,7 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
             "past_key_values: a StaticCache cannot be rolled back, as a cache must be here: pass a DynamicCache, or leave it out"
         )
     if settings["token_healing"]:
-        raise ValueError("lossy_policy does not heal tokens: leave token_healing out")
+        raise ValueError(f"lossy_policy does not heal tokens: {settings.way_out('token_healing', False)}")
     if isinstance(settings["watermarking_config"], SynthIDTextWatermarkingConfig):
         raise ValueError(
             "SynthID watermarking counts its calls, one a token, which blocks break: use WatermarkingConfig, or drop lossy_policy"

@@ -175,6 +175,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="train for this many steps in place of the recipe's")
     parser.add_argument("--checkpoint-every", type=int, default=200, metavar="STEPS")
     args = parser.parse_args()
+    if args.steps is not None and args.steps <= 20:
+        parser.error(f"--steps {args.steps}: expected more than 20, a twentieth of which warm up")
     args.out.mkdir(parents=True, exist_ok=True)
     accelerator, tokenizer = Accelerator(), build_tokenizer()
     for name in args.only or RECIPES:

@@ -116,7 +116,7 @@ def test_package_data_stays_under_15_mb():
 
 def test_a_killed_training_resumes_to_the_same_weights(tmp_path):
     script = ROOT / "examples" / "train_demo_models.py"
-    command = [sys.executable, str(script), "--only", "draft", "--steps", "20", "--checkpoint-every", "4", "--out"]
+    command = [sys.executable, str(script), "--only", "draft", "--steps", "24", "--checkpoint-every", "4", "--out"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     assert subprocess.run([*command, str(tmp_path / "whole")], **quiet, timeout=200).returncode == 0
     with subprocess.Popen([*command, str(tmp_path / "part")], **quiet) as process:

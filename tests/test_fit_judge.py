@@ -155,9 +155,12 @@ def test_a_known_labelling_is_found(data, judged):
     assert (report.held_out, report.held_out_important) == (len(y), y.sum())
     assert (report.mismatches, report.problems) == (len(mined), len(mined.texts))
     assert report.important == pytest.approx(float(mined.important.float().mean()))
-    for row in report.thresholds:
-        assert row["recall"] == pytest.approx((said[y] >= row["threshold"]).mean())
-        assert row["accepted"] == pytest.approx((said[~y] < row["threshold"]).mean())
+    for row in (
+        report.thresholds
+    ):  # a threshold is what the head said of some mismatch, on another day perhaps a last bit away
+        low, high = row["threshold"] - 1e-6, row["threshold"] + 1e-6
+        assert (said[y] >= high).mean() <= row["recall"] <= (said[y] >= low).mean()
+        assert (said[~y] < low).mean() <= row["accepted"] <= (said[~y] < high).mean()
     assert [row["C"] for row in report.curve] == list(GRID) and report.c in GRID
     assert max(row["auroc"] for row in report.curve) == pytest.approx(report.auroc, abs=1e-6)
 

@@ -348,10 +348,9 @@ def test_threshold_zero_is_strict(name, sampled):
         torch.manual_seed(1)
         strict = assisted(target, prompts(lengths), draft, Constant(6), **settings)
         for spec in SPECS if name == "llama" and lengths == RAGGED else (BOTH,):
+            policy = AutoJudge(judge_of(name, "often", spec), 0, 6)  # before the seed: a new head draws its weights
             torch.manual_seed(1)
-            neutral = assisted(
-                target, prompts(lengths), draft, AutoJudge(judge_of(name, "often", spec), 0, 6), **settings
-            )
+            neutral = assisted(target, prompts(lengths), draft, policy, **settings)
             assert torch.equal(neutral.sequences, strict.sequences)
             ours, theirs = neutral.speculation, strict.speculation
             assert ours.rows == theirs.rows and ours.num_lossy_accepts == 0

@@ -32,7 +32,7 @@ test-machines: install
 	for threads in 1 2; do for isa in default avx2 ""; do \
 	    seed=$$((seed + 1)); echo "ATEN_CPU_CAPABILITY=$$isa OMP_NUM_THREADS=$$threads, random order $$seed"; \
 	    if [ -n "$$isa" ]; then export ATEN_CPU_CAPABILITY=$$isa; else unset ATEN_CPU_CAPABILITY; fi; \
-	    OMP_NUM_THREADS=$$threads $(BIN)/python -m pytest -q -n 2 -p randomly -p no:cacheprovider --randomly-seed=$$seed; \
+	    OMP_NUM_THREADS=$$threads OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n 2 -p randomly -p no:cacheprovider --randomly-seed=$$seed; \
 	done; done
 
 demo: install

@@ -30,9 +30,9 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.commands import chats
-from hf_lossy_assist.evaluation.tasks import AnswerTask, Problem, task_named
-from hf_lossy_assist.stats import SpeculationStats
+from hf_lossy_assist.cli.commands import chats
+from hf_lossy_assist.stats.report import SpeculationStats
+from hf_lossy_assist.tasks.tasks import AnswerTask, Problem, task_named
 
 
 @dataclass
@@ -210,7 +210,7 @@ def draw(rows: list[dict], window: int, path: Path) -> None:
     """Accuracy against tokens per target call: one line for each kind of rule, the lossless arm and the draft as marks."""
     from matplotlib.figure import Figure
 
-    from hf_lossy_assist.training.figures import save
+    from hf_lossy_assist.training.plots import save
 
     figure = Figure(figsize=(6, 4.4), layout="constrained")
     axes = figure.add_subplot(xlabel=f"tokens per target call (window {window})", ylabel="right answers, %")

@@ -28,8 +28,8 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.evaluation.prompts import read_prompts
-from hf_lossy_assist.stats import SpeculationStats
+from hf_lossy_assist.stats.report import SpeculationStats
+from hf_lossy_assist.tasks.prompts import read_prompts
 
 
 def load(args: argparse.Namespace) -> tuple[Any, Any, Any, list[str]]:

@@ -17,9 +17,9 @@ from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.evaluation.tasks import DemoTask
-from hf_lossy_assist.training.mine import MineSettings, mine
-from hf_lossy_assist.training.states import hidden_states, read_mined
+from hf_lossy_assist.methods.autojudge.hidden_states import hidden_states, read_mined
+from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine
+from hf_lossy_assist.tasks.tasks import DemoTask
 
 
 def main() -> None:

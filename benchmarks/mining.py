@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.evaluation.tasks import DemoTask
-from hf_lossy_assist.training.mine import MineSettings, mine_problems
-from hf_lossy_assist.training.search import Mined
+from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine_problems
+from hf_lossy_assist.methods.autojudge.search import Mined
+from hf_lossy_assist.tasks.tasks import DemoTask
 
 
 def main() -> None:

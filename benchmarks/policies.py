@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.catalog import catalog
-from hf_lossy_assist.evaluation.tasks import AnswerTask, Problem, task_named
-from hf_lossy_assist.stats import SpeculationStats
+from hf_lossy_assist.policy.catalog import catalog
+from hf_lossy_assist.stats.report import SpeculationStats
+from hf_lossy_assist.tasks.tasks import AnswerTask, Problem, task_named
 
 
 GREEDY, SAMPLING = "greedy", "sampling"
@@ -213,7 +213,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Right answers against tokens per target call; the front as a line."""
     from matplotlib.figure import Figure
 
-    from hf_lossy_assist.training.figures import save
+    from hf_lossy_assist.training.plots import save
 
     figure = Figure(figsize=(11, 5), layout="constrained")
     for i, mode in enumerate((GREEDY, SAMPLING)):

@@ -21,7 +21,7 @@ from rich.table import Table
 from rouge_score.rouge_scorer import RougeScorer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.stats import SpeculationStats
+from hf_lossy_assist.stats.report import SpeculationStats
 
 
 class Words:

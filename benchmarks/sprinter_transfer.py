@@ -21,11 +21,11 @@ from rich.table import Table
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.demo.task import GAINS, LOSSES, Problem, stream
-from hf_lossy_assist.evaluation.prompts import Text
-from hf_lossy_assist.stats import SpeculationStats
-from hf_lossy_assist.training.collect import CollectSettings, collect
+from hf_lossy_assist.methods.sprinter.collect import CollectSettings, collect
+from hf_lossy_assist.methods.sprinter.fit import FitSettings, fit_head, measure
+from hf_lossy_assist.stats.report import SpeculationStats
+from hf_lossy_assist.tasks.prompts import Text
 from hf_lossy_assist.training.dataset import read_table
-from hf_lossy_assist.training.fit import FitSettings, fit_head, measure
 
 
 VERBS = {"additions": GAINS, "subtractions": LOSSES}

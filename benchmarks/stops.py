@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.stats import SpeculationStats
+from hf_lossy_assist.stats.report import SpeculationStats
 
 
 BASE = "constant 5"

@@ -28,14 +28,14 @@ from sv_pairs import noisy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.commands import chats
-from hf_lossy_assist.companions import int8
-from hf_lossy_assist.evaluation.prompts import read_prompts
-from hf_lossy_assist.profile_commands import PROFILED
-from hf_lossy_assist.stats import SpeculationStats
-from hf_lossy_assist.theory import forward_flops
-from hf_lossy_assist.training.profiling import profile
-from hf_lossy_assist.training.rounds import ProfileSettings
+from hf_lossy_assist.cli.commands import chats
+from hf_lossy_assist.filters.companion import int8
+from hf_lossy_assist.methods.sprinter.theory import forward_flops
+from hf_lossy_assist.methods.sv.commands import PROFILED
+from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.methods.sv.profiling import profile
+from hf_lossy_assist.stats.report import SpeculationStats
+from hf_lossy_assist.tasks.prompts import read_prompts
 
 
 @dataclass

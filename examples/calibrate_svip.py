@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.training.calibrate import calibrate_svip
+from hf_lossy_assist.methods.svip.calibrate import calibrate_svip
 
 
 def main() -> None:

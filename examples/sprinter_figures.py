@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from sklearn.metrics import roc_auc_score, roc_curve
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.theory import expected_accepted, expected_stop_time
+from hf_lossy_assist.methods.sprinter.plan import read_held_out
+from hf_lossy_assist.methods.sprinter.theory import expected_accepted, expected_stop_time
 from hf_lossy_assist.training.dataset import acceptable
-from hf_lossy_assist.training.figures import roc_figure, save
-from hf_lossy_assist.training.plan import read_held_out
+from hf_lossy_assist.training.plots import roc_figure, save
 
 
 R, ETA_FP, T_D = 5, 0.5, 0.1  # acceptable tokens; the rate shown against 0; seconds of a draft step

@@ -13,7 +13,7 @@ import torch
 from wrong_uses import PACKAGE, draft, generate, llama, main, t5, target
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.profile import Bins, Latency, machine
+from hf_lossy_assist.artifacts.profile import Bins, Latency, machine
 
 
 CASES: dict[str, Callable[[], Any]] = {}

@@ -1,17 +1,21 @@
 """Assisted generation for Hugging Face Transformers that is faster, batched and measured, lossless or knowingly lossy."""
 
 from . import demo
-from .block import Block, Verdict
-from .drafting import StoppingCandidateGenerator
-from .early_exit import early_exit
-from .features import FeatureSpec
-from .filters import VerifyAll, VerifyFilter
-from .heads import Head, HeadConfig, LinearHead, MLPHead
-from .identity import ModelIdentity
-from .integration import disable, enable, is_enabled, stock_stop
-from .methods import AutoJudge, SpeculativeVerification, Sprinter, as_policy
-from .policy import LossyPolicy
-from .profile import Profile
+from .artifacts.features import FeatureSpec
+from .artifacts.heads import Head, HeadConfig, LinearHead, MLPHead
+from .artifacts.profile import Profile
+from .drafters.model import StoppingCandidateGenerator
+from .filters.base import VerifyAll, VerifyFilter
+from .filters.staged import Staged
+from .filters.sv import Verification
+from .generation.enable import disable, enable, is_enabled, stock_stop
+from .generation.runner import Runner
+from .generation.stock_rules import StockRule
+from .models.early_exit import early_exit
+from .models.identity import ModelIdentity
+from .policy.methods import AutoJudge, SpeculativeVerification, Sprinter, as_policy
+from .policy.policy import LossyPolicy
+from .round import Block, Verdict
 from .rules import (
     AcceptanceRule,
     AllButLast,
@@ -38,10 +42,7 @@ from .rules import (
     Typical,
     Union,
 )
-from .runner import Runner
-from .staging import Staged
-from .stats import RowStats, SpeculationStats
-from .stock_rules import StockRule
+from .stats.report import RowStats, SpeculationStats
 from .stops import (
     DISCO,
     SVIP,
@@ -59,7 +60,6 @@ from .stops import (
     MovingAverage,
     SpecDecPP,
 )
-from .verification import Verification
 
 
 __version__ = "0.1.0"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from .errors import UNSEEN, visible
+from .validation import UNSEEN, visible
 
 
 def show(*texts: object, file: TextIO | None = None) -> None:

@@ -13,11 +13,11 @@ from dataclasses import fields
 import numpy as np
 import torch
 
-from hf_lossy_assist import drafting
-from hf_lossy_assist.decoding import Call, opened
+from hf_lossy_assist.drafters import model as drafting
+from hf_lossy_assist.engine.loop import Call, opened
+from hf_lossy_assist.generation.runner import Runner
 from hf_lossy_assist.rules import AcceptanceRule, Strict, deciding
-from hf_lossy_assist.runner import Runner
-from hf_lossy_assist.stats import RowStats, SpeculationStats
+from hf_lossy_assist.stats.report import RowStats, SpeculationStats
 
 
 class Choices:

@@ -7,7 +7,7 @@ import small
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import RowStats, SpeculationStats
-from hf_lossy_assist.alone import Read, TargetAlone, target_alone
+from hf_lossy_assist.stats.estimate import Read, TargetAlone, target_alone
 
 
 PROMPT = Read(2, 40, 1.0)

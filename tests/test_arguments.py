@@ -23,8 +23,8 @@ from transformers.generation import ContinuousBatchingConfig
 from transformers.generation.streamers import BaseStreamer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import arguments
-from hf_lossy_assist.arguments import HONOURED, MODES, REFUSED, WITHOUT_EFFECT
+from hf_lossy_assist.generation import arguments
+from hf_lossy_assist.generation.arguments import HONOURED, MODES, REFUSED, WITHOUT_EFFECT
 
 
 NEW = 16

@@ -8,8 +8,8 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.identity import ModelIdentity
-from hf_lossy_assist.profile import Bins, Latency, Profile, machine
+from hf_lossy_assist.artifacts.profile import Bins, Latency, Profile, machine
+from hf_lossy_assist.models.identity import ModelIdentity
 
 
 VALUES = {"nan": math.nan, "inf": math.inf, "no token": -math.inf}

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tiny import NEVER_EMITTED, assisted, greedy
 from transformers import DynamicCache
 
-from hf_lossy_assist import cache as cache_module
-from hf_lossy_assist.cache import STEP, RowCache, visibility
-from hf_lossy_assist.models import RowModel
+from hf_lossy_assist.models import row_cache as cache_module
+from hf_lossy_assist.models.cached import RowModel
+from hf_lossy_assist.models.row_cache import STEP, RowCache, visibility
 
 
 ROWS, LIMIT = 3, 64

@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.training.bounds import (
-    ENTROPY_FLOOR,
-    bounds,
-    chosen_c,
-    fit_gamma,
-    reliability,
-    replay,
-)
-from hf_lossy_assist.training.calibrate import calibrate_svip
+from hf_lossy_assist.methods.svip.bounds import ENTROPY_FLOOR, bounds, chosen_c, fit_gamma, reliability, replay
+from hf_lossy_assist.methods.svip.calibrate import calibrate_svip
 
 
 VOCAB = 40

@@ -7,9 +7,10 @@ import torch
 from hub_server import card_problems
 
 from hf_lossy_assist import HeadConfig, LinearHead, Sprinter, demo
-from hf_lossy_assist.cards import escaped, head_card
-from hf_lossy_assist.identity import ModelIdentity
-from hf_lossy_assist.training import dataset, mined
+from hf_lossy_assist.artifacts.cards import escaped, head_card
+from hf_lossy_assist.methods.autojudge import mined
+from hf_lossy_assist.models.identity import ModelIdentity
+from hf_lossy_assist.training import dataset
 
 
 WILD = '<img src=x onerror=alert(1)>"); import os #\n\n# Head\n![a](http://x)[b](http://y)`c` | d \\\n```\n---\nlicense: mine\n\x1b[2J'
@@ -27,7 +28,7 @@ def bodies(method: str) -> list[str]:
     )  # fmt: skip
     head = LinearHead(config)
     policy = Sprinter(head)
-    from hf_lossy_assist.cards import policy_card
+    from hf_lossy_assist.artifacts.cards import policy_card
 
     cards = [head_card(config), policy_card({"stop": "svip"}, False, list(policy.heads().values()), [(WILD, WILD)])]
     for card in cards:

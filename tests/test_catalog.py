@@ -8,10 +8,10 @@ from test_commands import hf_lossy  # noqa: F401  (a fixture)
 from test_rule_matrix import CASES
 
 from hf_lossy_assist import as_policy
-from hf_lossy_assist.catalog import catalog
-from hf_lossy_assist.methods import METHODS, POLICIES
+from hf_lossy_assist.filters.staged import FILTERS
+from hf_lossy_assist.policy.catalog import catalog
+from hf_lossy_assist.policy.methods import METHODS, POLICIES
 from hf_lossy_assist.rules import RULES
-from hf_lossy_assist.staging import FILTERS
 from hf_lossy_assist.stops import STOPS
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_lossy_assist import Head, HeadConfig, LinearHead, Sprinter, demo
-from hf_lossy_assist.sharing import push
+from hf_lossy_assist.policy.sharing import push
 
 
 SHIPPED = demo.FOLDER / "sprinter_head"

@@ -63,7 +63,7 @@ def test_no_example_is_forgotten():
 
 
 def test_every_policy_rule_and_stop_is_in_the_readme():
-    from hf_lossy_assist.methods import METHODS, POLICIES
+    from hf_lossy_assist.policy.methods import METHODS, POLICIES
     from hf_lossy_assist.rules import RULES
     from hf_lossy_assist.stops import STOPS
 

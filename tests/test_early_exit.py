@@ -5,7 +5,7 @@ import tiny
 import torch
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models import RowModel
+from hf_lossy_assist.models.cached import RowModel
 
 
 @pytest.mark.parametrize("name", tiny.BATCHED)

@@ -8,7 +8,7 @@ import pytest
 from openai_server import OpenAIServer, demo_completions
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.evaluation.endpoint import Completion, Endpoint, Pace
+from hf_lossy_assist.tasks.endpoint import Completion, Endpoint, Pace
 
 
 def words(prompt, max_tokens, body):

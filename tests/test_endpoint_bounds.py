@@ -14,10 +14,10 @@ import pytest
 from openai_server import OpenAIServer, demo_completions
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.evaluation import bounds
-from hf_lossy_assist.evaluation.endpoint import Completion, Endpoint
-from hf_lossy_assist.evaluation.tasks import DemoTask
-from hf_lossy_assist.training.mine import MineSettings, mine
+from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine
+from hf_lossy_assist.tasks import bounds
+from hf_lossy_assist.tasks.endpoint import Completion, Endpoint
+from hf_lossy_assist.tasks.tasks import DemoTask
 
 
 BODY = json.dumps({"choices": [{"text": " ok", "finish_reason": "stop"}]}).encode()

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cache import RowCache
+from hf_lossy_assist.models.row_cache import RowCache
 
 
 RAGGED = (9, 1, 4, 14)  # prompt lengths of the batch: one row starts from a single token

@@ -6,8 +6,8 @@ import torch
 from transformers import Cache
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import sequences
-from hf_lossy_assist.runner import Runner
+from hf_lossy_assist.batch import rows as sequences
+from hf_lossy_assist.generation.runner import Runner
 
 
 FAR = 10**8  # four rows of int64 would be 3.2 GB

@@ -16,8 +16,8 @@ from transformers import BartConfig, BartForConditionalGeneration
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import DraftStop, FeatureSpec
-from hf_lossy_assist.drafting import ModelDrafter
-from hf_lossy_assist.features import FeatureTap
+from hf_lossy_assist.artifacts.features import FeatureTap
+from hf_lossy_assist.drafters.model import ModelDrafter
 
 
 RAGGED = (9, 1, 4, 14)

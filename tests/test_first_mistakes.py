@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.names import EXAMPLES, SEAMS
+from hf_lossy_assist.policy.names import EXAMPLES, SEAMS
 
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))

@@ -15,9 +15,17 @@ from matplotlib.image import imread
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, MLPHead
+from hf_lossy_assist.methods.sprinter.fit import (
+    THRESHOLDS,
+    FitSettings,
+    Report,
+    fit_head,
+    fit_sprinter,
+    measure,
+    split,
+)
+from hf_lossy_assist.methods.sprinter.plan import HELD_OUT
 from hf_lossy_assist.training.dataset import KINDS, Table, acceptable, read_table, schema
-from hf_lossy_assist.training.fit import THRESHOLDS, FitSettings, Report, fit_head, fit_sprinter, measure, split
-from hf_lossy_assist.training.plan import HELD_OUT
 
 
 H = 6
@@ -396,7 +404,7 @@ def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypat
     def fails(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("hf_lossy_assist.training.figures.Figure.savefig", fails)
+    monkeypatch.setattr("hf_lossy_assist.training.plots.Figure.savefig", fails)
     with pytest.raises(OSError, match="no space"):
         fit_sprinter(data, tmp_path / "head")
     assert not list(tmp_path.iterdir())

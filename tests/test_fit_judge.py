@@ -14,10 +14,17 @@ from matplotlib.image import imread
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, Head, HeadConfig, LinearHead, MLPHead, demo
-from hf_lossy_assist.identity import ModelIdentity, tokenizer_hash
-from hf_lossy_assist.training.classifiers import GRID, JudgeSettings, fit_classifier, folded, split, threshold_table
-from hf_lossy_assist.training.fit_judge import LABEL, JudgeReport, fit_autojudge
-from hf_lossy_assist.training.states import PLACES, MinedTable, hidden_states, read_mined
+from hf_lossy_assist.methods.autojudge.classifiers import (
+    GRID,
+    JudgeSettings,
+    fit_classifier,
+    folded,
+    split,
+    threshold_table,
+)
+from hf_lossy_assist.methods.autojudge.fit import LABEL, JudgeReport, fit_autojudge
+from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, MinedTable, hidden_states, read_mined
+from hf_lossy_assist.models.identity import ModelIdentity, tokenizer_hash
 
 
 PROBLEMS = 96
@@ -95,7 +102,7 @@ def data(tmp_path_factory):
 def states_once():
     """The models run once for all tests of the same mismatches: it takes most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_lossy_assist.training.fit_judge.hidden_states", hidden_states_once)
+        patch.setattr("hf_lossy_assist.methods.autojudge.fit.hidden_states", hidden_states_once)
         yield
 
 
@@ -463,7 +470,7 @@ def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypat
     def fails(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("hf_lossy_assist.training.figures.Figure.savefig", fails)
+    monkeypatch.setattr("hf_lossy_assist.training.plots.Figure.savefig", fails)
     with pytest.raises(OSError, match="no space"):
         fit(data, tmp_path / "deep" / "head", JudgeSettings(grid=(1e-3,)))
     assert not list((tmp_path / "deep").iterdir())
@@ -473,7 +480,7 @@ def test_the_command(data, tmp_path):
     import typer
     from typer.testing import CliRunner
 
-    from hf_lossy_assist.judge_commands import fit_autojudge as command
+    from hf_lossy_assist.methods.autojudge.commands import fit_autojudge as command
 
     app = typer.Typer()
     app.command()(command)

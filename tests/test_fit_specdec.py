@@ -18,11 +18,11 @@ from test_heads import refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, Head, HeadConfig, LinearHead, SpecDecPP, demo
-from hf_lossy_assist.identity import ModelIdentity
-from hf_lossy_assist.training.collect import CollectSettings
+from hf_lossy_assist.methods.specdec.fit import fit_head, fit_specdec, labels_of, measure, replay
+from hf_lossy_assist.methods.sprinter.collect import CollectSettings
+from hf_lossy_assist.methods.sprinter.fit import FitSettings, fit_sprinter, split
+from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.training.dataset import REPLACED, Table, read_table
-from hf_lossy_assist.training.fit import FitSettings, fit_sprinter, split
-from hf_lossy_assist.training.fit_specdec import fit_head, fit_specdec, labels_of, measure, replay
 
 
 TOKEN = FeatureSpec(position="token")

@@ -18,11 +18,11 @@ from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import BatchSchedule, LossyPolicy, MovingAverage, as_policy
-from hf_lossy_assist.identity import ModelIdentity
-from hf_lossy_assist.profile import Bins, Latency, Profile, machine
+from hf_lossy_assist.artifacts.profile import Bins, Latency, Profile, machine
+from hf_lossy_assist.methods.sv.profiling import LookingOn
+from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.stops import DraftStop
 from hf_lossy_assist.stops.goodput import for_batch, for_rows
-from hf_lossy_assist.training.profiling import LookingOn
 
 
 RAGGED = (9, 1, 4, 14)
@@ -241,7 +241,7 @@ def test_samples_have_the_targets_law(monkeypatch):
     law = target_law(warpers)
     torch.manual_seed(0)
     assert goodness(sample(LossyPolicy(stop=stop), settings, calls=2), law) > REJECT
-    monkeypatch.setattr("hf_lossy_assist.integration.announce", lambda policy: None)
+    monkeypatch.setattr("hf_lossy_assist.generation.enable.announce", lambda policy: None)
     assert goodness(sample(LossyPolicy(rule=Everything(), stop=stop), settings, calls=1), law) < REJECT
 
 

@@ -19,9 +19,9 @@ from tiny import assisted, prompts
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, Head, HeadConfig, HeadStop, LinearHead, MLPHead, ModelIdentity
-from hf_lossy_assist.files import new_folder, write_text
-from hf_lossy_assist.identity import tokenizer_hash
-from hf_lossy_assist.sharing import kind_of
+from hf_lossy_assist.artifacts.files import new_folder, write_text
+from hf_lossy_assist.models.identity import tokenizer_hash
+from hf_lossy_assist.policy.sharing import kind_of
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
@@ -377,7 +377,7 @@ def test_an_error_while_saving_leaves_what_was(there, error, tmp_path, monkeypat
         assert (next(tmp_path.glob(".head.*")) / "model.safetensors").is_file()
         raise error("disk full")
 
-    monkeypatch.setattr("hf_lossy_assist.cards.head_card", fail)
+    monkeypatch.setattr("hf_lossy_assist.artifacts.cards.head_card", fail)
     with pytest.raises(error):
         head.save_pretrained(goal)
     assert contents(tmp_path) == before and names(tmp_path) == ({"head"} if there else set())

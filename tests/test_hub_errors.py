@@ -10,8 +10,8 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 from test_commands import hf_lossy  # noqa: F401  (a fixture)
 
 from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Profile, Sprinter, demo
-from hf_lossy_assist.sharing import pull, push
-from hf_lossy_assist.training.plan import read_held_out
+from hf_lossy_assist.methods.sprinter.plan import read_held_out
+from hf_lossy_assist.policy.sharing import pull, push
 
 
 SHIPPED = demo.FOLDER / "sprinter_head"

@@ -19,19 +19,20 @@ from typer.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import wrong_uses
 
-from hf_lossy_assist import demo, enable, identity
+from hf_lossy_assist import demo, enable
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.evaluation.prompts import Text
-from hf_lossy_assist.evaluation.tasks import ExactTask
-from hf_lossy_assist.identity import ModelIdentity, weights_hash
-from hf_lossy_assist.training import collect as collecting
-from hf_lossy_assist.training import mine as mining
-from hf_lossy_assist.training import profiling
-from hf_lossy_assist.training.collect import CollectSettings
+from hf_lossy_assist.methods.autojudge import mine as mining
+from hf_lossy_assist.methods.autojudge.hidden_states import read_mined
+from hf_lossy_assist.methods.autojudge.mine import MineSettings
+from hf_lossy_assist.methods.sprinter import collect as collecting
+from hf_lossy_assist.methods.sprinter.collect import CollectSettings
+from hf_lossy_assist.methods.sv import profiling
+from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.models import identity
+from hf_lossy_assist.models.identity import ModelIdentity, weights_hash
+from hf_lossy_assist.tasks.prompts import Text
+from hf_lossy_assist.tasks.tasks import ExactTask
 from hf_lossy_assist.training.dataset import read_table
-from hf_lossy_assist.training.mine import MineSettings
-from hf_lossy_assist.training.rounds import ProfileSettings
-from hf_lossy_assist.training.states import read_mined
 
 
 @cache

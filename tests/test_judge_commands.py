@@ -12,7 +12,7 @@ from openai_server import OpenAIServer, demo_completions
 from test_commands import DEMO, hf_lossy  # noqa: F401  (a fixture)
 
 from hf_lossy_assist import AutoJudge, Head, LossyPolicy, demo
-from hf_lossy_assist.training.mined import RECORD
+from hf_lossy_assist.methods.autojudge.mined import RECORD
 
 
 pytestmark = [
@@ -27,7 +27,7 @@ MINE = ("mine", "--task", "demo", "--limit", PROBLEMS, "--batch-size", 12)
 @pytest.fixture(scope="module")
 def mined(tmp_path_factory):
     """A mined dataset of the demo, by `mine` in this process."""
-    from hf_lossy_assist.judge_commands import mine
+    from hf_lossy_assist.methods.autojudge.commands import mine
 
     out = tmp_path_factory.mktemp("mined") / "mined"
     mine(out, limit=PROBLEMS, batch_size=12)

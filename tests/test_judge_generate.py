@@ -24,7 +24,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import StoppingCriteria
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import SVIP, AutoJudge, Constant, FeatureSpec, HeadConfig, HeadStop, LinearHead, decoding
+from hf_lossy_assist import SVIP, AutoJudge, Constant, FeatureSpec, HeadConfig, HeadStop, LinearHead
+from hf_lossy_assist.engine import loop as decoding
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")

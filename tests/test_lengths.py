@@ -24,7 +24,7 @@ from transformers import (
     MoshiForCausalLM,
 )
 
-from hf_lossy_assist.models import RowModel
+from hf_lossy_assist.models.cached import RowModel
 
 
 STEP = 10  # tokens of one attention temperature; the texts go through five of them

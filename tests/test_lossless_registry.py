@@ -16,13 +16,13 @@ from enumeration import marginal, off
 from test_rules import Everything
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.features import FeatureSpec
-from hf_lossy_assist.heads import HeadConfig, LinearHead
-from hf_lossy_assist.identity import ModelIdentity
-from hf_lossy_assist.methods import METHODS, POLICIES
-from hf_lossy_assist.profile import Bins, Latency, Profile, machine
+from hf_lossy_assist.artifacts.features import FeatureSpec
+from hf_lossy_assist.artifacts.heads import HeadConfig, LinearHead
+from hf_lossy_assist.artifacts.profile import Bins, Latency, Profile, machine
+from hf_lossy_assist.filters.staged import FILTERS
+from hf_lossy_assist.models.identity import ModelIdentity
+from hf_lossy_assist.policy.methods import METHODS, POLICIES
 from hf_lossy_assist.rules import RULES
-from hf_lossy_assist.staging import FILTERS
 from hf_lossy_assist.stops import STOPS
 
 

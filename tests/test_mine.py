@@ -32,15 +32,15 @@ from transformers import (
 )
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.evaluation.answers import AnswerTask, Problem
-from hf_lossy_assist.evaluation.endpoint import Endpoint
-from hf_lossy_assist.evaluation.tasks import DemoTask, ExactTask
-from hf_lossy_assist.training import mine as module
-from hf_lossy_assist.training.continuing import Choice
-from hf_lossy_assist.training.mine import MineSettings, mine, mine_problems
-from hf_lossy_assist.training.mined import RECORD, read_lines
-from hf_lossy_assist.training.remote import Remote
-from hf_lossy_assist.training.search import Mined
+from hf_lossy_assist.methods.autojudge import mine as module
+from hf_lossy_assist.methods.autojudge.continuing import Choice
+from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine, mine_problems
+from hf_lossy_assist.methods.autojudge.mined import RECORD, read_lines
+from hf_lossy_assist.methods.autojudge.remote import Remote
+from hf_lossy_assist.methods.autojudge.search import Mined
+from hf_lossy_assist.tasks.answers import AnswerTask, Problem
+from hf_lossy_assist.tasks.endpoint import Endpoint
+from hf_lossy_assist.tasks.tasks import DemoTask, ExactTask
 
 
 NEW, COUNT = 80, 6
@@ -487,8 +487,8 @@ RUN = """
 import resource, sys
 sys.path.insert(0, "tests")
 import small
-from hf_lossy_assist.evaluation.tasks import ExactTask
-from hf_lossy_assist.training.mine import MineSettings, mine
+from hf_lossy_assist.tasks.tasks import ExactTask
+from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine
 task, target = ExactTask(sys.argv[1]), small.llama()
 if len(sys.argv) > 3:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

@@ -22,18 +22,18 @@ import wrong_uses
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import demo
+from hf_lossy_assist.artifacts.features import FeatureSpec
+from hf_lossy_assist.artifacts.heads import HeadConfig
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.errors import shown
-from hf_lossy_assist.features import FeatureSpec
-from hf_lossy_assist.heads import HeadConfig
+from hf_lossy_assist.filters.staged import FILTERS
+from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
+from hf_lossy_assist.methods.autojudge.mine import MineSettings
+from hf_lossy_assist.methods.sprinter.collect import CollectSettings
+from hf_lossy_assist.methods.sprinter.fit import FitSettings
+from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.rules import RULES
-from hf_lossy_assist.staging import FILTERS
 from hf_lossy_assist.stops import STOPS
-from hf_lossy_assist.training.classifiers import JudgeSettings
-from hf_lossy_assist.training.collect import CollectSettings
-from hf_lossy_assist.training.fit import FitSettings
-from hf_lossy_assist.training.mine import MineSettings
-from hf_lossy_assist.training.rounds import ProfileSettings
+from hf_lossy_assist.validation import shown
 
 
 NUMBERS = {

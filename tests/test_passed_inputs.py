@@ -11,7 +11,7 @@ from transformers.cache_utils import QuantizedLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.checks import TEXT_INPUTS, refuse_extra_inputs
+from hf_lossy_assist.generation.unsupported import TEXT_INPUTS, refuse_extra_inputs
 
 
 class Kept(QuantizedLayer):

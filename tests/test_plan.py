@@ -14,9 +14,7 @@ import torch
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import HeadConfig, LinearHead, demo
-from hf_lossy_assist.theory import expected_accepted
-from hf_lossy_assist.training.dataset import KINDS, Table
-from hf_lossy_assist.training.plan import (
+from hf_lossy_assist.methods.sprinter.plan import (
     HELD_OUT,
     Line,
     _advice,
@@ -27,6 +25,8 @@ from hf_lossy_assist.training.plan import (
     replay_all,
     run_lengths,
 )
+from hf_lossy_assist.methods.sprinter.theory import expected_accepted
+from hf_lossy_assist.training.dataset import KINDS, Table
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")

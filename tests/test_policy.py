@@ -26,7 +26,7 @@ from hf_lossy_assist import (
     VerifyFilter,
     as_policy,
 )
-from hf_lossy_assist.methods import POLICIES
+from hf_lossy_assist.policy.methods import POLICIES
 
 
 lengths = st.integers(1, 10_000)

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from wrong_uses import fault
 
 from hf_lossy_assist import enable
-from hf_lossy_assist.preparing import refusals_in_one_line
+from hf_lossy_assist.generation.preparing import refusals_in_one_line
 
 
 @pytest.fixture(scope="module")

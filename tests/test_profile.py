@@ -18,11 +18,11 @@ from test_heads import refused
 from tiny import assisted, greedy, prompts
 
 from hf_lossy_assist import Confidence, Constant, Heuristic, LossyPolicy, ModelIdentity, as_policy
-from hf_lossy_assist.identity import tokenizer_hash
-from hf_lossy_assist.methods import SpeculativeVerification
-from hf_lossy_assist.profile import PROFILE, TABLES, Bins, Latency, Profile, machine
-from hf_lossy_assist.training.bins import Samples, cells
-from hf_lossy_assist.verification import Verification
+from hf_lossy_assist.artifacts.profile import PROFILE, TABLES, Bins, Latency, Profile, machine
+from hf_lossy_assist.filters.sv import Verification
+from hf_lossy_assist.methods.sv.cells import Samples, cells
+from hf_lossy_assist.models.identity import tokenizer_hash
+from hf_lossy_assist.policy.methods import SpeculativeVerification
 
 
 GAMMA = 4
@@ -432,7 +432,7 @@ def test_to_the_last_token(exact):
 
 def test_the_papers_form_says_that_it_is_lossy(monkeypatch):
     """Once, in one line, although this policy has no JSON form."""
-    monkeypatch.setattr("hf_lossy_assist.integration._announced", set())
+    monkeypatch.setattr("hf_lossy_assist.generation.enable._announced", set())
     policy = SpeculativeVerification(profile(), companion(), exact="off")
     assert not policy.lossless and SpeculativeVerification(profile(), companion()).lossless
     with pytest.warns(UserWarning, match=r"Profile\(never saved, γ = 4.*exact='off'.*policy is lossy") as caught:

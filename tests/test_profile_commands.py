@@ -10,7 +10,7 @@ from small import words
 from test_commands import DEMO, hf_lossy, prompts_file  # noqa: F401  (a fixture)
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.profile import PROFILE, Profile
+from hf_lossy_assist.artifacts.profile import PROFILE, Profile
 
 
 COMPANION = ("--companion", demo.FOLDER / "companion")

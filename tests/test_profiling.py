@@ -13,13 +13,13 @@ from test_heads import refused
 from test_profile import arrays
 
 from hf_lossy_assist import demo, enable
-from hf_lossy_assist.methods import SpeculativeVerification
-from hf_lossy_assist.profile import PROFILE, TABLES, Bins, Latency, Profile
-from hf_lossy_assist.training import profiling, round_costs
-from hf_lossy_assist.training.bins import PRIOR, Samples, build, cells, cross_entropy, edges, entropies, quantiles
-from hf_lossy_assist.training.profiling import SHAPES, collect, predicted, profile
-from hf_lossy_assist.training.round_costs import LEVELS, measure
-from hf_lossy_assist.training.rounds import ProfileSettings
+from hf_lossy_assist.artifacts.profile import PROFILE, TABLES, Bins, Latency, Profile
+from hf_lossy_assist.methods.sv import profiling, round_costs
+from hf_lossy_assist.methods.sv.cells import PRIOR, Samples, build, cells, cross_entropy, edges, entropies, quantiles
+from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.methods.sv.profiling import SHAPES, collect, predicted, profile
+from hf_lossy_assist.methods.sv.round_costs import LEVELS, measure
+from hf_lossy_assist.policy.methods import SpeculativeVerification
 
 
 QUICK = ProfileSettings(gamma=(2, 4), new_tokens=24, batch_size=20, batches=(1, 2), rounds=3)

@@ -16,12 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import wrong_uses
 
 from hf_lossy_assist import LossyPolicy, as_policy, demo
-from hf_lossy_assist.evaluation.endpoint import Endpoint
-from hf_lossy_assist.evaluation.prompts import read_prompts
-from hf_lossy_assist.evaluation.tasks import ExactTask
-from hf_lossy_assist.heads import CONFIG, WEIGHTS, Head
-from hf_lossy_assist.profile import PROFILE, Profile
-from hf_lossy_assist.reading import DEEPEST, parse
+from hf_lossy_assist.artifacts.heads import CONFIG, WEIGHTS, Head
+from hf_lossy_assist.artifacts.profile import PROFILE, Profile
+from hf_lossy_assist.artifacts.reading import DEEPEST, parse
+from hf_lossy_assist.tasks.endpoint import Endpoint
+from hf_lossy_assist.tasks.prompts import read_prompts
+from hf_lossy_assist.tasks.tasks import ExactTask
 
 
 def policy_file(folder, data):

@@ -12,8 +12,8 @@ from huggingface_hub import create_repo, upload_file, upload_folder
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Sprinter, Staged, demo
-from hf_lossy_assist.loading import load_model, load_tokenizer
-from hf_lossy_assist.sharing import pull, push
+from hf_lossy_assist.models.loading import load_model, load_tokenizer
+from hf_lossy_assist.policy.sharing import pull, push
 
 
 PACKAGE = Path(hla.__file__).parent

@@ -27,10 +27,10 @@ from transformers import (
     PhimoeForCausalLM,
 )
 
-from hf_lossy_assist.evaluation.prompts import Text
-from hf_lossy_assist.models import RowModel
-from hf_lossy_assist.rope import ChangingRope
-from hf_lossy_assist.training.collect import CollectSettings, collect
+from hf_lossy_assist.methods.sprinter.collect import CollectSettings, collect
+from hf_lossy_assist.models.cached import RowModel
+from hf_lossy_assist.models.rope import ChangingRope
+from hf_lossy_assist.tasks.prompts import Text
 from hf_lossy_assist.training.dataset import KINDS
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_lossy_assist.evaluation import sandbox, workers
-from hf_lossy_assist.evaluation.programs import CodeTask
+from hf_lossy_assist.tasks import sandbox, workers
+from hf_lossy_assist.tasks.programs import CodeTask
 
 
 PLACES = [False] if sandbox.why_not() else [True, False]

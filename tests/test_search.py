@@ -19,10 +19,10 @@ from transformers import (
 )
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.training import continuing
-from hf_lossy_assist.training.continuing import Batch, Choice, DraftChoices, decoding_processors
-from hf_lossy_assist.training.mine import ended
-from hf_lossy_assist.training.search import Continue, Limits, Mined, Mismatch, Work, search
+from hf_lossy_assist.methods.autojudge import continuing
+from hf_lossy_assist.methods.autojudge.continuing import Batch, Choice, DraftChoices, decoding_processors
+from hf_lossy_assist.methods.autojudge.mine import ended
+from hf_lossy_assist.methods.autojudge.search import Continue, Limits, Mined, Mismatch, Work, search
 
 
 END = 0

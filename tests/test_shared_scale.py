@@ -10,8 +10,8 @@ from test_sv_generate import steep
 from test_verification import bins
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.companions import int8
-from hf_lossy_assist.shared_scale import shares_scale
+from hf_lossy_assist.filters.companion import int8
+from hf_lossy_assist.generation.shared_scale import shares_scale
 
 
 LINE = r"^the {}'s activations are quantised by a scale that all tokens of a forward share [^\n]*: quantise its weights alone$"

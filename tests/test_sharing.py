@@ -22,8 +22,8 @@ from huggingface_hub.errors import (
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Sprinter, demo
-from hf_lossy_assist.sharing import kind_of, pull, push
-from hf_lossy_assist.training.plan import HELD_OUT, read_held_out
+from hf_lossy_assist.methods.sprinter.plan import HELD_OUT, read_held_out
+from hf_lossy_assist.policy.sharing import kind_of, pull, push
 
 
 ROOT = Path(__file__).parent.parent

@@ -165,7 +165,7 @@ def test_samples_have_the_targets_law(monkeypatch):
         assistant_model=draft, lossy_policy=policy, return_dict_in_generate=True,
     ).speculation  # fmt: skip
     assert {2, 3, 4} <= {length for length, _ in stats.total().steps}
-    monkeypatch.setattr("hf_lossy_assist.integration.announce", lambda policy: None)
+    monkeypatch.setattr("hf_lossy_assist.generation.enable.announce", lambda policy: None)
     assert goodness(sample(LossyPolicy(rule=Everything(), stop=policy.stop), settings, calls=1), law) < REJECT
 
 

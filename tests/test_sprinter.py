@@ -27,7 +27,7 @@ from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteria
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import AllButLast, HeadConfig, HeadStop, LinearHead, LossyPolicy, as_policy
-from hf_lossy_assist.drafting import ModelDrafter
+from hf_lossy_assist.drafters.model import ModelDrafter
 from hf_lossy_assist.rules import decide
 
 
@@ -479,7 +479,7 @@ def test_unseen_tokens_are_counted():
 
 
 def test_it_says_once_that_it_is_lossy(monkeypatch, tmp_path):
-    monkeypatch.setattr("hf_lossy_assist.integration._announced", set())
+    monkeypatch.setattr("hf_lossy_assist.generation.enable._announced", set())
     target, draft, head = tiny.shared("llama"), draft_of("llama"), sure(0.9)
     for name in (None, "head"):
         if name:
@@ -591,7 +591,7 @@ def test_an_error_while_saving_a_policy_leaves_what_was(there, tmp_path, monkeyp
             raise error
 
         with monkeypatch.context() as patch, pytest.raises(error):
-            patch.setattr(f"hf_lossy_assist.policy.{name}", fail)
+            patch.setattr(f"hf_lossy_assist.policy.policy.{name}", fail)
             policy.save_pretrained(goal)
         assert contents(tmp_path) == before and names(tmp_path) == ({"policy"} if there else set())
     policy.save_pretrained(goal)

@@ -12,8 +12,8 @@ from test_laws import NEW, PROMPT, REJECT, goodness, pair, sample, target_law
 from test_verification import distance, laws
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import staging
-from hf_lossy_assist.block import Block, Verdict
+from hf_lossy_assist.filters import staged as staging
+from hf_lossy_assist.round import Block, Verdict
 
 
 def outcomes(tokens, q, c):

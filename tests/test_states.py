@@ -10,8 +10,8 @@ import torch
 from datasets import Dataset
 
 from hf_lossy_assist import FeatureSpec, demo
-from hf_lossy_assist.features import FeatureTap
-from hf_lossy_assist.training.states import PLACES, MinedTable, hidden_states, read_mined
+from hf_lossy_assist.artifacts.features import FeatureTap
+from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, MinedTable, hidden_states, read_mined
 
 
 def mined(problems: list[tuple[list[int], list[int], list[tuple[int, int, int, bool]]]]) -> MinedTable:

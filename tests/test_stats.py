@@ -8,7 +8,7 @@ import torch
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import RowStats, SpeculationStats
-from hf_lossy_assist.stats import SOURCES
+from hf_lossy_assist.stats.report import SOURCES
 
 
 @pytest.fixture

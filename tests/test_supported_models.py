@@ -18,7 +18,7 @@ import tiny_models
 from model_table import TITLES, verdict
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.trials import RECURRENT, why_not_rows
+from hf_lossy_assist.models.trials import RECURRENT, why_not_rows
 
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"

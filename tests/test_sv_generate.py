@@ -11,8 +11,8 @@ from test_laws import CALLS, REJECT, goodness, pair, sample, target_law
 from test_verification import bins
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.identity import ModelIdentity
-from hf_lossy_assist.profile import Bins, Latency, Profile, machine
+from hf_lossy_assist.artifacts.profile import Bins, Latency, Profile, machine
+from hf_lossy_assist.models.identity import ModelIdentity
 
 
 def steep(target, draft, companion, of: Bins, cost: float = 0.3, batch: int = 1, pays: float = 2.0) -> Profile:
@@ -142,7 +142,7 @@ def test_a_companion_by_name_is_loaded_once_and_a_policy_goes_through_files(mode
 
 
 def test_an_int8_companion(models):
-    from hf_lossy_assist.companions import int8
+    from hf_lossy_assist.filters.companion import int8
 
     small = int8(models.draft)
     ids = models.tokenizer([p.prompt for p in hla.demo.problems(2, 5)], return_tensors="pt", padding=True)

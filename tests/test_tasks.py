@@ -11,21 +11,12 @@ import pytest
 from openai_server import OpenAIServer
 
 from hf_lossy_assist.demo import problems as demo_problems
-from hf_lossy_assist.evaluation import answers, maths, workers
-from hf_lossy_assist.evaluation.endpoint import Endpoint
-from hf_lossy_assist.evaluation.judging import verdict
-from hf_lossy_assist.evaluation.maths import boxed, equal, number, stated
-from hf_lossy_assist.evaluation.shots import SHOTS
-from hf_lossy_assist.evaluation.tasks import (
-    GSM8K,
-    CodeTask,
-    DemoTask,
-    ExactTask,
-    MathTask,
-    Problem,
-    QATask,
-    task_named,
-)
+from hf_lossy_assist.tasks import answers, maths, workers
+from hf_lossy_assist.tasks.endpoint import Endpoint
+from hf_lossy_assist.tasks.judging import verdict
+from hf_lossy_assist.tasks.maths import boxed, equal, number, stated
+from hf_lossy_assist.tasks.shots import SHOTS
+from hf_lossy_assist.tasks.tasks import GSM8K, CodeTask, DemoTask, ExactTask, MathTask, Problem, QATask, task_named
 
 
 ANY = Problem("?")

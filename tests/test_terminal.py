@@ -11,10 +11,10 @@ from test_commands import hf_lossy  # noqa: F401  (a fixture)
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import HeadConfig, LinearHead, demo
-from hf_lossy_assist.errors import listed, one_line, visible
-from hf_lossy_assist.identity import ModelIdentity
-from hf_lossy_assist.sharing import kind_of
+from hf_lossy_assist.models.identity import ModelIdentity
+from hf_lossy_assist.policy.sharing import kind_of
 from hf_lossy_assist.terminal import console, show, show_json, streamer
+from hf_lossy_assist.validation import listed, one_line, visible
 
 
 PACKAGE = Path(hla.__file__).parent

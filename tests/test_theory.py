@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_lossy_assist import AcceptanceRule, Block, Strict
-from hf_lossy_assist.rules import decide
-from hf_lossy_assist.theory import (
+from hf_lossy_assist.methods.sprinter.theory import (
     IIDVerifier,
     accepted_probability,
     expected_accepted,
@@ -32,6 +31,7 @@ from hf_lossy_assist.theory import (
     strict_acceptance_rate,
     total_variation,
 )
+from hf_lossy_assist.rules import decide
 
 
 SAMPLES = 200_000

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from hf_lossy_assist.block import Block
-from hf_lossy_assist.identity import ModelIdentity
-from hf_lossy_assist.profile import Bins, Latency, Profile
-from hf_lossy_assist.verification import Verification, acceptance, similarity
+from hf_lossy_assist.artifacts.profile import Bins, Latency, Profile
+from hf_lossy_assist.filters.sv import Verification, acceptance, similarity
+from hf_lossy_assist.models.identity import ModelIdentity
+from hf_lossy_assist.round import Block
 
 
 ME = ModelIdentity("me", None, "llama", 1, 1, 1)

@@ -26,11 +26,11 @@ from hf_lossy_assist import (
     as_policy,
     demo,
 )
-from hf_lossy_assist.contents import kind_of
-from hf_lossy_assist.errors import shown
-from hf_lossy_assist.evaluation.endpoint import Endpoint
+from hf_lossy_assist.methods.autojudge.mined import RECORD, read_lines
+from hf_lossy_assist.policy.contents import kind_of
+from hf_lossy_assist.tasks.endpoint import Endpoint
 from hf_lossy_assist.training.jobs import prepare
-from hf_lossy_assist.training.mined import RECORD, read_lines
+from hf_lossy_assist.validation import shown
 
 
 def refused(call, says):

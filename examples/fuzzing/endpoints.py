@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hf_lossy_assist.evaluation.endpoint import Endpoint
+from hf_lossy_assist.tasks.endpoint import Endpoint
 
 from .values import ESCAPE, Random, damaged_text, mutated, shown, written
 from .verdicts import Case, Wrong

@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.methods import of_head
-from hf_lossy_assist.profile import PROFILE, TABLES
+from hf_lossy_assist.artifacts.profile import PROFILE, TABLES
+from hf_lossy_assist.policy.methods import of_head
 
 from .made import copied
 from .models import HIDDEN, checked, pair, prompts, short

@@ -12,13 +12,13 @@ import safetensors.numpy
 import torch
 from datasets import disable_progress_bars, load_from_disk
 
-from hf_lossy_assist.evaluation.prompts import Text
-from hf_lossy_assist.evaluation.tasks import ExactTask
-from hf_lossy_assist.training import collect as collecting
-from hf_lossy_assist.training import mine as mining
-from hf_lossy_assist.training import profiling
+from hf_lossy_assist.methods.autojudge import mine as mining
+from hf_lossy_assist.methods.sprinter import collect as collecting
+from hf_lossy_assist.methods.sv import profiling
+from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.tasks.prompts import Text
+from hf_lossy_assist.tasks.tasks import ExactTask
 from hf_lossy_assist.training.dataset import read_table
-from hf_lossy_assist.training.rounds import ProfileSettings
 
 from .made import home
 from .models import pair, tokenizer

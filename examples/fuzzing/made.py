@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.profile import Bins, Latency, machine
+from hf_lossy_assist.artifacts.profile import Bins, Latency, machine
 
 from .models import HIDDEN, pair, tokenizer
 

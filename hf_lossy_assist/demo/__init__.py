@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import nearest
-from ..heads import Head
-from ..loading import load_model, load_tokenizer
-from ..profile import Profile
+from ..artifacts.heads import Head
+from ..artifacts.profile import Profile
+from ..models.loading import load_model, load_tokenizer
+from ..validation import nearest
 from .task import Problem, answer, problems
 
 

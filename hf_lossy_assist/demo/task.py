@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..errors import shown
+from ..validation import shown
 
 
 STYLES = ("plain", "warm", "brisk")

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import torch
 
-from ..block import Block, Verdict
-from ..features import FeatureSpec
+from ..artifacts.features import FeatureSpec
+from ..round import Block, Verdict
 
 
 def draw(law: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..block import Block, Verdict
+from ..round import Block, Verdict
 from .base import AcceptanceRule, Strict, draw, inside_of, kept_of
 
 

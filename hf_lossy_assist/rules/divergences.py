@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from ..errors import check_number
+from ..validation import check_number
 from .pointwise import Laws, Pointwise
 
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from ..block import Block
-from ..errors import check_int, check_number
+from ..round import Block
+from ..validation import check_int, check_number
 from .base import AcceptanceRule, Strict, inside_of, kept_of
 
 

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import torch
 
-from ..block import Block
-from ..errors import check_number
-from ..features import FeatureSpec
-from ..heads import Head
+from ..artifacts.features import FeatureSpec
+from ..artifacts.heads import Head
+from ..round import Block
+from ..validation import check_number
 from .base import AcceptanceRule, kept_of
 
 

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..block import Block, Verdict
-from ..errors import check_int, check_number, shown
+from ..round import Block, Verdict
+from ..validation import check_int, check_number, shown
 from .base import AcceptanceRule, Strict, taken
 from .nesting import Nesting, check_part
 from .spans import at_end, within

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from ..block import Block
-from ..errors import check_number, nearest
+from ..round import Block
+from ..validation import check_number, nearest
 from .pointwise import Laws, Pointwise
 
 

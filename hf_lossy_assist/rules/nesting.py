@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ..block import Block, Verdict
-from ..errors import check_nesting, shown
-from ..features import FeatureSpec
+from ..artifacts.features import FeatureSpec
+from ..round import Block, Verdict
+from ..validation import check_nesting, shown
 from .base import AcceptanceRule, taken
 
 

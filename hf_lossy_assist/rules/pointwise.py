@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from ..block import Block
-from ..errors import shown
+from ..round import Block
+from ..validation import shown
 from .base import AcceptanceRule
 
 

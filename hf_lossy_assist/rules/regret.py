@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from ..block import Block, Verdict
-from ..errors import check_int, check_number
+from ..round import Block, Verdict
+from ..validation import check_int, check_number
 from .base import AcceptanceRule, kept_of
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import StoppingCriteria
 
-from ..features import FeatureSpec
+from ..artifacts.features import FeatureSpec
 
 
 def entropy(logits: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..errors import LONGEST_DRAFT, check_int, check_number, shown
+from ..validation import LONGEST_DRAFT, check_int, check_number, shown
 from .base import DraftStop, entropy
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..errors import LONGEST_DRAFT, check_int, check_nesting, shown
-from ..features import FeatureSpec
+from ..artifacts.features import FeatureSpec
+from ..validation import LONGEST_DRAFT, check_int, check_nesting, shown
 from .base import DraftStop, numbers
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..errors import check_int, check_number
+from ..validation import check_int, check_number
 from .combined import Around
 
 

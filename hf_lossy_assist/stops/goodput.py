@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import LONGEST_DRAFT, MOST_FACTOR, check_int, check_number, check_positive, shown
-from ..profile import LONGEST_PROFILED, Profile
+from ..artifacts.profile import LONGEST_PROFILED, Profile
+from ..validation import LONGEST_DRAFT, MOST_FACTOR, check_int, check_number, check_positive, shown
 from .base import DraftStop
 
 

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..errors import LONGEST_DRAFT, check_int, check_number
-from ..features import FeatureSpec
-from ..heads import Head
+from ..artifacts.features import FeatureSpec
+from ..artifacts.heads import Head
+from ..validation import LONGEST_DRAFT, check_int, check_number
 from .base import DraftStop
 
 

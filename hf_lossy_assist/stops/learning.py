@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import LONGEST_DRAFT, check_int, check_number
+from ..validation import LONGEST_DRAFT, check_int, check_number
 from .base import DraftStop, entropy, numbers
 
 

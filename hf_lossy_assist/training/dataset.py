@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from huggingface_hub import DatasetCard, DatasetCardData
 
-from ..cards import TEMPLATES, escaped
-from ..features import FeatureSpec
-from ..files import new_folder, write_text
-from ..identity import ModelIdentity
-from ..reading import read_object
+from ..artifacts.cards import TEMPLATES, escaped
+from ..artifacts.features import FeatureSpec
+from ..artifacts.files import new_folder, write_text
+from ..artifacts.reading import read_object
+from ..models.identity import ModelIdentity
 from .jobs import WHOLE, check_entries, check_files, digests, key_of, read_part
 
 

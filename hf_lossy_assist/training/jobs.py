@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import shown
-from ..files import write_bytes, write_text
-from ..reading import parse, read_object
+from ..artifacts.files import write_bytes, write_text
+from ..artifacts.reading import parse, read_object
+from ..validation import shown
 
 
 WHOLE = "whole"  # where the dataset is put together, inside the folder of the unfinished run

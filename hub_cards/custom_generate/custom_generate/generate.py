@@ -1,7 +1,7 @@
 """`generate` with a policy for assisted generation; everything is done by the package hf_lossy_assist."""
 
 try:
-    from hf_lossy_assist.integration import as_policy, speculative_generate
+    from hf_lossy_assist.generation.enable import as_policy, speculative_generate
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "hf_lossy_assist":
         raise  # something that the package itself needs

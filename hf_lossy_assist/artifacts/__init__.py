@@ -1,0 +1,1 @@
+"""What lies on disk or on the Hub: files, heads, profiles, cards."""

@@ -1,0 +1,143 @@
+"""Model cards of heads and policies, filled from what their configs record. Templates stand in `templates/`."""
+
+import dataclasses
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from ..validation import visible
+
+
+if TYPE_CHECKING:
+    from .heads import HeadConfig
+
+README = "README.md"
+TEMPLATES = Path(__file__).parent / "templates"
+PAPERS = {
+    "sprinter": ("SPRINTER", "https://huggingface.co/papers/2502.04557"),
+    "autojudge": ("AutoJudge", "https://huggingface.co/papers/2504.20039"),
+    "specdec": ("SpecDec++", "https://huggingface.co/papers/2405.19715"),
+}
+ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")  # what `base_model` may hold
+
+
+_MADE_HERE = re.compile(r"(?P<text>.*\n)\n<!-- made by hf_lossy_assist (?P<digest>[0-9a-f]{16}) -->\n", re.DOTALL)
+# What begins HTML, a link, an image, code or a table's cell, or ends the text of a line of Python.
+_ACTS = re.compile(r"[&<>\"\\`\[\]|]")
+
+
+def escaped(value: Any) -> Any:
+    """A value for a card's text: names and recorded texts, wherever they stand in it, are shown and never act. Also of a
+    mapping, a list or a dataclass, with all that is in it."""
+    if isinstance(value, str):
+        return _ACTS.sub(lambda found: f"&#{ord(found[0])};", visible(" ".join(value.split())))
+    if isinstance(value, Mapping):
+        return {escaped(key): escaped(its) for key, its in value.items()}
+    if isinstance(value, list | tuple):
+        return [escaped(its) for its in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(
+            value, **{f.name: escaped(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        )
+    return value
+
+
+def write_card(card: ModelCard, file: Path) -> None:
+    """Write a card with a last line by which it can be told, later, that nobody changed it."""
+    text = str(card).rstrip("\n") + "\n"
+    file.write_text(f"{text}\n<!-- made by hf_lossy_assist {_digest(text)} -->\n", encoding="utf-8")
+
+
+def save_card(card: ModelCard, folder: Path, goal: Path) -> None:
+    """Write a card into `folder`, whose files will take their place in `goal`; a README.md that somebody wrote there stays."""
+    there = goal / README
+    if there.is_file() and not _as_written(there.read_text(encoding="utf-8", errors="replace")):
+        warnings.warn(
+            f"{there} stays as it is, and is not the card of what was saved beside it: delete it and save again to have that",
+            stacklevel=3,
+        )
+        return
+    write_card(card, folder / README)
+
+
+def _as_written(text: str) -> bool:
+    """Whether this is a card of `write_card` that nobody changed."""
+    found = _MADE_HERE.fullmatch(text)
+    return found is not None and _digest(found["text"]) == found["digest"]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def head_card(config: "HeadConfig", plots: Sequence[str] = (), **extra: Any) -> ModelCard:
+    """The card of a head. `plots`: names of image files that lie beside it."""
+    metrics, training, shown = config.metrics, config.training, escaped(config)
+    paper, link = PAPERS.get(config.method, (shown.method, ""))
+    data = _data(
+        [m.id for m in (config.target, config.draft) if m is not None],
+        tags=["hf_lossy_assist", "speculative-decoding", "assisted-generation", config.method],
+        results=[
+            (name, label, metrics[name]) for name, label in (("auroc", "AUROC"), ("brier", "Brier score")) if name in metrics
+        ],
+        name=f"{config.method} head",
+        measured_on=str(training.get("prompts", "held-out prompts")),
+    )  # fmt: skip
+    return ModelCard.from_template(
+        data, template_path=str(TEMPLATES / "head.md"), c=shown, paper=paper, link=link,
+        metrics=shown.metrics, training=shown.training, plots=list(plots), decoding=_pairs(shown.decoding), **extra,
+    )  # fmt: skip
+
+
+def policy_card(
+    spec: dict[str, Any], lossless: bool, heads: Sequence[Any] = (), measured: Sequence[tuple[str, str]] = ()
+) -> ModelCard:
+    """The card of a policy in its JSON form `spec`. `measured`: rows (what, figure) for its table of figures."""
+    configs = [head.config for head in heads]
+    models = [m.id for c in configs for m in (c.target, c.draft) if m is not None]
+    data = _data(
+        models,
+        tags=["hf_lossy_assist", "speculative-decoding", "assisted-generation"],
+        results=[],
+        name="policy",
+        measured_on="",
+    )
+    return ModelCard.from_template(
+        data, template_path=str(TEMPLATES / "policy.md"), lossless=lossless, heads=escaped(configs), measured=escaped(measured),
+        json=json.dumps(spec, indent=2, ensure_ascii=False),
+    )  # fmt: skip
+
+
+def _data(
+    models: Sequence[str], tags: list[str], results: Sequence[tuple[str, str, Any]], name: str, measured_on: str
+) -> ModelCardData:
+    on_the_hub = sorted({m for m in models if ON_THE_HUB.fullmatch(m)})
+    evaluated: dict[str, Any] = {}
+    if results:
+        evaluated = {
+            "model_name": name,
+            "eval_results": [
+                EvalResult(
+                    task_type="text-classification", dataset_type="custom", dataset_name=measured_on,
+                    metric_type=kind, metric_name=label, metric_value=float(value),
+                )
+                for kind, label, value in results
+            ],
+        }  # fmt: skip
+    return ModelCardData(
+        license="apache-2.0",
+        library_name="hf_lossy_assist",
+        tags=sorted(tags),
+        base_model=on_the_hub or None,
+        **evaluated,
+    )
+
+
+def _pairs(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items()) or "not recorded"

@@ -1,0 +1,113 @@
+"""What a trained head reads: a typed spec, and the hook that captures it. Training and decoding use this same code."""
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..models.cached import base_of, blocks_of
+from ..models.packing import unpacked
+from ..validation import check_flag, check_int, shown
+
+
+MODELS = ("draft", "target", "both", "companion")
+POSITIONS = ("predicting", "token")
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """Which hidden state, (…, H): of which model, at which position, of which layer.
+
+    Args:
+        model: "draft", "target", "both" (the draft's numbers, then the target's) or "companion".
+        position: "predicting" is the position whose logits the judged token is drawn from (known before the token is);
+            "token" is the judged token's own position (known one forward later).
+        layer: -1 the last block, or 1 … number of blocks; counted as in Transformers' `hidden_states`.
+        norm: after the model's final norm (the last block only), which is what the output embedding reads.
+    """
+
+    model: str = "draft"
+    position: str = "predicting"
+    layer: int = -1
+    norm: bool = True
+
+    def __post_init__(self) -> None:
+        for name, known in (("model", MODELS), ("position", POSITIONS)):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"FeatureSpec.{name}: expected one of {', '.join(known)}, got {shown(getattr(self, name))}"
+                )
+        check_flag("FeatureSpec.norm", self.norm)
+        if not isinstance(self.layer, int) or self.layer != -1:
+            check_int("FeatureSpec.layer", self.layer, 1)
+            if self.norm:
+                raise ValueError(
+                    f"FeatureSpec: layer {self.layer} has no final norm: pass norm=False, or layer=-1 for the last"
+                )
+
+    def reads(self, model: str) -> bool:
+        """Whether the numbers of "draft" or of "target" are among what is read."""
+        return self.model in (model, "both")
+
+    def __str__(self) -> str:
+        place = "after the final norm" if self.norm else "before any norm"
+        layer = "last layer" if self.layer == -1 else f"layer {self.layer}"
+        at = "at the position that predicts the token" if self.position == "predicting" else "at the token itself"
+        of = "states of the draft and the target" if self.model == "both" else f"state of the {self.model}"
+        return f"hidden {of}, {layer}, {place}, {at}"
+
+
+class FeatureTap:
+    """Keeps the hidden state that `spec` names from every forward of `model` inside `with tap:`; costs one forward hook.
+
+    `value` (B, Q, H) belongs to the latest forward, position by position, in the model's dtype. Only forwards of the thread
+    that entered count, so calls beside each other on one model do not mix.
+    """
+
+    def __init__(self, model: Any, spec: FeatureSpec):
+        self.spec = spec
+        self.value: torch.Tensor | None = None
+        self._module = _module(base_of(model), spec)
+        self._thread: int | None = None
+        self._handle: Any = None
+
+    def __enter__(self) -> "FeatureTap":
+        self._thread = threading.get_ident()
+        self._handle = self._module.register_forward_hook(self._keep)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._handle.remove()
+        self.value = None
+
+    def _keep(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if not isinstance(output, torch.Tensor):
+            output = output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0]
+        self.value = unpacked(output)
+
+    def at(self, columns: torch.Tensor | int) -> torch.Tensor:
+        """Of the latest forward, the features at column `columns` (or at `columns[b]` of row b): (B, H)."""
+        assert self.value is not None, "no forward has run inside `with tap:`"
+        if isinstance(columns, int):
+            return self.value[:, columns]
+        rows = torch.arange(self.value.shape[0], device=self.value.device)
+        return self.value[rows, columns.to(self.value.device)]
+
+
+def _module(base: Any, spec: FeatureSpec) -> torch.nn.Module:
+    """The module whose output is the hidden state: the decoder stack itself (its output is normed), or one block."""
+    decoder = base.get_decoder()
+    if spec.norm:
+        return decoder
+    blocks = blocks_of(base)
+    if blocks is None:
+        raise ValueError(f"{type(base).__name__}: its blocks were not found, so only layer=-1, norm=True can be read")
+    count = len(blocks)
+    if spec.layer > count:
+        raise ValueError(
+            f"FeatureSpec.layer: {type(base).__name__} has {count} blocks, the spec asks for block {spec.layer}"
+        )
+    return blocks[count - 1 if spec.layer == -1 else spec.layer - 1]

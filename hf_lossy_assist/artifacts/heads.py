@@ -1,0 +1,308 @@
+"""Trained heads: one or two linear layers on a hidden state, saved as config.json + model.safetensors + README.md.
+
+A head says a probability; what of is in its config ("polarity"). Nothing here is ever unpickled.
+"""
+
+import dataclasses
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from huggingface_hub import ModelCard, PyTorchModelHubMixin
+from safetensors import SafetensorError
+from torch.nn import functional as F
+
+from ..models.identity import ModelIdentity, tokenizer_hash
+from ..validation import check_int, listed, nearest, shown
+from .features import FeatureSpec
+from .files import new_folder
+from .hub import AGAIN, fetch, hub_errors
+from .reading import read_json, read_whole
+
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+WIDEST = 2**20  # numbers of a hidden state
+POLARITIES = ("acceptable", "important")  # what the probability is of: SPRINTER's label, AutoJudge's
+
+
+# What a field that is nothing but kept may be.
+FIELDS: dict[str, tuple[type, str]] = {
+    "width": (int, "a whole number"),
+    "features": (FeatureSpec, "a FeatureSpec"),
+    **dict.fromkeys(("target", "draft"), (ModelIdentity, "a ModelIdentity")),
+    **dict.fromkeys(("method", "label", "tokenizer_hash"), (str, "a text")),
+    **dict.fromkeys(("decoding", "training", "metrics", "versions"), (Mapping, "a dict")),
+}
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """Everything a head must know to be checked and read: the whole of config.json but the weights' checksum.
+
+    `decoding` are the settings of the laws the labels were made on; `training`, `metrics` and `versions` say how the head came
+    to be and how good it was on held-out prompts.
+    """
+
+    hidden_size: int
+    kind: str = "linear"
+    width: int | None = None  # of the hidden layer of an MLP
+    method: str = "sprinter"
+    polarity: str = "acceptable"
+    label: str = ""
+    features: FeatureSpec = FeatureSpec()
+    target: ModelIdentity | None = None
+    draft: ModelIdentity | None = None
+    tokenizer_hash: str | None = None
+    decoding: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_int("HeadConfig.hidden_size", self.hidden_size, 1, WIDEST)
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
+            raise ValueError(f"HeadConfig: {nearest('kind', str(self.kind), KINDS)}")
+        if self.kind == "mlp":
+            check_int("HeadConfig.width", self.width, 1, WIDEST)
+        if self.polarity not in POLARITIES:
+            raise ValueError(f"HeadConfig: {nearest('polarity', str(self.polarity), POLARITIES)}")
+        for name, (kind, expected) in FIELDS.items():
+            value = getattr(self, name)
+            optional = name in ("target", "draft", "tokenizer_hash", "width") and value is None
+            if not optional and (not isinstance(value, kind) or isinstance(value, bool)):
+                raise TypeError(f"HeadConfig.{name}: expected {expected}, got {shown(value)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, spec: Mapping[str, Any], where: str = "head config") -> "HeadConfig":
+        """Read the JSON form; entries of a later version are left out with a warning."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(set(spec) - known)
+        if unknown:
+            warnings.warn(f"{where}: entries not known to this version are ignored: {listed(unknown)}", stacklevel=2)
+        values = {name: value for name, value in spec.items() if name in known}
+        try:
+            for name, kind in (("features", FeatureSpec), ("target", ModelIdentity), ("draft", ModelIdentity)):
+                if isinstance(values.get(name), Mapping):
+                    given = values[name]
+                    values[name] = ModelIdentity.from_dict(given) if kind is ModelIdentity else FeatureSpec(**given)
+                elif values.get(name) is not None or (name == "features" and name in values):
+                    raise TypeError(f"{name}: expected an object, got {shown(values[name])}")
+            for name in ("decoding", "training", "metrics", "versions"):
+                if not isinstance(values.get(name, {}), Mapping):
+                    raise TypeError(f"{name}: expected an object, got {shown(values[name])}")
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist", tags=["speculative-decoding"]):
+    """The base of `LinearHead` and `MLPHead`. `Head.from_pretrained` loads either.
+
+    `head(features)`: (…, H) of any float dtype → probability (…,) float32.
+    """
+
+    def __init__(self, config: HeadConfig):
+        super().__init__()
+        if not isinstance(config, HeadConfig):
+            raise TypeError(f"{type(self).__name__}: expected a HeadConfig, got {type(config).__name__}")
+        if not isinstance(self, KINDS[config.kind]):
+            raise ValueError(
+                f"{type(self).__name__}: the config is of kind {config.kind!r}: use {KINDS[config.kind].__name__}"
+            )
+        self.config = config
+        self.source: str | None = None  # where it was loaded from or saved to: its name in a policy's JSON form
+
+    def logit(self, features: torch.Tensor) -> torch.Tensor:
+        """log(P / (1 − P)), (…, H) → (…,) float32."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method logit(features)")
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.logit(features).sigmoid()
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.detach().contiguous().cpu() for name, tensor in self.state_dict().items()}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the weights as they are saved."""
+        return hashlib.sha256(safetensors.torch.save(self.weights)).hexdigest()
+
+    def check(self, target: Any = None, draft: Any = None, tokenizer: Any = None) -> None:
+        """Refuse models this head was not trained for.
+
+        Raises: `ValueError` where sizes, architecture or tokenizer differ. Another id or revision under the same sizes only
+        warns: a renamed copy is still the same model.
+        """
+        for name, model in (("target", target), ("draft", draft)):
+            recorded = getattr(self.config, name)
+            if recorded is None or model is None:
+                continue
+            given = ModelIdentity.of(model)
+            conflict = recorded.conflict(given)
+            # A judge of the target's states was made of this draft's mismatches, but can be asked about any other's.
+            unread = name == "draft" and not self.config.features.reads("draft")
+            if conflict is not None and not unread:
+                raise ValueError(
+                    f"this head was trained for the {name} {recorded}, and the {name} here is {given}: {conflict}. "
+                    "Use the models it names, or train a head for these (hf-lossy collect, hf-lossy fit)"
+                )
+            doubt = conflict or recorded.doubt(given)
+            if doubt is not None:
+                warnings.warn(
+                    f"the head's {name} and this {name} may differ: {doubt}; it was trained for the former",
+                    stacklevel=3,
+                )
+        spec = self.config.features
+        read = [model for name, model in (("draft", draft), ("target", target)) if spec.reads(name)]
+        if read and all(model is not None for model in read):
+            sizes = [ModelIdentity.of(model).hidden_size for model in read]
+            if sum(sizes) != self.config.hidden_size:
+                of = "draft and target" if spec.model == "both" else spec.model
+                raise ValueError(
+                    f"this head reads {self.config.hidden_size} numbers of the {of}, and here there are {sum(sizes)} "
+                    f"({', '.join(str(ModelIdentity.of(model)) for model in read)}): another hidden size"
+                )
+        if tokenizer is not None and self.config.tokenizer_hash is not None:
+            here = tokenizer_hash(tokenizer)
+            if here != self.config.tokenizer_hash:
+                raise ValueError(
+                    f"this head was trained with a tokenizer of hash {self.config.tokenizer_hash[:12]}…, and the tokenizer here "
+                    f"has {here[:12]}…: token ids mean other words"
+                )
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, save_directory: str | Path, *, push_to_hub: bool = False, **kwargs: Any) -> str | None:
+        """Write config.json, model.safetensors and README.md into a folder, all or nothing. Another README.md there stays.
+
+        `push_to_hub=True` uploads as well; keyword arguments are `push_to_hub`'s (`repo_id` defaults to the folder's name).
+        """
+        from .cards import save_card
+
+        save_directory = Path(save_directory)
+        with new_folder(save_directory) as folder:
+            self.write(folder)
+            save_card(self.generate_model_card(), folder, save_directory)
+        self.source = str(save_directory)
+        if not push_to_hub:
+            return None
+        kwargs.pop("config", None)
+        return self.push_to_hub(repo_id=kwargs.pop("repo_id", None) or save_directory.name, **kwargs)
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
+        """Upload to the Hub; arguments as `huggingface_hub.ModelHubMixin.push_to_hub`. Returns the commit's URL."""
+        source = self.source  # the mixin saves into a temporary folder, which is no name to keep
+        try:
+            with hub_errors(repo_id):
+                return super().push_to_hub(repo_id, **kwargs)
+        finally:
+            self.source = source
+
+    def write(self, folder: Path) -> None:
+        """config.json and model.safetensors alone."""
+        data = safetensors.torch.save(self.weights)
+        (folder / WEIGHTS).write_bytes(data)
+        config = self.config.to_dict() | {"weights_sha256": hashlib.sha256(data).hexdigest()}
+        (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> "Head":
+        """Load a head from a folder or from the Hub.
+
+        Args:
+            pretrained_model_name_or_path: a folder, or `org/name` on the Hub (`org/name@revision` pins one).
+            kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, `subfolder`, as everywhere on the Hub.
+
+        Raises: `ValueError`, one line, for files that are missing, truncated, changed or not safetensors; the errors of
+        `huggingface_hub` for repositories that are missing, private or gated.
+        """
+        source = str(pretrained_model_name_or_path)
+        config_file, weights_file = fetch(source, (CONFIG, WEIGHTS), **kwargs)
+        head = cls.read(config_file, weights_file)
+        head.source = source
+        if not isinstance(head, cls):
+            raise ValueError(f"{source} holds a {type(head).__name__}, not a {cls.__name__}: use Head.from_pretrained")
+        return head
+
+    @staticmethod
+    def read(config_file: Path, weights_file: Path) -> "Head":
+        """A head from its two files."""
+        spec = read_json(config_file)
+        if not isinstance(spec, dict) or "hidden_size" not in spec or "weights_sha256" not in spec:
+            raise ValueError(f"{config_file} is not the config of a head (no hidden_size and weights_sha256 in it)")
+        digest = spec.pop("weights_sha256")
+        config = HeadConfig.from_dict(spec, str(config_file))
+        numbers = (config.hidden_size + 4) * (config.width or 1)
+        data = read_whole(weights_file, 8 * numbers + 2**20)  # of float64, and the file's own header
+        try:
+            weights = safetensors.torch.load(data)
+        except (SafetensorError, ValueError) as error:
+            raise ValueError(
+                f"{weights_file} is not a whole safetensors file ({error}): download it again ({AGAIN}); pickles are never loaded"
+            ) from None
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise ValueError(
+                f"{weights_file} is not the file that {config_file.name} was saved with (SHA-256 differs): save it again, or download it again ({AGAIN})"
+            )
+        if not all(tensor.float().isfinite().all() for tensor in weights.values()):
+            raise ValueError(
+                f"{weights_file} holds weights that are NaN or infinite: train the head again (hf-lossy fit)"
+            )
+        with torch.device("meta"):  # its sizes are not to be trusted before the weights have them
+            head = KINDS[config.kind](config)
+        try:
+            head.load_state_dict(weights, strict=True, assign=True)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{weights_file} does not fit {config_file.name}: {' '.join(str(error).split())}"
+            ) from None
+        return head.eval()
+
+    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        """The README.md of this head, from its config."""
+        from .cards import head_card
+
+        return head_card(self.config, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config.features})"
+
+
+class LinearHead(Head):
+    """sigmoid(w·h + b): SPRINTER's verifier and AutoJudge's judge (a standardised logistic regression folds into it)."""
+
+    def __init__(self, config: HeadConfig):
+        super().__init__(config)
+        self.linear = torch.nn.Linear(config.hidden_size, 1)
+
+    def logit(self, features: torch.Tensor) -> torch.Tensor:
+        return F.linear(features.float(), self.linear.weight.float(), self.linear.bias.float()).squeeze(-1)
+
+
+class MLPHead(Head):
+    """sigmoid(w₂·ReLU(W₁h + b₁) + b₂), with `config.width` hidden units."""
+
+    def __init__(self, config: HeadConfig):
+        super().__init__(config)
+        assert config.width is not None, "checked by HeadConfig"
+        self.hidden = torch.nn.Linear(config.hidden_size, config.width)
+        self.linear = torch.nn.Linear(config.width, 1)
+
+    def logit(self, features: torch.Tensor) -> torch.Tensor:
+        # Functions and no modules, ReLU and no GELU: called for every drafted token, half of the head's time.
+        hidden = F.linear(features.float(), self.hidden.weight.float(), self.hidden.bias.float()).relu()
+        return F.linear(hidden, self.linear.weight.float(), self.linear.bias.float()).squeeze(-1)
+
+
+KINDS: dict[str, type[Head]] = {"linear": LinearHead, "mlp": MLPHead}

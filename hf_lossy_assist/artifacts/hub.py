@@ -1,0 +1,111 @@
+"""Files of a folder or of a repository on the Hub."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from ..validation import listed, shown
+
+
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
+AGAIN = "force_download=True, or hf-lossy pull --force-download"  # past the cache
+
+
+@contextmanager
+def hub_errors(repo: str) -> Iterator[None]:
+    """The Hub client's errors keep their kinds, for callers to tell apart, and become one line each, with a way out."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        said = error.args[0] if error.args else None
+        if isinstance(said, str):
+            error.args = (_line(error, repo, said), *error.args[1:])
+        raise
+
+
+def _line(error: Exception, repo: str, said: str) -> str:
+    if isinstance(error, GatedRepoError):  # a kind of the next
+        return f"{repo} is gated on the Hub: ask for access on its page there, then pass token=… or set HF_TOKEN"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"{repo} is not on the Hub, or private and not for this token: check the name, pass token=… or set HF_TOKEN"
+    if isinstance(error, RevisionNotFoundError):
+        return f"{repo} on the Hub has no such revision: check the branch, tag or commit after @ or in revision=…"
+    return listed([said])
+
+
+def fetch(
+    source: str, names: Sequence[str], *, revision: str | None = None, subfolder: str = "", **kwargs: Any
+) -> list[Path]:
+    """The local paths of the files `names` of `source`: a folder, or a model repository on the Hub.
+
+    `org/name@revision` pins a revision as `revision=` does. Keyword arguments: `token`, `cache_dir`, `local_files_only`,
+    `force_download`. Raises: `ValueError` where a file is missing; `huggingface_hub`'s errors for the repository itself.
+    """
+    unknown = sorted(set(kwargs) - {"token", "cache_dir", "local_files_only", "force_download"})
+    if unknown:
+        raise TypeError(f"from_pretrained: unknown argument {shown(unknown[0])}")
+    if os.path.isdir(source):
+        folder = Path(source, subfolder)
+        for name in names:
+            if not (folder / name).is_file():
+                found = sorted(p.name for p in folder.glob("*")) if folder.is_dir() else []
+                hint = " (a pickle, which is never loaded)" if any(n.endswith(PICKLES) for n in found) else ""
+                raise ValueError(f"{folder} has no {name}; it holds {listed(found) or 'nothing'}{hint}")
+        return [folder / name for name in names]
+    repo, _, pinned = source.partition("@")
+    if "/" not in repo:  # the Hub's own names without one are not of this package, and asking for them takes its time
+        raise ValueError(f"there is no folder {shown(source, 200)} here, and a name on the Hub has the form org/name")
+    if pinned and revision is not None and pinned != revision:
+        raise ValueError(
+            f"{shown(source, 200)} pins {shown(pinned)}, and revision={shown(revision)} another: pass one of them"
+        )
+    try:
+        settings = kwargs | {"revision": revision or pinned or None, "subfolder": subfolder or None}
+        with hub_errors(source):
+            return [Path(hf_hub_download(repo, name, **settings)) for name in names]
+    except HFValidationError:
+        raise ValueError(
+            f"{shown(source, 200)} is neither a folder here nor a repository name like org/name"
+        ) from None
+    except LocalEntryNotFoundError as error:
+        raise LocalEntryNotFoundError(
+            f"{source}: no folder of this name here, the Hub was not reached, and its cache does not hold {names[0]}"
+        ) from error
+    except EntryNotFoundError:
+        raise ValueError(
+            f"{source} on the Hub has no {' and '.join(names)}: not a head, policy or profile of this package"
+        ) from None
+
+
+def holds(source: str, name: str, **kwargs: Any) -> bool:
+    """Whether a folder, or a repository on the Hub, has the file `name`; keyword arguments as for `fetch`."""
+    if os.path.isdir(source):
+        return Path(source, name).is_file()
+    try:
+        fetch(source, [name], **kwargs)
+    except LocalEntryNotFoundError:
+        # Offline. Known to be missing from when it was asked for online, or else not known at all.
+        repo, _, pinned = source.partition("@")
+        known = try_to_load_from_cache(
+            repo, name, cache_dir=kwargs.get("cache_dir"), revision=kwargs.get("revision") or pinned or None
+        )
+        if known is _CACHED_NO_EXIST:
+            return False
+        raise
+    except ValueError as error:
+        if isinstance(error.__context__, EntryNotFoundError):
+            return False
+        raise
+    return True

@@ -1,0 +1,145 @@
+"""Reading JSON that others wrote: files, the Hub's, a server's. One reader, so that each place refuses the same things.
+
+Refused in one line that names the place: more than `LONGEST` bytes, more than `DEEPEST` lists and objects inside one another, a key that
+an object has twice, NaN and infinities, numbers that no float holds, halves of a surrogate pair, and bytes that are not UTF-8.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from ..validation import shown
+
+
+LONGEST = 16 * 2**20  # bytes of a file, of a line of a JSON-lines file, or of a reply
+DEEPEST = 64  # lists and objects inside one another
+DIGITS = 308  # of a whole number: floats go so far
+_MARKS = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def read_json(path: str | Path, where: str | None = None, *, infinite: bool = False, longest: int = LONGEST) -> Any:
+    """The value in a JSON file. `where`: its name in errors, by default the path; `infinite`: Infinity may stand in it.
+
+    Raises: `ValueError`, one line; `OSError` of a file that cannot be read.
+    """
+    where = str(path) if where is None else where
+    with open(path, "rb") as file:
+        data = file.read(longest + 1)  # no more: it may be a device, or grow
+    if len(data) > longest:
+        raise ValueError(f"{where} has more than {longest} bytes: this is not what belongs there")
+    return parse(data, where, infinite=infinite)
+
+
+def read_whole(path: str | Path, most: int = LONGEST) -> bytes:
+    """A file's bytes. `ValueError`, one line, where there are more than `most`: no more are read."""
+    with open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"{path} has more than {most} bytes: this is not what belongs there")
+    return data
+
+
+def read_object(path: str | Path, what: str = "an object") -> dict[str, Any]:
+    """The object in a JSON file; `ValueError`, one line, where it holds something else than `what` is expected to be."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected {what}, got {shown(found)}")
+    return found
+
+
+def lines(file: IO[bytes], where: str, longest: int = LONGEST) -> Iterator[tuple[str, bytes]]:
+    """The lines of a JSON-lines file that are not blank, each with its name for errors, read one by one."""
+    number = 0
+    while line := file.readline(longest + 1):
+        number += 1
+        if len(line) > longest:
+            raise ValueError(f"{where}, line {number} has more than {longest} bytes: this is not a file of JSON lines")
+        if line.strip():
+            yield f"{where}, line {number}", line.rstrip(b"\r\n")
+
+
+def parse(data: str | bytes, where: str, *, infinite: bool = False) -> Any:
+    """The value of a JSON text; `where` names it in errors."""
+    try:
+        text = data if isinstance(data, str) else data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not JSON: not UTF-8 ({error.reason} at byte {error.start})") from None
+    if _depth(text) > DEEPEST:
+        raise ValueError(f"{where}: more than {DEEPEST} lists and objects inside one another")
+    try:
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_int=_whole, parse_float=_number,
+            parse_constant=_infinity if infinite else _constant,
+        )  # fmt: skip
+        if _HALF.search(text):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"{where} is not JSON: a text in it holds half of a surrogate pair") from None
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from None
+    return value
+
+
+def check_depth(value: Any, where: str) -> None:
+    """Refuse lists and mappings with more than `DEEPEST` of them inside one another, or with themselves inside."""
+    level = [value]
+    for _ in range(DEEPEST):
+        inside = [part for one in level for part in (one.values() if isinstance(one, Mapping) else one)
+                  if isinstance(part, Mapping | list | tuple)]  # fmt: skip
+        if not inside:
+            return
+        level = list({id(part): part for part in inside}.values())
+    raise ValueError(f"{where}: more than {DEEPEST} lists and objects inside one another")
+
+
+def _depth(text: str) -> int:
+    """How many brackets are open at once, outside of texts."""
+    if text.count("[") + text.count("{") <= DEEPEST:
+        return 0
+    deepest = depth = 0
+    inside = False  # a text
+    for match in _MARKS.finditer(text):
+        mark = match.group()
+        if mark == '"':
+            inside = not inside
+        elif inside or mark[0] == "\\":
+            continue
+        elif mark in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        else:
+            depth -= 1
+    return deepest
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"an object has the key {shown(twice)} twice")
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > DIGITS:
+        raise ValueError(f"a whole number of {len(digits)} digits")
+    return int(digits)
+
+
+def _number(digits: str) -> float:
+    number = float(digits)
+    if abs(number) == float("inf"):
+        raise ValueError(f"the number {shown(digits)} is too large")
+    return number
+
+
+def _constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _infinity(name: str) -> float:
+    return _constant(name) if name == "NaN" else float(name)

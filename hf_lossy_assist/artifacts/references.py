@@ -1,0 +1,74 @@
+"""What the files of a policy may name: sub-folders of its own and repositories on the Hub, and no other place on this disk.
+
+A policy's folder may come from anybody. A head that it took from elsewhere on the disk would be uploaded with the next push.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..validation import shown
+from .heads import Head
+from .profile import Profile
+
+
+OWN = re.compile(r"\w[\w.-]*")  # one folder, beside policy.json
+ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
+KINDS: tuple[tuple[str, type[Head] | type[Profile]], ...] = (("head", Head), ("profile", Profile))
+
+
+def entries(spec: Any) -> Iterator[dict[str, Any]]:
+    """Every object in a policy's JSON form."""
+    if isinstance(spec, dict):
+        yield spec
+    for value in spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ():
+        yield from entries(value)
+
+
+def load_parts(spec: Any, source: str, folder: Path, **kwargs: Any) -> None:
+    """Put heads and profiles into a policy's JSON form in the place of their names.
+
+    Args:
+        source: where the policy is, a folder or a repository; `folder`: where its policy.json is on this disk.
+        kwargs: as for `hub.fetch`.
+    """
+    for part in entries(spec):
+        for key, kind in KINDS:
+            if isinstance(name := part.get(key), str):
+                part[key] = _load(kind, key, name, source, folder, kwargs)
+        if isinstance(name := part.get("companion"), str) and not os.path.isdir(source):
+            _check_on_the_hub("companion", name)
+
+
+def check_shareable(spec: Any) -> None:
+    """Refuse a policy that, on the Hub, would name a place on this disk."""
+    for part in entries(spec):
+        if isinstance(name := part.get("companion"), str):
+            _check_on_the_hub("companion", name)
+
+
+def _load(kind: Any, key: str, name: str, source: str, folder: Path, kwargs: dict[str, Any]) -> Any:
+    if OWN.fullmatch(name):
+        own = folder / name
+        if own.is_symlink():
+            raise ValueError(f"{source}: the {key} {shown(name)} is a link to another place: put a copy in its place")
+        found = kind.from_pretrained(source, subfolder=name, **kwargs)
+        found.source = str(own)
+        return found
+    _check_on_the_hub(key, name)
+    return kind.from_pretrained(name, **{key: value for key, value in kwargs.items() if key != "revision"})
+
+
+def _check_on_the_hub(key: str, name: str) -> None:
+    if not ON_THE_HUB.fullmatch(name):
+        own = "" if key == "companion" else "one of its own sub-folders or "
+        raise ValueError(
+            f"a policy's folder names as its {key} {own}a repository on the Hub (org/name), not {shown(name)}"
+        )
+    if os.path.exists(name):
+        raise ValueError(
+            f"this policy names its {key} {shown(name)} on the Hub, and a folder here has that name too, which would be taken "
+            "instead: rename that, or run in another folder"
+        )

@@ -1,0 +1,76 @@
+"""Models with a table of positions, such as GPT-2: a text cannot grow past it, and a draft stops guessing at the end of its own."""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from .rows import Rows
+
+
+# What Transformers calls such a table. Sinusoids that grow when they are asked for more are neither `Embedding` nor tensor.
+NAMES = ("wpe", "embed_positions", "position_embeddings", "positions_embed", "pos_encoding")
+_found: WeakKeyDictionary[Any, int | None] = WeakKeyDictionary()
+
+
+def learned_positions(base: Any) -> int | None:
+    """How many tokens of a text this decoder has positions for, or None where there is no table."""
+    if base not in _found:
+        sizes = [_size(getattr(part, name, None)) for part in base.get_decoder().modules() for name in NAMES]
+        _found[base] = min((size for size in sizes if size is not None), default=None)
+    return _found[base]
+
+
+def _size(table: Any) -> int | None:
+    if isinstance(table, torch.nn.Embedding):
+        first = (
+            0 if table.padding_idx is None else table.padding_idx + 1
+        )  # RoBERTa's positions begin behind its padding
+        return table.num_embeddings - max(first, getattr(table, "offset", 0))
+    return table.shape[0] if isinstance(table, torch.Tensor) and table.dim() == 2 else None
+
+
+class TableEnds(Exception):
+    """A draft has no position left to guess at."""
+
+
+def keep_within(generator: Any, positions: int | None) -> None:
+    """Let a candidate generator of Transformers raise `TableEnds` where its draft, in ids of its own, has no more positions."""
+    prepare = generator._prepare_generation_args
+
+    def within(ids: torch.Tensor, fewest: int, most: int) -> Any:
+        assert positions is not None
+        room = positions + 1 - ids.shape[1]  # the last token that it guesses is not fed
+        if room < 1:
+            raise TableEnds
+        return prepare(ids, min(fewest, room), min(most, room))
+
+    if positions is not None:
+        generator._prepare_generation_args = within
+
+
+class Positions:
+    """The tables of a call's models: what the rows may draft, and where the target's ends."""
+
+    def __init__(self, target: Any, *others: Any):
+        """Transformers models; None among `others` is passed over."""
+        self.target = learned_positions(target)
+        tables = [self.target, *(learned_positions(its) for its in others if its is not None)]
+        self.shortest = min((size for size in tables if size is not None), default=None)
+
+    def room(self, rows: Rows, limits: list[int]) -> list[int]:
+        """`limits`, the drafted tokens of each row, where the tables end no sooner."""
+        if self.shortest is None:
+            return limits
+        return [max(min(n, self.shortest - held - 1), 0) for n, held in zip(limits, rows.held(), strict=True)]
+
+    def check(self, rows: Rows) -> None:
+        """Raise `ValueError` where a row needs a position that the target does not have."""
+        if self.target is None:
+            return
+        for row, held, finished in zip(rows.index, rows.held(), rows.finished, strict=True):
+            if not finished and held >= self.target:
+                raise ValueError(
+                    f"the target has {self.target} positions, and row {row} needs more: its text has {held + 1} tokens and no end. "
+                    f"Pass a smaller max_new_tokens or a shorter prompt"
+                )

@@ -1,0 +1,81 @@
+"""`token_type_ids`: which of them a model is given, as `generate` gives them: of a new token, the type of the prompt's last one."""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ..models.cached import base_of, device_of
+from .rows import Rows
+
+
+NAME = "token_type_ids"
+_tried: WeakKeyDictionary[Any, dict[tuple[int, ...], str | None]] = WeakKeyDictionary()
+
+
+def types_for(model: Any, rows: Rows, given: torch.Tensor | None, input_ids: torch.Tensor) -> torch.Tensor | None:
+    """The types of each row's text, (B, longest prompt) int64 without hidden tokens, its last type repeated behind it.
+
+    None where the model is not given any. Raises: `ValueError` or `TypeError`, one line, for types that are none of these prompts, and
+    for a model in which they change what a token sees (a picture's tokens, say, see each other), which no cached round could follow.
+    """
+    if given is None:
+        return None
+    check_types(model, given, input_ids)
+    if not _reach_later_forwards(model, given[:1]):
+        return None
+    given = given.to(input_ids.device)
+    ends = [types[-1:].expand(pad) for types, pad in zip(given, rows.pads, strict=True)]
+    texts = rows.seen(given)
+    return torch.stack([torch.cat(pair) for pair in zip(texts, ends, strict=True)])
+
+
+def check_types(model: Any, given: Any, input_ids: torch.Tensor) -> None:
+    """Refuse types that do not belong to these prompts, or with which this model's tokens do not only see what is before them."""
+    base = base_of(model)
+    if not isinstance(given, torch.Tensor):
+        raise TypeError(f"{NAME}: expected a tensor of shape (batch, length), got {type(given).__name__}")
+    if given.shape != input_ids.shape:
+        raise ValueError(f"{NAME} has shape {tuple(given.shape)}, input_ids {tuple(input_ids.shape)}: they must agree")
+    values = tuple(given.unique().tolist())
+    count = getattr(base.config, "type_vocab_size", None) or base.get_input_embeddings().weight.shape[0]
+    if values[0] < 0 or values[-1] >= count:
+        outside = values[0] if values[0] < 0 else values[-1]
+        raise ValueError(f"{NAME}: type {outside} is none of the model's {count}")
+    tried = _tried.setdefault(base, {})
+    if values[:2] not in tried:
+        tried[values[:2]] = _trial(base, values[0], values[-1])
+    if tried[values[:2]] is not None:
+        raise ValueError(
+            f"{NAME}: {tried[values[:2]]}, which {type(base).__name__} cannot do token by token: leave {NAME} or lossy_policy out"
+        )
+
+
+def shared_types(model: Any, target: Any, types: torch.Tensor | None) -> torch.Tensor | None:
+    """The target's types for a draft or a companion, where it is of the same kind and knows as many; it guesses worse without."""
+    ours, theirs = base_of(target).config, base_of(model).config
+    same = all(getattr(ours, name, None) == getattr(theirs, name, None) for name in ("model_type", "type_vocab_size"))
+    return types if same else None
+
+
+def _reach_later_forwards(model: Any, given: torch.Tensor) -> bool:
+    """Whether `generate` hands them on behind the prompt; CTRL makes its own, and a model that sees needs none for a text."""
+    inputs = base_of(model).prepare_inputs_for_generation(
+        torch.zeros_like(given), is_first_iteration=False, use_cache=True, token_type_ids=given
+    )
+    return inputs.get(NAME) is not None
+
+
+@torch.no_grad()
+def _trial(base: Any, first: int, last: int) -> str | None:
+    """None if a token's logits are the same with and without tokens behind it, as types `first` and `last` take turns."""
+    device = device_of(base)
+    ids = torch.arange(1, 9, device=device)[None] % base.get_input_embeddings().weight.shape[0]
+    types = torch.tensor([[first, last, last, first, last, last, first, last]], device=device)
+    whole, part = (
+        base(input_ids=ids[:, :n], token_type_ids=types[:, :n], use_cache=False).logits[0, :5].float() for n in (8, 5)
+    )
+    tolerance = 1e-3 if base.dtype in (torch.float32, torch.float64) else 0.03
+    if torch.allclose(whole, part, rtol=0, atol=tolerance * float(part.abs().max())):
+        return None
+    return "they let tokens see what comes behind them"

@@ -1,0 +1,1 @@
+"""Where drafted tokens come from: one file for each drafter."""

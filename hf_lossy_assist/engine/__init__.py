@@ -1,0 +1,1 @@
+"""The decoding loop: draft, select, verify, accept, commit."""

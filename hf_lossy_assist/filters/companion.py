@@ -1,0 +1,98 @@
+"""What every verify filter that reads a companion model needs of it, and a companion that any draft has: itself in int8."""
+
+import copy
+import warnings
+from dataclasses import fields
+from functools import cached_property
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..models.cached import base_of, vocabulary_of
+from ..models.loading import load_model
+from ..models.trials import why_not_rows
+from ..validation import shown
+from .base import VerifyFilter
+
+
+class WithCompanion(VerifyFilter):
+    """The base of filters with a companion: one forward of it over each drafted block fills `block.companion`.
+
+    `companion` (`PreTrainedModel` or `str`): a causal model with the draft's vocabulary. A folder or a name on the Hub is loaded
+    at the first call, in the target's precision and onto its device: safetensors alone, and no code of its own.
+    """
+
+    companion: Any
+
+    def __eq__(self, other: object) -> bool:
+        """Equal settings; a loaded companion is equal to itself alone."""
+        if type(self) is not type(other):
+            return False
+        pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
+        return all(own is its or not isinstance(own, torch.nn.Module) and own == its for own, its in pairs)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.companion if isinstance(self.companion, str) else id(self.companion)))
+
+    def observes(self, rows: int) -> bool:
+        return True
+
+    def observer(self, target: Any) -> Any:
+        if not isinstance(self.companion, str):
+            return self.companion
+        if not self._loaded:
+            try:
+                model = load_model(self.companion, dtype=target.dtype)
+            except OSError as error:
+                raise ValueError(f"the companion {error}") from None
+            self._loaded.append(model.to(target.device).eval())
+        return self._loaded[0]
+
+    @cached_property
+    def _loaded(self) -> list[Any]:
+        return []
+
+    def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
+        if draft is None:
+            raise ValueError(
+                "a companion is compared with a draft model: pass assistant_model=… (prompt lookup has no laws)"
+            )
+        check_companion(draft, self.observer(base_of(target)))
+
+
+def check_companion(draft: Any, companion: Any) -> None:
+    """Refuse a companion that cannot read along with this draft model."""
+    if not isinstance(base_of(companion), PreTrainedModel):
+        raise TypeError(f"companion: expected a Transformers model or the name of one, got {shown(companion)}")
+    reason = why_not_rows(companion)
+    if reason is not None:
+        raise ValueError(f"a companion must run in batches, and this one does not: {reason}")
+    sizes = [vocabulary_of(m) for m in (draft, companion)]
+    if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):  # padding differs by less
+        raise ValueError(f"the draft has {sizes[0]} token ids, the companion {sizes[1]}: both need the same tokenizer")
+
+
+def int8(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of `model` whose linear layers compute in int8: PyTorch's dynamic quantisation, for the CPU alone.
+
+    Raises: `ValueError`, one line, for a model on another device and for a PyTorch that cannot do it.
+    """
+    if model.device.type != "cpu":
+        raise ValueError(
+            f"an int8 companion is for the CPU, and this model is on {model.device}: pass another checkpoint"
+        )
+    with warnings.catch_warnings():
+        # To be removed some day, PyTorch says. Its successor, torchao, takes several times as long without a compiler (docs/log.md).
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message="torch.quantize_per", category=UserWarning)
+        try:
+            from torch.ao.quantization import quantize_dynamic
+
+            out = quantize_dynamic(copy.deepcopy(model), {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
+        except (ImportError, RuntimeError) as error:
+            raise ValueError(
+                f"this PyTorch ({torch.__version__}) has no dynamic int8 for this machine: {error}"
+            ) from None
+    out.config.name_or_path = f"{model.config.name_or_path}:int8"
+    return out

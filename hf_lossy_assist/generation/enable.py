@@ -1,0 +1,160 @@
+"""`model.generate(..., lossy_policy=…)`: opt-in for one model object, nothing patched at import.
+
+`enable(model)` puts a `generate` on the instance. With a policy it calls Transformers' own `generate` with
+`custom_generate=` set to a `Runner`, so prompts, processors, criteria and special tokens are prepared by Transformers;
+without one it calls Transformers' `generate` and nothing else.
+"""
+
+import copy
+import functools
+import inspect
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any
+
+from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
+from transformers.generation import StopStringCriteria
+
+from ..drafters.model import stock_generator
+from ..models.cached import base_of
+from ..policy.methods import as_policy
+from ..policy.policy import LossyPolicy
+from ..stops import DraftStop
+from .preparing import refusals_in_one_line
+from .runner import DRAFT_SETTINGS, Runner
+from .shared_scale import warn_of_shared_scales
+from .unsupported import refuse_arguments
+
+
+def enable(model: Any) -> Any:
+    """Let this model object's `generate` take `lossy_policy=`; returns the model. Enabling twice changes nothing.
+
+    For a PEFT model the Transformers model inside is enabled. `save_pretrained` is not affected.
+    """
+    base = base_of(model)
+    if not isinstance(base, GenerationMixin):
+        raise TypeError(f"enable(model): expected a Transformers model with generate(), got {type(model).__name__}")
+    if not is_enabled(model):
+        stock = base.__dict__.get("generate")  # a custom_generate repository may have put one there
+        base.generate = MethodType(
+            functools.wraps(GenerationMixin.generate)(functools.partial(_generate, stock)), base
+        )
+        base.generate.__func__.hf_lossy_assist = stock
+    return model
+
+
+def disable(model: Any) -> Any:
+    """Undo `enable`; returns the model. Disabling a model that is not enabled changes nothing."""
+    base = base_of(model)
+    if is_enabled(model):
+        stock = base.generate.__func__.hf_lossy_assist
+        del base.generate
+        if stock is not None:
+            base.generate = stock
+    return model
+
+
+def is_enabled(model: Any) -> bool:
+    """True after `enable(model)`."""
+    method = getattr(base_of(model), "__dict__", {}).get("generate")
+    return hasattr(getattr(method, "__func__", None), "hf_lossy_assist")
+
+
+def _generate(stock: Any, self: Any, *args: Any, lossy_policy: Any = None, **kwargs: Any) -> Any:
+    """Transformers' `generate`, or with a policy (here or in the generation config) the same with this package's loop."""
+    given = args[1] if len(args) > 1 else kwargs.get("generation_config")
+    drafting = getattr(
+        given, "is_assistant", False
+    )  # Transformers' own loop asks for a draft: no policy of a config's applies to it
+    for config in () if drafting else (given, self.generation_config):
+        if lossy_policy is None:
+            lossy_policy = getattr(config, "lossy_policy", None)
+    if lossy_policy is None:
+        call = stock if stock is not None else functools.partial(type(self).generate, self)
+        return call(*args, **kwargs)
+    names = list(inspect.signature(GenerationMixin.generate).parameters)[1:]
+    kwargs = dict(zip(names, args, strict=False)) | kwargs
+    return speculative_generate(self, as_policy(lossy_policy), **kwargs)
+
+
+def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
+    """What an enabled model's `generate(..., lossy_policy=policy)` does; keyword arguments are those of `generate`."""
+    kwargs = dict(kwargs)
+    given = kwargs.pop("generation_config", None)
+    if given is not None and not isinstance(given, GenerationConfig):
+        raise TypeError(f"generation_config: expected a GenerationConfig, got {type(given).__name__}")
+    # For reading: as Transformers has it, what a given config leaves open comes from the model's own.
+    with refusals_in_one_line(begun=lambda: False):
+        config = copy.deepcopy(given) if given is not None else GenerationConfig()
+        config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
+        refuse_arguments(model, kwargs, config)
+
+    runner = Runner(
+        policy,
+        assistant=kwargs.pop("assistant_model", None),
+        streamer=kwargs.get("streamer"),
+        tokenizer=kwargs.pop("tokenizer", None),
+        assistant_tokenizer=kwargs.pop("assistant_tokenizer", None),
+        settings={name: kwargs.pop(name) for name in DRAFT_SETTINGS if name in kwargs},
+        cache_given=kwargs.get("past_key_values") is not None,
+    )
+    # A candidate generator's settings must not make Transformers choose its own assisted mode before the runner is reached.
+    for name in ("prompt_lookup_num_tokens", "assistant_early_exit"):
+        runner.generator_settings[name] = kwargs.get(name, getattr(config, name, None))
+    runner.validate(model)
+    policy.rule.check_mode(bool(kwargs.get("do_sample", config.do_sample)))
+    announce(policy)
+    warn_of_shared_scales(policy, model, bool(kwargs.get("do_sample", config.do_sample)))
+
+    stop_strings = kwargs.get("stop_strings", config.stop_strings)
+    if stop_strings is not None:
+        if runner.tokenizer is None:
+            raise ValueError("stop_strings=… needs the tokenizer to find them: pass tokenizer=… to generate as well")
+        criteria = kwargs.pop("stopping_criteria", None) or []
+        kwargs["stopping_criteria"] = StoppingCriteriaList(
+            [*criteria, StopStringCriteria(runner.tokenizer, stop_strings)]
+        )
+    kwargs |= dict.fromkeys(("prompt_lookup_num_tokens", "assistant_early_exit", "stop_strings"))
+    given = copy.deepcopy(given)
+    for name in [name for name in kwargs if hasattr(given, name)]:
+        # Handing Transformers a config and settings is deprecated and warns, so they join the config; but a None that the
+        # model's own config would fill must stay at the call.
+        if kwargs[name] is not None or getattr(model.generation_config, name, None) is None:
+            setattr(given, name, kwargs.pop(name))
+    with refusals_in_one_line(begun=lambda: runner.called):
+        return type(model).generate(model, generation_config=given, custom_generate=runner, **kwargs)
+
+
+_announced: set[str] = set()
+
+
+def announce(policy: LossyPolicy) -> None:
+    """Say once for each policy that it is lossy."""
+    if not policy.lossless and str(policy) not in _announced:
+        _announced.add(str(policy))
+        warnings.warn(
+            f"{policy}: this policy is lossy; the output may differ from the target's own", UserWarning, stacklevel=4
+        )
+
+
+@contextmanager
+def stock_stop(model: Any, stop: DraftStop) -> Iterator[None]:
+    """Within this context, Transformers' own assisted generation of `model` drafts with `stop`:
+
+    `with stock_stop(model, SVIP()): model.generate(**inputs, assistant_model=draft)`.
+    """
+    base = base_of(model)
+    if not isinstance(base, GenerationMixin):
+        raise TypeError(f"stock_stop: expected a Transformers model with generate(), got {type(model).__name__}")
+    if not isinstance(stop, DraftStop):
+        raise TypeError(f"stock_stop: expected a DraftStop, got {type(stop).__name__}")
+    outer = base.__dict__.get("_get_candidate_generator")
+    base._get_candidate_generator = stock_generator(base, stop)
+    try:
+        yield
+    finally:
+        del base._get_candidate_generator
+        if outer is not None:
+            base._get_candidate_generator = outer

@@ -1,0 +1,103 @@
+"""What a target, its draft and the helpers beside them must be: each thing that cannot work refused in one line."""
+
+import functools
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import GenerationMixin, PreTrainedModel
+
+from ..models.cached import base_of, device_of, vocabulary_of
+from ..validation import shown
+from .inputs import learned_prompt
+
+
+def refuse_models(target: Any, assistant: Any) -> None:
+    """Refuse models without weights or with a learned prompt, drafts that do not read text, and two models of two kinds.
+
+    Raises: `TypeError` or `ValueError`.
+    """
+    for name, model in (("target", target), ("assistant", assistant)):
+        if learned_prompt(model):
+            raise ValueError(
+                f"the {name} has a learned prompt (PEFT), which this loop cannot feed: use an adapter such as LoRA, or drop lossy_policy"
+            )
+    if assistant is not None:
+        _refuse_assistant(assistant)
+        ours, theirs = (base_of(model).config.is_encoder_decoder for model in (target, assistant))
+        if ours != theirs:
+            kinds = {True: "an encoder-decoder", False: "a decoder-only model"}
+            raise ValueError(f"the target is {kinds[ours]}, the assistant {kinds[theirs]}: they must be of one kind")
+    for name, model in (("target", target), ("assistant", assistant)):
+        if model is None or base_of(model).device.type != "meta":
+            continue
+        if device_of(model).type == "meta":  # and not offloaded
+            raise ValueError(f"the {name} is on the meta device, without weights: load it with from_pretrained(…)")
+
+
+def refuse_vocabularies(target: Any, assistant: Any) -> None:
+    """Refuse a draft whose token ids are not the target's. Raises `ValueError`."""
+    sizes = [vocabulary_of(model) for model in (target, assistant)]
+    # One tokenizer is padded to a multiple of 64 or so by different makers (Qwen2.5: 151 936 and 152 064).
+    if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):
+        raise ValueError(
+            f"the target has {sizes[0]} token ids, the assistant {sizes[1]}: more than padding. "
+            "Pass tokenizer=… and assistant_tokenizer=…, or choose an assistant with the target's tokenizer"
+        )
+
+
+def _refuse_assistant(assistant: Any) -> None:
+    base = base_of(assistant)
+    kind: Any = type(base)
+    if isinstance(base, PreTrainedModel) and not base.config.is_encoder_decoder and _reads_states(kind):
+        raise ValueError(
+            f"{kind.__name__} drafts from the target's hidden states or keys, which only Transformers' own assisted generation "
+            "hands over: drop lossy_policy, or take a draft model that reads text alone"
+        )
+    if not isinstance(base, PreTrainedModel) or not isinstance(base, GenerationMixin):
+        hint = (
+            f": load it first, AutoModelForCausalLM.from_pretrained({shown(assistant)})"
+            if isinstance(assistant, str)
+            else ""
+        )
+        raise TypeError(
+            f"assistant_model: expected a loaded Transformers model with generate(), got {type(assistant).__name__}{hint}"
+        )
+
+
+@functools.cache
+def _reads_states(model: Any) -> bool:
+    """True for drafts such as DFlash's and Gemma 4's, whose forward takes states of the target in place of a text."""
+    names = inspect.signature(model.forward).parameters
+    return "input_ids" not in names or ("shared_kv_states" in names and "past_key_values" not in names)
+
+
+def refuse_helpers(streamer: Any, **tokenizers: Any) -> None:
+    """Refuse streamers that cannot be streamed to and tokenizers that are none. Raises `TypeError`."""
+    if streamer is not None and not (callable(getattr(streamer, "put", None)) and hasattr(streamer, "end")):
+        raise TypeError(
+            f"streamer: expected an object with put() and end(), such as TextStreamer, got {shown(streamer)}"
+        )
+    for name, tokenizer in tokenizers.items():
+        if tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
+            raise TypeError(
+                f"{name}: expected a tokenizer, such as AutoTokenizer.from_pretrained(…), got {type(tokenizer).__name__} "
+                f"{str(tokenizer)[:40]!r}"
+            )
+
+
+@contextmanager
+def without_checkpointing(*models: Any) -> Iterator[None]:
+    """Within this context, models in training keep their cache, which gradient checkpointing would drop; no gradient is taken here."""
+    switched: list[Any] = []
+    for model in models:
+        if model is not None and model.training:
+            switched += [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    for module in switched:
+        module.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for module in switched:
+            module.gradient_checkpointing = True

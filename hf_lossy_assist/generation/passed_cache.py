@@ -1,0 +1,51 @@
+"""`past_key_values` that the caller passes: what it must be, so that a round can be forgotten and the text goes on where it ends."""
+
+from typing import Any
+
+import torch
+
+from ..models.cached import base_of
+from ..models.trials import crops
+
+
+NAME = "past_key_values"
+
+
+def layers_of(cache: Any) -> list[Any] | None:
+    """The layers that hold a text's keys and values; None for something that has none."""
+    return getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
+
+
+def why_not_croppable(cache: Any) -> str | None:
+    """Why tokens at the end of `cache` cannot be forgotten again, or None if they can."""
+    if not crops(cache):
+        return f"a {type(cache).__name__} cannot be rolled back, as a cache must be here"
+    layers = layers_of(cache) or []
+    # They have DynamicLayer's `crop`, which cuts the last tokens alone that are not quantised yet.
+    kinds = [type(layer) for layer in layers if any("Quantized" in kind.__name__ for kind in type(layer).__mro__)]
+    return f"a cache of {kinds[0].__name__}s cannot be rolled back, as it must be here" if kinds else None
+
+
+def check_passed(model: Any, cache: Any, input_ids: torch.Tensor) -> None:
+    """Refuse a cache that cannot be rolled back, that belongs to other rows or another model, or that holds no less than the text."""
+    reason = why_not_croppable(cache)
+    if reason is not None:
+        raise ValueError(f"{NAME}: {reason}: pass a DynamicCache, or leave it out")
+    base, filled = (
+        base_of(model),
+        [layer for layer in layers_of(cache) or [] if getattr(layer, "keys", None) is not None],
+    )
+    filled = [layer for layer in filled if layer.keys.dim() == 4]
+    rows = {layer.keys.shape[0] for layer in filled} - {len(input_ids)}
+    if rows:
+        raise ValueError(f"{NAME} holds {rows.pop()} rows, input_ids has {len(input_ids)}: they must agree")
+    own = base.config.get_text_config(decoder=True).num_hidden_layers
+    if len(filled) > own:
+        raise ValueError(f"{NAME} holds {len(filled)} layers, the target has {own}: pass a cache of this model's")
+    held = cache.get_seq_length()
+    if (
+        held >= input_ids.shape[1] and not base.config.is_encoder_decoder
+    ):  # counted with padding, as `generate` lays it out
+        raise ValueError(
+            f"{NAME} holds {held} tokens, input_ids has {input_ids.shape[1]}: pass the whole text, old and new"
+        )

@@ -1,0 +1,34 @@
+"""What Transformers finds wrong while it prepares a call, or in a setting of one of its processors, as one line of this package."""
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from transformers.generation import logits_process
+
+from ..validation import one_line
+
+
+PACKAGE = Path(__file__).resolve().parent.parent
+PROCESSORS = Path(logits_process.__file__).resolve()
+
+
+@contextmanager
+def refusals_in_one_line(begun: Callable[[], bool]) -> Iterator[None]:
+    """Within this context, what Transformers raises before `begun()`, and its processors at any time, is a refusal of one line.
+
+    What this package raises, what a caller's own code raises while decoding, and what says that memory is out stay as they are.
+    """
+    try:
+        yield
+    except (Warning, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        innermost = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
+        if innermost.is_relative_to(PACKAGE) or (begun() and innermost != PROCESSORS):
+            raise
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        said = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
+        raise kind(f"generate cannot run with these arguments: {said}{one_line(error, 300)}") from error

@@ -1,0 +1,334 @@
+"""`Runner`: a policy and a draft as the decoding loop that Transformers' `generate` calls with everything prepared."""
+
+import copy
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+
+from ..artifacts.features import FeatureTap
+from ..artifacts.sampling_settings import decoding_at
+from ..batch.positions import Positions, keep_within, learned_positions
+from ..batch.processing import Processing
+from ..batch.rows import Rows
+from ..batch.token_types import shared_types, types_for
+from ..drafters.model import CandidateDrafter, Drafter, ModelDrafter
+from ..engine.loop import Call, decode, new_tokens_first, prefill
+from ..models.cached import TESTED, CachedModel, CroppingModel, RowModel, base_of, device_of, vocabulary_of
+from ..models.identity import same_ids
+from ..models.lengths import refuse_by_length
+from ..models.stock_exit import check_exit
+from ..models.trials import refuse_length, why_not_rows
+from ..policy.methods import as_policy
+from ..stats.clock import Clock
+from ..stats.report import SpeculationStats
+from ..stops import Confidence, Constant, DraftStop, Heuristic
+from ..validation import LONGEST_DRAFT, check_int, check_number, shown
+from .inputs import assistant_inputs, cropping, hidden, mask_name, refuse_positions, rowwise
+from .pairs import refuse_helpers, refuse_models, refuse_vocabularies, without_checkpointing
+from .passed_cache import check_passed
+from .unsupported import Settings, refuse_extra_inputs, refuse_modes
+
+
+# Read at the call, then from the policy, then from the draft's generation config; never written anywhere.
+DRAFT_SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+
+
+@dataclass
+class SpeculativeDecoderOnlyOutput(GenerateDecoderOnlyOutput):
+    """`GenerateDecoderOnlyOutput` and what the speculation did."""
+
+    speculation: SpeculationStats | None = None
+
+
+@dataclass
+class SpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput):
+    """`GenerateEncoderDecoderOutput` and what the speculation did."""
+
+    speculation: SpeculationStats | None = None
+
+
+class Runner:
+    """A policy and a draft as `custom_generate=` callable: `model.generate(**inputs, custom_generate=Runner("svip", draft))`.
+
+    Args:
+        policy: whatever `lossy_policy=` accepts.
+        assistant (`PreTrainedModel`, *optional*): the draft model.
+        streamer, tokenizer, assistant_tokenizer: what `generate` would be given; it does not hand them to a callable.
+        settings (`dict`, *optional*): `num_assistant_tokens`, `num_assistant_tokens_schedule`, `assistant_confidence_threshold`.
+        cache_given: the caller passes `past_key_values`, which must be the cache that is filled, even if it is empty yet.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        assistant: Any = None,
+        *,
+        streamer: Any = None,
+        tokenizer: Any = None,
+        assistant_tokenizer: Any = None,
+        settings: dict[str, Any] | None = None,
+        cache_given: bool = False,
+    ):
+        self.policy, self.streamer = as_policy(policy), streamer
+        # As Transformers has it, torch.compile(model).generate runs the model inside, and so does a draft.
+        self.assistant = getattr(assistant, "_orig_mod", assistant)
+        self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
+        if settings is not None and not (isinstance(settings, dict) and settings.keys() <= set(DRAFT_SETTINGS)):
+            raise TypeError(f"Runner: settings: expected a dict of {', '.join(DRAFT_SETTINGS)}, got {shown(settings)}")
+        self.settings, self.cache_given = dict(settings or {}), cache_given
+        self.generator_settings: dict[str, Any] = {}
+        self._other: bool | None = None
+        self.called = False
+
+    # -- what to draft with -------------------------------------------------------------------------------------------
+
+    def validate(self, model: Any) -> None:
+        """Refuse draft models and settings that cannot work, in one line each."""
+        refuse_by_length(model)
+        refuse_models(model, self.assistant)
+        refuse_helpers(self.streamer, tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
+        wanted = [name for name, value in self.generator_settings.items() if value is not None]
+        if self.assistant is None and not wanted:
+            raise ValueError(
+                "lossy_policy needs something to draft with: pass assistant_model=… (or prompt_lookup_num_tokens=…)"
+            )
+        if self.assistant is not None:
+            if wanted:
+                raise ValueError(f"assistant_model and {wanted[0]} are two ways to draft: pass one of them")
+            if not self.other_tokenizer():
+                refuse_vocabularies(model, self.assistant)
+        if self.generator_settings.get("prompt_lookup_num_tokens") is not None:
+            lookup = self.generator_settings["prompt_lookup_num_tokens"]
+            check_int("prompt_lookup_num_tokens", lookup, 1, LONGEST_DRAFT)
+        if self.generator_settings.get("assistant_early_exit") is not None:
+            check_exit(model, self.generator_settings["assistant_early_exit"])
+        stop, rule, spec = self.draft_stop(), self.policy.rule, self.policy.rule.features
+        if rule.needs_laws and (self.assistant is None or self.other_tokenizer()):
+            raise ValueError(
+                f"{type(rule).__name__} compares the target's law with the draft's: it needs an assistant_model with the target's "
+                "tokenizer (prompt lookup, early exit and other tokenizers have no such law), or another rule"
+            )
+        if spec is not None and spec.reads("draft") and (self.assistant is None or self.other_tokenizer()):
+            raise ValueError(
+                f"the rule's head reads the {spec}: it needs a draft model with the target's tokenizer. Without one, use a head "
+                "that reads the target alone (hf-lossy fit autojudge --features target)"
+            )
+        if self.other_tokenizer() and self.policy.filter.observer(base_of(model)) is not None:
+            raise ValueError(
+                "the policy's filter compares laws of the draft with a companion's: it needs a draft model with the target's tokenizer"
+            )
+        self.policy.check(model, self.assistant, self.tokenizer, stop.longest)
+
+    def other_tokenizer(self) -> bool:
+        """True when both tokenizers were given and give other ids to the same tokens, or have other tokens."""
+        if self.tokenizer is None or self.assistant_tokenizer is None:
+            return False
+        if self._other is None:
+            self._other = not same_ids(self.tokenizer, self.assistant_tokenizer)
+        return self._other
+
+    def draft_stop(self) -> DraftStop:
+        """The stop of this call: the call's settings win, then the policy's stop, then the draft's generation config."""
+        own = base_of(self.assistant).generation_config if self.assistant is not None else GenerationConfig()
+        at_call = {name: value for name, value in self.settings.items() if value is not None}
+        if "num_assistant_tokens" in at_call:
+            check_int("num_assistant_tokens", at_call["num_assistant_tokens"], 1, LONGEST_DRAFT)
+        if self.policy.stop is not None:
+            for name in DRAFT_SETTINGS[1:]:
+                if name in at_call:
+                    raise ValueError(
+                        f"{name} is itself a draft stop, and the policy has one ({self.policy}): pass one of them"
+                    )
+            gamma = at_call.get("num_assistant_tokens")
+            return self.policy.stop.with_longest(gamma) if gamma else self.policy.stop
+        settings = {name: at_call.get(name, getattr(own, name, None)) for name in DRAFT_SETTINGS}
+        gamma, schedule, threshold = settings.values()
+        if threshold:
+            check_number("assistant_confidence_threshold", threshold, 0.0, 1.0)
+            return Confidence(threshold, gamma or Confidence.max_draft)
+        if schedule in ("heuristic", "heuristic_transient"):
+            return Heuristic(gamma or Heuristic.initial, max(gamma or 0, Heuristic.max_draft))
+        if schedule not in (None, "constant"):
+            raise ValueError(
+                f'num_assistant_tokens_schedule: expected "constant" or "heuristic", got {shown(schedule)}'
+            )
+        return Constant(gamma or self.generator_settings.get("prompt_lookup_num_tokens") or Constant.gamma)
+
+    # -- the call -----------------------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        inputs_tensor: torch.Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Called by `generate` with everything prepared; returns what `generate` returns."""
+        self.called = True
+        self.validate(model)
+        refuse_modes({}, Settings({}, generation_config))  # again: not every call comes through `enable`
+        self.policy.rule.check_mode(bool(generation_config.do_sample))
+        self.policy.filter.check_decoding(decoding_at(generation_config))
+        pads, columns = hidden(input_ids, model_kwargs.get(mask_name(model)), mask_name(model))
+        vocabulary = vocabulary_of(model)
+        clock, stop = Clock(input_ids.device), self.draft_stop().start(input_ids.shape[0])
+        rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)
+        processing, sampling = Processing(logits_processor, len(rows.index)), bool(generation_config.do_sample)
+
+        if not model.config.is_encoder_decoder:
+            rows.types = types_for(model, rows, model_kwargs.get("token_type_ids"), input_ids)
+        target = self._target(model, rows, model_kwargs)
+        for name, head in self.policy.heads().items():  # here: in inference mode it would be made untrainable
+            on_draft = name.startswith("stop") and self.assistant is not None
+            head.to(device_of(self.assistant) if on_draft else input_ids.device)
+        drafter = self._drafter(
+            model, rows, stop, processing, vocabulary, sampling, clock, generation_config, inputs_tensor, model_kwargs
+        )
+        observer, rule = self.policy.filter.observer(base_of(model)), self.policy.rule
+        if observer is not None or rule.needs_laws:
+            assert isinstance(drafter, ModelDrafter), "checked by validate"
+            drafter.keep_laws = True
+        drafts = self.assistant if isinstance(drafter, ModelDrafter) else None  # in their own ids alone
+        positions = Positions(base_of(model), base_of(drafts), observer)
+        wants = generation_config.return_dict_in_generate
+        call = Call(
+            rows, target, drafter, stop, rule.start(rows.prompts()), self.policy, processing, clock, sampling, positions,
+            companion=None if observer is None else rowwise(observer, model, rows, vocabulary),
+            streamer=self.streamer,
+            keep_scores=bool(wants and generation_config.output_scores),
+            keep_logits=bool(wants and generation_config.output_logits),
+        )  # fmt: skip
+        # Faster than no_grad by about a tenth on small models. Not where tensors of the forward outlive the call: a cache of
+        # Transformers' goes back to the caller, and a quantised model may keep what it makes at its first forward.
+        quantised = [getattr(base_of(its), "is_quantized", False) for its in (model, self.assistant, observer)]
+        lasting = isinstance(target, CroppingModel) or any(quantised)
+        spec = rule.features
+        call.tap = FeatureTap(model, spec) if spec is not None and spec.reads("target") else None
+        taps = [call.tap, getattr(drafter, "tap", None), getattr(drafter, "states", None)]
+        # (`inference_mode(False)` will not do there: it switches gradients on.)
+        with torch.no_grad() if lasting else torch.inference_mode(), ExitStack() as stack:
+            for tap in filter(None, taps):
+                stack.enter_context(tap)
+            stack.enter_context(without_checkpointing(model, self.assistant))
+            positions.check(rows)
+            prefill(target, rows, clock)
+            if isinstance(drafter, ModelDrafter) and any(positions.room(rows, [1] * len(rows.index))):
+                prefill(drafter.model, rows, clock)
+            if call.companion is not None and self.policy.filter.observes(len(rows.index)):
+                prefill(call.companion, rows, clock)
+            stats = self.decode(call)
+
+        pad = generation_config._pad_token_tensor
+        sequences = rows.sequences(input_ids, 0 if pad is None else int(pad))
+        if self.streamer is not None:
+            self.streamer.end()
+        if not wants:
+            return sequences
+        length = sequences.shape[1] - input_ids.shape[1]
+        fields = {
+            "sequences": sequences,
+            "scores": new_tokens_first(call.scores, length) if call.keep_scores else None,
+            "logits": new_tokens_first(call.logits, length) if call.keep_logits else None,
+            "past_key_values": self._cache_to_return(target, input_ids, model_kwargs.get(mask_name(model))),
+            "speculation": stats,
+        }
+        kind = SpeculativeEncoderDecoderOutput if model.config.is_encoder_decoder else SpeculativeDecoderOnlyOutput
+        return kind(**fields)
+
+    def decode(self, call: Call) -> SpeculationStats:
+        """The rounds themselves; a subclass may walk otherwise."""
+        return decode(call)
+
+    def _target(self, model: Any, rows: Rows, model_kwargs: dict[str, Any]) -> CachedModel:
+        given = model_kwargs.get("past_key_values")
+        own = self.cache_given or getattr(given, "_is_user_defined", False)  # `generate` marks one that it was given
+        continued = given is not None and (own or given.get_seq_length() > 0)
+        if continued:
+            check_passed(model, given, rows.ids[:, : rows.width])
+        reason = "a cache was passed in" if continued else why_not_rows(model)
+        if base_of(model).config.model_type not in TESTED:
+            refuse_length(model, rows.max_length)
+        if reason is None:
+            refuse_extra_inputs(model_kwargs)
+            mask = model_kwargs.get(mask_name(model))
+            refuse_positions(rows.ids[:, : rows.width], mask, model_kwargs.get("position_ids"))
+            target = rowwise(model, model, rows)
+            if not rows.holes or target.reach >= rows.max_length:
+                return target
+            reason = "its window counts the tokens that attention_mask hides in the middle of a row"
+        return cropping(model, rows, model_kwargs, reason)
+
+    def _drafter(
+        self, model: Any, rows: Rows, stop: DraftStop, processing: Processing, vocabulary: int, sampling: bool,
+        clock: Clock, generation_config: GenerationConfig, inputs_tensor: torch.Tensor | None, model_kwargs: dict[str, Any],
+    ) -> Drafter:  # fmt: skip
+        if self.assistant is not None and not self.other_tokenizer():
+            reason = why_not_rows(self.assistant)
+            if reason is None:
+                draft: CachedModel = rowwise(self.assistant, model, rows, vocabulary)
+            else:
+                inputs = assistant_inputs(self.assistant, rows, inputs_tensor, model_kwargs, generation_config)
+                inputs["token_type_ids"] = shared_types(self.assistant, model, rows.types)
+                draft = cropping(self.assistant, rows, inputs, reason, way_out="choose another assistant_model")
+            tap = None if stop.features is None else FeatureTap(self.assistant, stop.features)
+            own = self.policy.rule.features
+            states = FeatureTap(self.assistant, own) if own is not None and own.reads("draft") else None
+            return ModelDrafter(draft, stop, processing, vocabulary, sampling, clock, tap, states)
+
+        if len(rows.index) > 1:
+            what = "prompt lookup, early exit and other tokenizers"
+            raise ValueError(
+                f"{what} draft for one row at a time; this batch has {len(rows.index)}: pass prompts one by one"
+            )
+        if stop.adaptive:
+            early = self.generator_settings.get("assistant_early_exit")
+            other = "use a constant draft length here"
+            if early is not None:
+                other = f"pass assistant_model=hf_lossy_assist.models.early_exit(model, {early}) in place of assistant_early_exit={early}"
+            raise ValueError(f"{type(stop).__name__} needs a draft model with the target's tokenizer: {other}")
+        config = copy.copy(generation_config)
+        config.max_length = rows.max_length
+        for name, value in self.generator_settings.items():
+            setattr(config, name, value)
+        if self.assistant is not None:
+            # With sampling, Transformers would prune the draft's own head for good and give its laws to the wrong tokens.
+            # Drafted greedily, each token counts as certain (q = 1), and the output's law is exact all the same.
+            config.do_sample = False
+        if self.assistant is not None:
+            config.assistant_early_exit = None  # else Transformers would take it, and never ask the assistant
+        generator = model._get_candidate_generator(
+            generation_config=config,
+            input_ids=rows.prompts()[0][None],
+            inputs_tensor=inputs_tensor,
+            assistant_model=self.assistant,
+            logits_processor=processing.processors,
+            target_tokenizer=self.tokenizer,
+            assistant_tokenizer=self.assistant_tokenizer,
+            model_kwargs={
+                k: v for k, v in model_kwargs.items() if k not in ("past_key_values", "position_ids", "attention_mask")
+            },
+        )
+        if isinstance(generator, AssistedCandidateGenerator):
+            generator.num_assistant_tokens = stop.longest
+            keep_within(generator, learned_positions(base_of(model if self.assistant is None else self.assistant)))
+            for its in (generator.assistant_generation_config, generator.generation_config):
+                its.assistant_confidence_threshold = 0.0  # on by default in Transformers, and it refits itself
+                its.num_assistant_tokens_schedule = "constant"
+        return CandidateDrafter(generator, vocabulary, sampling, clock, model)
+
+    @staticmethod
+    def _cache_to_return(target: CachedModel, input_ids: torch.Tensor, mask: torch.Tensor | None) -> Any:
+        """The cache of a call with one row; rows of a batch end at different places, also where one row alone was left."""
+        if isinstance(target, CroppingModel):
+            return target.cache
+        if not isinstance(target, RowModel) or len(input_ids) > 1:
+            return None
+        return target.as_dynamic_cache(None if mask is None else mask[0].ne(0))

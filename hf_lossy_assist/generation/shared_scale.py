@@ -1,0 +1,72 @@
+"""Quantised models in which the tokens of one forward share a scale: what a token gets then depends on the tokens behind it.
+
+PyTorch's dynamic quantisation scales a layer's whole input at once; other schemes do so for each token by itself, or not at all. Which
+one a model has is tried, for there are too many kinds to name.
+"""
+
+import warnings
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+
+from ..models.cached import base_of
+from ..policy.policy import LossyPolicy
+
+
+TRIALS, WIDTH = 4, 12  # forwards, and tokens in each; the first half of them is the same everywhere
+_found: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_warned: WeakSet[Any] = WeakSet()
+
+
+def shares_scale(model: Any) -> bool:
+    """Whether other tokens behind it change a token's logits in this causal model; False for one that is not quantised."""
+    if model not in _found:
+        _found[model] = _looks_quantised(model) and _tokens_behind_matter(model)
+    return _found[model]
+
+
+def _looks_quantised(model: Any) -> bool:
+    if getattr(model, "is_quantized", False):
+        return True
+    names = (f"{type(part).__module__}.{type(part).__name__}" for part in (*model.modules(), *model.parameters()))
+    return any("quant" in name.lower() or "torchao" in name for name in names)
+
+
+@torch.no_grad()
+def _tokens_behind_matter(model: Any) -> bool:
+    table, config = model.get_input_embeddings().weight, model.config
+    size = min(config.get_text_config(decoder=True).vocab_size, 1000)
+    ids = torch.arange(TRIALS * WIDTH, device=table.device).view(TRIALS, 1, WIDTH) * 31 % size
+    ids[:, :, : WIDTH // 2] = ids[:1, :, : WIDTH // 2]
+    names = ("input_ids", "decoder_input_ids") if config.is_encoder_decoder else ("input_ids",)
+    fixed = dict.fromkeys(names[:-1], ids[0])  # an encoder's tokens may all look at each other
+    try:
+        first = [model(**fixed, **{names[-1]: one}).logits[0, : WIDTH // 2].float() for one in ids]
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+        return False  # it needs more than tokens: nothing is known of it
+    return any(float((one - first[0]).abs().max()) > 1e-4 * float(first[0].abs().max()) for one in first[1:])
+
+
+def warn_of_shared_scales(policy: LossyPolicy, target: Any, sampling: bool) -> None:
+    """Say once for each model where a policy is called lossless and such a model makes it less than that."""
+    if not policy.lossless:
+        return
+    target = base_of(target)
+    # A companion's laws decide what is drafted or verified; greedily, the target's choice stands whatever they are.
+    models = {"target": target, "companion": policy.filter.observer(target) if sampling else None}
+    for name, model in models.items():
+        model = None if model is None else base_of(model)
+        if model is not None and model not in _warned and shares_scale(model):
+            _warned.add(model)
+            what = (
+                "what a block writes can differ from what generate writes"
+                if name == "target"
+                else "sampling is exact only up to that"
+            )
+            warnings.warn(
+                f"the {name}'s activations are quantised by a scale that all tokens of a forward share (dynamic quantisation), so its laws "
+                f"depend on the tokens behind and {what}: quantise its weights alone",
+                UserWarning,
+                stacklevel=4,
+            )

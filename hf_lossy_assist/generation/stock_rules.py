@@ -1,0 +1,75 @@
+"""Acceptance rules in Transformers' own assisted generation, as a `LogitsProcessor`."""
+
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor
+
+from ..round import Block
+from ..rules import AcceptanceRule, Pointwise
+from ..rules.base import taken
+from ..validation import shown
+
+
+class StockRule(LogitsProcessor):
+    """A rule without a head for users of the stock loop:
+    `model.generate(**inputs, assistant_model=draft, logits_processor=LogitsProcessorList([StockRule(Typical())]))`.
+
+    That loop runs the same processors over the draft's scores and then, with the same prefixes, over the target's; so at the target's
+    turn both laws of a place are known. Greedy, the target's scores are changed so that their argmax is the drafted token where the
+    rule keeps it. Sampling, they become log λ, λ = q·a + (1 − Σ q·a)·r the rule's output law: strict acceptance of λ, which the stock
+    loop does, is then the rule (`Pointwise.output_law`). What the loop returns as scores is what was decided by.
+
+    Sampling is exact at temperature 1 without top-k, top-p and other warpers, which Transformers applies after every processor of
+    the caller's: pass `temperature=1.0, top_k=0, top_p=1.0`. Neutral: the rule's neutral value.
+
+    Args:
+        rule (`Pointwise`): one that judges each drafted token by itself, not by its neighbours or by what was accepted before.
+        do_sample: as in the call.
+
+    Raises: `ValueError` where there is no draft model with the target's vocabulary. An object serves one call after another.
+    """
+
+    def __init__(self, rule: AcceptanceRule, do_sample: bool = False):
+        if not isinstance(rule, Pointwise):
+            name = type(rule).__name__
+            raise TypeError(
+                f"StockRule: expected a rule that judges each token by itself, such as Typical(), got {name}: use lossy_policy={name}(…)"
+            )
+        if not isinstance(do_sample, bool):
+            raise TypeError(f"StockRule.do_sample: expected True or False, got {shown(do_sample)}")
+        rule.check_mode(do_sample)
+        self.rule, self.do_sample = rule, do_sample
+        self._drafts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # prefix and scores of the draft, by length
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
+        """The draft's scores as they are, the target's changed; (1, length) and (1, V)."""
+        if input_ids.shape[0] != 1:
+            raise ValueError(f"StockRule: the stock assisted loop has one row, this call has {input_ids.shape[0]}")
+        prefix, drafted = self._drafts.pop(input_ids.shape[1], (None, None))
+        if prefix is None or drafted is None or not torch.equal(prefix, input_ids.to(prefix.device)):
+            finite = scores[scores.isfinite()]
+            if bool((finite == finite[:1]).all()):
+                raise ValueError(
+                    "StockRule: these drafts have no law (prompt lookup): use lossy_policy=…, or a draft model"
+                )
+            self._drafts[input_ids.shape[1]] = (input_ids.clone(), scores.clone())
+            return scores
+        if drafted.shape != scores.shape:
+            raise ValueError(
+                f"StockRule: the draft has {drafted.shape[1]} token ids, the target {scores.shape[1]}: it needs a draft model with "
+                "the target's vocabulary"
+            )
+        own, drafted = scores.float(), drafted.to(scores.device, torch.float32)
+        if self.do_sample:
+            return self.rule.output_law(own, drafted.softmax(dim=-1)).log()
+        return own.scatter(1, self._choice(own, drafted)[:, None], own.amax(dim=1, keepdim=True) + 1.0)
+
+    def _choice(self, scores: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
+        """Greedy: the token that this place emits, (1,)."""
+        token = drafted.argmax(dim=-1)
+        block = Block(
+            token[:, None], torch.ones_like(token), None, False, scores=scores[:, None].expand(-1, 2, -1),
+            laws=drafted.softmax(dim=-1)[:, None],
+        )  # fmt: skip
+        return torch.where(taken(self.rule, block)[:, 0], token, self.rule.choice(block, torch.zeros_like(token)))

@@ -1,0 +1,210 @@
+"""What one generate call refuses: each thing in one line that says what was given, what was expected and the way out."""
+
+import difflib
+import inspect
+from typing import Any
+
+import torch
+from transformers import (
+    Cache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    GenerationMixin,
+    StaticCache,
+    SynthIDTextWatermarkingConfig,
+)
+
+from ..models.cached import base_of, vocabulary_of
+from ..models.trials import why_not_rows
+from ..validation import check_int, check_number, shown
+from .arguments import refuse_modes_asked_for
+from .input_tensors import refuse_ids, refuse_mask, refuse_outside, refuse_prompt
+from .setting_types import check_settings
+
+
+GENERATE = set(inspect.signature(GenerationMixin.generate).parameters)
+# What `generate` takes beyond its signature, the generation config and the model's forward.
+OTHERS = {"tokenizer", "assistant_tokenizer", "input_ids", "inputs_embeds", "attention_mask", "trust_remote_code"}
+# What a decoder on a `RowCache` may be given by `generate`.
+TEXT_INPUTS = {
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "token_type_ids",
+}
+
+
+class Settings:
+    """A generation setting as the call has it, else as the generation config has it."""
+
+    def __init__(self, kwargs: dict[str, Any], config: GenerationConfig):
+        self.kwargs, self.config = kwargs, config
+
+    def __getitem__(self, name: str) -> Any:
+        return self.kwargs[name] if name in self.kwargs else getattr(self.config, name, None)
+
+    def way_out(self, name: str, neutral: Any) -> str:
+        """How to be rid of a setting: leave it out, or where the model brought it (FSMT its five beams), say otherwise."""
+        if name in self.kwargs:
+            return f"leave {name} out"
+        return f"the generation config has it, so pass {name}={neutral!r}"
+
+
+def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
+    """Refuse what this loop cannot do, before Transformers prepares anything. Raises `ValueError` or `TypeError`."""
+    settings = Settings(kwargs, config)
+    ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
+    _refuse_unknown(model, kwargs, config)
+    check_settings(kwargs, config)
+    refuse_modes(kwargs, settings)
+    _refuse_sampling(settings)
+    if kwargs.get("inputs") is not None and kwargs.get("input_ids") is not None:
+        raise ValueError("inputs and input_ids are two names of the prompt: pass one of them")
+    decoder_only = not base_of(model).config.is_encoder_decoder
+    if ids is None and decoder_only and settings["bos_token_id"] is None:
+        raise ValueError("there is no prompt, and the target has no BOS token to start from: pass input_ids=…")
+    if ids is not None and model.main_input_name == "input_ids":
+        refuse_prompt(model, ids)
+    for name in ("decoder_input_ids", "token_type_ids"):
+        if kwargs.get(name) is not None:
+            refuse_ids(name, kwargs[name])
+    if kwargs.get("decoder_input_ids") is not None:
+        refuse_outside("decoder_input_ids", kwargs["decoder_input_ids"], "decoder", vocabulary_of(model))
+    if not (kwargs.get("logits_to_keep") is None or type(kwargs["logits_to_keep"]) is int):
+        raise TypeError("lossy_policy decides which logits a forward computes: leave logits_to_keep out")
+    if decoder_only:
+        _refuse_other_inputs(model, kwargs, config)
+        if isinstance(kwargs.get("past_key_values"), EncoderDecoderCache):
+            raise TypeError("past_key_values: an EncoderDecoderCache is for encoder-decoders; pass a DynamicCache")
+    if isinstance(ids, torch.Tensor) and model.main_input_name == "input_ids":
+        refuse_mask(ids, kwargs.get("attention_mask"), decoder_only)
+    if ids is not None and decoder_only:
+        new, limit = settings["max_new_tokens"], settings["max_length"]
+        if new is None and limit is not None and limit <= ids.shape[1]:
+            raise ValueError(
+                f"max_length={limit} leaves no room behind a prompt of {ids.shape[1]} tokens: pass max_new_tokens=…"
+            )
+    if settings["max_new_tokens"] is not None:
+        check_int("max_new_tokens", settings["max_new_tokens"], 1)
+    copies = settings["num_return_sequences"] or 1
+    if kwargs.get("streamer") is not None and ids is not None and copies * len(ids) > 1:
+        raise ValueError("a streamer serves one row; pass prompts one by one, or leave streamer out")
+
+
+def _refuse_unknown(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
+    known = GENERATE | set(vars(config)) | OTHERS
+    for call in (model.forward, model.prepare_inputs_for_generation):
+        known |= set(inspect.signature(call).parameters)
+    known -= {"self", "kwargs", "args"}
+    for name, value in kwargs.items():
+        if name not in known and not name.startswith("decoder_") and value is not None:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ": leave it out"
+            raise TypeError(f"generate: this model takes no argument {shown(name)}{hint}")
+
+
+def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
+    """Refuse what this loop does not run, from the call's arguments or a prepared generation config alone."""
+    if kwargs.get("custom_generate") is not None:
+        raise ValueError("lossy_policy and custom_generate are both decoding loops: pass one of them")
+    refuse_modes_asked_for(settings)
+    if (settings["num_beams"] or 1) > 1:
+        raise ValueError(
+            f"lossy_policy decodes without beams, got num_beams={settings['num_beams']}: {settings.way_out('num_beams', 1)}"
+        )
+    if kwargs.get("inputs_embeds") is not None:
+        raise ValueError("lossy_policy needs token ids: pass input_ids=… in place of inputs_embeds=…")
+    if kwargs.get("position_ids") is not None:
+        raise ValueError("lossy_policy works positions out from attention_mask, got position_ids: leave them out")
+    for name in ("output_attentions", "output_hidden_states"):
+        if settings[name]:
+            raise ValueError(
+                f"lossy_policy keeps no {name[7:]}: {settings.way_out(name, False)}, or run the finished text through the model once"
+            )
+    if kwargs.get("synced_gpus"):
+        raise ValueError(
+            "lossy_policy cannot keep ranks in step (rows need different numbers of forwards): leave synced_gpus out"
+        )
+    if (settings["guidance_scale"] or 1) != 1:
+        raise ValueError(
+            f"lossy_policy does not run classifier-free guidance: {settings.way_out('guidance_scale', 1.0)}"
+        )
+    if settings["use_cache"] is False:
+        if "use_cache" not in kwargs:  # MPT's config comes with it
+            raise ValueError(
+                "the generation config says use_cache=False, and lossy_policy needs the cache: pass use_cache=True"
+            )
+        raise ValueError("lossy_policy needs the key-value cache, got use_cache=False: leave it out")
+    if settings["cache_implementation"] not in (None, "dynamic"):
+        raise ValueError(
+            f"lossy_policy keeps its own cache, got cache_implementation={shown(settings['cache_implementation'])}: "
+            f"{settings.way_out('cache_implementation', 'dynamic')}"
+        )
+    cache = kwargs.get("past_key_values")
+    if cache is not None and not isinstance(cache, Cache):
+        raise TypeError(f"past_key_values: expected a Cache such as DynamicCache, got {type(cache).__name__}")
+    if isinstance(cache, StaticCache):
+        raise ValueError(
+            "past_key_values: a StaticCache cannot be rolled back, as a cache must be here: pass a DynamicCache, or leave it out"
+        )
+    if settings["token_healing"]:
+        raise ValueError(f"lossy_policy does not heal tokens: {settings.way_out('token_healing', False)}")
+    if isinstance(settings["watermarking_config"], SynthIDTextWatermarkingConfig):
+        raise ValueError(
+            "SynthID watermarking counts its calls, one a token, which blocks break: use WatermarkingConfig, or drop lossy_policy"
+        )
+    if settings["assistant_ensemble_weight"] is not None:
+        raise ValueError("assistant_ensemble_weight is Transformers' own lossy rule: leave it or lossy_policy out")
+
+
+def _refuse_sampling(settings: Settings) -> None:
+    copies = settings["num_return_sequences"]
+    if copies is not None:
+        check_int("num_return_sequences", copies, 1)
+        if copies > 1 and not settings["do_sample"]:
+            raise ValueError(
+                f"num_return_sequences={copies} would be {copies} equal greedy texts: pass do_sample=True"
+            )
+    penalty = settings["repetition_penalty"]
+    if penalty is not None and not (isinstance(penalty, int | float) and penalty > 0):
+        raise ValueError(f"repetition_penalty: expected a number above 0, got {shown(penalty)}")
+    if not settings["do_sample"]:
+        return
+    temperature = settings["temperature"]
+    if temperature is not None and not (isinstance(temperature, int | float) and temperature > 0):
+        raise ValueError(
+            f"temperature: expected a number above 0, got {shown(temperature)}; for greedy decoding pass do_sample=False"
+        )
+    if settings["top_k"] is not None:
+        check_int("top_k", settings["top_k"], 0)
+    for name in ("top_p", "min_p", "typical_p"):
+        if settings[name] is not None:
+            check_number(name, settings[name], 0.0, 1.0)
+    for name in ("top_p", "typical_p"):
+        if settings[name] == 0:
+            raise ValueError(
+                f"{name}: expected a number above 0 and up to 1, got 0; for greedy decoding pass do_sample=False"
+            )
+
+
+def refuse_extra_inputs(model_kwargs: dict[str, Any]) -> None:
+    """Refuse inputs other than text, such as images, for a model that runs on a `RowCache`."""
+    for name, value in model_kwargs.items():
+        if name == "mm_encoder_outputs" and isinstance(value, dict):
+            # `generate` hands one to every model that could see, empty for a text; what it encoded itself stands in it by kind.
+            kinds = [kind for kind, encoded in value.items() if encoded is not None]
+            name, value = f"{' and '.join(kinds)} inputs", kinds or None
+        if name not in TEXT_INPUTS and value is not None:
+            raise ValueError(
+                f"lossy_policy handles text alone, and the model was also given {name}: leave {name} or lossy_policy out"
+            )
+
+
+def _refuse_other_inputs(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
+    """The same under the names that the caller used, before an image is encoded for nothing."""
+    settings = GENERATE | set(vars(config)) | OTHERS | TEXT_INPUTS
+    given = {name: value for name, value in kwargs.items() if value is not None and name not in settings}
+    if given and why_not_rows(model) is None:
+        refuse_extra_inputs(given)

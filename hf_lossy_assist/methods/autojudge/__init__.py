@@ -1,0 +1,1 @@
+"""AutoJudge: a head that accepts mismatches which do not change the answer."""

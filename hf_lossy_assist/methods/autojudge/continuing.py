@@ -1,0 +1,211 @@
+"""The models under the search: the target's continuations of many responses in one batch, the draft's choices in one forward."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from transformers import GenerationConfig, LogitsProcessorList
+from transformers.generation import (
+    ExponentialDecayLengthPenalty,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+)
+
+from ...batch.processing import Processing
+from ...models.cached import RowModel
+from ...models.row_cache import SPARE
+
+
+CHUNK = 256  # positions whose logits are looked at together: of a vocabulary of 150 000, 150 MB
+
+
+class Continuer(Protocol):
+    """Writes continuations for several places at once: a batch of a model, or a server."""
+
+    def start(self, place: int, prompt: list[int], prefix: list[int], budget: int) -> None:
+        """Have the response `prefix` to `prompt` continued by up to `budget` tokens."""
+
+    def step(self) -> list[tuple[int, list[int], bool]]:
+        """Go on until something may be ready: (place, continuation, whether its text has another spelling in tokens)."""
+
+    def forget(self, place: int) -> None:
+        """The place's problem is done."""
+
+    def narrow(self, places: Sequence[int]) -> None:
+        """Keep these places only; they are numbered anew, in this order."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether any continuation is under way."""
+
+
+# Made for one prompt's length, so one set of processors cannot serve all prompts.
+OF_ONE_PROMPT = {
+    MinNewTokensLengthLogitsProcessor: "min_new_tokens",
+    ForcedBOSTokenLogitsProcessor: "forced_bos_token_id",
+    ForcedEOSTokenLogitsProcessor: "forced_eos_token_id",
+    SuppressTokensAtBeginLogitsProcessor: "begin_suppress_tokens",
+    ExponentialDecayLengthPenalty: "exponential_decay_length_penalty",
+}
+
+
+class Choice:
+    """The next token after each text: the argmax, or the Gumbel-max sample of a random state (Appendix A).
+
+    argmax_i log P(i | text) + g_i, with Gumbel noise g drawn from a seed that is a hash of (state, text): a sample of P that
+    is the same whenever the state and the text are, in any batch, and shared by target and draft.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, state: int | None):
+        """`state`: None for greedy choices."""
+        self.processing, self.state = Processing(processors, 1), state
+
+    def __call__(self, texts: Sequence[list[int]], logits: torch.Tensor) -> list[int]:
+        """One token after each of `texts`, from raw `logits` (N, V)."""
+        if not texts:
+            return []
+        lengths = [len(text) for text in texts]
+        ids = torch.zeros(len(texts), 0, dtype=torch.int64, device=logits.device)
+        if self.processing.needs_prefix:
+            ids = torch.tensor([text + [0] * (max(lengths) - len(text)) for text in texts], device=logits.device)
+        scores = self.processing(ids, lengths, logits.float()[:, None], [0] * len(texts))[:, 0]
+        if self.state is not None:
+            noise = torch.stack([self.noise(text, scores.shape[-1]) for text in texts])
+            scores = scores.log_softmax(dim=-1) + noise.to(scores.device)
+        return scores.argmax(dim=-1).tolist()
+
+    def noise(self, text: Sequence[int], size: int) -> torch.Tensor:
+        """Gumbel noise (size,) float32 of this state after `text`."""
+        content = np.array([self.state, *text], dtype=np.int64).tobytes()
+        seed = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
+        return torch.empty(size).exponential_(generator=torch.Generator().manual_seed(seed)).log().neg()
+
+
+def decoding_processors(model: Any, config: GenerationConfig) -> tuple[LogitsProcessorList, set[int]]:
+    """The processors and end tokens with which `model.generate` would decode under `config`.
+
+    Raises: `ValueError` where the model's own generation config asks for one that depends on the prompt's length.
+    """
+    found: dict[str, Any] = {}
+
+    def keep(model: Any, input_ids: torch.Tensor, logits_processor: LogitsProcessorList, generation_config: Any, **_: Any) -> Any:  # fmt: skip
+        found.update(processors=logits_processor, ends=generation_config.eos_token_id)
+        return input_ids
+
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=model.get_input_embeddings().weight.device)
+    mask = torch.ones_like(ids)
+    type(model).generate(model, ids, attention_mask=mask, generation_config=config, custom_generate=keep)
+    for processor in found["processors"]:
+        if type(processor) in OF_ONE_PROMPT:
+            name = OF_ONE_PROMPT[type(processor)]
+            raise ValueError(
+                f"the generation config of {type(model).__name__} sets {name}, which counts from each prompt's end and is not "
+                f"supported in mining: set model.generation_config.{name} = None"
+            )
+    ends = found["ends"]
+    return found["processors"], set(ends if isinstance(ends, list) else [] if ends is None else [ends])
+
+
+class Batch:
+    """A `Continuer` on a local target. Each place is a row of one cache, and what two texts of a place share is not run again."""
+
+    def __init__(self, target: Any, places: int, limit: int, choice: Choice, over: Callable[[Sequence[int]], bool]):
+        """`limit`: the most tokens that prompt and response of a place can have."""
+        self.model, self.choice, self.over = RowModel(target, places, limit), choice, over
+        self.cached: list[list[int]] = [[] for _ in range(places)]  # what the cache holds of each row
+        self.prompts: list[list[int]] = [[] for _ in range(places)]
+        self.prefixes: list[list[int]] = [[] for _ in range(places)]
+        self.new: list[list[int] | None] = [None] * places  # None: not writing
+        self.budgets = [0] * places
+        self.model.cache.capacity = (
+            limit + SPARE
+        )  # all at once: the rows are used one by one as well, on the same storage
+        with torch.inference_mode():
+            nothing = torch.zeros(places, 1, dtype=torch.int64)
+            self.model.feed(nothing, [0] * places, keep=0)
+
+    @property
+    def busy(self) -> bool:
+        return any(new is not None for new in self.new)
+
+    @torch.inference_mode()
+    def start(self, place: int, prompt: list[int], prefix: list[int], budget: int) -> None:
+        text, held = prompt + prefix, self.cached[place]
+        shared = _shared(held, text[:-1])
+        self.cached[place] = text[:-1]
+        self.model.lengths[place] = shared
+        if shared < len(text) - 1:  # what this row alone has to catch up with, in one parallel forward of its own
+            alone = RowModel(self.model.model, 1, self.model.cache.limit)
+            alone.cache, alone.lengths = self.model.cache.row(place), [shared]
+            missing = torch.tensor([text[shared:-1]])
+            alone.feed(missing, [missing.shape[1]], keep=0)
+            self.model.lengths[place] = len(text) - 1
+        self.prompts[place], self.prefixes[place] = prompt, prefix
+        self.new[place], self.budgets[place] = [], budget
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[int, list[int], bool]]:
+        """One token for every place that is writing."""
+        writing = [b for b, new in enumerate(self.new) if new is not None]
+        texts = [self.prompts[b] + self.prefixes[b] + (self.new[b] or []) for b in writing]
+        feed = torch.zeros(len(self.new), 1, dtype=torch.int64)
+        for b, text in zip(writing, texts, strict=True):
+            feed[b, 0] = text[-1]
+        counts = [int(new is not None) for new in self.new]  # idle rows are fed a token that nobody remembers
+        logits = self.model.feed(feed, counts, keep=1)[:, -1]
+        tokens = self.choice(texts, logits[torch.tensor(writing, device=logits.device)])
+        ready = []
+        for b, text, token in zip(writing, texts, tokens, strict=True):
+            self.cached[b] = text
+            new = self.new[b]
+            assert new is not None
+            new.append(token)
+            if len(new) == self.budgets[b] or self.over(self.prefixes[b] + new):
+                ready.append((b, new, False))
+                self.new[b] = None
+        return ready
+
+    def forget(self, place: int) -> None:
+        self.cached[place], self.model.lengths[place] = [], 0
+
+    def narrow(self, places: Sequence[int]) -> None:
+        self.model.select(places)
+        for name in ("cached", "prompts", "prefixes", "new", "budgets"):
+            setattr(self, name, [getattr(self, name)[b] for b in places])
+
+
+class DraftChoices:
+    """The draft's own choices along a response, each after the response's own prefix: one forward over what is new in it."""
+
+    def __init__(self, draft: Any, prompt: list[int], limit: int, vocabulary: int, choice: Choice):
+        """`vocabulary`: the target's; ids that only one of the models has are never chosen."""
+        self.model, self.prompt = RowModel(draft, 1, limit, vocabulary), prompt
+        self.vocabulary, self.choice = vocabulary, choice
+        self.cached: list[int] = []
+
+    @torch.inference_mode()
+    def __call__(self, response: list[int], start: int) -> list[int]:
+        """Choices for positions `start` … of `response`."""
+        text, first = self.prompt + response, len(self.prompt) + start - 1  # logits at `first` choose position `start`
+        begin = min(_shared(self.cached, text), first)
+        out: list[int] = []
+        for place in range(begin, len(text) - 1, CHUNK):
+            piece = text[place : min(place + CHUNK, len(text) - 1)]
+            self.model.rollback([place])
+            logits = self.model.feed(torch.tensor([piece]), [len(piece)])[0]  # (≤ CHUNK, V)
+            logits = logits[max(first - place, 0) :, : self.vocabulary].float()
+            missing = self.vocabulary - logits.shape[-1]
+            logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
+            ends = range(place + len(piece) - logits.shape[0], place + len(piece))
+            out += self.choice([text[: end + 1] for end in ends], logits)
+        self.cached = text[:-1]
+        return out
+
+
+def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts have in common at their beginning."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,198 @@
+"""The hidden states of mined mismatches: what AutoJudge's head reads (Garipov et al., §3.2, huggingface.co/papers/2504.20039).
+
+One forward per problem and model covers the whole text and every alternative token, as verification sees a block: all
+positions in parallel. So the target's states are those of decoding to the last bit that kernels allow. The draft's come token by token when decoding,
+which in half precision is not quite the same (the paper's Appendix C): there a head on the target alone is the safe choice.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from huggingface_hub.utils import tqdm
+
+from ...artifacts.features import FeatureSpec, FeatureTap
+from ...artifacts.reading import read_object
+from ...models.cached import RowModel
+from ...models.row_cache import visibility
+from ...models.trials import why_not_rows
+from ...training.jobs import check_files
+from .mined import RECORD
+
+
+COLUMNS = ("problem", "position", "target_token", "draft_token", "important")
+PLACES = ("predicting", "token", "target_token")  # before the mismatch, at the draft's token, at the target's
+
+
+@dataclass(frozen=True)
+class MinedTable:
+    """A mined dataset as tensors, N mismatches in order."""
+
+    problem: torch.Tensor  # (N,) int64
+    position: torch.Tensor  # (N,) int64   index into the problem's response
+    target_token: torch.Tensor  # (N,) int64
+    draft_token: torch.Tensor  # (N,) int64
+    important: torch.Tensor  # (N,) bool
+    texts: dict[int, tuple[list[int], list[int]]]  # of each problem: the prompt's tokens, the response's
+    facts: dict[str, Any]  # mine.json
+
+    def by_problem(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Each problem with the numbers of its rows (n,) int64."""
+        order = self.problem.argsort(stable=True)
+        names, counts = self.problem[order].unique_consecutive(return_counts=True)
+        yield from zip(names.tolist(), order.split(counts.tolist()), strict=True)
+
+    def __len__(self) -> int:
+        return len(self.problem)
+
+
+def read_mined(path: str | Path) -> MinedTable:
+    """The dataset that `hf-lossy mine` wrote.
+
+    Raises: `ValueError`, one line, where the folder is another thing, unfinished, without mismatches or inconsistent.
+    """
+    from datasets import load_from_disk
+
+    path = Path(path)
+    if not (path / RECORD).is_file():
+        part = Path(f"{path}.partial")
+        hint = f" ({part} is unfinished: hf-lossy mine --resume)" if part.is_dir() else ""
+        raise ValueError(f"{path} is no dataset of hf-lossy mine: no {RECORD} in it{hint}")
+    facts = read_object(path / RECORD, "an object, the record of a run of hf-lossy mine")
+    check_files(path, facts)
+    try:
+        data = load_from_disk(str(path))
+    except IndexError:  # how `datasets` reads what it saved without a single row
+        data = []
+    except Exception as error:  # `datasets` raises whatever its reader meets in a damaged file
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"{path} cannot be read ({said}): mine it again") from None
+    if len(data) == 0:
+        raise ValueError(
+            f"{path} has no mismatch: the draft guessed every token of {facts.get('problems', 'all')} problems as the target "
+            "does; mine more or harder problems, or take a weaker draft"
+        )
+    missing = [name for name in (*COLUMNS, "prompt_ids", "response_ids") if name not in data.column_names]
+    if missing:
+        raise ValueError(f"{path} is no dataset of hf-lossy mine: it has no column {', '.join(missing)}")
+    given = data.select_columns(list(COLUMNS)).with_format("numpy")
+    column = {name: torch.from_numpy(np.asarray(given[name][:])) for name in COLUMNS}
+    names, firsts = np.unique(column["problem"].numpy(), return_index=True)
+    rows = data.select_columns(["prompt_ids", "response_ids"]).select(firsts)
+    mined = MinedTable(
+        **{name: column[name].long() for name in COLUMNS[:-1]},
+        important=column["important"].bool(),
+        texts={int(n): (row["prompt_ids"], row["response_ids"]) for n, row in zip(names, rows, strict=True)},
+        facts=facts,
+    )
+    _check(mined, path)
+    return mined
+
+
+def _check(mined: MinedTable, path: Path) -> None:
+    """Every mismatch stands where it says."""
+    rows = zip(*(getattr(mined, name).tolist() for name in COLUMNS[:-1]), strict=True)
+    for number, (problem, t, *tokens) in enumerate(rows):
+        prompt, response = mined.texts[problem]
+        if not prompt or not 0 <= t < len(response) or response[t] not in tokens:
+            raise ValueError(
+                f"{path}: row {number} says that tokens {tokens[0]} and {tokens[1]} differ at position {t} of problem {problem}, "
+                "whose response holds neither there: mine it again"
+            )
+
+
+@torch.no_grad()
+def hidden_states(
+    model: Any, mined: MinedTable, places: Sequence[str] = PLACES, name: str = "model"
+) -> dict[str, torch.Tensor]:
+    """The last hidden states (after the final norm) of every mismatch, in its rows' order.
+
+    Args:
+        model: a loaded decoder-only model that runs on rows of different length, in evaluation mode.
+        places: of `PLACES`; what is not needed is not computed.
+        name: the model's role, for the progress bar and errors.
+
+    Returns: for each place (N, H) float32 on the CPU. "predicting" is the state at position t − 1, whose logits the tokens
+    at t are drawn from; "token" and "target_token" are the states that encode the draft's and the target's token at t.
+
+    Raises: `ValueError` for a model that takes no mask of this kind.
+    """
+    reason = why_not_rows(model)
+    if reason is not None:
+        raise ValueError(f"hidden states need a model that takes a 4-D mask; the {name} does not: {reason}")
+    # Never fed: it knows the model's kinds of layers, its windows and its vocabulary.
+    runner = RowModel(model, 1, 1)
+    extra: dict[str, Any] = {"logits_to_keep": 1} if runner.keeps_logits else {}
+    found: dict[str, torch.Tensor] = {}
+    with FeatureTap(model, FeatureSpec("target")) as tap:
+        for problem, rows in tqdm(
+            mined.by_problem(), desc=f"states of the {name}", total=len(mined.texts), unit="problem"
+        ):
+            text, others, columns = _layout(mined, problem, rows, places)
+            tokens = torch.tensor(text + [token for token, _ in others], device=runner.device)[None]
+            at = torch.tensor([t for _, t in others], device=runner.device, dtype=torch.long)
+            places_of = torch.cat([torch.arange(len(text), device=runner.device), at])[None]
+            model(
+                # As the engine shows a draft of a smaller vocabulary what it cannot know.
+                input_ids=tokens.clamp(max=runner.known - 1),
+                position_ids=places_of,
+                attention_mask=_masks(runner, places_of, len(text)),
+                use_cache=False,
+                **extra,
+            )
+            assert tap.value is not None
+            for place, wanted in columns.items():
+                states = tap.value[0, wanted].float().cpu()
+                if place not in found:
+                    found[place] = states.new_empty(len(mined), states.shape[1])
+                found[place][rows] = states
+    return found
+
+
+def _layout(
+    mined: MinedTable, problem: int, rows: torch.Tensor, places: Sequence[str]
+) -> tuple[list[int], list[tuple[int, int]], dict[str, list[int]]]:
+    """The text up to the last mismatch, the (token, position) that come behind it, and of each place the columns to read.
+
+    A token that the text itself holds is read there; each other one is appended.
+    """
+    prompt, response = mined.texts[problem]
+    positions = mined.position[rows].tolist()
+    text = prompt + response[: max(positions) + 1]
+    others: list[tuple[int, int]] = []
+    columns: dict[str, list[int]] = {}
+    for place in places:
+        if place == "predicting":
+            columns[place] = [len(prompt) + t - 1 for t in positions]
+            continue
+        columns[place] = []
+        chosen = mined.draft_token if place == "token" else mined.target_token
+        for t, token in zip(positions, chosen[rows].tolist(), strict=True):
+            inside = response[t] == token
+            columns[place].append(len(prompt) + t if inside else len(text) + len(others))
+            if not inside:
+                others.append((token, len(prompt) + t))
+    return text, others, columns
+
+
+def _masks(runner: RowModel, positions: torch.Tensor, length: int) -> torch.Tensor | dict[str, torch.Tensor]:
+    """An additive mask (1, 1, Q, Q) in the model's dtype, one for each kind of layer if there are several.
+
+    `positions` (1, Q) are the `position_ids`; the first `length` tokens are the text. It never sees what is appended, and an
+    appended token sees the text before its position and itself.
+    """
+    width = positions.shape[1]
+    alone = torch.eye(width, dtype=torch.bool, device=positions.device)
+    added = torch.arange(length, width, device=positions.device)
+    masks = {}
+    for kind, window in runner.windows.items():
+        seen = alone.clone()
+        chunk = runner.chunk if kind == "chunked_attention" else None
+        seen[:, :length] |= visibility(positions, length, window, chunk)[0, 0]
+        seen[added, positions[0, length:]] = False  # the text's own token there
+        mask = torch.zeros(1, 1, width, width, dtype=runner.dtype, device=positions.device)
+        masks[kind] = mask.masked_fill_(~seen, torch.finfo(runner.dtype).min)
+    return masks if len(masks) > 1 else next(iter(masks.values()))

@@ -1,0 +1,138 @@
+"""The dataset of mined mismatches: its lines while it is made, its columns, its folder and card."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import DatasetCard, DatasetCardData
+
+from ...artifacts.cards import TEMPLATES, escaped
+from ...artifacts.files import new_folder, write_text
+from ...artifacts.reading import LONGEST
+from ...models.identity import ModelIdentity
+from ...training.jobs import WHOLE, digests, key_of, unsealed
+from .search import Mined, Mismatch
+
+
+RECORD = "mine.json"
+
+
+def schema() -> Any:
+    """The columns of the dataset: a row for each mismatch."""
+    from datasets import Features, List, Value
+
+    return Features(
+        {
+            "problem": Value("int32"),  # number of the problem: its rows stay on one side of every split
+            "prompt": Value("string"),
+            "response": Value(
+                "string"
+            ),  # the final one: unimportant tokens from the draft, important ones from the target
+            "prompt_ids": List(Value("int32")),
+            "response_ids": List(Value("int32")),
+            "position": Value("int32"),  # in response_ids
+            "target_token": Value("int32"),
+            "draft_token": Value("int32"),
+            "important": Value("bool"),
+            "target_answer": Value("string"),  # of the target's own response
+            "answer": Value("string"),  # of the response with the draft's token, which the target continued
+        }
+    )
+
+
+def read_lines(part: Path) -> list[Mined]:
+    """The problems that an unfinished run has done, by their number. A line that was cut off is taken away.
+
+    Raises: `ValueError`, one line, for a line that is not what was written, or of another run.
+    """
+    found, key = {}, key_of(part / RECORD)
+    for file in sorted(part.glob("*.jsonl")):
+        for number, line in enumerate(_whole_lines(file), 1):
+            spec = unsealed(line, f"{file}, line {number}", key)
+            spec["mismatches"] = [Mismatch(**m) for m in spec["mismatches"]]
+            found[spec["problem"]] = Mined(**spec)
+    return [found[n] for n in sorted(found)]
+
+
+def _whole_lines(file: Path) -> Iterator[bytes]:
+    """The lines of a file, one by one; what stands behind the last line end is taken away."""
+    if not file.is_file():
+        raise ValueError(f"{file} is no file: delete it and resume")
+    with open(file, "r+b") as lines:
+        whole = 0
+        while line := lines.readline(LONGEST):  # to "\n" alone: a text may hold other separators
+            if not line.endswith(b"\n"):  # killed, or the disk was full, in the middle of a line
+                lines.truncate(whole)
+                return
+            whole += len(line)
+            yield line[:-1]
+
+
+def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: Any) -> None:
+    """Put the problems' lines together as an Arrow dataset, in their order, and take them away."""
+    from datasets import Dataset
+
+    mined = read_lines(part)
+    facts = facts | {"found": summary(mined)}
+    with new_folder(part / WHOLE) as folder:
+        found, columns = rows(mined, tokenizer), schema()
+        data = Dataset.from_dict({name: [row[name] for row in found] for name in columns}, features=columns)
+        data.save_to_disk(str(folder), num_shards=1)  # one even for no rows: none at all could not be read back
+        facts = facts | {"files": digests(folder)}
+        write_text(folder / RECORD, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+        write_text(folder / "README.md", card(facts))
+    os.rename(part / WHOLE, out)
+    shutil.rmtree(part)
+
+
+def rows(mined: Sequence[Mined], tokenizer: Any) -> list[dict[str, Any]]:
+    """The dataset's rows."""
+    out = []
+    for one in mined:
+        common = {
+            "problem": one.problem,
+            "prompt": one.prompt,
+            "response": tokenizer.decode(one.response, skip_special_tokens=True),
+            "prompt_ids": one.prompt_ids,
+            "response_ids": one.response,
+            "target_answer": one.target_answer,
+        }
+        out += [common | asdict(m) for m in one.mismatches]
+    return out
+
+
+def summary(mined: Sequence[Mined]) -> dict[str, Any]:
+    """Counts of a mining run, for mine.json and its card."""
+    mismatches = [m for one in mined for m in one.mismatches]
+    return {
+        "mismatches": len(mismatches),
+        "important": sum(m.important for m in mismatches),
+        "no_answer": sum(m.answer is None for m in mismatches),  # of these: the alternative had no answer
+        "problems_without_answer": sum(one.target_answer is None for one in mined),  # of the target: not searched
+        "cut_by_mismatches": sum(one.cut == "mismatches" for one in mined),
+        "cut_by_seconds": sum(one.cut == "seconds" for one in mined),
+        "continuations": sum(one.continuations for one in mined),
+        "target_tokens": sum(one.new_tokens for one in mined),
+        "retokenised": sum(one.retokenised for one in mined),
+    }
+
+
+def card(facts: dict[str, Any]) -> str:
+    """The README.md of a mined dataset, as text."""
+    facts = escaped(facts)
+    found = facts["found"]
+    return str(
+        DatasetCard.from_template(
+            DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", "autojudge"], task_categories=["text-classification"]),
+            template_path=str(TEMPLATES / "mined.md"), facts=facts, found=found,
+            share=found["important"] / max(found["mismatches"], 1),
+            target=ModelIdentity.from_dict(facts["target"]) if facts["target"] else f"{facts['served']} at {facts['served_at']}",
+            draft=ModelIdentity.from_dict(facts["draft"]),
+            settings=", ".join(f"{k} {v}" for k, v in facts["settings"].items() if v is not None),
+            versions=", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
+        )
+    )  # fmt: skip

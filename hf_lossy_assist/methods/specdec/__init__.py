@@ -1,0 +1,1 @@
+"""SpecDec++: a head that ends the draft."""

@@ -1,0 +1,167 @@
+"""Fit SpecDec++'s acceptance head to a collected dataset, and say on held-out prompts how good it is.
+
+Huang et al., §3.2 (huggingface.co/papers/2405.19715): binary cross entropy with the acceptance probability min(1, p/q) as a soft label, a
+refusal weighing more than an acceptance. Their head is a residual network; here it is any `Head`, trained with early stopping as SPRINTER's is.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...artifacts.cards import head_card, write_card
+from ...artifacts.files import new_folder
+from ...artifacts.heads import Head, HeadConfig
+from ...training.dataset import Table, read_table
+from ...training.plots import reliability_figure
+from ...validation import check_number
+from ..sprinter.fit import FitSettings, config_of, split, train_head
+
+
+WEIGHT = 6.0  # of a refusal in the loss; the paper tries 1, 3, 6 and 12
+THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+LONGEST = 20  # tokens of a replayed draft
+SETTINGS = FitSettings(kind="mlp")  # `balance` is SPRINTER's; here `weight` says what a refusal weighs
+
+
+@dataclass
+class SpecDecReport:
+    """What a fitted head does on the prompts that were kept aside."""
+
+    auroc: float
+    brier: float
+    kl: float  # mean of KL(label ‖ head) in nats, the authors' own figure
+    acceptance: float  # mean label
+    thresholds: list[dict[str, float]]  # threshold, drafted, accepted: tokens a round, by replay
+    reliability: list[tuple[float, float, int]] = field(default_factory=list)  # (mean said, mean label, records)
+
+
+def labels_of(table: Table) -> torch.Tensor:
+    """The probability that strict acceptance keeps each drafted token, min(1, p/q), (N,) float32."""
+    return (table.p / table.q).clamp(max=1.0)
+
+
+def fit_head(
+    table: Table, settings: FitSettings = SETTINGS, weight: float = WEIGHT, calibrated: bool = True
+) -> tuple[Head, SpecDecReport]:
+    """Fit one head.
+
+    Args:
+        weight: of a refusal in the loss, w in −[y·log a + w·(1 − y)·log(1 − a)], where an acceptance weighs 1.
+        calibrated: move the intercept back by log w afterwards. The weighted loss is smallest at odds w times too low; moved back, a
+            is an acceptance probability and a stop's h means what it says. The paper leaves it where it is.
+
+    Returns: the head, in evaluation mode, with its figures in its config, and the report on the test prompts.
+
+    Raises: `ValueError` where all tokens of a part of the split are accepted, or none is.
+    """
+    check_number("--weight", weight, 1e-3, 1e3)
+    y = labels_of(table)
+    parts = split(table.prompt, settings.seed)
+    for name, part in zip(("training", "early stopping", "test"), parts, strict=True):
+        if not 0 < float(y[part].mean()) < 1:
+            raise ValueError(f"the target accepts all or none of the {name} prompts' tokens; collect more prompts")
+    train, valid, test = parts
+    each = y + weight * (1 - y)  # one record of weight `each` and label y/`each` has the two terms of the loss
+    config = config_of(table, settings, "specdec", "min(1, p(x)/q(x))")
+    head = train_head(config, table.features, y / each, each / each[train].mean(), (train, valid), settings)
+    if calibrated:
+        with torch.no_grad():
+            head.linear.bias += float(np.log(weight))  # type: ignore[union-attr, operator]
+    report = measure(head, table.of(test))
+    how = f"a refusal weighs {weight:g}" + (", intercept moved back" if calibrated else "")
+    facts = table.facts
+    training = {
+        "prompts": facts["source"] or "not named",
+        "number_of_prompts": facts["prompts"],
+        "tokens": "{} for training, {} for early stopping, {} for the figures; no prompt in two parts".format(
+            *(int(part.sum()) for part in parts)
+        ),
+        "prefixes": f"the draft's text with {facts['settings']['mix']:.0%} of its tokens replaced by the target's",
+        "loss": f"binary cross entropy with soft labels, {how}; Adam, learning rate {settings.learning_rate:g}, early stopping",
+        "seed": settings.seed,
+    }
+    metrics = {
+        "auroc": report.auroc,
+        "brier": report.brier,
+        "kl": report.kl,
+        "acceptance_rate": report.acceptance,
+        "thresholds": report.thresholds,
+    }
+    head.config = HeadConfig(**(vars(head.config) | {"training": training, "metrics": metrics}))
+    return head, report
+
+
+@torch.no_grad()
+def measure(head: Head, table: Table) -> SpecDecReport:
+    """AUROC and Brier score of coins that fall as the labels say, KL, reliability, and replayed rounds."""
+    from sklearn.metrics import roc_auc_score
+
+    said, y = head(table.features).double().numpy(), labels_of(table).double().numpy()
+    ones = np.repeat([1, 0], len(y))
+    bins = np.minimum((said * 10).astype(int), 9)
+    return SpecDecReport(
+        auroc=float(roc_auc_score(ones, np.tile(said, 2), sample_weight=np.concatenate([y, 1 - y]))),
+        brier=float((y * (1 - said) ** 2 + (1 - y) * said**2).mean()),
+        kl=float((_kl_term(y, said) + _kl_term(1 - y, 1 - said)).mean()),
+        acceptance=float(y.mean()),
+        thresholds=replay(table, said, y),
+        reliability=[
+            (float(said[bins == b].mean()), float(y[bins == b].mean()), int((bins == b).sum()))
+            for b in np.unique(bins)
+        ],
+    )
+
+
+def _kl_term(y: np.ndarray, said: np.ndarray) -> np.ndarray:
+    """y·log(y/said), 0 where y is."""
+    return np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / said.clip(1e-12)), 0.0)
+
+
+def replay(table: Table, said: np.ndarray, y: np.ndarray) -> list[dict[str, float]]:
+    """For each threshold h, how many tokens a round drafts and how many of them are accepted on average.
+
+    A round starts at every position with `LONGEST` more behind it in its row. Token k ends it (k ≥ 2, for a token is judged one step
+    late) where 1 − a_1 ⋯ a_{k−1} > h; y_1 + y_1·y_2 + … of its tokens are accepted.
+    """
+    order = np.lexsort((table.position.numpy(), table.prompt.numpy()))
+    prompt = table.prompt.numpy()[order]
+    starts = [i for i in range(len(order) - LONGEST + 1) if prompt[i] == prompt[i + LONGEST - 1]]
+    if not starts:
+        return []
+    windows = order[np.array(starts)[:, None] + np.arange(LONGEST)]  # (rounds, LONGEST)
+    alive, accepted = (np.cumprod(values[windows], axis=1) for values in (said, y))
+    rows = []
+    for h in THRESHOLDS:
+        ends = np.concatenate([alive[:, :-1] < 1 - h, np.ones((len(windows), 1), dtype=bool)], axis=1)
+        drafted = np.minimum(ends.argmax(axis=1) + 2, LONGEST)
+        sent = np.arange(LONGEST) < drafted[:, None]
+        rows.append(
+            {"threshold": h, "drafted": float(drafted.mean()), "accepted": float((accepted * sent).sum(axis=1).mean())}
+        )
+    return rows
+
+
+def fit_specdec(
+    data: str | Path, out: str | Path, settings: FitSettings = SETTINGS, **loss: Any
+) -> tuple[Head, SpecDecReport]:
+    """Fit a head to the dataset `data` and write it to the folder `out`; `loss`: `weight` and `calibrated` of `fit_head`.
+
+    Raises: `ValueError`, one line.
+    """
+    out = Path(out)
+    if out.exists():
+        raise ValueError(f"{out} exists: choose another --out, or delete it to fit again")
+    table = read_table(data)
+    table.check_for("specdec", "token")
+    head, report = fit_head(table, settings, **loss)
+    with new_folder(out) as folder:
+        head.write(folder)
+        reliability_figure(
+            report.reliability, folder / "reliability.png", "acceptance rate", "Reliability of the acceptance head"
+        )
+        write_card(head_card(head.config, plots=["reliability.png"]), folder / "README.md")
+    head.source = str(out)
+    return head, report

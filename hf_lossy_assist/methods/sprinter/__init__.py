@@ -1,0 +1,1 @@
+"""SPRINTER: a head that accepts drafted tokens unseen."""

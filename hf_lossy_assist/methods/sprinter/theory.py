@@ -1,0 +1,250 @@
+"""What SPRINTER promises: its law, its round lengths and its FLOPs as formulas, and an ideal verifier to check them by.
+
+p = target, q = draft, V tokens in the vocabulary, γ = drafted tokens. A drafted token x is acceptable if q(x) ≤ p(x); a
+verifier accepts it unseen with probability η_TP if it is and η_FP if it is not, independently of everything else. Numbers
+are those of Zhong et al. (huggingface.co/papers/2502.04557), unless another paper is named. Wrong arguments raise a
+ValueError or TypeError of one line.
+
+A real verifier is no coin: its rates depend on x. Then the law of Theorem 3.1 is no longer a mixture, but its distance, and
+Theorem A.4, hold with the mean of the false-positive rate over norm((q − p)⁺). An ROC curve shows another mean, the one over
+the unacceptable tokens as they were drafted.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...validation import check_int, check_number
+
+
+# -- one token ------------------------------------------------------------------------------------------------------------
+
+
+def sprinter_law(p: torch.Tensor, q: torch.Tensor, eta_fp: float) -> torch.Tensor:
+    """The law of one token under SPRINTER, (1 − η_FP)·p + η_FP·q (Theorem 3.1, Eq. 2); η_TP does not matter.
+
+    Args: `p`, `q` (..., V) probabilities; returns (..., V).
+    """
+    _check_laws(p, q)
+    check_number("eta_fp", eta_fp, 0, 1)
+    return (1 - eta_fp) * p + eta_fp * q
+
+
+def total_variation(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """d_TV(p, q) = ½ Σ |p − q| of laws (..., V), (...)."""
+    _check_laws(p, q)
+    return (p - q).abs().sum(dim=-1) / 2
+
+
+def sprinter_distance(p: torch.Tensor, q: torch.Tensor, eta_fp: float) -> torch.Tensor:
+    """How far SPRINTER's law is from the target's, η_FP · d_TV(p, q) (Theorem 3.1), (...)."""
+    check_number("eta_fp", eta_fp, 0, 1)
+    return eta_fp * total_variation(p, q)
+
+
+def sprinter_acceptance_rate(p: torch.Tensor, q: torch.Tensor, eta_fp: float) -> torch.Tensor:
+    """The chance that a drafted token is kept, by the verifier or by the target: 1 − (1 − η_FP)·d_TV (Theorem A.4), (...)."""
+    check_number("eta_fp", eta_fp, 0, 1)
+    return 1 - (1 - eta_fp) * total_variation(p, q)
+
+
+def strict_acceptance_rate(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """The same under strict acceptance, 1 − d_TV = Σ min(p, q) (Eq. 33), (...)."""
+    return 1 - total_variation(p, q)
+
+
+# -- one round ------------------------------------------------------------------------------------------------------------
+
+
+def accepted_probability(i: int, r: int, eta_tp: float, eta_fp: float) -> float:
+    """P(N = i), N: how many tokens the verifier accepts before its first no (Theorem 3.3).
+
+    The theorem's setting, here and below: the first `r` drafted tokens are acceptable, and no later one is.
+    """
+    check_int("i", i, 0)
+    _check_verifier(r, eta_tp, eta_fp)
+    return eta_tp**i * (1 - eta_tp) if i < r else eta_tp**r * eta_fp ** (i - r) * (1 - eta_fp)
+
+
+def expected_accepted(r: int, eta_tp: float, eta_fp: float, cap: int | None = None) -> float:
+    """E[N] (Theorem 3.3, Eq. 3), or E[min(N, cap)] where a round drafts at most `cap` tokens (`max_draft` of a stop).
+
+    E[min(N, cap)] = Σ_{k=1..cap} P(N ≥ k), and P(N ≥ k) = η_TP^min(k, r) · η_FP^max(k − r, 0): two geometric sums, which
+    for cap → ∞ are Eq. 3. Infinite where the verifier never says no: η_FP = 1 without a cap, unless η_TP^r = 0.
+    An engine that gives the last drafted token to the target in any case accepts min(N, cap − 1) unseen.
+    """
+    _check_verifier(r, eta_tp, eta_fp)
+    if cap is not None:
+        check_int("cap", cap, 0)
+    if eta_tp == 0 and r > 0:
+        return 0.0
+    acceptable = r if cap is None else min(r, cap)
+    beyond = _powers(eta_fp, math.inf if cap is None else cap - acceptable)
+    return _powers(eta_tp, acceptable) + (beyond if math.isinf(beyond) else eta_tp**r * beyond)
+
+
+def expected_stop_time(r: int, eta_tp: float, eta_fp: float, t_d: float, cap: int | None = None) -> float:
+    """E[T_stop] in the unit of `t_d`, the time of one draft step (Theorem 3.4, Eq. 4); the verifier's own time counts as 0.
+
+    N accepted tokens take N + 1 draft steps, for the refused token was drafted too, and at most `cap` (≥ 1) of them:
+    t_d · E[min(N + 1, cap)] = t_d · (1 + E[min(N, cap − 1)]).
+    """
+    check_number("t_d", t_d, 0, math.inf)
+    if cap is not None:
+        check_int("cap", cap, 1)
+    steps = 1 + expected_accepted(r, eta_tp, eta_fp, None if cap is None else cap - 1)
+    return t_d * steps if t_d else 0.0
+
+
+def expected_strict_tokens(alpha: float, gamma: int) -> float:
+    """Tokens of a strict round, the target's own included: (1 − α^(γ+1))/(1 − α) (Leviathan et al., Eq. 1; papers/2211.17192).
+
+    `alpha`: the chance that a drafted token is accepted, the same for each and independent.
+    """
+    check_number("alpha", alpha, 0, 1)
+    check_int("gamma", gamma, 0)
+    return 1 + _powers(alpha, gamma)
+
+
+# -- FLOPs ----------------------------------------------------------------------------------------------------------------
+
+
+def strict_flops(gamma: int, f_draft: float, f_target: float) -> float:
+    """FLOPs of a round whose γ tokens the target verifies, γ·F_d + γ·F_t (Eq. 5; no bonus token); F: for one token."""
+    _check_flops(gamma, f_draft, f_target)
+    return gamma * (f_draft + f_target)
+
+
+def sprinter_flops(gamma: int, f_draft: float, f_verifier: float, f_target: float, cached: bool = False) -> float:
+    """FLOPs of a SPRINTER round whose γ tokens a perfect verifier accepts, γ·F_d + γ·F_v + F_t (Eq. 6); F: for one token.
+
+    Eq. 6 counts the one token that the target verifies. To do so a transformer needs the keys and values of all tokens
+    before it, so the target has to compute the γ accepted tokens sooner or later, in this round or the next. `cached=True`
+    is what an engine with a KV cache computes: γ·F_d + γ·F_v + γ·F_t, which is Eq. 5 and the verifier on top. What SPRINTER
+    saves is target calls, each of which reads all weights once, and not the target's arithmetic.
+    """
+    _check_flops(gamma, f_draft, f_verifier, f_target)
+    return gamma * (f_draft + f_verifier) + (gamma if cached else 1) * f_target
+
+
+def forward_flops(config: Any, tokens: int = 1, past: int = 0, embedding: bool = False) -> int:
+    """FLOPs of one forward over `tokens` tokens behind `past` cached ones, with logits for each; a multiply-add is 2.
+
+    Args: `config` of a Transformers causal LM; `embedding`: count the look-up as the product 2·T·V·d with one-hot vectors,
+    as Hoffmann et al. and Casson do (§A.8). In truth it costs nothing.
+
+    The model is built without weights and its matrix products are counted as it runs, so grouped heads, gated MLPs and tied
+    or missing heads come out right. Attention counts as the full T × (past + T) rectangle; softmax, norms and activations
+    are not counted, nor is what is no matrix product (recurrent layers) or a grouped one (mixtures of experts).
+
+    With `embedding` and T = 20 this gives 6.50, 56.6, 6.50 and 65.5 billion for GPT-Neo-125M, GPT-Neo-1.3B, GPT-2 and GPT2-XL.
+    The paper's Figure 10 has 8.01, 64.66, 7.25 and 71.78, which is 9.5 to 23 % more; and as the layers of the two small models
+    have the same shapes, no formula of the shapes gives all four. Its ratios, "roughly 8 and 10", are 8.7 and 10.1 here, but
+    10.6 and 12.6 without the embedding.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+
+    check_int("tokens", tokens, 1)
+    check_int("past", past, 0)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise TypeError(f"config: expected the config of a Transformers causal LM, got {type(config).__name__}")
+    counter = FlopCounterMode(display=False)
+    with torch.device("meta"), torch.no_grad():
+        # A copy, for from_config writes into it. Eager attention is plain matrix products, which the counter knows everywhere.
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+        cache = None
+        if past:
+            cache = getattr(model(torch.zeros(1, past, dtype=torch.long), use_cache=True), "past_key_values", None)
+            if cache is None:
+                raise ValueError(f"past: expected 0 for {type(config).__name__}, which keeps no KV cache, got {past}")
+        with counter:
+            model(torch.zeros(1, tokens, dtype=torch.long), past_key_values=cache, use_cache=True)
+    return counter.get_total_flops() + (2 * tokens * model.get_input_embeddings().weight.numel() if embedding else 0)
+
+
+# -- the verifier of the theorems -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class IIDVerifier:
+    """Accepts an acceptable token with probability `eta_tp`, any other with `eta_fp`; each verdict is a coin of its own.
+
+    With equal seeds, a verifier with higher rates accepts a superset.
+    """
+
+    eta_tp: float
+    eta_fp: float
+    generator: torch.Generator | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_number("eta_tp", self.eta_tp, 0, 1)
+        check_number("eta_fp", self.eta_fp, 0, 1)
+
+    def __call__(self, acceptable: torch.Tensor) -> torch.Tensor:
+        """Which tokens to accept unseen, bool in the shape of `acceptable` (bool)."""
+        if acceptable.dtype != torch.bool:
+            raise TypeError(f"acceptable: expected a bool tensor, got {acceptable.dtype}")
+        coins = torch.rand(acceptable.shape, dtype=torch.float64, device=acceptable.device, generator=self.generator)
+        return torch.where(acceptable, coins < self.eta_tp, coins < self.eta_fp)
+
+
+def simulate_round(
+    p: torch.Tensor,
+    q: torch.Tensor,
+    verifier: Callable[[torch.Tensor], torch.Tensor],
+    n: int,
+    generator: torch.Generator | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`n` independent tokens by SPRINTER's step for the laws `p` and `q` (V,).
+
+    x ~ q. Where the verifier says yes, x stays; else it stays with probability min(1, p(x)/q(x)) or is replaced by a draw
+    from norm((p − q)⁺). Returns the tokens (n,) int64 and whether the drafted token stayed (n,) bool.
+    """
+    _check_laws(p, q)
+    check_int("n", n, 1)
+    if p.dim() != 1:
+        raise ValueError(f"p, q: expected laws of shape (V,), got {tuple(p.shape)}")
+    drafted = q.multinomial(n, replacement=True, generator=generator)
+    coins = torch.rand(n, dtype=torch.float64, device=p.device, generator=generator)
+    kept = verifier((q <= p)[drafted]) | (coins < (p / q)[drafted])
+    residual = (p - q).clamp(min=0)
+    if not residual.any():  # p = q up to rounding: nothing is refused but by rounding
+        residual = p
+    corrected = residual.multinomial(n, replacement=True, generator=generator)
+    return torch.where(kept, drafted, corrected), kept
+
+
+def _powers(x: float, n: float) -> float:
+    """x + x² + … + x^n for x in [0, 1]; `n` may be infinite. Exact to the last digits also where x is nearly 1."""
+    if x == 1 or n == 0:
+        return float(n)
+    return x * -math.expm1(n * math.log(x)) / (1 - x) if x else 0.0
+
+
+def _check_verifier(r: int, eta_tp: float, eta_fp: float) -> None:
+    check_int("r", r, 0)
+    check_number("eta_tp", eta_tp, 0, 1)
+    check_number("eta_fp", eta_fp, 0, 1)
+
+
+def _check_flops(gamma: int, *flops: float) -> None:
+    check_int("gamma", gamma, 1)
+    for value in flops:
+        check_number("FLOPs", value, 0, math.inf)
+
+
+def _check_laws(p: torch.Tensor, q: torch.Tensor) -> None:
+    if p.shape != q.shape or p.dim() == 0 or p.shape[-1] == 0:
+        raise ValueError(f"p, q: expected two laws of one shape (..., V), got {tuple(p.shape)} and {tuple(q.shape)}")
+    for name, law in (("p", p), ("q", q)):
+        if not law.is_floating_point():
+            raise TypeError(f"{name}: expected probabilities in floating point, got {law.dtype}")
+        off = (law.double().sum(dim=-1) - 1).abs()  # bfloat16 has no better sums over a large vocabulary than 1e-2
+        if not (off <= 1e-2).all() or (law < 0).any():
+            values = f"values from {law.min():.4g} to {law.max():.4g} and a sum {off.max():.4g} off"
+            raise ValueError(f"{name}: expected probabilities that sum to 1, got {values}")

@@ -1,0 +1,1 @@
+"""Speculative Verification: a companion that says which drafted tokens are worth verifying."""

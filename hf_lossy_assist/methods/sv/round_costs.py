@@ -1,0 +1,132 @@
+"""What a round costs on this machine: seconds of real rounds, by rows and by how many drafted tokens the target reads."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from huggingface_hub.utils import tqdm
+
+from ...artifacts.profile import Bins, Latency, Profile
+from ...engine.loop import Call
+from ...filters.base import VerifyFilter
+from ...filters.scheduling import choose
+from ...filters.sv import Verification
+from ...models.identity import ModelIdentity
+from ...policy.policy import LossyPolicy
+from ...round import Block
+from ...stops import Constant
+from .instrument import ProfileSettings, Watching, run
+
+
+LEVELS = 6  # numbers of verified tokens that are timed, from none to all
+
+
+@dataclass(frozen=True, eq=False)
+class AtRandom(VerifyFilter):
+    """For timing: as many of the drafted tokens are verified as `tokens` says in turn, of any rows; `own`'s work is done as well."""
+
+    own: Verification
+    observed: bool
+    random: np.random.Generator
+    tokens: Iterator[int]
+
+    def observer(self, target: Any) -> Any:
+        return self.own.companion
+
+    def observes(self, rows: int) -> bool:
+        return self.observed
+
+    def __call__(self, block: Block) -> torch.Tensor:
+        self.own(block)
+        batch, gamma = block.tokens.shape
+        order = choose(self.random.random((batch, gamma)), np.ones(batch * gamma + 1), 0.0).order
+        kept = np.bincount(order[: next(self.tokens)] // max(gamma, 1), minlength=batch)
+        return torch.minimum(torch.from_numpy(kept).to(block.drafted.device), block.drafted)
+
+
+def in_turn(levels: Sequence[int], random: np.random.Generator) -> Iterator[int]:
+    """Each level as often as the others, in a new order every time, without end."""
+    while True:
+        yield from (levels[i] for i in random.permutation(len(levels)))
+
+
+class Stopwatch:
+    """Seconds of whole rounds: (tokens verified, with companion) → [(the round but its drafting, its drafting)]."""
+
+    def __init__(self, batch: int, gamma: int, levels: Sequence[int]):
+        self.shape, self.levels = (batch, gamma), levels
+        self.found: defaultdict[tuple[int, bool], list[tuple[float, float]]] = defaultdict(list)
+        self.last: tuple[float, float] | None = None  # when the round before ended, and the drafting until then
+
+    def __call__(self, call: Call, block: Block) -> None:
+        now, drafting = time.perf_counter(), call.clock.seconds().get("draft", 0.0)
+        # Rows that have ended, or soon will, draft less, and the round is no longer one of so many rows.
+        if self.last is not None and block.tokens.shape == self.shape and bool((block.drafted == self.shape[1]).all()):
+            assert block.kept is not None
+            spent = drafting - self.last[1]
+            self.found[int(block.kept.sum()), block.companion is not None].append((now - self.last[0] - spent, spent))
+        self.last = time.perf_counter(), drafting
+
+    def count(self) -> int:
+        return sum(map(len, self.found.values()))
+
+    def fewest(self) -> int:
+        """Rounds of the kind that came least often."""
+        return min(len(self.found[m, observed]) for m in self.levels for observed in (False, True))
+
+
+def measure(
+    target: Any,
+    draft: Any,
+    companion: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    settings: ProfileSettings,
+    bins: Bins,
+) -> Latency:
+    """Seconds of rounds at each batch size, on prompts of the profile: medians at each level, made not to fall.
+
+    A round with the companion has the filter's own work in it, by the cells of `bins`.
+
+    The companion reads along in every round of a call or in none: asked now and then, it would have to catch up.
+    """
+    from sklearn.isotonic import isotonic_regression
+
+    gamma, random = settings.gamma[-1], np.random.default_rng(settings.seed)
+    own = Verification(_unmeasured(target, draft, companion, bins, gamma), companion, fallback=False)
+    columns: defaultdict[str, list] = defaultdict(list)
+    count = min(LEVELS, settings.batches[0] * gamma + 1)  # the same for all batch sizes
+    for batch in tqdm(settings.batches, desc="timing rounds", unit="batch size"):
+        levels = np.linspace(0, batch * gamma, count).round().astype(np.int64).tolist()
+        watch, first = Stopwatch(batch, gamma, levels), 0
+        both = [AtRandom(own, observed, random, in_turn(levels, random)) for observed in (False, True)]
+        while watch.fewest() < settings.rounds:
+            chosen = [texts[(first + i) % len(texts)] for i in range(batch)]
+            before, first = watch.count(), first + batch
+            for each in both:
+                watch.last = None  # a call's first round brings its prompt along
+                policy = LossyPolicy(stop=Constant(gamma), filter=each)
+                run(target, tokenizer, chosen, Watching(policy, draft, watch), settings, endless=True)
+            assert watch.count() > before, "a call has a second round of γ tokens a row"
+        plain, also = ([np.array(watch.found[m, observed])[:, 0] for m in levels] for observed in (False, True))
+        medians = [float(np.median(values)) for values in plain]
+        columns["tokens"].append(levels)
+        columns["seconds"].append(isotonic_regression(medians))
+        columns["step"].append(np.median([spent for pairs in watch.found.values() for _, spent in pairs]) / gamma)
+        columns["companion"].append(
+            max(np.median([np.median(x) - m for x, m in zip(also, medians, strict=True)]), 0.0)
+        )
+        spread = [np.subtract(*np.percentile(x, (75, 25))) / 2 / m for x, m in zip(plain, medians, strict=True)]
+        columns["noise"].append(np.median(spread))
+    return Latency(np.array(settings.batches), **{name: np.array(values) for name, values in columns.items()})
+
+
+def _unmeasured(target: Any, draft: Any, companion: Any, bins: Bins, gamma: int) -> Profile:
+    """A profile with these cells and no seconds yet: each round counts as one second."""
+    flat = Latency(np.array([1]), np.array([[0, gamma]]), np.ones((1, 2)), *np.zeros((3, 1)))
+    target, draft, companion = (ModelIdentity.of(model) for model in (target, draft, companion))
+    return Profile(bins, flat, gamma, np.ones(1), target, draft, companion, "", {}, "")

@@ -1,0 +1,1 @@
+"""SVIP: the entropy at which a draft ends, calibrated."""

@@ -1,0 +1,240 @@
+"""Fit SVIP to a pair of models: how good its bound is on their texts, and which threshold should be fastest.
+
+p = target, q = draft, H = entropy of q in nats, β = Σ min(p, q), the chance that a drafted token is accepted under sampling.
+Equations are those of Zhang et al., "Draft Model Knows When to Stop" (huggingface.co/papers/2411.18462).
+"""
+
+import inspect
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+from huggingface_hub.utils import tqdm
+from transformers import PreTrainedModel
+
+from ...models.cached import base_of, vocabulary_of
+from ...stops import SVIP
+from ...validation import MOST_FACTOR, MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int, check_number
+from .bounds import ENTROPY_FLOOR, SVIPCalibration, bounds, judge, replay
+
+
+FEWEST = 20  # positions; with fewer, quantiles and fits mean nothing
+
+
+def calibrate_svip(
+    target: Any, draft: Any, prompts: Sequence[Any], *, tokenizer: Any = None, max_new_tokens: int = 64,
+    do_sample: bool = False, temperature: float = 1.0, batch_size: int = 8, coverage: float = 0.9, c: float = SVIP.c,
+    form: str = "bound", thresholds: Sequence[float] | None = None, max_draft: int = SVIP.max_draft,
+    cost_ratio: float | None = None, seed: int = 0,
+) -> SVIPCalibration:  # fmt: skip
+    """Measure SVIP's bound on texts that `target` writes, and choose the threshold that should decode them fastest.
+
+    Args:
+        target, draft (`PreTrainedModel`): decoder-only models with one tokenizer.
+        prompts: held-out ones: id tensors (L,) or (1, L), int64 or int32, or texts, which need `tokenizer`.
+        max_new_tokens, do_sample, temperature, seed: how the target continues each prompt. Bounds are of raw distributions;
+            when sampling, `temperature` enters the replay. The random state outside is left as it was.
+        coverage: the share of positions in (0, 1) at which the reported c must satisfy γ ≤ 2c + 1 (Eq. 8).
+        c, form, max_draft: of the stop to return; only its h is chosen, from `thresholds` (default: about 25 that fit the texts).
+        cost_ratio: seconds of a draft step ÷ seconds of a target step; None measures bare one-token forwards at batch 1.
+
+    A replayed text takes (target calls + cost_ratio · drafted tokens) target steps: a target call counts as one step however
+    long its block, and `seconds` ÷ `forwards` of a real call's `SpeculationStats` give a ratio with all overhead.
+
+    Raises: `ValueError` or `TypeError`, one line, for inputs that cannot work; `ImportError` without SciPy.
+    """
+    try:
+        import scipy  # noqa: F401
+    except ImportError:
+        raise ImportError("calibrate_svip needs SciPy: pip install hf_lossy_assist[train]") from None
+
+    _check_settings(thresholds or (), coverage=coverage, temperature=temperature, c=c, cost_ratio=cost_ratio)
+    check_int("max_new_tokens", max_new_tokens, 1, MOST_NEW_TOKENS)
+    check_int("batch_size", batch_size, 1, MOST_ROWS)
+    check_int("seed", seed, 0)
+    check_flag("do_sample", do_sample)
+    stop = SVIP(SVIP.h, c, form, max_draft)
+    rows = _read(target, draft, prompts, tokenizer)
+
+    warmth = temperature if do_sample else None
+    found, accept, valid = _measure(target, draft, rows, batch_size, seed, warmth, max_new_tokens)
+    gamma = found["gamma"][~found["gamma"].isnan()]
+    if len(gamma) < FEWEST:
+        raise ValueError(
+            f"{len(gamma)} of {int(valid.sum())} positions have a draft entropy of at least {ENTROPY_FLOOR:g} nats, "
+            f"too few: {FEWEST} are needed; pass more prompts or a larger max_new_tokens"
+        )
+    if cost_ratio is None:
+        cost_ratio = _cost_ratio(target, draft, rows[0])
+    grid, constant = _speeds(found["entropy"], accept, valid, stop, thresholds, cost_ratio)
+    best = max(grid, key=lambda row: row["speed"])
+    return SVIPCalibration(
+        stop=replace(stop, h=best["h"]),
+        texts=len(rows),
+        **judge(found, gamma, coverage, c),
+        cost_ratio=cost_ratio,
+        grid=grid,
+        best=best,
+        constant=constant,
+    )
+
+
+def _check_settings(thresholds: Sequence[float], **values: float | None) -> None:
+    for h in thresholds:
+        check_number("thresholds", h, 0.0, math.inf)
+    for name, value in values.items():
+        high = 1.0 if name == "coverage" else MOST_FACTOR
+        if value is not None:
+            check_number(name, value, 0.0, high)
+            if value in (0.0, high):
+                raise ValueError(f"{name}: expected a number above 0 and below {high:g}, got {value}")
+
+
+def _read(target: Any, draft: Any, prompts: Any, tokenizer: Any) -> list[torch.Tensor]:
+    """Check models and prompts; the prompts as ids (L,) on the CPU."""
+    for name, model in (("target", target), ("draft", draft)):
+        if not isinstance(base_of(model), PreTrainedModel):
+            raise TypeError(f"{name}: expected a loaded Transformers model, got {type(model).__name__}")
+        if base_of(model).config.is_encoder_decoder:
+            raise ValueError(f"{name}: expected a decoder-only model, got the encoder-decoder {type(model).__name__}")
+    sizes = [vocabulary_of(m) for m in (target, draft)]
+    if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):  # the rule of `lossy_policy=`: more than padding differs
+        raise ValueError(f"the target has {sizes[0]} token ids, the draft {sizes[1]}: they need one tokenizer")
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
+        raise TypeError(f"prompts: expected a list of id tensors or texts, got {type(prompts).__name__}")
+    rows = []
+    for i, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            if tokenizer is None:
+                raise TypeError(f"prompts[{i}] is a text: pass tokenizer=… as well")
+            prompt = torch.tensor(tokenizer(prompt)["input_ids"], dtype=torch.int64)
+        if not isinstance(prompt, torch.Tensor) or prompt.dtype not in (torch.int64, torch.int32):
+            kind = getattr(prompt, "dtype", type(prompt).__name__)
+            raise TypeError(f"prompts[{i}]: expected an int64 tensor of token ids or a text, got {kind}")
+        ids = prompt.cpu().long()
+        ids = ids[0] if ids.dim() == 2 and len(ids) == 1 else ids
+        if ids.dim() != 1 or not len(ids):
+            raise ValueError(
+                f"prompts[{i}]: expected at least 1 token of shape (L,) or (1, L), got {tuple(prompt.shape)}"
+            )
+        if int(ids.min()) < 0 or int(ids.max()) >= min(sizes):
+            raise ValueError(f"prompts[{i}]: token ids must be from 0 to {min(sizes) - 1}, for both models have these")
+        rows.append(ids)
+    if not rows:
+        raise ValueError("prompts: expected at least one, got none")
+    return rows
+
+
+@torch.no_grad()
+def _measure(
+    target: Any, draft: Any, rows: list[torch.Tensor], batch_size: int, seed: int, temperature: float | None, new: int
+) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    """What `bounds` finds at all positions, text by text; `accept` and `valid` (texts, new) as `replay` takes them."""
+    found: list[dict[str, torch.Tensor]] = []
+    accept, valid = torch.zeros(len(rows), new, dtype=torch.float64), torch.zeros(len(rows), new, dtype=torch.bool)
+    for start in tqdm(range(0, len(rows), batch_size), desc="calibrate_svip"):
+        ids, mask, real = _continue(target, rows[start : start + batch_size], seed + start, temperature, new)
+        for name, model in (("target", target), ("draft", draft)):
+            if int(ids.max()) >= base_of(model).get_input_embeddings().weight.shape[0]:
+                raise ValueError(f"the target wrote token {int(ids.max())}, which the {name} does not have")
+        logits = [_logits(model, ids, mask, real.shape[1]) for model in (target, draft)]
+        for b, (p, q) in enumerate(zip(*logits, strict=True)):  # one text at a time: float64 laws are large
+            p, q = p[real[b]], q[real[b]].to(p.device)[:, : p.shape[-1]]
+            q = torch.nn.functional.pad(q, (0, p.shape[-1] - q.shape[-1]), value=-math.inf)
+            found.append({name: x.cpu() for name, x in bounds(p, q).items()})
+            if bool(found[-1]["kl"].isnan().any()):
+                raise ValueError(f"the target or the draft gave NaN logits on the text of prompts[{start + b}]")
+            if temperature is None:
+                came = found[-1]["match"].double()
+            else:
+                token = ids[b, -real.shape[1] :][real[b]].to(p.device)[:, None]
+                log_p, log_q = ((x.double() / temperature).log_softmax(dim=-1).gather(-1, token) for x in (p, q))
+                # Strict acceptance writes x with p(x) in all and min(p, q)(x) by way of the draft, whatever q is.
+                came = (log_q - log_p)[:, 0].clamp(max=0).exp().cpu()
+            valid[start + b, : len(came)], accept[start + b, : len(came)] = True, came
+    return {name: torch.cat([f[name] for f in found]) for name in found[0]}, accept, valid
+
+
+def _continue(
+    target: Any, rows: list[torch.Tensor], seed: int, temperature: float | None, new: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The target's own texts: ids and attention mask (B, prompt + new), and where the new tokens are real (B, new)."""
+    base = base_of(target)
+    device, width = base.get_input_embeddings().weight.device, max(map(len, rows))
+    pad = torch.nn.functional.pad
+    prompt = torch.stack([pad(row, (width - len(row), 0)) for row in rows])
+    mask = torch.stack([pad(torch.ones_like(row), (width - len(row), 0)) for row in rows])
+    # Neutral values, so that the target's generation config cannot warp the law that `_measure` takes its texts to follow.
+    law: dict[str, Any] = {"top_p": 1.0, "typical_p": 1.0, "min_p": None, "repetition_penalty": 1.0, "num_beams": 1}
+    greedy = temperature is None
+    law |= {"do_sample": not greedy, "temperature": 1.0 if greedy else temperature, "top_k": 50 if greedy else 0}
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        ids = type(base).generate(  # the class's: an enabled model's own may ask for a policy
+            base, prompt.to(device), attention_mask=mask.to(device), max_new_tokens=new, pad_token_id=0, **law
+        ).cpu()  # fmt: skip
+    ends = base.generation_config.eos_token_id
+    ended = torch.isin(ids[:, width:], torch.tensor([] if ends is None else ends, dtype=torch.int64)).long()
+    real = ended.cumsum(dim=1) == ended  # up to the first end token, that one included
+    mask = torch.cat([mask, real.long()], dim=1)
+    return ids * mask, mask, real
+
+
+def _logits(model: Any, ids: torch.Tensor, mask: torch.Tensor, new: int) -> torch.Tensor:
+    """Raw logits (B, new, V) that the last `new` tokens were predicted by."""
+    base = base_of(model)
+    device, takes = base.get_input_embeddings().weight.device, inspect.signature(base.forward).parameters
+    extra = {"position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0).to(device), "logits_to_keep": new + 1}
+    extra = {name: value for name, value in extra.items() if name in takes}
+    return base(input_ids=ids.to(device), attention_mask=mask.to(device), **extra).logits[:, -new - 1 : -1]
+
+
+@torch.no_grad()
+def _cost_ratio(target: Any, draft: Any, prompt: torch.Tensor, repeats: int = 12) -> float:
+    """Median seconds of a cached one-token forward of the draft ÷ that of the target, taken in turn."""
+    seconds: dict[str, list[float]] = {"target": [], "draft": []}
+    caches: dict[str, Any] = {"target": None, "draft": None}
+    for step in range(repeats + 3):  # a prefill and two steps to warm up
+        for name, model in (("target", base_of(target)), ("draft", base_of(draft))):
+            ids = (prompt[-1:] if step else prompt)[None].to(model.get_input_embeddings().weight.device)
+            began = time.perf_counter()
+            out = model(input_ids=ids, past_key_values=caches[name], use_cache=True)
+            out.logits[0, -1, 0].item()  # waits for the device
+            seconds[name].append(time.perf_counter() - began)
+            caches[name] = out.past_key_values
+    return median(seconds["draft"][3:]) / median(seconds["target"][3:])
+
+
+def _speeds(
+    entropy: torch.Tensor, accept: torch.Tensor, valid: torch.Tensor, stop: SVIP,
+    thresholds: Sequence[float] | None, cost_ratio: float,
+) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:  # fmt: skip
+    """A row of the grid for each threshold, and the fastest constant length's."""
+    signal = torch.zeros_like(accept)
+    signal[valid] = ((stop.c if stop.form == "bound" else 1.0) * entropy).sqrt()
+    if not thresholds:
+        # Quantiles find where most positions lie; even steps search the few uncertain ones, which decide the speed.
+        seen, steps = signal[valid], torch.arange(1, 13, dtype=torch.float64) / 12
+        levels = [*seen.quantile(steps).tolist(), *(seen.max() * steps).tolist()]
+        thresholds = sorted({0.0, SVIP.h, *(float(f"{level:.3g}") for level in levels)})
+
+    def row(h: float | None, longest: int) -> dict[str, Any]:
+        stops = signal > (math.inf if h is None else h)
+        calls, drafted, accepted = replay(stops, accept, valid, longest)
+        tokens = float(valid.sum())
+        return {
+            "h": h,
+            "longest": longest,
+            "draft_length": drafted / calls,
+            "acceptance_rate": accepted / drafted,
+            "tokens_per_call": tokens / calls,
+            "speed": tokens / (calls + cost_ratio * drafted),
+        }
+
+    grid = tuple(row(h, stop.max_draft) for h in thresholds)
+    constants = [row(None, longest) for longest in range(1, stop.max_draft + 1)]
+    return grid, max(constants, key=lambda r: r["speed"])

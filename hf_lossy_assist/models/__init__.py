@@ -1,0 +1,1 @@
+"""What a Transformers model is, and how it runs on a cache that can forget."""

@@ -1,0 +1,130 @@
+"""Which models something was made for, and whether these are they."""
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ..validation import check_int, listed, shown
+from .cached import base_of, blocks_of
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What is written into a head's config of each model it was trained with."""
+
+    id: str  # Hub id, or the folder's own name without its path
+    revision: str | None  # commit on the Hub, where known
+    model_type: str
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, model: Any) -> "ModelIdentity":
+        """The identity of a loaded Transformers model."""
+        base = base_of(model)
+        config = base.config.get_text_config(decoder=True)
+        name = base.config.name_or_path or type(base).__name__
+        return cls(
+            id=Path(name).name if Path(name).is_absolute() or Path(name).is_dir() else name,
+            revision=getattr(base.config, "_commit_hash", None),
+            model_type=base.config.model_type,
+            hidden_size=config.hidden_size,
+            num_layers=config.num_hidden_layers if (blocks := blocks_of(base)) is None else len(blocks),
+            vocab_size=config.vocab_size,
+        )
+
+    @classmethod
+    def from_dict(cls, spec: Any) -> "ModelIdentity":
+        """What `to_dict` gave. Raises: `ValueError`, one line, for other entries or types."""
+        names = [f.name for f in fields(cls)]
+        if not isinstance(spec, Mapping) or sorted(spec) != sorted(names):
+            given = listed(spec) if isinstance(spec, Mapping) else shown(spec)
+            raise ValueError(f"expected the entries {', '.join(names)}, got {given[:200]}")
+        for name, value in spec.items():
+            whole = name in ("hidden_size", "num_layers", "vocab_size")
+            if whole:
+                check_int(name, value, 0)
+            elif not isinstance(value, str) and not (name == "revision" and value is None):
+                raise ValueError(f"{name}: expected a text, got {shown(value)}")
+        return cls(**spec)
+
+    def __str__(self) -> str:
+        sizes = f"{self.num_layers} layers × {self.hidden_size}, {self.vocab_size} tokens"
+        return f"{listed([self.id])} ({listed([self.model_type])}, {sizes})"
+
+    def conflict(self, other: "ModelIdentity") -> str | None:
+        """The first fact that makes what was trained with `self` meaningless with `other`, or None."""
+        for name in ("model_type", "hidden_size", "num_layers", "vocab_size"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours != theirs:
+                return f"{name} {ours!r} there, {theirs!r} here"
+        return None
+
+    def doubt(self, other: "ModelIdentity") -> str | None:
+        """What may be another model under the same sizes: the id or the revision; or None."""
+        if self.id != other.id:
+            return f"id {self.id!r} there, {other.id!r} here"
+        if None not in (self.revision, other.revision) and self.revision != other.revision:
+            return f"revision {self.revision!r} there, {other.revision!r} here"
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+SAMPLED = 256  # numbers of each tensor that go into a hash of weights
+
+
+def weights_hash(model: Any) -> str:
+    """SHA-256 of some numbers of every tensor of a model, evenly spaced, with their names and shapes: tells checkpoints of one name apart.
+
+    Some milliseconds. Another precision is another hash, another device is not.
+    """
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in base_of(model).state_dict().items():
+        if not isinstance(tensor, torch.Tensor) or tensor.is_meta:  # not in memory
+            continue
+        if tensor.is_quantized:
+            tensor = tensor.int_repr()
+        digest.update(f"{name} {list(tensor.shape)} {tensor.dtype};".encode())
+        if tensor.numel():
+            flat = tensor.detach().reshape(-1)
+            chosen = flat[:: max(1, flat.numel() // SAMPLED)].contiguous().cpu()
+            digest.update(chosen.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+_hashes: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()  # of each tokenizer: its size then, its hash
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """SHA-256 of the vocabulary: every token with its id, in order of the ids."""
+    size = len(tokenizer)
+    if tokenizer not in _hashes or _hashes[tokenizer][0] != size:  # a quarter of a second for 150 000 tokens
+        vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[1], pair[0]))
+        digest = hashlib.sha256(json.dumps(vocabulary, ensure_ascii=True).encode()).hexdigest()
+        _hashes[tokenizer] = size, digest
+    return _hashes[tokenizer][1]
+
+
+def same_ids(one: Any, other: Any) -> bool:
+    """Whether two tokenizers share nearly all tokens of the smaller one, each under the same id in both."""
+    ours, theirs = one.get_vocab(), other.get_vocab()
+    shared = ours.keys() & theirs.keys()
+    return len(shared) > 0.9 * min(len(ours), len(theirs)) and all(ours[token] == theirs[token] for token in shared)
+
+
+def versions() -> dict[str, str]:
+    """Of this package and what it stands on, for the record."""
+    return {"python": platform.python_version()} | {
+        name: version(name) for name in ("hf_lossy_assist", "torch", "transformers")
+    }

@@ -1,0 +1,194 @@
+"""Whether a model gives in blocks, some of them rolled back, what it gives one token at a time: read off its config and code
+where that can be, else tried once for each model object, on a few tokens.
+
+Some models build position biases from the attention mask, let the tokens of a block see each other, or round a top-k by the
+length of what they see; they would go wrong without a word.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
+
+from .cached import TESTED, CroppingModel, RowModel, base_of, device_of
+from .packing import attention_of
+
+
+REACH = 64  # the longest window, chunk or top-k that a trial's text goes beyond
+BLOCK = 3  # tokens
+RECURRENT = "it keeps a recurrent state, which cannot be rolled back"
+# What a model may raise at inputs that it does not take: a 4-D mask, a block behind a cache, a position.
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+_in_rows: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
+_alone: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
+
+
+def why_not_rows(model: PreTrainedModel) -> str | None:
+    """Why this model cannot run on a `RowCache`, or None if it can."""
+    base = base_of(model)
+    config = base.config.get_text_config(decoder=True)
+    if base.config.is_encoder_decoder:
+        return "it is an encoder-decoder model"
+    if "position_ids" not in inspect.signature(base.forward).parameters:
+        return "its forward takes no position_ids"
+    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+    if not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
+        return f"it keeps {', '.join(sorted(kind.__name__ for kind in kinds))} in its cache"
+    if attention_of(config) not in ("sdpa", "eager"):
+        return f"its attention implementation is {attention_of(config)!r} (load it with attn_implementation='sdpa')"
+    if base.config.model_type not in TESTED:
+        # GPT-Neo, say, whose local window of 256 no short trial would reach.
+        if any(buffer.dim() == 4 for buffer in base.buffers()):
+            return "it cuts a causal mask of its own from the sizes of q and k, as if all rows were of one length"
+        if base not in _in_rows:
+            _in_rows[base] = _told(base, "rows of different length", lambda: _try_rows(base))
+        return _in_rows[base]
+    return None
+
+
+def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> str | None:
+    """Why one row of this model cannot be decoded on the cache that Transformers gives it, or None if it can.
+
+    `model_kwargs` as `generate` prepared them: an encoder-decoder is tried with the first row's encoder output.
+    """
+    base = base_of(model)
+    if base.config.model_type in TESTED:
+        return None
+    if not crops(model_kwargs.get("past_key_values")):
+        kinds = getattr(base.config.get_text_config(decoder=True), "layer_types", None) or []
+        if getattr(base, "_is_stateful", False) or "linear_attention" in kinds:
+            return RECURRENT
+        return "it takes no cache of Transformers' kind, which could be rolled back"
+    if base not in _alone:
+        _alone[base] = _told(base, "a block that is rolled back", lambda: _try_alone(base, model_kwargs))
+    return _alone[base]
+
+
+def refuse_length(model: PreTrainedModel, longest: int) -> None:
+    """Refuse a text of up to `longest` tokens where the model keeps fewer in view by a top-k: a token that the text repeats ties
+    with itself, and which of the two goes is left to `torch.topk`, by the width of what it is given (Doge)."""
+    base = base_of(model)
+    kept = _kept_in_view(base)
+    if kept is not None and longest > kept:
+        raise ValueError(
+            f"{type(base).__name__} keeps {kept} tokens in view by a top-k whose ties a block breaks otherwise, and this text may "
+            f"come to {longest}: ask for fewer tokens, or leave lossy_policy out"
+        )
+
+
+def _kept_in_view(base: Any) -> int | None:
+    return getattr(base.config.get_text_config(decoder=True), "keep_window_size", None)
+
+
+def crops(cache: Any) -> bool:
+    """Whether a cache has layers, all of which can forget their last tokens or say that they cannot."""
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
+    return layers is not None and all(hasattr(layer, "crop") for layer in layers)
+
+
+@torch.no_grad()
+def _told(base: Any, what: str, attempt: Callable[[], str | None]) -> str | None:
+    """The reason that `attempt` returns, or what it fails with, in one line. Dropout is off meanwhile."""
+    training = [module for module in base.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        return attempt()
+    except FAILURES as error:
+        said = " ".join(str(error).split())[:160] or type(error).__name__
+        return f"a trial on {what} failed ({said})"
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _texts(base: Any, rows: int) -> tuple[torch.Tensor, int]:
+    """Token ids (rows, n + BLOCK + 1) to try and n, the length of their prompts: longer than a short window."""
+    config = base.config.get_text_config(decoder=True)
+    sizes = [value for name, value in vars(config).items() if _limits_sight(name) and isinstance(value, int)]
+    n = 5 + max([size for size in sizes if 0 < size <= REACH], default=0)
+    kept = _kept_in_view(base)
+    if kept is not None:  # longer texts are refused
+        n = min(n, max(3, kept - BLOCK - 2))
+    known = base.get_input_embeddings().weight.shape[0]
+    ids = torch.arange(rows * (n + BLOCK + 1), device=device_of(base)).view(rows, -1) * 7
+    return 5 + ids % (min(known, 1000) - 5), n
+
+
+def _limits_sight(name: str) -> bool:
+    return any(word in name for word in ("window", "chunk", "topk", "block_size", "budget", "local_attention"))
+
+
+def _try_rows(base: PreTrainedModel) -> str | None:
+    """Rows of one length, a wrong block, rollback, the right block, then rows of different length."""
+    ids, n = _texts(base, 2)
+    wanted = [_one_by_one(base, text, n) for text in ids]  # (BLOCK + 1, V) each
+    cases = {"rows of one length": [n, n], "rows of different length": [n + 1, n]}
+    runner = RowModel(base, 2, ids.shape[1] + 1)
+    runner.feed(torch.cat([ids[:, :n], ids.flip(0)[:, -BLOCK:]], dim=1), [n + BLOCK] * 2, keep=BLOCK + 1)
+    for what, held in cases.items():
+        runner.rollback(held)
+        blocks = torch.stack([text[start : start + BLOCK] for text, start in zip(ids, held, strict=True)])
+        got = runner.feed(blocks, [BLOCK] * 2, keep=BLOCK)
+        if not _same(got, torch.stack([w[h - n :][:BLOCK] for w, h in zip(wanted, held, strict=True)]), runner.dtype):
+            return f"a trial on {what} did not give what it gives one token at a time"
+    ragged = RowModel(base, 2, ids.shape[1] + 1)  # prompts of different length have a forward of their own
+    ragged.feed(ids[:, :n], [n, n - 2], keep=0)
+    ragged.feed(torch.stack([ids[0, n : n + 3], ids[1, n - 2 : n + 1]]), [1, 3])
+    got = ragged.feed(ids[:, n + 1 : n + 2], [1, 1], keep=1)
+    if not _same(got, torch.stack([w[1:2] for w in wanted]), runner.dtype):
+        return "a trial on prompts of different length did not give what it gives one token at a time"
+    return None
+
+
+def _one_by_one(base: Any, text: torch.Tensor, n: int) -> torch.Tensor:
+    """The logits behind `text`'s tokens from place n on, (BLOCK + 1, V), as `generate` comes by them, without this package."""
+    cache = DynamicCache(config=base.config.get_text_config(decoder=True))
+    places, out = torch.arange(len(text), device=text.device), []
+    for part in [slice(0, n), *(slice(i, i + 1) for i in range(n, len(text)))]:
+        ids, positions = text[None, part], places[None, part]
+        out.append(base(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True).logits[0, -1])
+    return torch.stack(out[1:])
+
+
+def _try_alone(base: PreTrainedModel, model_kwargs: dict[str, Any]) -> str | None:
+    """A prompt, a wrong block, rollback, the right block; None if the logits are those of one token at a time."""
+    ids, n = _texts(base, 1)
+    plain, runner = (_alone_on(base, model_kwargs, ids[:, :n]) for _ in range(2))
+    runner.feed(ids[:, :n], [n], keep=0)
+    if not all(getattr(layer, "is_croppable", True) for layer in getattr(runner.cache, "layers", [])):
+        return RECURRENT
+    runner.feed(ids[:, :BLOCK], [BLOCK])
+    runner.rollback([n])
+    got = runner.feed(ids[:, n : n + BLOCK], [BLOCK])
+    plain.feed(ids[:, :n], [n], keep=0)
+    wanted = torch.cat([plain.feed(ids[:, i : i + 1], [1]) for i in range(n, n + BLOCK)], dim=1)
+    if not _same(got, wanted, base.get_input_embeddings().weight.dtype):
+        return "a trial on a block that is rolled back did not give what it gives one token at a time"
+    return None
+
+
+def _alone_on(base: Any, model_kwargs: dict[str, Any], prompt: torch.Tensor) -> CroppingModel:
+    """The first row's model as `generate` would prepare it for `prompt` (1, n), with an empty cache."""
+    cache: Cache = DynamicCache(config=base.config.get_text_config(decoder=True))
+    own: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
+    if base.config.is_encoder_decoder:
+        own["past_key_values"] = EncoderDecoderCache(cache, DynamicCache())
+        if model_kwargs.get("attention_mask") is not None:
+            own["attention_mask"] = model_kwargs["attention_mask"][:1]
+        encoded = model_kwargs["encoder_outputs"]
+        first = {name: value[:1] for name, value in encoded.items() if isinstance(value, torch.Tensor)}
+        own["encoder_outputs"] = type(encoded)(**first)
+    elif "position_ids" in inspect.signature(base.forward).parameters:
+        own["position_ids"] = torch.arange(prompt.shape[1], device=prompt.device)[None]
+    return CroppingModel(base, own, prompt)
+
+
+def _same(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> bool:
+    tolerance = 1e-4 if dtype in (torch.float32, torch.float64) else 0.02
+    got, wanted = got.float(), wanted.float()
+    return torch.allclose(got, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))

@@ -1,0 +1,1 @@
+"""What a call did, and what it would have taken without drafts."""

@@ -1,0 +1,235 @@
+"""What a generate call reports about its speculation. Names as vLLM's, plus what only a lossy engine has to tell."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .clock import Clock
+from .estimate import TargetAlone, target_alone
+
+
+MARGIN = 0.05  # of the speed: a smaller loss is noise
+SOURCES = ("draft", "draft-lossy", "correction", "bonus")  # what a token's entry in `token_sources` means
+
+
+@dataclass
+class RowStats:
+    """One row of the batch. Counts are of tokens, except `num_spec_steps` (rounds in which the row took part)."""
+
+    num_new_tokens: int = 0
+    num_spec_steps: int = 0
+    num_plain_steps: int = 0  # of these: nothing was drafted, the target wrote alone
+    num_draft_tokens: int = 0  # sent to the target
+    num_dropped_tokens: int = 0  # drafted, but not sent: the verify filter dropped them
+    num_accepted_draft_tokens: int = 0  # committed; not what a stop condition cut off behind an accepted token
+    num_lossy_accepts: int = 0  # of these: strict acceptance would have rejected them
+    num_unseen_tokens: int = 0  # of the accepted: taken without a look at what the target says of them
+    steps: Counter[tuple[int, int]] = field(default_factory=Counter)  # (tokens sent, tokens accepted) → rounds
+    lossy_by_position: Counter[int] = field(default_factory=Counter)  # place in the draft (from 0) → lossy accepts
+    token_sources: list[int] = field(default_factory=list)  # index into SOURCES, one for each new token
+
+    def record(
+        self, drafted: int, sent: int, accepted: int, lossy: Sequence[int], taken: int, unseen: Sequence[int] = ()
+    ) -> None:
+        """Add one round: `accepted` by the rule, `taken` tokens committed (accepted + 1, or fewer where the row ended).
+
+        `lossy[i]` is 1 where accepted token i needed the rule, `unseen[i]` where the rule did not look at it.
+        """
+        kept = min(accepted, taken)
+        self.num_spec_steps += 1
+        self.num_plain_steps += drafted == 0
+        self.num_new_tokens += taken
+        self.num_draft_tokens += sent
+        self.num_dropped_tokens += drafted - sent
+        self.num_accepted_draft_tokens += kept
+        self.num_unseen_tokens += sum(unseen[:kept])
+        self.steps[sent, kept] += 1
+        for place in range(kept):
+            self.num_lossy_accepts += lossy[place]
+            self.lossy_by_position[place] += lossy[place]
+            self.token_sources.append(lossy[place])
+        if taken > accepted:
+            self.token_sources.append(3 if accepted == sent else 2)
+
+
+@dataclass
+class SpeculationStats:
+    """Statistics of one generate call; `rows[b]` holds row b's own.
+
+    `forwards` and `seconds` count by part: "prefill" (of all models, where prompts are ragged), "target", "draft", and with other policies "companion"
+    and "head". `alone` is what the target alone would have taken, an estimate (`TargetAlone`); None: one round is too little for one.
+    """
+
+    rows: list[RowStats]
+    num_spec_tokens: int  # the longest draft that the policy allows
+    lossless: bool
+    forwards: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    alone: TargetAlone | None = None
+    falls_back: bool = False  # the policy's drafting switches itself off
+
+    def close(self, clock: Clock) -> None:
+        """Take over what `clock` has counted, once the call's rounds are over."""
+        self.forwards, self.seconds = dict(clock.forwards), clock.seconds()
+        lengths = [row.num_new_tokens for row in self.rows]
+        self.alone = target_alone(clock.reads, lengths, self.seconds.get("prefill", 0.0))
+
+    @classmethod
+    def merge(cls, calls: Sequence["SpeculationStats"]) -> "SpeculationStats":
+        """Several calls of one policy as one: their rows side by side, forwards and seconds added up."""
+        forwards: Counter[str] = Counter()
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for call in calls:
+            forwards.update(call.forwards)
+            for part, spent in call.seconds.items():
+                seconds[part] += spent
+        return cls(
+            [row for call in calls for row in call.rows],
+            max(call.num_spec_tokens for call in calls),
+            all(call.lossless for call in calls),
+            dict(forwards),
+            dict(seconds),
+            TargetAlone.sum([call.alone for call in calls]),
+            all(call.falls_back for call in calls),
+        )
+
+    def total(self) -> RowStats:
+        """All rows together (without `token_sources`)."""
+        out = RowStats()
+        for row in self.rows:
+            for name in (
+                "num_new_tokens",
+                "num_spec_steps",
+                "num_plain_steps",
+                "num_draft_tokens",
+                "num_dropped_tokens",
+                "num_accepted_draft_tokens",
+                "num_lossy_accepts",
+                "num_unseen_tokens",
+            ):
+                setattr(out, name, getattr(out, name) + getattr(row, name))
+            out.steps += row.steps
+            out.lossy_by_position += row.lossy_by_position
+        return out
+
+    def summary(self, row: RowStats | None = None, sources: bool = False) -> dict[str, Any]:
+        """The JSON form of one row, or of all rows together."""
+        r = self.total() if row is None else row
+        lengths = range(self.num_spec_tokens + 1)
+        by_length: dict[int, list[int]] = {}
+        for (sent, accepted), count in sorted(r.steps.items()):
+            by_length.setdefault(sent, [0] * (sent + 1))[accepted] += count
+        accepted_at = [sum(c for (_, n), c in r.steps.items() if n > place) for place in range(self.num_spec_tokens)]
+        out = {
+            "mean_acceptance_length": 1 + r.num_accepted_draft_tokens / r.num_spec_steps if r.num_spec_steps else 0.0,
+            "draft_acceptance_rate": r.num_accepted_draft_tokens / r.num_draft_tokens if r.num_draft_tokens else 0.0,
+            "acceptance_histogram": [sum(c for (_, n), c in r.steps.items() if n == k) for k in lengths],
+            "acceptance_histogram_by_draft_length": {str(k): v for k, v in by_length.items()},
+            "num_new_tokens": r.num_new_tokens,
+            "num_spec_steps": r.num_spec_steps,
+            "num_plain_steps": r.num_plain_steps,
+            "num_accepted_draft_tokens": r.num_accepted_draft_tokens,
+            "num_draft_tokens": r.num_draft_tokens,
+            "num_dropped_tokens": r.num_dropped_tokens,
+            "num_spec_tokens": self.num_spec_tokens,
+            "num_lossy_accepts": r.num_lossy_accepts,
+            "num_unseen_tokens": r.num_unseen_tokens,
+            "lossy_share_by_position": [
+                r.lossy_by_position[place] / n if n else 0.0 for place, n in enumerate(accepted_at)
+            ],
+        }
+        if sources:
+            out["token_sources"] = [SOURCES[s] for s in r.token_sources]
+        return out
+
+    def to_dict(self, rows: bool = False, sources: bool = False) -> dict[str, Any]:
+        """The JSON form of the call; with `rows`, each row's own under "rows"; with `sources`, one for each token."""
+        out = self.summary() | {
+            "lossless": self.lossless,
+            "forwards": dict(self.forwards),
+            "seconds": {part: round(s, 6) for part, s in self.seconds.items()},
+            "target_alone_seconds": None if self.alone is None else round(self.alone.seconds, 6),
+            "target_alone_estimate": None if self.alone is None else self.alone.kind,
+        }
+        if rows:
+            out["rows"] = [self.summary(row, sources) for row in self.rows]
+        return out
+
+    def to_json(self, **kwargs: Any) -> str:
+        """`to_dict` as text; keyword arguments as there."""
+        return json.dumps(self.to_dict(**kwargs))
+
+    @property
+    def worth(self) -> float | None:
+        """Estimated speed against the target alone, by the seconds of all parts: below 1 drafting did not pay. None: not known."""
+        spent = sum(self.seconds.values())
+        return None if self.alone is None or spent == 0 else self.alone.seconds / spent
+
+    def advice(self) -> str | None:
+        """A line where drafting lost more than `MARGIN` against the target alone, as far as that can be estimated."""
+        if self.worth is None or self.alone is None or self.worth >= 1 - MARGIN:
+            return None
+        spent, about = sum(self.seconds.values()), "at most" if self.alone.kind == "at most" else "about"
+        line = (
+            f"drafting did not pay: {spent:.3f} s, and the target alone would take {about} {self.alone.seconds:.3f} s"
+        )
+        return line if self.falls_back else f"{line}; try policy.with_fallback()"
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per round, the correction or bonus token included, over all rows."""
+        return self.summary()["mean_acceptance_length"]
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted ÷ verified drafted tokens, over all rows."""
+        return self.summary()["draft_acceptance_rate"]
+
+    @property
+    def num_new_tokens(self) -> int:
+        """New tokens of all rows."""
+        return sum(row.num_new_tokens for row in self.rows)
+
+    @property
+    def num_lossy_accepts(self) -> int:
+        """Accepted tokens that strict acceptance would have rejected, of all rows."""
+        return sum(row.num_lossy_accepts for row in self.rows)
+
+    @property
+    def num_unseen_tokens(self) -> int:
+        """Accepted tokens that the target's word was not asked on, of all rows."""
+        return sum(row.num_unseen_tokens for row in self.rows)
+
+    def table(self) -> Any:
+        """A `rich.table.Table` of the call."""
+        from rich.table import Table
+
+        s, parts = self.summary(), sorted(self.forwards)
+        table = Table("speculation", "", title=None, show_edge=False)
+        table.columns[1].justify = "right"
+        table.add_row("guarantee", "lossless" if self.lossless else "lossy")
+        table.add_row("new tokens", str(s["num_new_tokens"]))
+        table.add_row("rounds", str(s["num_spec_steps"]))
+        table.add_row("mean acceptance length (bonus included)", f"{s['mean_acceptance_length']:.2f}")
+        table.add_row("draft acceptance rate", f"{s['draft_acceptance_rate']:.1%}")
+        table.add_row("drafted tokens verified", str(s["num_draft_tokens"]))
+        table.add_row("accepted, of these lossy", f"{s['num_accepted_draft_tokens']}, {s['num_lossy_accepts']}")
+        if s["num_unseen_tokens"]:
+            share = s["num_unseen_tokens"] / s["num_new_tokens"]
+            table.add_row("never checked by the target", f"{s['num_unseen_tokens']} ({share:.1%} of the new tokens)")
+        for part in parts:
+            table.add_row(f"{part} forwards, seconds", f"{self.forwards[part]}, {self.seconds.get(part, 0.0):.3f}")
+        if self.alone is not None:
+            table.add_row(f"target alone, estimated seconds ({self.alone.kind})", f"{self.alone.seconds:.3f}")
+            table.caption, table.caption_justify = self.advice(), "left"
+        return table
+
+    def __str__(self) -> str:
+        from ..terminal import console
+
+        screen = console(width=100, color_system=None)
+        with screen.capture() as capture:
+            screen.print(self.table())
+        return capture.get()

@@ -1,0 +1,157 @@
+"""What the answer of a response is: the base of all tasks, and how their files are read.
+
+AutoJudge (Garipov et al. 2025, section 3.1) calls a token unimportant where replacing it leaves an *equivalent
+answer*. A task says what is asked, where the answer stands in a response, and when two answers are equivalent; each is
+a method of its own.
+"""
+
+import gzip
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+from ..artifacts.reading import lines, parse
+from ..validation import one_line, shown
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to solve. `prompt` is what the model is given (before a chat template), `gold` the right answer (None:
+    not known), `extra` what else the task needs to judge an answer."""
+
+    prompt: str
+    gold: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+class AnswerTask(ABC):
+    """A set of problems with a notion of "the answer". All methods may be called from many threads.
+
+    `slow`: `extract` or `same` run a program or ask a server, so that callers do well to run them in threads.
+    `against_running`: an alternative is compared with the current response of the search, not with the target's first
+    one (AutoJudge, appendix L): where "not worse" is all that is asked, equivalence is not transitive. `ends`: texts
+    at which a response is over.
+    """
+
+    name: str = ""
+    slow: bool = False
+    against_running: bool = False
+    ends: tuple[str, ...] = ()
+
+    @abstractmethod
+    def problems(self, limit: int | None = None) -> list[Problem]:
+        """The first `limit` problems, or all."""
+
+    @abstractmethod
+    def extract(self, problem: Problem, response: str) -> str | None:
+        """The answer in `response`; None where it holds none, which is not the same as a wrong one."""
+
+    @abstractmethod
+    def same(self, problem: Problem, reference: str, answer: str) -> bool:
+        """Whether two extracted answers are equivalent: whether `answer` may stand for `reference`."""
+
+    def right(self, problem: Problem, answer: str | None) -> bool | None:
+        """Whether an extracted answer is the right one; None where there is no answer, or no right one is known."""
+        if answer is None or problem.gold is None:
+            return None
+        return self.same(problem, problem.gold, answer)
+
+    def cut(self, response: str) -> str:
+        """`response` up to the first of `ends`; a few-shot model goes on with a question of its own."""
+        found = [place for end in self.ends if (place := response.find(end)) >= 0]
+        return response[: min(found)] if found else response
+
+
+class Row(NamedTuple):
+    """A JSON object and where it stands, for error messages."""
+
+    values: dict[str, Any]
+    where: str
+
+    def text(self, *names: str) -> str:
+        """The text (or number) under the first of `names` that has one; `ValueError` with file and line otherwise."""
+        found = self.optional(*names)
+        if found is None:
+            expected = f"a text under {names[0]!r}" if len(names) == 1 else f"a text under one of {', '.join(names)}"
+            raise ValueError(
+                f"{self.where}: expected {expected}, got the fields {one_line(', '.join(self.values)) or '(none)'}"
+            )
+        return found
+
+    def optional(self, *names: str) -> str | None:
+        """As `text`, or None. The first entry of a list counts, as in Spec-Bench's `turns`."""
+        for name in names:
+            value = self.values.get(name)
+            value = value[0] if isinstance(value, list) and value else value
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                value = str(value)
+            if isinstance(value, str) and value.strip():
+                return value
+        return None
+
+
+def read_rows(path: str | Path) -> Iterator[Row]:
+    """The JSON objects of a JSON-lines file (`.gz`: compressed), one by one.
+
+    Raises: `FileNotFoundError`; `ValueError` with file and line where a line is not a JSON object, or where there is
+    none.
+    """
+    path, empty = existing(path), True
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            for where, line in lines(cast(IO[bytes], file), str(path)):
+                values = parse(line, where)
+                if not isinstance(values, dict):
+                    raise ValueError(f"{where}: expected a JSON object, got {shown(values)}")
+                empty = False
+                yield Row(values, where)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: not a whole gzip file ({error}); unpack it or drop the ending .gz") from None
+    if empty:
+        raise ValueError(f"{path} holds no rows; expected one JSON object per line")
+
+
+def existing(path: str | Path) -> Path:
+    """`path`, if it is a file; `FileNotFoundError` in one line otherwise."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {shown(str(path), 200)}")
+    return path
+
+
+class FileTask(AnswerTask):
+    """A task whose problems are the rows of a JSON-lines file; a missing file is refused at once, a bad row when
+    read."""
+
+    def __init__(self, path: str | Path):
+        self.path = existing(path)
+
+    def problems(self, limit: int | None = None) -> list[Problem]:
+        return [self.problem(row) for row in islice(read_rows(self.path), limit)]
+
+    @abstractmethod
+    def problem(self, row: Row) -> Problem:
+        """The problem in one row; `ValueError` with file and line where a field is missing."""
+
+
+def require(what: str, packages: Mapping[str, str]) -> None:
+    """Raise unless the modules are installed that `what` needs; `packages` maps a module to the package that has
+    it."""
+    missing = [package for module, package in packages.items() if find_spec(module) is None]
+    if missing:
+        raise ImportError(f"{what} needs {' and '.join(missing)}: pip install 'hf_lossy_assist[eval]'")
+
+
+def squeeze(text: str) -> str:
+    """`text` with every run of white space made one blank."""
+    return " ".join(text.split())
+
+
+def first(texts: Sequence[str | None]) -> str | None:
+    """The first that is not None."""
+    return next((text for text in texts if text is not None), None)

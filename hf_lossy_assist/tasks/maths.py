@@ -1,0 +1,204 @@
+"""Tasks whose answer is a number or a formula: GSM8K (Cobbe et al. 2021), MATH (Hendrycks et al. 2021) and files like
+them."""
+
+import re
+from fractions import Fraction
+from itertools import islice
+from pathlib import Path
+
+from ..validation import check_int
+from .answers import FileTask, Problem, Row, existing, first, read_rows, require, squeeze
+from .shots import SHOTS
+from .workers import ask
+
+
+LONGEST = 300  # characters; a longer answer is compared as text
+SECONDS = 8.0  # for one comparison of two formulas; `worker.py` gives the library two for each of its three steps
+
+_DIGITS = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+_NUMBER = re.compile(rf"-?\s*{_DIGITS}(?:(?:\s*/\s*|\s\*\s|\*\*?|\^){_DIGITS})*")
+_EXACT = re.compile(r"(-?(?:\d+(?:\.\d+)?|\.\d+))(?:\s*/\s*(\d+(?:\.\d+)?|\.\d+))?")
+_TOWER = re.compile(r"[\d.]+(?:\s*(?:\*\*|\^)\s*[\d.]+)+")
+_STATED = re.compile(r"the\s+final\s+answer\s+is", re.IGNORECASE)
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_MIXED = re.compile(r"(?<![\d.,/^*])(\d{1,9})\s+(\d{1,9})\s*/\s*(\d{1,9})(?![\d.,])")  # 2 1/2
+_BRACES = re.compile(r"(?P<box>\\f?boxed\s*\{)|\\.|[{}]", re.DOTALL)
+
+
+def boxed(text: str) -> str | None:
+    r"""What stands in the last \boxed{…} of `text` that is closed; None where there is none. Linear in the text's
+    length."""
+    opened: list[tuple[bool, int]] = []  # is it a box, where does its content begin
+    boxes: list[tuple[int, int]] = []
+    for found in _BRACES.finditer(text):
+        if found["box"] or found[0] == "{":
+            opened.append((bool(found["box"]), found.end()))
+        elif found[0] == "}" and opened:
+            box, start = opened.pop()
+            boxes += [(start, found.start())] if box else []
+    return text[slice(*max(boxes))].strip() or None if boxes else None
+
+
+def stated(text: str) -> str | None:
+    """What follows the last "the final answer is" in `text`, to the end of its sentence or line; None where nothing
+    does."""
+    found = list(_STATED.finditer(text))
+    if not found:
+        return None
+    rest = text[found[-1].end() :].lstrip(" \t\n:*$")
+    return re.split(r"\n|\.(?:\s|$)", rest, maxsplit=1)[0].strip(" *$") or None
+
+
+def number(text: str) -> str | None:
+    """The first number in `text` (behind its last =, if it has one), without $, commas, units and percent signs;
+    products, quotients and powers of numbers count as one. "1,500/1000 km" gives "1500/1000"; None where there is no
+    number."""
+    text = text.replace("−", "-").rpartition("=")[2]
+    text = re.sub(r"\\?\$|\\[,!;]", "", text.replace("{,}", ","))
+    text = _FRACTION.sub(r" \1/\2", text.replace("\\cdot", "*").replace("\\times", "*"))
+    text = _MIXED.sub(lambda its: f"{int(its[1]) * int(its[3]) + int(its[2])}/{its[3]}", text)
+    found = _NUMBER.search(text)
+    return re.sub(r"[\s,]", "", found[0]) if found else None
+
+
+def exact(text: str) -> Fraction | None:
+    """The value of "-1.5", "3/2" or "1,500"; None for anything else, and for what is too long to be anyone's
+    answer."""
+    found = _EXACT.fullmatch(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text.strip())) if len(text) <= 100 else None
+    if found is None:
+        return None
+    below = Fraction(found[2] or 1)
+    return Fraction(found[1]) / below if below else None
+
+
+def equal(reference: str, answer: str) -> bool:
+    """Whether two formulas have the same value: 1.5, 3/2 and 1,500/1000 do.
+
+    The same text and plain numbers are settled here. The rest goes to math-verify in a process of its own (see
+    `workers`), so that this may be called from any thread, and a formula such as 9**9**9**9 costs seconds and never
+    hangs the caller; what is not settled in that time counts as different. Beyond `LONGEST` characters only equal
+    texts are the same.
+    """
+    texts = [squeeze(text) for text in (reference, answer)]
+    if texts[0] == texts[1]:
+        return True
+    values = [exact(text) for text in texts]
+    if values[0] is not None and values[1] is not None:
+        if values[0] == values[1]:
+            return True
+        if values[0].denominator == values[1].denominator == 1:
+            return False  # else math-verify decides whether 0.333333 is close enough to 1/3
+    if max(map(len, texts)) > LONGEST:
+        return False
+    pair = {"reference": _latex(reference), "answer": _latex(answer)}
+    return bool(ask("formulas", pair, SECONDS))
+
+
+def _latex(text: str) -> str:
+    """A plain expression in the spelling that math-verify reads in full: it takes 1,500/1000 for a pair, and of 9**9
+    only 9."""
+    if not re.fullmatch(r"[-+*/^()\d.,\s]+", text):
+        return text.strip().strip("$")
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text) if exact(text) is not None or "(" not in text else text
+    return re.sub(_TOWER, lambda tower: _nested(re.split(r"\*\*|\^", tower[0])), text).replace("*", "\\cdot ")
+
+
+def _nested(powers: list[str]) -> str:
+    """a, b, c as a^{b^{c}}."""
+    return powers[0].strip() + "".join(f"^{{{power.strip()}" for power in powers[1:]) + "}" * (len(powers) - 1)
+
+
+class Formulas(FileTask):
+    """What `GSM8K` and `MathTask` share: equivalence by value."""
+
+    def __init__(self, path: str | Path):
+        require(f"the task {self.name}", {"math_verify": "math-verify"})
+        super().__init__(path)
+
+    def same(self, problem: Problem, reference: str, answer: str) -> bool:
+        # The library reads "x = 5" for 5 on its second side alone; a reference may have been written either way.
+        return equal(reference, answer) or equal(answer, reference)
+
+    def right(self, problem: Problem, answer: str | None) -> bool | None:
+        if answer is None or problem.gold is None:
+            return None
+        return equal(problem.gold, answer)
+
+
+class GSM8K(Formulas):
+    """Word problems with a number for an answer: JSON lines with `question` and `answer` (the number behind "####").
+
+    `shots`: how many worked examples stand before each question; the eight of `shots.py`, or the first rows of
+    `examples`, a file like `path`. The answer of a response is the number after its last "the final answer is", else
+    in \\boxed{…}, else after "####".
+    """
+
+    name = "gsm8k"
+
+    def __init__(self, path: str | Path, shots: int = 0, examples: str | Path | None = None):
+        super().__init__(path)
+        check_int("shots", shots, 0)
+        known = list(SHOTS) if examples is None else [_example(row) for row in islice(read_rows(examples), shots)]
+        if shots > len(known):
+            source = "the package has" if examples is None else f"{existing(examples)} has"
+            raise ValueError(f"shots: expected at most {len(known)} (so many examples {source}), got {shots}")
+        self.shots = tuple(known[:shots])
+        self.ends = ("\nQuestion:",) if shots else ()
+
+    def prompt(self, question: str) -> str:
+        """What the model is given: a request, or examples and an open "Answer:"."""
+        if not self.shots:
+            return (
+                f"{question}\n\nWork this out step by step. Close with one sentence of the form "
+                '"The final answer is N", where N is the number asked for.'
+            )
+        shown = [f"Question: {q}\nAnswer: {why} The final answer is {n}.\n\n" for q, why, n in self.shots]
+        return "".join(shown) + f"Question: {question}\nAnswer:"
+
+    def problem(self, row: Row) -> Problem:
+        return Problem(self.prompt(row.text("question").strip()), _gold(row), row.values)
+
+    def extract(self, problem: Problem, response: str) -> str | None:
+        text = self.cut(response)
+        marked = text.rpartition("####")[2].strip().partition("\n")[0] if "####" in text else None
+        return first([number(its) for its in (stated(text), boxed(text), marked) if its is not None])
+
+
+def _gold(row: Row) -> str:
+    """The right number of a GSM8K row."""
+    gold = number(row.text("answer").rpartition("####")[2])
+    if gold is None:
+        raise ValueError(
+            f"{row.where}: expected an `answer` with a number after ####, got {row.text('answer')[-60:]!r}"
+        )
+    return gold
+
+
+def _example(row: Row) -> tuple[str, str, str]:
+    """Question, reasoning and number of a GSM8K row; without the <<…>> in which the data set repeats each sum."""
+    reasoning = re.sub(r"<<[^<>]*>>", "", row.text("answer").partition("####")[0])
+    return row.text("question").strip(), " ".join(reasoning.split()), _gold(row)
+
+
+class MathTask(Formulas):
+    r"""Problems with a formula for an answer: JSON lines with `problem` and `answer`, or `solution` with a \boxed{…}.
+
+    The answer of a response is its last \boxed{…}, else what follows "the final answer is".
+    """
+
+    name = "math"
+    slow = True  # nearly every comparison is a worker's
+
+    def prompt(self, question: str) -> str:
+        """What the model is given."""
+        return f"{question}\n\nReason step by step, and give the final answer as \\boxed{{…}}."
+
+    def problem(self, row: Row) -> Problem:
+        gold = first([row.optional("answer"), boxed(row.optional("solution") or "")])
+        if gold is None:
+            raise ValueError(f"{row.where}: expected `answer`, or `solution` with a \\boxed{{…}}, got neither")
+        return Problem(self.prompt(row.text("problem").strip()), gold.strip(), row.values)
+
+    def extract(self, problem: Problem, response: str) -> str | None:
+        text = self.cut(response)
+        return first([boxed(text), stated(text)])

@@ -9,6 +9,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from support.commands import hf_lossy  # noqa: F401  (a fixture)
 
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
@@ -32,9 +33,9 @@ def hub(monkeypatch, tmp_path_factory):
     import sys
     import warnings
 
-    from hub_server import HubServer
     from huggingface_hub import close_session, constants, hf_api
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+    from support.hub_server import HubServer
     from transformers import dynamic_module_utils
     from transformers.utils import hub as transformers_hub
 

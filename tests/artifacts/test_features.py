@@ -1,0 +1,437 @@
+"""Proves that a head is given the very hidden state that a plain forward over the text so far has at the position that predicts
+the drafted token: alone, inside the engine after every kind of rollback, and beside other calls on the same model."""
+
+import threading
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from support import tiny
+from support.adapters import lora, peft_warns
+from support.tiny import NEVER_EMITTED, assisted, prompts
+from transformers import BartConfig, BartForConditionalGeneration
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import DraftStop, FeatureSpec
+from hf_lossy_assist.artifacts.features import FeatureTap
+from hf_lossy_assist.drafters.model import ModelDrafter
+
+
+RAGGED = (9, 1, 4, 14)
+LAST, RAW, FIRST = FeatureSpec(), FeatureSpec(norm=False), FeatureSpec(layer=1, norm=False)
+FINAL_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "embedding_norm")
+
+
+def hooks(model: Any) -> int:
+    """This package's; Transformers leaves some of its own behind after `output_hidden_states=True`."""
+    every = [hook for module in model.modules() for hook in module._forward_hooks.values()]
+    return sum(isinstance(getattr(hook, "__self__", None), FeatureTap) for hook in every)
+
+
+def decoder_inputs(model: Any, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Arguments of a plain forward over three rows of random tokens, as long as no row has padding."""
+    ids = prompts((11, 11, 11), seed)["input_ids"]
+    return {"input_ids": ids} | ({"decoder_input_ids": ids.flip(1)} if model.config.is_encoder_decoder else {})
+
+
+def states(out: Any) -> tuple[torch.Tensor, ...]:
+    return out.decoder_hidden_states if "decoder_hidden_states" in out else out.hidden_states
+
+
+def close(got: torch.Tensor, expected: torch.Tensor, atol: float) -> None:
+    """Equal up to rounding at the scale of the tensor: a block forward and a one-token forward differ in the last bits."""
+    scale = expected.abs().max().clamp(min=1.0)
+    torch.testing.assert_close(got / scale, expected / scale, rtol=0, atol=atol)
+
+
+# -- the tap alone --------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
+def test_the_tap_is_transformers_own_hidden_state(name):
+    """`hidden_states[-1]` is normed, `hidden_states[k]` is what block k gives, and the last block's output is normed by hand."""
+    model = tiny.shared(name)
+    inputs = decoder_inputs(model)
+    with FeatureTap(model, LAST) as last, FeatureTap(model, FIRST) as first, FeatureTap(model, RAW) as raw:
+        same = FeatureTap(model, FeatureSpec(layer=2, norm=False))
+        with same:
+            out = model(**inputs, output_hidden_states=True)
+        assert same.value is None
+        expected = states(out)
+        assert len(expected) == 3 and last.value.shape == (3, 11, 32)
+        assert torch.equal(last.value, expected[-1])
+        assert torch.equal(first.value, expected[1])
+        decoder = model.get_decoder()
+        norm = next(getattr(decoder, n) for n in FINAL_NORMS if hasattr(decoder, n))
+        close(norm(raw.value), expected[-1], atol=1e-6)
+        assert not torch.allclose(raw.value, expected[-1], atol=1e-2), "this norm changes nothing"
+        assert not torch.allclose(raw.value, first.value, atol=1e-2)
+        head = model.get_output_embeddings()
+        if name != "t5" and name != "gemma2":  # T5 scales, Gemma 2 caps behind its head
+            close(head(last.value), out.logits, atol=1e-6)
+    assert hooks(model) == 0 and last.value is None
+
+
+@torch.no_grad()
+def test_layer_and_its_number_name_the_same_block():
+    model, inputs = tiny.build("llama", num_hidden_layers=4), prompts((7,))["input_ids"]
+    specs = [FeatureSpec(layer=k, norm=False) for k in (1, 2, 3, 4)]
+    taps = [FeatureTap(model, spec) for spec in (*specs, RAW)]
+    for tap in taps:
+        tap.__enter__()
+    out = model(inputs, output_hidden_states=True)
+    for k in (1, 2, 3):
+        assert torch.equal(taps[k - 1].value, out.hidden_states[k])
+    assert torch.equal(taps[3].value, taps[4].value)
+    for tap in taps:
+        tap.__exit__()
+    assert hooks(model) == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_encoder_decoder_of_uneven_depth(blocks):
+    """The spec speaks of the decoder, however deep the encoder is; so does the identity that a head records."""
+    bart = BartForConditionalGeneration(
+        BartConfig(vocab_size=97, d_model=32, encoder_layers=2, decoder_layers=blocks, encoder_attention_heads=4,
+                   decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64)
+    ).eval()  # fmt: skip
+    for model in (tiny.build("t5", num_decoder_layers=blocks), bart):
+        with FeatureTap(model, FIRST) as first, FeatureTap(model, RAW):
+            expected = states(model(**decoder_inputs(model), output_hidden_states=True))
+            assert len(expected) == blocks + 1
+            if blocks > 1:
+                assert torch.equal(first.value, expected[1])
+        with pytest.raises(ValueError, match=f"{blocks} blocks"):
+            FeatureTap(model, FeatureSpec(layer=blocks + 1, norm=False))
+        assert hla.ModelIdentity.of(model).num_layers == blocks
+
+
+@torch.no_grad()
+def test_at_reads_one_column_or_one_of_each_row():
+    model = tiny.shared("llama")
+    with FeatureTap(model, LAST) as tap:
+        with pytest.raises(AssertionError, match="no forward"):
+            tap.at(0)
+        out = model(**decoder_inputs(model), output_hidden_states=True).hidden_states[-1]
+        assert torch.equal(tap.at(-1), out[:, -1])
+        assert torch.equal(tap.at(4), out[:, 4])
+        assert torch.equal(tap.at(torch.tensor([4, 0, 10])), torch.stack([out[0, 4], out[1, 0], out[2, 10]]))
+        second = model(**decoder_inputs(model, seed=1), output_hidden_states=True).hidden_states[-1]
+        assert torch.equal(tap.at(-1), second[:, -1]), "the latest forward counts"
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: FeatureSpec(model="assistant"), ValueError, r"FeatureSpec.model.*draft, target, both, companion.*'assistant'"),
+        (lambda: FeatureSpec(position="next"), ValueError, r"FeatureSpec.position.*predicting, token.*'next'"),
+        (lambda: FeatureSpec(layer=0, norm=False), ValueError, r"FeatureSpec.layer.*at least 1.*0"),
+        (lambda: FeatureSpec(layer=-2, norm=False), ValueError, r"FeatureSpec.layer.*-2"),
+        (lambda: FeatureSpec(layer=1.5, norm=False), TypeError, r"FeatureSpec.layer.*1.5"),
+        (lambda: FeatureSpec(layer=1), ValueError, r"norm=False"),
+        (lambda: FeatureTap(tiny.shared("llama"), FeatureSpec(layer=3, norm=False)), ValueError, r"2 blocks.*block 3"),
+    ],
+)  # fmt: skip
+def test_bad_specs_are_refused(make, error, words):
+    with pytest.raises(error, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_spec_calls_itself():
+    assert (
+        str(LAST)
+        == "hidden state of the draft, last layer, after the final norm, at the position that predicts the token"
+    )
+    assert str(FeatureSpec("target", "token", 3, False)) == (
+        "hidden state of the target, layer 3, before any norm, at the token itself"
+    )
+
+
+# -- inside the engine ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Recorder(DraftStop):
+    """Writes down what it is given, and doubts tokens by id and place, so that rows draft differently long."""
+
+    features: FeatureSpec = LAST  # type: ignore[misc]
+    max_draft: int = 6
+    every: int = 3  # doubts one in so many
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # of a round: (B,) tokens, (B, H)
+
+    adaptive: ClassVar[bool] = True
+
+    @property
+    def longest(self) -> int:
+        return self.max_draft
+
+    def __call__(self, input_ids, scores, features=None, **kwargs):
+        self.seen.append((input_ids[:, -1].clone(), features.clone()))
+        return (input_ids[:, -1] + len(self.seen)) % self.every == 0
+
+
+@dataclass
+class Drafted:
+    """What one row drafted in one round: the text before, the tokens, and the features that came with them."""
+
+    row: int
+    text: torch.Tensor  # (length,)
+    tokens: torch.Tensor  # (n,)
+    features: torch.Tensor  # (n, H)
+
+
+@pytest.fixture
+def record(monkeypatch):
+    """A list of `Drafted` that every call with a `Recorder` adds to; one of its own for each thread."""
+    propose, out = ModelDrafter.propose, defaultdict(list)
+
+    def spy(self, rows, limits):
+        self.stop.seen.clear()
+        texts = [rows.ids[b, rows.pads[b] : rows.lengths[b]].clone() for b in range(len(rows.index))]
+        block = propose(self, rows, limits)
+        for b, n in enumerate(block.drafted.tolist()):
+            if n:
+                tokens = torch.stack([tokens[b] for tokens, _ in self.stop.seen[:n]])
+                assert torch.equal(tokens, block.tokens[b, :n])
+                features = torch.stack([features[b] for _, features in self.stop.seen[:n]])
+                out[threading.get_ident()].append(Drafted(rows.index[b], texts[b], tokens, features))
+        return block
+
+    monkeypatch.setattr(ModelDrafter, "propose", spy)
+    return out
+
+
+@torch.no_grad()
+def compare(
+    model: Any,
+    records: list[Drafted],
+    encoder: dict[str, torch.Tensor] | None = None,
+    layer: int = -1,
+    atol: float = 2e-5,
+) -> None:
+    """Each recorded feature is that of a plain forward of `model` over the text before the token, at its last place."""
+    for one in records:
+        whole = torch.cat([one.text, one.tokens[:-1]])[None]
+        inputs = {"input_ids": whole} if encoder is None else encoder | {"decoder_input_ids": whole}
+        expected = states(model(**inputs, output_hidden_states=True))[layer][0, len(one.text) - 1 :]
+        close(one.features, expected, atol)
+
+
+def varied(records: list[Drafted]) -> None:
+    lengths = {len(one.tokens) for one in records}
+    assert len(lengths) > 2 and len(records) > 4, "drafts of one length prove little"
+
+
+@pytest.mark.parametrize("kind", ["often", "rarely", "always"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "gemma3", "mistral"])
+def test_ragged_rows(name, kind, record):
+    """Left padding, rows of different length, rollbacks of different depth, and rows that leave the batch at an end token."""
+    target, inputs = tiny.shared(name), prompts(RAGGED)
+    draft = tiny.draft_of(target, kind)
+    plain = tiny.greedy(target, inputs, eos_token_id=NEVER_EMITTED)
+    eos = int(plain[1, max(RAGGED) + 9])
+    for end in (NEVER_EMITTED, eos):
+        record.clear()
+        out = assisted(target, inputs, draft, Recorder(), eos_token_id=end)
+        assert torch.equal(out.sequences, plain) or end == eos
+        records = record[threading.get_ident()]
+        varied(records)
+        assert {one.row for one in records} == {0, 1, 2, 3}
+        compare(draft, records)
+        assert hooks(draft) == 0 and hooks(target) == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("lengths", [(9,), (1,), (6, 6, 6)], ids=str)
+def test_rows_of_one_length(name, lengths, record):
+    """No prefill of their own: the first draft forward brings the prompt along, and its last column is the one."""
+    target = tiny.shared(name)
+    draft = tiny.draft_of(target, "often")
+    assisted(
+        target, prompts(lengths), draft, Recorder(), eos_token_id=NEVER_EMITTED, do_sample=True, max_new_tokens=40
+    )
+    varied(record[threading.get_ident()])
+    compare(draft, record[threading.get_ident()])
+
+
+def test_sampling_and_processors(record):
+    target = tiny.shared("llama")
+    draft = tiny.draft_of(target, "often")
+    assisted(
+        target, prompts(RAGGED), draft, Recorder(), do_sample=True, temperature=0.8, repetition_penalty=1.2,
+        eos_token_id=NEVER_EMITTED,
+    )  # fmt: skip
+    varied(record[threading.get_ident()])
+    compare(draft, record[threading.get_ident()])
+
+
+def test_an_inner_layer(record):
+    target = tiny.shared("llama")
+    draft = tiny.draft_of(target, "often")
+    assisted(target, prompts(RAGGED), draft, Recorder(FIRST), eos_token_id=NEVER_EMITTED)
+    compare(draft, record[threading.get_ident()], layer=1)
+
+
+@pytest.mark.parametrize("kind", ["rarely", "always"])
+@pytest.mark.parametrize("name", tiny.ONE_ROW)
+def test_models_on_a_cropped_cache(name, kind, record):
+    """Sampled, for a greedy T5 of this size repeats itself."""
+    target, inputs = tiny.shared(name), prompts((9,))
+    draft = tiny.draft_of(target, kind)
+    ends = {"eos_token_id": NEVER_EMITTED, "do_sample": True, "max_new_tokens": 40}
+    stats = assisted(target, inputs, draft, Recorder(), **ends).speculation.total()
+    if kind == "rarely":
+        assert stats.num_draft_tokens > stats.num_accepted_draft_tokens, "nothing was rolled back"
+    records = record[threading.get_ident()]
+    varied(records)
+    compare(draft, records, encoder=inputs if name == "t5" else None, atol=1e-4)
+    assert hooks(draft) == 0
+
+
+def test_a_cache_that_was_passed_in(record):
+    """The target then runs on Transformers' cache at batch 1, the draft on rows."""
+    from transformers import DynamicCache
+
+    target = tiny.shared("llama")
+    draft = tiny.draft_of(target, "often")
+    assisted(
+        target, prompts((9,)), draft, Recorder(), past_key_values=DynamicCache(config=target.config),
+        eos_token_id=NEVER_EMITTED,
+    )  # fmt: skip
+    compare(draft, record[threading.get_ident()])
+
+
+@peft_warns
+def test_a_peft_draft(record):
+    """The adapter takes part in what the head reads, and the hook sits on the model inside."""
+    target = tiny.shared("llama")
+    draft = lora(tiny.noisy(target, 0.05), 0)
+    with torch.no_grad(), draft.disable_adapter():
+        bare = draft(prompts((9,))["input_ids"], output_hidden_states=True).hidden_states[-1]
+    with torch.no_grad():
+        assert not torch.allclose(draft(prompts((9,))["input_ids"], output_hidden_states=True).hidden_states[-1], bare)
+    assisted(target, prompts(RAGGED), draft, Recorder(), eos_token_id=NEVER_EMITTED)
+    compare(draft, record[threading.get_ident()])
+    assert hooks(draft) == 0
+
+
+def test_the_draft_may_be_the_target_itself(record):
+    """The target's own forwards pass through the same hook and must not be taken for the draft's."""
+    target = tiny.build("llama")
+    assisted(target, prompts(RAGGED), target, Recorder(), eos_token_id=NEVER_EMITTED)
+    compare(target, record[threading.get_ident()])
+    assert hooks(target) == 0
+
+
+def test_refused_where_no_states_are_handed_on():
+    """Transformers' own loop, prompt lookup, and settings that are draft stops of their own."""
+    target, draft = tiny.build("llama"), tiny.shared("llama")
+    stop, one = hla.HeadStop(hla.LinearHead(hla.HeadConfig(32))), prompts((9,))
+    with hla.stock_stop(target, stop):
+        with pytest.raises(ValueError, match="own loop"):
+            target.generate(**one, assistant_model=draft, max_new_tokens=9, do_sample=False)
+    with pytest.raises(ValueError, match="HeadStop needs a draft model"):
+        assisted(target, one, None, stop, prompt_lookup_num_tokens=2)
+    with pytest.raises(ValueError, match="is itself a draft stop"):
+        assisted(target, one, draft, stop, assistant_confidence_threshold=0.2)
+
+
+# -- hooks and threads ----------------------------------------------------------------------------------------------------
+
+
+def counted(model: Any, counts: list[int]) -> Any:
+    """A pre-hook that writes down how many taps there are at each forward of `model`."""
+    return model.get_output_embeddings().register_forward_pre_hook(lambda *_: counts.append(hooks(model)))
+
+
+def test_one_hook_with_a_head_and_none_without():
+    target, counts = tiny.shared("llama"), []
+    draft = tiny.noisy(target, 0.05)
+    handle = counted(draft, counts)
+    for policy in ("strict", "svip", hla.Confidence(0.1)):
+        assisted(target, prompts(RAGGED), draft, policy)
+    assert counts and set(counts) == {0}
+    counts.clear()
+    assisted(target, prompts(RAGGED), draft, Recorder())
+    handle.remove()
+    assert counts and set(counts) == {1} and hooks(draft) == 0
+
+
+@pytest.mark.parametrize("culprit", ["stop", "draft", "target"])
+def test_hooks_are_gone_after_an_error(culprit):
+    target = tiny.build("llama")
+    draft, calls = tiny.noisy(target, 0.05), []
+
+    def fail(*_):
+        calls.append(1)
+        if len(calls) > 3:
+            raise ZeroDivisionError
+
+    @dataclass(frozen=True, eq=False)
+    class Failing(Recorder):
+        def __call__(self, *args, **kwargs):
+            if culprit == "stop":
+                fail()
+            return super().__call__(*args, **kwargs)
+
+    own = {"draft": draft, "target": target}.get(culprit)
+    handle = own.get_output_embeddings().register_forward_pre_hook(fail) if own is not None else None
+    with pytest.raises(ZeroDivisionError):
+        assisted(target, prompts(RAGGED), draft, Failing())
+    if handle is not None:
+        handle.remove()
+    assert hooks(draft) == 0 and hooks(target) == 0
+
+
+def test_two_threads_on_one_draft_do_not_mix(record):
+    """Both threads are held between the draft's hidden state and what reads it, so that each would see the other's."""
+    target = tiny.build("llama")
+    hla.enable(target)
+    draft = tiny.noisy(target, 0.05)
+    barrier, met, texts, errors = threading.Barrier(2), [], {}, []
+
+    def meet(*_):
+        try:
+            barrier.wait(timeout=20)
+            met.append(1)
+        except threading.BrokenBarrierError:  # the other thread has finished
+            pass
+
+    def run(seed: int):
+        try:
+            out = assisted(target, prompts((8,), seed), draft, Recorder(every=4), eos_token_id=NEVER_EMITTED)
+            texts[seed] = (out.sequences, record[threading.get_ident()])
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            barrier.abort()
+
+    handle = draft.get_output_embeddings().register_forward_pre_hook(meet)
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    handle.remove()
+    assert not errors and len(met) > 20
+    for seed in (1, 2):
+        sequences, records = texts[seed]
+        assert torch.equal(sequences, tiny.greedy(target, prompts((8,), seed), eos_token_id=NEVER_EMITTED))
+        compare(draft, records)
+    assert hooks(draft) == 0
+
+
+def test_random_models_have_states_that_differ():
+    """Otherwise a wrong position would pass: all states of all texts above are told apart by more than the tolerance."""
+    model, marks = tiny.shared("llama"), set()
+    with torch.no_grad():
+        out = model(**decoder_inputs(model), output_hidden_states=True).hidden_states[-1]
+    for state in out.flatten(0, 1):
+        marks.add(zlib.crc32(state.mul(100).round().to(torch.int32).numpy().tobytes()))
+    assert len(marks) == 33

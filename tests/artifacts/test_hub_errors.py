@@ -1,0 +1,118 @@
+"""What goes wrong on the Hub is one line with a way out, of the kind that its users know; and what a damaged download needs."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants, create_repo, hf_hub_download
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Profile, Sprinter, demo
+from hf_lossy_assist.methods.sprinter.plan import read_held_out
+from hf_lossy_assist.policy.sharing import pull, push
+
+
+SHIPPED = demo.FOLDER / "sprinter_head"
+LOADERS = (Head.from_pretrained, LossyPolicy.from_pretrained, Profile.from_pretrained, read_held_out, pull)
+
+
+def linear(seed: int = 0) -> LinearHead:
+    torch.manual_seed(seed)
+    return LinearHead(HeadConfig(4, label=f"of seed {seed}")).eval()
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_what_cannot_be_read_is_one_line(hub, load):
+    create_repo("org/gated")
+    hub.gate("org/gated")
+    create_repo("org/own")
+    for name, kind, says in (
+        ("org/nothing", RepositoryNotFoundError, "org/nothing is not on the Hub, or private and not for this token"),
+        ("org/gated", GatedRepoError, "org/gated is gated on the Hub: ask for access"),
+        ("org/own@v9", RevisionNotFoundError, "org/own@v9 on the Hub has no such revision"),
+    ):
+        if name == "org/gated" and load is pull:
+            continue  # an empty repository has no file to be refused
+        with pytest.raises(kind) as error:
+            load(name, token=hub.other_token)
+        assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_cannot_be_written_is_one_line(hub):
+    pushes = (
+        lambda **more: push(SHIPPED, "org/it", **more),
+        lambda **more: linear().push_to_hub("org/it", **more),
+        lambda **more: Sprinter(linear()).push_to_hub("org/it", **more),
+    )
+    for one in pushes:
+        for token in (hub.other_token, "hf_unknown"):
+            with pytest.raises(HfHubHTTPError) as error:
+                one(token=token)
+            assert "\n" not in str(error.value) and error.value.response.status_code in (401, 403)
+
+
+def test_a_card_that_the_hub_refuses_is_one_line(hub, tmp_path):
+    linear().save_pretrained(tmp_path / "head")
+    (tmp_path / "head" / "README.md").write_text("---\nlicense: mine\n---\n")
+    with pytest.raises(ValueError, match="licence id, got 'mine'") as error:
+        push(tmp_path / "head", "org/it")
+    assert "\n" not in str(error.value)
+
+
+def damage(repo: str, *names: str) -> None:
+    """What a bad disk or a broken download leaves in the cache."""
+    for name in names:
+        file = Path(hf_hub_download(repo, name)).resolve()
+        file.write_bytes(file.read_bytes()[:-3] + b"\0\0\0")
+
+
+def test_a_damaged_download_is_downloaded_again(hub, hf_lossy):
+    linear().push_to_hub("org/head")
+    Sprinter(linear()).push_to_hub("org/policy")
+    for repo, name, load in (
+        ("org/head", "model.safetensors", Head.from_pretrained),
+        ("org/head", "model.safetensors", LossyPolicy.from_pretrained),
+        ("org/policy", "stop_head/model.safetensors", LossyPolicy.from_pretrained),
+    ):
+        for again in (lambda: load(repo, force_download=True), lambda: hf_lossy("pull", repo, "--force-download")):  # noqa: B023
+            damage(repo, name)
+            with pytest.raises(ValueError, match="force_download=True, or hf-lossy pull --force-download") as error:
+                load(repo)
+            assert "\n" not in str(error.value)
+            assert "--force-download" in hf_lossy("pull", repo).line
+            assert getattr(again(), "code", 0) == 0
+            load(repo)
+    both = hf_lossy("pull", "org/head", "--force-download", "--local-files-only")
+    assert "contradict each other" in both.line
+
+
+def test_a_policy_loads_again_from_the_cache_alone(hub, monkeypatch):
+    policy = Sprinter(linear(), 0.6)
+    policy.push_to_hub("org/policy")
+    LossyPolicy.from_pretrained("org/policy")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert LossyPolicy.from_pretrained("org/policy", local_files_only=True) == policy
+
+
+# -- a README.md that somebody wrote ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "save", [lambda seed, folder: linear(seed).save_pretrained(folder),
+             lambda seed, folder: Sprinter(linear(seed)).save_pretrained(folder)], ids=["head", "policy"],
+)  # fmt: skip
+def test_a_readme_that_somebody_wrote_stays(tmp_path, save):
+    save(0, tmp_path / "it")
+    own = (tmp_path / "it" / "README.md").read_text()
+    save(0, tmp_path / "it")  # the same once more: nothing to say
+    (tmp_path / "it" / "README.md").write_text(own + "\nWhat I found out.\n")
+    with pytest.warns(UserWarning, match="README.md stays as it is, and is not the card of what was saved") as said:
+        save(1, tmp_path / "it")
+    assert len(said) == 1 and "\n" not in str(said[0].message)
+    assert (tmp_path / "it" / "README.md").read_text() == own + "\nWhat I found out.\n"
+    [config] = (tmp_path / "it").rglob("config.json")
+    assert json.loads(config.read_text())["label"] == "of seed 1"
+    (tmp_path / "it" / "README.md").unlink()
+    save(1, tmp_path / "it")
+    assert "of seed 1" in (tmp_path / "it" / "README.md").read_text()

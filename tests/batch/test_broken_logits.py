@@ -1,0 +1,148 @@
+"""Logits that no law can be made of (NaN, +inf, −inf everywhere) are an error in one line, wherever the text comes to them and only there."""
+
+import math
+
+import pytest
+import torch
+from support import small
+from transformers import LogitsProcessor, LogitsProcessorList
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.artifacts.profile import Bins, Latency, Profile, machine
+from hf_lossy_assist.models.identity import ModelIdentity
+
+
+VALUES = {"nan": math.nan, "inf": math.inf, "no token": -math.inf}
+POLICIES = ["svip", hla.TopK(2), hla.BlockVerification()]
+
+
+def breaking(model, value: float, after: int = 0):
+    """From its position `after` on, this model's output layer gives `value`: for one token, or −inf for all."""
+
+    def spoil(module, args, kwargs, output):
+        late = kwargs["position_ids"] >= after  # (1 or B, Q)
+        late = late[:, -output.logits.shape[1] :, None].expand(output.logits.shape[:2] + (1,))
+        all_tokens = torch.full_like(output.logits, value)
+        one_token = torch.cat([all_tokens[..., :1], output.logits[..., 1:]], dim=-1)
+        output.logits = torch.where(late, all_tokens if value == -math.inf else one_token, output.logits)
+        return output
+
+    model.register_forward_hook(spoil, with_kwargs=True)
+    return model
+
+
+def written(target, draft, policy="strict", inputs=None, **settings):
+    inputs = inputs or small.ragged((0, 3, 5))
+    settings = {"max_new_tokens": 12, "do_sample": False, "top_k": 0} | settings
+    if not settings["do_sample"]:
+        del settings["top_k"]
+    return hla.enable(target).generate(**inputs, assistant_model=draft, lossy_policy=policy, **settings)
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("broken", ["target", "draft"])
+def test_one_line_for_each(broken, kind, do_sample):
+    for policy in POLICIES:
+        target = small.llama()
+        models = {"target": target, "draft": small.near(target)}
+        breaking(models[broken], VALUES[kind], after=14)  # the unpadded prompts have 9, 6 and 4 tokens
+        line = rf"^the {broken} model gave NaN or infinite logits in row [012], after \d+ new tokens$"
+        with pytest.raises(ValueError, match=line):
+            written(models["target"], models["draft"], policy, do_sample=do_sample)
+
+
+def test_a_real_overflow_of_float16():
+    target = small.llama().half()
+    with torch.no_grad():
+        target.lm_head.weight.mul_(1e6).clamp_(-6e4, 6e4)
+    for do_sample in (False, True):
+        with pytest.raises(ValueError, match="^the target model gave NaN or infinite logits in row 0, after 0 new"):
+            written(target, small.near(small.llama()), inputs=small.one(), do_sample=do_sample)
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"typical_p": 0.9}], ids=str)
+def test_whatever_warpers_make_of_it(settings):
+    for value in VALUES.values():
+        target = breaking(small.llama(), value)
+        with pytest.raises(ValueError, match="^the target model gave NaN or infinite logits"):
+            written(target, small.near(small.llama()), inputs=small.one(), do_sample=True, **settings)
+
+
+def test_a_companion_too():
+    target = small.llama()
+    draft, companion = small.near(target), breaking(small.near(target, seed=9), math.nan)
+    for filter_ in (hla.Staged(companion), hla.SpeculativeVerification(free(target, draft, companion), companion, 5)):
+        with pytest.raises(ValueError, match="^the companion model gave NaN or infinite logits in row 0, after 0 new"):
+            written(target, draft, filter_, inputs=small.one(), do_sample=True)
+
+
+def free(target, draft, companion):
+    """A profile by which everything is verified."""
+    ones = Bins(*(torch.zeros(shape).numpy() for shape in ((0,), (1, 0))), *(torch.ones(n).double().numpy() for n in ((1, 1), (1,))), torch.ones(1, 1).long().numpy())  # fmt: skip
+    tokens = torch.arange(9).numpy()
+    latency = Latency(torch.tensor([1]).numpy(), tokens[None], torch.ones(1, 9).double().numpy(), *torch.zeros(3, 1).double().numpy())  # fmt: skip
+    models = (ModelIdentity.of(m) for m in (target, draft, companion))
+    return Profile(ones, latency, 8, torch.full((1,), 2.0).numpy(), *models, "", {}, machine(torch.device("cpu")))
+
+
+# -- and what must go on --------------------------------------------------------------------------------------------------
+
+
+def test_values_made_finite_are_no_error():
+    """`remove_invalid_values=True` does it before the logits are looked at, as in stock `generate`."""
+    for value in (math.nan, math.inf):
+        target = breaking(small.llama(), value)
+        settings = {"remove_invalid_values": True, "max_new_tokens": 8, "do_sample": False}
+        plain = type(target).generate(target, **small.ragged(), **settings)
+        assert torch.equal(written(target, small.near(small.llama()), **settings), plain)
+
+
+class DeadEnd(LogitsProcessor):
+    """Behind token `token` nothing is allowed, as where a grammar has no way on."""
+
+    def __init__(self, token: int):
+        self.token = token
+
+    def __call__(self, input_ids, scores):
+        return scores.masked_fill(input_ids[:, -1:] == self.token, -math.inf)
+
+
+@pytest.mark.parametrize("policy", ["strict", "svip", hla.BlockVerification()], ids=str)
+def test_what_only_a_rejected_draft_came_to_is_no_error(policy):
+    """The draft always writes a token that the target never does, and behind which there is no law at all."""
+    target, token = small.llama(), 11
+    draft = small.near(target)
+    for model, sign in ((target, -1.0), (draft, 1.0)):
+        model.lm_head = torch.nn.Linear(32, small.VOCAB, dtype=model.dtype)
+        with torch.no_grad():
+            model.lm_head.weight.copy_(small.llama().lm_head.weight)
+            model.lm_head.bias.zero_()[token] = sign * 1e4
+    processors = LogitsProcessorList([DeadEnd(token)])
+    settings = {"max_new_tokens": 10, "logits_processor": processors}
+    plain = type(target).generate(target, **small.ragged(), **settings, do_sample=False)
+    assert torch.equal(written(target, draft, policy, **settings), plain)
+    new = written(target, draft, policy, **settings, do_sample=True)[:, -10:]
+    assert not (new == token).any()
+
+
+def test_a_law_that_only_the_target_has_a_token_for():
+    """A processor allows one token, and the draft, whose vocabulary is smaller, does not know it."""
+    target, draft = small.llama(vocab=98), small.llama(seed=1, vocab=97)
+    settings = {"max_new_tokens": 6, "prefix_allowed_tokens_fn": lambda row, ids: [97]}
+    for do_sample in (False, True):
+        new = written(target, draft, do_sample=do_sample, **settings)[:, -6:]
+        assert (new == 97).all()
+
+
+def test_rows_that_have_ended_and_places_that_were_not_sent_do_not_count():
+    """Row 0 ends at once; what the models give behind its end is no matter. Longer rows go on."""
+    target = small.llama()
+    inputs = small.ragged((0, 5, 5, 5, 5))  # one of five: too few to leave the batch
+    first = type(target).generate(target, **inputs, max_new_tokens=1, do_sample=False)[0, -1]
+    settings = {"eos_token_id": int(first), "pad_token_id": 0, "max_new_tokens": 3, "do_sample": False}
+    plain = type(target).generate(target, **inputs, **settings)
+    assert (plain[0, -2:] == 0).all() and (plain[1:, -2:] != 0).any()
+    spoiled, draft = breaking(small.llama(), math.nan, after=9), breaking(small.near(target), math.nan, after=9)
+    assert torch.equal(written(spoiled, draft, inputs=inputs, **settings), plain)

@@ -1,0 +1,97 @@
+"""`hf-lossy generate` as a user runs it: its output and its exit code; once each, also as a process of its own."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hf_lossy_assist import demo
+
+
+def hf_lossy(*arguments):
+    command = [sys.executable, "-m", "hf_lossy_assist.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+def test_the_demo_solves_its_problems_and_shows_statistics():
+    done = hf_lossy("generate", "--policy", "svip", "--batch-size", "3")
+    assert done.returncode == 0, done.stderr
+    assert "The answer is" in done.stdout
+    assert "solved 3 of 3 problems" in done.stdout
+    assert "draft acceptance rate" in done.stdout
+    assert "\x1b[" not in done.stdout  # plain where there is no terminal
+
+
+def test_json_is_one_object_with_the_promised_keys(hf_lossy, tmp_path):
+    problems = demo.problems(3, seed=9)
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": p.prompt}) + "\n" for p in problems))
+    report = hf_lossy("generate", "--prompts", file, "--policy", "svip", "--batch-size", 2, "--json").json
+    assert list(report) == ["model", "assistant", "policy", "seconds", "speculation", "outputs"]
+    assert [o["prompt"] for o in report["outputs"]] == [p.prompt for p in problems]
+    for output, problem in zip(report["outputs"], problems, strict=True):
+        assert set(output) == {"prompt", "text", "token_ids", "speculation"}
+        assert demo.answer(output["text"]) == problem.answer
+        assert len(output["token_ids"]) == output["speculation"]["num_new_tokens"]
+        assert len(output["token_ids"]) == len(output["speculation"]["token_sources"])
+    assert report["speculation"]["num_new_tokens"] == sum(len(o["token_ids"]) for o in report["outputs"])
+
+
+def test_policies_agree_with_the_target_alone_and_a_policy_may_be_json_or_a_file(hf_lossy, tmp_path):
+    file = tmp_path / "policy.json"
+    file.write_text('{"stop": {"name": "heuristic"}}')
+    texts = []
+    for policy in ("target", "strict", '{"stop": {"name": "svip", "h": 0.5}}', str(file)):
+        report = hf_lossy("generate", "--policy", policy, "--json").json
+        assert (report["speculation"] is None) == (policy == "target")
+        texts.append([(o["text"], o["token_ids"]) for o in report["outputs"]])
+    assert all(t == texts[0] for t in texts)
+
+
+def test_sampling_is_reproducible_by_seed(hf_lossy):
+    sampled = ("generate", "--do-sample", "--temperature", 1.5, "--json")
+    runs = [hf_lossy(*sampled, "--seed", seed).json["outputs"] for seed in (1, 1, 2)]
+    ids = [[output["token_ids"] for output in run] for run in runs]
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_streaming_prints_the_text_once(hf_lossy):
+    prompt = demo.problems(1, seed=4)[0].prompt
+    done = hf_lossy("generate", "--prompt", prompt, "--stream")
+    assert done.code == 0, done.err
+    assert done.out.count("The answer is") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--policy", "svpi"], "svip"),
+        (["--policy", '{"stop": {"name": "svip", "hh": 1}}'], "hh"),
+        (["--policy", "nowhere.json"], "nowhere.json"),
+        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--model", "somewhere"], "--assistant"),
+        (["--dtype", "float7"], "float7"),
+        (["--device", "tpu9"], "tpu9"),
+        (["--stream", "--json"], "--stream"),
+        (["--max-new-tokens", "0"], "--max-new-tokens"),
+        (["--batch-size", "-2"], "--batch-size"),
+        (["--prompt", " "], "empty"),
+        (
+            ["--model", "/nonexistent/model", "--assistant", "/nonexistent/model", "--prompt", "a"],
+            "/nonexistent/model",
+        ),
+    ],
+)
+def test_wrong_arguments_give_one_line_and_exit_code_2(hf_lossy, arguments, says):
+    done = hf_lossy("generate", *arguments)
+    assert done.code == 2 and done.out == ""
+    (line,) = [line for line in done.err.splitlines() if line.startswith("hf-lossy:")]
+    assert says in line and "Traceback" not in done.err
+
+
+def test_a_wrong_argument_ends_the_process_with_2():
+    done = hf_lossy("generate", "--policy", "svpi")
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("hf-lossy:") and "svip" in line

@@ -1,0 +1,308 @@
+"""collect, fit, plan, push, pull and generate with a head, from the command line as a user types them: what comes out, and that
+what users can mend is one line and exit code 2."""
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from support.commands import DEMO, prompts_file
+from support.hub_server import card_problems
+
+from hf_lossy_assist import Head, HeadConfig, LinearHead, Sprinter, demo
+from hf_lossy_assist.training.dataset import read_table
+
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning"),
+    pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning"),
+]
+
+SHIPPED = demo.FOLDER / "sprinter_head"
+QUICK = ("--limit", "1", "--new-tokens", "3")
+SMALL = ("--limit", "10", "--new-tokens", "6", "--batch-size", "5")
+
+
+# -- end to end -------------------------------------------------------------------------------------------------------
+
+
+def test_collect_fit_generate_plan_push_pull(hf_lossy, hub, tmp_path):
+    data, head = tmp_path / "data", tmp_path / "head"
+    collected = hf_lossy("collect", "--out", data, *SMALL)
+    assert collected.code == 0 and collected.out.count("\n") == 1
+    assert f"{data}: {10 * 4 * 6} tokens of 10 prompts" in collected.out
+    assert len(read_table(data)) == 240
+
+    fitted = hf_lossy(
+        "fit", "sprinter", data, "--out", head, "--lambda", 1.2, "--lambda", 3, "--head", "mlp", "--width", 8
+    )
+    assert fitted.code == 0, fitted.err
+    assert "AUROC" in fitted.out and "λ = 1.2, with its card and plots" in fitted.out
+    assert card_problems((head / "README.md").read_text()) == ([], [])
+    assert Head.from_pretrained(head).config.width == 8
+
+    options = ("--policy", "sprinter", "--max-new-tokens", 12, "--json", "--seed", 3)
+    own = hf_lossy("generate", *options, "--head", head, "--threshold", 0.2).json
+    assert own["speculation"]["lossless"] is False and own["speculation"]["num_unseen_tokens"] >= 0
+    stop = own["policy"]["stop"]
+    assert (own["policy"]["rule"]["name"], stop["name"], stop["head"], stop["threshold"]) == (
+        "all_but_last", "head", str(head), 0.2,
+    )  # fmt: skip
+    shipped = hf_lossy("generate", *options).json
+    assert shipped["policy"]["stop"]["threshold"] == 0.5
+    never = hf_lossy("generate", *options, "--threshold", 1.5).json
+    alone = hf_lossy("generate", "--policy", "target", "--max-new-tokens", 12, "--json", "--seed", 3).json
+    assert [o["token_ids"] for o in never["outputs"]] == [o["token_ids"] for o in alone["outputs"]]
+    assert never["speculation"]["num_unseen_tokens"] == 0 < shipped["speculation"]["num_unseen_tokens"]
+
+    planned = hf_lossy(
+        "plan", "--head", head, "--limit", 1, "--repeats", 1, "--new-tokens", 12, "--max-draft", 4, "--json"
+    ).json
+    assert len(planned["lines"]) == 19 and planned["advice"] and planned["strict_per_second"] > 0
+
+    url = hf_lossy("push", head, "org/head", "--message", "a head")
+    assert url.code == 0 and url.out.strip().splitlines()[-1].startswith(f"{hub.url}/org/head/commit/")
+    pulled = hf_lossy("pull", "org/head", "--out", tmp_path / "copy")
+    assert pulled.code == 0 and pulled.out.strip() == str(tmp_path / "copy")
+    assert (tmp_path / "copy" / "model.safetensors").read_bytes() == (head / "model.safetensors").read_bytes()
+    for policy in (("sprinter", "--head", "org/head"), ("org/head",)):
+        hers = hf_lossy("generate", "--policy", *policy, "--max-new-tokens", 12, "--json", "--seed", 3).json
+        assert hers["policy"]["stop"]["head"] == "org/head"
+    Sprinter(Head.from_pretrained(head), 0.2).push_to_hub("org/policy")
+    theirs = hf_lossy("generate", "--policy", "org/policy", "--max-new-tokens", 12, "--json", "--seed", 3).json
+    assert [o["token_ids"] for o in theirs["outputs"]] == [o["token_ids"] for o in own["outputs"]]
+    assert theirs["policy"]["stop"]["threshold"] == 0.2
+
+
+def test_foreign_models_go_all_the_way(hf_lossy, tmp_path):
+    """The demo's own folders as a user's models, with prompts of the user's own."""
+    file = prompts_file(tmp_path, 8)
+    data, head = tmp_path / "data", tmp_path / "head"
+    collected = hf_lossy(
+        "collect", *DEMO, "--prompts", file, "--out", data, "--new-tokens", 40, "--temperature", 0.9, "--top-k", 9
+    )
+    assert collected.code == 0, collected.err
+    facts = json.loads((data / "collect.json").read_text())
+    assert (facts["source"], facts["target"]["id"], facts["prompts"]) == ("prompts.jsonl", "target", 8)
+    assert hf_lossy("fit", "sprinter", data, "--out", head).code == 0
+    assert Head.from_pretrained(head).config.decoding["top_k"] == 9
+    options = ("--policy", "sprinter", "--head", head, *DEMO, "--prompts", file, "--max-new-tokens", 8)
+    assert len(hf_lossy("generate", *options, "--json").json["outputs"]) == 8
+    shown = hf_lossy(
+        "plan",
+        *DEMO,
+        "--head",
+        head,
+        "--prompts",
+        file,
+        "--limit",
+        1,
+        "--repeats",
+        1,
+        "--new-tokens",
+        8,
+        "--max-draft",
+        3,
+    )
+    assert shown.code == 0 and "tokens / call" in shown.out and "measured here" in shown.out
+
+
+# A background job, and what it starts, ignores the interrupts that a shell's foreground would get.
+INTERRUPTIBLE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from hf_lossy_assist import cli
+cli.main()
+"""
+
+
+def test_an_interrupted_collection_says_how_to_go_on(tmp_path):
+    """A process of its own: pressing Ctrl-C, then --resume."""
+    command = [sys.executable, "-c", INTERRUPTIBLE, "collect", "--out", str(tmp_path / "data"), "--limit", "400",
+               "--batch-size", "1", "--new-tokens", "8"]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not list((tmp_path / "data.partial").glob("*.parquet")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        out = err = "it did not end"
+        for _ in range(5):  # Python drops an interrupt that arrives inside a destructor
+            process.send_signal(signal.SIGINT)
+            try:
+                out, err = process.communicate(timeout=20)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+    assert process.returncode == 130 and "Traceback" not in err, err[-2000:]
+    assert "--resume" in out + err and (tmp_path / "data.partial").is_dir() and not (tmp_path / "data").exists()
+
+
+def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
+    data, head = tmp_path / "data", tmp_path / "head"
+    assert hf_lossy("collect", "--out", data, "--greedy", "--limit", 12, "--new-tokens", 40).code == 0
+    assert set(read_table(data).q.tolist()) == {1.0}
+    fitted = hf_lossy("fit", "sprinter", data, "--out", head, "--lambda", 1.2, "--lambda", 2)
+    assert fitted.code == 0 and "every λ ≥ 1 gives the same labels" in fitted.out
+    one = hf_lossy("fit", "sprinter", data, "--out", tmp_path / "one")
+    assert one.code == 0 and "same labels" not in one.out
+
+
+# -- refused in one line ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["generate", "--policy", "sprinter", *DEMO, "--prompt", "a"], "--head"),
+        (["generate", "--head", "x"], "--policy sprinter"),
+        (["generate", "--policy", "svip", "--head", "x"], "svip"),
+        (["generate", "--policy", "target", "--head", "x"], "--policy sprinter"),
+        (["generate", "--policy", "sprinter", "--head", "nowhere"], "nowhere"),
+        (["generate", "--policy", "sprinter", "--threshold", "-1"], "threshold"),
+        (["generate", "--policy", "sprinter", "--threshold", "nan"], "threshold"),
+        (["plan", *DEMO], "--head"),
+        (["plan", *DEMO, "--head", str(SHIPPED)], "--prompts"),
+        (["plan", "--head", "nowhere"], "nowhere"),
+        (["plan", "--head", str(demo.FOLDER / "draft")], "head"),
+        (["plan", "--limit", "-1"], "-1"),
+        (["plan", "--limit", "0"], "limit"),
+        (["plan", *QUICK, "--repeats", "0"], "repeats"),
+        (["plan", *QUICK, "--repeats", "-1"], "repeats"),
+        (["plan", "--new-tokens", "1"], "--new-tokens"),
+        (["plan", "--max-draft", "0"], "--max-draft"),
+        (["plan", "--max-distance", "-0.1"], "--max-distance"),
+        (["collect", "--out", "{tmp}/x", "--new-tokens", "0"], "new_tokens"),
+        (["collect", "--out", "{tmp}/x", "--batch-size", "-3"], "batch_size"),
+        (["collect", "--out", "{tmp}/x", "--limit", "-2"], "-2"),
+        (["collect", "--out", "{tmp}/x", "--limit", "0", "--new-tokens", "1"], "limit"),
+        (["collect", "--out", "{tmp}/x", "--limit", "-2", "--prompts", "{tmp}/prompts.jsonl"], "-2"),
+        (["collect", "--out", "{tmp}/x", "--lambda", "-1"], "lambda"),
+        (["collect", "--out", "{tmp}/x", "--temperature", "0"], "--greedy"),
+        (["collect", "--out", "{tmp}/x", "--top-p", "1.5"], "top_p"),
+        (["collect", "--out", "{tmp}/x", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["collect", "--out", "{tmp}/there"], "exists"),
+        (["collect", "--out", "{tmp}/x", *DEMO[:2]], "--assistant"),
+        (["plan", "--head", str(SHIPPED), "--prompts", "{tmp}/prompts.jsonl", *DEMO[:2]], "--assistant"),
+        (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/x"], "no collect.json"),
+        (["fit", "sprinter", "{tmp}/nowhere", "--out", "{tmp}/x"], "nowhere"),
+        (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/there"], "exists"),
+        (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/x", "--head", "tree"], "linear"),
+        (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/x", "--width", "-1"], "width"),
+        (["push", "{tmp}/there", "org/x"], "is no head"),
+        (["push", "{tmp}/nowhere", "org/x"], "no folder"),
+        (["push", str(SHIPPED), "org/x"], "HF_HUB_OFFLINE"),
+        (["pull", "no/good/name"], "org/name"),
+        (["pull", "org/nothing", "--local-files-only"], "cache"),
+    ],
+    ids=lambda value: " ".join(value).replace(str(demo.FOLDER), "demo")[:70] if isinstance(value, list) else "",
+)
+def test_one_line(hf_lossy, tmp_path, arguments, says):
+    (tmp_path / "there").mkdir()
+    prompts_file(tmp_path)
+    done = hf_lossy(*(a.replace("{tmp}", str(tmp_path)) for a in arguments))
+    assert says in done.line and not done.out
+    assert {p.name for p in tmp_path.iterdir()} <= {"there", "prompts.jsonl", "x.partial"}
+
+
+def test_a_head_for_other_models_is_refused(hf_lossy, tmp_path):
+    torch.manual_seed(0)
+    config = Head.from_pretrained(SHIPPED).config.to_dict() | {"kind": "linear", "width": None}
+    config["target"]["num_layers"] = 3
+    LinearHead(HeadConfig.from_dict(config)).eval().save_pretrained(tmp_path / "head")
+    shutil.copy(SHIPPED / "heldout.safetensors", tmp_path / "head")
+    for command in (("plan", "--limit", 1), ("generate", "--policy", "sprinter")):
+        line = hf_lossy(*command, "--head", tmp_path / "head").line
+        assert "num_layers" in line and "trained for the target" in line
+
+
+def test_models_that_do_not_fit_the_given_head_are_refused(hf_lossy, tmp_path):
+    companion = demo.FOLDER / "companion"
+    pair = ("--model", demo.FOLDER / "target", "--assistant", companion, "--prompts", prompts_file(tmp_path))
+    assert "trained for the draft" in hf_lossy("plan", *pair, "--head", SHIPPED).line
+    assert "trained for the draft" in hf_lossy("generate", *pair, "--policy", "sprinter", "--head", SHIPPED).line
+
+
+def test_damaged_files_are_one_line(hf_lossy, tmp_path):
+    head = Path(shutil.copytree(SHIPPED, tmp_path / "head"))
+    (head / "heldout.safetensors").write_bytes((head / "heldout.safetensors").read_bytes()[:900])
+    assert "heldout.safetensors" in hf_lossy("plan", "--head", head, "--limit", 1).line
+    (head / "heldout.safetensors").unlink()
+    assert "heldout.safetensors" in hf_lossy("plan", "--head", head, "--limit", 1).line
+    (head / "model.safetensors").write_bytes(b"x")
+    assert "model.safetensors" in hf_lossy("generate", "--policy", "sprinter", "--head", head).line
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "collect.json").write_text("{}")
+    assert "data" in hf_lossy("fit", "sprinter", tmp_path / "data", "--out", tmp_path / "x").line
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        (["collect", "--out", "{tmp}/x"], "datasets"),
+        (["collect", "--out", "{tmp}/x"], "accelerate"),
+        (["fit", "sprinter", "{tmp}/data", "--out", "{tmp}/x"], "sklearn"),
+        (["fit", "sprinter", "{tmp}/data", "--out", "{tmp}/x"], "matplotlib"),
+        (["fit", "sprinter", "{tmp}/data", "--out", "{tmp}/x"], "datasets"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_a_missing_extra_is_named_with_the_way_out(hf_lossy, tmp_path, monkeypatch, command, module):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == module else real(name, *a))
+    for name in [name for name in sys.modules if name.split(".")[0] == module]:
+        monkeypatch.setitem(sys.modules, name, None)
+    line = hf_lossy(*(a.replace("{tmp}", str(tmp_path)) for a in command)).line
+    assert module in line and "pip install 'hf_lossy_assist[train]'" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_generate_needs_no_extra(monkeypatch, hf_lossy):
+    for module in ("datasets", "sklearn", "matplotlib"):
+        for name in [name for name in sys.modules if name.split(".")[0] == module]:
+            monkeypatch.delitem(sys.modules, name)
+    assert hf_lossy("generate", "--policy", "sprinter", "--max-new-tokens", 4, "--json").code == 0
+    assert not {"datasets", "sklearn", "matplotlib"} & set(sys.modules)
+
+
+# -- the Hub ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_hub_refuses_is_one_line(hf_lossy, hub, tmp_path, monkeypatch):
+    assert hf_lossy("push", SHIPPED, "org/private", "--private").code == 0
+    assert hf_lossy("push", SHIPPED, "org/gated").code == 0
+    hub.gate("org/gated")
+    for repo in ("org/private", "org/gated", "org/nothing"):
+        assert repo in hf_lossy("pull", repo, "--token", hub.other_token).line
+        monkeypatch.setenv("HF_TOKEN", hub.other_token)
+        assert repo in hf_lossy("generate", "--policy", repo).line
+        assert repo in hf_lossy("plan", "--head", repo).line
+        monkeypatch.setenv("HF_TOKEN", hub.token)
+    assert "403" in hf_lossy("push", SHIPPED, "other/x").line
+    assert "exists" in hf_lossy("pull", "org/gated", "--out", tmp_path).line
+    (tmp_path / "weights.pt").write_bytes(b"")
+    shutil.copytree(SHIPPED, tmp_path / "head")
+    shutil.move(tmp_path / "weights.pt", tmp_path / "head")
+    assert "a pickle" in hf_lossy("push", tmp_path / "head", "org/x").line
+    assert "org/x" not in {name for _, name in hub.repos}
+
+
+def test_no_network_is_one_line(hf_lossy, hub, monkeypatch, tmp_path):
+    assert hf_lossy("push", SHIPPED, "org/head").code == 0
+    assert hf_lossy("generate", "--policy", "org/head", "--max-new-tokens", 4, "--json").code == 0
+    hub.__exit__()
+    assert (
+        hf_lossy("generate", "--policy", "sprinter", "--head", "org/head", "--max-new-tokens", 4, "--json").code == 0
+    )
+    assert hf_lossy("pull", "org/else").line
+    assert hf_lossy("push", SHIPPED, "org/head").line
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert hf_lossy("generate", "--policy", "org/head", "--max-new-tokens", 4, "--json").code == 0
+    assert hf_lossy("pull", "org/head").code == 0
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,273 @@
+"""Every number that a user can pass, in every shape that no sane one has: refused in one line by this package, or it works."""
+
+import dataclasses
+import inspect
+import json
+import math
+import typing
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import wrong_uses
+from support import small
+from support.profiles import profile
+from typer.testing import CliRunner
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import demo
+from hf_lossy_assist.artifacts.features import FeatureSpec
+from hf_lossy_assist.artifacts.heads import HeadConfig
+from hf_lossy_assist.cli import app
+from hf_lossy_assist.filters.staged import FILTERS
+from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
+from hf_lossy_assist.methods.autojudge.mine import MineSettings
+from hf_lossy_assist.methods.sprinter.collect import CollectSettings
+from hf_lossy_assist.methods.sprinter.fit import FitSettings
+from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.rules import RULES
+from hf_lossy_assist.stops import STOPS
+from hf_lossy_assist.validation import shown
+
+
+NUMBERS = {
+    "0": 0, "-1": -1, "NaN": math.nan, "inf": math.inf, "-inf": -math.inf, "2**31": 2**31, "10**20": 10**20, "10**30": 10**30,
+    "10**400": 10**400, "10**5000": 10**5000, "1e308": 1e308, "1e-320": 1e-320, "1.5": 1.5, "True": True, "'3'": "3",
+}  # fmt: skip
+OTHERS = {
+    "None": None, "[]": [], "list": [10**5000], "dict": {}, "tensor": torch.eye(30), "array": np.zeros((30, 30)),
+    "model": small.llama(layers=1), "object": object(),
+}  # fmt: skip
+VALUES = NUMBERS | OTHERS
+REFUSED_BY_ALL = ("-1", "10**30", "10**400", "10**5000", "'3'")  # of whole numbers
+
+
+@cache
+def needed():
+    """What fields without a default are given."""
+    target, draft = small.llama(), small.near(small.llama())
+    return {
+        "rule": hla.TopK(2), "rules": (hla.TopK(2), hla.Typical()), "stop": hla.Constant(3), "stops": (hla.Constant(3), hla.SVIP()),
+        "table": {1: 3}, "k": 2, "threshold": 0.5, "budget": 1.0, "weight": 0.5, "alpha": 0.5, "lenience": 0.5, "step": 0.1,
+        "hidden_size": 8, "profile": profile(), "companion": draft, "target": target, "draft": draft,
+    }  # fmt: skip
+
+
+def heads(name):
+    """The demo's head for a rule or stop that needs one."""
+    return demo.head({"judge": "autojudge", "specdec": "specdec"}.get(name, "sprinter"))
+
+
+def parts():
+    """(kind, name, field) of everything in a policy that is no other part of it."""
+    for kind, known in (("rule", RULES), ("stop", STOPS), ("filter", FILTERS)):
+        for name, cls in known.items():
+            for field in dataclasses.fields(cls):
+                yield kind, name, field.name
+
+
+def built(cls, name, field, value):
+    given = {}
+    for other in dataclasses.fields(cls):
+        bare = other.default is dataclasses.MISSING and other.default_factory is dataclasses.MISSING
+        if other.name != field and (
+            bare or (cls is hla.MovingAverage and other.name == "step" and field != "profile")
+        ):
+            given[other.name] = heads(name) if other.name == "head" else needed()[other.name]
+    return cls(**given, **{field: value})
+
+
+def one_line(error, what):
+    assert wrong_uses.fault(error) is None, (
+        f"{what}: {wrong_uses.fault(error)}: {type(error).__name__}: {str(error)[:300]}"
+    )
+    assert len(str(error)) < 400, f"{what}: {len(str(error))} characters"
+
+
+def runs(policy):
+    """It writes a few tokens, greedily and sampled, in a batch."""
+    target, draft = needed()["target"], needed()["draft"]
+    for sampling in (False, True):
+        if ("sampling" if sampling else "greedy") in policy.rule.modes:
+            out = hla.enable(target).generate(
+                **small.ragged((0, 3)), assistant_model=draft, lossy_policy=policy, do_sample=sampling, max_new_tokens=7, top_k=0,
+                return_dict_in_generate=True,
+            )  # fmt: skip
+            out.speculation.to_json(rows=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
+@pytest.mark.parametrize(("kind", "name", "field"), list(parts()))
+def test_every_field_of_a_policy(kind, name, field):
+    cls = {"rule": RULES, "stop": STOPS, "filter": FILTERS}[kind][name]
+    runnable = not {"head", "profile", "companion"} & {
+        f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING
+    }
+    accepted = 0
+    for what, value in VALUES.items():
+        kept = []
+        error = wrong_uses.refusal(lambda: kept.append(built(cls, name, field, value)))  # noqa: B023
+        if error is not None:
+            one_line(error, f"{field}={what}")
+        elif kept and runnable and accepted < 4:
+            accepted += 1
+            runs(hla.as_policy(kept[0]))
+
+
+@pytest.mark.parametrize(
+    "number", ["1e30", "1" + "0" * 30, "1" + "0" * 400, "-1", "1e400", "NaN", '"3"', "true", "[]"]
+)
+def test_a_policy_file(tmp_path, number):
+    """As in Python, but that JSON has texts and lists in the place of numbers as well."""
+    for kind, name, field in parts():
+        if field in ("head", "profile", "companion"):  # a text names one, on the Hub perhaps
+            continue
+        cls = {"rule": RULES, "stop": STOPS, "filter": FILTERS}[kind][name]
+        names = {f.name for f in dataclasses.fields(cls)}
+        if {"head", "profile", "companion"} & {
+            f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING
+        }:
+            continue
+        plain = {"rule": "strict", "stop": "svip", "rules": ["strict"], "stops": ["svip"], "table": [[1, 3]]}
+        spec = {f: plain.get(f, needed().get(f)) for f in names - {field, "profile"} if f in needed()}
+        text = json.dumps({kind: {"name": name} | spec | {field: "HERE"}}, default=str)
+        (tmp_path / "policy.json").write_text(text.replace('"HERE"', number))
+        error = wrong_uses.refusal(lambda: hla.as_policy(tmp_path / "policy.json"))
+        if error is not None:
+            one_line(error, f"{name}.{field}={number[:20]}")
+        whole = isinstance(next(f for f in dataclasses.fields(cls) if f.name == field).default, int)
+        assert error is not None or not whole or cls.__dataclass_fields__[field].type == "bool", (
+            f"{name}.{field}={number[:20]}"
+        )
+
+
+SETTINGS = [CollectSettings, MineSettings, ProfileSettings, FitSettings, JudgeSettings, FeatureSpec, HeadConfig]
+
+
+@pytest.mark.parametrize("cls", SETTINGS, ids=lambda cls: cls.__name__)
+def test_every_field_of_settings(cls):
+    for field in dataclasses.fields(cls):
+        for what, value in VALUES.items():
+            given = {"hidden_size": 8} if cls is HeadConfig else {}
+            error = wrong_uses.refusal(lambda: cls(**given | {field.name: value}))  # noqa: B023
+            if error is not None:
+                one_line(error, f"{field.name}={what}")
+            elif isinstance(field.default, int) and not isinstance(field.default, bool):
+                assert what not in REFUSED_BY_ALL or (field.name, what) == ("layer", "-1"), (
+                    f"{cls.__name__}.{field.name}={what} was accepted"
+                )
+            elif isinstance(field.default, bool):
+                assert what == "True", f"{cls.__name__}.{field.name}={what} was accepted"
+
+
+def commands():
+    """(words, function) of every command of `hf-lossy`."""
+    for made in app.registered_commands:
+        yield [made.name or made.callback.__name__], made.callback
+    for group in app.registered_groups:
+        for made in group.typer_instance.registered_commands:
+            yield [group.name, made.name or made.callback.__name__], made.callback
+
+
+def options():
+    """(words, option, whether it takes a fraction) of every option that takes a number."""
+    for words, function in commands():
+        for name, hint in typing.get_type_hints(function, include_extras=True).items():
+            if typing.get_origin(hint) is not typing.Annotated:
+                continue
+            given, info = typing.get_args(hint)[:2]
+            kinds = (
+                {given} | set(typing.get_args(given)) | {x for k in typing.get_args(given) for x in typing.get_args(k)}
+            )
+            if kinds & {int, float}:
+                decls = [d for d in (info.default, *(info.param_decls or ())) if str(d).startswith("--")]
+                yield words, (decls or ["--" + name.replace("_", "-")])[0], float in kinds
+
+
+ARGUMENTS = {  # what each command needs, and what an option needs beside it
+    "generate": [], "collect": ["--out", "OUT"], "fit sprinter": ["DATA", "--out", "OUT"], "plan": [], "mine": ["--out", "OUT"],
+    "fit autojudge": ["DATA", "--out", "OUT"], "fit specdec": ["DATA", "--out", "OUT"], "profile": ["--out", "OUT"],
+}  # fmt: skip
+SERVER = ["--target-url", "http://127.0.0.1:9/v1", "--target-model", "x"]
+BESIDE = {
+    "generate --gamma": ["--policy", "sv"], "generate --threshold": ["--policy", "sprinter"], "collect --mix": ["--for", "specdec"],
+    "generate --window": ["--policy", "autojudge"], "mine --per-minute": SERVER, "mine --timeout": SERVER,
+    "mine --shots": ["--task", "gsm8k", "--data", "DATA"], "fit specdec --width": ["--head", "mlp"],
+} | {f"{command} {option}": ["--do-sample"] for command in ("generate", "mine") for option in ("--temperature", "--top-k", "--top-p")}  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "option", "fraction"), list(options()), ids=str)
+def test_every_number_of_the_command_line(words, option, fraction, tmp_path, monkeypatch):
+    """Refused by its name, before a model is loaded or a file is written."""
+    monkeypatch.setattr(demo, "load", lambda *_: pytest.fail("models were loaded"))
+    command = " ".join(words)
+    there = {"OUT": str(tmp_path / "out"), "DATA": str(tmp_path / "data")}
+    given = [there.get(x, x) for x in (*words, *ARGUMENTS[command], *BESIDE.get(f"{command} {option}", []))]
+    for number in ["1" + "0" * 30, "1" + "0" * 400, "-1", *(["nan", "-inf"] if fraction else [])]:
+        if (command, option) == ("generate", "--threshold") and number[0] == "1":  # above 1 every token is doubted
+            continue
+        ran = CliRunner().invoke(app, [*given, f"{option}={number}"])
+        one_line(ran.exception, f"{command} {option}={number[:20]}: {ran.output}")
+        named = option.strip("-").replace("-", "_")
+        assert named in str(ran.exception).replace("-", "_").lower(), f"{option}={number[:20]}: {ran.exception}"
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_user_is_shown_is_one_short_line():
+    for value in (*VALUES.values(), "a" * 10**6, "a\nb", {1: 10**5000}):
+        assert len(shown(value)) <= 81 and "\n" not in shown(value)
+    assert shown(10**400) == "a number of 401 digits" and shown(3) == "3" and shown("3") == "'3'"
+    assert inspect.signature(shown).parameters["longest"].default == 80
+
+
+def nested(parts, level, depth):
+    """JSON of stops or rules inside one another, two in each."""
+    inner = parts[0]
+    for _ in range(depth):
+        inner = level(inner, parts[1])
+    return inner
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
+@pytest.mark.parametrize("deep", [16, 17, 18, 400])
+@pytest.mark.parametrize(
+    ("seam", "parts", "level"),
+    [
+        ("rule", ("strict", {"name": "top_k", "k": 2}), lambda a, b: {"name": "union", "rules": [a, b]}),
+        ("rule", ({"name": "top_k", "k": 2}, None), lambda a, _: {"name": "limited", "rule": a, "per_request": 2}),
+        ("stop", ("svip", "constant"), lambda a, b: {"name": "any_of", "stops": [a, b]}),
+        ("stop", ("svip", "constant"), lambda a, b: {"name": "all_of", "stops": [b, a]}),
+        ("stop", ("svip", None), lambda a, _: {"name": "at_least", "stop": a}),
+    ],
+    ids=["union", "limited", "any_of", "all_of", "at_least"],
+)
+def test_parts_inside_one_another(seam, parts, level, deep):
+    """Each level asks the next one a few times: what they need is worked out once, or 18 of them take seconds, and 400 never end."""
+    spec = {seam: nested(parts, level, deep)}
+    if deep == 16:
+        runs(hla.as_policy(spec))
+        return
+    error = wrong_uses.refusal(lambda: hla.as_policy(spec))
+    one_line(error, deep)
+    assert "inside one another" in str(error)
+
+
+def test_a_long_moving_average_ends():
+    """Costs are worked out for every number of verified tokens of every γ: 128 is the longest."""
+    error = wrong_uses.refusal(lambda: hla.MovingAverage(step=0.1, max_draft=10**20))
+    one_line(error, "max_draft")
+    runs(hla.LossyPolicy(stop=hla.MovingAverage(step=0.1, max_draft=128)))
+    assert wrong_uses.refusal(lambda: hla.MovingAverage(step=0.1).with_longest(129)) is not None
+
+
+def test_a_window_that_no_draft_has_is_strict():
+    """The rule sees `window` tokens ahead; it once made room for all of them."""
+    policy, given = (
+        hla.FLy(window=2**31 - 1, entropy=0.0),
+        {**small.ragged((0, 3)), "max_new_tokens": 7, "do_sample": False},
+    )
+    target, draft = hla.enable(needed()["target"]), needed()["draft"]
+    with pytest.warns(UserWarning, match="lossy"):
+        out = target.generate(**given, assistant_model=draft, lossy_policy=policy)
+    assert torch.equal(out, target.generate(**given, assistant_model=draft, lossy_policy="strict"))

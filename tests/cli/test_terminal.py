@@ -1,0 +1,139 @@
+"""What models, files and servers wrote is shown as text: no terminal acts on it, and rich takes none of it for its markup."""
+
+import ast
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import HeadConfig, LinearHead, demo
+from hf_lossy_assist.models.identity import ModelIdentity
+from hf_lossy_assist.policy.sharing import kind_of
+from hf_lossy_assist.terminal import console, show, show_json, streamer
+from hf_lossy_assist.validation import listed, one_line, visible
+
+
+PACKAGE = Path(hla.__file__).parent
+WILD = "\x1b]0;title\x07\x1b[31mred\x9b2J\r\x7f\u202eeno"  # sets a title, a colour, clears the screen, turns the text around
+ACTS = ("\x1b", "\x07", "\x9b", "\r", "\x7f", "\u202e")
+
+
+def quiet(text: str) -> bool:
+    return not any(c in text for c in ACTS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain\n\ttext",
+        "日本語　全角",
+        "👩‍👩‍👧",
+        "שלום",
+        "e\u0301 ñ",
+        "\u00a0\u2009",
+        "a\\x1b",
+        "[red]x[/red]",
+        ":smile:",
+    ],
+)
+def test_text_stays_as_it_is(text, capsys):
+    assert visible(text) == text
+    show(text)
+    console(soft_wrap=True, highlight=False).print(text)
+    assert capsys.readouterr().out == f"{text}\n{text.expandtabs()}\n"  # rich makes blanks of tabs
+
+
+def test_what_a_terminal_acts_on_is_written_out(capsys):
+    assert visible(WILD) == r"\x1b]0;title\x07\x1b[31mred\x9b2J\r\x7f\u202eeno"
+    assert visible("a\r\nb\ud800") == "a\nb\\ud800"
+    show(WILD, file=sys.stderr)
+    show("a", Path("b"))
+    show_json({WILD: [WILD]})
+    screen = console(force_terminal=True, width=200, highlight=False)
+    screen.print(WILD + "[link=http://x]a[/link]", style="red")
+    shown = capsys.readouterr()
+    assert quiet(shown.err) and shown.out.startswith("a b\n")
+    given, _, rich = shown.out.removeprefix("a b\n").partition("\n")
+    assert quiet(given) and json.loads(given) == {WILD: [WILD]}
+    assert "[link=http://x]a[/link]" in rich and "\\x1b]0;title" in rich
+    assert set(rich.replace("\n", "").split("\x1b[")[1:]) and "\x07" not in rich and "\x9b" not in rich
+
+
+def test_text_that_streams(capsys):
+    tokenizer = demo.load().tokenizer
+
+    class Wild:  # a tokenizer whose model has learnt to write such things
+        def decode(self, ids, **settings):
+            return " ".join([WILD] * len(ids)) + "\n"
+
+    for given in (Wild(), tokenizer):
+        its = streamer(given, skip_prompt=False)
+        its.put(torch.tensor([5, 6]))
+        its.end()
+    assert quiet(capsys.readouterr().out)
+
+
+@pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+def test_generate_shows_prompts_paths_and_texts_as_text(hf_lossy, tmp_path):
+    prompt = f"1 + 1 {WILD} [bold]b[/bold] [/nothing]"
+    policy = tmp_path / "[red]p[blink].json"
+    policy.write_text('{"stop": "svip"}')
+    options = ("--prompt", prompt, "--max-new-tokens", 4, "--policy", policy)
+    for more in ((), ("--stream",)):
+        done = hf_lossy("generate", *options, *more)
+        assert done.code == 0, done.err
+        assert quiet(done.out) and f"policy {policy}"[:60] in done.out.replace("\n", "")
+        assert more or "[bold]b[/bold] [/nothing]" in done.out
+    told = hf_lossy("generate", *options, "--json")
+    assert quiet(told.out) and told.json["outputs"][0]["prompt"] == prompt
+
+
+def test_warnings_of_a_command_are_one_line(tmp_path):
+    import subprocess
+
+    LinearHead(HeadConfig(4)).save_pretrained(tmp_path / "head")
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    (tmp_path / "head" / "config.json").write_text(json.dumps(config | {f"new{WILD}\nentry": 1}))
+    command = [
+        sys.executable,
+        "-m",
+        "hf_lossy_assist.cli",
+        "generate",
+        "--policy",
+        "sprinter",
+        "--head",
+        tmp_path / "head",
+    ]
+    done = subprocess.run([*map(str, command), "--max-new-tokens", "2"], capture_output=True, text=True, check=False)
+    [line] = [line for line in done.stderr.splitlines() if "entries not known" in line]
+    assert line.startswith("warning: ") and quiet(line) and "\\x1b" in line and "site-packages" not in done.stderr
+
+
+def test_names_from_outside_are_listed_in_one_line(tmp_path):
+    (tmp_path / f"a{WILD.replace('/', '')}\nb").write_text("")
+    with pytest.raises(ValueError, match="is no head") as error:
+        kind_of(tmp_path)
+    assert quiet(str(error.value)) and "\n" not in str(error.value)
+    shown = str(ModelIdentity(f"org/{WILD}\nx", None, WILD, 1, 1, 1))
+    assert quiet(shown) and "\n" not in shown
+    assert listed(range(30), 3) == "0, 1, 2 and 27 more"
+    assert quiet(one_line(WILD)) and "\n" not in one_line("a\nb")
+
+
+def test_nothing_else_in_the_package_writes_to_the_terminal():
+    allowed = {"terminal.py", "exits.py"}  # the latter's one line has a rule of its own: tests/test_exits.py
+    for file in sorted(PACKAGE.rglob("*.py")):
+        if file.name in allowed:
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in ("print", "typer.echo", "typer.secho", "Console", "rich.print", "TextStreamer"), (
+                    file
+                )
+                assert not called.startswith(("sys.stdout.write", "sys.stderr.write")), file
+            if isinstance(node, ast.ImportFrom):
+                assert not {"Console", "TextStreamer"} & {alias.name for alias in node.names}, file

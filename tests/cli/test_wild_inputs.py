@@ -1,0 +1,129 @@
+"""Names, files and replies that no right use has, each found by `examples/fuzz.py`: one line of this package."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from starlette.responses import Response
+from support.openai_server import OpenAIServer
+from wrong_uses import fault
+
+from hf_lossy_assist import (
+    Head,
+    HeadConfig,
+    LinearHead,
+    LossyPolicy,
+    ModelIdentity,
+    MovingAverage,
+    Staged,
+    as_policy,
+    demo,
+)
+from hf_lossy_assist.methods.autojudge.mined import RECORD, read_lines
+from hf_lossy_assist.policy.contents import kind_of
+from hf_lossy_assist.tasks.endpoint import Endpoint
+from hf_lossy_assist.training.jobs import prepare
+from hf_lossy_assist.validation import shown
+
+
+def refused(call, says):
+    with pytest.raises((ValueError, TypeError)) as error:
+        call()
+    text = str(error.value)
+    assert fault(error.value) is None and says in text and len(text) <= 620 and text.isprintable(), text
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize("given", [LONG, LONG + ".json", Path(LONG), "org/" + LONG, "\x1b[31mred"])
+def test_a_policy_whose_name_is_no_name(given):
+    refused(lambda: as_policy(given), "lossy_policy:")
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("-inf")])
+def test_a_head_with_weights_that_are_no_numbers(tmp_path, wrong):
+    head = LinearHead(HeadConfig(4))
+    with torch.no_grad():
+        head.linear.weight[0, 2] = wrong
+    head.save_pretrained(tmp_path / "head")
+    refused(lambda: Head.from_pretrained(tmp_path / "head"), "NaN or infinite")
+
+
+@pytest.mark.parametrize("kind", ["head", "profile"])
+def test_a_file_that_is_far_too_large_is_not_read(tmp_path, kind):
+    made = demo.head() if kind == "head" else demo.profile()
+    made.save_pretrained(tmp_path / kind)
+    (file,) = (tmp_path / kind).glob("*.safetensors")
+    with open(file, "r+b") as large:
+        large.truncate(2**36)  # of nothing: no machine here holds it
+    refused(lambda: type(made).from_pretrained(tmp_path / kind), "this is not what belongs there")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])
+def test_lines_that_are_no_file(tmp_path, make):
+    prepare(tmp_path / "out", tmp_path / "out.partial", {"settings": {}}, False, RECORD)
+    make(tmp_path / "out.partial" / "00000.jsonl")
+    refused(lambda: read_lines(tmp_path / "out.partial"), "is no file: delete it and resume")
+
+
+def test_models_are_looked_for_where_they_may_lie_alone(tmp_path):
+    """A search of everything below would go through a whole disk, if someone pushes its root."""
+    deep = tmp_path / "a" / "b" / "model.safetensors"
+    deep.parent.mkdir(parents=True)
+    deep.write_bytes(b"")
+    refused(lambda: kind_of(tmp_path), "is no head")
+
+
+@pytest.mark.parametrize("settings", [{"model": float("nan")}, {"key": -1}, {"url": 10**400}, {"url": b"http://x"}])
+def test_an_endpoint_of_no_texts(settings):
+    refused(lambda: Endpoint(**{"url": "http://127.0.0.1:9/v1", "model": "m"} | settings), "expected a text")
+
+
+class Latin(OpenAIServer):
+    async def _answer(self, request):
+        return Response(b'{"choices": [{"text": "\xfc"}]}', media_type="application/json")
+
+
+def test_a_reply_that_is_no_utf_8():
+    with Latin() as server, Endpoint(server.url, "target", retries=0) as endpoint:
+        refused(lambda: endpoint.complete("a", 1), "where JSON was expected")
+
+
+def test_anything_can_be_shown():
+    class Loud:
+        def __repr__(self):
+            return "a\nb\x1b[31m"
+
+    nested: list = []
+    for _ in range(10_000):
+        nested = [nested]
+    for value in (10**5000, nested, Loud(), "x" * 10**6, torch.zeros(40, 40)):
+        line = shown(value)
+        assert len(line) <= 81 and line.isprintable()
+
+
+def test_policies_with_a_profile_equal_what_their_json_form_builds(tmp_path):
+    demo.profile().save_pretrained(tmp_path / "profile")
+    policy = as_policy({"stop": {"name": "moving_average", "profile": str(tmp_path / "profile")}})
+    again = as_policy(json.dumps(policy.to_dict()))
+    assert policy == again and hash(policy) == hash(again)
+    other = replace(policy.stop.profile, pays=policy.stop.profile.pays + 1)
+    assert policy != as_policy(MovingAverage(other)) and policy.stop.profile != "profile"
+
+
+@pytest.mark.parametrize("table", ["accept", "accept_by_s"])
+def test_an_acceptance_that_is_no_probability(table):
+    bins = demo.profile().bins
+    refused(lambda: replace(bins, **{table: getattr(bins, table) + 1}), "no probability")
+
+
+def test_a_companion_that_is_no_name():
+    refused(LossyPolicy(filter=Staged(Path("nowhere"))).to_dict, "has no JSON form")
+
+
+def test_entries_of_a_model_with_a_name_that_a_terminal_acts_on():
+    refused(lambda: ModelIdentity.from_dict({"\x1b[31mred": 1}), "expected the entries")

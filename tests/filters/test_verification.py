@@ -1,0 +1,118 @@
+"""SV keeps the target's law: by exact enumeration of drafts, coins and corrections with the real filter and the real `decide`
+pieces, one row and two; and the paper's own form does not."""
+
+import itertools
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+from support.cells import bins, distance, laws
+
+from hf_lossy_assist.artifacts.profile import Bins, Latency, Profile
+from hf_lossy_assist.filters.sv import Verification, acceptance, similarity
+from hf_lossy_assist.models.identity import ModelIdentity
+from hf_lossy_assist.round import Block
+
+
+ME = ModelIdentity("me", None, "llama", 1, 1, 1)
+
+
+def latency(seconds, batch):
+    return Latency(np.array([batch]), np.arange(len(seconds))[None], np.array([seconds]), *np.zeros((3, 1)))
+
+
+def profile(of, seconds, batch, gamma):
+    return Profile(of, latency(seconds, batch), gamma, np.ones(1), ME, ME, ME, "", {}, "")
+
+
+def output_law(own, q, c, p):
+    """Of each row, the probability of every outcome of a round: the tokens it commits, as a tuple."""
+    batch, gamma, size = q.shape
+    out = [defaultdict(float) for _ in range(batch)]
+    for drafts in itertools.product(range(size), repeat=batch * gamma):
+        tokens = torch.tensor(drafts).view(batch, gamma)
+        chance = float(q.gather(-1, tokens[..., None]).prod())
+        block = Block(tokens, torch.full((batch,), gamma), q, True, laws=q, companion=c)
+        kept = own(block).tolist()
+        ratio = (block.of_tokens(p) / block.of_tokens(q)).clamp(max=1.0)
+        for b in range(batch):
+            alive = 1.0
+            for i in range(kept[b] + 1):
+                rejected = i < kept[b]
+                weight = alive * (1 - float(ratio[b, i])) if rejected else alive
+                law = p[b, i]
+                if i < gamma and (rejected or block.considered is not None):
+                    either = torch.minimum(p[b, i], q[b, i])
+                    v = torch.ones(size, dtype=torch.bool)
+                    if block.considered is not None:
+                        v = block.considered(torch.full((batch,), i))[b]
+                    law = law - v * either
+                if weight > 0 and float(law.sum()) > 0:
+                    for x, share in enumerate((law / law.sum()).tolist()):
+                        out[b][(*tokens[b, :i].tolist(), x)] += chance * weight * share
+                if rejected:
+                    alive *= float(ratio[b, i])
+    return out
+
+
+SHAPES = [(1, 1, 2), (1, 2, 3), (1, 3, 3), (1, 2, 6), (2, 1, 3), (2, 2, 2), (2, 2, 3)]
+
+
+def cases(batch, gamma, size, count=4):
+    random = np.random.default_rng(batch + 10 * gamma + 100 * size)
+    for _ in range(count):
+        steps = random.random(batch * gamma) * random.choice([0.02, 0.2, 0.6])
+        seconds = 1.0 + np.cumsum([0.0, *steps])
+        q, c, p = (
+            laws(random, batch, gamma, size),
+            laws(random, batch, gamma, size),
+            laws(random, batch, gamma + 1, size),
+        )
+        yield profile(bins(random), seconds, batch, gamma), q, c, p
+
+
+@pytest.mark.parametrize("corrections", [True, False])
+@pytest.mark.parametrize("exact", ["full", "prefix"])
+@pytest.mark.parametrize(("batch", "gamma", "size"), SHAPES)
+def test_the_law_is_the_targets(batch, gamma, size, exact, corrections):
+    for made, q, c, p in cases(batch, gamma, size):
+        own = Verification(made, None, exact, corrections, fallback=False)
+        for b, out in enumerate(output_law(own, q, c, p)):
+            assert sum(out.values()) == pytest.approx(1.0, abs=1e-12)
+            assert distance(out, p[b]) < 1e-9
+
+
+@pytest.mark.parametrize(("batch", "gamma", "size"), SHAPES[1:])
+def test_the_papers_form_has_another_law(batch, gamma, size):
+    far = [
+        distance(out, p[b])
+        for made, q, c, p in cases(batch, gamma, size, 8)
+        for b, out in enumerate(output_law(Verification(made, None, "off", fallback=False), q, c, p))
+    ]
+    assert max(far) > 0.01
+
+
+def test_the_example_of_two_tokens():
+    """p = (.9, .1), q = (.5, .5), and a companion for which only token 0 is worth verifying: (.95, .05) in the paper's form."""
+    p, q, c = (
+        torch.tensor([laws], dtype=torch.float64) for laws in ([[0.9, 0.1], [0.5, 0.5]], [[0.5, 0.5]], [[1.0, 0.0]])
+    )
+    only = Bins(
+        np.zeros(0), np.array([[0.5]]), np.array([[0.0, 1.0]]), np.array([0.5]), np.ones((1, 2), dtype=np.int64)
+    )
+    made = profile(only, [1.0, 1.1], 1, 1)
+    law = {}
+    for exact in ("full", "prefix", "off"):
+        (out,) = output_law(Verification(made, None, exact, fallback=False), q, c, p)
+        law[exact] = [sum(chance for tokens, chance in out.items() if tokens[0] == x) for x in (0, 1)]
+    assert law["off"] == pytest.approx([0.95, 0.05], abs=1e-12)
+    assert law["full"] == pytest.approx([0.9, 0.1], abs=1e-12) == law["prefix"]
+
+
+def test_s_and_a():
+    q, c = torch.tensor([[[0.5, 0.3, 0.2]]]), torch.tensor([[[0.25, 0.25, 0.5]]])
+    for x, a in ((0, 0.5), (1, 0.25 / 0.3), (2, 1.0)):
+        block = Block(torch.tensor([[x]]), torch.tensor([1]), q, True, laws=q, companion=c)
+        assert similarity(block).item() == pytest.approx(0.7)
+        assert acceptance(block).item() == pytest.approx(a)

@@ -1,0 +1,389 @@
+"""Every argument of `generate` and every setting of `GenerationConfig` is honoured, refused, or has no effect, as the lists say.
+
+A name that a new Transformers brings fails the first test, by name.
+"""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from support.small import PAD, VOCAB, llama, near, one, ragged, t5, tokenizer, words
+from transformers import (
+    CompileConfig,
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    WatermarkingConfig,
+)
+from transformers.generation import ContinuousBatchingConfig
+from transformers.generation.streamers import BaseStreamer
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.generation import arguments
+from hf_lossy_assist.generation.arguments import HONOURED, MODES, REFUSED, WITHOUT_EFFECT
+
+
+NEW = 16
+LISTS = {"Honoured": HONOURED, "Refused": REFUSED, "Without effect": frozenset(WITHOUT_EFFECT)}
+
+
+def installed() -> set[str]:
+    """What this Transformers has."""
+    of_call = set(inspect.signature(GenerationMixin.generate).parameters) - {"self"}
+    return of_call | {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", sorted(installed()))
+def test_every_name_of_transformers_stands_in_exactly_one_list(name):
+    assert sum(name in names for names in LISTS.values()) == 1
+
+
+def test_the_document_has_the_same_lists():
+    text = (Path(__file__).resolve().parent.parent.parent / "docs" / "arguments.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
+    assert sections.keys() == LISTS.keys()
+    for title, names in LISTS.items():
+        rows = re.findall(r"^\| (`[^|]+)\|", sections[title], re.M)
+        assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(names), title
+
+
+@pytest.fixture(scope="module")
+def models():
+    return hla.enable(llama()), near(llama())
+
+
+def given(settings):
+    return {name: value for name, value in settings.items() if value is not ...}
+
+
+def ours(models, **settings):
+    target, draft = models
+    needed = {"max_new_tokens": NEW, "do_sample": False, "assistant_model": draft, "lossy_policy": "strict"}
+    return target.generate(**given(ragged() | needed | settings))
+
+
+def stock(models, **settings):
+    """Transformers' own text of the target alone."""
+    return GenerationMixin.generate(
+        models[0], **given(ragged() | {"max_new_tokens": NEW, "do_sample": False} | settings)
+    )
+
+
+def same(ours, theirs):
+    return ours.shape == theirs.shape and torch.equal(ours, theirs)
+
+
+# -- honoured ---------------------------------------------------------------------------------------------------------------
+
+
+class AtFourteen(StoppingCriteria):
+    def __call__(self, ids, scores, **kwargs):
+        return torch.full((ids.shape[0],), ids.shape[1] >= 14)
+
+
+class Collector(BaseStreamer):
+    def __init__(self):
+        self.tokens, self.ended = [], False
+
+    def put(self, value):
+        self.tokens += value.flatten().tolist()
+
+    def end(self):
+        self.ended = True
+
+
+PROMPT = one()
+FIRST = stock((llama(),), **PROMPT)[0, 9:].tolist()
+ENDS = PROMPT | {"eos_token_id": FIRST[5]}
+SAMPLED = {"do_sample": True, "top_k": 0, "repetition_penalty": 1.1}  # with a setting that leaves one token to draw
+
+# name: settings of a call whose text is what it is by this setting alone
+TEXTS = {
+    "inputs": {"inputs": PROMPT["input_ids"] + 1, "input_ids": ..., "attention_mask": ...},
+    "generation_config": {"generation_config": GenerationConfig(repetition_penalty=1.8, pad_token_id=PAD)},
+    "kwargs": {"attention_mask": torch.tensor([[1] * 9, [0] * 6 + [1] * 3, [0] + [1] * 8])},
+    "logits_processor": {
+        "logits_processor": LogitsProcessorList([lambda ids, scores: scores.index_fill(1, torch.arange(20, 60), -9.0)])
+    },
+    "stopping_criteria": {"stopping_criteria": StoppingCriteriaList([AtFourteen()])},
+    "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": lambda row, ids: list(range(4 + row, VOCAB, 2))},
+    "max_length": {"max_length": 14, "max_new_tokens": ...},
+    "max_new_tokens": {"max_new_tokens": 5},
+    "eos_token_id": ENDS,
+    "pad_token_id": {"eos_token_id": FIRST[3], "pad_token_id": 5},
+    "min_length": ENDS | {"min_length": 20},
+    "min_new_tokens": ENDS | {"min_new_tokens": 12},
+    "stop_strings": PROMPT | {"stop_strings": [f"w{FIRST[5] - 4}"], "tokenizer": tokenizer()},
+    "temperature": SAMPLED | {"temperature": 1e-5},
+    "top_k": SAMPLED | {"top_k": 1},
+    "top_p": SAMPLED | {"top_p": 1e-6},
+    "top_h": SAMPLED | {"top_h": 1e-6},
+    "min_p": SAMPLED | {"min_p": 1.0},
+    "typical_p": SAMPLED | {"typical_p": 1e-6},
+    "epsilon_cutoff": SAMPLED | {"epsilon_cutoff": 0.9999},
+    "repetition_penalty": {"repetition_penalty": 1.8},
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.9},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 1},
+    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
+    "bad_words_ids": {"bad_words_ids": [[FIRST[0]], [FIRST[2], FIRST[3]]]},
+    "suppress_tokens": {"suppress_tokens": FIRST[:4]},
+    "begin_suppress_tokens": {"begin_suppress_tokens": FIRST[:1]},
+    "sequence_bias": {"sequence_bias": {(FIRST[1],): -50.0, (7,): 3.0}},
+    "forced_bos_token_id": {"forced_bos_token_id": 11, "input_ids": PROMPT["input_ids"][:, :1], "attention_mask": ...},
+    "forced_eos_token_id": {"forced_eos_token_id": 12},
+    "exponential_decay_length_penalty": PROMPT | {"eos_token_id": 70, "exponential_decay_length_penalty": (3, 2.5)},
+    "watermarking_config": {"watermarking_config": WatermarkingConfig(bias=20.0)},
+    "bos_token_id": {"bos_token_id": 8, "input_ids": ..., "attention_mask": ...},
+}
+
+
+def test_warpers_that_leave_several_tokens(models):
+    """`eta_cutoff`: the first place's scores, which have the same prefix whatever is drawn behind it."""
+    settings = {"do_sample": True, "top_k": 0, "return_dict_in_generate": True, "output_scores": True}
+    first = [run(models, **settings, eta_cutoff=0.9).scores[0] for run in (ours, stock)]
+    assert torch.allclose(*first, atol=1e-4) and 0 < first[0].isneginf().float().mean() < 1
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_an_honoured_setting_changes_the_text_as_in_transformers(models, name):
+    settings = TEXTS[name]
+    without = (
+        {key: value for key, value in settings.items() if key != name} if name not in ("inputs", "kwargs") else {}
+    )
+    expected = stock(models, **settings)
+    assert same(ours(models, **settings), expected)
+    if name not in ("bos_token_id", "max_length"):  # without them there is no prompt, and a warning
+        assert not same(stock(models, **without), expected), "a setting that changes nothing proves nothing"
+
+
+def test_settings_of_encoder_decoders():
+    pair = hla.enable(t5()), near(t5(), noise=0.01)
+    settings = PROMPT | {"decoder_start_token_id": 9}
+    expected = stock(pair, **settings)
+    assert same(ours(pair, **settings), expected) and not same(stock(pair, **PROMPT), expected)
+
+
+def test_outputs(models):
+    """`return_dict_in_generate`, `output_scores`, `output_logits`; scores show `renormalize_logits`."""
+    settings = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    settings |= {"repetition_penalty": 1.8, "renormalize_logits": True}
+    out, expected = ours(models, **settings), stock(models, **settings)
+    assert same(out.sequences, expected.sequences)
+    for kept in ("scores", "logits"):
+        assert torch.allclose(torch.stack(out[kept]), torch.stack(expected[kept]), atol=1e-4)
+    assert not torch.allclose(torch.stack(out.logits), torch.stack(out.scores), atol=1e-2)
+    assert out.scores[0].exp().sum().item() == pytest.approx(3.0, abs=1e-4)
+
+
+def test_sampling_and_several_sequences(models):
+    """`do_sample`, `num_return_sequences`."""
+    settings = {"do_sample": True, "num_return_sequences": 2, "return_dict_in_generate": True}
+    out = ours(models, **settings).sequences
+    assert out.shape == (6, 9 + NEW) and not torch.equal(out[0], out[1])
+    settings |= {"top_k": 1}
+    assert same(ours(models, **settings).sequences, stock(models).repeat_interleave(2, dim=0))
+
+
+def test_a_streamer_hears_every_token(models):
+    streamer = Collector()
+    out = ours(models, **PROMPT, streamer=streamer)
+    assert streamer.ended and streamer.tokens == out[0].tolist()
+
+
+def test_time_that_is_over_ends_the_text_after_a_round(models):
+    out, expected = ours(models, **PROMPT, max_time=1e-9), stock(models, **PROMPT)
+    assert 9 < out.shape[1] < expected.shape[1] and same(out, expected[:, : out.shape[1]])
+
+
+def test_values_that_are_not_numbers_are_removed(models):
+    target = llama()
+    with torch.no_grad():
+        target.get_output_embeddings().weight[40:] = float("nan")
+    pair = hla.enable(target), models[1]
+    assert same(ours(pair, remove_invalid_values=True), stock(pair, remove_invalid_values=True))
+
+
+def rounds(models, **settings):
+    """(sent, accepted) of each round, and the longest draft."""
+    out = ours(models, **PROMPT, **settings, return_dict_in_generate=True)
+    assert same(out.sequences, stock(models, **PROMPT))
+    return list(out.speculation.total().steps)
+
+
+def test_settings_of_the_draft(models):
+    """`assistant_model` and how much it drafts: the text stays, the rounds change."""
+    assert max(sent for sent, _ in rounds(models, num_assistant_tokens=3)) == 3
+    assert max(sent for sent, _ in rounds(models, num_assistant_tokens=9)) == 9
+    assert max(sent for sent, _ in rounds(models, assistant_confidence_threshold=1.0)) == 1
+    itself = models[0], llama()
+    assert (
+        max(sent for sent, _ in rounds(itself, num_assistant_tokens=2, num_assistant_tokens_schedule="heuristic")) > 2
+    )
+
+
+def test_other_ways_to_draft(models):
+    """`prompt_lookup_num_tokens`, `max_matching_ngram_size`, `assistant_early_exit`."""
+    assert max(sent for sent, _ in rounds(models, assistant_model=None, prompt_lookup_num_tokens=4)) == 4
+    exits = rounds(models, assistant_model=None, assistant_early_exit=1)
+    assert max(sent for sent, _ in exits) == 5
+    generators = [
+        drafter(models, prompt_lookup_num_tokens=4, max_matching_ngram_size=n, assistant_model=None) for n in (1, 3)
+    ]
+    assert [its.max_matching_ngram_size for its in generators] == [1, 3]
+
+
+def test_settings_of_a_draft_with_another_tokenizer(models):
+    """`assistant_lookbehind`, `target_lookbehind`."""
+    tokenizers = {"tokenizer": tokenizer(), "assistant_tokenizer": tokenizer(words()[::-1])}
+    draft = near(llama())  # whose generation config Transformers reads them from, there and not at the call
+    draft.generation_config.update(assistant_lookbehind=7, target_lookbehind=6)
+    its = drafter(models, assistant_model=draft, **tokenizers)
+    assert (its.assistant_lookbehind, its.target_lookbehind) == (7, 6)
+
+
+def drafter(models, **settings):
+    """Transformers' candidate generator that a call drafts with."""
+    seen = []
+
+    class Watching(hla.Runner):
+        def decode(self, call):
+            seen.append(call.drafter.generator)
+            return super().decode(call)
+
+    given = {"assistant_model": models[1]} | settings
+    own = {name: given.pop(name, None) for name in ("assistant_model", "tokenizer", "assistant_tokenizer")}
+    runner = Watching("strict", own.pop("assistant_model"), **own)
+    runner.generator_settings["prompt_lookup_num_tokens"] = given.pop("prompt_lookup_num_tokens", None)
+    out = GenerationMixin.generate(
+        models[0], **PROMPT, **given, custom_generate=runner, max_new_tokens=NEW, do_sample=False
+    )
+    assert same(out, stock(models, **PROMPT))
+    return seen[0]
+
+
+OTHER_TESTS = (
+    test_settings_of_encoder_decoders, test_warpers_that_leave_several_tokens, test_outputs, test_sampling_and_several_sequences, test_settings_of_the_draft,
+    test_a_streamer_hears_every_token, test_time_that_is_over_ends_the_text_after_a_round, test_other_ways_to_draft,
+    test_values_that_are_not_numbers_are_removed, test_settings_of_a_draft_with_another_tokenizer,
+)  # fmt: skip
+
+
+def test_every_honoured_name_is_tried():
+    tried = {name for test in OTHER_TESTS for name in re.findall(r"\w+", inspect.getsource(test))} | TEXTS.keys()
+    assert not HONOURED - tried
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------------
+
+VALUES = {
+    "synced_gpus": True,
+    "custom_generate": hla.Runner("svip", llama()),
+    "num_beams": 4,
+    "use_cache": False,
+    "cache_implementation": "static",
+    "token_healing": True,
+    "guidance_scale": 2.0,
+    "output_attentions": True,
+    "output_hidden_states": True,
+    "assistant_ensemble_weight": 0.5,
+    "use_mtp": True,
+    "speculation_type": "dflash",
+    "penalty_alpha": 0.6,
+    "dola_layers": "high",
+    "num_beam_groups": 2,
+    "diversity_penalty": 0.5,
+    "constraints": [object()],
+    "force_words_ids": [[5]],
+    "is_assistant": True,
+}
+
+
+def test_every_refused_name_is_tried():
+    assert VALUES.keys() == REFUSED >= MODES.keys()
+
+
+@pytest.mark.parametrize("where", ["at the call", "in the model's config", "Runner"])
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_refused_name_is_named_in_one_line(models, name, where):
+    of_call = set(inspect.signature(GenerationMixin.generate).parameters)
+    if where != "at the call" and name in of_call:
+        return  # no setting of a config
+    target, draft = hla.enable(llama()), models[1]
+    settings = {
+        "max_new_tokens": 4,
+        "return_dict_in_generate": True,
+        "assistant_model": draft,
+        "lossy_policy": "strict",
+    }
+    if where == "in the model's config":
+        setattr(target.generation_config, name, VALUES[name])
+    else:
+        settings[name] = VALUES[name]
+    if where == "Runner":
+        del settings["assistant_model"], settings["lossy_policy"]
+        settings["custom_generate"] = hla.Runner("strict", draft)
+    with pytest.raises(ValueError, match="^[^\n]*" + name.replace("_", "[_ ]") + "[^\n]*$"):
+        target.generate(**PROMPT, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("penalty_alpha", 0.0), ("num_beam_groups", 1), ("diversity_penalty", 0.0)]
+)
+def test_a_mode_that_is_off_is_accepted(models, name, value):
+    assert same(ours(models, **{name: value}), stock(models))
+
+
+def test_a_setting_of_a_newer_transformers_is_refused(models, monkeypatch):
+    monkeypatch.setitem(arguments.UNKNOWN, "low_memory", None)  # as if no list had it
+    with pytest.raises(ValueError, match="low_memory is a setting of a Transformers newer"):
+        ours(models, low_memory=True)
+
+
+# -- without effect ---------------------------------------------------------------------------------------------------------
+
+IDLE = {
+    "negative_prompt_ids": PROMPT["input_ids"],
+    "negative_prompt_attention_mask": PROMPT["attention_mask"],
+    "early_stopping": True,
+    "length_penalty": 3.0,
+    "low_memory": True,
+    "cache_config": {"nbits": 2},
+    "max_cache_len": 400,
+    "prefill_chunk_size": 2,
+    "compile_config": CompileConfig(),
+    "disable_compile": True,
+    "continuous_batching_config": ContinuousBatchingConfig(),
+    "transformers_version": "5.0.0",
+}
+
+
+@pytest.mark.filterwarnings("ignore:Passing ContinuousBatchingConfig:FutureWarning")
+@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
+def test_a_setting_without_effect_has_none(models, name):
+    assert same(ours(models, **{name: IDLE[name]}), stock(models))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "neutral"),
+    [
+        ("num_beams", 5, 1),
+        ("output_attentions", True, False),
+        ("guidance_scale", 2.0, 1.0),
+        ("cache_implementation", "static", "dynamic"),
+        ("token_healing", True, False),
+    ],
+)
+def test_what_the_models_own_config_asks_for_is_named_as_its_own(name, value, neutral):
+    """FSMT comes with five beams: "leave num_beams out" would be no way out for who never passed it. The line's own way out is one."""
+    model = llama()
+    setattr(model.generation_config, name, value)
+    call = {"assistant_model": llama(), "lossy_policy": "strict", "max_new_tokens": 3}
+    with pytest.raises(ValueError, match=f"pass {name}={neutral!r}"):
+        hla.enable(model).generate(**one(), **call)
+    assert model.generate(**one(), **call, **{name: neutral}).shape == (1, 12)
+    with pytest.raises(ValueError, match=f"leave {name} out"):
+        model.generate(**one(), **call, **{name: value})

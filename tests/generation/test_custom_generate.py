@@ -1,0 +1,233 @@
+"""`hub_cards/custom_generate` as Transformers loads it from a Hub: the same tokens, statistics and errors as after `enable`."""
+
+import builtins
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from huggingface_hub import ModelCard, create_repo, upload_folder
+from support.hub_server import card_problems
+from support.small import llama, near, one, tokenizer
+from transformers import AutoModelForCausalLM, GenerationConfig, MinLengthLogitsProcessor, StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+
+import hf_lossy_assist as hla
+
+
+FOLDER = Path(__file__).parent.parent.parent / "hub_cards" / "custom_generate"
+REPO = "org/hf-lossy-assist"
+GREEDY = {"max_new_tokens": 24, "do_sample": False}
+SAMPLING = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.9, "top_p": 0.95}
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return hla.demo.load()
+
+
+@pytest.fixture
+def repo(hub):
+    create_repo(REPO)
+    upload_folder(repo_id=REPO, folder_path=FOLDER)
+    return REPO
+
+
+def prompts(demo, rows):
+    return demo.tokenizer(
+        [p.prompt for p in hla.demo.problems(rows, seed=1)],
+        return_tensors="pt",
+        padding=True,
+        return_token_type_ids=False,
+    )
+
+
+def both(demo, repo, *args, **settings):
+    """What the repository's `generate` gives, and what an enabled model gives."""
+    settings = {"assistant_model": demo.draft, "return_dict_in_generate": True} | settings
+    torch.manual_seed(3)
+    theirs = demo.target.generate(*args, custom_generate=repo, trust_remote_code=True, **settings)
+    settings.setdefault("lossy_policy", "strict")
+    torch.manual_seed(3)
+    hla.enable(demo.target)
+    try:
+        return theirs, demo.target.generate(*args, **settings)
+    finally:
+        hla.disable(demo.target)
+
+
+def same(theirs, ours):
+    assert torch.equal(theirs.sequences, ours.sequences)
+    kept, expected = (out.speculation.to_dict(rows=True, sources=True) for out in (theirs, ours))
+    assert kept.pop("seconds").keys() == expected.pop("seconds").keys()
+    for name in [name for name in kept if name.startswith("target_alone") or name == "worth"]:  # seconds as well
+        assert type(kept.pop(name)) is type(expected.pop(name)), name
+    assert kept == expected
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLING], ids=["greedy", "sampling"])
+@pytest.mark.parametrize("policy", [{}, {"lossy_policy": "svip"}], ids=["strict", "svip"])
+def test_it_is_what_enable_gives(demo, repo, rows, settings, policy):
+    same(*both(demo, repo, **prompts(demo, rows), **settings, **policy))
+
+
+def test_greedy_text_is_generates_own(demo, repo):
+    ids = prompts(demo, 3)
+    own = demo.target.generate(**ids, **GREEDY)
+    text = demo.target.generate(
+        **ids, **GREEDY, custom_generate=repo, trust_remote_code=True, assistant_model=demo.draft, lossy_policy="svip"
+    )
+    assert torch.equal(own, text)
+
+
+class Enough(StoppingCriteria):
+    def __init__(self, length):
+        self.length = length
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
+
+
+class Listening(BaseStreamer):
+    def __init__(self):
+        self.heard = []
+
+    def put(self, value):
+        self.heard.extend(value.flatten().tolist())
+
+    def end(self):
+        self.heard.append("end")
+
+
+def test_every_argument_arrives(demo, repo):
+    ids = prompts(demo, 1)
+    width, end = ids["input_ids"].shape[1], demo.target.generation_config.eos_token_id
+    settings = {
+        "generation_config": GenerationConfig(max_new_tokens=30, do_sample=False),
+        "logits_processor": [MinLengthLogitsProcessor(width + 18, end)],
+        "stopping_criteria": [Enough(width + 20)],
+        "prefix_allowed_tokens_fn": lambda row, text: range(2, 140),
+        "num_assistant_tokens": 3,
+        "tokenizer": demo.tokenizer,
+        "output_scores": True,
+    }
+    streamer = Listening()
+    first, second = both(demo, repo, **ids, **settings, streamer=streamer)
+    same(first, second)
+    assert streamer.heard == 2 * [*first.sequences[0].tolist(), "end"]
+    assert len(first.speculation.to_dict()["acceptance_histogram"]) <= 4
+    assert first.sequences.shape[1] == width + 20 and len(first.scores) == first.sequences.shape[1] - width
+    assert all(torch.equal(a, b) for a, b in zip(first.scores, second.scores, strict=True))
+    by_position, expected = both(demo, repo, ids["input_ids"], **GREEDY)
+    same(by_position, expected)
+
+
+def test_stop_strings_are_found_with_the_tokenizer(repo):
+    pair, tok = SimpleNamespace(target=llama(), draft=near(llama())), tokenizer()
+    own = pair.target.generate(**one(), **GREEDY)[0]
+    theirs, ours = both(pair, repo, **one(), **GREEDY, tokenizer=tok, stop_strings=[tok.decode(own[15:17])])
+    same(theirs, ours)
+    assert theirs.sequences[0].tolist() == own[:17].tolist()
+
+
+def test_the_policy_may_stand_in_a_generation_config(demo, repo):
+    ids = prompts(demo, 1)
+    given = GenerationConfig(**GREEDY)
+    given.lossy_policy = {"stop": {"name": "constant", "gamma": 2}}
+    theirs, ours = both(demo, repo, **ids, generation_config=given, lossy_policy=None)
+    same(theirs, ours)
+    assert len(theirs.speculation.to_dict()["acceptance_histogram"]) == 3  # 0, 1 or 2 tokens
+    demo.target.generation_config.lossy_policy = "svip"
+    try:
+        same(*both(demo, repo, **ids, **GREEDY, lossy_policy=None))
+    finally:
+        del demo.target.generation_config.lossy_policy
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "words"),
+    [
+        ({"lossy_policy": "svipp"}, ValueError, "svip"),
+        ({"lossy_policy": 3}, TypeError, "lossy_policy"),
+        ({"assistant_model": None}, ValueError, "assistant_model"),
+        ({"num_beams": 2}, ValueError, "num_beams"),
+        ({"max_new_token": 2}, TypeError, "max_new_tokens"),
+    ],
+)
+def test_errors_are_the_packages_own_one_line(demo, repo, settings, kind, words):
+    settings = {"assistant_model": demo.draft, "lossy_policy": "strict"} | GREEDY | settings
+    messages = []
+    for how in ({"custom_generate": repo, "trust_remote_code": True}, {}):
+        if not how:
+            hla.enable(demo.target)
+        try:
+            with pytest.raises(kind, match=words) as error:
+                demo.target.generate(**prompts(demo, 1), **settings, **how)
+        finally:
+            hla.disable(demo.target)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1] and "\n" not in messages[0]
+
+
+def test_nothing_runs_without_trust(demo, repo):
+    settings = GREEDY | {"assistant_model": demo.draft, "custom_generate": repo}
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        demo.target.generate(**prompts(demo, 1), **settings, trust_remote_code=False)
+    assert not [name for name in sys.modules if name.startswith("transformers_modules.")]
+
+
+def test_a_folder_serves_as_well(demo, hub):
+    same(*both(demo, str(FOLDER), **prompts(demo, 1), **GREEDY, lossy_policy="svip"))
+    assert hub.requests == []
+
+
+def test_a_revision_pins_the_code(demo, repo, hub, tmp_path):
+    changed = tmp_path / "changed"
+    shutil.copytree(FOLDER, changed)
+    old = next(reversed(hub.repos["models", repo].commits))
+    code = changed / "custom_generate" / "generate.py"
+    code.write_text(code.read_text() + "\n\ndef generate(**_):\n    return 'newer'\n")
+    upload_folder(repo_id=repo, folder_path=changed)
+    assert demo.target.generate(**prompts(demo, 1), custom_generate=repo, trust_remote_code=True) == "newer"
+    settings = GREEDY | {"assistant_model": demo.draft, "custom_generate": repo, "trust_remote_code": True}
+    pinned = demo.target.generate(**prompts(demo, 1), **settings, revision=old, token=hub.token)
+    assert torch.equal(pinned, demo.target.generate(**prompts(demo, 1), **GREEDY))
+
+
+def test_in_a_models_own_repository(demo, hub, tmp_path):
+    demo.target.save_pretrained(tmp_path)
+    shutil.copytree(FOLDER / "custom_generate", tmp_path / "custom_generate")
+    create_repo("org/model")
+    upload_folder(repo_id="org/model", folder_path=tmp_path)
+    model = AutoModelForCausalLM.from_pretrained("org/model", trust_remote_code=True, dtype=torch.float32)
+    ids = prompts(demo, 1)
+    out = model.generate(ids["input_ids"], **GREEDY, assistant_model=demo.draft, return_dict_in_generate=True)
+    _, ours = both(demo, str(FOLDER), ids["input_ids"], **GREEDY)
+    same(out, ours)
+    again = hla.enable(model).generate(**ids, **GREEDY, assistant_model=demo.draft, lossy_policy="strict")
+    assert torch.equal(again, ours.sequences)
+
+
+def test_without_the_package_one_line_says_what_to_install(demo, repo, monkeypatch):
+    found = builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name.startswith("hf_lossy_assist"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name="hf_lossy_assist")
+        return found(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(ImportError, match="needs the package hf_lossy_assist: run `pip install") as error:
+        demo.target.generate(**prompts(demo, 1), custom_generate=repo, trust_remote_code=True)
+    assert "\n" not in str(error.value)
+
+
+def test_the_card(repo):
+    assert card_problems((FOLDER / "README.md").read_text(encoding="utf-8")) == ([], [])
+    card = ModelCard.load(repo)
+    assert card.data.library_name == "transformers" and "custom_generate" in card.data.tags
+    assert card.data.license == "apache-2.0"
+    assert all(f'"{name}"' in card.text for name in ("strict", "svip", "constant", "heuristic", "confidence"))

@@ -1,0 +1,79 @@
+"""`examples/first_mistakes.py`: each mistake's line names what was wrong and the way out; and policies by bare names."""
+
+import json
+import re
+
+import first_mistakes
+import pytest
+import wrong_uses
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.policy.names import EXAMPLES, SEAMS
+
+
+LINES = {
+    "forgot enable": r"not used by the model: \['lossy_policy'\]",
+    "wrong name": r"'svipp'.*Did you mean 'svip'.*sprinter.*top_k.*heuristic.*staged",
+    "a rule's name where it needs a number": r"""needs k.*'\{"rule": \{"name": "top_k", "k": 4\}\}'""",
+    "a method's name without its head": r"sprinter needs a head.*--head",
+    "a class in place of an object": r"class SVIP.*SVIP\(",
+    "a draft of another family": r"97.*60.*assistant_tokenizer",
+    "the draft's name in place of the draft": r"from_pretrained\('org/draft'\)",
+    "no draft at all": r"assistant_model=",
+    "an image for a vision-language model": r"pixel_values",
+    "a folder's name misspelt": r"no folder 'my_haed'.*org/name",
+    "a policy's folder misspelt": r"no folder 'runs/my_polcy'.*from_pretrained",
+    "early exit with an adaptive stop": r"SVIP.*hf_lossy_assist\.early_exit\(model, 1\)",
+    "beams": r"num_beams=4",
+    "a batch padded on the right": r"padding_side='left'",
+    "a list in place of a tensor": r"return_tensors='pt'",
+    "a setting misspelt": r"'max_new_tokens'",
+}
+
+
+@pytest.mark.parametrize("what", first_mistakes.MISTAKES)
+def test_a_first_mistake_prints_one_line_with_the_way_out(what):
+    error = wrong_uses.refusal(first_mistakes.MISTAKES[what][1])
+    assert re.search(LINES[what], str(error)), str(error)
+    if what != "forgot enable":  # Transformers' own line: nothing is patched at import
+        assert wrong_uses.fault(error) is None
+
+
+def test_the_script_prints_them_all(capsys, monkeypatch):
+    assert first_mistakes.main() == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2 * len(LINES)
+    accepted = {"no mistake": ("nothing", lambda: None)}
+    monkeypatch.setattr(first_mistakes, "MISTAKES", accepted)
+    assert first_mistakes.main() == 1
+
+
+@pytest.mark.parametrize(("seam", "name"), [(seam, name) for seam, known in SEAMS.items() for name in known])
+def test_a_bare_name_is_a_policy_or_is_told_how_to_write_it(seam, name):
+    try:
+        policy = hla.as_policy(name)
+    except ValueError as error:
+        line = str(error)
+        assert "\n" not in line
+        if name in ("sv", "moving_average"):  # lines of their own
+            assert re.search("needs a profile and a companion|what do rounds cost", line)
+            return
+        form = json.loads(re.search(r"lossy_policy='(\{.*\})'$", line)[1])
+        assert form[seam]["name"] == name and f"{name} is a {seam} that needs" in line
+        if EXAMPLES["head"] not in form[seam].values():
+            assert hla.as_policy(form).to_dict()[seam]["name"] == name
+    else:
+        assert policy == hla.LossyPolicy(**{seam: SEAMS[seam][name]()}) or name == "strict"
+
+
+def test_a_rule_by_its_bare_name_writes_what_the_object_writes():
+    texts = [wrong_uses.generate(lossy_policy=policy) for policy in ("block_verification", hla.BlockVerification())]
+    assert texts[0].equal(texts[1])
+
+
+@pytest.mark.parametrize(
+    "load", [hla.Head.from_pretrained, hla.Profile.from_pretrained, hla.LossyPolicy.from_pretrained]
+)
+def test_a_name_without_an_organisation_is_not_asked_for_on_the_hub(load, hub):
+    with pytest.raises(ValueError, match=r"no folder 'my_haed' here.*org/name"):
+        load("my_haed")
+    assert not hub.requests

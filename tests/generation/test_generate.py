@@ -1,0 +1,309 @@
+"""What users of `generate` rely on holds with `lossy_policy="strict"`: greedy text and scores are Transformers' own, token
+for token, alone and in ragged batches; sampled text has the target's law and the filters asked for; outputs, caches,
+lengths, seeds and dtypes work as they do without a policy."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from support.small import EOS, PAD, VOCAB, llama, near, one, ragged, t5
+from transformers import (
+    DynamicCache,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    StaticCache,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+
+import hf_lossy_assist as hla
+
+
+PROMPTS = {"one": one(), "ragged": ragged()}
+NEW = 24
+
+
+@pytest.fixture(scope="module")
+def target():
+    return hla.enable(llama())
+
+
+@pytest.fixture(scope="module")
+def draft(target):
+    return near(hla.disable(copy.deepcopy(target)))
+
+
+def greedy(target, draft, prompts, policy="strict", **settings):
+    """(Transformers' own output, this package's) of one greedy call, both as dicts."""
+    settings = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True} | settings
+    return (
+        target.generate(**prompts, **settings),
+        target.generate(**prompts, **settings, assistant_model=draft, lossy_policy=policy),
+    )
+
+
+def test_the_draft_of_these_tests_is_neither_perfect_nor_useless(target, draft):
+    own, ours = greedy(target, draft, PROMPTS["ragged"])
+    assert 0.2 < ours.speculation.draft_acceptance_rate < 0.8
+    assert len(set(own.sequences[:, -NEW:].flatten().tolist())) > 10
+
+
+class Parity(LogitsProcessor):
+    """Favours even tokens after an odd sum of the text, and odd ones after an even sum: it needs each token's own prefix."""
+
+    def __call__(self, input_ids, scores):
+        wanted = (input_ids.sum(dim=1, keepdim=True) + 1) % 2
+        even = torch.arange(scores.shape[1], device=scores.device) % 2 == 0
+        return scores + 5.0 * (even == (wanted == 0))
+
+
+GREEDY = {
+    "plain": {},
+    "repetition_penalty": {"repetition_penalty": 1.7},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "bad_words_ids": {"bad_words_ids": [[20], [65, 42], [58, 2]]},
+    "suppress_tokens": {"suppress_tokens": [20, 36, 2]},
+    "begin_suppress_tokens": {"begin_suppress_tokens": [20, 15, 67]},
+    "forced_eos_token_id": {"forced_eos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": PAD},
+    "min_new_tokens": {"min_new_tokens": 18, "eos_token_id": [20, 36, 84], "pad_token_id": PAD},
+    "sequence_bias": {"sequence_bias": [[[20], -4.0], [[45, 65], 6.0]]},
+    "exponential_decay_length_penalty": {
+        "exponential_decay_length_penalty": (4, 1.5), "eos_token_id": EOS, "pad_token_id": PAD,
+    },
+    "prefix_allowed_tokens_fn": {
+        "prefix_allowed_tokens_fn": lambda batch, ids: [t for t in range(VOCAB) if t % 3 == int(ids[-1]) % 3],
+    },
+    "processor": {"logits_processor": LogitsProcessorList([Parity()])},
+    "two processors": {"logits_processor": LogitsProcessorList([Parity()]), "repetition_penalty": 1.3},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", PROMPTS)
+@pytest.mark.parametrize("name", GREEDY)
+def test_greedy_text_and_scores_are_transformers_own(target, draft, name, shape):
+    wants = {"output_scores": True, "output_logits": True}
+    own, ours = greedy(target, draft, PROMPTS[shape], policy="svip", **GREEDY[name], **wants)
+    assert torch.equal(own.sequences, ours.sequences)
+    width = PROMPTS[shape]["input_ids"].shape[1]
+    ends = [len(row.token_sources) for row in ours.speculation.rows]
+    assert len(ours.scores) == len(ours.logits) == max(ends) == ours.sequences.shape[1] - width
+    for row, end in enumerate(ends):
+        for kind in ("scores", "logits"):
+            mine, theirs = (torch.stack(getattr(o, kind)[:end])[:, row] for o in (ours, own))
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0)
+    if name != "plain" and name != "min_new_tokens":  # the setting did something
+        assert not torch.equal(target.generate(**PROMPTS[shape], max_new_tokens=NEW, do_sample=False), own.sequences)
+
+
+def test_a_prefix_function_is_told_its_own_row(target, draft):
+    """Row b may write tokens ≡ b (mod 3) alone; a loop that processes rows one by one must not call them all row 0."""
+    only = {"prefix_allowed_tokens_fn": lambda batch, ids: [t for t in range(4, VOCAB) if t % 3 == batch]}
+    own, ours = greedy(target, draft, PROMPTS["ragged"], **only)
+    assert torch.equal(own.sequences, ours.sequences)
+
+
+@pytest.mark.parametrize("setting", ["repetition_penalty", "prefix_allowed_tokens_fn"])
+@pytest.mark.parametrize("pads", [(0,) * 8, (0, 3, 5, 0, 2, 1, 0, 8)], ids=["even", "ragged"])
+def test_processors_tell_rows_apart_after_others_have_ended(target, draft, setting, pads):
+    """Rows that have ended leave the batch; a processor that keeps something for each row of the call must not notice."""
+    rules = {
+        "repetition_penalty": 1.3,
+        "prefix_allowed_tokens_fn": lambda b, ids: [t for t in range(VOCAB) if t % 4 != b % 4],
+    }
+    settings = {setting: rules[setting], "eos_token_id": [20, 36, 42, 58, 67, 15], "pad_token_id": PAD}
+    own, ours = greedy(target, draft, ragged(pads), **settings)
+    assert torch.equal(own.sequences, ours.sequences)
+    ends = [len(row.token_sources) for row in ours.speculation.rows]
+    assert sum(end < max(ends) for end in ends) >= 2, "rows must end apart for this to say anything"
+
+
+WARPERS = {
+    "temperature": ({"temperature": 0.6}, TemperatureLogitsWarper(0.6)),
+    "top_k": ({"top_k": 5}, TopKLogitsWarper(5)),
+    "top_p": ({"top_p": 0.7}, TopPLogitsWarper(0.7)),
+    "min_p": ({"min_p": 0.2}, MinPLogitsWarper(0.2)),
+    "typical_p": ({"typical_p": 0.6}, TypicalLogitsWarper(0.6)),
+}
+
+
+@pytest.mark.parametrize("shape", PROMPTS)
+@pytest.mark.parametrize("name", WARPERS)
+def test_sampling_filters_are_applied_once_at_every_position(target, name, shape):
+    """The scores are those of the finished text, read in one go and warped once; each token lies inside its filter."""
+    setting, warper = WARPERS[name]
+    prompts, draft = PROMPTS[shape], near(target, 0.6)  # q and p differ enough for rejections
+    torch.manual_seed(3)
+    out = target.generate(
+        **prompts, **({"top_k": 0} | setting), max_new_tokens=NEW, do_sample=True, assistant_model=draft,
+        lossy_policy="strict", return_dict_in_generate=True, output_scores=True,
+    )  # fmt: skip
+    width = prompts["input_ids"].shape[1]
+    mask = torch.cat([prompts["attention_mask"], torch.ones(len(out.sequences), NEW, dtype=torch.long)], dim=1)
+    with torch.no_grad():
+        raw = target(out.sequences, attention_mask=mask, position_ids=mask.cumsum(1).sub(1).clamp(min=0)).logits
+    expected = warper(None, raw[:, width - 1 : -1].reshape(-1, VOCAB)).view(-1, NEW, VOCAB)
+    got = torch.stack(out.scores, dim=1)
+    torch.testing.assert_close(got.double(), expected, atol=1e-3, rtol=0)
+    assert got.gather(-1, out.sequences[:, width:, None]).isfinite().all()
+    assert 0 < out.speculation.draft_acceptance_rate < 1
+
+
+@pytest.mark.parametrize("setting", [{}, {"temperature": 1.6, "top_k": 4}], ids=["plain", "warped"])
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+def test_sampled_text_has_the_targets_law(setting, gamma):
+    """Three tokens over a vocabulary of 6, 4000 rows: frequencies of all texts against the exact law, by χ²."""
+    size, count = 6, 4000
+    target = hla.enable(llama(vocab=size, hidden_size=16))
+    draft, prompt = llama(seed=1, layers=1, vocab=size, hidden_size=16), torch.tensor([[4, 1, 5, 2]])
+    torch.manual_seed(11)
+    out = target.generate(
+        prompt.expand(count, -1).clone(), max_new_tokens=3, do_sample=True, assistant_model=draft,
+        lossy_policy="strict", num_assistant_tokens=gamma, return_dict_in_generate=True, **({"top_k": 0} | setting),
+    )  # fmt: skip
+    texts = torch.tensor(list(itertools.product(range(size), repeat=3)))
+    with torch.no_grad():
+        raw = target(torch.cat([prompt.expand(len(texts), -1), texts], dim=1)).logits[:, 3:-1]
+    if setting:
+        raw = TopKLogitsWarper(4)(None, TemperatureLogitsWarper(1.6)(None, raw.flatten(0, 1))).view_as(raw)
+    law = raw.softmax(-1).gather(-1, texts[..., None]).squeeze(-1).prod(dim=1)
+    places = torch.tensor([size**2, size, 1])
+    seen = torch.bincount((out.sequences[:, -3:] * places).sum(1), minlength=len(texts)).float()
+    assert out.speculation.draft_acceptance_rate < 0.95, "the draft must differ for this to say anything"
+    assert seen[law == 0].sum() == 0
+    often = count * law >= 5
+    cells = torch.cat([torch.stack([seen[often], count * law[often]]),
+                       torch.tensor([[seen[~often].sum()], [(count * law[~often]).sum()]])], dim=1)  # fmt: skip
+    cells = cells[:, cells[1] > 0]
+    chi2, freedom = float(((cells[0] - cells[1]) ** 2 / cells[1]).sum()), cells.shape[1] - 1
+    assert freedom > 10
+    assert chi2 < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def test_num_return_sequences_gives_rows_that_differ(target, draft):
+    torch.manual_seed(0)
+    out = target.generate(
+        **PROMPTS["ragged"], max_new_tokens=12, do_sample=True, num_return_sequences=3, assistant_model=draft,
+        lossy_policy="strict",
+    )  # fmt: skip
+    assert out.shape == (9, 9 + 12)
+    prompts = PROMPTS["ragged"]["input_ids"].repeat_interleave(3, dim=0)
+    assert torch.equal(out[:, :9], prompts)
+    assert len({tuple(row) for row in out.tolist()}) == 9
+
+
+def test_a_seed_decides_what_is_sampled(target, draft):
+    def sample(seed):
+        torch.manual_seed(seed)
+        return target.generate(
+            **PROMPTS["ragged"], max_new_tokens=NEW, do_sample=True, assistant_model=draft, lossy_policy="svip"
+        )
+
+    assert torch.equal(sample(5), sample(5))
+    assert not torch.equal(sample(5), sample(6))
+
+
+def test_the_output_is_transformers_own_class_with_one_field_more(target, draft):
+    own, ours = greedy(target, draft, PROMPTS["ragged"], output_scores=True)
+    assert isinstance(ours, GenerateDecoderOnlyOutput) and isinstance(ours.speculation, hla.SpeculationStats)
+    assert set(ours) - set(own) == {"speculation"}
+    assert set(own) - set(ours) <= {"past_key_values"}  # rows of a batch need not end at one place
+    assert len(ours.speculation.rows) == 3 and ours.speculation.num_new_tokens == 3 * NEW
+
+
+def test_an_encoder_decoder_gives_the_encoder_decoder_class():
+    target = hla.enable(t5())
+    own, ours = greedy(target, near(target, 0.004), {"input_ids": PROMPTS["one"]["input_ids"]}, output_scores=True)
+    assert isinstance(ours, GenerateEncoderDecoderOutput)
+    assert torch.equal(own.sequences, ours.sequences)
+    torch.testing.assert_close(torch.cat(ours.scores), torch.cat(own.scores), atol=1e-3, rtol=0)
+    assert 0.1 < ours.speculation.draft_acceptance_rate < 0.95
+
+
+def test_the_returned_cache_continues_the_text(target, draft):
+    prompt = PROMPTS["one"]
+    whole = target.generate(**prompt, max_new_tokens=2 * NEW, do_sample=False)
+    _, first = greedy(target, draft, prompt)
+    length = first.past_key_values.get_seq_length()
+    assert first.sequences.shape[1] - 2 < length + 1 <= first.sequences.shape[1]
+    more = {"past_key_values": first.past_key_values, "max_new_tokens": NEW, "do_sample": False}
+    assert torch.equal(target.generate(first.sequences, **copy.deepcopy(more)), whole)
+    assert torch.equal(
+        target.generate(first.sequences, **copy.deepcopy(more), assistant_model=draft, lossy_policy="strict"), whole
+    )
+
+
+def test_a_conversation_goes_on_with_the_users_own_cache(target, draft):
+    cache, text = DynamicCache(config=target.config), PROMPTS["one"]["input_ids"]
+    for turn in range(3):
+        own = target.generate(text, max_new_tokens=8, do_sample=False)
+        ours = target.generate(
+            text,
+            max_new_tokens=8,
+            do_sample=False,
+            past_key_values=cache,
+            assistant_model=draft,
+            lossy_policy="strict",
+        )
+        assert torch.equal(own, ours), turn
+        text = torch.cat([ours, one(5, seed=turn + 1)["input_ids"]], dim=1)
+    assert cache.get_seq_length() == text.shape[1] - 5 - 1, "the user's cache must be the one that was filled"
+
+
+@pytest.mark.parametrize("how", ["name", "object", "filled object"])
+def test_static_caches_are_refused_in_one_line(target, draft, how):
+    static = StaticCache(config=target.config, max_cache_len=64)
+    if how == "filled object":
+        target(PROMPTS["one"]["input_ids"], past_key_values=static)
+    given = {"cache_implementation": "static"} if how == "name" else {"past_key_values": static}
+    prompt = torch.cat([PROMPTS["one"]["input_ids"]] * 2, dim=1)
+    with pytest.raises(ValueError, match="^[^\n]*cache[^\n]*$"):
+        target.generate(prompt, max_new_tokens=4, assistant_model=draft, lossy_policy="strict", **given)
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [("float32", "bfloat16"), ("bfloat16", "float32"), ("float64", "float32"), ("float32", "float64")],
+    ids="-".join,
+)
+def test_target_and_draft_may_have_different_dtypes(target, draft, dtypes):
+    ours, theirs = (copy.deepcopy(m).to(getattr(torch, d)) for m, d in zip((target, draft), dtypes, strict=True))
+    own, out = greedy(ours, theirs, PROMPTS["ragged"])
+    if dtypes[0] == "bfloat16":  # a block forward and a one-token forward differ in its last bits
+        assert out.sequences.shape == own.sequences.shape and torch.equal(out.sequences[:, :10], own.sequences[:, :10])
+    else:
+        assert torch.equal(own.sequences, out.sequences)
+    torch.manual_seed(0)
+    sampled = ours.generate(
+        **PROMPTS["ragged"], max_new_tokens=8, do_sample=True, assistant_model=theirs, lossy_policy="strict"
+    )
+    assert sampled.shape == (3, 9 + 8)
+
+
+@pytest.mark.parametrize("shape", PROMPTS)
+def test_max_length_counts_the_prompt(target, draft, shape):
+    own, ours = greedy(target, draft, PROMPTS[shape], max_new_tokens=None, max_length=20)
+    assert torch.equal(own.sequences, ours.sequences) and ours.sequences.shape[1] == 20
+
+
+def test_without_a_prompt_the_text_starts_from_bos(draft):
+    own, ours = greedy(hla.enable(llama(bos_token_id=2)), draft, {})
+    assert torch.equal(own.sequences, ours.sequences) and ours.sequences[0, 0] == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")], ids="-".join)
+def test_target_and_draft_may_be_on_different_devices(target, draft, devices):
+    ours, theirs = (copy.deepcopy(m).to(device) for m, device in zip((target, draft), devices, strict=True))
+    prompts = {name: x.to(devices[0]) for name, x in PROMPTS["ragged"].items()}
+    own, out = greedy(ours, theirs, prompts, output_scores=True)
+    assert torch.equal(own.sequences, out.sequences)
+    sampled = ours.generate(
+        **prompts, max_new_tokens=8, do_sample=True, top_p=0.9, assistant_model=theirs, lossy_policy="svip"
+    )
+    assert sampled.shape == (3, 9 + 8) and sampled.device.type == devices[0]

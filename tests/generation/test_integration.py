@@ -1,0 +1,212 @@
+"""`enable` touches one model object and nothing else, and generation with a policy works wherever Transformers' `generate`
+is called: through pipelines, PEFT wrappers, generation configs, `custom_generate`, and with a draft of another tokenizer."""
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from support.adapters import lora, peft_warns
+from support.small import llama, near, one, ragged, tokenizer, words
+from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, pipeline
+
+import hf_lossy_assist as hla
+
+
+NEW = 20
+ENDS = {"max_new_tokens": NEW, "do_sample": False}
+
+
+@pytest.fixture
+def target():
+    return hla.enable(llama())
+
+
+@pytest.fixture
+def draft():
+    return near(llama())
+
+
+def own(model, prompts=None, **settings):
+    """Transformers' own greedy text, whatever `generate` the object carries."""
+    return GenerationMixin.generate(model, **(prompts or ragged()), **ENDS | settings)
+
+
+def files(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# -- enable and disable ------------------------------------------------------------------------------------------------
+
+
+def test_enable_and_disable_are_idempotent_and_per_instance(draft):
+    target, other = llama(), llama()
+    before = dict(vars(target))
+    assert hla.enable(target) is target and hla.enable(target) is target
+    assert hla.is_enabled(target) and not hla.is_enabled(other)
+    assert type(target).generate is GenerationMixin.generate and "generate" not in vars(other)
+    with pytest.raises(ValueError, match="lossy_policy"):
+        other.generate(**one(), **ENDS, assistant_model=draft, lossy_policy="strict")
+    assert hla.disable(target) is target and hla.disable(target) is target
+    assert not hla.is_enabled(target) and vars(target).keys() == before.keys()
+    with pytest.raises(ValueError, match="lossy_policy"):
+        target.generate(**one(), **ENDS, assistant_model=draft, lossy_policy="strict")
+
+
+def test_a_generate_that_the_instance_already_carries_is_kept_and_put_back():
+    target = llama()
+    target.generate = lambda *args, **kwargs: "from a custom_generate repository"
+    carried = target.generate
+    hla.enable(target)
+    assert target.generate(**one()) == "from a custom_generate repository"
+    assert hla.disable(target).generate is carried
+
+
+def test_importing_patches_nothing():
+    """In a fresh process: every attribute of the classes that could be patched is the same object before and after."""
+    code = """
+import torch, transformers
+from transformers import GenerationMixin, GenerationConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.generation import candidate_generator, logits_process, stopping_criteria, utils
+watched = (GenerationMixin, GenerationConfig, LlamaForCausalLM, PreTrainedModel, torch.nn.Module,
+           candidate_generator, logits_process, stopping_criteria, utils)
+before = [dict(vars(x)) for x in watched]
+import hf_lossy_assist
+for x, old in zip(watched, before):
+    new = dict(vars(x))
+    assert all(new[name] is old[name] for name in old if not name.startswith("_abc")), x
+    assert new.keys() == old.keys(), (x, new.keys() ^ old.keys())
+print("the same")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "the same\n", done.stderr
+
+
+@pytest.mark.parametrize("assisted", [False, True], ids=["alone", "assisted"])
+def test_without_a_policy_the_call_is_transformers_own(target, draft, assisted):
+    extra = {"assistant_model": draft} if assisted else {}
+    settings = ENDS | {"return_dict_in_generate": True, "output_scores": True} | extra
+    plain = llama()
+    expected = GenerationMixin.generate(plain, **one(), **settings)
+    got = target.generate(**one(), **settings)
+    assert type(got) is type(expected) and "speculation" not in got
+    assert torch.equal(got.sequences, expected.sequences)
+    torch.testing.assert_close(torch.cat(got.scores), torch.cat(expected.scores), atol=0, rtol=0)
+    texts = []
+    for model in (plain, target):
+        torch.manual_seed(1)
+        texts.append(model.generate(**one(), do_sample=True, max_new_tokens=NEW, **extra))
+    assert torch.equal(*texts)
+
+
+def test_positional_arguments_are_understood(target, draft):
+    config = GenerationConfig(**ENDS)
+    expected = own(target, one())
+    assert torch.equal(
+        target.generate(one()["input_ids"], config, assistant_model=draft, lossy_policy="strict"), expected
+    )
+    assert torch.equal(target.generate(one()["input_ids"], config), expected)
+
+
+def test_save_pretrained_writes_the_same_bytes(target, draft, tmp_path):
+    llama().save_pretrained(tmp_path / "plain")
+    target.generate(**one(), **ENDS, assistant_model=draft, lossy_policy="svip")
+    target.save_pretrained(tmp_path / "enabled")
+    assert files(tmp_path / "plain") == files(tmp_path / "enabled")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "enabled")
+    assert not hla.is_enabled(again) and torch.equal(own(again), own(target))
+
+
+def test_a_deep_copy_generates_with_its_own_weights(target, draft):
+    twin = copy.deepcopy(target)
+    with torch.no_grad():
+        twin.lm_head.weight.copy_(twin.lm_head.weight.roll(1, dims=0))
+    assert not torch.equal(own(twin), own(target))
+    assert torch.equal(twin.generate(**ragged(), **ENDS, assistant_model=draft, lossy_policy="strict"), own(twin))
+    hla.disable(twin)
+    assert hla.is_enabled(target) and not hla.is_enabled(twin)
+
+
+def test_an_enabled_model_can_be_pickled(target):
+    assert torch.equal(pickle.loads(pickle.dumps(target)).generate(**one(), **ENDS), own(target, one()))
+
+
+# -- other ways in ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompts", [one(), ragged()], ids=["one", "ragged"])
+def test_a_runner_serves_a_model_that_is_not_enabled(draft, prompts):
+    target = llama()
+    out = target.generate(**prompts, **ENDS, custom_generate=hla.Runner("svip", draft), return_dict_in_generate=True)
+    assert torch.equal(out.sequences, own(target, prompts))
+    assert 0 < out.speculation.draft_acceptance_rate < 1 and out.speculation.num_spec_tokens == 40
+    assert "generate" not in vars(target)
+
+
+TEXTS = [" ".join(words()[i : i + n]) for i, n in ((3, 5), (40, 8), (70, 2))]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("where", ["call", "pipeline", "config"])
+def test_a_text_generation_pipeline_takes_a_policy(target, draft, where, batch_size):
+    """Draft and policy in the call; the draft at construction (as Transformers has it) and the policy in the call; or the
+    policy in the generation config. Seen in the statistics of the last call that the draft took part."""
+    plain = pipeline("text-generation", model=llama(), tokenizer=tokenizer(), device="cpu")
+    settings = ENDS | {"batch_size": batch_size}
+    expected = plain(TEXTS, **settings)
+    calls = []
+    draft.register_forward_pre_hook(lambda *_: calls.append(1))
+    built = {} if where == "call" else {"assistant_model": draft}
+    if where == "config":
+        target.generation_config.lossy_policy = "svip"
+    pipe = pipeline("text-generation", model=target, tokenizer=tokenizer(), device="cpu", **built)
+    if where == "call":
+        settings |= {"assistant_model": draft}
+    if where != "config":
+        settings |= {"lossy_policy": "svip"}
+    assert pipe(TEXTS, **settings) == expected
+    assert calls
+
+
+@peft_warns
+@pytest.mark.parametrize("wrapped", ["target", "draft", "both"])
+@pytest.mark.parametrize("prompts", [one(), ragged()], ids=["one", "ragged"])
+def test_lora_adapters_take_part(wrapped, prompts):
+    base, draft = llama(), near(llama())
+    target = lora(llama(), 0) if wrapped != "draft" else base
+    expected = target.generate(**prompts, **ENDS)
+    assert wrapped == "draft" or not torch.equal(expected, own(base, prompts)), "the adapter must matter"
+    if wrapped != "target":  # with "both", the target's own adapter: the draft is only any good if its adapter runs
+        draft = lora(draft, 0)
+    assert hla.enable(target) is target and hla.is_enabled(target)
+    out = target.generate(
+        **prompts, **ENDS, assistant_model=draft, lossy_policy="strict", return_dict_in_generate=True
+    )
+    assert torch.equal(out.sequences, expected)
+    if wrapped == "both":
+        assert out.speculation.draft_acceptance_rate > 0.2
+    with target.disable_adapter() if wrapped != "draft" else torch.no_grad():
+        bare = target.generate(**prompts, **ENDS, assistant_model=near(llama()), lossy_policy="strict")
+    assert torch.equal(bare, own(base, prompts))
+    assert not hla.is_enabled(hla.disable(target))
+
+
+@peft_warns
+@pytest.mark.filterwarnings("ignore:Position ids are not supported for parameter efficient tuning:UserWarning")
+@pytest.mark.parametrize("which", ["target", "draft"])
+def test_learned_prompts_are_used_or_refused_in_one_line(which):
+    """PEFT's prompt tuning puts virtual tokens before the text; dropping them silently would change what is written."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    tuned = peft.get_peft_model(llama(), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)).eval()
+    target, draft = (tuned, near(llama())) if which == "target" else (llama(), tuned)
+    expected = target.generate(**one(), **ENDS)
+    hla.enable(target)
+    try:
+        out = target.generate(**one(), **ENDS, assistant_model=draft, lossy_policy="strict")
+    except ValueError as error:
+        assert "\n" not in str(error) and "prompt" in str(error)
+    else:
+        assert torch.equal(out, expected)

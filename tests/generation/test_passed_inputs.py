@@ -1,0 +1,155 @@
+"""Caches, positions and other inputs that a caller passes beside the prompt: used as they are meant, or refused by name in one line."""
+
+import inspect
+
+import pytest
+import torch
+import transformers
+from support import tiny
+from transformers import Cache, DynamicCache, ErnieConfig, ErnieForCausalLM, GenerationMixin, StaticCache
+from transformers.cache_utils import QuantizedLayer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.generation.unsupported import TEXT_INPUTS, refuse_extra_inputs
+
+
+class Kept(QuantizedLayer):
+    """A quantised layer whose quantisation loses nothing, so that only its `crop` is at fault."""
+
+    def _quantize(self, tensor, axis):
+        return tensor.clone()
+
+    def _dequantize(self, tensor):
+        return tensor
+
+
+def filled(cache, model=None, rows=1):
+    with torch.no_grad():
+        (model or tiny.shared("llama"))(torch.arange(4, 9).repeat(rows, 1), past_key_values=cache)
+    return cache
+
+
+def call(**settings):
+    model = hla.enable(tiny.build("llama"))
+    given = {"input_ids": torch.arange(4, 13)[None], "lossy_policy": "strict", "max_new_tokens": 4, "do_sample": False}
+    return model.generate(**given | {"assistant_model": model} | settings)
+
+
+TWO = torch.arange(4, 13).repeat(2, 1)
+CACHES = {
+    "quantised": (lambda: filled(Cache(layers=[Kept(), Kept()])), {}, "Kepts cannot be rolled back"),
+    "static": (lambda: filled(StaticCache(tiny.shared("llama").config, max_cache_len=40)), {}, "StaticCache cannot be"),
+    "static, a batch": (
+        lambda: StaticCache(tiny.shared("llama").config, max_cache_len=40), {"input_ids": TWO}, "StaticCache cannot be",
+    ),
+    "of two rows": (lambda: filled(DynamicCache(), rows=2), {}, "holds 2 rows, input_ids has 1"),
+    "of a deeper model": (lambda: filled(DynamicCache(), tiny.build("llama", num_hidden_layers=3)), {}, "3 layers.* has 2"),
+    "of the whole text": (lambda: filled(DynamicCache()), {"input_ids": torch.arange(4, 9)[None]}, "holds 5 tokens"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cache, settings, line", CACHES.values(), ids=CACHES)
+@pytest.mark.parametrize("runner", [False, True], ids=["enabled", "runner"])
+def test_a_cache_that_cannot_serve_is_refused_by_what_it_is(cache, settings, line, runner):
+    own = {
+        "custom_generate": hla.Runner("strict", tiny.shared("llama")),
+        "lossy_policy": None,
+        "assistant_model": None,
+    }
+    with pytest.raises(ValueError, match=rf"^past_key_values[^\n]*{line}[^\n]*$"):
+        call(past_key_values=cache(), **settings, **own if runner else {})
+
+
+def test_an_input_with_an_entry_for_each_token_is_refused_where_nobody_says_how_it_goes_on():
+    """ERNIE's task types on Transformers' own cache; on rows every input that is not text is refused anyway."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = ErnieConfig(**tiny.COMMON | sizes, is_decoder=True, use_task_id=True)
+    model = hla.enable(ErnieForCausalLM(config).eval())
+    given = {"task_type_ids": torch.ones(1, 9, dtype=torch.long), "input_ids": torch.arange(4, 13)[None]}
+    for cache in ({}, {"past_key_values": DynamicCache(config=model.config)}):
+        with pytest.raises(ValueError, match=r"^lossy_policy[^\n]*task_type_ids[^\n]*$"):
+            model.generate(**given, **cache, assistant_model=model, lossy_policy="strict", max_new_tokens=3)
+
+
+def test_encoder_outputs_serve_the_target_and_a_draft_needs_the_input_too():
+    model, prompt = tiny.shared("t5"), torch.arange(4, 14)[None]
+    with torch.no_grad():
+        encoded = {"encoder_outputs": model.get_encoder()(prompt)}
+    expected = tiny.greedy(model, {"input_ids": prompt})
+    draft = tiny.draft_of(model, "often")
+    assert torch.equal(tiny.assisted(model, encoded, None, prompt_lookup_num_tokens=3).sequences, expected)
+    assert torch.equal(tiny.assisted(model, {"input_ids": prompt} | encoded, draft).sequences, expected)
+    with pytest.raises(ValueError, match=r"^encoder_outputs[^\n]*pass input_ids=[^\n]*$"):
+        tiny.assisted(model, encoded, draft)
+
+
+def test_use_cache_is_refused_by_where_it_was_said():
+    with pytest.raises(ValueError, match=r"^[^\n]*got use_cache=False: leave it out$"):
+        call(use_cache=False)
+    model = hla.enable(tiny.build("llama"))
+    model.generation_config.use_cache = False
+    prompt = {"input_ids": torch.arange(4, 13)[None], "assistant_model": model, "lossy_policy": "strict"}
+    with pytest.raises(ValueError, match=r"^the generation config says use_cache=False[^\n]*pass use_cache=True$"):
+        model.generate(**prompt)
+    assert model.generate(**prompt, use_cache=True, max_new_tokens=4).shape[1] > 9
+
+
+@pytest.mark.parametrize("pads", [0, 3])
+def test_positions_that_the_mask_does_not_imply_are_refused_and_its_own_are_not(pads):
+    """`generate` works them out for every call; by the runner itself a caller's own come through as well."""
+    mask = torch.tensor([[0] * pads + [1] * (9 - pads)])
+    own = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    runner = {
+        "custom_generate": hla.Runner("strict", tiny.shared("llama")),
+        "lossy_policy": None,
+        "assistant_model": None,
+    }
+    expected = call(attention_mask=mask, **runner)
+    assert torch.equal(call(attention_mask=mask, position_ids=own, **runner), expected)
+    for given in (own + 7, own.flip(1)):
+        with pytest.raises(ValueError, match=r"^lossy_policy works positions out[^\n]*position_ids[^\n]*$"):
+            call(attention_mask=mask, position_ids=given, **runner)
+    with pytest.raises(ValueError, match=r"^lossy_policy works positions out[^\n]*position_ids[^\n]*$"):
+        call(attention_mask=mask, position_ids=own)
+
+
+# What `RowModel.feed` gives a model itself, and what no forward of a text depends on.
+FED = {
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "token_type_ids",
+}
+OF_THE_CALL = {
+    "self",
+    "kwargs",
+    "model_kwargs",
+    "labels",
+    "inputs_embeds",
+    "is_first_iteration",
+    "next_sequence_length",
+}
+
+
+def inputs_of_every_causal_model():
+    names = {}
+    for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        kind = getattr(transformers, name if isinstance(name, str) else name[0])
+        if issubclass(kind, GenerationMixin):
+            for method in (kind.forward, kind.prepare_inputs_for_generation):
+                names |= dict.fromkeys(inspect.signature(method).parameters, kind.__name__)
+    return names
+
+
+def test_every_input_of_every_causal_model_is_fed_or_refused_by_name():
+    names = inputs_of_every_causal_model()
+    assert len(names) > 50 and names.keys() >= FED
+    assert TEXT_INPUTS == FED - {"input_ids"}
+    for name in names.keys() - FED - OF_THE_CALL:
+        with pytest.raises(ValueError, match=rf"^lossy_policy handles text alone[^\n]*{name}[^\n]*$"):
+            refuse_extra_inputs({name: torch.zeros(1)})
+        refuse_extra_inputs({name: None})

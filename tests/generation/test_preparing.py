@@ -1,0 +1,126 @@
+"""What Transformers would find wrong with a call's arguments, in frames of its own and in its own words, is one line of this package;
+what a caller's own code raises, and what says that memory is out, stays as it is."""
+
+import pytest
+import torch
+from support import small
+from transformers import GenerationConfig, LogitsProcessorList
+from wrong_uses import fault
+
+from hf_lossy_assist import enable
+from hf_lossy_assist.generation.preparing import refusals_in_one_line
+
+
+@pytest.fixture(scope="module")
+def target():
+    return enable(small.llama())
+
+
+def call(target, **settings):
+    given = {
+        **small.one(),
+        "assistant_model": target,
+        "lossy_policy": "strict",
+        "max_new_tokens": 4,
+        "do_sample": False,
+    }
+    return target.generate(**given | settings)
+
+
+WRONG = {
+    "bad_words_ids": [[97]],  # behind the vocabulary: known to the processor alone, at its first call
+    "sequence_bias": torch.zeros(2, 2),
+    "exponential_decay_length_penalty": "x" * 1000,
+    "prefix_allowed_tokens_fn": lambda row, ids: [],
+    "watermarking_config": 1e30,
+    "stopping_criteria": [3],
+    "logits_processor": torch.zeros(2, 2),
+    "encoder_no_repeat_ngram_size": 10**30,
+    "no_repeat_ngram_size": 10**5000,
+    "decoder_start_token_id": -(10**30),
+    "prefill_chunk_size": -1,
+    "use_cache": [],
+    "output_hidden_states": torch.tensor([5, 6]),
+    "repetition_penalty": 10**400,
+    "pad_token_id": float("nan"),
+    "early_stopping": "x\ny",
+    "disable_compile": torch.zeros(2, 2),
+    "max_matching_ngram_size": torch.full((40, 40), 1.5),
+    "assistant_ensemble_weight": torch.tensor([5, 6]),
+}
+
+
+@pytest.mark.parametrize("by_config", [False, True])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_setting_is_one_line(target, name, by_config):
+    settings = {name: WRONG[name]}
+    if by_config and hasattr(GenerationConfig(), name):
+        config = GenerationConfig()
+        setattr(config, name, WRONG[name])
+        settings = {"generation_config": config}
+    with pytest.raises((TypeError, ValueError)) as error:
+        call(target, **settings)
+    assert fault(error.value) is None, str(error.value)
+    assert len(str(error.value)) <= 400 and str(error.value).isprintable()
+
+
+def test_a_setting_that_cannot_be_copied(target):
+    nested: list = []
+    for _ in range(3000):
+        nested = [nested]
+    config = GenerationConfig()
+    config.cache_config = nested
+    with pytest.raises(ValueError, match="generate cannot run with these arguments: RecursionError") as error:
+        call(target, generation_config=config)
+    assert fault(error.value) is None
+
+
+def test_what_a_callers_own_processor_raises_stays(target):
+    def processor(ids, scores):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        call(target, logits_processor=LogitsProcessorList([processor]))
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError, UserWarning, OSError, KeyboardInterrupt])
+def test_errors_that_are_no_refusals_stay(kind):
+    with pytest.raises(kind), refusals_in_one_line(begun=lambda: False):
+        raise kind("x")
+
+
+ONES = torch.ones(1, 9, dtype=torch.long)
+TENSORS = {
+    "sparse ids": {"input_ids": ONES.to_sparse()},
+    "a sparse mask": {"attention_mask": ONES.to_sparse()},
+    "a mask of 2": {"attention_mask": ONES * 2},
+    "a mask of -1": {"attention_mask": ONES - 2 * (torch.arange(9) == 3)},
+    "a mask of NaN": {"attention_mask": ONES * float("nan")},
+    "logits of the caller's choice": {"logits_to_keep": {}},
+    "a complex mask": {"attention_mask": ONES.to(torch.complex64)},
+}
+
+
+@pytest.mark.parametrize("what", TENSORS)
+def test_a_wrong_tensor_is_one_line(target, what):
+    with pytest.raises((TypeError, ValueError), match="input_ids: expected|_mask: expected|logits_to_keep") as error:
+        call(target, **TENSORS[what])
+    assert fault(error.value) is None, str(error.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"attention_mask": ONES.to("meta")},
+        {"attention_mask": ONES[0]},
+        {"attention_mask": ONES * 3},
+        {"decoder_input_ids": ONES.double()},
+        {"decoder_input_ids": [[0]]},
+        {"decoder_input_ids": torch.tensor([[0, 2**40]])},
+    ],
+)
+def test_a_wrong_tensor_of_an_encoder_decoder_is_one_line(given):
+    model = enable(small.t5())
+    with pytest.raises((TypeError, ValueError), match=next(iter(given))) as error:
+        call(model, **given)
+    assert fault(error.value) is None, str(error.value)

@@ -1,0 +1,69 @@
+"""Every parameter of every public name, given what it cannot be: refused in one line by this package, or said to be free."""
+
+import functools
+import inspect
+
+import pytest
+import torch
+import wrong_uses
+
+import hf_lossy_assist as hla
+
+
+def head(**config):
+    return hla.LinearHead(hla.HeadConfig(16, **config))
+
+
+# What a parameter without a default is given while another one is tried.
+GIVEN = {
+    "head": head, "stop": hla.SVIP, "stops": lambda: (hla.SVIP(),), "rule": hla.Typical, "rules": lambda: (hla.Typical(),),
+    "policy": lambda: "svip", "model": wrong_uses.target, "config": lambda: hla.HeadConfig(16), "table": lambda: ((1, 2),),
+    "layers": lambda: 1, "hidden_size": lambda: 16, "alpha": lambda: 0.5, "weight": lambda: 0.5, "threshold": lambda: 0.1,
+    "budget": lambda: 0.5, "lenience": lambda: 0.5, "k": lambda: 4, "companion": wrong_uses.draft, "given": lambda: "svip",
+    "function": lambda: max, "name": lambda: "x",
+}  # fmt: skip
+WRONG = (object(), "x", -3, 2.5, float("nan"), True, [], {}, None, "\n", torch.zeros(2))
+
+# Made by the engine and handed to rules and stops, or bases without parameters.
+NOT_CALLED_BY_USERS = {"Block", "Verdict", "Laws", "RowStats", "SpeculationStats", "StoppingCandidateGenerator"}
+# Looked at when they are used, with the models at hand; `generate` and the wrong uses try those.
+LATER = {
+    *(("Runner", name) for name in ("assistant", "streamer", "tokenizer", "assistant_tokenizer", "cache_given")),
+    ("Staged", "companion"), ("disable", "model"), ("is_enabled", "model"),
+    *(("ModelIdentity", name) for name in ("id", "revision", "model_type", "hidden_size", "num_layers", "vocab_size")),
+}  # fmt: skip
+BY_FILES = {"Profile", "Verification", "SpeculativeVerification"}  # of a profile's tables: tests/test_profile.py
+
+
+def parameters():
+    for name in hla.__all__:
+        its = getattr(hla, name)
+        if not callable(its) or name in NOT_CALLED_BY_USERS | BY_FILES:
+            continue
+        for parameter in inspect.signature(its).parameters.values():
+            if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                yield name, parameter.name
+
+
+@functools.cache
+def given(name):
+    return GIVEN[name]()
+
+
+def attempt(name, parameter, value):
+    its = getattr(hla, name)
+    needed = [p.name for p in inspect.signature(its).parameters.values() if p.default is p.empty and p.name in GIVEN]
+    out = its(**{p: given(p) for p in needed if p != parameter} | {parameter: value})
+    return out.__enter__() if name == "stock_stop" else out
+
+
+@pytest.mark.parametrize(("name", "parameter"), [pair for pair in parameters() if pair not in LATER])
+def test_a_wrong_argument_gets_one_line(name, parameter):
+    for value in WRONG:
+        error = wrong_uses.refusal(functools.partial(attempt, name, parameter, value))
+        assert error is None or wrong_uses.fault(error) is None, f"{value!r}: {error!r}"
+    assert wrong_uses.refusal(functools.partial(attempt, name, parameter, WRONG[0])) is not None
+
+
+def test_what_is_looked_at_later_exists():
+    assert set(parameters()) >= LATER

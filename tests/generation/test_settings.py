@@ -1,0 +1,183 @@
+"""Where a setting comes from: the call, then the policy, then the configs, as Transformers has it, with nothing left behind;
+and two settings together, a tokenizer of the target's and one of the draft's, let them differ."""
+
+import copy
+
+import pytest
+import torch
+from support.small import PAD, VOCAB, llama, near, one, ragged, tokenizer, words
+from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin
+
+import hf_lossy_assist as hla
+
+
+NEW = 20
+ENDS = {"max_new_tokens": NEW, "do_sample": False}
+
+
+@pytest.fixture
+def target():
+    return hla.enable(llama())
+
+
+@pytest.fixture
+def draft():
+    return near(llama())
+
+
+def own(model, prompts=None, **settings):
+    """Transformers' own greedy text, whatever `generate` the object carries."""
+    return GenerationMixin.generate(model, **(prompts or ragged()), **ENDS | settings)
+
+
+def test_a_generation_config_object_is_honoured_and_not_changed(target, draft):
+    config = GenerationConfig(max_new_tokens=11, do_sample=False, repetition_penalty=1.5, pad_token_id=PAD)
+    before = config.to_dict()
+    own = target.generate(**ragged(), generation_config=config)
+    ours = target.generate(**ragged(), generation_config=config, assistant_model=draft, lossy_policy="svip")
+    assert torch.equal(own, ours)
+    assert config.to_dict() == before
+
+
+def test_prompt_lookup_in_the_models_config_is_honoured(target):
+    target.generation_config.prompt_lookup_num_tokens = 4
+    out = target.generate(**one(), **ENDS, lossy_policy="strict", return_dict_in_generate=True)
+    assert torch.equal(out.sequences, own(llama(), one())) and out.speculation.draft_acceptance_rate > 0
+
+
+def test_a_call_leaves_the_inputs_as_they_were(target, draft):
+    prompts = ragged()
+    target.generate(**prompts, **ENDS, repetition_penalty=1.2, assistant_model=draft, lossy_policy="strict")
+    assert all(torch.equal(prompts[name], kept) for name, kept in ragged().items())
+
+
+@pytest.mark.parametrize("policy", ["svip", {"stop": {"name": "constant", "gamma": 7}}], ids=["name", "dict"])
+def test_a_policy_in_the_generation_config_is_honoured_saved_and_overridden(target, draft, tmp_path, policy):
+    longest = hla.as_policy(policy).stop.longest
+    # A config that Transformers derived from the model's loses entries of one's own when it is loaded; a made one keeps them.
+    target.generation_config = GenerationConfig(pad_token_id=PAD, lossy_policy=policy)
+    target.save_pretrained(tmp_path)
+    again = hla.enable(AutoModelForCausalLM.from_pretrained(tmp_path))
+    assert again.generation_config.lossy_policy == policy
+    for model in (target, again):
+        settings = ENDS | {"assistant_model": draft, "return_dict_in_generate": True}
+        out = model.generate(**ragged(), **settings)
+        assert out.speculation.num_spec_tokens == longest and torch.equal(out.sequences, own(llama()))
+        over = model.generate(**ragged(), **settings, lossy_policy=hla.Constant(3))
+        assert over.speculation.num_spec_tokens == 3
+    config = GenerationConfig(**ENDS, return_dict_in_generate=True)
+    config.lossy_policy = hla.Constant(2)
+    out = target.generate(**ragged(), generation_config=config, assistant_model=draft)
+    assert out.speculation.num_spec_tokens == 2
+
+
+def test_a_generation_config_that_says_nothing_leaves_the_models_policy(target, draft):
+    """As for every other setting: what the given config leaves open comes from the model's own."""
+    target.generation_config.lossy_policy = "svip"
+    config = GenerationConfig(**ENDS, return_dict_in_generate=True)
+    out = target.generate(**ragged(), generation_config=config, assistant_model=draft)
+    assert out.speculation.num_spec_tokens == 40
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["alone", "with a config"])
+def test_none_at_the_call_switches_off_what_the_models_config_says(target, draft, given):
+    first = own(target, one())[0, 9:]
+    target.generation_config.eos_token_id = int(first[6])
+    target.generation_config.repetition_penalty = 1.9
+    off = {"eos_token_id": None, "repetition_penalty": None, "pad_token_id": PAD}
+    settings = ENDS | off | ({"generation_config": GenerationConfig(top_k=0)} if given else {})
+    expected = GenerationMixin.generate(target, **one(), **settings)
+    assert expected.shape[1] == 9 + NEW
+    assert torch.equal(target.generate(**one(), **settings, assistant_model=draft, lossy_policy="strict"), expected)
+
+
+def longest(target, draft, **settings):
+    out = target.generate(
+        **one(), **ENDS, assistant_model=draft, **{"lossy_policy": "strict"} | settings, return_dict_in_generate=True
+    )
+    assert torch.equal(out.sequences, own(llama(), one()))
+    return out.speculation.num_spec_tokens, max(sent for sent, _ in out.speculation.total().steps)
+
+
+def test_draft_settings_come_from_the_call_then_the_policy_then_the_drafts_config(target, draft):
+    itself = llama()
+    assert longest(target, itself) == (5, 5)
+    itself.generation_config.num_assistant_tokens = 3
+    assert longest(target, itself) == (3, 3)
+    assert longest(target, itself, lossy_policy=hla.Constant(4)) == (4, 4)
+    assert longest(target, itself, lossy_policy=hla.Constant(4), num_assistant_tokens=2) == (2, 2)
+    assert longest(target, itself, num_assistant_tokens=6) == (6, 6)
+    assert longest(target, itself, lossy_policy=hla.SVIP(h=9.0, max_draft=8)) == (8, 8)
+    assert longest(target, itself, lossy_policy=hla.SVIP(h=9.0), num_assistant_tokens=7) == (7, 7)
+
+    itself.generation_config.assistant_confidence_threshold = 1.0  # stops after every token
+    assert longest(target, itself) == (3, 1)
+    assert longest(target, itself, assistant_confidence_threshold=0.0) == (3, 3)
+    assert longest(target, itself, lossy_policy=hla.Constant(4)) == (4, 4)
+    itself.generation_config.assistant_confidence_threshold = None
+    assert longest(target, itself, assistant_confidence_threshold=1.0, num_assistant_tokens=4) == (4, 1)
+
+    itself.generation_config.num_assistant_tokens_schedule = (
+        "heuristic"  # two more after each full acceptance: 3, 5, 7
+    )
+    assert longest(target, itself)[1] > 3
+    assert longest(target, itself, num_assistant_tokens_schedule="constant") == (3, 3)
+    itself.generation_config.num_assistant_tokens_schedule = None
+    assert longest(target, itself, num_assistant_tokens_schedule="heuristic")[1] > 3
+
+
+def test_no_state_leaks_into_the_drafts_or_the_targets_config(target, draft):
+    draft.generation_config.num_assistant_tokens_schedule = "heuristic"
+    before = [m.generation_config.to_dict() for m in (target, draft)]
+    for settings in (
+        {"num_assistant_tokens": 9},
+        {"num_assistant_tokens_schedule": "constant"},
+        {"assistant_confidence_threshold": 0.3},
+        {"lossy_policy": "svip"},
+    ):
+        longest(target, draft, **settings)
+    assert [m.generation_config.to_dict() for m in (target, draft)] == before
+    assert longest(target, draft) == longest(target, draft)
+
+
+@pytest.fixture
+def foreign():
+    """(tokenizer, draft): the same words in reverse order, and a draft with the target's weights moved to match."""
+    moved = near(llama())
+    order = torch.cat([torch.arange(4), torch.arange(4, VOCAB).flip(0)])
+    with torch.no_grad():
+        for weight in (moved.get_input_embeddings().weight, moved.get_output_embeddings().weight):
+            weight.copy_(weight[order])
+    return tokenizer(words()[::-1]), moved
+
+
+def test_a_draft_with_another_tokenizer_keeps_the_targets_greedy_text(target, foreign):
+    their_tokenizer, their_draft = foreign
+    settings = {"tokenizer": tokenizer(), "assistant_tokenizer": their_tokenizer, "assistant_model": their_draft}
+    out = target.generate(**one(), **ENDS, **settings, lossy_policy="strict", return_dict_in_generate=True)
+    assert torch.equal(out.sequences, own(target, one()))
+    assert out.speculation.draft_acceptance_rate > 0  # low: Transformers' translation loses its place in repetitions
+
+
+@pytest.mark.parametrize("more", [[], ["extra"]], ids=["the same words", "a word more"])
+def test_sampling_with_another_tokenizer_leaves_the_draft_as_it_was(target, foreign, more):
+    """Transformers' own generator for this cuts the draft's head to the common words, for good."""
+    _, draft = foreign
+    draft.resize_token_embeddings(VOCAB + len(more))
+    heads, state = (draft.get_output_embeddings(), draft.get_input_embeddings()), copy.deepcopy(draft.state_dict())
+    settings = {
+        "tokenizer": tokenizer(),
+        "assistant_tokenizer": tokenizer(words()[::-1] + more),
+        "assistant_model": draft,
+    }
+    out = target.generate(**one(), do_sample=True, max_new_tokens=NEW, **settings, lossy_policy="strict")
+    assert out.shape == (1, 9 + NEW)
+    assert (draft.get_output_embeddings(), draft.get_input_embeddings()) == heads
+    assert draft.state_dict().keys() == state.keys()
+    assert all(torch.equal(weight, state[name]) for name, weight in draft.state_dict().items())
+
+
+def test_two_tokenizers_that_agree_are_one(target, draft):
+    """Then nothing is translated, and batches work."""
+    settings = {"tokenizer": tokenizer(), "assistant_tokenizer": tokenizer(), "assistant_model": draft}
+    assert torch.equal(target.generate(**ragged(), **ENDS, **settings, lossy_policy="svip"), own(target))

@@ -1,0 +1,96 @@
+"""Dynamic quantisation of activations: the tokens of a block share a scale, so that "lossless" is not what the quantiser leaves. It is said once."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from support import small
+from support.cells import bins
+from support.sv_models import steep
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.filters.companion import int8
+from hf_lossy_assist.generation.shared_scale import shares_scale
+
+
+LINE = r"^the {}'s activations are quantised by a scale that all tokens of a forward share [^\n]*: quantise its weights alone$"
+
+
+def quantised(seed: int = 0):
+    """A tiny Llama whose linear layers compute in int8 (PyTorch's `quantize_dynamic`)."""
+    return int8(small.llama(seed).float())
+
+
+def written(target, draft, policy="strict", **settings):
+    settings = {"do_sample": False, "max_new_tokens": 6} | settings
+    return hla.enable(target).generate(**small.one(), assistant_model=draft, lossy_policy=policy, **settings)
+
+
+def test_the_target_is_named_once():
+    target, draft = quantised(), small.near(small.llama())
+    with pytest.warns(UserWarning, match=LINE.format("target")) as seen:
+        written(target, draft)
+    assert len(seen) == 1 and seen[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        written(target, draft)
+    with pytest.warns(UserWarning, match=LINE.format("target")):  # another object
+        written(quantised(), draft)
+
+
+def test_blocks_do_differ_there():
+    """What the warning says: of several prompts, some texts are not those of `generate`, neither here nor in Transformers' own loop."""
+    target, draft = quantised(), small.near(small.llama().float())
+    same = {"ours": 0, "stock": 0}
+    with pytest.warns(UserWarning, match=LINE.format("target")):
+        for seed in range(6):
+            inputs, settings = small.one(seed=seed), {"do_sample": False, "max_new_tokens": 20}
+            alone = type(target).generate(target, **inputs, **settings)
+            stock = type(target).generate(target, **inputs, **settings, assistant_model=draft)
+            ours = hla.enable(target).generate(**inputs, **settings, assistant_model=draft, lossy_policy="strict")
+            same["ours"] += torch.equal(ours, alone)
+            same["stock"] += torch.equal(stock, alone)
+    assert min(same.values()) < 6
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_other_model_is():
+    class WeightsAlone(torch.nn.Linear):
+        """Weights of 8 bits, activations as they are."""
+
+        def forward(self, x):
+            scale = self.weight.abs().amax(dim=1, keepdim=True) / 127
+            return x @ ((self.weight / scale).round() * scale).T
+
+    WeightsAlone.__module__ = "quantised.weights"
+    target = small.llama()
+    assert not shares_scale(target)
+    for block in target.model.layers:
+        block.mlp.down_proj.__class__ = WeightsAlone
+    written(target, small.near(small.llama()))
+    assert not shares_scale(target)
+    written(small.llama(), quantised())  # a draft's laws are those that its tokens were drawn from
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_a_lossy_policy_has_said_so_itself():
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        written(quantised(), small.near(small.llama()), hla.TopK(3))
+    assert not [w for w in seen if "share" in str(w.message)]
+
+
+@pytest.mark.parametrize("kind", ["sv", "staged"])
+def test_a_companion_matters_in_sampling_alone(kind):
+    target, draft, companion = small.llama(), small.near(small.llama()), quantised()
+    policy = hla.as_policy(hla.Staged(companion))
+    if kind == "sv":
+        policy = hla.SpeculativeVerification(
+            steep(target, draft, companion, bins(np.random.default_rng(0))), companion, 5
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        written(target, draft, policy)
+    with pytest.warns(UserWarning, match=LINE.format("companion")):
+        written(target, draft, policy, do_sample=True, top_k=0)

@@ -1,0 +1,495 @@
+"""Proves that a judge learns a labelling that is known, that its figures are of problems it has not seen, and that its folder is whole."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from matplotlib.image import imread
+from support.hub_server import card_problems
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import FeatureSpec, Head, HeadConfig, LinearHead, MLPHead, demo
+from hf_lossy_assist.methods.autojudge.classifiers import (
+    GRID,
+    JudgeSettings,
+    fit_classifier,
+    folded,
+    split,
+    threshold_table,
+)
+from hf_lossy_assist.methods.autojudge.fit import LABEL, JudgeReport, fit_autojudge
+from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, MinedTable, hidden_states, read_mined
+from hf_lossy_assist.models.identity import ModelIdentity, tokenizer_hash
+
+
+PROBLEMS = 96
+QUICK = JudgeSettings(grid=(1e-2, 1e-4))
+SETTINGS = {
+    "do_sample": False,
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "max_new_tokens": 60,
+    "seed": 0,
+    "naive": True,
+}
+models = cache(demo.load)
+
+
+@cache
+def mismatches() -> list[dict[str, Any]]:
+    """Where the demo draft's guess is not what the demo target wrote; important where either token is a digit.
+
+    The last mismatch of a problem, if unimportant, stands in its response with the draft's token, as mined responses have it.
+    """
+    target, draft, _, tokenizer = models()
+    digits = {i for token, i in tokenizer.get_vocab().items() if token.strip("Ġ▁ ").isdigit()}
+    problems, rows = demo.problems(PROBLEMS, 0, "calibration"), []
+    for first in range(0, PROBLEMS, 48):
+        batch = [p.prompt for p in problems[first : first + 48]]
+        texts = tokenizer(batch, return_tensors="pt", padding=True)
+        out = target.generate(**texts, do_sample=False, max_new_tokens=60)
+        start = texts["input_ids"].shape[1]
+        mask = torch.cat([texts["attention_mask"], torch.ones_like(out[:, start:])], dim=1)
+        with torch.no_grad():
+            guesses = draft(out, attention_mask=mask).logits.argmax(dim=-1)[:, start - 1 : -1]
+        for i, (answer, guess) in enumerate(zip(out[:, start:].tolist(), guesses.tolist(), strict=True)):
+            response = (
+                answer[: answer.index(tokenizer.eos_token_id) + 1] if tokenizer.eos_token_id in answer else answer
+            )
+            found = [
+                {"position": t, "target_token": mine, "draft_token": other, "important": bool({mine, other} & digits)}
+                for t, (mine, other) in enumerate(zip(response, guess, strict=False))
+                if mine != other
+            ]
+            if found and not found[-1]["important"]:
+                t = found[-1]["position"]
+                response = [*response[:t], guess[t]]
+            shared = {
+                "problem": first + i, "prompt": batch[i], "response": tokenizer.decode(response),
+                "prompt_ids": tokenizer(batch[i])["input_ids"], "response_ids": response, "target_answer": None, "answer": "1",
+            }  # fmt: skip
+            rows += [shared | row for row in found]
+    return rows
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    target, draft, _, tokenizer = models()
+    return {
+        "settings": SETTINGS, "task": "demo", "source": "the demo task", "problems": PROBLEMS, "dtypes": ["torch.float32"] * 2,
+        "target": ModelIdentity.of(target).to_dict(), "draft": ModelIdentity.of(draft).to_dict(),
+        "tokenizer_hash": tokenizer_hash(tokenizer), "versions": {},
+    } | changes  # fmt: skip
+
+
+def write(folder: Path, rows: list[dict[str, Any]], **changes: Any) -> Path:
+    Dataset.from_list(rows).save_to_disk(str(folder))
+    (folder / "mine.json").write_text(json.dumps(facts(**changes)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("mined") / "set", mismatches())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def states_once():
+    """The models run once for all tests of the same mismatches: it takes most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_lossy_assist.methods.autojudge.fit.hidden_states", hidden_states_once)
+        yield
+
+
+known: dict[tuple[str, bytes], dict[str, torch.Tensor]] = {}
+
+
+def hidden_states_once(
+    model: Any, mined: MinedTable, places: Any = PLACES, name: str = "model"
+) -> dict[str, torch.Tensor]:
+    rows = torch.stack([mined.problem, mined.position, mined.target_token, mined.draft_token])
+    key = model.config.name_or_path, rows.numpy().tobytes()
+    if key not in known:
+        known[key] = hidden_states(model, mined)
+    return {place: known[key][place] for place in places}
+
+
+def fit(data: Path, out: Path, settings: JudgeSettings = QUICK, **more: Any) -> tuple[Head, JudgeReport]:
+    target, draft, _, tokenizer = models()
+    return fit_autojudge(
+        data, out, **{"target": target, "draft": draft, "tokenizer": tokenizer} | more, settings=settings
+    )
+
+
+@cache
+def features(data: Path) -> torch.Tensor:
+    mined = read_mined(data)
+    parts = [hidden_states_once(model, mined)["token"] for model in (models().draft, models().target)]
+    return torch.cat(parts, dim=1)
+
+
+def auroc(said: Any, important: Any) -> float:
+    """The chance that an important token is put above another, by comparing all pairs."""
+    said, important = np.asarray(said, dtype=float), np.asarray(important)
+    gaps = said[important][:, None] - said[~important][None]
+    return float((gaps > 0).mean() + (gaps == 0).mean() / 2)
+
+
+@pytest.fixture(scope="module")
+def judged(data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("judge") / "deep" / "head"
+    return *fit(data, out, JudgeSettings()), out
+
+
+# -- the head -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_known_labelling_is_found(data, judged):
+    head, report, _ = judged
+    mined, x = read_mined(data), features(data)
+    held = torch.isin(mined.problem, torch.tensor(head.config.training["held_out_problems"]))
+    with torch.no_grad():
+        said = head(x)[held].numpy()
+    y = mined.important[held].numpy()
+    assert isinstance(head, LinearHead) and not head.training and head.config.hidden_size == x.shape[1] == 48 + 96
+    assert report.auroc == pytest.approx(auroc(said, y), abs=1e-6) and report.auroc > 0.9
+    assert report.brier == pytest.approx(((said.astype(float) - y) ** 2).mean(), abs=1e-6)
+    assert (report.held_out, report.held_out_important) == (len(y), y.sum())
+    assert (report.mismatches, report.problems) == (len(mined), len(mined.texts))
+    assert report.important == pytest.approx(float(mined.important.float().mean()))
+    for row in (
+        report.thresholds
+    ):  # a threshold is what the head said of some mismatch, on another day perhaps a last bit away
+        low, high = row["threshold"] - 1e-6, row["threshold"] + 1e-6
+        assert (said[y] >= high).mean() <= row["recall"] <= (said[y] >= low).mean()
+        assert (said[~y] < low).mean() <= row["accepted"] <= (said[~y] < high).mean()
+    assert [row["C"] for row in report.curve] == list(GRID) and report.c in GRID
+    assert max(row["auroc"] for row in report.curve) == pytest.approx(report.auroc, abs=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "c"), [("linear", 1.0), ("linear", 1e-5), ("mlp", 1.0)])
+def test_folding_changes_nothing(kind, c):
+    """Features far from 0, of very different spread, and one that never varies."""
+    generator = np.random.default_rng(0)
+    scale = np.array([0.1, 1.0, 5.0, 20.0, 0.05, 0.0])
+    x = ((generator.normal(size=(400, 6)) + 3) * scale + 2).astype(np.float32)
+    y = generator.random(400) < 1 / (1 + np.exp(-(x[:, 1] - 5) * 2))
+    pipeline, ended = fit_classifier(x, y, kind, c, JudgeSettings())
+    head = folded(pipeline, HeadConfig(6, kind=kind, width=128 if kind == "mlp" else None))
+    with torch.no_grad():
+        said = head(torch.from_numpy(x)).numpy()
+    assert np.allclose(said, pipeline.predict_proba(x)[:, 1], rtol=0, atol=1e-5) and ended == 0
+    assert type(head) is {"linear": LinearHead, "mlp": MLPHead}[kind] and not head.training
+
+
+def test_fits_that_do_not_converge_are_counted(data, tmp_path):
+    _, report = fit(data, tmp_path / "head", JudgeSettings(grid=(1.0, 1e-1), max_iter=2))
+    assert report.unconverged == 1  # the other C's fit is not the head's
+
+
+def test_a_seed_names_a_head(data, tmp_path):
+    one, two, other = (
+        fit(data, tmp_path / str(i), JudgeSettings(grid=(1e-3,), seed=s))[0] for i, s in enumerate((1, 1, 2))
+    )
+    assert one.digest == two.digest != other.digest
+    assert one.config.training["held_out_problems"] != other.config.training["held_out_problems"]
+
+
+@pytest.mark.parametrize(("count", "folds"), [(8, 0), (9, 2), (25, 5), (100, 0)])
+def test_a_split_shares_no_problem(count, folds):
+    problem = np.random.default_rng(0).permutation(np.arange(count).repeat(3)) * 7
+    parts = split(problem, folds, 0)
+    assert len(parts) == max(folds, 1)
+    for training, held in parts:
+        assert (training ^ held).all() and not set(problem[training]) & set(problem[held]) and held.any()
+    seen = np.sum([held for _, held in parts], axis=0)
+    assert (seen == 1).all() if folds else len(set(problem[parts[0][1]])) == max(1, round(count / 10))
+
+
+@pytest.mark.parametrize("goal", [0.0, 0.5, 0.9, 1.0])
+def test_the_own_threshold_keeps_the_recall_and_wins_most(goal):
+    generator = np.random.default_rng(1)
+    important = generator.random(500) < 0.2
+    said = (generator.beta(2, 5, 500) + 0.3 * important).clip(0, 1).astype(np.float32)
+    rows, own = threshold_table(said, important, goal)
+    assert [row["threshold"] for row in rows] == sorted({row["threshold"] for row in rows}) and len(
+        rows
+    ) <= 26 + 12 + 1
+    assert {0.005, 0.1, 0.5} <= {row["threshold"] for row in rows} and all(0 <= row["threshold"] < 1 for row in rows)
+    for row in rows:
+        assert row["recall"] == pytest.approx((said[important] >= row["threshold"]).mean())
+        assert row["accepted"] == pytest.approx((said[~important] < row["threshold"]).mean())
+    [mine] = [row for row in rows if row["threshold"] == own]
+    assert mine["recall"] >= goal
+    worth = [r["recall"] + r["accepted"] for r in rows if r["recall"] >= goal]
+    assert mine["recall"] + mine["accepted"] >= max(worth) - 0.005  # four digits move one token at most
+    everywhere = [(said[important] >= t).mean() + (said[~important] < t).mean() for t in np.linspace(0, 1, 2001)
+                  if (said[important] >= t).mean() >= goal]  # fmt: skip
+    assert mine["recall"] + mine["accepted"] >= max(everywhere) - 0.005
+
+
+def test_a_good_head_gives_up_no_recall_for_nothing():
+    said = np.array([0.1, 0.2, 0.3, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99])
+    rows, own = threshold_table(said, said > 0.5, 0.5)
+    assert own == 0.6 and next(r for r in rows if r["threshold"] == 0.6) == {
+        "threshold": 0.6,
+        "recall": 1.0,
+        "accepted": 1.0,
+    }
+
+
+def test_a_certain_head_gets_no_threshold_that_accepts_everything():
+    rows, own = threshold_table(np.array([1.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False]), 0.9)
+    assert own == 0.9999 and rows[-1] == {"threshold": 0.9999, "recall": 1.0, "accepted": 1.0}
+    rows, own = threshold_table(np.array([0.0, 0.0, 1.0]), np.array([True, False, False]), 1.0)
+    assert own == 0.0 and rows[0]["recall"] == 1.0 and rows[0]["accepted"] == 0.0
+
+
+# -- the folder -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_heads_folder_is_whole(judged):
+    head, report, folder = judged
+    assert {p.name for p in folder.iterdir()} == {"README.md", "config.json", "model.safetensors", "roc.png"}
+    assert [p.name for p in folder.parent.iterdir()] == ["head"]
+    back = Head.from_pretrained(folder)
+    assert back.digest == head.digest and back.config == head.config and head.source == str(folder)
+    card = (folder / "README.md").read_text()
+    assert card_problems(card) == ([], [])
+    for text in (
+        "hla.AutoJudge(head)", "](roc.png)", "**important**", LABEL, "states of the draft and the target",
+        f"| {report.threshold:.4g} (default) |", f"| auroc | {report.auroc:.4g} |", "reject at least 90% of the important tokens",
+        "recall: important tokens rejected", "https://huggingface.co/papers/2504.20039",
+    ):  # fmt: skip
+        assert text in card, text
+    assert "held out problems:" not in card and "η_" not in card and "\n\n\n" not in card
+    target, draft, _, tokenizer = models()
+    back.check(target=target, draft=draft, tokenizer=tokenizer)
+    assert hla.AutoJudge(back).rule.threshold == report.threshold
+
+
+def test_what_a_head_records(judged):
+    config, report = judged[0].config, judged[1]
+    assert (config.method, config.polarity, config.label, config.kind) == ("autojudge", "important", LABEL, "linear")
+    assert config.features == FeatureSpec("both", "token") and config.decoding == {"do_sample": False}
+    assert (config.target.id, config.draft.id) == ("demo-target", "demo-draft")
+    training = config.training
+    assert training["C"] == report.c and training["task"] == "demo" and training["prompts"] == "the demo task"
+    assert training["mismatches"] == report.mismatches and training["labels"] == "each mismatch swapped alone"
+    metrics = config.metrics
+    assert metrics["threshold"] == report.threshold and metrics["thresholds"] == report.thresholds
+    assert metrics["auroc"] == report.auroc and metrics["important_share"] == report.important
+    assert report.at(report.threshold)[0] >= 0.9
+
+
+def test_folds_leave_heads_that_did_not_see_their_problems(data, tmp_path):
+    head, report = fit(data, tmp_path / "head", JudgeSettings(grid=(1e-3,), folds=3))
+    mined, x = read_mined(data), features(data)
+    y, said, own = mined.important.numpy(), np.full(len(mined), np.nan), np.full(len(mined), np.nan)
+    for k in range(3):
+        one = Head.from_pretrained(tmp_path / "head" / f"fold-{k}")
+        held = torch.isin(mined.problem, torch.tensor(one.config.training["held_out_problems"])).numpy()
+        assert np.isnan(said[held]).all()
+        with torch.no_grad():
+            said[held] = one(x[held])
+        alone, _ = fit_classifier(x.numpy()[~held], y[~held], "linear", 1e-3, JudgeSettings())
+        assert np.allclose(alone.predict_proba(x.numpy()[held])[:, 1], said[held], atol=1e-4)
+        assert one.config.metrics["auroc"] == pytest.approx(auroc(said[held], y[held]), abs=1e-6)
+        own[held] = hla.AutoJudge(one).rule.threshold  # the report's, on this head's scale
+        card = (tmp_path / "head" / f"fold-{k}" / "README.md").read_text()
+        assert card_problems(card) == ([], []) and "\n\n\n\n" not in card
+    assert not np.isnan(said).any() and report.held_out == len(mined)
+    assert report.brier == pytest.approx(((said - y) ** 2).mean(), abs=1e-6)
+    assert report.at(report.threshold) == pytest.approx(((said >= own)[y].mean(), (said < own)[~y].mean()), abs=0.01)
+    whole, _ = fit_classifier(x.numpy(), y, "linear", 1e-3, JudgeSettings())
+    with torch.no_grad():
+        assert np.allclose(whole.predict_proba(x.numpy())[:, 1], head(x).numpy(), atol=1e-4)
+    assert head.config.training["held_out_problems"] == [] and report.auroc > 0.9
+
+
+def test_folds_under_a_strong_penalty_speak_on_one_scale(data, tmp_path):
+    """C = 1e-7 leaves a head little but the share of important rows it was fitted to, which differs from fold to fold."""
+    head, report = fit(data, tmp_path / "head", JudgeSettings(grid=(1e-7,), folds=4))
+    with torch.no_grad():
+        said = head(features(data)).numpy()
+    y = read_mined(data).important.numpy()
+    assert said.max() - said.min() < 0.01, "the penalty was not strong"
+    for row in report.thresholds:
+        t = row["threshold"]
+        if said.min() < t < said.max():
+            assert ((said[y] >= t).mean(), (said[~y] < t).mean()) == pytest.approx(
+                (row["recall"], row["accepted"]), abs=0.25
+            )
+    recall, accepted = (said[y] >= report.threshold).mean(), (said[~y] < report.threshold).mean()
+    assert recall >= 0.85 and accepted > 0.5
+
+
+def test_a_comparison(data, tmp_path):
+    settings = JudgeSettings(head="mlp", model="target", position="predicting", grid=(1e-1, 1e-3))
+    head, report = fit(data, tmp_path / "head", settings, compare=True)
+    assert isinstance(head, MLPHead) and head.config.features == FeatureSpec("target", "predicting")
+    assert (head.config.width, head.config.hidden_size, report.c) == (
+        128,
+        96,
+        None,
+    ) and "C" not in head.config.training
+    groups: dict[str, dict[str, float]] = {}
+    for row in report.comparison:
+        groups.setdefault(row["group"], {})[row["input"]] = row["auroc"]
+    assert {name: len(rows) for name, rows in groups.items()} == {
+        "regularisation": 2, "classifier": 3, "token": 4, "model": 3,
+    }  # fmt: skip
+    best = max(groups["regularisation"].values())
+    assert best == groups["classifier"]["logistic regression"] == groups["token"]["before the mismatch"]
+    assert best == groups["model"]["target"] and groups["classifier"]["MLP"] == pytest.approx(report.auroc, abs=1e-6)
+    assert groups["token"]["both tokens"] > 0.9 and head.config.metrics["comparison"] == report.comparison
+    names = {"roc.png", *(f"roc_{group}.png" for group in groups)}
+    assert {p.name for p in (tmp_path / "head").glob("*.png")} == names
+    card = (tmp_path / "head" / "README.md").read_text()
+    assert card_problems(card) == ([], []) and "| classifier | random forest |" in card and "\n\n\n\n" not in card
+    for name in names:
+        picture = imread(tmp_path / "head" / name)
+        assert f"]({name})" in card and min(picture.shape[:2]) > 300 and picture[..., :3].std() > 0.05
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------------
+
+
+def relabelled(rows: list[dict[str, Any]], label: Any) -> list[dict[str, Any]]:
+    return [row | {"important": label(row)} for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("label", "settings", "says"),
+    [
+        (lambda row: False, {}, "the dataset: only unimportant mismatches"),
+        (lambda row: True, {"folds": 2}, "the dataset: only important mismatches"),
+        (lambda row: row["problem"] == 0, {"seed": 0}, "the held-out problems: only unimportant .* try --folds"),
+        (lambda row: row["problem"] == 0, {"folds": 2}, "problems of fold .: only unimportant .* pass fewer --folds"),
+        (lambda row: row["problem"] % 40 == 0, {"folds": 50}, "problems of fold .* pass fewer --folds"),
+    ],
+)
+def test_one_sided_labels_are_refused(tmp_path, label, settings, says):
+    folder = write(tmp_path / "data", relabelled(mismatches(), label))
+    with pytest.raises(ValueError, match=says) as error:
+        fit(folder, tmp_path / "deep" / "head", JudgeSettings(**settings))
+    assert "\n" not in str(error.value) and " problems)" in str(error.value) and "mine more" in str(error.value)
+    assert not (tmp_path / "deep").exists()
+
+
+def test_too_few_are_refused(tmp_path, data):
+    rows = mismatches()
+    few = write(tmp_path / "few", [row for row in rows if row["problem"] in {r["problem"] for r in rows[:12]}])
+    with pytest.raises(ValueError, match="in . problems; at least 8"):
+        fit(few, tmp_path / "head")
+    with pytest.raises(ValueError, match="at least 500 are needed"):
+        fit(data, tmp_path / "head", JudgeSettings(folds=500))
+    thin, numbers = [], sorted({row["problem"] for row in rows})[:9]
+    for number in numbers:
+        mine = [row for row in rows if row["problem"] == number][:1] * 2
+        thin += [row | {"important": bool(i)} for i, row in enumerate(mine)]
+    with pytest.raises(ValueError, match="an MLP needs 20"):
+        fit(write(tmp_path / "thin", thin), tmp_path / "head", JudgeSettings(head="mlp"))
+    assert not (tmp_path / "head").exists()
+
+
+def test_other_models_are_refused(tmp_path, data):
+    target, draft, companion, tokenizer = models()
+    with pytest.raises(ValueError, match="mined with the draft demo-draft .* and the draft here is demo-companion"):
+        fit(data, tmp_path / "head", draft=companion)
+    with pytest.raises(ValueError, match="mined with the target demo-target .* and the target here is demo-draft"):
+        fit(data, tmp_path / "head", target=draft)
+    other = write(tmp_path / "other", mismatches(), tokenizer_hash="0" * 64)
+    with pytest.raises(ValueError, match="tokenizer of hash 000000000000…, and the tokenizer here"):
+        fit(other, tmp_path / "head")
+    bare = write(tmp_path / "bare", mismatches())
+    (bare / "mine.json").write_text("{}")
+    with pytest.raises(ValueError, match="does not say its settings, target"):
+        fit(bare, tmp_path / "head")
+    renamed = write(tmp_path / "renamed", mismatches(), draft=facts()["draft"] | {"id": "org/copy"})
+    with pytest.warns(UserWarning, match="id 'org/copy' there"):
+        fit(renamed, tmp_path / "head")
+    with pytest.raises(ValueError, match="exists: choose another"):
+        fit(data, tmp_path / "head")
+    with pytest.raises(ValueError, match="no mine.json"):
+        fit(tmp_path / "head", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_target_behind_a_server_is_taken_at_its_word(tmp_path):
+    served = write(tmp_path / "served", mismatches(), target=None)
+    with pytest.warns(UserWarning, match="behind a server, taken to be demo-target"):
+        head, _ = fit(served, tmp_path / "head")
+    assert head.config.target == ModelIdentity.of(models().target)
+
+
+def test_a_head_on_the_draft_needs_no_target(tmp_path):
+    demo, served = models(), write(tmp_path / "served", mismatches(), target=None)
+    settings = JudgeSettings("draft", grid=(1e-2,))
+    head, _ = fit_autojudge(served, tmp_path / "head", None, demo.draft, demo.tokenizer, settings)
+    assert head.config.target is None and head.config.draft == ModelIdentity.of(demo.draft)
+    with pytest.warns(UserWarning, match="taken to be"):
+        same, _ = fit(served, tmp_path / "same", settings)
+    assert all(map(torch.equal, head.state_dict().values(), same.state_dict().values()))
+    for wrong, compare in ((JudgeSettings("both"), False), (settings, True)):
+        with pytest.raises(ValueError, match="without the target only --features draft"):
+            fit_autojudge(served, tmp_path / "wrong", None, demo.draft, demo.tokenizer, wrong, compare)
+
+
+def test_another_precision_is_warned_of(tmp_path):
+    half = write(tmp_path / "half", mismatches(), dtypes=["torch.bfloat16", "torch.float32"])
+    with pytest.warns(UserWarning, match=r"the target was in torch.bfloat16 .* \(--dtype\)"):
+        fit(half, tmp_path / "head", JudgeSettings(grid=(1e-2,)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"model": "companion"}, "--features: expected one of draft, target, both"),
+        ({"position": "target_token"}, "--position"),
+        ({"head": "forest"}, "--head: expected one of linear, mlp"),
+        ({"recall": 1.5}, "--recall"),
+        ({"folds": 1}, "--folds: one fold"),
+        ({"folds": -1}, "--folds"),
+        ({"grid": ()}, "grid"),
+        ({"grid": (0.0,)}, "grid"),
+        ({"max_iter": 0}, "max_iter"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        JudgeSettings(**wrong)
+
+
+def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypatch):
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("hf_lossy_assist.training.plots.Figure.savefig", fails)
+    with pytest.raises(OSError, match="no space"):
+        fit(data, tmp_path / "deep" / "head", JudgeSettings(grid=(1e-3,)))
+    assert not list((tmp_path / "deep").iterdir())
+
+
+def test_the_command(data, tmp_path):
+    import typer
+    from typer.testing import CliRunner
+
+    from hf_lossy_assist.methods.autojudge.commands import fit_autojudge as command
+
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(
+        app, [str(data), "--out", str(tmp_path / "head"), "--features", "target", "--device", "cpu"]
+    )
+    assert result.exit_code == 0, result.output
+    assert "(default)" in result.output and "unimportant accepted" in result.output
+    assert "a linear head on the hidden state of the target" in result.output and "C = " in result.output
+    assert Head.from_pretrained(tmp_path / "head").config.features == FeatureSpec("target", "token")
+    wrong = CliRunner().invoke(app, [str(data), "--out", str(tmp_path / "head")])
+    assert isinstance(wrong.exception, ValueError) and "exists" in str(wrong.exception)

@@ -1,0 +1,171 @@
+"""mine, fit autojudge and generate with a judge, from the command line as a user types them, with real servers on loopback for a
+target, a judge model and the Hub; and that what users can mend is one line and exit code 2."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from datasets import load_from_disk
+from support.commands import DEMO
+from support.hub_server import card_problems
+from support.openai_server import OpenAIServer, demo_completions
+
+from hf_lossy_assist import AutoJudge, Head, LossyPolicy, demo
+from hf_lossy_assist.methods.autojudge.mined import RECORD
+
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning"),
+    pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning"),
+]
+
+PROBLEMS = 24
+MINE = ("mine", "--task", "demo", "--limit", PROBLEMS, "--batch-size", 12)
+
+
+@pytest.fixture(scope="module")
+def mined(tmp_path_factory):
+    """A mined dataset of the demo, by `mine` in this process."""
+    from hf_lossy_assist.methods.autojudge.commands import mine
+
+    out = tmp_path_factory.mktemp("mined") / "mined"
+    mine(out, limit=PROBLEMS, batch_size=12)
+    return out
+
+
+def test_mine_fit_generate_push_pull(hf_lossy, hub, mined, tmp_path):
+    facts = json.loads((mined / RECORD).read_text())
+    found = facts["found"]
+    assert facts["settings"]["max_new_tokens"] == 96 and facts["problems"] == PROBLEMS
+    assert 0 < found["important"] < found["mismatches"] == len(load_from_disk(str(mined)))
+    assert card_problems((mined / "README.md").read_text()) == ([], [])
+
+    head = tmp_path / "judge"
+    fitted = hf_lossy("fit", "autojudge", mined, "--out", head, "--folds", 3)
+    assert fitted.code == 0, fitted.err
+    assert "AUROC" in fitted.out and "of the important tokens" in fitted.out
+    assert Head.from_pretrained(head).config.polarity == "important"
+
+    options = ("--policy", "autojudge", "--max-new-tokens", 40, "--json", "--seed", 3)
+    own = hf_lossy("generate", *options, "--head", head, "--threshold", 0.9, "--window", 8).json
+    assert own["policy"]["rule"] == {"name": "judge", "head": str(head), "threshold": 0.9}
+    assert own["policy"]["stop"] == {"name": "constant", "gamma": 8}
+    assert own["speculation"]["lossless"] is False and own["speculation"]["num_lossy_accepts"] > 0
+    strict = hf_lossy("generate", *options, "--head", head, "--threshold", 0, "--batch-size", 3).json
+    alone = hf_lossy("generate", "--policy", "target", "--max-new-tokens", 40, "--json", "--seed", 3).json
+    assert [o["token_ids"] for o in strict["outputs"]] == [o["token_ids"] for o in alone["outputs"]]
+    shipped = hf_lossy("generate", *options).json
+    assert shipped["policy"]["rule"]["threshold"] == demo.head("autojudge").config.metrics["threshold"]
+
+    for folder, repo in ((head, "org/judge"), (mined, "org/mined")):
+        url = hf_lossy("push", folder, repo)
+        assert url.code == 0 and hub.url in url.out, url
+    pulled = hf_lossy("pull", "datasets/org/mined", "--out", tmp_path / "back")
+    assert pulled.code == 0, pulled.err
+    assert load_from_disk(str(tmp_path / "back")).to_list() == load_from_disk(str(mined)).to_list()
+    assert isinstance(LossyPolicy.from_pretrained("org/judge"), AutoJudge)
+
+
+def test_mine_with_a_served_target(hf_lossy, mined, tmp_path):
+    models = demo.load()
+    with OpenAIServer(complete=demo_completions(models.target, models.tokenizer)) as server:
+        done = hf_lossy(
+            "mine", "--task", "demo", "--limit", 4, "--target-url", server.url, "--target-model", "target", "--out", tmp_path / "m"
+        )  # fmt: skip
+        assert done.code == 0, done.err
+        unknown = hf_lossy(
+            "mine", "--task", "demo", "--limit", 4, "--target-url", server.url, "--target-model", "other", "--out", tmp_path / "n"
+        )  # fmt: skip
+        assert "other" in unknown.line and server.url in unknown.line
+    here = [row for row in load_from_disk(str(mined)).to_list() if row["problem"] < 4]
+    assert load_from_disk(str(tmp_path / "m")).to_list() == here
+    away = hf_lossy(
+        "mine", "--task", "demo", "--limit", 4, "--target-url", server.url, "--target-model", "target", "--out", tmp_path / "n",
+        "--timeout", 2,
+    )  # fmt: skip
+    assert server.url in away.line and not list(tmp_path.glob("n*"))
+
+
+def test_mine_free_text_with_a_judge(hf_lossy, tmp_path):
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(json.dumps({"question": p.prompt}) + "\n" for p in demo.problems(2, 9)))
+    asked = []
+
+    def verdict(messages: list, max_tokens: int, body: dict) -> tuple[str, str]:
+        """Finds whichever reply stands first a little better, so its two orders contradict each other."""
+        asked.append(messages)
+        return "They differ in wording. [[A>B]]", "stop"
+
+    # Two questions, but with the demo's models: their paths, for `--task qa` is not the demo's own.
+    arguments = ("mine", "--task", "qa", "--data", questions, *DEMO, "--max-new-tokens", 96, "--max-mismatches", 2)
+    with OpenAIServer(chat=verdict, model="judge") as server:
+        done = hf_lossy(
+            *arguments, "--judge-url", server.url, "--judge-model", "judge", "--out", tmp_path / "m", "--workers", 2
+        )
+    assert done.code == 0, done.err
+    rows = load_from_disk(str(tmp_path / "m")).to_list()
+    assert asked and rows and not any(row["important"] for row in rows)
+    assert "needs --judge-url and --judge-model" in hf_lossy(*arguments, "--out", tmp_path / "n").line
+
+
+def test_mine_goes_on(hf_lossy, mined, tmp_path):
+    """An unfinished run is refused without --resume, and with other settings; with --resume it ends as if never stopped."""
+    part = tmp_path / "m.partial"
+    first = hf_lossy(*MINE, "--out", tmp_path / "m", "--limit", 8)
+    assert first.code == 0
+    facts = json.loads((tmp_path / "m" / RECORD).read_text())
+    facts.pop("found")
+    part.mkdir()
+    (part / RECORD).write_text(json.dumps(facts))
+    shutil.rmtree(tmp_path / "m")
+    assert "--resume" in hf_lossy(*MINE, "--out", tmp_path / "m", "--limit", 8).line
+    other = hf_lossy(*MINE, "--out", tmp_path / "m", "--limit", 8, "--resume", "--naive").line
+    assert "naive False" in other and "True" in other
+    assert hf_lossy(*MINE, "--out", tmp_path / "m", "--limit", 8, "--resume").code == 0
+    here = [row for row in load_from_disk(str(mined)).to_list() if row["problem"] < 8]
+    assert load_from_disk(str(tmp_path / "m")).to_list() == here and not part.exists()
+    assert "exists" in hf_lossy(*MINE, "--out", tmp_path / "m").line
+
+
+def test_wrong_uses(hf_lossy, mined, tmp_path):
+    out = ("--out", tmp_path / "x")
+    file = tmp_path / "file.jsonl"
+    file.write_text('{"question": "1 + 1?"}\n')
+    for arguments, words in (
+        (("--task", "gsm"), "'gsm8k'"),
+        (("--task", "gsm8k"), "--data"),
+        (("--task", "gsm8k", "--data", tmp_path / "none.jsonl"), "none.jsonl"),
+        (("--task", "gsm8k", "--data", file, *DEMO), "line 1"),
+        (("--task", "code", "--data", file, *DEMO), "--allow-code-execution"),
+        (("--task", "gsm8k", "--data", file, *DEMO, "--allow-code-execution"), "runs no programs"),
+        (("--task", "demo", *DEMO), "demo models"),
+        (("--model", "m"), "--assistant"),
+        (("--target-url", "http://127.0.0.1:9/v1"), "--target-model"),
+        (("--target-url", "http://127.0.0.1:9/v1", "--target-model", "m", "--model", "m"), "two targets"),
+        (("--max-new-tokens", 0), "max_new_tokens"),
+        (("--max-new-tokens", 400), "positions of the target"),
+        (("--do-sample", "--temperature", 0), "temperature"),
+        (("--temperature", 2), "--do-sample"),
+        (("--top-k", 2), "--do-sample"),
+        (
+            ("--task", "gsm8k", "--data", file, "--target-url", "http://127.0.0.1:9/v1", "--target-model", "m"),
+            "--assistant",
+        ),
+        (("--batch-size", 0), "--batch-size"),
+        (("--limit", 0), "--limit"),
+    ):
+        line = hf_lossy("mine", *arguments, *out).line
+        assert words in line, line
+    assert not list(tmp_path.glob("x*"))
+
+    for arguments, words in (
+        ((tmp_path,), "mine.json"),
+        ((mined, "--model", DEMO[3], "--assistant", DEMO[3]), "hidden_size"),
+        ((mined, "--features", "companion"), "companion"),
+        ((mined, "--head", "tree"), "tree"),
+        ((mined, "--recall", 2), "recall"),
+    ):
+        line = hf_lossy("fit", "autojudge", *arguments, *out).line
+        assert words in line, line
+    assert not list(Path(tmp_path).glob("x*"))

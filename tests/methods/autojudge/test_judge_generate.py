@@ -1,0 +1,599 @@
+"""Proves that `generate` runs AutoJudge: against a slow version of it with plain forwards, and number by number in what its head reads.
+
+Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039), §3.3.
+"""
+
+import itertools
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support import small, tiny
+from support.distributions import PROMPT, REJECT, SIZE, goodness, pair, sample, target_law
+from support.end_tokens import some_eos
+from support.refusals import refused
+from support.tiny import NEVER_EMITTED, NEW, assisted, greedy, prompts
+from torch.nn.utils.rnn import pad_sequence
+from transformers import StoppingCriteria
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import SVIP, AutoJudge, Constant, FeatureSpec, HeadConfig, HeadStop, LinearHead
+from hf_lossy_assist.engine import loop as decoding
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+
+RAGGED, EVEN, ONE = (9, 1, 4, 14), (6, 6, 6), (9,)
+MODELS, POSITIONS = ("draft", "target", "both"), ("token", "predicting")
+SPECS = [FeatureSpec(model, position) for model in MODELS for position in POSITIONS]
+TOGETHER = SPECS[4:]  # "both", whose halves are what "draft" and "target" read
+BOTH = TOGETHER[0]
+EACH = [("llama", spec) for spec in SPECS] + [*itertools.product(("qwen2", "gpt2", "gemma2", "gpt_neox"), TOGETHER)]
+
+
+def ids_of(value: Any) -> str:
+    return f"{value.model}-{value.position}" if isinstance(value, FeatureSpec) else str(value)
+
+
+@cache
+def draft_of(name: str, kind: str = "rarely") -> Any:
+    return tiny.draft_of(tiny.shared(name), kind)
+
+
+def constant_head(value: float, model: str = "both", position: str = "token", **config: Any) -> LinearHead:
+    """A judge that always says `value`."""
+    size = 64 if model == "both" else 32
+    config = {"polarity": "important", "method": "autojudge", "features": FeatureSpec(model, position)} | config
+    head = LinearHead(HeadConfig(size, **config)).eval()
+    with torch.no_grad():
+        head.linear.weight.zero_()
+        head.linear.bias.fill_(math.log(value / (1 - value)) if 0 < value < 1 else math.copysign(300, value - 0.5))
+    return head
+
+
+# -- what its head reads, from plain forwards -----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def plain(model: Any, ids: torch.Tensor, spec: FeatureSpec, encoded: torch.Tensor | None = None) -> torch.Tensor:
+    """The states (B, length, H) of texts (B, length) from position 0 on, by one forward without any cache."""
+    inputs = {"input_ids": ids}
+    if encoded is not None:
+        inputs = {"input_ids": encoded.expand(len(ids), -1), "decoder_input_ids": ids}
+    out = model(**inputs, output_hidden_states=True, use_cache=False)
+    states = out.hidden_states if encoded is None else out.decoder_hidden_states
+    return states[-1 if spec.norm else spec.layer]
+
+
+def features_of(spec: FeatureSpec, target: Any, draft: Any, ids: torch.Tensor, **more: Any) -> torch.Tensor:
+    """What the spec says of every token but the first, (B, length − 1, H), the draft's numbers first."""
+    models = {"draft": [draft], "target": [target], "both": [draft, target]}[spec.model]
+    states = torch.cat([plain(model, ids, spec, **more) for model in models], dim=-1)
+    return states[:, 1:] if spec.position == "token" else states[:, :-1]
+
+
+@cache
+def judge_of(name: str, kind: str, spec: FeatureSpec) -> LinearHead:
+    """A random head whose logits over random texts have mean 0 and spread 2, so that thresholds around 0.5 divide tokens."""
+    target, draft = tiny.shared(name), draft_of(name, kind)
+    torch.manual_seed(5)
+    ids = torch.randint(4, tiny.VOCABULARY, (6, 24))
+    more = {"encoded": prompts((14,))["input_ids"]} if name == "t5" else {}
+    states = features_of(spec, target, draft, ids, **more)
+    head = LinearHead(
+        HeadConfig(
+            states.shape[-1], polarity="important", method="autojudge", features=spec, metrics={"threshold": 0.5}
+        )
+    )
+    with torch.no_grad():
+        logits = head.logit(states)
+        head.linear.weight *= 2 / logits.std()
+        head.linear.bias.copy_((head.linear.bias - logits.mean()) * 2 / logits.std())
+    return head.eval()
+
+
+class Recorder(LinearHead):
+    """The same head, which keeps what it is shown."""
+
+    def __init__(self, head: LinearHead):
+        super().__init__(head.config)
+        self.load_state_dict(head.state_dict())
+        self.shown: list[torch.Tensor] = []
+
+    def logit(self, features):
+        self.shown.append(features.clone())
+        return super().logit(features)
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    """Every round of the calls in a test."""
+    verify, out = decoding.verify, []
+
+    def spy(call, block):
+        rows = call.rows
+        texts = [rows.ids[b : b + 1, pad : rows.lengths[b]].clone() for b, pad in enumerate(rows.pads)]
+        drafted, kept, finished = block.drafted.tolist(), block.kept.tolist(), list(rows.finished)
+        out.append(
+            SimpleNamespace(
+                texts=texts, tokens=block.tokens.clone(), drafted=drafted, kept=kept, finished=finished, block=block
+            )
+        )
+        return verify(call, block)
+
+    monkeypatch.setattr(decoding, "verify", spy)
+    return out
+
+
+@torch.no_grad()
+def check_features(rounds: list[Any], head: Recorder, target: Any, draft: Any, **more: Any) -> int:
+    """Compare what `head` was shown with plain forwards; returns how many tokens were compared."""
+    asked = [r for r in rounds if r.tokens.shape[1]]
+    assert len(asked) == len(head.shown), "the head is asked once a round"
+    whole, shown = [], []
+    for r, seen in zip(asked, head.shown, strict=True):
+        assert seen.shape == (*r.tokens.shape, head.config.hidden_size)
+        assert torch.equal(r.block.judged, LinearHead.logit(head, seen).sigmoid() < head.config.metrics["threshold"])
+        for b, (text, n) in enumerate(zip(r.texts, r.kept, strict=True)):
+            if n and not r.finished[b]:
+                whole.append(torch.cat([text[0], r.tokens[b, :n]]))
+                shown.append(seen[b, :n])
+    # All texts in one forward: they start at position 0, and a causal model does not see the padding on the right.
+    expected = features_of(head.config.features, target, draft, pad_sequence(whole, batch_first=True), **more)
+    for text, seen, states in zip(whole, shown, expected, strict=True):
+        torch.testing.assert_close(seen, states[len(text) - 1 - len(seen) : len(text) - 1], atol=2e-4, rtol=1e-3)
+    return sum(len(seen) for seen in shown)
+
+
+def eos_of(target: Any, lengths: tuple[int, ...]) -> int:
+    return some_eos(greedy(target, prompts(lengths), eos_token_id=NEVER_EMITTED), max(lengths))
+
+
+@pytest.mark.parametrize(("name", "spec"), EACH, ids=ids_of)
+def test_features_are_those_of_plain_forwards(name, spec, rounds):
+    """Prompts of one length, whose first block brings them along, and ragged ones; rows that end at different times."""
+    target, draft = tiny.shared(name), draft_of(name)
+    stops = [Constant(6), SVIP(h=0.6, max_draft=8)] if name == "llama" else [Constant(6)]
+    eos = eos_of(target, RAGGED)
+    lossy, seen = 0, Counter()
+    for lengths, stop in itertools.product((EVEN, RAGGED), stops):
+        rounds.clear()
+        head = Recorder(judge_of(name, "rarely", spec))
+        out = assisted(target, prompts(lengths), draft, AutoJudge(head, 0.5, stop=stop), eos_token_id=eos)
+        assert check_features(rounds, head, target, draft) >= 15
+        seen += out.speculation.total().steps
+        lossy += out.speculation.num_lossy_accepts
+        if isinstance(stop, SVIP):
+            assert any(n < r.tokens.shape[1] for r in rounds for n in r.drafted), "no row stopped before another"
+    assert lossy > 0 and len({n for _, n in seen}) > 2, "rounds of one kind prove little"
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_features_of_an_inner_layer_and_of_models_of_different_size(position, rounds):
+    """The draft's numbers come first; `layer=1, norm=False` is Transformers' `hidden_states[1]`."""
+    target, draft = tiny.shared("llama"), tiny.build("gpt2", seed=3, n_embd=16)
+    spec = FeatureSpec("both", position, 1, False)
+    head = LinearHead(HeadConfig(48, polarity="important", features=spec, metrics={"threshold": 0.5})).eval()
+    with torch.no_grad():
+        head.linear.weight *= 0.1
+    recorder = Recorder(head)
+    assisted(target, prompts(RAGGED), draft, AutoJudge(recorder, window=5), eos_token_id=NEVER_EMITTED)
+    assert check_features(rounds, recorder, target, draft) >= 10
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_features_where_the_draft_is_the_target_itself(position, rounds):
+    """Two taps on one model; and a prompt of one token, which has nothing to bring along."""
+    target = tiny.shared("llama")
+    for lengths in ((1,), EVEN):
+        rounds.clear()
+        head = Recorder(judge_of("llama", "always", FeatureSpec("both", position)))
+        out = assisted(target, prompts(lengths), target, AutoJudge(head, 0.5, window=4), eos_token_id=NEVER_EMITTED)
+        assert check_features(rounds, head, target, target) > 10 and out.speculation.num_lossy_accepts == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"), [*itertools.product(("t5", "lfm2"), TOGETHER), ("t5", SPECS[2])], ids=ids_of
+)
+def test_features_on_transformers_own_cache(name, spec, rounds):
+    target, draft = tiny.shared(name), draft_of(name)
+    more = {"encoded": prompts((14,))["input_ids"]} if name == "t5" else {}
+    head = Recorder(judge_of(name, "rarely", spec))
+    assisted(target, prompts((14,)), draft, AutoJudge(head, 0.5, window=5), eos_token_id=NEVER_EMITTED)
+    assert check_features(rounds, head, target, draft, **more) >= 10
+
+
+@pytest.mark.parametrize("settings", [{"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}], ids=str)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_features_with_transformers_candidate_generators(settings, position, rounds):
+    """Early exit drafts with the target itself, whose forwards must not be taken for those that verify."""
+    target = tiny.build("llama", seed=4)
+    head = Recorder(judge_of("llama", "rarely", FeatureSpec("target", position)))
+    out = assisted(
+        target,
+        prompts(ONE),
+        None,
+        AutoJudge(head, 0.5, window=4),
+        max_new_tokens=60,
+        eos_token_id=NEVER_EMITTED,
+        **settings,
+    )
+    assert check_features(rounds, head, target, None) >= 10
+    assert 0 < out.speculation.num_lossy_accepts
+    strict = assisted(
+        target, prompts(ONE), None, Constant(4), max_new_tokens=60, eos_token_id=NEVER_EMITTED, **settings
+    )
+    zero = assisted(
+        target, prompts(ONE), None, AutoJudge(head, 0, 4), max_new_tokens=60, eos_token_id=NEVER_EMITTED, **settings
+    )
+    assert torch.equal(zero.sequences, strict.sequences) and zero.speculation.rows == strict.speculation.rows
+
+
+def foreign() -> dict[str, Any]:
+    """A draft that has the same words in reverse order."""
+    moved = small.near(small.llama())
+    order = torch.cat([torch.arange(4), torch.arange(4, small.VOCAB).flip(0)])
+    with torch.no_grad():
+        for weight in (moved.get_input_embeddings().weight, moved.get_output_embeddings().weight):
+            weight.copy_(weight[order])
+    theirs = small.tokenizer(small.words()[::-1])
+    return {"assistant_model": moved, "tokenizer": small.tokenizer(), "assistant_tokenizer": theirs}
+
+
+def test_features_with_another_tokenizer(rounds):
+    target, settings = small.llama(), foreign()
+    head = Recorder(constant_head(0.2, "target", metrics={"threshold": 0.5}))
+    out = assisted(target, small.one(), None, AutoJudge(head, window=4), **settings)
+    assert check_features(rounds, head, target, None) > 0 and out.speculation.num_lossy_accepts > 0
+    zero = assisted(target, small.one(), None, AutoJudge(head, 0, 4), **settings)
+    assert torch.equal(zero.sequences, greedy(target, small.one()))
+
+
+# -- the loop, slowly -----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def slow(target, draft, head, threshold, prompt, eos, window, new=16) -> tuple[list[int], hla.RowStats]:
+    """§3.3 in greedy decoding on one prompt (1, length): draft a window, verify, ask the head only where a token would be rejected."""
+    text, stats = prompt, hla.RowStats()
+    while stats.num_new_tokens < new:
+        drafted: list[int] = []
+        while len(drafted) < min(window, new - stats.num_new_tokens - 1):
+            best = (
+                draft(torch.cat([text, torch.tensor([drafted]).long()], dim=1), use_cache=False).logits[0, -1].topk(2)
+            )
+            assert best.values[0] - best.values[1] > 1e-5, "the draft is undecided"
+            drafted.append(int(best.indices[0]))
+            if drafted[-1] == eos:
+                break
+        ids = torch.cat([text, torch.tensor([drafted]).long()], dim=1)
+        best = target(ids, use_cache=False).logits[0, text.shape[1] - 1 :].topk(2)
+        assert (best.values[:, 0] - best.values[:, 1]).min() > 1e-5, "the target is undecided"
+        says, kept, lossy = best.indices[:, 0].tolist(), [], []
+        states = features_of(head.config.features, target, draft, ids)[0, text.shape[1] - 1 :]
+        for i, token in enumerate(drafted):
+            matches = token == says[i]
+            if not matches:
+                value = float(head(states[i]))
+                assert abs(value - threshold) > 1e-4, "rounding could turn this choice: take another seed"
+                if value >= threshold:
+                    break
+            kept.append(token)
+            lossy.append(int(not matches))
+        stats.num_spec_steps, stats.num_plain_steps = stats.num_spec_steps + 1, stats.num_plain_steps + (not drafted)
+        stats.num_draft_tokens += len(drafted)
+        stats.num_accepted_draft_tokens += len(kept)
+        stats.num_lossy_accepts += sum(lossy)
+        stats.steps[len(drafted), len(kept)] += 1
+        stats.lossy_by_position.update(dict(enumerate(lossy)))
+        stats.token_sources += lossy
+        if not (kept and kept[-1] == eos):
+            stats.token_sources.append(3 if len(kept) == len(drafted) else 2)
+            kept = [*kept, says[len(kept)]]
+        stats.num_new_tokens += len(kept)
+        text = torch.cat([text, torch.tensor([kept])], dim=1)
+        if kept[-1] == eos:
+            break
+    return text[0, prompt.shape[1] :].tolist(), stats
+
+
+def texts(out: Any, width: int) -> list[list[int]]:
+    """The new tokens of each row, without the padding behind its end."""
+    rows = zip(out.sequences, out.speculation.rows, strict=True)
+    return [row[width : width + stats.num_new_tokens].tolist() for row, stats in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "threshold", "window", "spec"),
+    [("llama", 0.5, 5, spec) for spec in SPECS] + [("llama", 0.7, 32, BOTH), ("gpt2", 0.4, 9, BOTH)],
+    ids=ids_of,
+)
+def test_greedy_is_the_papers_loop(name, threshold, window, spec):
+    """Tokens and all statistics of each row of a ragged batch, with an end token and without, and of a row alone."""
+    target, draft, inputs = tiny.shared(name), draft_of(name), prompts(RAGGED)
+    head = judge_of(name, "rarely", spec)
+    lossy = 0
+    for eos in (NEVER_EMITTED, eos_of(target, RAGGED)) if window == 5 and spec == BOTH else (NEVER_EMITTED,):
+        ones = [inputs["input_ids"][b : b + 1, -n:] for b, n in enumerate(RAGGED)]
+        expected = [slow(target, draft, head, threshold, one, eos, window) for one in ones]
+        out = assisted(target, inputs, draft, AutoJudge(head, threshold, window), eos_token_id=eos, max_new_tokens=16)
+        assert texts(out, max(RAGGED)) == [text for text, _ in expected]
+        assert out.speculation.rows == [stats for _, stats in expected]
+        assert not out.speculation.lossless and out.speculation.num_unseen_tokens == 0
+        lossy += out.speculation.num_lossy_accepts
+        one = {key: value[3:] for key, value in inputs.items()}
+        alone = assisted(target, one, draft, AutoJudge(head, threshold, window), eos_token_id=eos, max_new_tokens=16)
+        assert texts(alone, 14) == [expected[3][0]] and alone.speculation.rows == [expected[3][1]]
+    assert lossy > 2
+
+
+# -- neutral --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "gpt_neox", "t5", "lfm2"])
+def test_threshold_zero_is_strict(name, sampled):
+    """Tokens, statistics of every row, and forwards, of which a draft's token states cost one more for each draft."""
+    target, draft = tiny.shared(name), draft_of(name, "often")
+    settings = {"do_sample": sampled, "eos_token_id": 7}
+    if sampled:
+        settings |= {"temperature": 0.8, "top_k": 20}
+    for lengths in (ONE, RAGGED) if name in tiny.BATCHED else (ONE,):
+        torch.manual_seed(1)
+        strict = assisted(target, prompts(lengths), draft, Constant(6), **settings)
+        for spec in SPECS if name == "llama" and lengths == RAGGED else (BOTH,):
+            policy = AutoJudge(judge_of(name, "often", spec), 0, 6)  # before the seed: a new head draws its weights
+            torch.manual_seed(1)
+            neutral = assisted(target, prompts(lengths), draft, policy, **settings)
+            assert torch.equal(neutral.sequences, strict.sequences)
+            ours, theirs = neutral.speculation, strict.speculation
+            assert ours.rows == theirs.rows and ours.num_lossy_accepts == 0
+            assert theirs.lossless and not ours.lossless
+            forwards = dict(ours.forwards)
+            forwards.pop("head")
+            if spec.position == "token" and spec.reads("draft"):
+                assert forwards.pop("draft") > theirs.forwards["draft"]
+                assert forwards.items() <= theirs.forwards.items()
+            else:
+                assert forwards == theirs.forwards
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+def test_threshold_one_keeps_all(sampled):
+    """Even where the head's sigmoid rounds to 1; and a head that always passes is the same as that."""
+    target, draft = tiny.shared("llama"), draft_of("llama")
+    outs = []
+    for value, threshold in ((1.0, 1), (0.0, 1), (1e-9, 1e-6)):
+        torch.manual_seed(3)
+        policy = AutoJudge(constant_head(value), threshold, 7)
+        out = assisted(target, prompts(RAGGED), draft, policy, do_sample=sampled, eos_token_id=NEVER_EMITTED)
+        total = out.speculation.total()
+        assert total.num_accepted_draft_tokens == total.num_draft_tokens > 0 and total.num_lossy_accepts > 0
+        outs.append(out)
+    assert all(torch.equal(outs[0].sequences, out.sequences) for out in outs[1:])
+
+
+def test_samples_have_the_rules_law():
+    """Threshold 1 and two drafted tokens: q, q and then p as the bonus. Threshold 0: the target's."""
+    target, draft = pair()
+    head = constant_head(0.5)
+    ids, law = PROMPT, torch.ones(1).double()
+    for model in (draft, draft, target):
+        with torch.no_grad():
+            law = (law[:, None] * model(ids).logits[:, -1].double().softmax(-1)).flatten()
+        ids = torch.cat([ids.repeat_interleave(SIZE, 0), torch.arange(SIZE).repeat(len(ids))[:, None]], dim=1)
+    torch.manual_seed(0)
+    counts = sample(AutoJudge(head, 1, 2), {}, calls=1)
+    assert goodness(counts, law) > REJECT > goodness(counts, target_law(()))
+    assert goodness(sample(AutoJudge(head, 0, 2), {}, calls=1), target_law(())) > REJECT
+
+
+# -- statistics -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=ids_of)
+@pytest.mark.parametrize("stop", [Constant(5), SVIP(h=0.6)], ids=["constant", "svip"])
+def test_forwards(spec, stop, rounds):
+    """One draft forward a token, one more a round where the draft's state at the token is read, and nothing else costs one."""
+    target, draft = tiny.shared("llama"), draft_of("llama")
+    for lengths in (ONE, RAGGED):
+        rounds.clear()
+        policy = AutoJudge(judge_of("llama", "rarely", spec), 0.5, stop=stop)
+        out = assisted(target, prompts(lengths), draft, policy, eos_token_id=NEVER_EMITTED)
+        drafts = [r.tokens.shape[1] for r in rounds if r.tokens.shape[1]]
+        more = len(drafts) if spec.position == "token" and spec.reads("draft") else 0
+        forwards = out.speculation.forwards
+        assert forwards["draft"] == sum(drafts) + more and forwards["target"] == len(rounds)
+        assert len(drafts) <= forwards["head"] <= len(rounds) and out.speculation.seconds["head"] > 0
+        assert forwards.get("prefill", 0) == (2 if lengths == RAGGED else 0)
+        assert set(forwards) <= {"draft", "target", "head", "prefill"}
+
+
+def test_a_head_that_is_not_asked_is_not_counted():
+    head = Recorder(constant_head(0.5))
+    out = assisted(tiny.shared("llama"), prompts(ONE), draft_of("llama"), AutoJudge(head, 0.5), max_new_tokens=1)
+    assert out.speculation.forwards.get("head", 0) == len(head.shown) == 0
+
+
+class EndsWith(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.isin(input_ids[:, -1], torch.arange(4, 40))
+
+
+def test_only_what_strict_would_reject_is_lossy(rounds):
+    """A perfect draft needs no judge. Else the marked tokens are those that are not the target's argmax behind their prefix."""
+    target = tiny.shared("llama")
+    for criteria, kind in itertools.product((None, [EndsWith()]), ("always", "rarely")):
+        draft = draft_of("llama", kind)
+        policy = AutoJudge(constant_head(0.1), 0.5, 6)
+        more = {"stopping_criteria": criteria, "eos_token_id": NEVER_EMITTED}
+        out = assisted(target, prompts(RAGGED), draft, policy, **more)
+        for b, (n, text, stats) in enumerate(zip(RAGGED, texts(out, max(RAGGED)), out.speculation.rows, strict=True)):
+            whole = torch.cat([prompts(RAGGED)["input_ids"][b : b + 1, -n:], torch.tensor([text])], dim=1)
+            with torch.no_grad():
+                best = target(whole).logits[0, n - 1 : -1].argmax(-1).tolist()
+            wrong = [int(token != its) for token, its in zip(text, best, strict=True)]
+            assert [int(source == 1) for source in stats.token_sources] == wrong
+            assert stats.num_lossy_accepts == sum(wrong) == sum(stats.lossy_by_position.values())
+            assert stats.num_accepted_draft_tokens == sum(source < 2 for source in stats.token_sources)
+        assert (out.speculation.num_lossy_accepts == 0) == (kind == "always")
+        form = json.loads(out.speculation.to_json(rows=True, sources=True))
+        assert form["lossless"] is False and form["num_lossy_accepts"] == out.speculation.num_lossy_accepts
+        assert form["rows"][0]["token_sources"].count("draft-lossy") == out.speculation.rows[0].num_lossy_accepts
+        assert "head forwards" in str(out.speculation) and "lossy" in str(out.speculation)
+
+
+# -- with other parts -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Half(hla.VerifyFilter):
+    """Sends half of what was drafted."""
+
+    def __call__(self, block):
+        return (block.drafted + 1) // 2
+
+
+def test_with_other_stops_and_filters(rounds):
+    """SVIP, SPRINTER's head as the stop, a rule alone, a filter: features stay right, and each part does its own."""
+    target, draft, spec = tiny.shared("llama"), draft_of("llama"), BOTH
+    doubt = LinearHead(HeadConfig(32)).eval()
+    with torch.no_grad():
+        doubt.linear.weight *= 2.0
+    policies = {
+        "rule alone": lambda head: hla.LossyPolicy(hla.Judge(head, 0.5)),
+        "rule object": lambda head: hla.Judge(head, 0.5),
+        "head": lambda head: head,
+        "svip": lambda head: AutoJudge(head, 0.5, stop=SVIP()),
+        "head stop": lambda head: AutoJudge(head, 0.5, stop=HeadStop(doubt, 0.5, 9)),
+        "impatient": lambda head: AutoJudge(head, 0.5, stop=HeadStop(doubt, 0.5, 9, 0.0)),
+        "filter": lambda head: hla.LossyPolicy(hla.Judge(head, 0.5), Constant(6), Half()),
+    }
+    for name, make in policies.items():
+        rounds.clear()
+        head = Recorder(judge_of("llama", "rarely", spec))
+        out = assisted(target, prompts(RAGGED), draft, make(head), eos_token_id=NEVER_EMITTED)
+        assert check_features(rounds, head, target, draft) >= 10, name
+        longest = max(sent for sent, _ in out.speculation.total().steps)
+        assert longest == {"rule alone": 5, "rule object": 5, "head": NEW - 1, "filter": 3}.get(name, longest)
+        if "stop" in name:
+            assert longest <= 9 and out.speculation.forwards["head"] > out.speculation.forwards["target"]
+    out = assisted(
+        target, prompts(ONE), draft, AutoJudge(head, 0.5), num_assistant_tokens=4, eos_token_id=NEVER_EMITTED
+    )
+    assert max(sent for sent, _ in out.speculation.total().steps) == 4, "the call's own setting wins"
+
+
+def test_the_demo(rounds):
+    target, draft, _, tokenizer = hla.demo.load()
+    batch = tokenizer([p.prompt for p in hla.demo.problems(4, seed=3)], return_tensors="pt", padding=True)
+    size = sum(model.config.hidden_size for model in (target, draft))
+    expected = target.generate(**batch, max_new_tokens=40, do_sample=False)
+    for position in POSITIONS:
+        rounds.clear()
+        config = HeadConfig(
+            size, polarity="important", features=FeatureSpec("both", position), metrics={"threshold": 0.5}
+        )
+        torch.manual_seed(2)
+        head = Recorder(LinearHead(config))
+        assisted(target, batch, draft, AutoJudge(head, window=8), max_new_tokens=40)
+        assert check_features(rounds, head, target, draft) > 50
+        out = assisted(target, batch, draft, AutoJudge(head, 0, 8), max_new_tokens=40)
+        assert torch.equal(out.sequences, expected)
+
+
+# -- refusals, and what a call leaves behind ------------------------------------------------------------------------------
+
+
+def hooks(*models: Any) -> int:
+    """Taps left on them. Transformers leaves hooks of its own, for `output_hidden_states`."""
+    hooks = [hook for model in models for module in model.modules() for hook in module._forward_hooks.values()]
+    return sum(isinstance(getattr(hook, "__self__", None), hla.features.FeatureTap) for hook in hooks)
+
+
+def test_a_head_that_reads_the_draft_needs_one():
+    target = tiny.shared("llama")
+    for model in ("draft", "both"):
+        policy = AutoJudge(constant_head(0.5, model), 0.5)
+        for settings in ({"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}):
+            refused(
+                lambda p=policy, s=settings: assisted(target, prompts(ONE), None, p, **s),
+                "reads the.*draft.*needs a draft model.*target alone",
+            )
+        refused(
+            lambda p=policy: assisted(small.llama(), small.one(), None, p, **foreign()),
+            "target's tokenizer.*target alone",
+        )
+        refused(lambda p=policy: assisted(target, prompts(ONE), None, p), "something to draft with")
+    assert hooks(target) == 0
+
+
+def test_heads_of_other_models_are_refused():
+    target, draft = tiny.shared("llama"), draft_of("llama")
+    other = tiny.build("llama", seed=3, num_hidden_layers=1)
+    ours, theirs = hla.ModelIdentity.of(target), hla.ModelIdentity.of(other)
+    cases = {
+        "trained for the target.*num_layers 1 there, 2 here": constant_head(0.5, target=theirs),
+        "trained for the draft.*num_layers 1 there, 2 here": constant_head(0.5, target=ours, draft=theirs),
+        "reads 32 numbers.*64": LinearHead(HeadConfig(32, polarity="important", features=BOTH)),
+        "reads 64 numbers.*32": LinearHead(HeadConfig(64, polarity="important", features=FeatureSpec("target"))),
+        "2 blocks.*block 5": LinearHead(
+            HeadConfig(32, polarity="important", features=FeatureSpec("target", layer=5, norm=False))
+        ),
+    }
+    for words, head in cases.items():
+        refused(lambda h=head: assisted(target, prompts(ONE), draft, AutoJudge(h, 0.5)), words)
+    tokenizer, strange = small.tokenizer(), constant_head(0.5, tokenizer_hash="0" * 64)
+    refused(
+        lambda: assisted(target, prompts(ONE), draft, AutoJudge(strange, 0.5), tokenizer=tokenizer),
+        "tokenizer of hash 000000",
+    )
+    refused(
+        lambda: assisted(target, prompts(ONE), draft, "autojudge"), r"autojudge needs a head.*AutoJudge\(Head.from"
+    )
+    refused(lambda: assisted(target, prompts(ONE), draft, constant_head(0.5)), "no threshold of its own")
+    assert hooks(target, draft) == 0
+    assert assisted(
+        target, prompts(ONE), draft, AutoJudge(constant_head(0.5, target=ours, draft=ours), 0.5)
+    ).sequences.shape
+
+
+def test_a_head_of_the_target_alone_goes_with_any_draft():
+    """Its config records the draft that its labels were mined with, as `fit` writes it."""
+    target, settings = small.llama(), foreign()
+    other = tiny.build("llama", seed=3, num_hidden_layers=1)
+    head = constant_head(0.2, "target", target=hla.ModelIdentity.of(target), draft=hla.ModelIdentity.of(other))
+    with pytest.warns(UserWarning, match="the head's draft and this draft may differ: num_layers 1 there, 2 here"):
+        out = assisted(target, small.one(), None, AutoJudge(head, 0.5, 4), **settings)
+    assert out.sequences.shape == (1, 9 + NEW)
+
+
+class Broken(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        raise RuntimeError("broken criterion")
+
+
+def test_nothing_stays_behind(rounds):
+    """No hook on either model, after a call and after one that raised; and heads can be trained on."""
+    target, draft = tiny.build("llama"), tiny.noisy(tiny.shared("llama"), 0.3)
+    for spec, sampled in itertools.product((BOTH, FeatureSpec("target"), FeatureSpec("draft")), (False, True)):
+        head = judge_of("llama", "rarely", spec)
+        doubt = LinearHead(HeadConfig(32))
+        policy = AutoJudge(head, 0.5, stop=HeadStop(doubt, 0.5, 6))
+        assisted(target, prompts(RAGGED), draft, policy, do_sample=sampled)
+        assert hooks(target, draft) == 0
+        with pytest.raises(RuntimeError, match="broken criterion"):
+            assisted(target, prompts(RAGGED), draft, policy, stopping_criteria=[Broken()])
+        assert hooks(target, draft) == 0
+        for its, size in ((head, head.config.hidden_size), (doubt, 32)):
+            assert not any(p.is_inference() for p in its.parameters())
+            its.zero_grad()
+            its(torch.randn(4, size)).sum().backward()
+            assert its.linear.weight.grad.abs().sum() > 0
+            its.zero_grad(set_to_none=True)

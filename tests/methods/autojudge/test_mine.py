@@ -1,0 +1,579 @@
+"""Proves what a mined dataset says with plain forwards and `generate`, and that neither the batch, nor a server with faults, nor
+a kill, nor a full disk changes it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Value, load_from_disk
+from support import small
+from support.hub_server import card_problems
+from support.openai_server import OpenAIServer, demo_completions
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    LogitsProcessorList,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedTokenizerFast,
+    TemperatureLogitsWarper,
+)
+
+from hf_lossy_assist import demo
+from hf_lossy_assist.methods.autojudge import mine as module
+from hf_lossy_assist.methods.autojudge.continuing import Choice
+from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine, mine_problems
+from hf_lossy_assist.methods.autojudge.mined import RECORD, read_lines
+from hf_lossy_assist.methods.autojudge.remote import Remote
+from hf_lossy_assist.methods.autojudge.search import Mined
+from hf_lossy_assist.tasks.answers import AnswerTask, Problem
+from hf_lossy_assist.tasks.endpoint import Endpoint
+from hf_lossy_assist.tasks.tasks import DemoTask, ExactTask
+
+
+NEW, COUNT = 80, 6
+TASK = DemoTask("calibration", 0)
+SETTINGS = MineSettings(NEW)
+SOURCE = "the demo task, calibration problems of seed 0"
+
+
+@cache
+def loaded() -> demo.Demo:
+    return demo.load()
+
+
+def found(target: Any, problems: list[Problem], settings: MineSettings = SETTINGS, **options: Any) -> list[Mined]:
+    """What the demo's mining finds, by problem."""
+    m = loaded()
+    task = options.pop("task", TASK)
+    out = mine_problems(target or m.target, m.draft, m.tokenizer, task, problems, settings, **options)
+    return sorted(out, key=lambda one: one.problem)
+
+
+@cache
+def undisturbed() -> tuple[Path, list[Mined], tempfile.TemporaryDirectory]:
+    """A whole run of `mine`: its dataset, and what went into it."""
+    where, kept = tempfile.TemporaryDirectory(), []
+
+    def tee(*args: Any, **options: Any) -> Iterator[Mined]:
+        for one in mine_problems(*args, **options):
+            kept.append(one)
+            yield one
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "mine_problems", tee)
+        out = demo_mine(Path(where.name) / "data")
+    return out, sorted(kept, key=lambda one: one.problem), where
+
+
+def local() -> list[Mined]:
+    return undisturbed()[1]
+
+
+def demo_mine(out: Path, count: int = COUNT, settings: MineSettings = SETTINGS, **options: Any) -> Path:
+    m = loaded()
+    options = {"batch_size": COUNT, "source": SOURCE} | options
+    return mine(m.target, m.draft, m.tokenizer, TASK, TASK.problems(count), out, settings, **options)
+
+
+def same_dataset(a: Path, b: Path) -> bool:
+    assert {p.name for p in a.iterdir()} == {p.name for p in b.iterdir()}
+    return (
+        load_from_disk(str(a)).to_list() == load_from_disk(str(b)).to_list()
+        and all((a / name).read_text() == (b / name).read_text() for name in ("README.md", RECORD))
+    )  # fmt: skip
+
+
+def without_costs(mined: list[Mined]) -> list[Mined]:
+    return [replace(one, continuations=0, new_tokens=0, retokenised=0) for one in mined]
+
+
+def one_line(error: Any, *says: str) -> None:
+    text = str(error.value)
+    assert "\n" not in text and all(word in text for word in says), text
+
+
+# -- what the labels mean -----------------------------------------------------------------------------------------------
+
+
+def ended(ids: list[int]) -> bool:
+    return ids[-1] == loaded().tokenizer.eos_token_id or len(ids) == NEW
+
+
+def answers(texts: list[list[int]], starts: list[int], model: Any) -> list[str | None]:
+    """The answer of each text after `generate` went on with it; `starts`: where its response begins."""
+    m = loaded()
+    width, out = max(map(len, texts)), []
+    ids = torch.tensor([[0] * (width - len(t)) + t for t in texts])
+    mask = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in texts])
+    whole = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
+    for row, text, start in zip(whole.tolist(), texts, starts, strict=True):
+        new = row[width - len(text) + start :][:NEW]
+        out.append(TASK.extract(Problem(""), m.tokenizer.decode(new, skip_special_tokens=True)))
+    return out
+
+
+@torch.no_grad()
+def assert_replays(one: Mined, choice: Choice) -> None:
+    """Where target and draft agree, theirs; where not, the target's if important and the draft's else: that is the response.
+
+    One plain forward of each over prompt and response says what each would choose after every prefix of it.
+    """
+    m = loaded()
+    text, start = one.prompt_ids + one.response, len(one.prompt_ids)
+    prefixes = [text[:i] for i in range(start, len(text))]
+    p, q = (choice(prefixes, model(torch.tensor([text])).logits[0, start - 1 : -1]) for model in (m.target, m.draft))
+    labels = {mismatch.position: mismatch for mismatch in one.mismatches}
+    assert [mismatch.position for mismatch in one.mismatches] == sorted(labels)
+    assert [t for t in range(len(p)) if p[t] != q[t]] == sorted(labels), (
+        "every mismatch of the last response, no other"
+    )
+    for t, token in enumerate(one.response):
+        assert token == (p[t] if t not in labels or labels[t].important else q[t])
+        if t in labels:
+            assert (labels[t].target_token, labels[t].draft_token) == (p[t], q[t])
+    assert ended(one.response) and ended(one.target_response)
+    text_of = lambda ids: m.tokenizer.decode(ids, skip_special_tokens=True)  # noqa: E731
+    assert TASK.extract(Problem(""), text_of(one.target_response)) == one.target_answer
+    assert TASK.extract(Problem(""), text_of(one.response)) == one.target_answer
+
+
+def test_the_response_replays():
+    for one in local():
+        assert_replays(one, Choice(LogitsProcessorList(), None))
+    labels = [mismatch.important for one in local() for mismatch in one.mismatches]
+    assert True in labels and False in labels and len(labels) > 20
+
+
+def test_the_labels_are_what_generate_says():
+    m, rows = loaded(), [(one, mismatch) for one in local() for mismatch in one.mismatches]
+    prompts = [len(one.prompt_ids) for one, _ in rows]
+    got = answers(
+        [one.prompt_ids + one.response[: x.position] + [x.draft_token] for one, x in rows], prompts, m.target
+    )
+    for (one, mismatch), answer in zip(rows, got, strict=True):
+        assert answer == mismatch.answer and mismatch.important == (answer != one.target_answer)
+
+
+def test_a_wrong_draft_means_an_important_token():
+    m = loaded()
+    texts = [one.prompt_ids for one in local()]
+    own = answers(texts, [len(text) for text in texts], m.draft)
+    other = [one for one, answer in zip(local(), own, strict=True) if answer != one.target_answer]
+    assert other and all(any(x.important for x in one.mismatches) for one in other)
+    assert answers(texts, [len(text) for text in texts], m.target) == [one.target_answer for one in local()]
+
+
+@pytest.mark.parametrize("batch_size, count", [(1, 1), (3, 4)])
+def test_the_batch_decides_the_speed_alone(batch_size, count):
+    assert found(None, TASK.problems(count), batch_size=batch_size) == local()[:count]
+
+
+def test_sampling_by_gumbel_max():
+    settings = replace(SETTINGS, do_sample=True, temperature=1.3, seed=1)
+    together = found(None, TASK.problems(2), settings, batch_size=2)
+    assert found(None, TASK.problems(1), settings, batch_size=1) == together[:1]
+    (other,) = found(None, TASK.problems(1), replace(settings, seed=2))
+    assert len({str(one.mismatches) for one in (together[0], other, local()[0])}) == 3
+    for one in together:
+        assert one.mismatches
+        assert_replays(one, Choice(LogitsProcessorList([TemperatureLogitsWarper(1.3)]), 1))
+
+
+def test_naive_and_caps():
+    naive = found(None, TASK.problems(1), replace(SETTINGS, naive=True))
+    for one, full in zip(naive, local(), strict=False):
+        assert one.response == one.target_response == full.target_response
+        assert one.mismatches[0] == full.mismatches[0]
+    capped = found(None, TASK.problems(3), replace(SETTINGS, max_mismatches=2))
+    for one, full in zip(capped, local(), strict=False):
+        assert one.mismatches == full.mismatches[:2]
+        assert one.cut == ("mismatches" if len(full.mismatches) > 2 else None)
+    late = found(None, TASK.problems(1), replace(SETTINGS, max_seconds=0.0))
+    assert [one.cut for one in late] == ["seconds"] and not any(one.mismatches for one in late)
+
+
+class Slow(DemoTask):
+    """Its answers are worked out in threads, which take their time."""
+
+    slow = True
+
+    def extract(self, problem: Problem, response: str) -> str | None:
+        time.sleep(0.001 * (len(response) % 7))
+        return super().extract(problem, response)
+
+
+def test_answers_worked_out_in_threads():
+    assert found(None, TASK.problems(3), task=Slow("calibration"), batch_size=2, workers=2) == local()[:3]
+
+
+# -- a server -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def served() -> Callable[..., tuple[str, str]]:
+    m, known = loaded(), {}
+    complete = demo_completions(m.target, m.tokenizer)
+
+    def remembered(prompt: str, max_tokens: int, body: dict) -> tuple[str, str]:
+        key = prompt, max_tokens, str(body.get("stop"))
+        if key not in known:
+            known[key] = complete(prompt, max_tokens, body)
+        return known[key]
+
+    return remembered
+
+
+@pytest.fixture
+def server() -> Iterator[OpenAIServer]:
+    with OpenAIServer(complete=served()) as server:
+        yield server
+
+
+def test_a_server_gives_what_the_model_gives(server):
+    for fault in ("500", "429", "close"):
+        server.fail(fault)
+    with Endpoint(server.url, "target") as endpoint:
+        remote = found(endpoint, TASK.problems(3), batch_size=3, workers=3)
+        assert endpoint.requests == len(server.asked)
+    assert remote == local()[:3]
+    assert len(server.asked) == sum(one.continuations for one in remote) + 3, "three were sent again"
+
+
+class Stopping(DemoTask):
+    """Responses are over at the closing phrase; the answer is the last sum."""
+
+    ends = (" That is all", " What a nice", " Done")
+
+    def extract(self, problem: Problem, response: str) -> str | None:
+        sums = re.findall(r"= (\d+)", self.cut(response))
+        return sums[-1] if sums else None
+
+
+def test_a_task_with_end_texts_over_a_server(server):
+    task = Stopping("calibration")
+    here = found(None, TASK.problems(2), task=task)
+    assert all(len(one.target_response) < len(full.target_response) for one, full in zip(here, local(), strict=False))
+    with Endpoint(server.url, "target") as endpoint:
+        remote = found(endpoint, TASK.problems(2), task=task, batch_size=2)
+    assert without_costs(remote) == without_costs(here)
+
+
+def spelling() -> Any:
+    """A BPE tokenizer that merges a and b, whatever stands around them."""
+    vocabulary = {"a": 0, "b": 1, "c": 2, "ab": 3, "</s>": 4}
+    inner = Tokenizer(models.BPE(vocabulary, [("a", "b")]))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split("\n", "isolated"), decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>")
+
+
+def test_other_spellings_are_counted():
+    tokenizer, asked = spelling(), []
+    assert tokenizer("cab")["input_ids"] == [2, 3]
+    says = {"ca": ("b", "length"), "cc": ("b", "stop"), "a": ("cab", "stop"), "cca": ("", "stop"), "b": ("cc", "stop")}
+
+    def complete(prompt: str, max_tokens: int, body: dict) -> tuple[str, str]:
+        asked.append((prompt, max_tokens))
+        return says[prompt]
+
+    with (
+        OpenAIServer(complete=complete) as server,
+        ThreadPoolExecutor(2) as pool,
+        Endpoint(server.url, "target") as end,
+    ):
+        remote, got = Remote(end, tokenizer, [4], lambda response: response[-1] == 4, pool), {}
+        cases = [([2], [0], 3), ([2], [2], 3), ([0], [], 2), ([2, 2], [0], 5), ([1], [], 2)]
+        for place, (prompt, prefix, budget) in enumerate(cases):
+            remote.start(place, prompt, prefix, budget)
+        remote.narrow([4, 3, 2, 1, 0])
+        while remote.busy:
+            got |= {place: rest for place, *rest in remote.step()}
+    assert [got[4 - place] for place in range(5)] == [
+        [[1], True],  # "cab" would be c + ab
+        [[1, 4], False],  # ended, and there is room to say so
+        [[2, 3], False],  # as long as allowed: nobody knows whether it would have ended
+        [[4], False],
+        [[2, 2], False],
+    ]
+    assert sorted(asked) == sorted([("ca", 3), ("cc", 3), ("a", 2), ("cca", 5), ("b", 2)])
+
+
+def test_a_server_that_dies_is_gone_on_with(tmp_path, server):
+    m = loaded()
+
+    def run(resume: bool) -> Path:
+        with Endpoint(server.url, "target", retries=0) as endpoint:
+            given = TASK.problems(3)
+            return mine(endpoint, m.draft, m.tokenizer, TASK, given, tmp_path / "data", SETTINGS, batch_size=2, workers=2, resume=resume)  # fmt: skip
+
+    needed = sorted(one.continuations for one in local()[:3])
+    served_before, answer = [], server.complete
+
+    def mortal(*request: Any) -> Any:
+        served_before.append(request)
+        if len(served_before) == needed[0] + needed[1] + 1:
+            server.fail("close", 1000)
+        return answer(*request)
+
+    server.complete = mortal
+    with pytest.raises(OSError) as error:
+        run(resume=False)
+    one_line(error, server.url)
+    kept = read_lines(tmp_path / "data.partial")
+    assert 1 <= len(kept) < 3 and not (tmp_path / "data").exists()
+    server._faults.clear()
+    sent = len(served_before)
+    out = run(resume=True)
+    assert len(served_before) - sent == sum(
+        one.continuations for one in local()[:3] if one.problem not in {k.problem for k in kept}
+    )
+    rows = load_from_disk(str(out)).to_list()
+    assert [(r["problem"], r["position"], r["important"]) for r in rows] == [
+        (one.problem, x.position, x.important) for one in local()[:3] for x in one.mismatches
+    ]
+    facts, card = json.loads((out / RECORD).read_text()), (out / "README.md").read_text()
+    assert (
+        facts["served_at"] == server.url
+        and facts["served"] == "target"
+        and facts["target"] is None
+        and facts["found"]["retokenised"] == 0
+    )
+    assert server.url in card and "another spelling in tokens | 0 |" in card and card_problems(card) == ([], [])
+
+
+def test_an_unreachable_server(tmp_path):
+    m = loaded()
+    with Endpoint("http://127.0.0.1:9/v1", "target", retries=0) as endpoint, pytest.raises(OSError) as error:
+        mine(endpoint, m.draft, m.tokenizer, TASK, TASK.problems(2), tmp_path / "data", SETTINGS)
+    one_line(error, "http://127.0.0.1:9/v1")
+    assert not (tmp_path / "data").exists()
+
+
+# -- the dataset --------------------------------------------------------------------------------------------------------
+
+
+def test_the_dataset_says_what_was_found():
+    mined = undisturbed()[0]
+    data, facts = load_from_disk(str(mined)), json.loads((mined / RECORD).read_text())
+    card, m = (mined / "README.md").read_text(), loaded()
+    assert data.features["important"] == Value("bool") and data.features["prompt_ids"].feature == Value("int32")
+    want = [
+        {
+            "problem": one.problem, "prompt": problem.prompt, "prompt_ids": m.tokenizer(problem.prompt)["input_ids"],
+            "response": m.tokenizer.decode(one.response, skip_special_tokens=True), "response_ids": one.response,
+            "position": x.position, "target_token": x.target_token, "draft_token": x.draft_token,
+            "important": x.important, "target_answer": one.target_answer, "answer": x.answer,
+        }
+        for one, problem in zip(local(), TASK.problems(COUNT), strict=True) for x in one.mismatches
+    ]  # fmt: skip
+    assert data.to_list() == want and len(data.column_names) == 11
+    important = sum(row["important"] for row in want)
+    assert facts["found"] == {
+        "mismatches": len(want), "important": important, "no_answer": sum(row["answer"] is None for row in want),
+        "problems_without_answer": 0, "cut_by_mismatches": 0, "cut_by_seconds": 0, "retokenised": 0,
+        "continuations": sum(one.continuations for one in local()), "target_tokens": sum(one.new_tokens for one in local()),
+    }  # fmt: skip
+    assert facts["settings"]["max_new_tokens"] == NEW and facts["problems"] == COUNT and facts["task"] == "demo"
+    assert card_problems(card) == ([], []) and "another spelling" not in card
+    assert f"| mismatches | {len(want)} |" in card
+    assert f"| important | {important} ({100 * important / len(want):.1f} %) |" in card
+    assert f"{len(want)} mismatches of {COUNT} problems, task demo ({SOURCE})" in card
+
+
+class Last(AnswerTask):
+    """The last word of a response is its answer; `without`: no answer for this one."""
+
+    name = "last"
+
+    def __init__(self, *prompts: str, without: str = ""):
+        self.prompts, self.without = prompts, without
+
+    def problems(self, limit: int | None = None) -> list[Problem]:
+        return [Problem(prompt) for prompt in self.prompts]
+
+    def extract(self, problem: Problem, response: str) -> str | None:
+        return None if problem.prompt == self.without else response.split()[-1]
+
+    def same(self, problem: Problem, reference: str, answer: str) -> bool:
+        return reference == answer
+
+
+def small_mine(out: Path, task: Any, settings: MineSettings | None = None, draft: Any = None, **options: Any) -> Path:
+    target = small.llama()
+    draft = draft or small.near(target, 0.3)
+    return mine(target, draft, small.tokenizer(), task, task.problems(), out, settings or MineSettings(8), **options)
+
+
+def test_what_is_cut_and_what_has_no_answer_is_counted(tmp_path):
+    task = Last("w1 w2", "w3", "w4 w5 w6", without="w3")
+    whole = json.loads((small_mine(tmp_path / "whole", task) / RECORD).read_text())["found"]
+    assert whole["problems_without_answer"] == 1 and whole["mismatches"] > 4
+    out = small_mine(tmp_path / "cut", task, MineSettings(8, max_mismatches=1))
+    facts = json.loads((out / RECORD).read_text())["found"]
+    assert (facts["mismatches"], facts["cut_by_mismatches"], facts["cut_by_seconds"]) == (2, 2, 0)
+    assert "cap on mismatches, on time | 2, 0 |" in (out / "README.md").read_text()
+    assert {row["problem"] for row in load_from_disk(str(out))} == {0, 2}
+    out = small_mine(tmp_path / "late", task, MineSettings(8, max_seconds=0.0))
+    facts = json.loads((out / RECORD).read_text())["found"]
+    assert (facts["mismatches"], facts["cut_by_seconds"]) == (0, 2)
+
+
+def test_a_draft_that_never_differs(tmp_path):
+    out = small_mine(tmp_path / "data", Last("w1 w2", "w3"), draft=small.llama())
+    data = load_from_disk(str(out))
+    assert len(data) == 0 and "position" in data.column_names
+    assert json.loads((out / RECORD).read_text())["found"]["mismatches"] == 0
+
+
+def test_every_character_survives(tmp_path):
+    """A line of the unfinished run is a line whatever stands in it: U+2028 and U+0085 end lines for `str.splitlines`."""
+    prompts = ("w1\u2028w2", "w3\u0085 w4 „é” \U0001f600", "w5\x1c\r\n w6")
+    out = small_mine(tmp_path / "data", Last(*prompts))
+    assert {row["prompt"] for row in load_from_disk(str(out))} == set(prompts)
+
+
+# -- interrupted --------------------------------------------------------------------------------------------------------
+
+COMMAND = f"mine --task demo --limit {COUNT} --max-new-tokens {NEW} --batch-size 2 --device cpu --out".split()
+QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+
+
+def lines(part: Path) -> list[bytes]:
+    return [line for file in sorted(part.glob("*.jsonl")) for line in file.read_bytes().split(b"\n")[:-1]]
+
+
+def test_a_killed_run_resumes_to_the_dataset_of_an_undisturbed_one(tmp_path):
+    part = tmp_path / "data.partial"
+    command = [sys.executable, "-m", "hf_lossy_assist.cli", *COMMAND, str(tmp_path / "data")]
+    with subprocess.Popen(command, **QUIET) as process:
+        while len(lines(part)) < 2:
+            assert process.poll() is None, process.stderr and process.stderr.read().decode()
+            time.sleep(0.01)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL and not (tmp_path / "data").exists()
+    done = lines(part)
+    assert 2 <= len(done) < COUNT
+    with open(part / "00000.jsonl", "ab") as file:
+        file.write(done[0][:-30].replace(b'"problem": 0', b'"problem": 7') + "é".encode()[:1])
+    for wrong, says in (
+        ({"resume": False}, "--resume"), ({"settings": MineSettings(60)}, "max_new_tokens"), ({"count": 7}, "problems"),
+        ({"settings": replace(SETTINGS, naive=True)}, "naive"), ({"wrap": str.upper}, "problems_sha256"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError) as error:
+            demo_mine(tmp_path / "data", **{"resume": True, **wrong})
+        one_line(error, says)
+    assert lines(part)[: len(done)] == done
+    out = demo_mine(tmp_path / "data", resume=True, batch_size=5)
+    assert same_dataset(out, undisturbed()[0]) and [p.name for p in tmp_path.iterdir()] == ["data"]
+    for resume in (False, True):
+        with pytest.raises(ValueError) as error:
+            demo_mine(out, resume=resume)
+        one_line(error, "exists")
+
+
+RUN = """
+import resource, sys
+sys.path.insert(0, "tests")
+from support import small
+from hf_lossy_assist.tasks.tasks import ExactTask
+from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine
+task, target = ExactTask(sys.argv[1]), small.llama()
+if len(sys.argv) > 3:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+try:
+    mine(target, small.near(target, 0.3), small.tokenizer(), task, task.problems(), sys.argv[2], MineSettings(8), batch_size=4)
+except OSError as error:
+    print("OSError", error)
+"""
+ROOT = Path(__file__).parent.parent.parent.parent
+
+
+def exact(where: Path, count: int) -> Path:
+    (where / "tasks").mkdir()
+    (where / "tasks" / "p.jsonl").write_text("".join(json.dumps({"prompt": f"w{n}"}) + "\n" for n in range(count)))
+    return where / "tasks" / "p.jsonl"
+
+
+def test_a_full_disk(tmp_path):
+    task, out = exact(tmp_path, 20), tmp_path / "data"
+    ran = subprocess.run([sys.executable, "-c", RUN, task, out, "4000"], cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout.startswith("OSError"), ran.stderr
+    part = tmp_path / "data.partial"
+    before, done = (part / "00000.jsonl").read_bytes(), lines(part)
+    assert len(before) == 4000 and not before.endswith(b"\n") and 0 < len(done) < 20
+    small_mine(out, ExactTask(task), batch_size=4, resume=True)
+    assert same_dataset(out, small_mine(tmp_path / "whole", ExactTask(task), batch_size=20))
+
+
+def test_killed_after_its_last_rename(tmp_path):
+    out = small_mine(tmp_path / "data", Last("w1 w2"))
+    rows, part = load_from_disk(str(out)).to_list(), tmp_path / "data.partial"
+    part.mkdir()
+    (part / RECORD).write_text((out / RECORD).read_text())
+    assert small_mine(out, Last("w1 w2"), resume=True) == out and not part.exists()
+    assert load_from_disk(str(out)).to_list() == rows
+
+
+def test_two_processes_share_the_problems(tmp_path):
+    task, script = exact(tmp_path, 7), tmp_path / "two.py"
+    script.write_text(RUN)
+    launch = (
+        "-m accelerate.commands.launch --num_processes 2 --cpu --num_cpu_threads_per_process 1 --main_process_port 0"
+    )
+    command = [sys.executable, *launch.split(), str(script), str(task), str(tmp_path / "two")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert same_dataset(tmp_path / "two", small_mine(tmp_path / "one", ExactTask(task)))
+
+
+# -- wrong uses -----------------------------------------------------------------------------------------------------------
+
+
+def test_settings_that_make_no_sense():
+    for wrong in (
+        {"max_new_tokens": 0}, {"top_k": -1}, {"top_p": 1.5}, {"temperature": 0.0}, {"temperature": float("nan")},
+        {"seed": -1}, {"seed": 2**63}, {"max_mismatches": 0}, {"max_seconds": -1.0},
+    ):  # fmt: skip
+        with pytest.raises(ValueError) as error:
+            MineSettings(**wrong)
+        one_line(error, *wrong)
+
+
+def test_what_cannot_be_mined_is_refused_before_anything_is_written(tmp_path):
+    sizes = {"vocab_size": small.VOCAB, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
+    mamba, t5, target, task = MambaForCausalLM(MambaConfig(**sizes)), small.t5(), small.llama(), Last("w1 w2")
+    endpoint = Endpoint("http://127.0.0.1:9/v1", "target", retries=0)
+    long = {
+        "rope_type": "longrope", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 7,
+        "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+    }  # fmt: skip
+    refused: list[tuple[str, Any, Any, Any, dict]] = [
+        ("no problems", target, target, Last(), {}), ("draft", target, t5, task, {}),
+        ("draft", target, mamba, task, {}), ("target", mamba, target, task, {}), ("target", t5, target, task, {}),
+        ("empty prompt", target, target, Last(""), {}), ("batch_size", target, target, task, {"batch_size": 0}),
+        ("workers", target, target, task, {"workers": 0}),
+        ("positions of the target", target, target, task, {"settings": MineSettings(400)}),
+        ("the target's tokenizer", target, small.llama(vocab=2 * small.VOCAB), task, {}),
+        ("7 after which the target's RoPE changes", small.llama(rope_parameters=long), target, task, {}),
+        ("greedily", endpoint, target, task, {"settings": MineSettings(4, do_sample=True)}),
+    ]  # fmt: skip
+    for says, target_, draft, given, options in refused:
+        with pytest.raises(ValueError) as error:
+            options = {"settings": MineSettings(8)} | options
+            mine(target_, draft, small.tokenizer(), given, given.problems(), tmp_path / "data", **options)
+        one_line(error, says)
+        assert list(tmp_path.iterdir()) == [], says
+    endpoint.close()

@@ -1,0 +1,182 @@
+"""Proves that one masked forward gives the states that separate forwards on prefix + token give."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from support import tiny
+
+from hf_lossy_assist import FeatureSpec, demo
+from hf_lossy_assist.artifacts.features import FeatureTap
+from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, MinedTable, hidden_states, read_mined
+
+
+def mined(problems: list[tuple[list[int], list[int], list[tuple[int, int, int, bool]]]]) -> MinedTable:
+    """Problems as (prompt, response, mismatches); a mismatch as (position, target's token, draft's token, important)."""
+    rows = [(number, *row) for number, (_, _, found) in enumerate(problems) for row in found]
+    columns = torch.tensor([list(map(int, row)) for row in rows]).T
+    return MinedTable(
+        *columns[:4], columns[4].bool(), texts={n: (p, r) for n, (p, r, _) in enumerate(problems)}, facts={}
+    )  # fmt: skip
+
+
+def random_mined(vocabulary: int, lengths: tuple[tuple[int, int], ...] = ((5, 30), (1, 12), (17, 25))) -> MinedTable:
+    """Responses longer than the tiny windows; mismatches side by side, at position 0, and with either token in the text."""
+    generator = torch.Generator().manual_seed(1)
+    problems = []
+    for prompt, response in lengths:
+        ids = torch.randint(4, vocabulary, (prompt + response,), generator=generator).tolist()
+        found = []
+        for t in sorted({0, 3, 4, response // 2, response - 2, response - 1}):
+            mine = ids[prompt + t]
+            other, important = 4 + (mine + 7 * t + 1) % (vocabulary - 4), t % 2 == 0
+            found.append((t, mine, other, True) if important else (t, other, mine, False))
+        problems.append((ids[:prompt], ids[prompt:], found))
+    return mined(problems)
+
+
+@torch.no_grad()
+def one_by_one(model: Any, data: MinedTable) -> dict[str, torch.Tensor]:
+    """The same by plain forwards on each prefix with one token behind it."""
+    states: dict[str, list[torch.Tensor]] = {place: [] for place in PLACES}
+    with FeatureTap(model, FeatureSpec("target")) as tap:
+        for i in range(len(data)):
+            prompt, response = data.texts[int(data.problem[i])]
+            prefix = prompt + response[: int(data.position[i])]
+            last = {"predicting": [], "token": [int(data.draft_token[i])], "target_token": [int(data.target_token[i])]}
+            for place, token in last.items():
+                model(input_ids=torch.tensor([prefix + token]))
+                states[place].append(tap.value[0, -1].clone())
+    return {place: torch.stack(rows) for place, rows in states.items()}
+
+
+def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert set(got) == set(expected)
+    for place, states in expected.items():
+        assert got[place].dtype == torch.float32 and got[place].shape == states.shape
+        off = float((got[place] - states).abs().max() / states.abs().max())
+        assert off < 1e-4, f"{place}: off by {off:.1e}"
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "mistral", "gemma2", "gemma3", "gpt2", "gpt_neox"])
+def test_one_forward_gives_what_separate_ones_give(name):
+    data = random_mined(tiny.VOCABULARY)
+    model = tiny.shared(name)
+    got = hidden_states(model, data)
+    assert_same(got, one_by_one(model, data))
+    assert not torch.allclose(got["token"], got["target_token"], atol=1e-2)
+
+
+def test_the_demo_models():
+    models = demo.load()
+    problems = demo.problems(3, 0, "calibration")
+    texts = [(models.tokenizer(p.prompt).input_ids, models.tokenizer(p.solution).input_ids) for p in problems]
+    size = len(models.tokenizer)
+    data = mined([(p, r, [(t, r[t], (r[t] + 5) % size, True) for t in range(0, len(r), 4)]) for p, r in texts])
+    for model in (models.target, models.draft):
+        assert_same(hidden_states(model, data), one_by_one(model, data))
+
+
+def test_rows_keep_their_order_and_places_can_be_chosen():
+    data, model = random_mined(tiny.VOCABULARY), tiny.shared("llama")
+    whole = hidden_states(model, data)
+    order = torch.randperm(len(data))
+    shuffled = MinedTable(
+        *(getattr(data, n)[order] for n in ("problem", "position", "target_token", "draft_token", "important")),
+        texts=data.texts, facts={},
+    )  # fmt: skip
+    for places in (("token",), ("predicting", "target_token")):
+        got = hidden_states(model, shuffled, places)
+        assert_same(got, {place: whole[place][order] for place in places})
+
+
+def test_a_draft_that_does_not_know_every_token():
+    """As in the engine: an id beyond its vocabulary is shown as its last one."""
+    data, model = random_mined(tiny.VOCABULARY + 40), tiny.shared("llama")
+    clamped = MinedTable(
+        data.problem, data.position, data.target_token.clamp(max=96), data.draft_token.clamp(max=96), data.important,
+        texts={n: tuple([min(i, 96) for i in ids] for ids in text) for n, text in data.texts.items()}, facts={},
+    )  # fmt: skip
+    assert_same(hidden_states(model, data), one_by_one(model, clamped))
+
+
+def test_half_precision_gives_float32():
+    model = tiny.build("llama").to(torch.bfloat16)
+    for states in hidden_states(model, random_mined(tiny.VOCABULARY)).values():
+        assert states.dtype == torch.float32 and states.isfinite().all()
+
+
+def test_a_long_text():
+    model = tiny.build("llama", max_position_embeddings=4096, num_hidden_layers=1)
+    ids = torch.randint(4, tiny.VOCABULARY, (2500,)).tolist()
+    data = mined([(ids[:100], ids[100:], [(t, 5, ids[100 + t], False) for t in (0, 1200, 2399)])])
+    assert_same(hidden_states(model, data), one_by_one(model, data))
+
+
+def test_a_model_without_rows_is_refused():
+    with pytest.raises(ValueError, match="the draft does not: it is an encoder-decoder") as error:
+        hidden_states(tiny.shared("t5"), random_mined(tiny.VOCABULARY), name="draft")
+    assert "\n" not in str(error.value)
+
+
+# -- the folder ---------------------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    rows = {
+        "problem": [4, 4, 9], "position": [0, 2, 1], "target_token": [5, 7, 8], "draft_token": [6, 9, 5],
+        "important": [True, False, True], "prompt_ids": [[1, 2], [1, 2], [3]], "response_ids": [[5, 6, 9], [5, 6, 9], [4, 8]],
+    }  # fmt: skip
+    shards = changes.pop("shards", None)
+    rows = {name: column for name, column in (rows | changes).items() if column is not None}
+    Dataset.from_dict(rows).save_to_disk(str(folder), num_shards=shards)
+    (folder / "mine.json").write_text(json.dumps({"problems": 10}))
+    return folder
+
+
+def test_a_folder_comes_back(tmp_path):
+    data = read_mined(write(tmp_path / "data"))
+    assert len(data) == 3 and data.problem.tolist() == [4, 4, 9] and data.position.tolist() == [0, 2, 1]
+    assert data.target_token.tolist() == [5, 7, 8] and data.draft_token.tolist() == [6, 9, 5]
+    assert data.important.tolist() == [True, False, True] and data.important.dtype == torch.bool
+    assert data.texts == {4: ([1, 2], [5, 6, 9]), 9: ([3], [4, 8])} and data.facts == {"problems": 10}
+    assert [(n, rows.tolist()) for n, rows in data.by_problem()] == [(4, [0, 1]), (9, [2])]
+
+
+EMPTY = {name: [] for name in
+         ("problem", "position", "target_token", "draft_token", "important", "prompt_ids", "response_ids")}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (EMPTY, "no mismatch: the draft guessed every token of 10 problems"),
+        (EMPTY | {"shards": 1}, "no mismatch"),
+        ({"important": None}, "no column important"),
+        ({"position": [0, 3, 1]}, "row 1 says that tokens 7 and 9 differ at position 3 of problem 4"),
+        ({"draft_token": [6, 8, 5]}, "row 1 says"),
+        ({"prompt_ids": [[1, 2], [1, 2], []]}, "row 2 says"),
+    ],
+)
+def test_what_is_no_mined_dataset_is_refused(tmp_path, changes, says):
+    with pytest.raises(ValueError, match=says) as error:
+        read_mined(write(tmp_path / "data", **changes))
+    assert "\n" not in str(error.value)
+
+
+def test_folders_that_are_something_else(tmp_path):
+    with pytest.raises(ValueError, match=r"no mine.json in it$"):
+        read_mined(tmp_path)
+    (tmp_path / "x.partial").mkdir()
+    with pytest.raises(ValueError, match=r"x.partial is unfinished: hf-lossy mine --resume"):
+        read_mined(tmp_path / "x")
+    folder = write(tmp_path / "broken")
+    (folder / "state.json").unlink()
+    for text, says in (("{}", "cannot be read"), ("{", "mine.json is not JSON")):
+        (folder / "mine.json").write_text(text)
+        with pytest.raises(ValueError, match=says) as error:
+            read_mined(folder)
+        assert "\n" not in str(error.value)

@@ -1,0 +1,220 @@
+"""Proves that the SpecDec++ stop runs the paper's loop: against a slow version of it with plain forwards, and by hand.
+
+Huang et al., "SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths" (huggingface.co/papers/2405.19715).
+"""
+
+import math
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from support.blocks import Everything
+from support.distributions import PROMPT, REJECT, goodness, pair, sample, target_law
+from support.drafts import draft_of, head_for
+from transformers import TemperatureLogitsWarper
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import (
+    AnyOf,
+    AtLeast,
+    FeatureSpec,
+    HeadConfig,
+    HeadStop,
+    LinearHead,
+    LossyPolicy,
+    SpecDecPP,
+    as_policy,
+)
+
+
+RAGGED = (9, 1, 4, 14)
+TOKEN = FeatureSpec(position="token")
+WHOLE = {"eos_token_id": tiny.NEVER_EMITTED}
+
+
+@cache
+def head_of(draft: Any) -> LinearHead:
+    """A random head on the state that encodes a token; most of what it says is above a half, so that products last a while."""
+    head = LinearHead(HeadConfig(draft.config.hidden_size, features=TOKEN)).eval()
+    head.load_state_dict(head_for(draft).state_dict())
+    with torch.no_grad():
+        head.linear.bias += 4.0
+    return head
+
+
+def ruler() -> LinearHead:
+    """A head on one number, x → sigmoid(x)."""
+    head = LinearHead(HeadConfig(1, features=TOKEN)).eval()
+    with torch.no_grad():
+        head.linear.weight.fill_(1.0)
+        head.linear.bias.zero_()
+    return head
+
+
+def says(stop, *probabilities: float) -> list[bool]:
+    """What a started stop says where its head says these, one for each row."""
+    states = torch.tensor([[math.log(p / (1 - p))] for p in probabilities])
+    return stop(torch.zeros(len(probabilities), 1), (torch.zeros(len(probabilities), 4),), features=states).tolist()
+
+
+# -- the decision ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_product_by_hand():
+    """h = .7: .8, .8 · .5 = .4, .4 · .7 = .28: 1 − .28 > .7. The first state encodes the text's last token and is not counted."""
+    stop = SpecDecPP(ruler(), 0.7).start(2)
+    for _ in range(2):  # a round leaves nothing to the next
+        assert stop.limits([0, 1]) == [20, 20]
+        assert says(stop, 0.01, 0.01) == [False, False]
+        assert says(stop, 0.8, 0.2) == [False, True]
+        assert says(stop, 0.5, 0.9) == [False, True]
+        assert says(stop, 0.7, 0.9) == [True, True]
+
+
+def test_extremes():
+    never, always = SpecDecPP(ruler(), 1.0).start(1), SpecDecPP(ruler(), 0.0).start(1)
+    for stop in (never, always):
+        stop.limits([0])
+        assert says(stop, 0.5) == [False]
+    assert says(never, 1e-6) == [False] and says(never, 1e-6) == [False] and says(never, 1e-30) == [False]
+    assert says(always, 0.999) == [True]
+
+
+def test_a_state_that_is_no_number_stops():
+    stop = SpecDecPP(ruler(), 0.7).start(1)
+    stop.limits([0])
+    says(stop, 0.5)
+    assert stop(torch.zeros(1, 1), (torch.zeros(1, 4),), features=torch.tensor([[math.nan]])).tolist() == [True]
+
+
+# -- the paper's loop, slowly ---------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def slowly(target, draft, stop: SpecDecPP, ids: torch.Tensor, new: int) -> tuple[torch.Tensor, Counter]:
+    """Greedy Algorithm 1 with forwards over the whole text: the text and how many rounds sent and accepted how many tokens."""
+    end, steps = ids.shape[1] + new, Counter()
+    while ids.shape[1] < end:
+        text, alive = ids, 1.0
+        while text.shape[1] - ids.shape[1] < min(stop.max_draft, end - ids.shape[1] - 1):
+            out = draft(text, output_hidden_states=True)
+            if text.shape[1] > ids.shape[1]:
+                alive *= float(stop.head(out.hidden_states[-1][0, -1]))
+            text = torch.cat([text, out.logits[:, -1:].argmax(dim=-1)], dim=1)
+            if 1 - alive > stop.threshold:
+                break
+        drafted = text.shape[1] - ids.shape[1]
+        best = target(text).logits[0, ids.shape[1] - 1 :].argmax(dim=-1)  # (γ + 1,)
+        same = (best[:drafted] == text[0, ids.shape[1] :]).long().cumprod(dim=0)
+        n = int(same.sum())
+        ids = torch.cat([text[:, : ids.shape[1] + n], best[n : n + 1][None]], dim=1)
+        steps[drafted, n] += 1
+    return ids, steps
+
+
+@pytest.mark.parametrize("threshold", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("kind", ["often", "rarely"])
+def test_the_papers_loop(kind, threshold):
+    target, draft = tiny.shared("llama"), draft_of("llama", kind)
+    stop, inputs = SpecDecPP(head_of(draft), threshold), tiny.prompts((9,))
+    text, steps = slowly(target, draft, stop, inputs["input_ids"], tiny.NEW)
+    out = tiny.assisted(target, inputs, draft, stop, **WHOLE)
+    assert torch.equal(out.sequences, text)
+    assert out.speculation.rows[0].steps == steps and len({length for length, _ in steps}) > 2
+
+
+def test_no_forward_is_spent_on_the_head():
+    """Each drafted token costs one draft forward, as with a constant length."""
+    target, draft = tiny.shared("llama"), draft_of("llama")
+    stats = tiny.assisted(target, tiny.prompts((9,)), draft, SpecDecPP(head_of(draft), 0.5), **WHOLE).speculation
+    assert stats.forwards["draft"] == stats.forwards["head"] == stats.total().num_draft_tokens
+
+
+# -- lossless, each row for itself ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", tiny.DRAFTS)
+def test_greedy_text_is_the_targets(kind):
+    target, draft = tiny.shared("llama"), draft_of("llama", kind)
+    stop = SpecDecPP(head_of(draft), 0.5)
+    first, second = (tiny.assisted(target, tiny.prompts(RAGGED), draft, stop) for _ in range(2))
+    assert torch.equal(first.sequences, tiny.greedy(target, tiny.prompts(RAGGED)))
+    assert [row.steps for row in first.speculation.rows] == [row.steps for row in second.speculation.rows]
+
+
+def test_a_row_drafts_as_it_would_alone():
+    target, draft, prompts = tiny.shared("llama"), draft_of("llama"), tiny.prompts(RAGGED)
+    stop = SpecDecPP(head_of(draft), 0.5)
+    together = tiny.assisted(target, prompts, draft, stop, **WHOLE).speculation.rows
+    for b, width in enumerate(RAGGED):
+        inputs = {key: value[b : b + 1, -width:] for key, value in prompts.items()}
+        assert tiny.assisted(target, inputs, draft, stop, **WHOLE).speculation.rows[0].steps == together[b].steps
+
+
+def test_samples_have_the_targets_law(monkeypatch):
+    target, draft = pair()
+    settings, warpers = {"temperature": 0.7}, (TemperatureLogitsWarper(0.7),)
+    policy, law = LossyPolicy(stop=SpecDecPP(head_of(draft), 0.1)), target_law(warpers)
+    torch.manual_seed(0)
+    assert goodness(sample(policy, settings, calls=2), law) > REJECT
+    stats = target.generate(
+        PROMPT, attention_mask=torch.ones_like(PROMPT), do_sample=True, num_return_sequences=200, max_new_tokens=5,
+        assistant_model=draft, lossy_policy=policy, return_dict_in_generate=True,
+    ).speculation  # fmt: skip
+    assert {2, 3, 4} <= {length for length, _ in stats.total().steps}
+    monkeypatch.setattr("hf_lossy_assist.generation.enable.announce", lambda policy: None)
+    assert goodness(sample(LossyPolicy(rule=Everything(), stop=policy.stop), settings, calls=1), law) < REJECT
+
+
+def test_beside_another_head():
+    """SPRINTER's head reads the same state as the one that predicts the next token."""
+    target, draft = tiny.shared("llama"), draft_of("llama")
+    stop = AtLeast(AnyOf([HeadStop(head_for(draft), 0.3), SpecDecPP(head_of(draft), 0.5)]), 2)
+    out = tiny.assisted(target, tiny.prompts(RAGGED), draft, stop)
+    assert torch.equal(out.sequences, tiny.greedy(target, tiny.prompts(RAGGED)))
+
+
+# -- as a policy ----------------------------------------------------------------------------------------------------------
+
+
+def test_as_a_policy(tmp_path):
+    head = head_of(draft_of("llama"))
+    policy = LossyPolicy(stop=SpecDecPP(head, 0.6, 9))
+    policy.save_pretrained(tmp_path / "policy")
+    assert policy.lossless and LossyPolicy.from_pretrained(tmp_path / "policy") == policy
+    assert policy != LossyPolicy(stop=SpecDecPP(head, 0.6, 8)) and policy.to_dict()["stop"]["name"] == "specdec"
+    assert (
+        as_policy(head)
+        == LossyPolicy(stop=SpecDecPP(head))
+        == LossyPolicy.from_pretrained(tmp_path / "policy" / "stop_head")
+    )
+    assert SpecDecPP(head).with_longest(5) == SpecDecPP(head, max_draft=5)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: SpecDecPP("folder"), TypeError, "SpecDecPP.head: expected a head"),
+        (lambda: SpecDecPP(head_for(draft_of("llama"))), ValueError, "that encodes a token; .*predicts the token"),
+        (lambda: HeadStop(ruler()), ValueError, "that predicts a token; .*at the token itself"),
+        (lambda: SpecDecPP(LinearHead(HeadConfig(1, features=TOKEN, polarity="important"))), ValueError, "important"),
+        (lambda: SpecDecPP(ruler(), 1.5), ValueError, "SpecDecPP.threshold"),
+        (lambda: SpecDecPP(ruler(), max_draft=0), ValueError, "SpecDecPP.max_draft"),
+        (lambda: says(SpecDecPP(ruler()), 0.5), TypeError, r"start\(rows\)"),
+        (lambda: SpecDecPP(ruler()).start(1)(torch.zeros(1, 1), (torch.zeros(1, 4),)), ValueError, "lossy_policy=…"),
+        (lambda: as_policy({"stop": "specdec"}), ValueError, "needs head"),
+    ],
+)  # fmt: skip
+def test_refused_in_one_line(make, error, words):
+    with pytest.raises(error, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_transformers_own_loop_has_no_states():
+    target, draft = tiny.shared("llama"), draft_of("llama")
+    with hla.stock_stop(target, SpecDecPP(head_of(draft))), pytest.raises(ValueError, match="^SpecDecPP reads[^\n]*$"):
+        target.generate(**tiny.prompts((9,)), assistant_model=draft, max_new_tokens=6, do_sample=False)

@@ -1,0 +1,423 @@
+"""Proves what a collected dataset says: every number by plain forwards on texts rebuilt from the data, every law by counting, and
+that a run that was killed and resumed gives the rows of one that was not."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import load_from_disk
+from support import small, tiny
+from support.collecting import models, rows_of, run, tiny_pair, word_prompts
+from support.hub_server import card_problems
+from transformers import MambaConfig, MambaForCausalLM
+
+from hf_lossy_assist import FeatureSpec, ModelIdentity, demo
+from hf_lossy_assist.methods.sprinter.collect import CollectSettings, collect
+from hf_lossy_assist.tasks.prompts import Text, read_texts
+from hf_lossy_assist.training.dataset import KINDS, acceptable, read_table
+
+
+ORIGINAL, DRAFT, TARGET, MIXED = range(4)
+NEW = 12
+
+
+def texts(count: int, seed: int = 0) -> list[Text]:
+    return [Text(p.prompt, p.solution) for p in demo.problems(count, seed, "calibration")]
+
+
+def demo_run(where: Path, given: list[Text], name: str = "data", **settings: Any) -> Any:
+    m = models()
+    return run(where, (m.target, m.draft, m.tokenizer), given, name, **settings)
+
+
+def start_of(tokenizer: Any, text: Text, kind: int, new_tokens: int) -> tuple[list[int], list[int]]:
+    """Of a row: the tokens before its first record, and (of the original kind) those that follow."""
+    prompt = tokenizer(text.prompt)["input_ids"]
+    if kind != ORIGINAL:
+        return prompt, []
+    if text.continuation:
+        return prompt, tokenizer(text.continuation, add_special_tokens=False)["input_ids"]
+    cut = max(len(prompt) // 2, len(prompt) - new_tokens, 1)
+    return prompt[:cut], prompt[cut:]
+
+
+def warped(logits: torch.Tensor, settings: CollectSettings) -> torch.Tensor:
+    """The law of logits (…, V), by formula: temperature, then top-k, then the fewest tokens that reach top_p."""
+    if not settings.do_sample:
+        return torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).float()
+    logits = logits / settings.temperature
+    if settings.top_k:
+        logits = logits.masked_fill(logits < logits.topk(settings.top_k).values[..., -1:], float("-inf"))
+    law, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
+    kept = law * (law.cumsum(dim=-1) - law < settings.top_p)
+    return torch.zeros_like(law).scatter(-1, order, kept / kept.sum(dim=-1, keepdim=True))
+
+
+@torch.no_grad()
+def compare(pair: Any, text: list[int], at: int, records: list[dict[str, Any]], settings: CollectSettings) -> None:
+    """Token, p, q, distance and features of `records`, the first of which is behind text[:at]."""
+    target, draft, _ = pair
+    ids = torch.tensor([text])
+    laws = []
+    for model in (target, draft):
+        out = model(ids, output_hidden_states=True)
+        laws.append(warped(out.logits[0, at - 1 :].float(), settings))
+    p, q = laws
+    hidden = out.hidden_states[-1][0, at - 1 :].float()  # as it is stored; Llama's last one is behind the final norm
+    for i, record in enumerate(records):
+        x = record["token"]
+        want = [float(p[i, x]), float(q[i, x]), float((p[i] - q[i]).abs().sum() / 2)]
+        assert [record["p"], record["q"], record["distance"]] == pytest.approx(want, abs=2e-4)
+        assert torch.allclose(torch.tensor(record["features"]), hidden[i], atol=1e-3, rtol=1e-3)
+        assert record["q"] > 0
+        if not settings.do_sample:
+            assert record["q"] == 1 and record["p"] in (0, 1) and x == int(q[i].argmax())
+
+
+# -- the records ------------------------------------------------------------------------------------------------------
+
+
+def test_columns_rows_and_what_is_recorded(tmp_path):
+    given = texts(3)
+    rows = demo_run(tmp_path, given, new_tokens=NEW, batch_size=2, seed=4)
+    data = load_from_disk(str(tmp_path / "data"))
+    assert data.column_names == ["prompt", "kind", "position", "token", "p", "q", "distance", "features"]
+    assert data.features["kind"].names == list(KINDS) == ["original", "draft", "target", "mixed"]
+    assert list(rows) == [(prompt, kind) for prompt in range(3) for kind in range(4)]
+    assert all([r["position"] for r in row] == list(range(NEW)) for row in rows.values())
+    facts = json.loads((tmp_path / "data" / "collect.json").read_text())
+    m = models()
+    assert facts["settings"]["new_tokens"] == NEW and facts["settings"]["seed"] == 4 and facts["prompts"] == 3
+    assert [facts[n] for n in ("target", "draft")] == [ModelIdentity.of(x).to_dict() for x in (m.target, m.draft)]
+    table = read_table(tmp_path / "data")
+    assert len(table) == 3 * 4 * NEW and table.features.shape == (len(table), facts["hidden_size"])
+    assert table.p.tolist() == data["p"][:] and table.prompt.tolist() == data["prompt"][:]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data"]
+    here = [p.name for p in (tmp_path / "data").iterdir() if str(tmp_path).encode() in p.read_bytes()]
+    assert not here, "a dataset that is shared would tell where it was made"
+
+
+def test_greedy_every_kind_by_plain_forwards(tmp_path):
+    given = [*texts(2), Text(texts(3)[2].prompt), Text(texts(9)[8].prompt.split(" Style:", 1)[1])]
+    settings = CollectSettings(new_tokens=NEW, batch_size=3, do_sample=False)
+    rows = demo_run(tmp_path, given, new_tokens=NEW, batch_size=3, do_sample=False)
+    pair = models().target, models().draft, models().tokenizer
+    for (prompt, kind), records in rows.items():
+        text, ending = start_of(pair[2], given[prompt], kind, NEW)
+        at = len(text)
+        assert len(records) == min(NEW, len(ending) + 1) if kind == ORIGINAL else NEW
+        if kind == ORIGINAL:
+            text = text + ending
+        elif kind == DRAFT:
+            text = text + [r["token"] for r in records]
+        else:  # interleaved greedily, a draft's token stays where it is the target's own: the texts are one
+            ids = torch.tensor([text])
+            text = pair[0].generate(ids, max_new_tokens=NEW, do_sample=False, min_new_tokens=NEW)[0].tolist()
+        compare(pair, text[: at + NEW - 1], at, records, settings)
+    assert rows[0, TARGET] == [r | {"kind": TARGET} for r in rows[0, MIXED]]
+    assert {r["p"] for row in rows.values() for r in row} == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    "laws",
+    [{}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.6, "top_p": 0.8}, {"lam": 0.5, "temperature": 2.0}],
+)
+def test_sampled_every_kind_by_plain_forwards(tmp_path, laws):
+    """The tokens that rows went on with are not in the data; the draft's state one position later betrays them."""
+    pair, given = tiny_pair(), word_prompts(9, 4, 13, 6)
+    given[0] = Text(given[0].prompt, "w3 w1 w4 w1 w5 w9 w2")
+    settings = CollectSettings(new_tokens=NEW, batch_size=3, **laws)
+    went_on = []
+    for (prompt, kind), records in run(tmp_path, pair, given, new_tokens=NEW, batch_size=3, **laws).items():
+        text, ending = start_of(pair[2], given[prompt], kind, NEW)
+        at = len(text)
+        if kind == ORIGINAL:
+            assert len(records) == min(NEW, len(ending) + 1)
+            text = text + ending
+        for i, record in enumerate(records if kind != ORIGINAL else []):
+            if i:
+                text.append(rebuilt(pair[1], text, record["features"]))
+                before = records[i - 1]
+                kept = text[-1] == before["token"]
+                went_on.append((kind, kept))
+                assert kind != DRAFT or kept
+                if kind == MIXED and acceptable(torch.tensor(before["p"]), torch.tensor(before["q"]), settings.lam):
+                    assert kept
+        compare(pair, text[: at + NEW - 1], at, records, settings)
+    assert {(TARGET, False), (MIXED, True), (MIXED, False)} <= set(went_on)
+
+
+@torch.no_grad()
+def rebuilt(draft: Any, text: list[int], features: list[float]) -> int:
+    """The one token behind `text` whose draft state is `features`."""
+    every = torch.arange(small.VOCAB)[:, None]
+    ids = torch.cat([torch.tensor([text]).expand(small.VOCAB, -1), every], dim=1)
+    hidden = draft(ids, output_hidden_states=True).hidden_states[-1][:, -1]
+    off = (hidden - torch.tensor(features)).abs().amax(dim=1)
+    assert off.min() < 1e-3 < off.sort().values[1]
+    return int(off.argmin())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("lam", [0.3, 1.2, 3.0])
+def test_what_rows_go_on_with_has_the_right_law(tmp_path, lam):
+    target, draft, tokenizer = pair = tiny_pair()
+    count, temperature = 500, 1.2
+    given = word_prompts(5) * count
+    rows = run(tmp_path, pair, given, new_tokens=2, batch_size=count, lam=lam, temperature=temperature)
+    prompt = tokenizer(given[0].prompt)["input_ids"]
+    p, q = ((model(torch.tensor([prompt])).logits[0, -1] / temperature).softmax(dim=-1) for model in (target, draft))
+    accepted = q * torch.where(q <= lam * p, 1.0, (p / q).clamp(max=1.0))
+    residual = (p - q).clamp(min=0)
+    laws = {DRAFT: q, TARGET: p, MIXED: accepted + (1 - accepted.sum()) * residual / residual.sum()}
+    assert (p - q).abs().sum() / 2 > 0.2, "the two laws are too alike to tell apart"
+
+    ids = torch.cat([torch.tensor([prompt]).expand(small.VOCAB, -1), torch.arange(small.VOCAB)[:, None]], dim=1)
+    states = draft(ids, output_hidden_states=True).hidden_states[-1][:, -1].float()  # (V, H), as they are stored
+    for kind, law in laws.items():
+        second = torch.tensor([rows[i, kind][1]["features"] for i in range(count)])
+        went_on = torch.cdist(second, states).argmin(dim=1)
+        proposed = torch.tensor([rows[i, kind][0]["token"] for i in range(count)])
+        for tokens, expected in ((went_on, law), (proposed, q)):
+            assert chi_square(tokens, expected) < limit(expected, count)
+
+
+def pooled(law: torch.Tensor, count: int) -> torch.Tensor:
+    """Which tokens are common enough to be counted one by one; the rest is one class."""
+    return law * count >= 5
+
+
+def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> float:
+    seen, expected = torch.bincount(tokens, minlength=len(law)).float(), law * len(tokens)
+    common = pooled(law, len(tokens))
+    rest = (seen[~common].sum() - expected[~common].sum()) ** 2 / expected[~common].sum().clamp(min=1e-9)
+    return float(((seen - expected) ** 2 / expected)[common].sum() + rest)
+
+
+def limit(law: torch.Tensor, count: int) -> float:
+    """What a right law stays below but once in 100 000 times (Wilson and Hilferty's approximation)."""
+    k = float(pooled(law, count).sum())
+    return k * (1 - 2 / (9 * k) + 4.265 * (2 / (9 * k)) ** 0.5) ** 3
+
+
+def test_the_targets_own_generation_config_does_not_change_the_laws(tmp_path):
+    pair, given = tiny_pair(), word_prompts(6)
+    plain = run(tmp_path, pair, given, "plain", new_tokens=6)
+    target = tiny.build("llama", eos_token_id=None)
+    target.generation_config.update(do_sample=True, temperature=0.1, top_k=2, top_p=0.3)
+    assert run(tmp_path, (target, *pair[1:]), given, "other", new_tokens=6) == plain
+
+
+def test_an_end_token_ends_a_row(tmp_path):
+    given = texts(1, seed=5)
+    m = models()
+    rows = demo_run(tmp_path, given, new_tokens=70, do_sample=False, batch_size=1)
+    for (prompt, kind), records in rows.items():
+        ids = m.tokenizer(given[prompt].prompt)["input_ids"]
+        if kind == ORIGINAL:  # a proposal behind each of its tokens; the end is never forced
+            assert len(records) == 1 + len(m.tokenizer(given[prompt].continuation)["input_ids"])
+            continue
+        model = m.draft if kind == DRAFT else m.target
+        whole = model.generate(torch.tensor([ids]), max_new_tokens=70, do_sample=False)[0]
+        assert whole[-1] == m.tokenizer.eos_token_id
+        assert len(records) == len(whole) - len(ids)
+        if kind == DRAFT:
+            assert [r["token"] for r in records] == whole[len(ids) :].tolist()
+
+
+def test_another_layer_is_read_where_it_is_asked_for(tmp_path):
+    pair, given = tiny_pair(), word_prompts(7)
+    spec = FeatureSpec(layer=1, norm=False)
+    rows = run(tmp_path, pair, given, new_tokens=4, do_sample=False, features=spec)
+    prompt = pair[2](given[0].prompt)["input_ids"]
+    records = rows[0, DRAFT]
+    text = torch.tensor([prompt + [r["token"] for r in records][:-1]])
+    with torch.no_grad():
+        hidden = pair[1](text, output_hidden_states=True).hidden_states[1][0, len(prompt) - 1 :].float()
+    assert torch.allclose(torch.tensor([r["features"] for r in records]), hidden, atol=1e-4)
+
+
+def test_label_and_settings():
+    p, q = torch.tensor([0.5, 0.5, 0.5, 0.0, 0.0]), torch.tensor([0.5, 0.625, 0.75, 0.1, 0.0])
+    assert acceptable(p, q, 1.25).tolist() == [True, True, False, False, True]
+    assert acceptable(p, q, 1.0).tolist() == [True, False, False, False, True]
+    for wrong in (
+        {"new_tokens": 0}, {"batch_size": -1}, {"top_k": -1}, {"top_p": 1.5}, {"temperature": 0.0}, {"temperature": -1.0},
+        {"lam": float("nan")}, {"lam": -0.1}, {"features": FeatureSpec(model="target")},
+        {"features": FeatureSpec(position="token")},
+    ):  # fmt: skip
+        with pytest.raises(ValueError) as error:
+            CollectSettings(**wrong)
+        assert "\n" not in str(error.value)
+
+
+# -- reproducible -----------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_names_a_dataset(tmp_path):
+    pair, given = tiny_pair(), word_prompts(4, 6, 5)
+    torch.manual_seed(1)
+    one = run(tmp_path, pair, given, "1", new_tokens=6, batch_size=2)
+    state = torch.random.get_rng_state()
+    torch.manual_seed(2)
+    assert run(tmp_path, pair, given, "2", new_tokens=6, batch_size=2) == one
+    assert run(tmp_path, pair, given, "3", new_tokens=6, batch_size=2, seed=1) != one
+    torch.manual_seed(1)
+    assert torch.equal(torch.random.get_rng_state(), state), "collecting must not touch the caller's random state"
+    first = [[r["token"] for r in one[prompt, DRAFT]] for prompt in range(3)]
+    again = run(tmp_path, pair, given[:1] * 3, "4", new_tokens=6, batch_size=1)
+    assert len({tuple(r["token"] for r in again[prompt, DRAFT]) for prompt in range(3)}) > 1, first
+
+
+def test_greedy_rows_do_not_depend_on_the_batch(tmp_path):
+    pair, given = tiny_pair(), word_prompts(4, 9, 6, 11)
+    alone = run(tmp_path, pair, given, "1", new_tokens=8, batch_size=1, do_sample=False)
+    turned = run(tmp_path, pair, given[::-1], "2", new_tokens=8, batch_size=4, do_sample=False)
+    for (prompt, kind), records in alone.items():
+        for a, b in zip(records, turned[3 - prompt, kind], strict=True):
+            exact, rounded = ("kind", "position", "token"), ("p", "q", "distance")
+            assert [a[name] for name in exact] == [b[name] for name in exact]
+            assert [a[name] for name in rounded] == pytest.approx([b[name] for name in rounded], abs=1e-5)
+            assert a["features"] == pytest.approx(b["features"], abs=1e-4)
+
+
+# -- interrupted ------------------------------------------------------------------------------------------------------
+
+
+COMMAND = "collect --new-tokens 4 --batch-size 1 --seed 3 --out".split()
+KILLED_WHILE_ASSEMBLING = """
+import os, signal, sys
+from hf_lossy_assist import cli
+from hf_lossy_assist.training import dataset
+dataset.data_card = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+cli.main()
+"""
+
+
+def command(tmp_path: Path, *more: str, start: tuple[str, ...] = ("-m", "hf_lossy_assist.cli")) -> list[str]:
+    return [sys.executable, *start, *COMMAND, str(tmp_path / "data"), *more]
+
+
+def test_a_killed_run_resumes_to_the_rows_of_an_undisturbed_one(tmp_path):
+    count = 8
+    m, given = models(), texts(count, seed=3)
+    settings = CollectSettings(new_tokens=4, batch_size=1, seed=3)
+    source = "the demo task, calibration problems of seed 3"
+    whole = collect(m.target, m.draft, m.tokenizer, given, tmp_path / "whole", settings, source=source)
+
+    part = tmp_path / "data.partial"
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # as here: how a sum is split decides its last bit
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": os.environ | threads}
+    with subprocess.Popen(command(tmp_path, "--limit", str(count)), **quiet) as process:
+        while len(list(part.glob("*.parquet"))) < 2:
+            assert process.poll() is None
+            time.sleep(0.002)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL and not (tmp_path / "data").exists()
+    done = {p.name: p.stat().st_mtime_ns for p in part.glob("*.parquet")}
+    assert 2 <= len(done) < count
+
+    def again(resume: bool, **changes: Any) -> None:
+        changed = CollectSettings(**(vars(settings) | changes))
+        collect(m.target, m.draft, m.tokenizer, given, tmp_path / "data", changed, resume=resume, source=source)
+
+    for wrong, says in (({"resume": False}, "--resume"), ({"resume": True, "new_tokens": 6}, "new_tokens")):
+        with pytest.raises(ValueError, match=says) as error:
+            again(**wrong)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="prompts"):
+        collect(m.target, m.draft, m.tokenizer, given[:-1], tmp_path / "data", settings, resume=True)
+    with pytest.raises(ValueError, match="draft"):
+        collect(m.target, m.companion, m.tokenizer, given, tmp_path / "data", settings, resume=True)
+    (part / "00099.part").write_bytes(b"half a file")  # what a kill in the middle of a write leaves
+
+    killed = subprocess.run(
+        command(tmp_path, "--limit", str(count), "--resume", start=("-c", KILLED_WHILE_ASSEMBLING)), **quiet
+    )
+    assert killed.returncode == -signal.SIGKILL and not (tmp_path / "data").exists()
+    assert {p.name: p.stat().st_mtime_ns for p in part.glob("*.parquet") if p.name in done} == done
+    assert len(list(part.glob("*.parquet"))) == count and len(list(part.glob(".whole.*"))) == 1
+
+    again(resume=True)
+    assert rows_of(tmp_path / "data") == rows_of(whole)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data", "whole"]
+    assert {p.name for p in whole.iterdir()} == {p.name for p in (tmp_path / "data").iterdir()}
+    assert (whole / "collect.json").read_text() == (tmp_path / "data" / "collect.json").read_text()
+    for resume in (False, True):
+        with pytest.raises(ValueError, match="exists"):
+            again(resume=resume)
+
+
+def test_a_run_killed_after_its_last_rename_is_whole(tmp_path):
+    pair, given, settings = tiny_pair(), word_prompts(4, 5), CollectSettings(new_tokens=3)
+    out = collect(*pair, given, tmp_path / "data", settings)
+    rows, part = rows_of(out), tmp_path / "data.partial"
+    part.mkdir()
+    (part / "collect.json").write_text((out / "collect.json").read_text())
+    with pytest.raises(ValueError, match="exists"):
+        collect(*pair, given, out, settings)
+    assert collect(*pair, given, out, settings, resume=True) == out
+    assert rows_of(out) == rows and not part.exists()
+
+
+def test_hidden_neighbours_are_left_alone(tmp_path):
+    """Only what a killed run of this very dataset left may be taken away."""
+    (tmp_path / ".data.txt").write_text("mine")
+    (tmp_path / ".data.backup").mkdir()
+    (tmp_path / ".data.backup" / "file").write_text("mine")
+    run(tmp_path, tiny_pair(), word_prompts(4), new_tokens=2)
+    assert (tmp_path / ".data.txt").read_text() == (tmp_path / ".data.backup" / "file").read_text() == "mine"
+
+
+def test_models_that_cannot_be_used_are_refused_before_anything_is_written(tmp_path):
+    target, draft, tokenizer = tiny_pair()
+    sizes = {"vocab_size": small.VOCAB, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
+    mamba = MambaForCausalLM(MambaConfig(**sizes))
+    for pair in ((small.t5(), draft), (target, small.t5()), (mamba, draft), (target, tiny.build("lfm2"))):
+        with pytest.raises(ValueError, match="collecting needs models that run in batches") as error:
+            collect(*pair, tokenizer, word_prompts(4), tmp_path / "data")
+        assert "\n" not in str(error.value)
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ValueError, match="exists"):
+        collect(target, draft, tokenizer, word_prompts(4), tmp_path / "there")
+    assert [p.name for p in tmp_path.iterdir()] == ["there"] and not list((tmp_path / "there").iterdir())
+
+
+# -- prompts and the card ---------------------------------------------------------------------------------------------
+
+
+def test_texts_come_with_their_continuation(tmp_path):
+    file = tmp_path / "p.jsonl"
+    lines = [
+        {"prompt": "a", "continuation": "b"}, {"question": "c", "answer": "d"}, {"turns": ["e", "x"], "reference": ["f", "y"]},
+        {"prompt": "g"}, {"prompt": "h", "answer": ""}, {"prompt": "i", "reference": []},
+    ]  # fmt: skip
+    file.write_text("\n\n".join(json.dumps(line) for line in lines))
+    want = [("a", "b"), ("c", "d"), ("e", "f"), ("g", None), ("h", None), ("i", None)]
+    assert [tuple(text) for text in read_texts(file)] == want
+    assert [tuple(text) for text in read_texts(file, 2)] == want[:2]
+    file.write_text('{"prompt": "a"}\n{"text": "b"}')
+    with pytest.raises(ValueError, match="line 2"):
+        read_texts(file)
+
+
+def test_the_card_counts_what_is_there(tmp_path):
+    given = [*word_prompts(5, 8), Text("w1 w2", "w3 w4")]
+    collect(*tiny_pair(), given, tmp_path / "data", CollectSettings(new_tokens=6, lam=1.5), source="three prompts")
+    card = (tmp_path / "data" / "README.md").read_text()
+    assert card_problems(card) == ([], [])
+    table = read_table(tmp_path / "data")
+    assert f"{len(table)} tokens of 3 prompts (three prompts)" in card
+    for k, name in enumerate(KINDS):
+        mine = table.kind == k
+        share = float((table.q <= 1.5 * table.p)[mine].double().mean())
+        (found,) = re.findall(rf"^\| {name} \| (\d+) \| ([\d.]+) % \|$", card, flags=re.M)
+        assert (int(found[0]), float(found[1])) == (int(mine.sum()), pytest.approx(100 * share, abs=0.051))

@@ -1,0 +1,398 @@
+"""Proves that fitting finds a law that is known, that its figures are what they are called, and that a head's folder is whole."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from matplotlib.image import imread
+from support.fitting import MODEL, H, write
+from support.hub_server import card_problems
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import Head, HeadConfig, LinearHead, MLPHead
+from hf_lossy_assist.methods.sprinter.fit import (
+    THRESHOLDS,
+    FitSettings,
+    Report,
+    fit_head,
+    fit_sprinter,
+    measure,
+    split,
+)
+from hf_lossy_assist.methods.sprinter.plan import HELD_OUT
+from hf_lossy_assist.training.dataset import KINDS, Table, acceptable, read_table
+
+
+W = torch.tensor([1.5, -1.0, 0.5, 0.0, 2.0, -0.5])
+BIAS = 1.0
+SCALE = torch.tensor([0.1, 1.0, 5.0, 20.0, 0.5, 1.0])  # features of very different spread, far from 0
+SETTINGS = {
+    "new_tokens": 10, "lam": 1.2, "do_sample": True, "temperature": 0.8, "top_k": 7, "top_p": 1.0, "batch_size": 8, "seed": 0,
+    "features": {"model": "draft", "position": "predicting", "layer": -1, "norm": True},
+}  # fmt: skip
+
+
+def facts(prompts: int, **settings: Any) -> dict[str, Any]:
+    return {
+        "settings": SETTINGS | settings,
+        "target": MODEL | {"id": "org/target", "hidden_size": 32},
+        "draft": MODEL | {"id": "org/draft", "hidden_size": H},
+        "tokenizer_hash": "0" * 64,
+        "hidden_size": H,
+        "prompts": prompts,
+        "source": "numbers drawn at random",
+        "versions": {},
+    }
+
+
+def table(prompts: int = 160, each: int = 10, seed: int = 0, bend: bool = False, **settings: Any) -> Table:
+    """Records whose q/p is e^(−s), s = w·x + b + logistic noise: so P(q ≤ λ·p | x) = sigmoid(w·x + b + log λ) for every λ."""
+    generator = torch.Generator().manual_seed(seed)
+    count = prompts * len(KINDS) * each
+    x = torch.randn(count, H, generator=generator)
+    noise = torch.rand(count, generator=generator).logit()
+    ratio = (-(law(x, bend) + noise)).exp()
+    places = torch.arange(count)
+    return Table(
+        features=x * SCALE + 3 * SCALE,
+        p=1 / (1 + ratio),
+        q=ratio / (1 + ratio),
+        distance=torch.rand(count, generator=generator),
+        prompt=places // (len(KINDS) * each),
+        kind=places // each % len(KINDS),
+        position=places % each,
+        kinds=list(KINDS),
+        facts=facts(prompts, **settings),
+    )
+
+
+def law(x: torch.Tensor, bend: bool) -> torch.Tensor:
+    """The logit at λ = 1; bent, a linear head knows nothing of it."""
+    return 3 * x[:, 0].abs() - 2.4 if bend else x @ W + BIAS
+
+
+def bayes(part: Table, lam: float, bend: bool = False) -> torch.Tensor:
+    """P(acceptable) of each record."""
+    return (law((part.features - 3 * SCALE) / SCALE, bend) + np.log(lam)).sigmoid()
+
+
+@cache
+def big() -> Table:
+    return table()
+
+
+def test_part(given: Table, seed: int = 0) -> Table:
+    return given.of(split(given.prompt, seed)[2])
+
+
+test_part.__test__ = False  # type: ignore[attr-defined]
+
+
+def auroc(v: torch.Tensor, y: torch.Tensor) -> float:
+    """The chance that an acceptable record is put above an unacceptable one, a tie counting half, by comparing all pairs."""
+    gaps = v[y][:, None].double() - v[~y][None].double()
+    return float((gaps > 0).double().mean() + (gaps == 0).double().mean() / 2)
+
+
+def brier(v: torch.Tensor, y: torch.Tensor) -> float:
+    return float((v.double() - y.double()).square().mean())
+
+
+# -- the law ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+@pytest.mark.parametrize("balance", [True, False])
+def test_a_known_law_is_found(kind, balance):
+    head, report = fit_head(big(), 1.2, FitSettings(kind=kind, balance=balance))
+    part = test_part(big())
+    best, y = bayes(part, 1.2), acceptable(part.p, part.q, 1.2)
+    with torch.no_grad():
+        v = head(part.features)
+    assert isinstance(head, {"linear": LinearHead, "mlp": MLPHead}[kind]) and not head.training
+    assert report.auroc > auroc(best, y) - 0.01 and report.auroc > 0.85
+    assert report.brier < brier(best, y) + 0.006
+    assert (v - best).abs().mean() < 0.04
+    assert abs(float(v.mean()) - float(y.float().mean())) < 0.03
+
+
+def test_a_linear_head_reads_raw_features():
+    head, _ = fit_head(big(), 1.2)
+    assert isinstance(head, LinearHead)
+    assert torch.allclose(head.linear.weight[0] * SCALE, W, atol=0.3)
+    assert head.logit(3 * SCALE).item() == pytest.approx(BIAS + np.log(1.2), abs=0.25)
+
+
+def test_only_a_hidden_layer_bends():
+    bent = table(bend=True)
+    part = test_part(bent)
+    best = auroc(bayes(part, 1.2, bend=True), acceptable(part.p, part.q, 1.2))
+    linear, mlp = (fit_head(bent, 1.2, FitSettings(kind=kind, width=16))[1].auroc for kind in ("linear", "mlp"))
+    assert best > 0.75 and mlp > best - 0.02 and linear < 0.6
+
+
+@pytest.mark.parametrize("lam", [0.3, 8.0])
+def test_balancing_moves_the_training_and_not_what_the_head_says(lam):
+    part = test_part(big())
+    balanced, plain = (fit_head(big(), lam, FitSettings(balance=b))[0](part.features) for b in (True, False))
+    assert (balanced - plain).abs().mean() < 0.02
+    assert (plain - bayes(part, lam)).abs().mean() < 0.03
+
+
+def test_balancing_goes_with_kinds_of_unequal_size():
+    """Kinds weigh the same in all; so the intercept must move back by the labels' weights, not by their counts."""
+    given = table(prompts=200, each=12)
+    given.q[given.kind == 0] *= 0.05  # one kind is nearly always acceptable
+    keep = (given.kind == 0) | (given.position < 2)  # and is most of the records
+    given = given.of(keep)
+    given.features[:, 0] = (
+        3 * SCALE[0] + torch.randn(len(given), generator=torch.Generator().manual_seed(1)) * SCALE[0]
+    )
+    x = test_part(given).features
+    balanced, plain = (fit_head(given, 1.2, FitSettings(balance=b))[0](x).mean().item() for b in (True, False))
+    assert balanced == pytest.approx(plain, abs=0.03)
+
+
+@pytest.mark.parametrize("count", [8, 9, 10, 13, 20, 101])
+def test_a_split_shares_no_prompt(count):
+    prompt = torch.arange(count).repeat_interleave(5)[torch.randperm(5 * count)] * 3
+    parts = split(prompt, seed=0)
+    assert torch.stack(parts).sum(dim=0).tolist() == [1] * len(prompt)
+    names = [set(prompt[part].tolist()) for part in parts]
+    assert sum(map(len, names)) == count == len(set.union(*names)) and all(names)
+    assert len(names[0]) == pytest.approx(0.7 * count, abs=1) and len(names[2]) == pytest.approx(0.15 * count, abs=1)
+    assert all(torch.equal(a, b) for a, b in zip(parts, split(prompt, seed=0), strict=True))
+    assert any(not torch.equal(a, b) for seed in range(1, 6) for a, b in zip(parts, split(prompt, seed), strict=True))
+
+
+def test_a_seed_names_a_head():
+    small = table(prompts=24, each=4)
+    one, two, other = (fit_head(small, 1.2, FitSettings(kind="mlp", seed=seed))[0] for seed in (3, 3, 4))
+    assert one.digest == two.digest != other.digest
+    state = torch.random.get_rng_state()
+    fit_head(small, 1.2, FitSettings(kind="mlp"))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_early_stopping_keeps_the_best_epoch():
+    """A wide network learns few records by heart: its validation loss falls and rises, and the lowest must stay."""
+    small = table(prompts=40, each=2, seed=3)
+    valid = split(small.prompt, 0)[1]
+    x, y = small.features[valid], acceptable(small.p, small.q, 1.2)[valid].float()
+    settings = {"kind": "mlp", "balance": False, "learning_rate": 0.05, "batch_size": 32}
+    losses, digests = [], []
+    for epochs in range(1, 16):
+        head, _ = fit_head(small, 1.2, FitSettings(**settings, max_epochs=epochs, patience=100))
+        losses.append(torch.nn.functional.binary_cross_entropy(head(x), y).item())
+        digests.append(head.digest)
+    assert all(after <= before + 1e-5 for before, after in zip(losses, losses[1:], strict=False))
+    assert digests[-1] == digests[-2] == digests[-3], "the last epochs should not have been better"
+    assert len(set(digests)) > 1, "the first epoch should not have been the best"
+    patient, _ = fit_head(small, 1.2, FitSettings(**settings, max_epochs=200, patience=100))
+    hasty, _ = fit_head(small, 1.2, FitSettings(**settings, max_epochs=200, patience=1))
+    assert patient.digest == digests[-1]
+    worse = next(i for i, (a, b) in enumerate(zip(digests, digests[1:], strict=False)) if a == b)
+    assert hasty.digest == digests[worse], "patience 1 ends at the first epoch that is no better"
+
+
+# -- the figures ------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_what_they_are_called():
+    head, report = fit_head(big(), 0.7)
+    part = test_part(big())
+    with torch.no_grad():
+        v = head(part.features)
+    y = part.q <= 0.7 * part.p
+    assert report.lam == 0.7
+    assert report.auroc == pytest.approx(auroc(v, y), abs=1e-9)
+    assert report.brier == pytest.approx(brier(v, y), abs=1e-7)
+    assert report.acceptable == pytest.approx(float(y.double().mean()))
+    assert set(report.auroc_by_kind) == set(KINDS)
+    for k, name in enumerate(KINDS):
+        mine = part.kind == k
+        assert report.auroc_by_kind[name] == pytest.approx(auroc(v[mine], y[mine]), abs=1e-9)
+    assert (
+        [row["threshold"] for row in report.thresholds]
+        == list(THRESHOLDS)
+        == [round(0.05 * i, 2) for i in range(1, 20)]
+    )
+    for row in report.thresholds:
+        says = v.numpy() >= np.float32(row["threshold"])
+        assert row["eta_tp"] == pytest.approx(says[y.numpy()].mean(), abs=1e-6)
+        assert row["eta_fp"] == pytest.approx(says[~y.numpy()].mean(), abs=1e-6)
+    assert report.at(0.5) == report.at(0.51) == (report.thresholds[9]["eta_tp"], report.thresholds[9]["eta_fp"])
+    assert report.roc[0] == (0, 0) and report.roc[-1] == (1, 1) and report.roc == sorted(report.roc)
+    area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in zip(report.roc, report.roc[1:], strict=False))
+    assert area == pytest.approx(report.auroc, abs=0.005)
+    assert sum(count for _, _, count in report.reliability) == len(part)
+    rest = report.reliability
+    for i in range(10):
+        inside = (v > i / 10) & (v <= (i + 1) / 10)
+        if inside.any():
+            (mean, share, count), *rest = rest
+            assert mean == pytest.approx(float(v[inside].mean()), abs=1e-5)
+            assert share == pytest.approx(float(y[inside].float().mean()), abs=1e-5)
+            assert count == int(inside.sum())
+    assert not rest
+
+
+def test_a_record_on_the_edge_of_a_bin_is_counted_once():
+    head = LinearHead(HeadConfig(1)).eval()
+    with torch.no_grad():
+        head.linear.weight.fill_(1.0)
+        head.linear.bias.zero_()
+    logits = torch.tensor([0.0, 0.0, 0.2, 0.2, 3.0, -3.0])  # V: ½ twice, and twice in (½, 0.6)
+    q = torch.tensor([0.1, 0.9, 0.1, 0.9, 0.1, 0.9])
+    count = len(q)
+    given = Table(
+        features=logits[:, None], p=torch.full((count,), 0.5), q=q, distance=torch.zeros(count), prompt=torch.arange(count),
+        kind=torch.zeros(count, dtype=torch.long), position=torch.zeros(count, dtype=torch.long), kinds=list(KINDS), facts={},
+    )  # fmt: skip
+    report = measure(head, given, 1.0)
+    assert sorted(n for *_, n in report.reliability) == [1, 1, 2, 2]
+
+
+# -- the folder -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write(table(prompts=40, each=5), tmp_path_factory.mktemp("data") / "set")
+
+
+def test_a_dataset_comes_back_as_it_was(data):
+    given, back = table(prompts=40, each=5), read_table(data)
+    for name in ("features", "p", "q", "distance", "prompt", "kind", "position"):
+        assert torch.equal(getattr(given, name), getattr(back, name)), name
+    assert (back.kinds, back.facts) == (given.kinds, given.facts)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_a_heads_folder_is_whole(data, tmp_path, kind):
+    head, (report,) = fit_sprinter(data, tmp_path / "deep" / "head", settings=FitSettings(kind=kind, width=8))
+    folder = tmp_path / "deep" / "head"
+    names = {"README.md", "config.json", "model.safetensors", HELD_OUT, "roc.png", "reliability.png"}
+    assert {p.name for p in folder.iterdir()} == names
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["head"]
+    back = Head.from_pretrained(folder)
+    assert back.digest == head.digest and back.config == head.config and type(back) is type(head)
+    assert (head.source, head.config.kind) == (str(folder), kind)
+    for name in ("roc.png", "reliability.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+        picture = imread(folder / name)
+        assert min(picture.shape[:2]) > 300 and picture[..., :3].std() > 0.05
+    card = (folder / "README.md").read_text()
+    assert card_problems(card) == ([], [])
+    assert "](roc.png)" in card and "](reliability.png)" in card and "org/draft" in card
+    assert f"| auroc | {report.auroc:.4g} |" in card
+
+    part = test_part(read_table(data))
+    kept = safetensors.torch.load_file(folder / HELD_OUT)
+    assert set(kept) == {"row", "kind", "v", "p", "q", "distance"}
+    assert (
+        torch.equal(kept["p"], part.p)
+        and torch.equal(kept["q"], part.q)
+        and torch.equal(kept["distance"], part.distance)
+    )
+    assert torch.allclose(kept["v"], back(part.features)) and kept["kind"].tolist() == part.kind.tolist()
+    pairs = set(zip(kept["row"].tolist(), part.prompt.tolist(), part.kind.tolist(), strict=True))
+    assert len(pairs) == len({row for row, *_ in pairs}) == 6 * len(KINDS)
+    assert not [p for p in folder.iterdir() if str(tmp_path).encode() in p.read_bytes()]
+
+
+def test_what_a_head_records(data, tmp_path):
+    head, _ = fit_sprinter(data, tmp_path / "head", settings=FitSettings(seed=2))
+    config = head.config
+    assert config.decoding == {"do_sample": True, "temperature": 0.8, "top_k": 7, "top_p": 1.0}
+    assert (config.method, config.polarity, config.hidden_size) == ("sprinter", "acceptable", H)
+    assert config.label == "q(x) ≤ 1.2·p(x)" and config.training["lambda"] == 1.2 and config.training["seed"] == 2
+    assert (config.target.id, config.draft.id, config.tokenizer_hash) == ("org/target", "org/draft", "0" * 64)
+    sizes = [int(part.sum()) for part in split(read_table(data).prompt, 2)]
+    assert config.training["tokens"].startswith(
+        f"{sizes[0]} for training, {sizes[1]} for early stopping, {sizes[2]} for the figures"
+    )
+    hla.Sprinter(head)  # usable as it is
+    json.dumps(config.to_dict())
+
+
+def test_of_several_lambdas_the_datas_own_is_kept(data, tmp_path):
+    head, reports = fit_sprinter(data, tmp_path / "1", [0.5, 1.2, 3.0])
+    alone, (own,) = fit_sprinter(data, tmp_path / "2")
+    assert [r.lam for r in reports] == [0.5, 1.2, 3.0] and all(isinstance(r, Report) for r in reports)
+    assert head.digest == alone.digest and reports[1] == own
+    assert reports[0].acceptable < reports[1].acceptable < reports[2].acceptable
+    metrics = Head.from_pretrained(tmp_path / "1").config.metrics
+    assert metrics["auroc"] == own.auroc and metrics["auroc_lambda_0.5"] == reports[0].auroc
+    assert metrics["auroc_lambda_3"] == reports[2].auroc and "auroc_lambda_1.2" not in metrics
+    other, (first, _) = fit_sprinter(data, tmp_path / "3", [3.0, 0.5])
+    assert other.config.training["lambda"] == 3.0 and other.config.metrics["auroc"] == first.auroc
+
+
+def test_greedy_laws_give_one_labelling(tmp_path):
+    given = table(prompts=30, each=4, do_sample=False)
+    given.p, given.q = (given.q <= given.p).float(), torch.ones(len(given))
+    head, reports = fit_sprinter(write(given, tmp_path / "data"), tmp_path / "head", [1.0, 1.2, 50.0])
+    assert len({(r.auroc, r.brier, r.acceptable) for r in reports}) == 1
+    assert head.config.decoding == {"do_sample": False}
+
+
+def refusals(tmp_path: Path) -> dict[str, tuple[Any, dict[str, Any], str]]:
+    def all_one(given: Table) -> Table:
+        given.q = given.p.clone()
+        return given
+
+    return {
+        "one label": (all_one(table(prompts=20, each=2)), {}, "only one label"),
+        "one label in one part": (one_sided(), {}, "only one label"),
+        "few prompts": (table(prompts=7, each=2), {}, "7 prompts"),
+        "lambda": (table(prompts=20, each=2), {"lambdas": [-1.0]}, "--lambda"),
+        "second lambda": (table(prompts=20, each=2), {"lambdas": [1.2, 1e9]}, "only one label"),
+    }
+
+
+def one_sided() -> Table:
+    given = table(prompts=20, each=2)
+    mine = split(given.prompt, 0)[2]
+    given.q[mine] = given.p[mine]
+    return given
+
+
+@pytest.mark.parametrize("case", ["one label", "one label in one part", "few prompts", "lambda", "second lambda"])
+def test_what_cannot_be_fitted_leaves_nothing_behind(tmp_path, case):
+    given, more, says = refusals(tmp_path)[case]
+    folder = write(given, tmp_path / "data")
+    with pytest.raises(ValueError, match=says) as error:
+        fit_sprinter(folder, tmp_path / "deep" / "head", **more)
+    assert "\n" not in str(error.value)
+    assert [p.name for p in tmp_path.rglob("*") if tmp_path / "data" not in (p, *p.parents)] in ([], ["deep"])
+
+
+def test_what_is_there_is_not_overwritten_and_what_is_no_dataset_is_refused(data, tmp_path):
+    (tmp_path / "head").mkdir()
+    with pytest.raises(ValueError, match="exists"):
+        fit_sprinter(data, tmp_path / "head")
+    with pytest.raises(ValueError, match="no collect.json"):
+        fit_sprinter(tmp_path / "head", tmp_path / "new")
+    (tmp_path / "x.partial").mkdir()
+    with pytest.raises(ValueError, match="--resume"):
+        fit_sprinter(tmp_path / "x", tmp_path / "new")
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["head", "x.partial"]
+    for wrong in ({"kind": "tree"}, {"width": 0}, {"patience": 0}, {"learning_rate": -1.0}, {"max_epochs": 0}):
+        with pytest.raises(ValueError):
+            FitSettings(**wrong)
+
+
+def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypatch):
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("hf_lossy_assist.training.plots.Figure.savefig", fails)
+    with pytest.raises(OSError, match="no space"):
+        fit_sprinter(data, tmp_path / "head")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,576 @@
+"""Proves that SPRINTER runs the paper's loop: against a slow version of it with plain forwards, by hand, and by enumeration.
+
+Zhong et al., "Speeding up Speculative Decoding via Sequential Approximate Verification" (huggingface.co/papers/2502.04557).
+"""
+
+import json
+import math
+import shutil
+import warnings
+from collections.abc import Callable
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import tiny
+from support.blocks import greedy_block, random_block, sampling_block
+from support.distributions import NEW as SAMPLED
+from support.distributions import PROMPT, REJECT, SIZE, Tables, V, first_two, goodness, pair, sample, target_law
+from support.drafts import draft_of, head_for
+from support.end_tokens import some_eos
+from support.refusals import contents, names, refused
+from support.tiny import NEVER_EMITTED, NEW, assisted, greedy, prompts
+from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList, TemperatureLogitsWarper
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import AllButLast, HeadConfig, HeadStop, LinearHead, LossyPolicy, as_policy
+from hf_lossy_assist.drafters.model import ModelDrafter
+from hf_lossy_assist.rules import decide
+
+
+def Sprinter(head, threshold=0.5, max_draft=20, patience=1.0):  # patience 1: each row as it would be alone
+    return hla.Sprinter(head, threshold, max_draft, patience)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+
+RAGGED = (9, 1, 4, 14)
+DRAFT, CORRECTION, BONUS = 0, 2, 3  # places in SOURCES; 1 is lossy
+
+
+def sure(value: float) -> LinearHead:
+    """A head that always says `value`."""
+    head = LinearHead(HeadConfig(32)).eval()
+    with torch.no_grad():
+        head.linear.weight.zero_()
+        head.linear.bias.fill_(math.log(value / (1 - value)))
+    return head
+
+
+# -- the paper's loop, slowly ---------------------------------------------------------------------------------------------
+
+Doubt = Callable[[torch.Tensor, int, int], bool]  # (state that predicted the token, round, place in the draft)
+
+
+def of_head(head: hla.Head, threshold: float) -> Doubt:
+    def doubt(state: torch.Tensor, step: int, place: int) -> bool:
+        value = float(head(state))
+        assert abs(value - threshold) > 1e-5, "rounding could turn this choice: take another seed"
+        return not value >= threshold
+
+    return doubt
+
+
+@torch.no_grad()
+def paper(
+    target: Any, draft: Any, doubt: Doubt, prompt: torch.Tensor, eos: int, cap: int = 20, new: int = NEW
+) -> tuple[list[int], hla.RowStats]:
+    """Algorithm 2 with q and p as points, on one prompt (1, length), with plain forwards over the whole text and no cache.
+
+    Draft while V ≥ τ, up to the cap, the room, or an end token; run the target once; keep all but the last; keep the last if
+    it is the target's, and add the target's next token; else put the target's token in its place.
+    """
+    text, stats = prompt, hla.RowStats()
+    while stats.num_new_tokens < new:
+        room, drafted = min(cap, new - stats.num_new_tokens - 1), []
+        while len(drafted) < room:
+            out = draft(torch.cat([text, torch.tensor([drafted]).long()], dim=1), output_hidden_states=True)
+            best = out.logits[0, -1].topk(2)
+            assert best.values[0] - best.values[1] > 1e-5, "the draft is undecided"
+            drafted.append(int(best.indices[0]))
+            if doubt(out.hidden_states[-1][0, -1], stats.num_spec_steps, len(drafted) - 1) or drafted[-1] == eos:
+                break
+        best = target(torch.cat([text, torch.tensor([drafted]).long()], dim=1)).logits[0, text.shape[1] - 1 :].topk(2)
+        assert (best.values[:, 0] - best.values[:, 1]).min() > 1e-5, "the target is undecided"
+        says = best.indices[:, 0].tolist()
+        right = not drafted or drafted[-1] == says[len(drafted) - 1]
+        kept = drafted if right else drafted[:-1]
+        lossy = [token != best for token, best in zip(kept, says, strict=False)]
+        stats.num_spec_steps += 1
+        stats.num_plain_steps += not drafted
+        stats.num_draft_tokens += len(drafted)
+        stats.num_accepted_draft_tokens += len(kept)
+        stats.num_unseen_tokens += max(len(drafted) - 1, 0)
+        stats.num_lossy_accepts += sum(lossy)
+        stats.steps[len(drafted), len(kept)] += 1
+        stats.lossy_by_position.update({place: int(is_lossy) for place, is_lossy in enumerate(lossy)})
+        stats.token_sources += [int(is_lossy) for is_lossy in lossy]
+        if not (kept and kept[-1] == eos):
+            kept = [*kept, says[len(kept)]]
+            stats.token_sources.append(BONUS if right else CORRECTION)
+        stats.num_new_tokens += len(kept)
+        text = torch.cat([text, torch.tensor([kept])], dim=1)
+        if kept[-1] == eos:
+            break
+    return text[0, prompt.shape[1] :].tolist(), stats
+
+
+@cache
+def slow(
+    name: str, kind: str, length: int, row: int, threshold: float, cap: int, eos: int
+) -> tuple[list[int], hla.RowStats]:
+    draft = draft_of(name, kind)
+    prompt = prompts(RAGGED)["input_ids"][row : row + 1, -length:]
+    return paper(tiny.shared(name), draft, of_head(head_for(draft), threshold), prompt, eos, cap)
+
+
+def texts(out: Any, width: int) -> list[list[int]]:
+    """The new tokens of each row, without the padding behind its end."""
+    return [
+        row[width : width + stats.num_new_tokens].tolist()
+        for row, stats in zip(out.sequences, out.speculation.rows, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.35, 0.5, 0.7, 1.01])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("llama", "often"), ("llama", "rarely"), ("gemma3", "often"), ("gpt2", "rarely")]
+)
+def test_greedy_is_the_papers_loop(name, kind, threshold):
+    """Tokens and statistics; alone, and each row of a ragged batch (patience 1: no row depends on another)."""
+    target, draft = tiny.shared(name), draft_of(name, kind)
+    inputs, head = prompts(RAGGED), head_for(draft_of(name, kind))
+    for cap in (20, 3) if threshold < 0.5 else (20,):
+        policy = Sprinter(head, threshold, cap)
+        expected = [slow(name, kind, n, b, threshold, cap, NEVER_EMITTED) for b, n in enumerate(RAGGED)]
+        whole = torch.tensor([text for text, _ in expected])
+        eos = some_eos(whole, 0)
+        for end in (NEVER_EMITTED, eos):
+            expected = [slow(name, kind, n, b, threshold, cap, end) for b, n in enumerate(RAGGED)]
+            out = assisted(target, inputs, draft, policy, eos_token_id=end)
+            assert texts(out, max(RAGGED)) == [text for text, _ in expected]
+            assert out.speculation.rows == [stats for _, stats in expected]
+            for b, n in list(enumerate(RAGGED))[::2]:
+                one = {key: value[b : b + 1, -n:] for key, value in inputs.items()}
+                alone = assisted(target, one, draft, policy, eos_token_id=end)
+                assert texts(alone, n) == [expected[b][0]] and alone.speculation.rows == [expected[b][1]]
+
+
+def test_those_loops_are_worth_comparing():
+    """Drafts of many lengths, texts that are not the target's, and end tokens that were drafted and verified."""
+    lengths, ended, lossy = set(), 0, 0
+    for threshold in (0.35, 0.5, 0.7):
+        for b, n in enumerate(RAGGED):
+            text, stats = slow("llama", "rarely", n, b, threshold, 20, NEVER_EMITTED)
+            lengths |= {sent for sent, _ in stats.steps}
+            lossy += stats.num_lossy_accepts
+            for eos in set(text[::5]):
+                short, its = slow("llama", "rarely", n, b, threshold, 20, eos)
+                ended += its.token_sources[-1] == DRAFT and short[-1] == eos
+    assert len(lengths) > 5 and lossy > 10 and ended > 3
+
+
+def test_an_end_token_inside_a_draft():
+    """The draft ends with it, even where the head has no doubt, and it is the verified one: the target may refuse it."""
+    target, draft, inputs = tiny.shared("llama"), draft_of("llama", "rarely"), prompts((9,))
+    accepted, refusals, settings = 0, 0, {"max_new_tokens": 20, "do_sample": False, "eos_token_id": NEVER_EMITTED}
+    for eos in set(draft.generate(**inputs, **settings)[0, 9:].tolist()):  # what the first round drafts
+        text, stats = paper(target, draft, lambda *_: False, inputs["input_ids"], eos)
+        out = assisted(target, inputs, draft, Sprinter(sure(0.5), 0.0), eos_token_id=eos)
+        assert texts(out, 9) == [text] and out.speculation.rows == [stats]
+        accepted += text[-1] == eos and stats.token_sources[-1] == DRAFT
+        refusals += any(kept < sent < 20 for sent, kept in stats.steps)
+    assert accepted > 0 and refusals > 0
+
+
+def test_threshold_zero_drafts_the_longest():
+    """With room for just that: one round, or a plain step of the target behind a last token that was refused."""
+    target, draft = tiny.shared("llama"), draft_of("llama", "rarely")
+    for longest in (5, 20):
+        policy = Sprinter(sure(1e-20), 0.0, longest)
+        out = assisted(target, prompts(RAGGED), draft, policy, max_new_tokens=longest + 1, eos_token_id=NEVER_EMITTED)
+        for row in out.speculation.rows:
+            assert dict(row.steps) in ({(longest, longest): 1}, {(longest, longest - 1): 1, (0, 0): 1})
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "t5", "lfm2"])
+def test_a_threshold_above_one_is_strict_with_one_token(name, sampled):
+    """Tokens, statistics of every row, and forwards; only the head's own and the promise differ."""
+    target, draft = tiny.shared(name), draft_of(name)
+    settings = {"do_sample": sampled, "eos_token_id": 7, "max_new_tokens": 40}
+    if sampled:
+        settings |= {"temperature": 0.8, "top_k": 20}
+    for lengths in [(9,), RAGGED] if name in tiny.BATCHED else [(9,)]:
+        torch.manual_seed(1)
+        strict = assisted(target, prompts(lengths), draft, num_assistant_tokens=1, **settings)
+        for policy in (Sprinter(head_for(draft), 1.0001, patience=0.0), Sprinter(head_for(draft, "mlp"), math.inf)):
+            torch.manual_seed(1)
+            neutral = assisted(target, prompts(lengths), draft, policy, **settings)
+            assert torch.equal(neutral.sequences, strict.sequences)
+            ours, theirs = neutral.speculation, strict.speculation
+            assert ours.rows == theirs.rows and ours.num_unseen_tokens == ours.num_lossy_accepts == 0
+            assert ours.forwards.pop("head") == ours.forwards["draft"]
+            assert ours.forwards == theirs.forwards and not ours.lossless and theirs.lossless
+
+
+def test_a_head_of_nan_doubts_everything():
+    """V ≥ τ is what lets a draft go on (Algorithm 2), and NaN is not: a broken head must not accept all."""
+    target, draft = tiny.shared("llama"), draft_of("llama")
+    out = assisted(target, prompts(RAGGED), draft, Sprinter(sure(math.nan)), eos_token_id=NEVER_EMITTED)
+    assert torch.equal(out.sequences, greedy(target, prompts(RAGGED), eos_token_id=NEVER_EMITTED))
+    assert out.speculation.num_unseen_tokens == 0
+
+
+def test_real_models():
+    """The demo's models and prompts: a batch is its rows, and the head alone is lossless."""
+    target, draft, _, tokenizer = hla.demo.load()
+    problems = [problem.prompt for problem in hla.demo.problems(4, seed=3)]
+    batch, head, kept = tokenizer(problems, return_tensors="pt", padding=True), head_for(draft), {}
+    for policy in (Sprinter(head, 0.4), HeadStop(head, 0.4)):
+        out = assisted(target, batch, draft, policy, max_new_tokens=40)
+        kept[type(policy)] = out.sequences
+        for text, stats, problem in zip(
+            texts(out, batch.input_ids.shape[1]), out.speculation.rows, problems, strict=True
+        ):
+            one = tokenizer(problem, return_tensors="pt")
+            alone = assisted(target, one, draft, policy, max_new_tokens=40)
+            assert texts(alone, one.input_ids.shape[1]) == [text] and alone.speculation.rows == [stats]
+    assert torch.equal(kept[HeadStop], target.generate(**batch, max_new_tokens=40, do_sample=False))
+
+
+# -- patience -------------------------------------------------------------------------------------------------------------
+
+
+class Scripted(LinearHead):
+    """Doubts row r at its `plan[r]`-th token, whatever it is shown."""
+
+    def __init__(self, plan: list[int]):
+        super().__init__(HeadConfig(32))
+        self.plan, self.rows, self.place = plan, [], 0
+
+    def logit(self, features):
+        self.place += 1
+        return torch.tensor([-5.0 if self.place >= self.plan[row] else 5.0 for row in self.rows])
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    """Of each round of a call with a `Scripted` head: the rows, their limits, and what they drafted."""
+    propose, out = ModelDrafter.propose, []
+
+    def spy(self, rows, limits):
+        self.stop.head.rows, self.stop.head.place = list(rows.index), 0
+        block = propose(self, rows, limits)
+        out.append((list(rows.index), list(limits), block.drafted.tolist()))
+        return block
+
+    monkeypatch.setattr(ModelDrafter, "propose", spy)
+    return out
+
+
+@pytest.mark.parametrize("patience", [0.0, 0.2, 0.5, 0.6, 0.75, 0.8, 0.9, 1.0])
+@pytest.mark.parametrize("plan", [[2, 7, 1, 5, 3], [6, 6, 6, 6, 1], [9, 2, 9, 9, 9], [3, 1], [4]], ids=str)
+def test_patience_ends_the_round(plan, patience, rounds):
+    """The round ends with the token at which that share of the drafting rows has stopped (one row at least); each row is the
+    paper's loop all the same, with the drafts that it was left."""
+    target, draft, lengths = tiny.shared("llama"), draft_of("llama", "rarely"), (9, 1, 4, 14, 6)[: len(plan)]
+    inputs = prompts(lengths)
+    out = assisted(target, inputs, draft, Sprinter(Scripted(plan), 0.5, 8, patience), eos_token_id=NEVER_EMITTED)
+    drafts = {row: [] for row in range(len(plan))}
+    for rows, limits, drafted in rounds:
+        ends = [min(plan[row], limit) for row, limit in zip(rows, limits, strict=True)]
+        drafting = sorted(end for end in ends if end > 0)
+        last = drafting[max(math.ceil(Fraction(str(patience)) * len(drafting)), 1) - 1] if drafting else 0
+        assert drafted == [min(end, last) for end in ends], (ends, patience)
+        for row, n in zip(rows, drafted, strict=True):
+            drafts[row].append(n)
+    for row, (text, stats) in enumerate(zip(texts(out, max(lengths)), out.speculation.rows, strict=True)):
+        one = inputs["input_ids"][row : row + 1, -lengths[row] :]
+        planned = lambda _, step, place, row=row: place + 1 >= drafts[row][step]  # noqa: E731
+        assert (text, stats) == paper(target, draft, planned, one, NEVER_EMITTED)
+
+
+# -- the rule by hand -----------------------------------------------------------------------------------------------------
+
+
+def test_greedy_blocks():
+    """
+    drafted   sent   target says   accepted     then
+    5 6 7     3      5 6 7 8       3            8
+    5 6 7     3      9 9 7 8       3, 2 lossy   8
+    5 6 7     3      9 6 9 8       2, 1 lossy   9: the last one is verified
+    5 6 7     2      9 6 7 8       2, 1 lossy   7: the last one that was sent
+    5 6 7     2      9 9 7 8       1, 1 lossy   9
+    5 6 7     1      5 6 7 8       1            6
+    5 6 7     1      9 6 7 8       0            9
+    5 6 7     0      9 6 7 8       0            9
+    5         1      5 6           1            6
+    (none)    0      4             0            4
+    """
+    says = [[5, 6, 7, 8], [9, 9, 7, 8], [9, 6, 9, 8], [9, 6, 7, 8], [9, 9, 7, 8], [5, 6, 7, 8], [9, 6, 7, 8], [9, 6, 7, 8],
+            [5, 6, 0, 0], [4, 0, 0, 0]]  # fmt: skip
+    drafted, kept = [3, 3, 3, 3, 3, 3, 3, 3, 1, 0], [3, 3, 3, 2, 2, 1, 1, 0, 1, 0]
+    block = greedy_block([[5, 6, 7]] * 10, says, drafted, kept)
+    verdict = decide(AllButLast(), block)
+    assert verdict.accepted.tolist() == [3, 3, 2, 2, 1, 1, 0, 0, 1, 0]
+    assert verdict.token.tolist() == [8, 8, 9, 7, 9, 6, 9, 9, 6, 4]
+    assert verdict.lossy.sum(dim=1).tolist() == [0, 2, 1, 1, 1, 0, 0, 0, 0, 0]
+    assert verdict.unseen.sum(dim=1).tolist() == [2, 2, 2, 1, 1, 0, 0, 0, 0, 0]
+    assert verdict.unseen[1].tolist() == verdict.lossy[1].tolist() == [True, True, False]
+    nothing = decide(AllButLast(), greedy_block([[], []], [[3], [8]], [0, 0]))
+    assert nothing.token.tolist() == [3, 8] and nothing.unseen.shape == (2, 0)
+    block.kept = None  # as before a filter has run
+    assert AllButLast().unseen(block).sum(dim=1).tolist() == [max(n - 1, 0) for n in drafted]
+
+
+def test_sampled_blocks():
+    """
+    p = (.5 .3 .2 0), q = (.2 .6 0 .2) at each place, all rows draft 3 1 and then what is left of 1 3 0
+
+    a = 1 for the 3 although p gives it nothing; the last one by p/q: x = 1: .5, x = 3: 0; r = (.3 0 .2 0) there
+    """
+    p = torch.tensor([0.5, 0.3, 0.2, 0.0]).expand(3, 4, 4)
+    q = torch.tensor([0.2, 0.6, 0.0, 0.2]).expand(3, 3, 4)
+    block = sampling_block(p, q, torch.tensor([[3, 1, 1], [3, 3, 0], [1, 0, 0]]), torch.tensor([3, 2, 1]))
+    a = AllButLast().probability(block)
+    torch.testing.assert_close(a[0], torch.tensor([1.0, 1.0, 0.5]))
+    torch.testing.assert_close(a[1, :2], torch.tensor([1.0, 0.0]))
+    torch.testing.assert_close(a[2, :1], torch.tensor([0.5]))
+    torch.testing.assert_close(
+        AllButLast().correction(block, torch.tensor([2, 1, 0]))[1], torch.tensor([0.3, 0, 0.2, 0])
+    )
+    for _ in range(100):
+        verdict = decide(AllButLast(), block)
+        assert verdict.accepted[0] in (2, 3) and verdict.accepted[1] == 1 and verdict.accepted[2] in (0, 1)
+        assert verdict.token[1] in (0, 2), "the correction avoids what q had too much of"
+        assert verdict.unseen.tolist() == [[True, True, False], [True, False, False], [False] * 3]
+        assert verdict.lossy[0, 0] and verdict.lossy[1, 0]
+    certain = sampling_block(p, None, block.tokens, block.drafted)
+    torch.testing.assert_close(AllButLast().probability(certain)[0], torch.tensor([1.0, 1.0, 0.3]))
+
+
+@given(st.integers(0, 2**31), st.booleans())
+def test_never_less_than_strict(seed, dropped):
+    block = random_block(seed)
+    block.kept = (block.drafted - 1).clamp(min=0) if dropped else block.drafted
+    verdicts = []
+    for rule in (hla.Strict(), AllButLast()):
+        torch.manual_seed(seed)
+        verdicts.append(decide(rule, block))
+    strict, ours = verdicts
+    assert (ours.accepted >= strict.accepted).all() and (ours.accepted >= block.kept - 1).all()
+    assert (ours.accepted <= block.kept).all()
+    alike = block.kept <= 1
+    assert torch.equal(ours.accepted[alike], strict.accepted[alike]) and strict.unseen is None
+    assert torch.equal(ours.unseen.sum(dim=1), (block.kept - 1).clamp(min=0)), "all but the last of what was sent"
+    assert not (ours.unseen & ~(torch.arange(4) < ours.accepted[:, None])).any()
+
+
+@pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
+def test_law_by_enumeration(certain):
+    """γ = 1: the target's law. γ = 2: the first token has law q, the one behind it exactly p. γ = 3: both have law q."""
+    for seed in range(3):
+        tables = Tables(seed, 4)
+        p, q = tables.p, tables.q
+        expected = {
+            1: torch.stack([p[()][x] * p[x,] for x in range(V)]),
+            2: torch.stack([q[()][x] * p[x,] for x in range(V)]),
+            3: torch.stack([q[()][x] * q[x,] for x in range(V)]),
+        }
+        for gamma, law in expected.items():
+            torch.testing.assert_close(first_two(AllButLast(), tables, gamma, certain), law, atol=1e-12, rtol=0)
+
+
+def test_samples_have_that_law():
+    """Through `generate`, with two drafted tokens: q, p, p. The last one has no room for a draft or is the bonus."""
+    target, draft = pair()
+    warpers, settings = (TemperatureLogitsWarper(0.8),), {"temperature": 0.8}
+    head = LinearHead(HeadConfig(32))
+    with torch.no_grad():
+        scores = [LogitsProcessorList(warpers)(PROMPT, model(PROMPT).logits[:, -1])[0] for model in (target, draft)]
+    ours, theirs = (score.double().softmax(-1).repeat_interleave(SIZE ** (SAMPLED - 1)) for score in scores)
+    strict = target_law(warpers)
+    torch.manual_seed(0)
+    counts = sample(Sprinter(head, 0.0, 2), settings)
+    assert goodness(counts, strict / ours * theirs) > REJECT
+    assert goodness(counts, strict) < REJECT, "the samples cannot tell it from the target"
+    assert goodness(sample(Sprinter(head, 2.0), settings, calls=2), strict) > REJECT
+    assert goodness(sample(LossyPolicy(stop=HeadStop(head, 0.5)), settings, calls=2), strict) > REJECT
+
+
+# -- lossless alone -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.4, 0.6, 2.0])
+@pytest.mark.parametrize("name", ["llama", "mistral", "t5", "lfm2"])
+def test_the_head_alone_is_lossless(name, threshold):
+    target, lengths = tiny.shared(name), RAGGED if name in tiny.BATCHED else (9,)
+    expected = greedy(target, prompts(lengths), eos_token_id=NEVER_EMITTED)
+    for kind in tiny.DRAFTS:
+        draft = draft_of(name, kind)
+        stop = HeadStop(head_for(draft), threshold, patience={"often": 0.0, "rarely": 0.5}.get(kind, 1.0))
+        assert as_policy(stop).lossless
+        out = assisted(target, prompts(lengths), draft, stop, eos_token_id=NEVER_EMITTED)
+        assert torch.equal(out.sequences, expected)
+        assert out.speculation.lossless and out.speculation.num_unseen_tokens == 0
+
+
+def test_num_assistant_tokens_at_the_call():
+    target, draft = tiny.shared("llama"), draft_of("llama")
+    policy = Sprinter(sure(0.5), 0.0)
+    for longest, settings in ((20, {}), (3, {"num_assistant_tokens": 3})):
+        out = assisted(target, prompts(RAGGED), draft, policy, eos_token_id=NEVER_EMITTED, **settings)
+        assert max(length for length, _ in out.speculation.total().steps) == longest
+    changed = policy.stop.with_longest(3)
+    assert changed == HeadStop(policy.stop.head, 0.0, 3) != policy.stop and changed.head is policy.stop.head
+
+
+# -- what a call says -----------------------------------------------------------------------------------------------------
+
+
+class EndsWith(StoppingCriteria):
+    def __init__(self, *tokens: int):
+        self.tokens = torch.tensor(tokens)
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.isin(input_ids[:, -1], self.tokens)
+
+
+def test_unseen_tokens_are_counted():
+    """Accepted without those that were the last of their round; what a criterion cut off in the middle does not count."""
+    target, draft, calls = tiny.shared("llama"), draft_of("llama"), []
+    policy = Sprinter(head_for(draft), 0.4)
+    for criteria in (StoppingCriteriaList(), StoppingCriteriaList([EndsWith(*range(4, 40))])):
+        settings = {"stopping_criteria": criteria, "eos_token_id": NEVER_EMITTED}
+        out = assisted(target, prompts(RAGGED), draft, policy, **settings)
+        calls.append(out.speculation)
+        for row in out.speculation.rows:
+            assert row.num_unseen_tokens == sum(min(n, max(sent - 1, 0)) * c for (sent, n), c in row.steps.items())
+            assert row.num_lossy_accepts <= row.num_unseen_tokens <= row.num_accepted_draft_tokens
+    assert any(kept < sent - 1 for sent, kept in calls[1].total().steps), "no draft was cut off in its middle"
+    merged = hla.SpeculationStats.merge(calls)
+    assert merged.num_unseen_tokens == sum(call.num_unseen_tokens for call in calls) > 0
+    first = calls[0]
+    form = json.loads(first.to_json(rows=True))
+    assert form["num_unseen_tokens"] == first.num_unseen_tokens == first.total().num_unseen_tokens
+    assert [row["num_unseen_tokens"] for row in form["rows"]] == [row.num_unseen_tokens for row in first.rows]
+    assert form["lossless"] is False and form["forwards"]["head"] == form["forwards"]["draft"]
+    share = f"{first.num_unseen_tokens} ({first.num_unseen_tokens / first.num_new_tokens:.1%} of the new tokens)"
+    assert f"never checked by the target │ {share}" in " ".join(str(first).split())
+    strict = assisted(target, prompts(RAGGED), draft).speculation
+    assert "never checked" not in str(strict) and strict.to_dict()["num_unseen_tokens"] == 0
+
+
+def test_it_says_once_that_it_is_lossy(monkeypatch, tmp_path):
+    monkeypatch.setattr("hf_lossy_assist.generation.enable._announced", set())
+    target, draft, head = tiny.shared("llama"), draft_of("llama"), sure(0.9)
+    for name in (None, "head"):
+        if name:
+            head.save_pretrained(tmp_path / name)
+        for threshold in (0.5, 0.6):
+            with pytest.warns(UserWarning, match=f"{name or 'LinearHead'}.*{threshold}.*policy is lossy") as caught:
+                assisted(target, prompts((9,)), draft, Sprinter(head, threshold))
+            assert len(caught) == 1 and "\n" not in str(caught[0].message)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                assisted(target, prompts((9,)), draft, Sprinter(head, threshold))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assisted(target, prompts((9,)), draft, HeadStop(head))
+
+
+# -- its forms ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_parts():
+    head = sure(0.5)
+    policy = hla.Sprinter(head)
+    assert policy == LossyPolicy(AllButLast(), HeadStop(head, 0.5, 20, 0.0)) == as_policy(head) and not policy.lossless
+    assert hash(policy) == hash(as_policy(head)) and hla.Sprinter(sure(0.5)) == policy != Sprinter(sure(0.4))
+    assert policy.heads() == {"stop_head": head} and policy != Sprinter(head, 0.6)
+    for settings, error in (
+        ({"threshold": -0.1}, ValueError), ({"threshold": math.nan}, ValueError), ({"threshold": "0.5"}, TypeError),
+        ({"max_draft": 0}, ValueError), ({"max_draft": 2.0}, TypeError), ({"patience": 1.5}, ValueError),
+    ):  # fmt: skip
+        refused(lambda settings=settings: Sprinter(head, **settings), f"HeadStop.{next(iter(settings))}", error)
+    refused(lambda: Sprinter("org/head"), "expected a head.*got str", TypeError)
+    specs = {"features": hla.FeatureSpec("target")}, {"features": hla.FeatureSpec(position="token")}
+    for config in ({"polarity": "important"}, *specs):
+        head = LinearHead(HeadConfig(32, **config))
+        refused(lambda head=head: Sprinter(head), r"P\(acceptable\).*this head says")
+    refused(lambda: as_policy("sprinter"), r"sprinter needs a head: pass Sprinter\(Head.from_pretrained")
+    assert as_policy({"rule": "all_but_last"}) == LossyPolicy(AllButLast())
+
+
+def test_json(tmp_path):
+    head = head_for(draft_of("llama"))
+    fresh = Sprinter(sure(0.5))
+    refused(fresh.to_dict, "never saved has no JSON form: head.save_pretrained")
+    assert "LinearHead" in str(fresh)
+    loaded = hla.Head.from_pretrained(saved := _saved(head, tmp_path / "head"))
+    policy = Sprinter(loaded, 0.3, 7, 0.5)
+    assert policy.to_dict() == {
+        "rule": {"name": "all_but_last"},
+        "stop": {"name": "head", "head": saved, "threshold": 0.3, "max_draft": 7, "patience": 0.5},
+    }
+    text = json.dumps(policy.to_dict())
+    (tmp_path / "p.json").write_text(text)
+    for form in (policy.to_dict(), text, str(policy), tmp_path / "p.json", str(tmp_path / "p.json")):
+        assert as_policy(form) == policy
+    assert as_policy({"stop": {"name": "head", "head": head}}) == LossyPolicy(stop=HeadStop(head))
+    assert LossyPolicy.from_dict({"stop": {"name": "head", "head": "head"}}, tmp_path).stop.head.digest == head.digest
+    refused(lambda: as_policy({"stop": "head"}), "stop 'head' needs head")
+    refused(lambda: as_policy({"stop": {"name": "head", "head": 5}}), "expected a head", TypeError)
+    refused(lambda: as_policy({"stop": {"name": "head", "treshold": 1}}), "'treshold'.*'threshold'")
+    refused(lambda: as_policy({"stop": {"name": "head", "head": str(tmp_path / "none")}}), "neither a folder here")
+
+
+def _saved(head: hla.Head, folder: Any) -> str:
+    source = head.source
+    head.save_pretrained(folder)
+    head.source = source  # `head_for` keeps it for other tests
+    return str(folder)
+
+
+def test_a_policys_folder(tmp_path):
+    """It names its head by a folder of its own, so that it can be moved, and loads the same weights."""
+    head, target, draft = head_for.__wrapped__(draft_of("llama"), "mlp"), tiny.shared("llama"), draft_of("llama")
+    policy = Sprinter(head, 0.45, 9)
+    policy.save_pretrained(tmp_path / "made", measured=[("speed-up on the demo", "1.2 ×")])
+    assert policy.to_dict()["stop"]["head"] == str(tmp_path / "made" / "stop_head") and names(tmp_path) == {"made"}
+    head.source = None  # `head_for` keeps it for other tests
+    shutil.move(tmp_path / "made", tmp_path / "moved")
+    folder = tmp_path / "moved"
+    assert names(folder) == {"policy.json", "README.md", "stop_head"}
+    assert json.loads((folder / "policy.json").read_text())["stop"]["head"] == "stop_head"
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert all(words in card for words in ("**Lossy**", "1.2 ×", '"all_but_last"', "library_name: hf_lossy_assist"))
+    expected = assisted(target, prompts(RAGGED), draft, policy).sequences
+    for form in (folder, str(folder), folder / "policy.json", str(folder / "policy.json")):
+        loaded = as_policy(form)
+        assert loaded == policy == LossyPolicy.from_pretrained(folder) and loaded.stop.head.digest == head.digest
+        for name, tensor in head.weights.items():
+            assert torch.equal(loaded.heads()["stop_head"].weights[name], tensor)
+        assert torch.equal(assisted(target, prompts(RAGGED), draft, form).sequences, expected)
+        assert as_policy(loaded.to_dict()) == policy
+    assert (
+        LossyPolicy.from_pretrained(folder / "stop_head") == as_policy(str(folder / "stop_head")) == hla.Sprinter(head)
+    )
+    LossyPolicy().save_pretrained(tmp_path / "strict")
+    assert LossyPolicy.from_pretrained(tmp_path / "strict") == LossyPolicy()
+    assert names(tmp_path / "strict") == {"policy.json", "README.md"}
+    assert "**Lossless**" in (tmp_path / "strict" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["over another", "new"])
+def test_an_error_while_saving_a_policy_leaves_what_was(there, tmp_path, monkeypatch):
+    goal, policy = tmp_path / "policy", Sprinter(sure(0.5))
+    if there:
+        Sprinter(sure(0.7), 0.2).save_pretrained(goal)
+    before = contents(tmp_path)
+    for name, error in (("policy_card", OSError), ("Head.write", KeyboardInterrupt)):
+
+        def fail(*args, error=error):
+            raise error
+
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr(f"hf_lossy_assist.policy.policy.{name}", fail)
+            policy.save_pretrained(goal)
+        assert contents(tmp_path) == before and names(tmp_path) == ({"policy"} if there else set())
+    policy.save_pretrained(goal)
+    assert LossyPolicy.from_pretrained(goal) == policy and policy.stop.head.source == str(goal / "stop_head")

@@ -1,0 +1,136 @@
+"""profile, from the command line as a user types it: what comes out, and that what users can mend is one line and exit code 2."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from support.commands import DEMO, prompts_file
+from support.small import tokenizer as other_tokenizer
+from support.small import words
+
+from hf_lossy_assist import demo
+from hf_lossy_assist.artifacts.profile import PROFILE, Profile
+
+
+COMPANION = ("--companion", demo.FOLDER / "companion")
+SMALL = ("--gamma", 3, "--new-tokens", 24, "--batch-size", 20, "--batch", 2, "--batch", 1, "--rounds", 3)
+PROMPTS = 52
+
+
+@pytest.mark.filterwarnings("ignore:the profile's seconds were taken on another machine:UserWarning")
+def test_the_demo(hf_lossy, tmp_path):
+    """The README's commands, in small."""
+    done = hf_lossy(
+        "profile", "--out", tmp_path / "p", "--limit", PROMPTS, *SMALL, "--gamma", 2, "--top-k", 40, "--seed", 3
+    )
+    assert done.code == 0, done.err
+    made = Profile.from_pretrained(tmp_path / "p")
+    assert made.gamma == 3 and made.latency.batches.tolist() == [1, 2]
+    assert made.decoding == {"do_sample": True, "temperature": 1.0, "top_k": 40, "top_p": 1.0}
+    assert made.training["source"] == "the demo task, calibration problems of seed 3"
+    assert (made.training["prompts"], made.training["settings"]["gamma"]) == (PROMPTS, [2, 3])
+    assert (made.target.id, made.draft.id, made.companion.id) == ("demo-target", "demo-draft", "demo-companion")
+
+    for row in made.metrics["information"]:
+        [line] = [line for line in done.out.splitlines() if line.startswith(f"│ {row['resolution']} ({row['cells']})")]
+        assert [float(x) for x in re.findall(r"-?\d+\.\d{3}", line)] == [
+            round(row[key], 3) for key in ("entropy", "conditional", "gain", "gain_s", "gain_a")
+        ]
+    assert f"{made.metrics['held_out']} held-out tokens" in " ".join(done.out.split())
+    for batch, pays in zip((1, 2), made.pays, strict=True):
+        [line] = [line for line in done.out.splitlines() if line.startswith(f"│ {batch} ")]
+        assert line.split()[-2] == f"{pays:.2f}"
+    last, paying = done.out.splitlines()[-1], [b for b in (1, 2) if made.worthwhile(b)]
+    assert (
+        str(tmp_path / "p") in last
+        and (f"pays at {', '.join(map(str, paying))} rows" if paying else "does not pay") in last
+    )
+
+    given = ("--policy", "sv", "--do-sample", "--batch-size", 3, "--max-new-tokens", 12)
+    for more in ((), ("--profile", tmp_path / "p", "--gamma", 2, "--top-k", 40)):
+        told = hf_lossy("generate", *given, *more, "--json")
+        assert told.code == 0, told.err
+        report = json.loads(told.out)
+        assert len(report["outputs"]) == 3 and all(0 < len(o["token_ids"]) <= 12 for o in report["outputs"])
+    assert "demo-companion" in hf_lossy("generate", *given, "--companion", "int8").line, (
+        "the profile is of another companion"
+    )
+    assert "up to 3 tokens" in hf_lossy("generate", *given, "--profile", tmp_path / "p", "--gamma", 5).line
+
+
+def test_models_of_ones_own(hf_lossy, tmp_path):
+    """The demo's own folders, with prompts from a file, greedy."""
+    file = prompts_file(tmp_path, PROMPTS)
+    out = tmp_path / "p"
+    done = hf_lossy("profile", "--out", out, *DEMO, *COMPANION, "--prompts", file, *SMALL, "--gamma", 4, "--greedy")
+    assert done.code == 0, done.err
+    facts = json.loads((out / PROFILE).read_text())
+    assert facts["decoding"] == {"do_sample": False} and facts["training"]["source"] == "prompts.jsonl"
+    assert [facts[name]["id"] for name in ("target", "draft", "companion")] == ["target", "draft", "companion"]
+    assert facts["training"]["prompts"] == PROMPTS
+    assert set(Path(tmp_path).iterdir()) == {file, out}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--limit", "0"], "--limit"),
+        (["--seed", "-1"], "--seed"),
+        (["--gamma", "0"], "gamma: expected a whole number of at least 1, got 0"),
+        (["--gamma", "5", "--gamma", "-1"], "gamma"),
+        (["--batch", "0"], "batches"),
+        (["--batch-size", "0"], "batch_size"),
+        (["--rounds", "2"], "rounds: expected a whole number of at least 3"),
+        (["--new-tokens", "15"], "new_tokens: expected a whole number of at least 16"),
+        (["--gamma", "40"], "new_tokens: expected a whole number of at least 82"),
+        (["--temperature", "0"], "--greedy"),
+        (["--top-p", "0"], "--greedy"),
+        (["--top-p", "1.5"], "top_p"),
+        (["--top-k", "-1"], "top_k"),
+        (["--out", "{tmp}/there"], "exists"),
+        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--prompts", "{tmp}/one.jsonl"], "2 prompts"),
+        (["--limit", "1"], "2 prompts"),
+        (["--limit", "3", "--gamma", "1", "--new-tokens", "6"], "at least 1000 are needed: pass more prompts"),
+        (["--dtype", "int8"], "--dtype"),
+        (["--device", "abacus"], "--device"),
+        ([*DEMO[:2]], "--assistant"),
+        ([*DEMO], "--companion"),
+        ([*DEMO, *map(str, COMPANION)], "--prompts"),
+        ([*DEMO, "--companion", "nowhere", "--prompts", "{tmp}/one.jsonl"], "nowhere"),
+    ],
+    ids=lambda value: " ".join(value).replace(str(demo.FOLDER), "demo")[:60] if isinstance(value, list) else "",
+)
+def test_one_line(hf_lossy, tmp_path, arguments, says):
+    (tmp_path / "there").mkdir()
+    prompts_file(tmp_path, 1).rename(tmp_path / "one.jsonl")
+    given = [a.replace("{tmp}", str(tmp_path)) for a in arguments]
+    done = hf_lossy("profile", *(() if "--out" in given else ("--out", tmp_path / "x")), *given)
+    assert says in done.line and not done.out
+    assert {p.name for p in tmp_path.iterdir()} == {"there", "one.jsonl"}
+
+
+def test_a_companion_with_another_tokenizer(hf_lossy, tmp_path):
+    """Of the same size: only the ids tell."""
+    models = demo.load()
+    file = prompts_file(tmp_path, PROMPTS)
+    models.companion.save_pretrained(tmp_path / "companion")
+    vocabulary = sorted(models.tokenizer.get_vocab().items(), key=lambda pair: pair[1])
+    swapped = [token for token, _ in vocabulary[4:]][::-1]
+    other_tokenizer(swapped).save_pretrained(tmp_path / "companion")
+    given = ("--out", tmp_path / "x", *DEMO, "--prompts", file, "--companion", tmp_path / "companion")
+    line = hf_lossy("profile", *given, *SMALL).line
+    assert "companion has another tokenizer" in line and "token ids mean other words" in line
+    other_tokenizer(words()).save_pretrained(tmp_path / "companion")  # no token in common but the special ones
+    assert "another tokenizer" in hf_lossy("profile", *given, *SMALL).line
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_missing_extra_is_named(hf_lossy, tmp_path, monkeypatch):
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "sklearn" else real(name, *a))
+    line = hf_lossy("profile", "--out", tmp_path / "x").line
+    assert "sklearn" in line and "pip install 'hf_lossy_assist[train]'" in line

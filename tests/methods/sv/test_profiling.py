@@ -1,0 +1,448 @@
+"""Proves that a profile says what was sampled and timed: cells recover a known law, entropies find what S and A tell and nothing else,
+samples agree with strict decoding, and a made profile loads and decodes."""
+
+import dataclasses
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from support import tiny
+from support.profiles import arrays
+from support.refusals import refused
+
+from hf_lossy_assist import demo, enable
+from hf_lossy_assist.artifacts.profile import PROFILE, TABLES, Bins, Latency, Profile
+from hf_lossy_assist.methods.sv import profiling, round_costs
+from hf_lossy_assist.methods.sv.cells import PRIOR, Samples, build, cells, cross_entropy, edges, entropies, quantiles
+from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.methods.sv.profiling import SHAPES, collect, predicted, profile
+from hf_lossy_assist.methods.sv.round_costs import LEVELS, measure
+from hf_lossy_assist.policy.methods import SpeculativeVerification
+
+
+QUICK = ProfileSettings(gamma=(2, 4), new_tokens=24, batch_size=20, batches=(1, 2), rounds=3)
+PROMPTS = 40
+
+
+def samples(s, a, x, reached=None, **others):
+    n = len(s)
+    nothing = np.zeros(n, dtype=np.int64)
+    fields = {
+        "s": np.asarray(s, dtype=np.float32), "a": np.asarray(a, dtype=np.float32), "x": np.asarray(x, dtype=np.float64),
+        "similarity": np.zeros(n, dtype=np.float32), "place": nothing, "text": nothing, "round": np.arange(n), "gamma": nothing,
+        "reached": np.ones(n) if reached is None else np.asarray(reached, dtype=np.float64),
+    }  # fmt: skip
+    return Samples(**fields | others)
+
+
+def random_samples(law, n=40_000, seed=0):
+    """S and A uniform; X is 0 or 1, 1 with probability `law(s, a)`; reached by chance, whatever X is."""
+    random = np.random.default_rng(seed)
+    s, a = random.random((2, n), dtype=np.float32)
+    return samples(s, a, random.random(n) < law(s, a), random.random(n))
+
+
+# -- P̂ --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "columns", "adaptive"), [shape[1:] for shape in SHAPES])
+def test_build_recovers_the_law(rows, columns, adaptive):
+    """Within five standard errors of a cell's mean, and the pull towards its row's mean."""
+
+    def law(s, a):
+        return 0.1 + 0.4 * s + 0.4 * a * s
+
+    given = random_samples(law)
+    made = build(given, rows, columns, adaptive)
+    cell = cells(made.s_edges, made.a_edges, given)
+    weight, total, squares = np.zeros((3, rows, columns))
+    np.add.at(weight, cell, given.reached)
+    np.add.at(total, cell, given.reached * law(given.s, given.a))
+    np.add.at(squares, cell, given.reached**2)
+    true = total / weight
+    error = 5 * 0.5 * np.sqrt(squares) / weight + PRIOR / (weight + PRIOR) * np.ptp(true, axis=1)[:, None]
+    assert (np.abs(made.accept - true) < error).all() and error.mean() < 0.35
+    assert np.abs(made.accept - true).mean() < 0.03
+    assert np.abs(made.accept_by_s - (total.sum(axis=1) / weight.sum(axis=1))).max() < 0.05
+    assert made.counts.sum() == len(given.s) and made.counts.min() > 0
+
+
+def test_build_by_hand():
+    """One row of S. Cell [0, ½): X = 0, 1 of weight 1 and 3, so 3 of 4; cell [½, 1]: nothing. The mean of all is ¾."""
+    made = build(samples([0.2, 0.9], [0.1, 0.3], [0.0, 1.0], [1.0, 3.0]), 1, 2, adaptive=False)
+    assert made.a_edges.tolist() == [[0.5]] and made.s_edges.shape == (0,)
+    assert made.accept_by_s.tolist() == [0.75] and made.accept.tolist() == [[0.75, 0.75]]
+    assert made.counts.tolist() == [[2, 0]]
+    pulled = build(samples([0.5] * 3, [0.1, 0.1, 0.9], [0.0, 0.0, 1.0]), 1, 2, adaptive=False)
+    mean = 1 / 3
+    np.testing.assert_allclose(pulled.accept, [[PRIOR * mean / (2 + PRIOR), (1 + PRIOR * mean) / (1 + PRIOR)]])
+
+
+def test_empty_cells_have_their_rows_mean():
+    given = random_samples(lambda s, a: 0.3 + 0.5 * s)
+    some = given.of((given.a > 0.4) & (given.a < 0.5) & (given.s < 0.6))
+    made = build(some, 10, 10, adaptive=False)
+    assert set(np.flatnonzero(made.counts.sum(axis=0))) == {4} and not made.counts[6:].any()
+    np.testing.assert_allclose(made.accept[:, [0, 9]], np.stack([made.accept_by_s] * 2, axis=1), atol=0.01)
+    np.testing.assert_allclose(made.accept[6:], np.average(some.x, weights=some.reached))
+
+
+def test_accept_never_falls_along_a():
+    """Where the samples say that it does, the whole row gets one number."""
+    made = build(random_samples(lambda s, a: 0.9 - 0.6 * a), 4, 8, adaptive=False)
+    assert (np.diff(made.accept, axis=1) >= 0).all() and np.ptp(made.accept, axis=1).max() < 1e-12
+    np.testing.assert_allclose(made.accept, 0.6, atol=0.02)
+    noisy = build(random_samples(lambda s, a: 0.5 + 0 * s, n=300), 5, 5, adaptive=False)
+    assert (np.diff(noisy.accept, axis=1) >= 0).all() and noisy.accept.min() >= 0 and noisy.accept.max() <= 1
+
+
+def test_what_is_never_reached_does_not_count():
+    given = random_samples(lambda s, a: 0.2 + 0.6 * a)
+    never = dataclasses.replace(given, x=1 - given.x, reached=np.zeros_like(given.reached))
+    both = Samples(**{name: np.concatenate([value, vars(never)[name]]) for name, value in vars(given).items()})
+    for adaptive in (False, True):
+        one, two = build(given, 6, 6, adaptive), build(both, 6, 6, adaptive)
+        np.testing.assert_allclose(one.accept, two.accept)
+        assert np.array_equal(one.a_edges, two.a_edges)
+
+
+def test_quantiles_by_hand():
+    """Four values of weight 1, 1, 1, 3: half of the weight is reached at the third, a third at the second."""
+    values, weights = np.array([0.3, 0.1, 0.2, 0.4]), np.array([1.0, 1.0, 1.0, 3.0])
+    assert quantiles(values, weights, 2).tolist() == [np.float32(0.3)]
+    assert quantiles(values, weights, 3).tolist() == [np.float32(0.2), np.float32(0.4)]
+    assert quantiles(values, weights, 1).shape == (0,)
+
+
+def test_adaptive_cells_have_equal_shares():
+    """Also where samples crowd, as real S do near 1; and cells of a value that half of the samples have."""
+    random = np.random.default_rng(0)
+    s, a = random.beta(5, 1, 30_000), random.beta(1, 4, 30_000)
+    s_edges, a_edges = edges(samples(s, a, s), 8, 5, adaptive=True)
+    cell = cells(s_edges, a_edges, samples(s, a, s))
+    counts = np.bincount(np.ravel_multi_index(cell, (8, 5)))
+    assert counts.min() > 0.97 * 750 and counts.max() < 1.03 * 750
+    assert np.diff(s_edges)[0] > 3 * np.diff(s_edges)[-1], "cells are not smaller where samples are denser"
+    tied = build(samples(np.ones(1000), (a[:1000] > 0.1).astype(float), s[:1000]), 16, 17, adaptive=True)
+    assert np.isfinite(tied.accept).all() and tied.counts.sum() == 1000
+
+
+# -- entropies ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_gain_where_there_is_nothing_to_know():
+    """X is 0 or 1 by a fair coin: 1 bit. On samples that the cells have not seen a gain can only be lost."""
+    fitted, held = (random_samples(lambda s, a: 0.5 + 0 * s, seed=seed) for seed in (0, 1))
+    for row in entropies(fitted, held, SHAPES):
+        assert row["entropy"] == pytest.approx(1.0, abs=0.002)
+        for name in ("gain", "gain_s", "gain_a"):
+            assert -0.03 < row[name] < 0.001, (row, name)
+        assert row["conditional"] == row["entropy"] - row["gain"]
+
+
+def test_gain_of_what_decides():
+    """A law of A alone, of S alone, of both: 1 − E[H₂(law)] bits, less what the cells lose on samples they have not seen."""
+    laws = {
+        "a": lambda s, a: np.where(a < 0.5, 0.1, 0.9), "s": lambda s, a: np.where(s < 0.5, 0.1, 0.9),
+        "sa": lambda s, a: np.where((s < 0.5) == (a < 0.5), 0.1, 0.9),
+    }  # fmt: skip
+    true = 1 + 0.1 * np.log2(0.1) + 0.9 * np.log2(0.9)  # 0.531
+    for name, law in laws.items():
+        fitted, held = (random_samples(law, seed=seed) for seed in (0, 1))
+        for row in entropies(fitted, held, [("10 × 10", 10, 10, False), ("adaptive", 16, 16, True)]):
+            assert row["gain"] == pytest.approx(true, abs=0.05)
+            assert row["gain_s"] == pytest.approx(true if name == "s" else 0.0, abs=0.05)
+            assert row["gain_a"] == pytest.approx(true if name == "a" else 0.0, abs=0.05)
+
+
+def test_cross_entropy_by_hand():
+    """Two cells, X of level 0 and 9. Everywhere: (2 + 1, 1, …, 2 + 1) of 4 + 10; in the cell of X = 0 twice, (2 + 8·3/14) of 10."""
+    one = samples([0, 0, 1, 1], [0] * 4, [0.0, 0.05, 1.0, 0.95])
+    cell = np.array([0, 0, 1, 1])
+    assert cross_entropy(one, one, cell, cell, 2) == pytest.approx(-np.log2((2 + 8 * 3 / 14) / 10))
+    everything = -np.log2((2 + 8 * 3 / 14) / 12)
+    assert cross_entropy(one, one, cell * 0, cell * 0, 1) == pytest.approx(everything)
+
+
+# -- what SV is predicted to gain --------------------------------------------------------------------------------------------
+
+
+def certain(probability, gamma=3, rounds=50):
+    """Bins and samples in which every token is accepted with this probability, and a table of flat seconds."""
+    own = Bins(np.zeros(0, np.float32), np.zeros((1, 0), np.float32), np.full((1, 1), probability),
+               np.full(1, probability), np.ones((1, 1), np.int64))  # fmt: skip
+    n = gamma * rounds
+    given = samples(
+        np.ones(n), np.ones(n), np.full(n, probability), place=np.tile(np.arange(gamma), rounds),
+        round=np.repeat(np.arange(rounds), gamma), gamma=np.full(n, gamma),
+    )  # fmt: skip
+    return own, given
+
+
+def test_predicted_speed_by_hand():
+    """4 rows, γ = 3. All is accepted: SV verifies all and pays the companion. Nothing is: SV verifies none of the 12 tokens."""
+    table = Latency(
+        np.array([4]), np.array([[0, 12]]), np.array([[1.0, 1.6]]), np.array([0.1]), np.array([0.05]), np.zeros(1)
+    )
+    assert predicted(*(certain(1.0)[:1] + (table,) + certain(1.0)[1:]), 4, 3, 0) == pytest.approx(1.9 / 1.95)
+    assert predicted(*(certain(0.0)[:1] + (table,) + certain(0.0)[1:]), 4, 3, 0) == pytest.approx(1.9 / 1.35)
+
+
+# -- samples and seconds of real models ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def models():
+    return demo.load()
+
+
+def texts(count, seed=0):
+    return [p.prompt for p in demo.problems(count, seed, "calibration")]
+
+
+def collected(models, settings=QUICK, count=6, **others):
+    given = {"target": models.target, "draft": models.draft, "companion": models.companion} | others
+    return collect(**given, tokenizer=models.tokenizer, texts=texts(count), settings=settings)
+
+
+@pytest.fixture(scope="module")
+def plain(models):
+    return collected(models)
+
+
+def test_samples(models, plain):
+    one = plain
+    assert set(one.text) == set(range(6)) and set(one.gamma) == {2, 4}
+    assert {len(values) for values in vars(one).values()} == {len(one.x)}
+    for name in ("s", "a", "x", "similarity", "reached"):
+        values = getattr(one, name)
+        assert (values >= 0).all() and (values <= 1 + 1e-5).all() and np.ptp(values) > 0.5, name
+    for number, count in Counter(one.round.tolist()).items():
+        inside = one.of(one.round == number)
+        assert inside.place.tolist() == list(range(count)) and count <= inside.gamma[0] and len(set(inside.text)) == 1
+        np.testing.assert_allclose(inside.reached, np.cumprod([1.0, *inside.x[:-1]]))
+    again, other = collected(models), collected(models, dataclasses.replace(QUICK, seed=1))
+    assert all(np.array_equal(value, vars(again)[name]) for name, value in vars(one).items())
+    assert len(other.x) != len(one.x) or not np.array_equal(other.x, one.x)
+
+
+def test_samples_where_two_models_are_one(models, plain):
+    alike = collected(models, companion=models.draft)
+    np.testing.assert_allclose(alike.s, 1.0, atol=1e-4)
+    np.testing.assert_allclose(alike.a, 1.0, atol=1e-3)
+    certain = collected(models, draft=models.target)
+    np.testing.assert_allclose(certain.x, 1.0, atol=1e-3)
+    np.testing.assert_allclose(certain.similarity, 1.0, atol=1e-4)
+    np.testing.assert_allclose(collected(models, companion=models.target).s, plain.similarity, atol=1e-4)
+
+
+def test_greedy_samples_count_what_strict_decoding_accepts(models):
+    """Token for token: the sum of `reached`·X is the number of accepted tokens of a strict call."""
+    greedy = dataclasses.replace(QUICK, gamma=(4,), do_sample=False, batch_size=6)
+    found = collected(models, greedy)
+    assert set(found.x.tolist()) == {0.0, 1.0}
+    inputs = models.tokenizer(texts(6), return_tensors="pt", padding=True)
+    out = enable(models.target).generate(
+        **inputs, assistant_model=models.draft, lossy_policy="strict", num_assistant_tokens=4, do_sample=False,
+        max_new_tokens=greedy.new_tokens, return_dict_in_generate=True,
+    )  # fmt: skip
+    total = out.speculation.total()
+    assert (found.reached * found.x).sum() == total.num_accepted_draft_tokens
+    assert len(found.x) == total.num_draft_tokens
+
+
+@pytest.mark.parametrize(("gamma", "batches"), [((1,), (1, 3)), ((3,), (2, 3))])
+def test_seconds(models, gamma, batches):
+    """Short drafts of few rows have fewer numbers of tokens to time, and all batch sizes get as many of them."""
+    settings = ProfileSettings(gamma=gamma, new_tokens=32, batches=batches, rounds=3)
+    table = measure(
+        models.target, models.draft, models.companion, models.tokenizer, texts(3), settings, certain(0.5)[0]
+    )
+    assert table.batches.tolist() == list(batches)
+    assert table.tokens.shape == (2, min(LEVELS, batches[0] * gamma[0] + 1))
+    assert table.tokens[:, -1].tolist() == [b * gamma[0] for b in batches]
+    assert (table.seconds > 0).all() and (table.step > 0).all() and (table.companion >= 0).all()
+    assert (table.noise >= 0).all()
+
+
+def test_timed_rounds_are_whole(models, monkeypatch):
+    """Every timed round verified as many tokens as it is filed under, with the companion in all rounds of a call or in none."""
+    calls, begin = [], round_costs.run
+    monkeypatch.setattr(round_costs, "run", lambda *a, **k: (calls.append([]), begin(*a, **k))[1])
+    watch = round_costs.Stopwatch.__call__
+
+    def spy(self, call, block):
+        before = Counter({kind: len(times) for kind, times in self.found.items()})
+        watch(self, call, block)
+        [*new] = Counter({kind: len(times) for kind, times in self.found.items()}) - before
+        if block.tokens.shape[1]:
+            calls[-1].append((block.companion is not None, int(block.kept.sum()), block.drafted.tolist(), new))
+
+    monkeypatch.setattr(round_costs.Stopwatch, "__call__", spy)
+    settings = ProfileSettings(gamma=(2,), new_tokens=16, batches=(3,), rounds=3)
+    measure(models.target, models.draft, models.companion, models.tokenizer, texts(3), settings, certain(0.5)[0])
+    assert {calls[0][0][0], calls[1][0][0]} == {False, True}
+    for rounds in calls:
+        assert len({observed for observed, *_ in rounds}) == 1 and not rounds[0][3], "the prompt's round was timed"
+        for observed, sent, drafted, new in rounds[1:]:
+            assert new == ([(sent, observed)] if drafted == [2, 2, 2] else [])
+    kinds = Counter(new[0] for rounds in calls for *_, new in rounds if new)
+    assert min(kinds.values()) >= 3 and {m for m, _ in kinds} == {0, 1, 2, 4, 5, 6}
+
+
+def test_an_interrupted_profile_goes_on(models, plain, monkeypatch, tmp_path):
+    """What was sampled is not sampled again, and nothing tells that there was a break; another profile may not go on with it."""
+    out, runs, begin = tmp_path / "profile", [], profiling.run
+
+    def go(settings=QUICK, **others):
+        profile(models.target, models.draft, models.companion, models.tokenizer, texts(6), out, settings, **others)
+
+    def interrupted(*args, **kwargs):
+        runs.append(args)
+        if len(runs) == 2:
+            raise KeyboardInterrupt
+        begin(*args, **kwargs)
+
+    monkeypatch.setattr(profiling, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    part = tmp_path / "profile.partial"
+    assert [file.name for file in part.glob("*.safetensors")] == ["2-000000.safetensors"] and not out.exists()
+    refused(go, "profile.partial holds an unfinished run: pass --resume to go on, or delete it")
+    other = dataclasses.replace(QUICK, seed=1)
+    refused(lambda: go(other, resume=True), "was made with seed 0, this run has 1")
+    given = (models.target, models.draft, models.companion, models.tokenizer, texts(6), QUICK, part)
+    again = collect(*given)
+    assert len(runs) == 3, "a finished batch was sampled again"
+    assert all(np.array_equal(value, vars(again)[name]) for name, value in vars(plain).items())
+    monkeypatch.setattr(profiling, "FEWEST", 10**6)
+    refused(lambda: go(resume=True), "at least 1000000 are needed")
+    assert len(runs) == 3 and not part.exists(), "more prompts are another profile"
+
+
+# -- end to end ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(models, tmp_path_factory):
+    out = tmp_path_factory.mktemp("made") / "profile"
+    own = profile(
+        models.target, models.draft, models.companion, models.tokenizer, texts(PROMPTS), out, QUICK, source="demo"
+    )
+    return own, out
+
+
+def test_a_made_profile(models, made):
+    own, out = made
+    assert {p.name for p in out.parent.iterdir()} == {"profile"} and {p.name for p in out.iterdir()} >= {
+        PROFILE,
+        TABLES,
+    }
+    back = Profile.from_pretrained(out)
+    for name, value in arrays(own).items():
+        assert np.isfinite(value).all(), name
+        assert value.dtype == arrays(back)[name].dtype and value.tobytes() == arrays(back)[name].tobytes(), name
+    for f in dataclasses.fields(Profile):
+        if f.name not in ("bins", "latency", "pays", "source"):
+            assert getattr(back, f.name) == getattr(own, f.name), f.name
+    json.dumps(own.metrics, allow_nan=False)
+    assert own.gamma == 4 and own.latency.batches.tolist() == [1, 2] and own.bins.accept.shape == (16, 17)
+    assert own.decoding == {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    assert own.training["prompts"] == PROMPTS and own.training["settings"]["gamma"] == [2, 4]
+    metrics = own.metrics
+    assert [row["cells"] for row in metrics["information"]] == [25, 100, 400, 272]
+    assert own.bins.counts.sum() == metrics["samples"] - metrics["held_out"] and metrics["samples"] >= 1000
+    assert 0.1 < metrics["held_out"] / metrics["samples"] < 0.3 and 0.3 < metrics["acceptance"] < 1
+    assert 0 < metrics["correlation"] <= 1
+    assert all(np.isfinite([v for k, v in row.items() if k != "resolution"]).all() for row in metrics["information"])
+    assert metrics["information"][-1]["gain"] > 0.05, "S and A tell nothing about these models"
+    back.check(models.target, models.draft, models.companion, models.tokenizer)
+
+
+def test_what_a_made_profile_predicts(models, made):
+    """On rounds of the largest γ of the held-out prompts, which another run with this seed finds again."""
+    own, _ = made
+    found = collected(models, count=PROMPTS)
+    assert len(found.x) == own.metrics["samples"]
+    texts_held = np.random.default_rng(0).permutation(PROMPTS)[: PROMPTS // 5]
+    held = found.of(np.isin(found.text, texts_held))
+    assert len(held.x) == own.metrics["held_out"]
+    of_four = held.of(held.gamma == 4)
+    for batch, pays in zip((1, 2), own.pays, strict=True):
+        assert pays == predicted(own.bins, own.latency, of_four, batch, 4, 0)
+    bins = build(found.of(~np.isin(found.text, texts_held)), 16, 17, adaptive=True)
+    assert np.array_equal(bins.accept, own.bins.accept)
+
+
+@pytest.mark.filterwarnings("ignore:this profile was made with other sampling settings")
+def test_a_made_profile_decodes(models, made):
+    back = Profile.from_pretrained(made[1])
+    target, inputs = enable(models.target), models.tokenizer(texts(5, 7), return_tensors="pt", padding=True)
+    settings = {"max_new_tokens": 32, "return_dict_in_generate": True}
+    alone = target.generate(**inputs, do_sample=False, **settings)
+    for gamma in (None, 2):
+        policy = SpeculativeVerification(back, models.companion, gamma=gamma, fallback=False)
+        out = target.generate(**inputs, assistant_model=models.draft, lossy_policy=policy, do_sample=False, **settings)
+        assert torch.equal(out.sequences, alone.sequences)
+        stats = out.speculation
+        assert stats.lossless and stats.forwards["companion"] > 0 and stats.num_spec_tokens == (gamma or 4)
+    sampled = target.generate(
+        **inputs, assistant_model=models.draft, lossy_policy=policy, do_sample=True, top_k=0, **settings
+    )
+    assert sampled.speculation.num_new_tokens > 0
+    back.pays[:] = 0.9
+    fallback = SpeculativeVerification(back, models.companion)
+    out = target.generate(**inputs, assistant_model=models.draft, lossy_policy=fallback, do_sample=False, **settings)
+    assert torch.equal(out.sequences, alone.sequences) and "companion" not in out.speculation.forwards
+    assert out.speculation.total().num_dropped_tokens == 0
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_refused_leaves_nothing(models, made, tmp_path):
+    def run(settings=QUICK, count=3, out=tmp_path / "x", **others):
+        given = {"target": models.target, "draft": models.draft, "companion": models.companion} | others
+        return profile(**given, tokenizer=models.tokenizer, texts=texts(count), out=out, settings=settings)
+
+    refused(run, "3 prompts gave .* drafted tokens; at least 1000 are needed: pass more prompts")
+    for count in (0, 1):
+        refused(lambda: run(count=count), f"at least 2 prompts .*got {count}")  # noqa: B023
+    refused(lambda: run(out=made[1]), "exists")
+    refused(lambda: run(companion=tiny.build("llama")), "the draft has .* token ids, the companion 97")
+    refused(lambda: run(companion=tiny.build("t5")), "a companion must run in batches.*encoder-decoder")
+    refused(lambda: run(draft=tiny.build("llama")), "the target has .* the assistant 97")
+    refused(lambda: run(target=tiny.build("lfm2")), "the target does not")
+    refused(lambda: run(draft=tiny.build("t5")), "the draft does not")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "says", "error"),
+    [
+        ({"gamma": ()}, "gamma: expected at least one number", ValueError),
+        ({"gamma": (5, 0)}, "gamma: .*got 0", ValueError),
+        ({"gamma": ("5",)}, "gamma: .*got '5'", TypeError),
+        ({"batches": ()}, "batches: expected at least one", ValueError),
+        ({"batches": (-1,)}, "batches: .*got -1", ValueError),
+        ({"rounds": 2}, "rounds: .*at least 3", ValueError),
+        ({"new_tokens": 15}, "new_tokens: .*at least 16, got 15", ValueError),
+        ({"batch_size": 0}, "batch_size", ValueError),
+        ({"top_k": -1}, "top_k", ValueError),
+        ({"top_p": 1.5}, "top_p", ValueError),
+        ({"top_p": 0.0}, "top_p: .*--greedy", ValueError),
+        ({"temperature": 0.0}, "temperature: .*--greedy", ValueError),
+        ({"temperature": float("nan")}, "temperature", ValueError),
+    ],
+)
+def test_wrong_settings(settings, says, error):
+    refused(lambda: ProfileSettings(**settings), says, error)
+
+
+def test_settings_in_any_order():
+    one = ProfileSettings(gamma=(7, 5, 7), batches=(16, 4, 4))
+    assert one.gamma == (5, 7) and one.batches == (4, 16)
+    assert json.loads(json.dumps(one.to_dict())) == one.to_dict()
+    assert ProfileSettings(do_sample=False, temperature=3.0).decoding() == {"do_sample": False}

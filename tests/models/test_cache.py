@@ -1,0 +1,182 @@
+"""Proves that rows of different lengths share one cache: any feeds and rollbacks give the logits of each row's text run alone."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import tiny
+from support.tiny import NEVER_EMITTED, assisted, greedy
+from transformers import DynamicCache
+
+from hf_lossy_assist.models import row_cache as cache_module
+from hf_lossy_assist.models.cached import RowModel
+from hf_lossy_assist.models.row_cache import STEP, RowCache, visibility
+
+
+ROWS, LIMIT = 3, 64
+
+
+def alone(model, text: list[int]) -> torch.Tensor:
+    """Logits (length, V) of one text from scratch, on Transformers' own cache."""
+    with torch.no_grad():
+        return model(torch.tensor([text]), past_key_values=DynamicCache(config=model.config)).logits[0]
+
+
+class Mirror:
+    """A `RowModel` and, beside it, the plain texts that it should hold."""
+
+    def __init__(self, model, rows: int = ROWS):
+        self.model, self.rows = model, RowModel(model, rows, LIMIT)
+        self.texts: list[list[int]] = [[] for _ in range(rows)]
+
+    @torch.no_grad()
+    def feed(self, tokens: torch.Tensor, counts: list[int]) -> None:
+        """Row b takes its first `counts[b]` tokens; what stands behind them is padding and must not matter."""
+        logits = self.rows.feed(tokens, counts)
+        for b, count in enumerate(counts):
+            self.texts[b] += tokens[b, :count].tolist()
+            if count:
+                expected = alone(self.model, self.texts[b])[-count:]
+                torch.testing.assert_close(logits[b, :count], expected, atol=1e-4, rtol=1e-4)
+        assert self.rows.lengths == [len(text) for text in self.texts]
+
+    def rollback(self, lengths: list[int]) -> None:
+        self.rows.rollback(lengths)
+        self.texts = [text[:length] for text, length in zip(self.texts, lengths, strict=True)]
+
+    def select(self, keep: list[int]) -> None:
+        self.rows.select(keep)
+        self.texts = [self.texts[b] for b in keep]
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gemma2"])
+@settings(max_examples=60)
+@given(data=st.data())
+def test_any_feeds_and_rollbacks(name, data):
+    """Also behind sliding windows (of 8 tokens, the texts are longer) and after rows were taken out or reordered."""
+    mirror = Mirror(tiny.shared(name))
+    for _ in range(data.draw(st.integers(1, 6), "rounds")):
+        batch, width = len(mirror.texts), data.draw(st.integers(1, 9), "width")
+        counts = data.draw(st.lists(st.integers(0, width), min_size=batch, max_size=batch), "counts")
+        tokens = torch.randint(1, tiny.VOCABULARY, (batch, width))
+        mirror.feed(tokens, counts)
+        mirror.rollback([data.draw(st.integers(max(0, len(t) - 7), len(t)), "length") for t in mirror.texts])
+        if data.draw(st.integers(0, 4)) == 0:
+            order = data.draw(st.permutations(range(batch)), "order")
+            mirror.select(order[: max(1, batch - 1)])
+
+
+def test_rejected_tokens_leave_no_trace():
+    """Ten rounds of three wrong tokens each, rolled back; another text in their place."""
+    mirror = Mirror(tiny.shared("mistral"))
+    mirror.feed(torch.randint(1, tiny.VOCABULARY, (ROWS, 9)), [9, 2, 5])
+    for _ in range(10):
+        held = list(mirror.rows.lengths)
+        mirror.feed(torch.randint(1, tiny.VOCABULARY, (ROWS, 4)), [4, 4, 4])
+        mirror.rollback([held[0] + 1, held[1] + 2, held[2]])
+
+
+def test_storage_grows(monkeypatch):
+    """Capacity grows by doubling or by STEP, whichever is more, never far beyond the limit; what was written stays."""
+    monkeypatch.setattr(cache_module, "STEP", 4)
+    mirror, seen = Mirror(tiny.shared("llama")), []
+    for width in (3, 1, 5, 2, 9, 9, 9, 9):
+        mirror.feed(torch.randint(1, tiny.VOCABULARY, (ROWS, width)), [width, max(width - 1, 1), 1])
+        seen.append(mirror.rows.cache.capacity)
+        layer = mirror.rows.cache.layers[0]
+        assert layer.keys.shape[2] == layer.values.shape[2] == seen[-1]
+        assert max(mirror.rows.lengths) <= seen[-1] <= LIMIT + width
+    # 3 + 4 = 7; 4 fit; 9 need 2 · 7 = 14; 11 fit; 20 need 28; 29 need 56; 38 fit; 47 fit.
+    assert seen == [7, 7, 14, 14, 28, 56, 56, 56]
+
+
+def test_storage_grows_at_its_real_step():
+    """One long text, over the boundary at which the first storage ends."""
+    model = tiny.build("llama", max_position_embeddings=2 * STEP)
+    rows = RowModel(model, 1, 2 * STEP)
+    text = torch.randint(1, tiny.VOCABULARY, (1, STEP + 40))
+    with torch.no_grad():
+        rows.feed(text[:, :5], [5])
+        assert rows.cache.capacity == STEP + 5
+        parts = [rows.feed(text[:, i : i + 15], [15]) for i in range(5, STEP + 35, 15)]
+        assert (
+            rows.cache.capacity == 275 + STEP
+        )  # 275 tokens did not fit in 261 slots, and STEP more are the least it grows by
+    held = rows.lengths[0]
+    torch.testing.assert_close(
+        torch.cat(parts, dim=1)[0], alone(model, text[0, :held].tolist())[5:], atol=1e-4, rtol=1e-4
+    )
+
+
+def test_it_holds_what_a_dynamic_cache_holds():
+    """Key by key: each row's slots against Transformers' cache of the same text."""
+    model = tiny.shared("gemma3")
+    mirror = Mirror(model)
+    mirror.feed(torch.randint(1, tiny.VOCABULARY, (ROWS, 6)), [6, 1, 4])
+    mirror.feed(torch.randint(1, tiny.VOCABULARY, (ROWS, 7)), [2, 7, 3])
+    for b, text in enumerate(mirror.texts):
+        full = DynamicCache()  # without the config: no layer forgets what left its window
+        with torch.no_grad():
+            model(torch.tensor([text]), past_key_values=full)
+        for ours, theirs in zip(mirror.rows.cache.layers, full.layers, strict=True):
+            for mine, its in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
+                torch.testing.assert_close(mine[b, :, : len(text)], its[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
+def test_as_dynamic_cache(name):
+    """What is handed back as `past_key_values` goes on like a cache of Transformers' own, rejected tokens forgotten."""
+    model = tiny.shared(name)
+    mirror = Mirror(model, rows=1)
+    mirror.feed(torch.randint(1, tiny.VOCABULARY, (1, 13)), [13])
+    mirror.rollback([11])
+    out = mirror.rows.as_dynamic_cache()
+    assert isinstance(out, DynamicCache) and out.get_seq_length() == 11
+    with torch.no_grad():
+        logits = model(torch.tensor([[5, 6]]), past_key_values=out).logits[0]
+    torch.testing.assert_close(logits, alone(model, mirror.texts[0] + [5, 6])[-2:], atol=1e-4, rtol=1e-4)
+    mirror.feed(torch.tensor([[7]]), [1])  # and the rows do not share storage with it
+
+
+def test_plan_by_hand():
+    """Rows at 2 and 5 tokens, three more each: slots 2–4 and 5–7, eight slots visible. Equal rows need no index at all."""
+    cache = RowCache(layers=1, limit=20)
+    positions = cache.plan([2, 5], 3, torch.device("cpu"))
+    assert positions.tolist() == [[2, 3, 4], [5, 6, 7]] and (cache.start, cache.visible) == (2, 8)
+    assert cache.get_seq_length() == 2 and cache.get_mask_sizes(3, 0) == (8, 0)
+    assert cache.plan([4, 4], 2, torch.device("cpu")).tolist() == [[4, 5]]
+    assert cache.slots is None and (cache.start, cache.visible) == (4, 6)
+
+
+def test_visibility_by_hand():
+    """A query at position 3 of 6 slots: all up to itself; in a window of 2, slots 2 and 3; in chunks of 3, slot 3 alone."""
+    at = torch.tensor([[3]])
+    assert visibility(at, 6, None, None)[0, 0, 0].tolist() == [True, True, True, True, False, False]
+    assert visibility(at, 6, 2, None)[0, 0, 0].tolist() == [False, False, True, True, False, False]
+    assert visibility(at, 6, None, 3)[0, 0, 0].tolist() == [False, False, False, True, False, False]
+    assert visibility(torch.tensor([[0, 1], [4, 5]]), 6, None, None).shape == (2, 1, 2, 6)
+
+
+def test_select_takes_rows_in_order():
+    mirror = Mirror(tiny.shared("llama"))
+    mirror.feed(torch.randint(1, tiny.VOCABULARY, (ROWS, 8)), [8, 3, 5])
+    mirror.select([2, 0])
+    assert mirror.rows.lengths == [5, 8] and mirror.rows.cache.layers[0].keys.shape[0] == 2
+    mirror.feed(torch.randint(1, tiny.VOCABULARY, (2, 4)), [4, 1])
+    RowModel(tiny.shared("llama"), 2, LIMIT).select([1])  # before anything was written
+
+
+def test_going_on_from_a_cache():
+    """`past_key_values` of one call serves the next one, here and in Transformers, also behind a sliding window."""
+    for name in ("llama", "mistral", "gemma3", "lfm2"):
+        model = tiny.shared(name)
+        draft = tiny.draft_of(model, "often")
+        first = assisted(model, tiny.prompts((14,)), draft, max_new_tokens=20, eos_token_id=NEVER_EMITTED)
+        more = torch.cat([first.sequences, torch.tensor([[5, 6, 7]])], dim=1)
+        inputs = {"input_ids": more, "attention_mask": torch.ones_like(more)}
+        expected = greedy(model, inputs, eos_token_id=NEVER_EMITTED)
+        out = assisted(model, inputs, draft, past_key_values=first.past_key_values, eos_token_id=NEVER_EMITTED)
+        assert torch.equal(out.sequences, expected), name
+        again = assisted(model, tiny.prompts((14,)), draft, max_new_tokens=20, eos_token_id=NEVER_EMITTED)
+        stock = greedy(model, inputs, past_key_values=again.past_key_values, eos_token_id=NEVER_EMITTED)
+        assert torch.equal(stock, expected), name

@@ -1,0 +1,414 @@
+"""Names of Transformers that are private, or public but fragile, and that this package leans on: a new release fails here first.
+
+One small test for each; the docstring says who needs it.
+"""
+
+import inspect
+
+import pytest
+import torch
+from support import tiny
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    Cache,
+    DynamicCache,
+    EosTokenCriteria,
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    MambaForCausalLM,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+)
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+    QuantizedLayer,
+)
+from transformers.generation import CandidateGenerator
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
+from transformers.generation.utils import (
+    MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL,
+    GenerateDecoderOnlyOutput,
+    GenerateEncoderDecoderOutput,
+)
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
+
+
+def parameters(function) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+# -- generate and custom_generate -----------------------------------------------------------------------------------------
+
+
+def test_generates_positional_parameters():
+    """integration: an enabled `generate` hands positional arguments on by these names."""
+    names = parameters(GenerationMixin.generate)
+    assert names[:2] == ["self", "inputs"] and names[2] == "generation_config"
+    for name in ("logits_processor", "stopping_criteria", "assistant_model", "streamer", "custom_generate", "kwargs"):
+        assert name in names
+    for name in ("tokenizer", "assistant_tokenizer", "prompt_lookup_num_tokens", "lossy_policy"):
+        assert name not in names  # read from the keyword arguments by `integration`
+
+
+def run_custom(model, **kwargs) -> dict:
+    """What a callable of the runner's signature is called with."""
+    got = {}
+
+    def loop(
+        model, input_ids, logits_processor, stopping_criteria, generation_config, inputs_tensor=None, **model_kwargs
+    ):
+        got.update(locals())
+        return input_ids
+
+    model.generate(custom_generate=loop, **kwargs)
+    return got
+
+
+def test_custom_generate_gets_everything_prepared():
+    """runner: ids, processors, criteria, config, mask and cache, under these names; model first, the rest by keyword."""
+    model, inputs = tiny.shared("llama"), tiny.prompts((5, 2))
+    got = run_custom(model, **inputs, max_new_tokens=7, do_sample=True, temperature=0.5, num_return_sequences=2)
+    assert got["model"] is model
+    assert got["input_ids"].shape == (4, 5) and torch.equal(got["inputs_tensor"], inputs["input_ids"])
+    assert isinstance(got["logits_processor"], LogitsProcessorList) and len(got["logits_processor"]) > 0
+    kinds = {type(criterion) for criterion in got["stopping_criteria"]}
+    assert kinds == {MaxLengthCriteria, EosTokenCriteria}
+    assert got["generation_config"].max_length == 12 and got["generation_config"].do_sample is True
+    assert torch.equal(got["model_kwargs"]["attention_mask"], inputs["attention_mask"].repeat_interleave(2, 0))
+    assert isinstance(got["model_kwargs"]["past_key_values"], DynamicCache)
+    assert got["model_kwargs"]["past_key_values"].get_seq_length() == 0
+
+
+def test_custom_generate_with_a_mask_of_ones():
+    """runner: a missing mask means no padding. Transformers drops a mask of ones."""
+    got = run_custom(tiny.shared("llama"), **tiny.prompts((5, 5)), max_new_tokens=2)
+    mask = got["model_kwargs"].get("attention_mask")
+    assert mask is None or bool((mask == 1).all())
+
+
+def test_custom_generate_drops_the_draft_and_the_streamer():
+    """integration: which is why the runner carries them itself. If this changes, they could be handed over plainly."""
+    got = run_custom(
+        tiny.shared("llama"), **tiny.prompts((5,)), max_new_tokens=2, assistant_model=tiny.shared("gpt2"),
+        tokenizer="a tokenizer",
+    )  # fmt: skip
+    assert not {"assistant_model", "streamer", "tokenizer"} & got["model_kwargs"].keys()
+
+
+def test_custom_generate_of_an_encoder_decoder():
+    """runner: decoder ids of one token, the encoder's mask and output, an `EncoderDecoderCache`."""
+    got = run_custom(tiny.shared("t5"), **tiny.prompts((5,)), max_new_tokens=2)
+    assert got["input_ids"].tolist() == [[tiny.PAD]] and got["inputs_tensor"].shape == (1, 5)
+    assert {"attention_mask", "encoder_outputs", "past_key_values"} <= got["model_kwargs"].keys()
+    cache = got["model_kwargs"]["past_key_values"]
+    assert isinstance(cache, EncoderDecoderCache) and all(
+        hasattr(x, "crop") for x in cache.self_attention_cache.layers
+    )
+
+
+def test_pad_token_tensor():
+    """runner: what fills short rows."""
+    got = run_custom(tiny.shared("llama"), **tiny.prompts((5,)), max_new_tokens=2)
+    assert int(got["generation_config"]._pad_token_tensor) == tiny.PAD
+    model = tiny.build("llama", pad_token_id=None, eos_token_id=None)
+    got = run_custom(model, **tiny.prompts((5,)), max_new_tokens=2)
+    assert got["generation_config"]._pad_token_tensor is None
+
+
+def test_eos_criteria_hold_their_ids():
+    """sequences: a row ends at these, checked without a call."""
+    got = run_custom(tiny.shared("llama"), **tiny.prompts((5,)), max_new_tokens=2, eos_token_id=[4, 9], max_time=5.0)
+    criteria = {type(criterion): criterion for criterion in got["stopping_criteria"]}
+    assert criteria[EosTokenCriteria].eos_token_id.tolist() == [4, 9]
+    assert criteria[MaxTimeCriteria](torch.zeros(1, 3, dtype=torch.long), None).tolist() == [False]
+
+
+def test_custom_criteria_return_one_entry_a_row():
+    """sequences: criteria of the user's own are asked with one row at a time."""
+    from transformers.generation import StopStringCriteria
+
+    assert parameters(StopStringCriteria.__init__)[1:] == ["tokenizer", "stop_strings"]
+    out = StoppingCriteriaList([MaxLengthCriteria(3)])(torch.zeros(1, 3, dtype=torch.long), (None,))
+    assert out.tolist() == [True]
+
+
+def test_generation_config_knows_the_draft_settings():
+    """runner: read from the draft's generation config when neither call nor policy says anything."""
+    config = GenerationConfig().to_dict()
+    for name in (
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "assistant_confidence_threshold",
+        "prompt_lookup_num_tokens",
+        "assistant_early_exit",
+        "assistant_ensemble_weight",
+        "stop_strings",
+    ):
+        assert name in config
+    assert "lossy_policy" not in config  # Transformers has no setting of this name of its own
+
+
+def test_generation_config_ignores_draft_settings_at_the_call():
+    """integration: they would otherwise be applied twice."""
+    names = parameters(GenerationMixin._get_candidate_generator)
+    assert not {"num_assistant_tokens", "assistant_confidence_threshold"} & set(names)
+
+
+@pytest.mark.parametrize("kind", [GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput])
+def test_output_fields(kind):
+    """runner: the outputs add one field to these."""
+    out = kind(sequences=torch.zeros(1, 1))
+    for name in ("sequences", "scores", "logits", "past_key_values"):
+        assert hasattr(out, name)
+
+
+# -- caches ---------------------------------------------------------------------------------------------------------------
+
+
+def test_cache_takes_ready_layers():
+    """cache: `RowCache` hands its own layers to `Cache`."""
+    assert "layers" in parameters(Cache.__init__)
+    assert not hasattr(Cache(layers=[DynamicLayer()]), "lengths")
+
+
+def test_what_a_cache_layer_must_have():
+    """cache: `RowLayer` implements every abstract method, under either name of the last one."""
+    wanted = {"lazy_initialization", "update", "get_mask_sizes", "get_seq_length"}
+    abstract = set(CacheLayerMixin.__abstractmethods__)
+    assert wanted <= abstract <= wanted | {"get_max_length", "get_max_cache_shape"}
+    assert parameters(CacheLayerMixin.update)[:3] == ["self", "key_states", "value_states"]
+    assert parameters(CacheLayerMixin.get_mask_sizes)[:2] == ["self", "query_length"]
+    layer = DynamicLayer()
+    assert layer.keys is None and layer.values is None and layer.is_initialized is False
+
+
+def test_a_cache_of_the_callers_own_is_marked():
+    """runner: so the one that was passed is filled, even if it is empty yet."""
+    seen, cache = [], DynamicCache(config=tiny.shared("llama").config)
+
+    def method(model, input_ids, **kwargs):
+        seen.append(getattr(kwargs["past_key_values"], "_is_user_defined", False))
+        return input_ids
+
+    for given in ({}, {"past_key_values": cache}):
+        tiny.shared("llama").generate(**tiny.prompts((5,)), **given, custom_generate=method, max_new_tokens=2)
+    assert seen == [False, True]
+
+
+def test_early_exit_changes_the_config_that_the_base_models_prefix_names():
+    """stock_exit: this is put back whatever happens."""
+    model = tiny.shared("llama")
+    assert getattr(model, model.base_model_prefix).config is model.config
+
+
+def test_a_quantised_layer_has_the_crop_of_a_plain_one():
+    """passed_cache: which does not cut what is quantised, so such caches are refused by this word in the class's name."""
+    assert issubclass(QuantizedLayer, DynamicLayer) and QuantizedLayer.crop is DynamicLayer.crop
+
+
+def test_inputs_that_prepare_inputs_grows_or_drops():
+    """growing, token_types: cut to the length of the forward; inputs, images: not handed on behind the first forward."""
+    ids, model = torch.arange(4, 14)[None], tiny.shared("gpt2")
+    given = {"token_type_ids": torch.arange(10)[None], "pixel_values": torch.zeros(1)}
+    out = model.prepare_inputs_for_generation(ids, next_sequence_length=3, is_first_iteration=False, **given)
+    assert out["token_type_ids"].tolist() == [[7, 8, 9]] and "pixel_values" not in out
+    assert "pixel_values" in MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
+
+
+def test_layer_kinds_of_a_config():
+    """trials: `why_not_rows` reads off which layers a model's cache would have."""
+    kinds = {
+        "llama": {DynamicLayer},
+        "mistral": {DynamicSlidingWindowLayer},
+        "gemma3": {DynamicLayer, DynamicSlidingWindowLayer},
+    }
+    for name, expected in kinds.items():
+        config = tiny.shared(name).config.get_text_config(decoder=True)
+        assert {type(layer) for layer in DynamicCache(config=config).layers} == expected
+    assert not {type(layer) for layer in DynamicCache(config=tiny.shared("lfm2").config).layers} <= {DynamicLayer}
+
+
+def test_who_keeps_a_state():
+    """trials: the reason why a model without a cache that can be rolled back is refused."""
+    assert MambaForCausalLM._is_stateful and not tiny.shared("llama")._is_stateful
+
+
+def test_crop_and_past_recording():
+    """models: `CroppingModel` rolls back with a negative count, after recording was switched on."""
+    cache = DynamicCache(config=tiny.shared("mistral").config)
+    with torch.no_grad():
+        tiny.shared("mistral")(torch.arange(4, 16)[None], past_key_values=cache)
+        cache.activate_past_recording()
+        tiny.shared("mistral")(torch.arange(4, 8)[None], past_key_values=cache)
+    cache.crop(-3)
+    assert cache.get_seq_length() == 13
+    cache.crop(0)
+    assert cache.get_seq_length() == 13
+
+
+def test_is_croppable_of_a_convolution_state():
+    """models: recurrent states are refused by this name."""
+    cache = DynamicCache(config=tiny.shared("lfm2").config)
+    with torch.no_grad():
+        tiny.shared("lfm2")(torch.arange(4, 16)[None], past_key_values=cache)
+    assert all(layer.is_croppable for layer in cache.layers)
+    assert CacheLayerMixin.is_croppable is False
+
+
+# -- forwards -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", tiny.BATCHED)
+def test_forwards_take_positions_masks_and_a_cache(name):
+    """models: a `RowModel` needs these; `logits_to_keep` it uses where there is one."""
+    names = parameters(tiny.shared(name).forward)
+    assert {"input_ids", "position_ids", "attention_mask", "past_key_values", "use_cache"} <= set(names)
+
+
+@pytest.mark.parametrize("name", [name for name in tiny.BATCHED if name != "gemma2"])  # that one is eager
+def test_attention_is_looked_up_by_the_configs_name_at_every_forward(name):
+    """packing: under another name with the same functions the output is the same, and the function is really called."""
+    assert ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] and ALL_ATTENTION_FUNCTIONS["sdpa"]
+    model, calls = tiny.build(name, seed=1), []
+    assert model.config._attn_implementation == "sdpa"
+
+    def attention(module, query, key, value, mask, **kwargs):
+        calls.append((query.shape[2], key.shape[2]))
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **kwargs)
+
+    AttentionInterface.register("contract", attention)
+    AttentionMaskInterface.register("contract", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    with torch.no_grad():
+        plain = model(torch.arange(4, 9)[None]).logits
+        model.config._attn_implementation = "contract"
+        assert torch.equal(model(torch.arange(4, 9)[None]).logits, plain)
+        model.config._attn_implementation = "sdpa"
+        model(torch.arange(4, 9)[None])
+    assert calls == [(5, 5)] * model.config.num_hidden_layers
+
+
+def test_masks_of_four_dimensions_pass_as_they_are():
+    """models: an additive mask (1, 1, Q, visible); and a dict of them by layer type for a model of mixed layers."""
+    ids = torch.arange(4, 9)[None]
+    hidden = torch.full((1, 1, 5, 5), torch.finfo(torch.float32).min).triu(1)
+    apart = hidden.clone()
+    apart[..., 1:, 0] = torch.finfo(torch.float32).min  # nobody but itself sees the first token
+    with torch.no_grad():
+        model = tiny.shared("llama")
+        plain = model(ids).logits
+        torch.testing.assert_close(model(ids, attention_mask=hidden).logits, plain, atol=1e-5, rtol=1e-5)
+        assert (model(ids, attention_mask=apart).logits - plain).abs().max() > 1e-3
+        mixed = tiny.shared("gemma3")
+        plain = mixed(ids).logits
+        for kind in ("sliding_attention", "full_attention"):
+            masks = {"sliding_attention": hidden, "full_attention": hidden}
+            torch.testing.assert_close(mixed(ids, attention_mask=masks).logits, plain, atol=1e-5, rtol=1e-5)
+            assert (mixed(ids, attention_mask=masks | {kind: apart}).logits - plain).abs().max() > 1e-3
+
+
+def test_prepare_inputs_for_generation():
+    """models: `CroppingModel` runs the last tokens of a text through it, before and after the first iteration."""
+    names = parameters(GenerationMixin.prepare_inputs_for_generation)
+    assert {"input_ids", "next_sequence_length", "past_key_values", "is_first_iteration"} <= set(names)
+    model, cache = tiny.shared("llama"), DynamicCache()
+    for first in (True, False):
+        out = model.prepare_inputs_for_generation(
+            torch.arange(4, 14)[None], next_sequence_length=3, is_first_iteration=first, past_key_values=cache
+        )
+        assert out["input_ids"].tolist() == [[11, 12, 13]] and out["past_key_values"] is cache
+
+
+def test_prepare_cache_for_generation():
+    """runner: the cache of a draft that has no row cache."""
+    names = ["self", "generation_config", "model_kwargs", "generation_mode", "batch_size", "max_cache_length"]
+    assert parameters(GenerationMixin._prepare_cache_for_generation) == names
+    kwargs = {}
+    tiny.shared("lfm2")._prepare_cache_for_generation(GenerationConfig(), kwargs, None, 1, 20)
+    assert isinstance(kwargs["past_key_values"], DynamicCache)
+
+
+def test_get_encoder():
+    """runner: the encoder output of a T5 draft."""
+    model = tiny.shared("t5")
+    with torch.no_grad():
+        out = model.get_encoder()(**{model.main_input_name: torch.arange(4, 9)[None]}, return_dict=True)
+    assert out.last_hidden_state.shape == (1, 5, 32)
+
+
+# -- candidate generators -------------------------------------------------------------------------------------------------
+
+
+def test_get_candidate_generator():
+    """runner calls it, drafting replaces it on the instance: by these keywords in either case."""
+    names = [
+        "self", "generation_config", "input_ids", "inputs_tensor", "logits_processor", "model_kwargs",
+        "assistant_model", "target_tokenizer", "assistant_tokenizer",
+    ]  # fmt: skip
+    assert parameters(GenerationMixin._get_candidate_generator) == names
+
+
+def test_assisted_decoding_asks_the_instance(monkeypatch):
+    """drafting: `stock_stop` puts `_get_candidate_generator` on one model."""
+
+    class Asked(Exception):
+        pass
+
+    def ask(**kwargs):
+        raise Asked(sorted(kwargs))
+
+    model = tiny.build("llama")
+    monkeypatch.setattr(model, "_get_candidate_generator", ask, raising=True)
+    with pytest.raises(Asked, match="assistant_model"):
+        model.generate(**tiny.prompts((5,)), assistant_model=tiny.shared("llama"), max_new_tokens=3)
+
+
+def test_candidate_generator_methods():
+    """drafting: what a generator is asked and told."""
+    assert parameters(CandidateGenerator.get_candidates)[:2] == ["self", "input_ids"]
+    assert parameters(CandidateGenerator.update_candidate_strategy) == ["self", "input_ids", "scores", "num_matches"]
+
+
+def test_assisted_candidate_generator():
+    """drafting: `StoppingCandidateGenerator` adds a criterion to what the draft's own `generate` is given."""
+    names = [
+        "self", "input_ids", "assistant_model", "generation_config", "model_kwargs", "inputs_tensor", "logits_processor",
+    ]  # fmt: skip
+    assert parameters(AssistedCandidateGenerator.__init__) == names
+    names = ["self", "input_ids", "min_new_tokens", "max_new_tokens"]
+    assert parameters(AssistedCandidateGenerator._prepare_generation_args) == names
+    model = tiny.shared("llama")
+    made = AssistedCandidateGenerator(torch.arange(4, 9)[None], model, model.generation_config, {})
+    assert "stopping_criteria" not in made._prepare_generation_args(torch.arange(4, 9)[None], 0, 3)
+    for attribute in ("num_assistant_tokens", "assistant_generation_config", "generation_config"):
+        assert hasattr(made, attribute)
+    for config in (made.assistant_generation_config, made.generation_config):
+        assert hasattr(config, "assistant_confidence_threshold") and hasattr(config, "num_assistant_tokens_schedule")
+
+
+# -- rotary modules -------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_changing_rotary_module_keeps():
+    """rope: `_clean` undoes what a module has learned from longer texts; it takes positions alone, and the length from them."""
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
+    rotary = tiny.llama(rope_parameters=dynamic, max_position_embeddings=8).model.rotary_emb
+    first = rotary.inv_freq.clone()
+    assert rotary.rope_type == "dynamic" and rotary.original_max_seq_len == rotary.max_seq_len_cached == 8
+    rotary(torch.zeros(1), torch.tensor([[0, 11]]))
+    assert rotary.max_seq_len_cached == 12 and not torch.equal(rotary.inv_freq, first)
+    assert torch.equal(rotary.original_inv_freq, first)
+
+
+def test_what_a_layer_with_temperatures_has():
+    """temperature: layers are found by these names, and their queries come out of `q_proj`."""
+    layer = inspect.getsource(Llama4TextAttention)
+    for name in ("attn_temperature_tuning", "use_rope", "floor_scale", "attn_scale", "q_proj"):
+        assert f"self.{name} = " in layer

@@ -1,0 +1,178 @@
+"""Proves that what depends on a text's length in other ways than by rotary frequencies is right in batches, or refused by name;
+and searches Transformers' files for more of it."""
+
+import copy
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support import tiny
+from support.tiny import NEVER_EMITTED, assisted, prompts
+from support.unbatched import alone
+from transformers import (
+    BigBirdConfig,
+    BigBirdForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    Ministral3Config,
+    Ministral3ForCausalLM,
+    MoshiConfig,
+    MoshiForCausalLM,
+)
+
+from hf_lossy_assist.models.cached import RowModel
+
+
+STEP = 10  # tokens of one attention temperature; the texts go through five of them
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": STEP,
+    "mscale": 1.0,
+}
+
+
+def llama4() -> Any:
+    """Temperatures by the cache's length in every second layer, chunks of 8 tokens in the others."""
+    shape = {"head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 2, "attention_chunk_size": 8}
+    temperature = {"no_rope_layers": [1, 0], "floor_scale": STEP, "attn_scale": 2.0}
+    return Llama4ForCausalLM(Llama4TextConfig(**tiny.DECODER | shape | temperature))
+
+
+def ministral3() -> Any:
+    """Temperatures by `position_ids`, which are each row's own."""
+    yarn = YARN | {"mscale_all_dim": 1.0, "llama_4_scaling_beta": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
+    return Ministral3ForCausalLM(Ministral3Config(**tiny.DECODER | {"head_dim": 8, "rope_parameters": yarn}))
+
+
+@cache
+def build(name: str) -> Any:
+    torch.manual_seed(0)
+    model = {"llama4": llama4, "ministral3": ministral3}[name]().eval()
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            if "experts" in path:  # made of what the memory held
+                parameter.normal_(std=0.1)
+            elif parameter.dim() > 1:
+                parameter.mul_(3.0)
+        head = model.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight * 6.0)
+    return model
+
+
+@pytest.mark.parametrize("name", ["llama4", "ministral3"])
+@pytest.mark.parametrize("kind, gamma", [("often", 5), ("never", 2)])
+def test_attention_temperature(name, kind, gamma):
+    model = build(name)
+    for lengths in ((9,), (9, 1, 20, 14)):
+        inputs = prompts(lengths)
+        pairs = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
+        wanted = [alone(model, ids[mask.bool()]) for ids, mask in pairs]
+        assert len(set(sum(wanted, []))) > 6, "texts this monotonous prove nothing"
+        policy = {"stop": {"name": "constant", "gamma": gamma}}
+        draft = tiny.draft_of(model, kind)
+        out = assisted(model, inputs, draft, policy, max_new_tokens=len(wanted[0]), eos_token_id=NEVER_EMITTED)
+        assert out.sequences[:, max(lengths) :].tolist() == wanted, lengths
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_windows_of_models_that_need_not_have_one(name):
+    """The other tested models with windows, and chunks, are built with short ones in all tests (`tiny.WINDOW`, `llama4`)."""
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "max_window_layers": 1}
+    model = tiny.build(name, use_sliding_window=True, sliding_window=tiny.WINDOW, **kinds)
+    for lengths in ((14,), (9, 1, 4, 14)):
+        expected = tiny.greedy(model, prompts(lengths), eos_token_id=NEVER_EMITTED)
+        out = assisted(model, prompts(lengths), tiny.draft_of(model, "often"), eos_token_id=NEVER_EMITTED)
+        assert torch.equal(out.sequences, expected), lengths
+    wide = tiny.build(name, use_sliding_window=True, sliding_window=200, **kinds)
+    assert not torch.equal(tiny.greedy(wide, prompts(lengths), eos_token_id=NEVER_EMITTED), expected)
+
+
+@torch.no_grad()
+def test_rows_in_several_steps_of_temperature():
+    """Rows that lie three steps apart, blocks that cross a step: the logits of each row alone; no hook is left behind."""
+    model, held = build("llama4"), [33, 2, 18]
+    texts = torch.randint(4, tiny.VOCABULARY, (3, 40))
+    rows = RowModel(model, 3, 64)
+    rows.feed(texts[:, :33], held, keep=0)
+    blocks = torch.stack([text[n : n + 5] for text, n in zip(texts, held, strict=True)])
+    got = rows.feed(blocks, [5] * 3)
+    for row, text, n in zip(got, texts, held, strict=True):
+        torch.testing.assert_close(row, model(text[None, : n + 5]).logits[0, n:], atol=1e-3, rtol=1e-4)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_targets_that_depend_on_the_length_are_refused():
+    tiny_bird = {"vocab_size": tiny.VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    bird = BigBirdConfig(**tiny_bird | {"intermediate_size": 64, "is_decoder": True, "block_size": 4})
+    sparse = BigBirdForCausalLM(bird).eval()
+    shape = {name: value for name, value in tiny.DECODER.items() if name not in ("intermediate_size", "pad_token_id")}
+    moshi = MoshiForCausalLM(MoshiConfig(**shape | {"ffn_dim": 64, "sliding_window": 8, "head_dim": 8})).eval()
+    for model, line in (
+        (
+            sparse,
+            "BigBirdForCausalLM chooses what it attends to by the prompt's length.*attention_type='original_full'",
+        ),
+        (moshi, "MoshiForCausalLM has a sliding window of 8 in its cache and none in its attention mask.*leave lossy"),
+    ):
+        with pytest.raises(ValueError, match=line) as error:
+            assisted(model, prompts((9,)), copy.deepcopy(model))
+        assert "\n" not in str(error.value)
+
+
+# -- the search -----------------------------------------------------------------------------------------------------------
+
+MODELS = Path(transformers.__file__).parent / "models"
+# What a layer may read instead of its tokens' own positions, and the folders whose files do; each was looked at.
+SUSPECTS = {
+    # The cache's length inside a layer: Llama 4's temperature (temperature.py); whether a cross-attention is cached (BigBird);
+    # relative positions of T5 and its like, encoder-decoders, which run one row at a time.
+    r"get_seq_length\(self\.layer_idx\)": {
+        "llama4", "big_bird", "bigbird_pegasus",
+        "longt5", "mt5", "pix2struct", "pop2piano", "switch_transformers", "t5", "udop", "umt5",
+    },
+    # The longest position of the batch: PhiMoE's rotary module, whose `rope_type` gives it to rope.py; positions of images
+    # and sounds; Reformer, whose cache has no layers.
+    r"max\(position_ids|position_ids\S*\.(max|amax)\(": {
+        "phimoe", "hunyuan_vl", "minicpmv4_7", "qwen2_5_omni", "qwen3_omni_moe", "reformer",
+    },
+    # A cache thrown away at a certain length: `_renewed_after` in rope.py finds it by asking.
+    r"original_max_position_embeddings \+ 1": {"phi3", "phi4_multimodal", "phimoe"},
+    # Temperatures: by the cache's length (Llama 4), and by `position_ids`.
+    r"temperature_tuning|llama_4_scaling|def compute_attention_scaling": {"llama4", "ministral3", "mistral4", "beam"},
+}  # fmt: skip
+
+
+@cache
+def sources() -> dict[str, str]:
+    """The code of each model folder, without comments."""
+    out: dict[str, str] = {}
+    for path in MODELS.glob("*/modeling_*.py"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        kept = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+        out[path.parent.name] = out.get(path.parent.name, "") + kept
+    return out
+
+
+@pytest.mark.parametrize("pattern", SUSPECTS)
+def test_no_other_model_looks_at_the_length(pattern):
+    """A new release that fails here has a model to be looked at: right in rows, right after a change, or refused."""
+    found = {folder for folder, code in sources().items() if re.search(pattern, code)}
+    assert not found - SUSPECTS[pattern], sorted(found - SUSPECTS[pattern])
+    assert found, "the pattern finds nothing any more"
+
+
+def test_every_changing_rope_says_its_kind():
+    """What `ChangingRope` finds modules by: a class that updates its frequencies has a `rope_type`."""
+    count = 0
+    for folder, code in sources().items():
+        for body in re.split(r"^class ", code, flags=re.MULTILINE)[1:]:
+            if "@dynamic_rope_update" in body:
+                count += 1
+                assert "self.rope_type" in body, (folder, body.split("\n")[0])
+    assert count > 50

@@ -1,0 +1,187 @@
+"""Models in states that Transformers' `generate` can run: in training, past a table of positions, offloaded, compiled; heads
+of other dtypes. Each writes what the model writes otherwise."""
+
+import accelerate
+import pytest
+import torch
+import transformers
+from support.small import VOCAB, llama, louder, near, one, ragged, tokenizer, words
+from transformers import GenerationMixin, GPT2Config, GPT2LMHeadModel
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.batch.positions import learned_positions
+from hf_lossy_assist.generation import pairs
+
+
+NEW = {"max_new_tokens": 16, "do_sample": False}
+
+
+def stock(model, inputs):
+    return GenerationMixin.generate(model, **inputs, **NEW)
+
+
+def ours(target, draft, inputs, policy="strict", **settings):
+    return hla.enable(target).generate(**inputs, **NEW | settings, assistant_model=draft, lossy_policy=policy)
+
+
+def gpt2(positions):
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": positions}
+    special = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+    return louder(GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, **sizes, **special)).eval())
+
+
+def in_training(model):
+    enable = getattr(model, "activation_checkpointing_enable", None)  # the old name warns where there is this one
+    (enable or model.gradient_checkpointing_enable)()
+    return model.train()
+
+
+def flags(model):
+    return [getattr(module, "gradient_checkpointing", False) for module in model.modules()]
+
+
+# -- training -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inputs", [one(), ragged()], ids=["one row", "three rows"])
+@pytest.mark.parametrize("which", ["target", "draft", "both"])
+def test_gradient_checkpointing_changes_no_text(inputs, which):
+    """There Transformers' own `generate` drops the cache and still feeds one token at a time, so its text is none of the model's."""
+    target, draft, expected = llama(), near(llama()), stock(llama(), inputs)
+    for name, model in (("target", target), ("draft", draft)):
+        if which in (name, "both"):
+            in_training(model)
+    before = flags(target), flags(draft)
+    assert torch.equal(ours(target, draft, inputs), expected)
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        ours(target, draft, inputs, max_new_tokens=0)
+    assert before == (flags(target), flags(draft)) and any(map(any, before))
+
+
+def test_gradient_checkpointing_is_back_after_an_error():
+    model = in_training(llama())
+    with pytest.raises(RuntimeError, match="stop here"), pairs.without_checkpointing(model):
+        assert not any(flags(model))
+        raise RuntimeError("stop here")
+    assert any(flags(model))
+
+
+# -- tables of positions --------------------------------------------------------------------------------------------------------
+
+
+def test_a_target_may_fill_its_table():
+    """16 positions write 17 tokens: the last is not fed. Drafts never reach beyond the table, whatever their length."""
+    model, inputs = gpt2(16), one()
+    expected = GenerationMixin.generate(model, **inputs, max_new_tokens=8, do_sample=False)
+    for gamma in (1, 5, 12):
+        settings = {"max_new_tokens": 8, "num_assistant_tokens": gamma}
+        assert torch.equal(ours(model, near(gpt2(16)), inputs, **settings), expected)
+
+
+def test_a_text_that_ends_in_time_may_be_asked_for_more():
+    """As in Transformers, `max_new_tokens` beyond the table is no error while no text needs it."""
+    model, inputs = gpt2(20), ragged()
+    first = GenerationMixin.generate(model, **inputs, max_new_tokens=8, do_sample=False)
+    model.generation_config.eos_token_id = sorted({int(row[11]) for row in first})
+    expected = GenerationMixin.generate(model, **inputs, max_new_tokens=60, do_sample=False)
+    assert expected.shape[1] <= 12
+    assert torch.equal(ours(model, near(gpt2(20)), inputs, max_new_tokens=60, num_assistant_tokens=15), expected)
+
+
+@pytest.mark.parametrize("inputs", [one(), ragged(), one(20), ragged((0, 3, 9), 20)])
+@pytest.mark.parametrize("policy", ["strict", "svip"])
+def test_a_draft_stops_guessing_at_the_end_of_its_table(inputs, policy):
+    """The texts outgrow it, or began beyond it; the target goes on alone."""
+    target = llama()
+    out = ours(target, gpt2(16), inputs, policy, return_dict_in_generate=True)
+    assert torch.equal(out.sequences, stock(target, inputs))
+    width = int(inputs["attention_mask"].sum(dim=1).min())
+    assert (out.speculation.total().num_draft_tokens > 0) == (width < 16)
+
+
+@pytest.mark.parametrize("width", [9, 30])
+def test_a_draft_with_another_tokenizer_stops_at_the_end_of_its_table(width):
+    """The table counts the draft's own tokens, which Transformers' generator alone knows."""
+    target, tokenizers = llama(), {"tokenizer": tokenizer(), "assistant_tokenizer": tokenizer(words()[::-1])}
+    out = ours(target, gpt2(16), one(width), return_dict_in_generate=True, **tokenizers)
+    assert torch.equal(out.sequences, stock(target, one(width)))
+    assert out.speculation.total().num_new_tokens == 16 and out.speculation.forwards["draft"] > 0
+
+
+def test_tables_are_found_where_transformers_has_them():
+    assert learned_positions(gpt2(16)) == 16 and learned_positions(llama()) is None
+    sizes = {"vocab_size": 30, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "ffn_dim": 16}
+    opt = transformers.OPTConfig(**sizes, word_embed_proj_dim=16, max_position_embeddings=24)
+    assert learned_positions(transformers.OPTForCausalLM(opt)) == 24
+    sizes |= {"intermediate_size": 16, "max_position_embeddings": 24, "pad_token_id": 1}
+    roberta = transformers.RobertaConfig(**sizes, is_decoder=True)
+    assert learned_positions(transformers.RobertaForCausalLM(roberta)) == 22
+
+
+# -- where the weights are -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings(
+    "ignore:You are calling .generate.. with the `input_ids`:UserWarning"
+)  # Transformers before 5.20
+@pytest.mark.parametrize("which", ["target", "draft", "both"])
+def test_models_whose_weights_are_offloaded(which):
+    models = {"target": llama(), "draft": near(llama())}
+    for name in models:
+        if which in (name, "both"):
+            accelerate.cpu_offload(models[name], torch.device("cpu"))
+            assert models[name].get_input_embeddings().weight.device.type == "meta"
+    assert torch.equal(ours(**models, inputs=ragged()), stock(llama(), ragged()))
+
+
+def test_compiled_models_are_run_as_transformers_runs_them():
+    """`torch.compile(model).generate` is the inner model's."""
+    target, draft = llama(), near(llama())
+    compiled = torch.compile(target)
+    assert hla.enable(compiled) is compiled and hla.is_enabled(target) and hla.is_enabled(compiled)
+    out = compiled.generate(**ragged(), **NEW, assistant_model=torch.compile(draft), lossy_policy="strict")
+    assert torch.equal(out, stock(llama(), ragged()))
+    assert not hla.is_enabled(hla.disable(compiled))
+
+
+# -- heads -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("kind", [{"kind": "linear"}, {"kind": "mlp", "width": 8}], ids=["linear", "mlp"])
+def test_a_head_of_another_dtype_says_what_its_weights_say(kind, dtype):
+    cls = hla.LinearHead if kind["kind"] == "linear" else hla.MLPHead
+    torch.manual_seed(1)
+    head = cls(hla.HeadConfig(32, **kind)).to(dtype)
+    same = cls(hla.HeadConfig(32, **kind))
+    same.load_state_dict({name: weight.float() for name, weight in head.state_dict().items()})
+    features = torch.randn(3, 5, 32, dtype=torch.bfloat16)
+    assert torch.equal(head(features), same(features)) and head(features).dtype == torch.float32
+    texts = [ours(llama(), near(llama()), ragged(), hla.Sprinter(its, 0.5)) for its in (head, same)]
+    assert torch.equal(*texts)
+
+
+# -- drafts that are none ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_assistant_of_transformers_that_reads_states_is_known_as_one():
+    classes = {name: getattr(transformers, name) for name in dir(transformers) if "Assistant" in name}
+    found = [cls for name, cls in classes.items() if name.endswith(("ForCausalLM", "AssistantModel"))]
+    assert len(found) >= 3 and all(pairs._reads_states(cls) for cls in found)
+    assert not pairs._reads_states(type(llama())) and not pairs._reads_states(transformers.Gemma3nForCausalLM)
+
+
+# -- Transformers' own loop -----------------------------------------------------------------------------------------------------------
+
+
+def test_stock_stops_nest():
+    model, draft = llama(), near(llama())
+    with hla.stock_stop(model, hla.Constant(2)):
+        outer = model._get_candidate_generator
+        with hla.stock_stop(model, hla.Constant(3)):
+            assert model._get_candidate_generator is not outer
+        assert model._get_candidate_generator is outer
+        assert torch.equal(model.generate(**one(), **NEW, assistant_model=draft), stock(llama(), one()))
+    assert "_get_candidate_generator" not in model.__dict__

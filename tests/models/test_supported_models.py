@@ -1,0 +1,139 @@
+"""docs/models.md says what is so: a sample of its models, each with a peculiar feature, is built and tried again; and what a model
+is refused for is the model's own reason, in one line."""
+
+import copy
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import supported_models
+import tiny_models
+import torch
+from model_table import TITLES, verdict
+from transformers import DynamicCache, ImageGPTConfig, ImageGPTForCausalImageModeling
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.models.trials import RECURRENT, why_not_rows
+
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "models.md"
+# Models with a peculiar feature each, and the first seed whose reference text varies.
+SAMPLE = {
+    "xglm/causal": 0,  # its attention wants a mask for each row
+    "roberta/causal": 1,  # counts positions from its padding id, unless told them
+    "bart/causal": 0,  # takes no positions
+    "doge/causal": 0,  # a top-k over the text
+    "moshi/causal": 1,  # its cache forgets what its mask shows
+    "fsmt/encoder-decoder": 2,  # the tokens of a block see each other
+    "prophetnet/encoder-decoder": 0,  # one token at a time alone
+    "minimax/causal": 0,  # a recurrent state
+    "mamba/causal": 0,  # nothing but a recurrent state
+}
+
+
+@cache
+def stated():
+    """The verdict of docs/models.md on each model, by "type/kind"."""
+    found, section = {}, None
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("## "):
+            section = next(name for name, title in TITLES.items() if title == line[3:])
+        elif section and re.match(r"\| [a-z0-9]", line) and not line.startswith("| model type"):
+            name, kind = line.split(" | ")[0].removeprefix("| "), line.split(" | ")[2]
+            found[f"{name}/{kind}"] = section
+    return found
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_model_has_the_verdict_that_the_page_states(name):
+    result = supported_models.examine(*name.split("/"), "eager", first=SAMPLE[name])
+    got, why = verdict(result)
+    assert got == stated()[name], why
+    assert got not in ("unequal", "traceback", "not built")
+    assert "past_key_values" not in why and "cache_implementation" not in why, "nobody passed these"
+
+
+def test_the_page_counts_what_it_lists():
+    text = PAGE.read_text()
+    for name, title in TITLES.items():
+        listed = sum(section == name for section in stated().values())
+        count = re.search(rf"\| {re.escape(title[0].lower() + title[1:])} \| (\d+) \|", text)
+        assert count and int(count.group(1)) == listed
+        if name in ("unequal", "traceback"):
+            assert listed == 0
+    built = int(re.search(r"\| built \| (\d+) \|", text).group(1))
+    assert built == sum(section != "not built" for section in stated().values()) >= 120
+
+
+def refusal(model_type, kind="causal", **settings):
+    model = tiny_models.tiny_model(model_type, kind, "eager")
+    with pytest.raises(ValueError) as error:
+        hla.enable(model).generate(
+            **supported_models.prompts((5,), 0), max_new_tokens=4, do_sample=False, assistant_model=copy.deepcopy(model),
+            lossy_policy="strict", **settings,
+        )  # fmt: skip
+    assert supported_models.refused_by_us(error.value), str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "rwkv", "minimax"])
+def test_a_recurrent_state_is_given_as_the_reason(model_type):
+    assert RECURRENT in refusal(model_type)
+
+
+def test_a_cache_that_the_models_own_settings_switch_off_is_named_as_theirs():
+    assert "the generation config says use_cache=False" in refusal("mpt")
+    assert "the generation config" not in refusal("llama", use_cache=False)
+
+
+def test_a_model_is_tried_once_and_in_eval_mode():
+    model = tiny_models.tiny_model("opt", "causal", "eager").train()
+    frozen = model.get_decoder().layers[0].eval()
+    seen = []
+    model.register_forward_hook(lambda module, args, output: seen.append(module.get_decoder().layers[1].training))
+    assert why_not_rows(model) is None
+    assert 0 < len(seen) < 20 and not any(seen)
+    assert model.training and not frozen.training
+    tried = len(seen)
+    assert why_not_rows(model) is None and len(seen) == tried
+
+
+def test_a_vocabulary_is_what_the_output_layer_writes():
+    """ImageGPT reads one id more, which processors that are given the size of the vocabulary must not be told of."""
+    torch.manual_seed(0)
+    model = ImageGPTForCausalImageModeling(
+        ImageGPTConfig(vocab_size=98, n_embd=32, n_layer=2, n_head=4, n_positions=256)
+    )
+    tiny_models.lively(model.eval(), 2)
+    inputs = {
+        "input_ids": torch.tensor([[97, 3, 4, 5, 6]]),
+        "max_new_tokens": 12,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
+    inputs |= {"eos_token_id": None, "bad_words_ids": [[5], [7, 8]], "repetition_penalty": 1.2}
+    own = model.generate(**inputs)
+    ours = hla.enable(model).generate(**inputs, assistant_model=copy.deepcopy(model), lossy_policy="strict")
+    assert torch.equal(own, ours) and len(set(own[0].tolist())) > 8
+
+
+@pytest.mark.parametrize("model_type, seed", [("bart", 1), ("roberta", 0)])
+def test_one_row_with_padding_or_with_a_cache_is_generates_own_text(model_type, seed):
+    """BART's decoder counts padding among its positions, so the padded prompt has another text than the prompt alone; RoBERTa's,
+    left to itself, begins to count behind its padding id."""
+    model = tiny_models.tiny_model(model_type, "causal", "eager", seed)
+    padded = {name: value[:1] for name, value in supported_models.prompts((5, 9), seed).items()}
+    alone, texts = supported_models.rows_of(padded)[0], []
+    for inputs, own_cache in ((padded, False), (alone, False), (alone, True)):
+        calls = [{"past_key_values": DynamicCache(config=model.config)} if own_cache else {} for _ in range(2)]
+        own = model.generate(**inputs, **supported_models.SETTINGS, **calls[0]).sequences
+        draft = copy.deepcopy(model)
+        hla.enable(model)
+        ours = model.generate(
+            **inputs, **supported_models.SETTINGS, **calls[1], assistant_model=draft, lossy_policy="strict"
+        ).sequences
+        hla.disable(model)
+        assert torch.equal(own, ours)
+        texts.append(own[0, -supported_models.NEW :].tolist())
+    assert len(set(texts[0])) > 6 and (texts[0] == texts[1]) == (model_type == "roberta")

@@ -1,0 +1,65 @@
+"""Proves that `hf-lossy policies` names everything that a policy can be made of, and says of each what is so."""
+
+import dataclasses
+import json
+
+import pytest
+from support.rule_cases import CASES
+
+from hf_lossy_assist import as_policy
+from hf_lossy_assist.filters.staged import FILTERS
+from hf_lossy_assist.policy.catalog import catalog
+from hf_lossy_assist.policy.methods import METHODS, POLICIES
+from hf_lossy_assist.rules import RULES
+from hf_lossy_assist.stops import STOPS
+
+
+ENTRIES = {(entry.kind, entry.name): entry for entry in catalog()}
+
+
+def test_everything_is_in_it():
+    expected = {("rule", name) for name in RULES} | {("stop", name) for name in STOPS}
+    expected |= {("filter", name) for name in FILTERS} | {("policy", name) for name in [*POLICIES, *METHODS, "sv"]}
+    assert set(ENTRIES) == expected and len(ENTRIES) == len(catalog())
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=lambda e: f"{e.kind} {e.name}")
+def test_each_entry_is_whole(entry):
+    assert entry.summary.endswith(".") and len(entry.summary) > 15 and "\n" not in entry.summary
+    assert entry.neutral and entry.source and "." not in entry.name
+    if entry.kind == "stop":
+        assert entry.guarantee == "lossless"
+    if entry.kind != "policy":
+        its = {"rule": RULES, "stop": STOPS, "filter": FILTERS}[entry.kind][entry.name]
+        assert list(entry.parameters) == [f.name for f in dataclasses.fields(its)] and entry.class_name == its.__name__
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if name in RULES and case.neutral is not None])
+def test_the_guarantee_is_that_of_the_rule(name):
+    guarantee = ENTRIES["rule", name].guarantee
+    assert {"lossless": True, "lossy": False}.get(guarantee, CASES[name].neutral.lossless) == CASES[
+        name
+    ].neutral.lossless
+
+
+def test_names_without_required_parameters_are_policies():
+    for (kind, name), entry in ENTRIES.items():
+        if kind in ("rule", "stop") and "required" not in entry.parameters.values() and name != "moving_average":
+            policy = as_policy({kind: name})
+            assert type(getattr(policy, kind)).__name__ == entry.class_name
+
+
+def test_the_command(hf_lossy):
+    done = hf_lossy("policies", "--json")
+    listed = json.loads(done.out)
+    assert [(e["kind"], e["name"]) for e in listed] == list(ENTRIES)
+    assert all(
+        set(e) == {"name", "kind", "class_name", "guarantee", "neutral", "parameters", "source", "summary"}
+        for e in listed
+    )
+    shown = hf_lossy("policies")
+    for name in RULES:
+        assert name[:8] in shown.out
+    only = json.loads(hf_lossy("policies", "--json", "--kind", "filter").out)
+    assert {e["name"] for e in only} == set(FILTERS)
+    assert "Did you mean 'rule'" in hf_lossy("policies", "--kind", "rules").line

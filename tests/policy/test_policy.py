@@ -1,0 +1,202 @@
+"""Proves that a policy survives its JSON form, that `lossy_policy=` takes every form it promises, and what it refuses."""
+
+import dataclasses
+import json
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import tiny
+from support.drafts import draft_of, head_for
+from support.policies import Unregistered, stops
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import (
+    SVIP,
+    Confidence,
+    Constant,
+    Heuristic,
+    LossyPolicy,
+    Strict,
+    VerifyAll,
+    VerifyFilter,
+    as_policy,
+)
+from hf_lossy_assist.policy.methods import POLICIES
+
+
+policies = st.builds(LossyPolicy, stop=st.none() | stops)
+
+
+# -- JSON -----------------------------------------------------------------------------------------------------------------
+
+
+@given(policies)
+def test_json_round_trip(policy):
+    spec = policy.to_dict()
+    assert LossyPolicy.from_dict(spec) == policy
+    assert as_policy(json.loads(json.dumps(spec))) == policy
+    assert as_policy(json.dumps(spec)) == policy
+    if spec:
+        assert as_policy(str(policy)) == policy
+
+
+@given(policies)
+def test_file_round_trip(tmp_path_factory, policy):
+    path = tmp_path_factory.mktemp("policy") / "policy.json"
+    path.write_text(json.dumps(policy.to_dict()), encoding="utf-8")
+    assert as_policy(path) == as_policy(str(path)) == policy
+
+
+def test_the_form_itself():
+    """Files that users keep: changing this form breaks them."""
+    assert LossyPolicy(stop=SVIP(h=0.4)).to_dict() == {
+        "stop": {"name": "svip", "h": 0.4, "c": 0.15, "form": "bound", "max_draft": 40}
+    }
+    assert LossyPolicy(stop=Constant(7)).to_dict() == {"stop": {"name": "constant", "gamma": 7}}
+    assert LossyPolicy(stop=Heuristic()).to_dict() == {"stop": {"name": "heuristic", "initial": 5, "max_draft": 40}}
+    assert LossyPolicy(stop=Confidence()).to_dict() == {
+        "stop": {"name": "confidence", "threshold": 0.4, "max_draft": 20}
+    }
+
+
+def test_neutral_policy():
+    policy = LossyPolicy()
+    assert (
+        policy == LossyPolicy(Strict(), None, VerifyAll()) == as_policy("strict") == as_policy({}) == as_policy("{}")
+    )
+    assert policy.to_dict() == {} and policy.lossless and str(policy) == "strict"
+
+
+def test_names_and_defaults_in_the_json_form():
+    """A name alone stands for its defaults; every neutral part may be spelled out."""
+    assert as_policy({"stop": "svip"}) == as_policy("svip") == LossyPolicy(stop=SVIP())
+    assert as_policy({"rule": "strict", "stop": None, "filter": "all"}) == LossyPolicy()
+    assert as_policy({"stop": {"name": "heuristic", "initial": 2}}) == LossyPolicy(stop=Heuristic(2))
+    assert as_policy({"stop": SVIP(h=1.0)}) == LossyPolicy(stop=SVIP(h=1.0))
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_named_policies(name):
+    policy = as_policy(name)
+    assert isinstance(policy, LossyPolicy) and LossyPolicy.from_dict(policy.to_dict()) == policy
+
+
+# -- what it accepts ------------------------------------------------------------------------------------------------------
+
+
+def test_every_accepted_kind():
+    policy, stop, rule, verify = LossyPolicy(stop=SVIP()), SVIP(h=1.0), Unregistered(), VerifyAll()
+    assert as_policy(policy) is policy
+    assert as_policy(stop) == LossyPolicy(stop=stop)
+    assert as_policy(rule) == LossyPolicy(rule=rule)
+    assert as_policy(verify) == LossyPolicy(filter=verify)
+    assert as_policy({"stop": {"name": "svip", "h": 1.0}}) == LossyPolicy(stop=stop)
+    assert as_policy('  {"stop": "svip"}') == policy
+
+
+def test_lossless_is_what_the_parts_are():
+    class Lossy(VerifyFilter):
+        lossless: ClassVar[bool] = False
+
+    assert LossyPolicy(stop=SVIP()).lossless and as_policy(Heuristic()).lossless
+    assert not LossyPolicy(rule=Unregistered()).lossless
+    assert not LossyPolicy(filter=Lossy()).lossless
+
+
+def test_a_policy_does_not_change():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        LossyPolicy().stop = SVIP()
+    assert len({LossyPolicy(), LossyPolicy(), as_policy("svip"), as_policy("svip")}) == 2
+
+
+# -- what it refuses ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ("svp", ValueError, ["'svp'", "strict, sv, svip", "Did you mean 'svip'?"]),
+        ("zebra", ValueError, ["'zebra'", "strict, sv, svip"]),
+        ({"stpo": "svip"}, ValueError, ["entry 'stpo'", "Did you mean 'stop'?"]),
+        ({"stop": "heuristik"}, ValueError, ["stop 'heuristik'", "Did you mean 'heuristic'?"]),
+        ({"rule": "strikt"}, ValueError, ["rule 'strikt'", "Did you mean 'strict'?"]),
+        ({"filter": "al"}, ValueError, ["filter 'al'", "Did you mean 'all'?"]),
+        ({"stop": {"name": "svip", "max_drafts": 4}}, ValueError, ["'max_drafts'", "Did you mean 'max_draft'?"]),
+        ({"stop": {"name": "constant", "lengths": 4}}, ValueError, ["parameter of stop 'constant'", "gamma"]),
+        ({"stop": {"name": "svip", "h": -1}}, ValueError, ["SVIP.h"]),
+        ({"stop": {"name": "svip", "h": "0.3"}}, TypeError, ["SVIP.h"]),
+        ({"stop": {"h": 0.3}}, ValueError, ["stop", "name"]),
+        ({"stop": 5}, ValueError, ["stop", "5"]),
+        ({"stop": ["svip"]}, ValueError, ["stop", "svip"]),
+        ('{"stop": ', ValueError, ["not JSON"]),
+        ('{"stop": "svp"}', ValueError, ["Did you mean 'svip'?"]),
+        ("nowhere/policy.json", ValueError, ["no file", "nowhere/policy.json"]),
+        (5, TypeError, ["int"]),
+        (["svip"], TypeError, ["list"]),
+        (SVIP, TypeError, ["lossy_policy"]),  # the class, not a stop
+    ],
+    ids=str,
+)
+def test_refused_in_one_line(given, error, words):
+    with pytest.raises(error) as caught:
+        as_policy(given)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_unknown_words_name_no_far_fetched_match():
+    with pytest.raises(ValueError) as caught:
+        as_policy("zebra")
+    assert "Did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", '"svip"', "5", "null"])
+def test_files_that_hold_no_object(tmp_path, content):
+    path = tmp_path / "policy.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match="expected an object"):
+        as_policy(path)
+
+
+@pytest.mark.parametrize(
+    "parts", [{"rule": SVIP()}, {"stop": Strict()}, {"filter": None}, {"rule": "strict"}], ids=str
+)
+def test_parts_of_the_wrong_kind(parts):
+    with pytest.raises(TypeError, match=f"LossyPolicy.{next(iter(parts))}"):
+        LossyPolicy(**parts)
+
+
+# -- rules of a user's own ------------------------------------------------------------------------------------------------
+
+
+def test_an_unregistered_rule_has_no_json_form():
+    with pytest.raises(ValueError, match="Unregistered has no name"):
+        LossyPolicy(rule=Unregistered()).to_dict()
+
+
+def test_an_unregistered_rule_works():
+    """It needs no JSON form to be used or printed; only to be saved."""
+    model = tiny.shared("llama")
+    assert "Unregistered" in str(LossyPolicy(rule=Unregistered()))
+    with pytest.warns(UserWarning, match="lossy"):
+        out = hla.enable(model).generate(
+            **tiny.prompts((9,)), assistant_model=tiny.draft_of(model, "never"), lossy_policy=Unregistered(),
+            do_sample=True, max_new_tokens=12, eos_token_id=tiny.NEVER_EMITTED, return_dict_in_generate=True,
+        )  # fmt: skip
+    assert out.speculation.draft_acceptance_rate == 1.0 and out.speculation.num_lossy_accepts > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+def test_a_policy_with_a_head_in_a_generation_config():
+    """An object works there too, for a target of one's own."""
+    target, draft = tiny.build("llama"), draft_of("llama")
+    target.generation_config.lossy_policy = policy = hla.Sprinter(head_for(draft), 0.4)
+    expected = tiny.assisted(target, tiny.prompts((9, 1, 4, 14)), draft, policy).sequences
+    settings = {"max_new_tokens": tiny.NEW, "do_sample": False}
+    text = target.generate(**tiny.prompts((9, 1, 4, 14)), **settings, assistant_model=draft)
+    assert torch.equal(text, expected)

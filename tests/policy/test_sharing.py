@@ -1,0 +1,395 @@
+"""Heads and policies to a Hub and back, with the real client: bit by bit, pinned, private, gated, offline, and refused."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import HfApi, constants, create_repo, hf_hub_download, model_info, upload_file
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from support.hub_server import card_problems
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Sprinter, demo
+from hf_lossy_assist.methods.sprinter.plan import HELD_OUT, read_held_out
+from hf_lossy_assist.policy.sharing import kind_of, pull, push
+
+
+ROOT = Path(__file__).parent.parent.parent
+SHIPPED = demo.FOLDER / "sprinter_head"
+REPO = "org/head"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The shipped head, to be spoilt at will."""
+    return Path(shutil.copytree(SHIPPED, tmp_path / "head"))
+
+
+def written(hub: Any) -> list[str]:
+    """Requests that could have changed something."""
+    return [line for line in hub.requests if not line.startswith(("GET", "HEAD"))]
+
+
+def commits(hub: Any, repo: str = REPO) -> int:
+    return len(hub.repos["models", repo].commits)
+
+
+def linear(seed: int = 0) -> LinearHead:
+    torch.manual_seed(seed)
+    return LinearHead(HeadConfig(4, training={"lambda": 1.2})).eval()
+
+
+# -- heads ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_head_goes_up_and_comes_down_bit_by_bit(hub, tmp_path):
+    url = push(SHIPPED, REPO)
+    assert url.startswith(f"{hub.url}/{REPO}/commit/")
+    held = {name: data for name, data in hub.files(REPO).items() if name != ".gitattributes"}
+    assert held == contents(SHIPPED)
+    assert "sprinter" in model_info(REPO).tags and model_info(REPO).library_name == "hf_lossy_assist"
+    assert card_problems(held["README.md"].decode()) == ([], [])
+    assert {p.name: p.read_bytes() for p in pull(REPO).iterdir() if p.name != ".gitattributes"} == held
+
+    out = pull(REPO, tmp_path / "deep" / "copy")
+    assert out == tmp_path / "deep" / "copy"
+    assert {name: data for name, data in contents(out).items() if name != ".gitattributes"} == held
+    assert not any(p.is_symlink() for p in out.rglob("*")) and [p.name for p in out.parent.iterdir()] == ["copy"]
+    own = demo.head()
+    for back in (Head.from_pretrained(REPO), Head.from_pretrained(out)):
+        assert (back.digest, back.config) == (own.digest, own.config)
+    assert Head.from_pretrained(REPO).source == REPO
+    kept = read_held_out(REPO)
+    assert torch.equal(kept["v"], read_held_out(str(SHIPPED))["v"])
+
+
+def test_a_revision_is_pinned_by_either_spelling(hub, tmp_path):
+    first, second = linear(0), linear(1)
+    for name, head in (("1", first), ("2", second)):
+        head.save_pretrained(tmp_path / name)
+    oid = push(tmp_path / "1", REPO).rsplit("/", 1)[1]
+    HfApi().create_tag(REPO, tag="v1")
+    push(tmp_path / "2", REPO, message="better")
+    assert Head.from_pretrained(REPO).digest == second.digest
+    for revision in ("v1", oid):
+        assert Head.from_pretrained(f"{REPO}@{revision}").digest == first.digest
+        assert Head.from_pretrained(REPO, revision=revision).digest == first.digest
+        assert Head.from_pretrained(pull(f"{REPO}@{revision}")).digest == first.digest
+        assert Head.from_pretrained(pull(REPO, revision=revision)).digest == first.digest
+        assert LossyPolicy.from_pretrained(f"{REPO}@{revision}").stop.head.digest == first.digest
+    assert Head.from_pretrained(f"{REPO}@v1", revision="v1").digest == first.digest
+    for load in (Head.from_pretrained, LossyPolicy.from_pretrained, pull):
+        with pytest.raises(ValueError, match="v1.*main|main.*v1"):
+            load(f"{REPO}@v1", revision="main")
+        with pytest.raises(RevisionNotFoundError):
+            load(f"{REPO}@v9")
+
+
+def test_a_push_may_go_to_a_branch(hub, tmp_path):
+    first, second = linear(0), linear(1)
+    for name, head in (("1", first), ("2", second)):
+        head.save_pretrained(tmp_path / name)
+    push(tmp_path / "1", REPO)
+    push(tmp_path / "2", REPO, revision="next")
+    assert Head.from_pretrained(REPO).digest == first.digest
+    assert Head.from_pretrained(f"{REPO}@next").digest == second.digest
+    push(tmp_path / "1", REPO, revision="next")
+    assert Head.from_pretrained(REPO, revision="next", force_download=True).digest == first.digest
+
+
+def test_pushing_again_uploads_nothing(hub, folder):
+    push(folder, REPO)
+    before, asked = commits(hub), len(written(hub))
+    push(folder, REPO)
+    again = written(hub)[asked:]
+    assert commits(hub) == before and not [line for line in again if "/commit/" in line or line.startswith("PUT")]
+    (folder / "README.md").write_text((folder / "README.md").read_text() + "\nMore.\n")
+    push(folder, REPO)
+    assert commits(hub) == before + 1
+    assert not [line for line in written(hub)[asked:] if line.startswith("PUT")]
+
+
+def test_a_heads_own_push_is_the_same(hub):
+    head = linear()
+    url = head.push_to_hub(REPO)
+    assert "/commit/" in url and head.source is None
+    assert Head.from_pretrained(REPO).digest == head.digest
+    assert card_problems(hub.files(REPO)["README.md"].decode()) == ([], [])
+    assert LinearHead.from_pretrained(REPO).config == head.config
+
+
+def test_hidden_files_stay_here_and_xet_is_not_used(hub, folder, tmp_path):
+    (folder / ".env").write_text("SECRET=1")
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "x.json").write_text("{}")
+    push(folder, REPO)
+    pull(REPO, tmp_path / "copy")
+    assert set(hub.files(REPO)) == {*contents(SHIPPED), ".gitattributes"}
+    assert not [line for line in hub.requests if "xet" in line.lower()]
+    assert "hf_xet" not in sys.modules
+
+
+# -- policies ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_takes_its_head_along(hub, tmp_path):
+    head = linear()
+    policy = Sprinter(head, threshold=0.7, max_draft=9)
+    assert "/commit/" in policy.push_to_hub("org/policy", measured=[("tokens a call", "7.5")])
+    assert {"policy.json", "README.md", "stop_head/config.json", "stop_head/model.safetensors"} <= set(
+        hub.files("org/policy")
+    )
+    card = hub.files("org/policy")["README.md"].decode()
+    assert card_problems(card) == ([], []) and "7.5" in card
+    HfApi().create_tag("org/policy", tag="v1")
+    for name, more in (("org/policy", {}), ("org/policy@v1", {}), ("org/policy", {"revision": "v1"})):
+        back = LossyPolicy.from_pretrained(name, **more)
+        assert back == policy and back.stop.head.digest == head.digest
+    assert LossyPolicy.from_pretrained(pull("org/policy", tmp_path / "copy")) == policy
+    assert kind_of(tmp_path / "copy") == "policy"
+    push(tmp_path / "copy", "org/again")
+    assert LossyPolicy.from_pretrained("org/again") == policy
+    assert head.source is None
+
+    LossyPolicy(stop=hla.SVIP(h=0.4)).push_to_hub("org/plain")
+    assert LossyPolicy.from_pretrained("org/plain") == LossyPolicy(stop=hla.SVIP(h=0.4))
+    assert card_problems(hub.files("org/plain")["README.md"].decode()) == ([], [])
+
+
+def test_a_repository_of_a_head_alone_is_sprinter(hub):
+    push(SHIPPED, REPO)
+    policy = LossyPolicy.from_pretrained(REPO)
+    assert isinstance(policy, Sprinter) and policy == Sprinter(demo.head())
+    assert policy.to_dict()["stop"]["head"] == REPO
+    assert LossyPolicy.from_dict(policy.to_dict()) == policy
+
+
+def test_a_policy_may_name_a_head_elsewhere(hub, tmp_path):
+    """The head's repository is asked with the token that the policy's was asked with."""
+    linear().save_pretrained(tmp_path / "head")
+    push(tmp_path / "head", REPO, private=True)
+    create_repo("org/policy", private=True)
+    spec = {"rule": "all_but_last", "stop": {"name": "head", "head": REPO}}
+    upload_file(repo_id="org/policy", path_or_fileobj=json.dumps(spec).encode(), path_in_repo="policy.json")
+    assert LossyPolicy.from_pretrained("org/policy").stop.head.digest == linear().digest
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("HF_TOKEN")
+        assert LossyPolicy.from_pretrained("org/policy", token=hub.token).stop.head.digest == linear().digest
+
+
+# -- refused before anything is sent ------------------------------------------------------------------------------------
+
+
+def spoil(folder: Path, how: str) -> None:
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    if how.startswith("pickle "):
+        (folder / how.split()[1]).parent.mkdir(exist_ok=True)
+        (folder / how.split()[1]).write_bytes(b"\x80\x04N.")
+    elif how == "no card":
+        (folder / "README.md").unlink()
+    elif how == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-20])
+    elif how == "changed":
+        weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    elif how == "no JSON":
+        config.write_text(config.read_text()[:-40])
+    elif how == "other size":
+        config.write_text(config.read_text().replace('"hidden_size": 48', '"hidden_size": 49'))
+    elif how == "no weights":
+        weights.unlink()
+    elif how == "empty":
+        shutil.rmtree(folder)
+        folder.mkdir()
+    elif how == "missing":
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("pickle pytorch_model.bin", "pytorch_model.bin, a pickle"),
+        ("pickle deep/x.pt", "a pickle"),
+        ("pickle x.pkl", "a pickle"),
+        ("pickle OPTIMIZER.PT", "a pickle"),
+        ("no card", "README.md"),
+        ("truncated", "safetensors"),
+        ("changed", "SHA-256"),
+        ("no JSON", "not JSON"),
+        ("other size", "does not fit"),
+        ("no weights", "is no head"),
+        ("empty", "it holds nothing"),
+        ("missing", "there is no folder"),
+    ],
+)
+def test_what_should_not_be_shared_is_refused_before_anything_is_sent(hub, folder, how, says):
+    spoil(folder, how)
+    with pytest.raises(ValueError, match=says) as error:
+        push(folder, REPO)
+    assert "\n" not in str(error.value) and not hub.requests and not hub.repos
+
+
+def test_a_policy_with_a_broken_head_is_refused(hub, tmp_path):
+    Sprinter(linear()).save_pretrained(tmp_path / "policy")
+    weights = tmp_path / "policy" / "stop_head" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(ValueError, match="SHA-256"):
+        push(tmp_path / "policy", "org/policy")
+    (tmp_path / "policy" / "policy.json").write_text('{"stop": "svpi"}')
+    with pytest.raises(ValueError, match="svip"):
+        push(tmp_path / "policy", "org/policy")
+    assert not hub.requests
+
+
+def test_broken_models_are_refused(hub, tmp_path):
+    """`push` says that what it sends loads."""
+    folder = Path(shutil.copytree(demo.FOLDER / "draft", tmp_path / "draft"))
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    assert kind_of(folder) == "models"
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    with pytest.raises(ValueError, match="model.safetensors") as error:
+        push(folder, "org/draft")
+    assert "\n" not in str(error.value) and not hub.requests
+
+
+def test_a_card_that_the_hub_refuses_changes_nothing(hub, folder):
+    (folder / "README.md").write_text("---\nlicense: mine\n---\n")
+    with pytest.raises(ValueError, match="license"):
+        push(folder, REPO)
+    assert commits(hub) == 1 and set(hub.files(REPO)) == {".gitattributes"}
+
+
+# -- what this package has to push ------------------------------------------------------------------------------------
+
+
+def test_the_custom_generate_folder_can_be_pushed(hub, tmp_path):
+    own = ROOT / "hub_cards" / "custom_generate"
+    push(own, "org/custom")
+    held = {name: data for name, data in hub.files("org/custom").items() if name != ".gitattributes"}
+    wanted = {name: data for name, data in contents(own).items() if "__pycache__" not in name}
+    assert held == wanted and "custom_generate/generate.py" in held
+    assert kind_of(pull("org/custom", tmp_path / "copy")) == "custom_generate"
+
+
+def test_the_demo_models_can_be_pushed_with_their_card(hub, tmp_path):
+    folder = Path(shutil.copytree(demo.FOLDER, tmp_path / "models", ignore=shutil.ignore_patterns("sprinter_head")))
+    shutil.copy(ROOT / "hub_cards" / "demo-models" / "README.md", folder)
+    push(folder, "org/demo-models")
+    assert {"target/model.safetensors", "draft/tokenizer.json"} <= set(hub.files("org/demo-models"))
+    assert contents(pull("org/demo-models", tmp_path / "copy") / "draft") == contents(demo.FOLDER / "draft")
+
+
+@pytest.mark.parametrize("card", sorted((ROOT / "hub_cards").glob("*/README.md")), ids=lambda path: path.parent.name)
+def test_every_card_would_be_accepted(card):
+    assert card_problems(card.read_text(encoding="utf-8")) == ([], [])
+
+
+# -- the errors that the Hub's users know -------------------------------------------------------------------------------
+
+
+LOADERS = (Head.from_pretrained, LossyPolicy.from_pretrained, pull)
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_private_and_gated_and_missing(hub, load):
+    push(SHIPPED, REPO, private=True)
+    push(SHIPPED, "org/gated")
+    hub.gate("org/gated")
+    for token in (hub.other_token, False):  # before it is cached: the client falls back on what it has
+        with pytest.raises(RepositoryNotFoundError):
+            load(REPO, token=token)
+        with pytest.raises(GatedRepoError):
+            load("org/gated", token=token)
+    assert model_info(REPO).private and load(REPO, token=hub.token) and load("org/gated")
+    with pytest.raises(RepositoryNotFoundError):
+        load("org/nothing")
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_a_repository_of_something_else(hub, load):
+    create_repo("org/else")
+    upload_file(repo_id="org/else", path_or_fileobj=b"{}", path_in_repo="config.json")
+    with pytest.raises(ValueError, match="model.safetensors") as error:
+        load("org/else")
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError) as error:
+        load("no such folder/here/at all")
+    assert "\n" not in str(error.value) and "org/name" in str(error.value)
+
+
+def test_writing_needs_a_token_with_the_right(hub, folder, monkeypatch):
+    for token, status in ((hub.other_token, 403), ("hf_unknown", 401)):
+        with pytest.raises(HfHubHTTPError) as error:
+            push(folder, REPO, token=token)
+        assert error.value.response.status_code == status
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(HfHubHTTPError) as error:
+        push(folder, REPO)
+    assert error.value.response.status_code == 401
+    with pytest.raises(HfHubHTTPError):
+        Sprinter(linear()).push_to_hub("org/policy")
+    assert not hub.repos
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_offline_what_is_cached_loads_and_the_rest_says_so(hub, load, monkeypatch):
+    push(SHIPPED, REPO)
+    push(SHIPPED, "org/other")
+    load(REPO)
+    before = len(hub.requests)
+    assert load(REPO, local_files_only=True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert load(REPO)
+    for repo in ("org/other", "org/nothing"):
+        with pytest.raises(LocalEntryNotFoundError):
+            load(repo)
+    assert len(hub.requests) == before
+    with pytest.raises(OfflineModeIsEnabled):
+        push(SHIPPED, REPO)
+
+
+def test_offline_a_policy_with_its_head(hub, monkeypatch):
+    policy = Sprinter(linear(), 0.6)
+    policy.push_to_hub("org/policy")
+    assert LossyPolicy.from_pretrained("org/policy") == policy
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert LossyPolicy.from_pretrained("org/policy") == policy
+
+
+def test_a_missing_file_is_named(hub):
+    linear().push_to_hub(REPO)
+    with pytest.raises(ValueError, match=HELD_OUT):
+        read_held_out(REPO)
+    with pytest.raises(EntryNotFoundError):
+        hf_hub_download(REPO, HELD_OUT)
+
+
+def test_pull_overwrites_nothing_and_leaves_nothing_half_done(hub, tmp_path):
+    push(SHIPPED, REPO)
+    (tmp_path / "there").mkdir()
+    for out in (tmp_path / "there", tmp_path):
+        with pytest.raises(ValueError, match="exists"):
+            pull(REPO, out)
+    for wrong in ("org/nothing", f"{REPO}@v9"):
+        with pytest.raises(HfHubHTTPError):
+            pull(wrong, tmp_path / "new")
+    create_repo("org/else")
+    with pytest.raises(ValueError, match="is no head"):
+        pull("org/else", tmp_path / "new")
+    assert [p.name for p in tmp_path.rglob("*")] == ["there"]

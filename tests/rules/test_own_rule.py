@@ -1,0 +1,72 @@
+"""A rule that is one function: the same as the class of the same formula, alone, in `generate` and in the stock loop; or one line."""
+
+import pytest
+import torch
+from support import tiny
+from support.blocks import random_block
+from support.refusals import refused
+from transformers import LogitsProcessorList
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import LossyPolicy, OwnRule, Strict, Typical
+from hf_lossy_assist.rules import decide
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+
+
+def typical(laws):
+    return laws.px > (0.3 * torch.exp(-laws.entropy)).clamp(max=0.09)
+
+
+def nothing(laws):
+    return laws.entropy < 0
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+@pytest.mark.parametrize(("function", "rule"), [(typical, Typical()), (nothing, Strict())], ids=["typical", "neutral"])
+def test_it_is_the_rule_of_its_formula(function, rule, sampling):
+    block = random_block(0)
+    block.sampling = sampling
+    verdicts = []
+    for one in (rule, OwnRule(function)):
+        torch.manual_seed(0)
+        verdicts.append(decide(one, block))
+    for name in ("accepted", "token", "lossy"):
+        assert torch.equal(getattr(verdicts[0], name), getattr(verdicts[1], name))
+    assert verdicts[0].lossy.any() == (function is typical)
+
+
+def test_in_generate_in_limits_and_in_the_stock_loop():
+    model, inputs = tiny.shared("llama"), tiny.prompts((9,))
+    draft = tiny.draft_of(model, "rarely")
+    texts = {}
+    for name, rule in (
+        ("class", hla.TopK(2)),
+        ("function", OwnRule(lambda laws: laws.at(laws.p) >= laws.p.topk(2).values[..., 1:])),
+    ):
+        texts[name] = tiny.assisted(model, inputs, draft, rule, eos_token_id=tiny.NEVER_EMITTED)
+        few = tiny.assisted(model, inputs, draft, hla.Limited(rule, per_request=1), eos_token_id=tiny.NEVER_EMITTED)
+        assert few.speculation.total().num_lossy_accepts == 1 < texts[name].speculation.total().num_lossy_accepts
+    assert torch.equal(texts["class"].sequences, texts["function"].sequences)
+    stock = [
+        model.generate(
+            **inputs, assistant_model=draft, do_sample=False, max_new_tokens=20, eos_token_id=tiny.NEVER_EMITTED,
+            logits_processor=LogitsProcessorList([hla.StockRule(rule)]),
+        )
+        for rule in (Typical(), OwnRule(typical))
+    ]  # fmt: skip
+    assert torch.equal(*stock)
+
+
+def test_what_it_says_of_itself():
+    policy = LossyPolicy(rule=OwnRule(typical))
+    assert not policy.lossless and "OwnRule" in str(policy)
+    refused(policy.to_dict, "OwnRule has no name")
+    refused(lambda: OwnRule("typical"), "OwnRule.function: expected a function of Laws, got 'typical'", TypeError)
+    for function, words, error in (
+        (lambda laws: laws.px, "must give a tensor of bool, it gave torch.float32", TypeError),
+        (lambda laws: True, "must give a tensor of bool, it gave bool", TypeError),
+        (lambda laws: laws.p > 0, r"shape \[200, 4, 1\], as laws.px, it gave \[200, 4, 6\]", ValueError),
+    ):
+        refused(lambda function=function: decide(OwnRule(function), random_block(0)), words, error)

@@ -1,0 +1,396 @@
+"""Limits and unions: followed token by token over many rounds beside a plain simulation, end to end in batches whose rows leave
+at different times, and what they refuse.
+"""
+
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import tiny
+from support.blocks import Everything, random_block
+from support.policies import Unregistered
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import AllButLast, Limited, LossyPolicy, Strict, TopK, Union
+from hf_lossy_assist.rules import decide
+from hf_lossy_assist.rules.spans import at_end, within
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+
+
+# -- spans ----------------------------------------------------------------------------------------------------------------
+
+
+def test_spans_by_hand():
+    """< opens, > closes:  a < b c > d < e  → inside are b, c, the > itself, and everything from e on."""
+    text = torch.tensor([[1, 8, 2, 3, 9, 4, 8, 5]])
+    assert within(text, (8, 9), torch.tensor([False])).long().tolist() == [[0, 0, 1, 1, 1, 0, 0, 1, 1]]
+    assert within(text[:, :1], (8, 9), torch.tensor([True])).tolist() == [[True, True]]
+    assert within(text[:, :0], (8, 9), torch.tensor([True])).tolist() == [[True]]
+    prompts = [torch.tensor(x) for x in ([1, 8], [8, 9, 1], [], [8, 8, 1])]
+    assert at_end(prompts, (8, 9)).tolist() == [True, False, False, True]
+
+
+# -- against a simulation -------------------------------------------------------------------------------------------------
+
+
+class Simulation:
+    """One row's limits, token by token, as their docstring says it."""
+
+    def __init__(self, limits: Limited, prompt: list[int]):
+        self.limits, self.text, self.lossy = limits, list(prompt), []
+
+    def round(self, draft: list[int], strict: list[bool], rule: list[bool], top: list[float]) -> int:
+        """How many drafted tokens are accepted; they join the text."""
+        for n, (token, by_strict, by_rule, top1) in enumerate(zip(draft, strict, rule, top, strict=True)):
+            if not by_strict and not (by_rule and self.allows(token, top1)):
+                return n
+            self.add(token, not by_strict)
+        return len(draft)
+
+    def add(self, token: int, lossy: bool) -> None:
+        self.text.append(token)
+        self.lossy.append(lossy)
+
+    def allows(self, token: int, top1: float) -> bool:
+        limits = self.limits
+        if limits.inside is not None:
+            marks = [x for x in self.text if x in limits.inside]
+            if not marks or marks[-1] != limits.inside[0]:
+                return False
+        return (
+            (limits.per_request is None or sum(self.lossy) < limits.per_request)
+            and (limits.per_100 is None or sum(self.lossy[-99:]) < limits.per_100)
+            and token not in limits.never
+            and (limits.max_top1 is None or top1 <= limits.max_top1)
+        )
+
+
+LIMITS = [
+    {"per_request": 7}, {"per_100": 2}, {"per_100": 6}, {"inside": (0, 1)}, {"never": (2, 3)}, {"max_top1": 0.5}, {},
+    {"per_request": 30, "per_100": 9, "inside": (0, 1), "never": (4,), "max_top1": 0.95}, {"per_request": 0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gamma", [4, 130], ids=["short", "longer than the window"])
+@pytest.mark.parametrize("limits", LIMITS, ids=lambda value: value if isinstance(value, str) else None)
+def test_limits_over_many_rounds(limits, gamma):
+    """Rows come and go: a round takes some of the five, in any order. Blocks are random, and half the mismatches pass the rule."""
+    generator, rule = torch.Generator().manual_seed(0), Limited(TopK(3), **limits)
+    prompts = [[5, 0, 6], [5], [0, 1], [1, 0], []]
+    for _ in range(2):  # the second call starts afresh
+        run = rule.start([torch.tensor(prompt, dtype=torch.long) for prompt in prompts])
+        simulations = [Simulation(rule, prompt) for prompt in prompts]
+        accepted = 0
+        for number in range(100 if gamma < 100 else 40):
+            index = torch.randperm(5, generator=generator)[: 1 + number % 5]
+            block = random_block(number, len(index), gamma, 6)
+            block.sampling, block.index = number % 2 == 0, index
+            if not block.sampling:  # right, but for a few that the rule takes: long enough that windows fill and empty
+                second = block.scores[:, :gamma].topk(2).indices[..., 1]
+                few = torch.rand(second.shape, generator=generator) < 4 / (gamma + 6)
+                block.tokens = torch.where(few, second, block.best[:, :gamma])
+            torch.manual_seed(number)
+            verdict = decide(run, block)
+            run.observe(block, verdict)
+            strict, own = Strict().accepts(block), TopK(3).accepts(block)
+            for b, row in enumerate(index.tolist()):
+                n, simulation = int(block.drafted[b]), simulations[row]
+                draft, top = block.tokens[b, :n].tolist(), block.p[b, :n].amax(dim=-1).tolist()
+                before = len(simulation.lossy)
+                got = simulation.round(draft, strict[b, :n].tolist(), own[b, :n].tolist(), top)
+                assert int(verdict.accepted[b]) == got, (number, row)
+                assert verdict.lossy[b, :got].tolist() == simulation.lossy[before:]
+                simulation.add(int(verdict.token[b]), False)
+                accepted += got
+        assert accepted > 10  # of any length at all
+        counts = [sum(simulation.lossy) for simulation in simulations]
+        assert (max(counts) > 0) == (limits != {"per_request": 0})
+
+
+@pytest.mark.parametrize(("second", "accepted"), [(98, 98), (99, 99), (100, 130), (101, 130)])
+def test_a_window_is_100_tokens(second, accepted):
+    """One lossy acceptance in any 100: the 100th token from it may not be the next, the 101st may."""
+    block = random_block(0, 1, 130)
+    block.sampling, block.drafted = False, torch.tensor([130])
+    block.kept = block.drafted
+    block.tokens = block.best[:, :130].clone()
+    block.tokens[:, [0, second]] = block.scores[:, [0, second]].topk(2).indices[..., 1]
+    assert int(decide(Limited(TopK(2), per_100=1), block).accepted) == accepted
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_limits_in_a_block_that_belongs_to_no_call(gamma):
+    block = random_block(0, 50, gamma) if gamma else random_block(0, 50, 1)
+    if not gamma:
+        block = hla.Block(block.tokens[:, :0], block.drafted * 0, None, True, None, block.scores[:, :1])
+    verdict = decide(Limited(Everything(), per_request=1), block)
+    assert (verdict.lossy.sum(dim=1) <= 1).all() and (verdict.lossy.any() or not gamma)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**31), st.integers(0, 4), st.integers(0, 4))
+def test_larger_budgets_accept_more(seed, small, large):
+    block, lengths = random_block(seed), []
+    for n in sorted((small, large)):
+        torch.manual_seed(seed)
+        lengths.append(decide(Limited(Everything(), per_request=n, per_100=n), block).accepted)
+    assert (lengths[1] >= lengths[0]).all()
+
+
+# -- end to end -----------------------------------------------------------------------------------------------------------
+
+PROMPTS = (9, 1, 4, 14)
+OPEN = int(tiny.prompts(PROMPTS)["input_ids"][0, -1])  # the first row's new tokens begin inside a span
+
+
+def rows_of(out) -> list[dict]:
+    return [out.speculation.summary(row, sources=True) for row in out.speculation.rows]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Limited(TopK(3), per_request=2), Limited(TopK(3), per_100=3), Limited(hla.RegretBudget(6.0), never=(5, 6, 7)),
+        hla.RegretBudget(6.0), Limited(TopK(3), inside=(OPEN, 92)), Union((Limited(TopK(3), per_request=2), hla.FLy(2, 0.2))),
+    ],
+    ids=["request", "window", "regret, never", "regret", "inside", "union"],
+)  # fmt: skip
+def test_a_row_of_a_batch_is_what_it_would_be_alone(rule):
+    """Its budget is its own, whichever rows have left the batch before it; and a second call is the same as the first."""
+    model = tiny.shared("llama")
+    draft, inputs = tiny.draft_of(model, "rarely"), tiny.prompts(PROMPTS)
+    settings_ = {"max_new_tokens": 40, "eos_token_id": [41, 72, 20]}
+    out = tiny.assisted(model, inputs, draft, rule, **settings_)
+    again = tiny.assisted(model, inputs, draft, rule, **settings_)
+    assert torch.equal(out.sequences, again.sequences)
+    lengths = [row["num_new_tokens"] for row in rows_of(out)]
+    assert len(set(lengths)) > 2, "rows must leave at different times"
+    lossy = 0
+    for b, length in enumerate(PROMPTS):
+        alone = {name: x[b : b + 1, -length:] for name, x in inputs.items()}
+        single = tiny.assisted(model, alone, draft, rule, **settings_)
+        new = single.sequences[0, length:]
+        assert torch.equal(out.sequences[b, max(PROMPTS) :][: len(new)], new)
+        assert rows_of(single)[0]["token_sources"] == rows_of(out)[b]["token_sources"]
+        lossy += rows_of(single)[0]["num_lossy_accepts"]
+        if isinstance(rule, Limited) and rule.per_request is not None:
+            assert rows_of(single)[0]["num_lossy_accepts"] <= rule.per_request
+    assert lossy > 0
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+def test_lossy_tokens_stay_where_they_may_be(sampling):
+    """With a draft that is never right every accepted token is a lossy one, or the target means the same by chance."""
+    model = tiny.shared("llama")
+    draft, inputs = tiny.draft_of(model, "never"), tiny.prompts(PROMPTS)
+    settings_ = {"do_sample": True, "temperature": 1.5} if sampling else {}
+    settings_ |= {"max_new_tokens": 40, "eos_token_id": tiny.NEVER_EMITTED}
+
+    def lossy_places(rule):
+        torch.manual_seed(0)
+        out = tiny.assisted(model, inputs, draft, rule, **settings_)
+        texts = out.sequences[:, max(PROMPTS) :].tolist()
+        sources = [row["token_sources"] for row in rows_of(out)]
+        return texts, [[i for i, s in enumerate(row) if s == "draft-lossy"] for row in sources]
+
+    texts, places = lossy_places(Unregistered() if sampling else Everything())
+    seen = {text[i] for text, row in zip(texts, places, strict=True) for i in row}
+    assert len(seen) > 5
+    texts, places = lossy_places(Limited(TopK(97), never=sorted(seen)[:4]))
+    kept = {text[i] for text, row in zip(texts, places, strict=True) for i in row}
+    assert kept and not kept & set(sorted(seen)[:4])
+    marks = (texts[0][3], texts[0][10]) if texts[0][3] != texts[0][10] else (texts[0][3], texts[0][11])
+    texts, places = lossy_places(Limited(TopK(97), inside=marks))
+    for row, (text, lossy) in enumerate(zip(texts, places, strict=True)):
+        whole = [x for x in inputs["input_ids"][row].tolist() if x != tiny.PAD] + text
+        start = len(whole) - len(text)
+        for i in lossy:
+            before = [x for x in whole[: start + i] if x in marks]
+            assert before and before[-1] == marks[0]
+
+
+def test_the_unseen_tokens_of_sprinter_can_be_limited():
+    model = tiny.shared("llama")
+    out = {
+        name: tiny.assisted(model, tiny.prompts(PROMPTS), tiny.draft_of(model, "rarely"), rule, eos_token_id=tiny.NEVER_EMITTED)
+        for name, rule in (
+            ("all", AllButLast()), ("few", Limited(AllButLast(), per_request=3)),
+            ("both", Union((AllButLast(), TopK(0)))), ("none", Limited(AllButLast(), per_request=0)),
+        )
+    }  # fmt: skip
+    assert torch.equal(out["both"].sequences, out["all"].sequences)
+    unseen = {name: one.speculation.num_unseen_tokens for name, one in out.items()}
+    assert unseen["both"] == unseen["all"] > unseen["few"] > unseen["none"] == 0
+    assert max(row["num_lossy_accepts"] for row in rows_of(out["few"])) == 3
+
+
+# -- unions ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_union_of_one_is_the_rule():
+    block = random_block(0)
+    for rule in (TopK(2), hla.Mentored(0.1), hla.Cascade(0.5, "token"), hla.Ensemble(0.3), hla.FLy(1, 0.2)):
+        outcomes = []
+        for one in (rule, Union((rule,))):
+            torch.manual_seed(0)
+            outcomes.append(decide(one, block))
+        assert torch.equal(outcomes[0].accepted, outcomes[1].accepted)
+        assert torch.equal(outcomes[0].token, outcomes[1].token)
+        assert torch.equal(outcomes[0].lossy, outcomes[1].lossy)
+
+
+def test_what_a_union_is():
+    assert Union((Strict(), Strict())).lossless and not Union((Strict(), TopK(0))).lossless
+    assert Limited(Strict()).lossless and not Limited(TopK(0)).lossless
+    assert Union((TopK(1), hla.Mentored(0.1))).modes == ("sampling",) and Union((TopK(1),)).modes == (
+        "greedy",
+        "sampling",
+    )
+    assert Union((TopK(1), hla.Ensemble(0.5))).needs_laws and not Union((TopK(1),)).needs_laws
+    assert Union([TopK(1)]) == Union((TopK(1),)) and hash(Union([TopK(1)])) == hash(Union((TopK(1),)))
+
+
+# -- JSON, and what is refused --------------------------------------------------------------------------------------------
+
+
+def test_the_json_form_of_rules_inside_rules():
+    """Files that users keep: changing this form breaks them."""
+    rule = Limited(Union((TopK(2), hla.Lenience(0.5))), per_100=5, inside=(7, 8), never=(1, 2))
+    spec = LossyPolicy(rule).to_dict()
+    assert spec == {
+        "rule": {
+            "name": "limited",
+            "rule": {"name": "union", "rules": [{"name": "top_k", "k": 2}, {"name": "lenience", "lenience": 0.5}]},
+            "per_request": None, "per_100": 5, "inside": [7, 8], "never": [1, 2], "max_top1": None,
+        }
+    }  # fmt: skip
+    assert LossyPolicy.from_dict(spec) == LossyPolicy(rule)
+    names_alone = {"name": "limited", "rule": {"name": "union", "rules": ["typical", {"name": "top_k", "k": 2}]}}
+    assert hla.as_policy({"rule": names_alone}).rule == Limited(Union((hla.Typical(), TopK(2))))
+
+
+leaves = st.one_of(
+    st.builds(TopK, st.integers(0, 99)), st.builds(hla.Lenience, st.floats(0.01, 1)), st.just(Strict()),
+    st.builds(hla.Typical, st.floats(0, 1), st.floats(0, 9)), st.builds(hla.FLy, st.integers(0, 9), st.floats(0, 2)),
+)  # fmt: skip
+limits = st.fixed_dictionaries(
+    {},
+    optional={
+        "per_request": st.none() | st.integers(0, 99), "per_100": st.none() | st.integers(0, 99),
+        "inside": st.sampled_from([None, (3, 4), (10, 2)]), "never": st.lists(st.integers(0, 99), max_size=4).map(tuple),
+        "max_top1": st.none() | st.floats(0, 1),
+    },
+)  # fmt: skip
+nested = st.recursive(
+    leaves,
+    lambda inner: (
+        st.builds(lambda rule, kw: Limited(rule, **kw), inner, limits)
+        | st.builds(Union, st.lists(inner, min_size=1, max_size=3).map(tuple))
+    ),
+    max_leaves=6,
+)
+
+
+@given(nested)
+def test_json_round_trip_of_any_nesting(rule):
+    policy = LossyPolicy(rule)
+    assert hla.as_policy(str(policy) if policy.to_dict() else "strict") == policy
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: hla.as_policy({"rule": {"name": "limited", "rule": "topk"}}), "rule 'topk'.*Did you mean 'top_k'"),
+        (lambda: hla.as_policy({"rule": {"name": "union", "rules": ["typicl"]}}), "rule 'typicl'.*Did you mean 'typical'"),
+        (lambda: hla.as_policy({"rule": {"name": "limited", "rule": "typical", "per_reqest": 3}}), "Did you mean 'per_request'"),
+        (lambda: hla.as_policy({"rule": {"name": "limited"}}), "rule 'limited' needs rule"),
+        (lambda: hla.as_policy({"rule": "union"}), "rule 'union' needs rules"),
+        (lambda: hla.as_policy({"rule": {"name": "union", "rules": "typical"}}), "Union.rules: expected several rules"),
+        (lambda: Union(()), "Union.rules: expected several rules"),
+        (lambda: Union(TopK(1)), "Union.rules: expected several rules"),
+        (lambda: Union((TopK(1), "strict")), "Union.rules: expected a rule such as"),
+        (lambda: Union((hla.Mentored(0.1), hla.RelaxedTopK())), "no kind of decoding has all of them: Mentored .sampling., Relaxed"),
+        (lambda: Limited(hla.SVIP()), "Limited.rule: expected a rule such as"),
+        (lambda: Limited(TopK(1), per_request=-1), "Limited.per_request: expected a whole number of at least 0, got -1"),
+        (lambda: Limited(TopK(1), per_100=1.5), "Limited.per_100: expected a whole number"),
+        (lambda: Limited(TopK(1), inside=(3, 3)), "Limited.inside: expected two different token ids, got .3, 3."),
+        (lambda: Limited(TopK(1), inside=(3,)), "Limited.inside: expected two different token ids"),
+        (lambda: Limited(TopK(1), inside="ab"), "Limited.inside: expected token ids"),
+        (lambda: Limited(TopK(1), never=5), "Limited.never: expected token ids"),
+        (lambda: Limited(TopK(1), never=(-5,)), "Limited.never: expected a whole number"),
+        (lambda: Limited(TopK(1), max_top1=2), "Limited.max_top1: expected a number from 0 to 1, got 2"),
+        (lambda: hla.RelaxedTopK(0), "RelaxedTopK.k: expected a whole number of at least 1, got 0"),
+        (lambda: hla.RelaxedTopK(2, 1.5), "RelaxedTopK.delta"), (lambda: hla.TopKTolerance(2, -1), "TopKTolerance.tolerance"),
+        (lambda: hla.Typical(2.0), "Typical.epsilon"), (lambda: hla.Typical(0.1, math.nan), "Typical.delta"),
+        (lambda: hla.EntropyVerify(-1), "EntropyVerify.alpha"), (lambda: hla.EntropyVerify(1, 0), "EntropyVerify.threshold"),
+        (lambda: hla.Thresholds(1.5), "Thresholds.single"), (lambda: hla.Thresholds(1, -1), "Thresholds.accumulated"),
+        (lambda: hla.Lenience(0), "Lenience.lenience.*got 0, which would accept everything"),
+        (lambda: hla.Ensemble(1.1), "Ensemble.weight"), (lambda: hla.Mentored(-0.1), "Mentored.budget"),
+        (lambda: hla.Cascade(0.1, "optt"), "Cascade: unknown form 'optt'.*Did you mean 'opt'"),
+        (lambda: hla.Cascade(math.nan), "Cascade.alpha"), (lambda: hla.KLJudge(0.1, 2), "KLJudge.confident"),
+        (lambda: hla.KLJudge(-0.1), "KLJudge.threshold"), (lambda: hla.FLy(-1), "FLy.window"), (lambda: hla.FLy(1, -1), "FLy.entropy"),
+        (lambda: hla.FLy(1, 1, 0), "FLy.top_k"), (lambda: hla.SyntheticForBenchmarks(1.5), "SyntheticForBenchmarks.rate"),
+        (lambda: hla.RegretBudget(-1), "RegretBudget.budget"), (lambda: hla.RegretBudget(1, -1), "RegretBudget.local"),
+        (lambda: hla.RegretBudget(1, 1, -1), "RegretBudget.per_block"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)  # fmt: skip
+def test_refused_in_one_line(make, words):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        make()
+    assert "\n" not in str(caught.value) and re.search(words, str(caught.value)), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sampling"),
+    [
+        (hla.RelaxedTopK(), True), (hla.TopKTolerance(2, 1.0), True), (hla.RegretBudget(1.0), True),
+        (hla.Mentored(0.1), False), (hla.EntropyVerify(), False), (hla.Thresholds(), False),
+        (Limited(hla.Mentored(0.1), per_request=3), False), (Union((hla.RegretBudget(1.0), TopK(2))), True),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)  # fmt: skip
+def test_the_other_kind_of_decoding_is_refused_before_any_model_runs(rule, sampling):
+    model, name = tiny.build("llama"), "[A-Z]\\w+"
+
+    def run(*args, **kwargs):
+        raise AssertionError("a model ran")
+
+    draft = tiny.draft_of(model, "often")
+    model.forward = draft.forward = run
+    kind = ("greedy", "sampling")[not sampling]
+    words = f"{name} is defined for {kind} decoding alone, and this call has do_sample={sampling}: pass do_sample={not sampling}"
+    with pytest.raises(ValueError, match=words):
+        tiny.assisted(model, tiny.prompts((4,)), draft, rule, do_sample=sampling)
+    with pytest.raises(ValueError, match=words):
+        model.generate(
+            **tiny.prompts((4,)), custom_generate=hla.Runner(rule, draft), do_sample=sampling, max_new_tokens=3
+        )
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [hla.Ensemble(0.5), hla.Mentored(0.1), hla.Cascade(0.1), hla.KLJudge(0.1), Limited(hla.KLJudge(0.1))],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_rules_that_need_the_drafts_law_refuse_prompt_lookup(rule):
+    with pytest.raises(ValueError, match="compares the target's law with the draft's: it needs an assistant_model"):
+        tiny.assisted(tiny.build("llama"), tiny.prompts((9,)), None, rule, prompt_lookup_num_tokens=3, do_sample=True)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [TopK(4), hla.Typical(), hla.Thresholds(0.3, 0.5), hla.Lenience(0.3), hla.BlockVerification(), hla.FLy(1)],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_the_others_work_with_prompt_lookup(rule):
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    settings_ = {"prompt_lookup_num_tokens": 3, "do_sample": True, "temperature": 1.5, "max_new_tokens": 20}
+    out = tiny.assisted(tiny.shared("llama"), inputs, None, rule, **settings_, eos_token_id=tiny.NEVER_EMITTED)
+    assert out.sequences.shape == (1, 30)

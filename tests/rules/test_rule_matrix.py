@@ -1,0 +1,291 @@
+"""Every acceptance rule by every property: neutral is strict bit by bit, its law is its formula, looser accepts a superset, it
+never accepts less than strict acceptance under the same coins (or says so), and its JSON form comes back.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import coins, formulas, tiny
+from support.blocks import random_block, sampling_block
+from support.distributions import Tables, V
+from support.rule_cases import CASES, GREEDY, SAMPLING
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import Block, LossyPolicy, Strict
+from hf_lossy_assist.rules import RULES, AcceptanceRule, decide
+from hf_lossy_assist.rules.deciding import prefix
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+
+
+ELSEWHERE = {"all_but_last": "test_sprinter.py", "judge": "test_judge.py"}  # they need a stop and a head
+
+RULE_MODES = [(name, mode) for name, case in CASES.items() for mode in case.modes]
+
+
+def test_no_rule_is_forgotten():
+    covered = {rule: name for name, case in CASES.items() for rule in {type(r) for r in case.ladder}}
+    assert set(covered) == {cls for name, cls in RULES.items() if name not in ELSEWHERE}
+    for name in ELSEWHERE.values():
+        assert list(Path(__file__).parent.parent.rglob(name))
+
+
+def make(seed: int, mode: str, rows: int = 200, gamma: int = 4, size: int = 7) -> Block:
+    """A random block as a draft model gives it: in greedy decoding its tokens are the draft's argmax."""
+    block = random_block(seed, rows, gamma, size)
+    if mode == GREEDY:
+        laws = block.q
+        assert laws is not None
+        close = torch.rand(rows, 1, 1) < 0.5  # where draft and target nearly agree, or nothing would ever be accepted
+        noise = torch.rand(rows, gamma, size) * 0.3
+        laws = torch.where(close, (block.p[:, :gamma] + noise) / (1 + noise.sum(-1, keepdim=True)), laws)
+        block = Block(laws.argmax(-1), block.drafted, None, False, block.drafted, block.scores, laws=laws)
+    return block
+
+
+def run(rule: AcceptanceRule, block: Block, seed: int):
+    torch.manual_seed(seed)
+    return decide(rule, block)
+
+
+# -- neutral --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "mode"), [x for x in RULE_MODES if CASES[x[0]].neutral is not None])
+def test_neutral_is_strict_on_blocks(name, mode):
+    neutral = CASES[name].neutral
+    assert neutral is not None
+    kept = 0
+    for seed in range(5):
+        block = make(seed, mode)
+        own, strict = run(neutral, block, seed), run(Strict(), block, seed)
+        assert torch.equal(own.accepted, strict.accepted) and torch.equal(own.token, strict.token)
+        assert not own.lossy.any()
+        kept += int(own.accepted.sum())
+    assert kept > 100
+
+
+PROMPTS = (9, 1, 4, 14)
+
+
+def write(policy: Any, mode: str, seed: int = 0, draft: str = "often", **settings: Any):
+    """A batch of a tiny target and a draft that is often right; the temperature lets samples of both kinds through."""
+    model = tiny.shared("llama")
+    settings = {"eos_token_id": tiny.NEVER_EMITTED} | settings
+    if mode == SAMPLING:
+        settings |= {"do_sample": True, "temperature": 1.5, "top_k": 0}
+    torch.manual_seed(seed)
+    return tiny.assisted(model, tiny.prompts(PROMPTS), tiny.draft_of(model, draft), policy, **settings)
+
+
+@pytest.mark.parametrize(("name", "mode"), [x for x in RULE_MODES if CASES[x[0]].neutral is not None])
+def test_neutral_is_strict_end_to_end(name, mode):
+    own, strict = write(CASES[name].neutral, mode), write("strict", mode)
+    assert torch.equal(own.sequences, strict.sequences)
+    assert own.speculation.num_lossy_accepts == 0
+    assert own.speculation.total().steps == strict.speculation.total().steps
+    assert 0 < strict.speculation.draft_acceptance_rate < 1
+
+
+@pytest.mark.parametrize(("name", "mode"), RULE_MODES)
+def test_the_loosest_setting_works_end_to_end(name, mode):
+    """And accepts what strict acceptance would not, where the rule is lossy at all."""
+    case = CASES[name]
+    out = write(case.ladder[-1], mode, draft="rarely")
+    assert out.sequences.shape == (4, 14 + tiny.NEW)
+    assert out.speculation.lossless == case.ladder[-1].lossless
+    assert (out.speculation.num_lossy_accepts > 0) == (not case.ladder[-1].lossless)
+
+
+def test_block_verification_writes_the_targets_greedy_text():
+    assert torch.equal(write(hla.BlockVerification(), GREEDY).sequences, write("strict", GREEDY).sequences)
+
+
+# -- laws -----------------------------------------------------------------------------------------------------------------
+
+LAWS = [
+    (name, i)
+    for name, case in CASES.items()
+    if SAMPLING in case.modes and case.formulas
+    for i in range(len(case.formulas))
+]
+
+
+def edges_of(formula) -> Callable[[Block], torch.Tensor]:
+    """Where a coin may change what a rule with this formula decides: a(x)."""
+
+    def edges(block: Block) -> torch.Tensor:
+        gamma = block.tokens.shape[1]
+        q = torch.nn.functional.one_hot(block.tokens, V).double() if block.q is None else block.q
+        rows = [
+            [formula(p, d)[0][x] for p, d, x in zip(ps, ds, xs, strict=True)]
+            for ps, ds, xs in zip(block.p[:, :gamma].numpy(), q.numpy(), block.tokens.tolist(), strict=True)
+        ]
+        return torch.tensor(np.array(rows, dtype=float))[..., None]
+
+    return edges
+
+
+@pytest.mark.parametrize("gamma", [1, 2])
+@pytest.mark.parametrize(("name", "i"), LAWS)
+def test_its_law_is_its_formula(name, i, gamma):
+    rule, formula = CASES[name].ladder[i], CASES[name].formulas[i]
+    for seed in range(2):
+        tables = Tables(seed, gamma)
+        own = coins.outcomes(rule, tables, gamma, edges_of(formula))
+        assert sum(own.values()) == pytest.approx(1.0, abs=1e-12)
+        assert coins.distance(own, coins.expected(formula, tables, gamma)) < 1e-9
+
+
+@pytest.mark.parametrize(("name", "i"), [x for x in LAWS if not CASES[x[0]].ladder[0].needs_laws])
+def test_its_law_is_its_formula_for_certain_tokens(name, i):
+    """q = None: prompt lookup and the like. q is then 1 on the drafted token."""
+    rule, formula, tables = CASES[name].ladder[i], CASES[name].formulas[i], Tables(3, 2)
+    own = coins.outcomes(rule, tables, 2, edges_of(formula), certain=True)
+    assert coins.distance(own, coins.expected(formula, tables, 2, certain=True)) < 1e-9
+
+
+def test_a_wrong_formula_is_found():
+    for rule, wrong in ((hla.TopK(1), formulas.top_k(2)), (hla.Mentored(0.1), formulas.mentored(0.11))):
+        far = [
+            coins.distance(coins.outcomes(rule, tables, 1, edges_of(wrong)), coins.expected(wrong, tables, 1))
+            for tables in (Tables(seed, 1) for seed in range(4))
+        ]
+        assert max(far) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "i"),
+    [(name, i) for name in ("relaxed_top_k", "top_k_tolerance") for i in range(4)],
+)
+def test_greedy_rules_accept_by_their_formula(name, i):
+    """Every token of some laws, one place each; whatever is rejected, the target's argmax takes its place."""
+    rule, formula = CASES[name].ladder[i], CASES[name].formulas[i]
+    seen = set()
+    for seed in range(6):
+        p = Tables(seed, 0).p[()]
+        block = sampling_block(p.expand(V, 2, V), None, torch.arange(V)[:, None])
+        block.sampling = False
+        verdict, own = decide(rule, block), formula(p.numpy(), None)[0]
+        assert verdict.accepted.tolist() == [int(x) for x in own]
+        assert verdict.token.tolist() == [int(p.argmax())] * V
+        seen |= set(verdict.accepted.tolist())
+    assert seen == {0, 1}
+
+
+KEPT_IN_GREEDY_TOO = ("top_k", "typical", "kl_judge", "cascade", "cascade chow", "cascade diff")
+
+
+@pytest.mark.parametrize("name", KEPT_IN_GREEDY_TOO)
+def test_greedy_keeps_what_needs_no_coin_in_sampling(name):
+    """a = 1 though p < q: the same tokens pass in greedy decoding."""
+    for rule, formula in zip(CASES[name].ladder, CASES[name].formulas, strict=True):
+        for seed in range(4):
+            tables = Tables(seed, 0)
+            p, q = tables.p[()], tables.q[()]
+            block = sampling_block(p.expand(V, 2, V), None, torch.arange(V)[:, None])
+            block.sampling, block.laws = False, q.expand(V, 1, V)
+            sure = torch.from_numpy(formula(p.numpy(), q.numpy())[0]) == 1
+            accepted = decide(rule, block).accepted.bool()
+            less = q > p
+            assert torch.equal(accepted & less, (sure | (torch.arange(V) == p.argmax())) & less)
+
+
+def test_lenience_when_greedy():
+    """max p = .5: with l = .5 a token passes above .25, with .5 · (1 + ε) no other."""
+    p = torch.tensor([0.5, 0.3, 0.2, 0.0, 0.0], dtype=torch.float64)
+    block = sampling_block(p.expand(5, 2, 5), None, torch.arange(5)[:, None])
+    block.sampling = False
+    for factor, passed in ((1.0, [1, 0, 0, 0, 0]), (0.5, [1, 1, 0, 0, 0]), (0.3, [1, 1, 1, 0, 0])):
+        assert decide(hla.Lenience(factor), block).accepted.tolist() == passed
+
+
+# -- looser, and never less than strict -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 2**31))
+@pytest.mark.parametrize(("name", "mode"), [x for x in RULE_MODES if CASES[x[0]].monotone])
+def test_looser_accepts_a_superset(name, mode, seed):
+    block = make(seed, mode)
+    lengths = torch.stack([run(rule, block, seed).accepted for rule in CASES[name].ladder])
+    assert (lengths.diff(dim=0) >= 0).all()
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 2**31))
+@pytest.mark.parametrize(("name", "mode"), [x for x in RULE_MODES if CASES[x[0]].above_strict])
+def test_never_fewer_than_strict(name, mode, seed):
+    block = make(seed, mode)
+    strict = run(Strict(), block, seed).accepted
+    for rule in CASES[name].ladder:
+        assert rule.joined or isinstance(rule, hla.Limited)
+        verdict = run(rule, block, seed)
+        assert (verdict.accepted >= strict).all()
+        more = verdict.accepted > strict
+        assert torch.equal(more, verdict.lossy.any(dim=1)), "the first token beyond strict acceptance is a lossy one"
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.above_strict])
+def test_rules_that_may_accept_less_say_so(name):
+    """They are not joined with strict acceptance, and do accept less for some coins; `test_rule_joint.py` has what holds instead."""
+    fewer = 0
+    for rule in CASES[name].ladder:
+        assert not rule.joined
+        block = make(1, SAMPLING)
+        fewer += int((run(rule, block, 1).accepted < run(Strict(), block, 1).accepted).sum())
+    assert fewer > 0
+
+
+@pytest.mark.parametrize(("name", "mode"), RULE_MODES)
+def test_nothing_outside_the_draft(name, mode):
+    """Padding is not accepted, what a filter dropped is not, and a round without a draft is a step of the target."""
+    for rule in CASES[name].ladder:
+        block = make(5, mode)
+        block.kept = torch.minimum(block.drafted, torch.randint(0, 5, block.drafted.shape))
+        verdict = run(rule, block, 5)
+        assert (verdict.accepted <= block.kept).all()
+        inside = torch.arange(4) < verdict.accepted[:, None]
+        assert not (verdict.lossy & ~inside).any()
+        nothing = make(5, mode, gamma=4)
+        empty = dataclasses.replace(
+            nothing, tokens=nothing.tokens[:, :0], drafted=nothing.drafted * 0, kept=nothing.drafted * 0, q=None,
+            scores=nothing.scores[:, :1], laws=None,
+        )  # fmt: skip
+        assert run(rule, empty, 5).accepted.sum() == 0
+
+
+def test_coins_decide_alone():
+    """10 000 coins: what is accepted is what a and the coin say, for a rule of each kind."""
+    block = make(0, SAMPLING, rows=10_000)
+    for rule in (hla.Typical(), hla.Mentored(0.1), hla.Ensemble(0.5), hla.Thresholds(0.4, 0.5)):
+        verdict = run(rule, block, 3)
+        torch.manual_seed(3)
+        toss = torch.rand(block.tokens.shape)
+        passed = (toss < torch.maximum(rule.probability(block), Strict().probability(block))).long()
+        passed *= torch.arange(4) < block.drafted[:, None]
+        assert torch.equal(verdict.accepted, passed.cumprod(dim=1).sum(dim=1))
+        assert torch.equal(prefix(rule, block)[0].sum(dim=1), verdict.accepted)
+
+
+# -- JSON -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_json_round_trip(name):
+    case = CASES[name]
+    for rule in (*case.ladder, *([case.neutral] if case.neutral else [])):
+        policy = LossyPolicy(rule)
+        spec = json.loads(json.dumps(policy.to_dict()))
+        assert spec == policy.to_dict(), "the JSON form is plain JSON"
+        assert LossyPolicy.from_dict(spec) == policy and hla.as_policy(json.dumps(spec)) == policy
+        assert hash(LossyPolicy.from_dict(spec)) == hash(policy)

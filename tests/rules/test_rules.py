@@ -1,0 +1,192 @@
+"""Proves what a round accepts and which token follows, on blocks small enough to follow by hand.
+
+In the pictures V = 4, and a law is written as its four probabilities.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.blocks import Everything, greedy_block, random_block, sampling_block
+
+from hf_lossy_assist import AcceptanceRule, Strict
+from hf_lossy_assist.rules import decide, draw
+
+
+@dataclass(frozen=True)
+class Nothing(AcceptanceRule):
+    """Accepts no token on its own account: what is left is the union with strict acceptance."""
+
+    lossless: ClassVar[bool] = False
+
+    def matches(self, block):
+        return torch.zeros_like(block.tokens, dtype=torch.bool)
+
+    def probability(self, block):
+        return torch.zeros(block.tokens.shape)
+
+
+@dataclass(frozen=True)
+class Blend(AcceptanceRule):
+    """a(x) = 1 − w + w · min(1, p/q): the looser, the smaller w."""
+
+    w: float = 1.0
+    lossless: ClassVar[bool] = False
+
+    def probability(self, block):
+        return 1 - self.w + self.w * Strict().probability(block)
+
+
+# -- greedy ---------------------------------------------------------------------------------------------------------------
+
+
+def test_greedy_accepts_up_to_the_first_mismatch():
+    """
+    drafted   target says   accepted   then
+    5 6 7     5 6 7 8       3          8, the bonus
+    5 6 7     5 9 7 8       1          9, the correction; the 7 behind it does not count
+    5 6 7     4 6 7 8       0          4
+    """
+    block = greedy_block([[5, 6, 7]] * 3, [[5, 6, 7, 8], [5, 9, 7, 8], [4, 6, 7, 8]], [3, 3, 3])
+    verdict = decide(Strict(), block)
+    assert verdict.accepted.tolist() == [3, 1, 0]
+    assert verdict.token.tolist() == [8, 9, 4]
+    assert not verdict.lossy.any()
+
+
+def test_padding_is_never_accepted():
+    """Row 0 drafted all three tokens, row 1 one of them, row 2 none: what agrees by chance behind that is padding."""
+    block = greedy_block([[5, 6, 7]] * 3, [[5, 6, 7, 8]] * 3, [3, 1, 0])
+    for rule in (Strict(), Everything()):
+        verdict = decide(rule, block)
+        assert verdict.accepted.tolist() == [3, 1, 0]
+        assert verdict.token.tolist() == [8, 6, 5]  # each from the position behind the row's own draft
+
+
+def test_what_a_filter_dropped_is_not_accepted():
+    block = greedy_block([[5, 6, 7]] * 2, [[5, 6, 7, 8]] * 2, drafted=[3, 3], kept=[2, 0])
+    verdict = decide(Strict(), block)
+    assert verdict.accepted.tolist() == [2, 0] and verdict.token.tolist() == [7, 5]
+
+
+def test_lossy_tokens_are_marked():
+    """Strict would have stopped at the 6. The 7 behind it agrees, so it is no lossy acceptance."""
+    block = greedy_block([[5, 6, 7]], [[5, 9, 7, 8]], [3])
+    verdict = decide(Everything(), block)
+    assert verdict.accepted.tolist() == [3] and verdict.token.tolist() == [8]
+    assert verdict.lossy.tolist() == [[False, True, False]]
+
+
+def test_a_lossy_rule_is_joined_with_strict():
+    block = greedy_block([[5, 6, 7]], [[5, 6, 9, 8]], [3])
+    strict, joined = decide(Strict(), block), decide(Nothing(), block)
+    assert joined.accepted.tolist() == strict.accepted.tolist() == [2]
+    assert joined.token.tolist() == [9] and not joined.lossy.any()
+
+
+def test_nothing_was_drafted():
+    """γ = 0: the round is a plain step of the target."""
+    greedy = greedy_block([[], []], [[3], [8]], [0, 0])
+    verdict = decide(Strict(), greedy)
+    assert verdict.accepted.tolist() == [0, 0] and verdict.token.tolist() == [3, 8]
+    p = torch.tensor([[[0.0, 1.0, 0.0, 0.0]], [[0.0, 0.0, 0.0, 1.0]]])
+    for q in (None, torch.zeros(2, 0, 4)):
+        sampled = sampling_block(p, q, torch.zeros(2, 0, dtype=torch.long))
+        verdict = decide(Strict(), sampled)
+        assert verdict.accepted.tolist() == [0, 0] and verdict.token.tolist() == [1, 3]
+        assert verdict.lossy.shape == (2, 0)
+
+
+# -- sampling -------------------------------------------------------------------------------------------------------------
+
+
+def test_acceptance_probability_and_correction():
+    """
+    p = (.5 .3 .2 0), q = (.2 .6 0 .2)
+
+    a(x) = min(1, p/q):   x = 0: 1   x = 1: .3/.6 = .5   x = 3: 0
+    r = (p − q)⁺:         (.3 0 .2 0)
+    """
+    p = torch.tensor([0.5, 0.3, 0.2, 0.0]).expand(3, 2, 4)
+    q = torch.tensor([0.2, 0.6, 0.0, 0.2]).expand(3, 1, 4)
+    block = sampling_block(p, q, torch.tensor([[0], [1], [3]]))
+    torch.testing.assert_close(Strict().probability(block), torch.tensor([[1.0], [0.5], [0.0]]))
+    r = Strict().correction(block, torch.zeros(3, dtype=torch.long))
+    torch.testing.assert_close(r, torch.tensor([0.3, 0.0, 0.2, 0.0]).expand(3, 4))
+
+
+def test_certain_tokens():
+    """q = None is q = 1 on the drafted token: a(x) = p(x), and the correction is p without x."""
+    p = torch.tensor([0.5, 0.3, 0.2, 0.0]).expand(2, 2, 4)
+    block = sampling_block(p, None, torch.tensor([[1], [3]]))
+    torch.testing.assert_close(Strict().probability(block), torch.tensor([[0.3], [0.0]]))
+    r = Strict().correction(block, torch.zeros(2, dtype=torch.long))
+    torch.testing.assert_close(r, torch.tensor([[0.5, 0.0, 0.2, 0.0], [0.5, 0.3, 0.2, 0.0]]))
+
+
+def test_impossible_and_sure_tokens():
+    """Where p gives 0 the token is rejected and the correction avoids it; where p ≥ q it is accepted: no coin can say no."""
+    p = torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(2000, 2, 4)
+    q = torch.tensor([0.5, 0.5, 0.0, 0.0]).expand(2000, 1, 4)
+    rejected = decide(Strict(), sampling_block(p, q, torch.zeros(2000, 1, dtype=torch.long)))
+    assert not rejected.accepted.any() and (rejected.token == 1).all()
+    accepted = decide(Strict(), sampling_block(p, q, torch.ones(2000, 1, dtype=torch.long)))
+    assert accepted.accepted.all() and (accepted.token == 1).all()
+
+
+def test_equal_laws_are_always_accepted():
+    p = torch.rand(500, 4, 6).softmax(-1)
+    tokens = draw(p[:, :3])
+    verdict = decide(Strict(), sampling_block(p, p[:, :3], tokens))
+    assert (verdict.accepted >= 2).float().mean() > 0.99  # rounding may turn a coin at 1 − 1e-7, never more
+
+
+@given(st.integers(0, 2**31), st.floats(0, 1), st.floats(0, 1))
+def test_looser_accepts_a_superset_with_the_same_seed(seed, w, v):
+    """The coins do not depend on the rule, so a smaller w can only lengthen what is accepted; never beyond the draft."""
+    block = random_block(seed)
+    verdicts = []
+    for rule in (Strict(), Blend(max(w, v)), Blend(min(w, v)), Everything()):
+        torch.manual_seed(seed)
+        verdicts.append(decide(rule, block))
+    lengths = torch.stack([verdict.accepted for verdict in verdicts])
+    assert (lengths.diff(dim=0) >= 0).all()
+    assert (lengths <= block.drafted).all() and torch.equal(lengths[-1], block.drafted)
+    assert not verdicts[0].lossy.any()
+    for verdict in verdicts:
+        inside = torch.arange(4) < verdict.accepted[:, None]
+        assert not (verdict.lossy & ~inside).any(), "a token that was not accepted cannot be a lossy acceptance"
+    # The first lossy token of a row stands just where strict acceptance ended.
+    lossy = verdicts[-1].lossy
+    first = torch.where(lossy.any(1), lossy.long().argmax(1), verdicts[0].accepted)
+    assert torch.equal(first, verdicts[0].accepted)
+
+
+def test_a_lossy_rule_is_joined_with_strict_when_sampling():
+    block = random_block(4)
+    results = []
+    for rule in (Strict(), Nothing()):
+        torch.manual_seed(7)
+        results.append(decide(rule, block))
+    assert torch.equal(results[0].accepted, results[1].accepted) and results[0].accepted.any()
+    assert not results[1].lossy.any()
+
+
+def test_neutral_parameter_is_strict_bit_for_bit():
+    block = random_block(3)
+    results = []
+    for rule in (Strict(), Blend(1.0)):
+        torch.manual_seed(7)
+        results.append(decide(rule, block))
+    assert torch.equal(results[0].accepted, results[1].accepted) and torch.equal(results[0].token, results[1].token)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 5, 4)])
+def test_draw_keeps_to_the_support(shape):
+    law = torch.rand(*shape)
+    law[..., 1] = 0.0
+    for _ in range(200):
+        assert (draw(law) != 1).all()

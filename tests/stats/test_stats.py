@@ -1,0 +1,179 @@
+"""Proves every figure of `out.speculation`: by hand on written-down rounds, and by a recount of real runs."""
+
+import json
+
+import pytest
+import torch
+from support import tiny
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import RowStats, SpeculationStats
+from hf_lossy_assist.stats.report import SOURCES
+
+
+@pytest.fixture
+def two_rows() -> SpeculationStats:
+    """
+    Row 0, γ = 3:  drafted 3, sent 3, accepted 3 (the second one lossy), bonus      → 4 tokens
+                   drafted 3, sent 2, accepted 1, correction                        → 2 tokens
+                   drafted 3, sent 3, accepted 3, but the row ended after the second → 2 tokens
+    Row 1:         drafted 2, sent 2, accepted 0, correction                        → 1 token
+                   drafted 1, sent 1, accepted 1 (lossy), bonus                     → 2 tokens
+    """
+    first, second = RowStats(), RowStats()
+    first.record(drafted=3, sent=3, accepted=3, lossy=[0, 1, 0], taken=4)
+    first.record(drafted=3, sent=2, accepted=1, lossy=[0, 0, 0], taken=2)
+    first.record(drafted=3, sent=3, accepted=3, lossy=[0, 0, 1], taken=2)
+    second.record(drafted=2, sent=2, accepted=0, lossy=[0, 0], taken=1)
+    second.record(drafted=1, sent=1, accepted=1, lossy=[1], taken=2)
+    return SpeculationStats([first, second], 3, False, {"target": 3, "draft": 9}, {"target": 0.25, "draft": 0.125})
+
+
+def test_one_row_by_hand(two_rows):
+    out = two_rows.summary(two_rows.rows[0], sources=True)
+    assert out["num_new_tokens"] == 4 + 2 + 2
+    assert out["num_spec_steps"] == 3
+    assert out["num_draft_tokens"] == 3 + 2 + 3
+    assert out["num_dropped_tokens"] == 0 + 1 + 0
+    assert out["num_accepted_draft_tokens"] == 3 + 1 + 2  # the third accepted token of the last round was cut off
+    assert out["num_lossy_accepts"] == 1  # and with it the lossy one
+    assert out["mean_acceptance_length"] == 1 + 6 / 3
+    assert out["draft_acceptance_rate"] == 6 / 8
+    assert out["acceptance_histogram"] == [0, 1, 1, 1]
+    assert out["acceptance_histogram_by_draft_length"] == {"2": [0, 1, 0], "3": [0, 0, 1, 1]}
+    assert out["lossy_share_by_position"] == [0 / 3, 1 / 2, 0 / 1]
+    assert out["token_sources"] == [
+        "draft", "draft-lossy", "draft", "bonus", "draft", "correction", "draft", "draft"
+    ]  # fmt: skip
+
+
+def test_rows_are_summed(two_rows):
+    out = two_rows.summary()
+    assert out["num_new_tokens"] == two_rows.num_new_tokens == 8 + 3
+    assert out["num_spec_steps"] == 5
+    assert out["num_draft_tokens"] == 8 + 3
+    assert out["num_dropped_tokens"] == 1
+    assert out["num_accepted_draft_tokens"] == 6 + 1
+    assert out["num_lossy_accepts"] == two_rows.num_lossy_accepts == 1 + 1
+    assert out["mean_acceptance_length"] == two_rows.mean_acceptance_length == 1 + 7 / 5
+    assert out["draft_acceptance_rate"] == two_rows.draft_acceptance_rate == 7 / 11
+    assert out["acceptance_histogram"] == [1, 2, 1, 1]
+    assert out["acceptance_histogram_by_draft_length"] == {"1": [0, 1], "2": [1, 1, 0], "3": [0, 0, 1, 1]}
+    assert out["lossy_share_by_position"] == [1 / 4, 1 / 2, 0 / 1]
+    assert "token_sources" not in out
+    # Summing is not allowed to change the rows.
+    assert two_rows.rows[0].num_new_tokens == 8 and sum(two_rows.rows[0].steps.values()) == 3
+
+
+def test_every_token_has_a_source(two_rows):
+    for row in two_rows.rows:
+        assert len(row.token_sources) == row.num_new_tokens
+    assert [SOURCES[s] for s in two_rows.rows[1].token_sources] == ["correction", "draft-lossy", "bonus"]
+
+
+def test_a_row_that_ends_on_its_first_drafted_token():
+    row = RowStats()
+    row.record(drafted=5, sent=5, accepted=5, lossy=[1, 0, 0, 0, 0], taken=1)
+    assert (row.num_new_tokens, row.num_accepted_draft_tokens, row.num_lossy_accepts) == (1, 1, 1)
+    assert row.token_sources == [SOURCES.index("draft-lossy")]
+
+
+def test_all_that_was_sent_was_accepted():
+    """A filter sent 2 of 3: the token behind them is the target's bonus, not a correction."""
+    row = RowStats()
+    row.record(drafted=3, sent=2, accepted=2, lossy=[0, 0, 0], taken=3)
+    assert [SOURCES[s] for s in row.token_sources] == ["draft", "draft", "bonus"]
+    assert row.num_dropped_tokens == 1 and dict(row.steps) == {(2, 2): 1}
+
+
+def test_without_any_round():
+    empty = SpeculationStats([RowStats()], 5, True)
+    out = empty.to_dict(rows=True, sources=True)
+    assert out["mean_acceptance_length"] == 0.0 and out["draft_acceptance_rate"] == 0.0
+    assert out["acceptance_histogram"] == [0] * 6 and out["rows"][0]["token_sources"] == []
+    assert "lossless" in str(empty)
+
+
+def test_json(two_rows):
+    out = json.loads(two_rows.to_json(rows=True, sources=True))
+    assert out == two_rows.to_dict(rows=True, sources=True)
+    assert out["forwards"] == {"target": 3, "draft": 9} and out["seconds"] == {"target": 0.25, "draft": 0.125}
+    assert out["lossless"] is False
+    assert [row["num_new_tokens"] for row in out["rows"]] == [8, 3]
+    assert "rows" not in two_rows.to_dict()
+
+
+def test_table(two_rows):
+    lines = [" ".join(line.split()) for line in str(two_rows).splitlines()]
+    text = "\n".join(lines)
+    assert "guarantee │ lossy" in text or "guarantee lossy" in text
+    for figure in ("11", "2.40", "63.6%", "7, 2", "9, 0.125", "3, 0.250"):
+        assert any(line.endswith(figure) for line in lines), figure
+
+
+# -- real runs ------------------------------------------------------------------------------------------------------------
+
+
+def run(
+    kind: str, lengths: tuple[int, ...] = (9,), policy="strict", **settings
+) -> tuple[torch.Tensor, SpeculationStats]:
+    model = tiny.shared("llama")
+    out = hla.enable(model).generate(
+        **tiny.prompts(lengths), do_sample=False, eos_token_id=tiny.NEVER_EMITTED, lossy_policy=policy,
+        assistant_model=tiny.draft_of(model, kind), return_dict_in_generate=True, **settings,
+    )  # fmt: skip
+    return out.sequences[:, max(lengths) :], out.speculation
+
+
+def test_target_as_its_own_draft():
+    """γ = 5 and 20 new tokens: 6 + 6 + 6, then 2 places are left: 1 drafted token and the bonus. 16 of 16 accepted."""
+    new, stats = run("always", max_new_tokens=20, num_assistant_tokens=5)
+    out = stats.to_dict(rows=True, sources=True)
+    assert new.shape[1] == out["num_new_tokens"] == 20
+    assert out["num_spec_steps"] == 4 and out["num_spec_tokens"] == 5
+    assert out["num_draft_tokens"] == out["num_accepted_draft_tokens"] == 16
+    assert out["acceptance_histogram"] == [0, 1, 0, 0, 0, 3]
+    assert out["acceptance_histogram_by_draft_length"] == {"1": [0, 1], "5": [0, 0, 0, 0, 0, 3]}
+    assert out["mean_acceptance_length"] == 20 / 4
+    assert out["rows"][0]["token_sources"] == (["draft"] * 5 + ["bonus"]) * 3 + ["draft", "bonus"]
+    # One target forward a round, one draft forward a drafted token; the first of each brings the prompt along.
+    assert out["forwards"] == {"target": 4, "draft": 16}
+    assert set(out["seconds"]) == {"target", "draft"} and all(s > 0 for s in out["seconds"].values())
+    assert out["lossless"] is True
+
+
+def test_draft_that_is_never_right():
+    """Every round gives one correction: 8 rounds for 8 tokens, of 3 drafted tokens while there is room: 3·5 + 2 + 1 + 0."""
+    _, stats = run("never", max_new_tokens=8, num_assistant_tokens=3)
+    out = stats.to_dict(rows=True, sources=True)
+    assert out["num_spec_steps"] == 8 and out["num_accepted_draft_tokens"] == 0
+    assert out["num_draft_tokens"] == 3 * 5 + 2 + 1 + 0
+    assert out["rows"][0]["token_sources"] == ["correction"] * 7 + ["bonus"]  # the last round had nothing to draft
+    assert out["draft_acceptance_rate"] == 0.0 and out["mean_acceptance_length"] == 1.0
+
+
+def test_recount_of_a_ragged_batch():
+    """Each row's text is followed by hand: the draft, run alone from scratch, says what was proposed in each round."""
+    lengths, gamma, total = (9, 1, 4, 14), 4, 30
+    new, stats = run("often", lengths, max_new_tokens=total, num_assistant_tokens=gamma)
+    draft = tiny.draft_of(tiny.shared("llama"), "often")
+    inputs, all_rounds = tiny.prompts(lengths), []
+    for b, length in enumerate(lengths):
+        prompt, text = inputs["input_ids"][b, -length:].tolist(), new[b].tolist()
+        steps, written, rounds = {}, 0, 0
+        while written < total:
+            room, accepted = min(gamma, total - written - 1), 0
+            context = prompt + text[:written]
+            for place in range(room):
+                with torch.no_grad():
+                    proposal = int(draft(torch.tensor([context])).logits[0, -1].argmax())
+                if proposal != text[written + place]:
+                    break
+                context.append(proposal)
+                accepted += 1
+            steps[room, accepted] = steps.get((room, accepted), 0) + 1
+            written, rounds = written + accepted + 1, rounds + 1
+        row = stats.rows[b]
+        all_rounds.append(rounds)
+        assert dict(row.steps) == steps and row.num_spec_steps == rounds and row.num_new_tokens == total
+    assert len(set(all_rounds)) > 1, "the rows were meant to get ahead of each other"

@@ -1,0 +1,144 @@
+"""Proves that drafting switches itself off where it does not pay, on again where it does, and that the text is the target's."""
+
+import itertools
+import json
+from collections.abc import Callable
+
+import pytest
+from support.greedy_checks import RAGGED, greedy_equals
+from support.tiny import DRAFTS, NEVER_EMITTED
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import Constant, Fallback, LossyPolicy, as_policy
+from hf_lossy_assist.stops.fallback import _FallbackRun, _Measured
+
+
+GAMMA = 5
+
+
+class World:
+    """Rounds of given cost on a clock of its own: 1 second without drafts, `cost` with, for as many rows as there are."""
+
+    def __init__(self, stop: Fallback, accepts: Callable[[int], int], cost: float, rows: int = 1):
+        self.time, self.accepts, self.cost, self.rows = 0.0, accepts, cost, rows
+        own = (stop.margin, stop.first, stop.window, stop.wait)
+        measured = _Measured.over(stop.window, rows, stop.wait)
+        self.run = _FallbackRun(stop.stop.start(rows), *own, measured=measured, now=lambda: self.time)
+
+    def rounds(self, count: int) -> str:
+        """D for each round that drafted, A for each of the target alone."""
+        out = ""
+        for _ in range(count):
+            rows = list(range(self.rows))
+            limits = self.run.limits(rows)
+            drafts = limits[0] > 0
+            self.time += (self.cost if drafts else 1.0) * self.rows
+            self.run.observe(rows, limits, [min(self.accepts(len(out)), limit) for limit in limits])
+            out += "D" if drafts else "A"
+        return out
+
+
+def lengths(rounds: str) -> list[tuple[str, int]]:
+    return [(kind, len(list(group))) for kind, group in itertools.groupby(rounds)]
+
+
+def test_a_draft_that_never_agrees():
+    """Three rounds to see it, then 8, 16, 32 … without, one round that tries in between."""
+    world = World(Fallback(Constant(GAMMA), wait=8), lambda i: 0, cost=2.0)
+    assert lengths(world.rounds(70)) == [
+        ("D", 1), ("A", 1), ("D", 2), ("A", 8), ("D", 1), ("A", 16), ("D", 1), ("A", 32), ("D", 1), ("A", 7)
+    ]  # fmt: skip
+
+
+def test_a_draft_that_agrees_goes_on():
+    world = World(Fallback(Constant(GAMMA)), lambda i: 4, cost=2.0)
+    assert lengths(world.rounds(50)) == [("D", 1), ("A", 1), ("D", 48)], "one round alone says what that costs"
+
+
+@pytest.mark.parametrize(("accepted", "goes_on"), [(1, True), (0, False)])
+def test_what_it_costs_decides(accepted, goes_on):
+    """2 tokens a round of 1.5 are worth 1.33 rounds without drafts, 1 token is worth 0.67."""
+    world = World(Fallback(Constant(GAMMA)), lambda i: accepted, cost=1.5)
+    assert (world.rounds(20)[-1] == "D") == goes_on
+
+
+@pytest.mark.parametrize("cost", [0.97, 1.03])
+def test_about_as_fast_changes_nothing(cost):
+    """Within the margin: on stays on."""
+    world = World(Fallback(Constant(GAMMA), margin=0.05), lambda i: 0, cost=cost)
+    assert lengths(world.rounds(40))[-1] == ("D", 38)
+
+
+def test_it_comes_back():
+    """The draft agrees in rounds 14 to 59; the next round that tries finds out, and the waiting starts anew."""
+    world = World(Fallback(Constant(GAMMA), wait=8, window=4), lambda i: 4 if 14 <= i < 60 else 0, cost=2.0)
+    found = lengths(world.rounds(90))
+    assert found[:6] == [("D", 1), ("A", 1), ("D", 2), ("A", 8), ("D", 1), ("A", 16)]
+    assert found[6][0] == "D" and 60 - 29 <= found[6][1] <= 60 - 29 + 4, "on, until four rounds have given too little"
+    assert found[7] == ("A", 8), "not 32: it had paid in between"
+
+
+def test_margin_1_never_switches_off():
+    world = World(Fallback(Constant(GAMMA), margin=1.0), lambda i: 0, cost=9.0)
+    assert lengths(world.rounds(40)) == [("D", 1), ("A", 1), ("D", 38)]
+
+
+def test_seconds_are_taken_again_when_half_of_the_rows_have_ended():
+    world = World(Fallback(Constant(GAMMA)), lambda i: 4, cost=2.0, rows=8)
+    assert lengths(world.rounds(10)) == [("D", 1), ("A", 1), ("D", 8)]
+    world.rows = 5
+    assert lengths(world.rounds(10)) == [("D", 10)]
+    world.rows = 4
+    assert lengths(world.rounds(10)) == [("D", 1), ("A", 1), ("D", 8)]
+
+
+def test_drafting_gets_dear_for_fewer_rows():
+    world = World(Fallback(Constant(GAMMA)), lambda i: 1, cost=1.5, rows=8)
+    assert world.rounds(10)[-1] == "D"
+    world.rows, world.cost = 2, 3.0
+    assert lengths(world.rounds(10)) == [("D", 1), ("A", 9)]
+
+
+# -- in the engine --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inner", [Constant(GAMMA), hla.SVIP(), hla.AtLeast(hla.SVIP(), 2), hla.Heuristic()])
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_greedy_text_is_the_targets(kind, inner):
+    for margin in (0.0, 1.0):
+        greedy_equals(Fallback(inner, margin, first=1, window=2, wait=2), RAGGED, kind)
+
+
+def test_it_is_counted():
+    """Ten draft models' worth of work for nothing: most rounds are the target's alone, and say so."""
+    stats = greedy_equals(Fallback(Constant(40)), kind="never", eos_token_id=NEVER_EMITTED, max_new_tokens=100)
+    total = stats.total()
+    assert total.num_plain_steps > 60 and total.num_plain_steps == sum(
+        n for (sent, _), n in total.steps.items() if not sent
+    )
+    assert stats.summary()["num_plain_steps"] == total.num_plain_steps
+    always = greedy_equals(Fallback(Constant(GAMMA), margin=1.0), kind="always", eos_token_id=NEVER_EMITTED)
+    assert always.total().num_plain_steps <= 2, "the one that is measured, and perhaps a last token"
+
+
+def test_json_and_one_argument():
+    policy = LossyPolicy(rule=hla.TopK(2), stop=hla.SVIP()).with_fallback(wait=9)
+    spec = json.loads(json.dumps(policy.to_dict()))
+    assert spec["stop"]["name"] == "fallback" and spec["stop"]["stop"]["name"] == "svip" and spec["stop"]["wait"] == 9
+    assert as_policy(spec) == policy
+    assert LossyPolicy().with_fallback().stop == Fallback(Constant())
+    assert Fallback(Constant(7)).longest == 7 and Fallback(Constant(7)).with_longest(3).longest == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Fallback("svip"), r"Fallback\.stop: expected a stop such as SVIP\(\), got 'svip'"),
+        (lambda: Fallback(Constant(5), margin=2), r"Fallback\.margin: expected a number from 0 to 1, got 2"),
+        (lambda: Fallback(Constant(5), wait=0), r"Fallback\.wait: expected a whole number of at least 1, got 0"),
+        (lambda: as_policy({"stop": {"name": "fallback"}}), r"[^\n]*stop"),
+    ],
+)
+def test_wrong_uses(make, says):
+    with pytest.raises((TypeError, ValueError), match=f"^{says}[^\n]*$"):
+        make()

@@ -1,0 +1,420 @@
+"""Proves AdaEDL's and DISCO's decisions by hand and by Transformers' own, and that stops made of stops say what their parts say."""
+
+import copy
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import roc_curve
+from support import tiny
+from support.blocks import Everything
+from support.distributions import REJECT, goodness, sample, target_law
+from support.drafts import draft_of, head_for
+from support.policies import stops as simple_stops
+from support.stops import logits, says, stock_lengths
+from transformers import TemperatureLogitsWarper
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import (
+    DISCO,
+    SVIP,
+    AdaEDL,
+    AllOf,
+    AnyOf,
+    AtLeast,
+    BatchSchedule,
+    Confidence,
+    Constant,
+    HeadStop,
+    Heuristic,
+    LossyPolicy,
+    MovingAverage,
+    as_policy,
+)
+from hf_lossy_assist.stops.learning import cheapest
+
+
+RAGGED = (9, 1, 4, 14)
+WHOLE = {"eos_token_id": tiny.NEVER_EMITTED}
+
+
+def run(stop, lengths=(9,), kind="often", **settings) -> Any:
+    model = tiny.shared("llama")
+    return tiny.assisted(model, tiny.prompts(lengths), tiny.draft_of(model, kind), stop, **settings)
+
+
+# -- AdaEDL ---------------------------------------------------------------------------------------------------------------
+
+# H(.16, .84) = .16 · 1.8326 + .84 · .1744 = .4397 and H(.17, .83) = .4559 nats.
+BELOW_045, ABOVE_045 = [0.16, 0.84], [0.17, 0.83]
+
+
+def test_adaedl_stops_where_the_bound_is_below_lambda():
+    """1 − √(.2·H) < .7  ⇔  H > .45; with another scale 1 − √(.4·H) < .7  ⇔  H > .225, and with scale 0 never."""
+    assert says(AdaEDL(0.7), BELOW_045, ABOVE_045) == [False, True]
+    assert says(AdaEDL(0.7).start(2), BELOW_045, ABOVE_045) == [False, True]
+    assert says(AdaEDL(0.7, scale=0.4), BELOW_045, [0.05, 0.95]) == [True, False]  # H(.05, .95) = .1985
+    assert says(AdaEDL(1.0, scale=0.0), ABOVE_045, [0.5, 0.5]) == [False, False]
+
+
+def test_adaedl_is_svip_while_lambda_does_not_move():
+    """1 − √(c·H) < λ  ⇔  √(c·H) > 1 − λ, SVIP's h."""
+    torch.manual_seed(1)
+    scores = (torch.randn(200, 12) * 2,)
+    ours = AdaEDL(0.6, scale=0.15, epsilon=0.0)(torch.zeros(200, 1), scores)
+    assert torch.equal(ours, SVIP(h=0.4, c=0.15)(torch.zeros(200, 1), scores)) and 0 < ours.sum() < 200
+
+
+def test_adaedl_moves_lambda_by_the_acceptance_rate():
+    """r̄: .5·.9 + .5·.25 = .575, then .7875, .89375 and .946875; below .9 λ rises by .1 · .01, above it falls by as much."""
+    stop = AdaEDL(0.6).start(2)
+    expected = [(1, 0.601), (4, 0.602), (4, 0.603), (4, 0.602)]
+    for accepted, threshold in expected:
+        stop.observe([0], [4], [accepted])
+        assert stop.thresholds[0] == pytest.approx(threshold, abs=1e-12)
+    assert stop.thresholds[1] == 0.6, "another row's"
+    stop.observe([0], [0], [0])
+    assert stop.thresholds[0] == pytest.approx(0.602), "nothing was drafted, so nothing was learnt"
+    own = logits(ABOVE_045, ABOVE_045)
+    stop.thresholds[:] = [0.9, 0.0]
+    assert stop(torch.zeros(2, 1), own, rows=[0, 1]).tolist() == [True, False]
+    assert stop(torch.zeros(2, 1), own, rows=[1, 0]).tolist() == [False, True]
+
+
+def test_lambda_stays_between_0_and_1():
+    stop = AdaEDL(0.9, epsilon=1.0, beta2=0.5).start(2)
+    for _ in range(3):
+        stop.observe([0, 1], [4, 4], [0, 4])
+    assert stop.thresholds == [1.0, 0.0]
+
+
+# -- DISCO ----------------------------------------------------------------------------------------------------------------
+
+
+def test_disco_fits_the_cheapest_threshold():
+    """Accepted .9, .8, .3; refused .5, .2: at .8 a third of the accepted is lost (1), at .3 half of the refused is let through (.5)."""
+    q, accepted = [0.9, 0.5, 0.8, 0.2, 0.3], [True, False, True, False, True]
+    assert cheapest(q, accepted, missed=3.0) == 0.3
+    assert cheapest(q, accepted, missed=1.0) == 0.8  # 1/3 against 1/2
+    assert cheapest(q, [True] * 5, 3.0) is None and cheapest(q, [False] * 5, 3.0) is None
+
+
+verdicts = st.lists(st.tuples(st.floats(0, 1, width=32), st.booleans()), min_size=2, max_size=30)
+
+
+@given(verdicts, st.floats(0.1, 10))
+def test_no_threshold_of_the_roc_curve_is_cheaper(tested, missed):
+    q, accepted = (np.array(column) for column in zip(*tested, strict=True))
+    found = cheapest(q, accepted, missed)
+    if len(set(accepted.tolist())) < 2:
+        assert found is None
+        return
+    let, kept, _ = roc_curve(accepted, q)
+    cost = (q[~accepted] >= found).mean() + missed * (q[accepted] < found).mean()
+    assert cost == pytest.approx((let + missed * (1 - kept))[1:].min())  # its first threshold would keep nothing
+
+
+def test_disco_learns_of_each_row_alone():
+    """Six tested tokens: accepted .9 .9 .9 .9, refused .6, accepted .9; of the row beside it only five."""
+    stop = DISCO(0.4).start(2)
+    high, low = [0.9, 0.1], [0.6, 0.4]
+    for first, second, drafted, accepted in (
+        ((high, high, high), (high, high, low), [3, 3], [3, 2]),
+        ((high, low), (high, low), [2, 2], [1, 1]),
+    ):
+        stop.limits([0, 1])
+        for a, b in zip(first, second, strict=True):
+            assert says(stop, a, b) == [False, False]
+        assert stop.thresholds == [0.4, 0.4]
+        stop.observe([0, 1], drafted, accepted)
+    assert stop.thresholds == [0.4, 0.4], "five tokens of each row"
+    stop.limits([0, 1])
+    assert says(stop, high, high) == [False, False]
+    stop.observe([0, 1], [1, 0], [1, 0])
+    assert stop.thresholds == [pytest.approx(0.9), 0.4]
+    stop.limits([0, 1])
+    assert says(stop, low, low) == [True, False]
+
+
+def test_disco_counts_no_token_behind_the_first_refused_one():
+    stop = DISCO().start(1)
+    stop.limits([0])
+    for q in (0.9, 0.8, 0.7, 0.6):
+        says(stop, [q, 1 - q])
+    stop.observe([0], [4], [1])
+    assert [(round(q, 4), accepted) for q, accepted in stop.tested[0]] == [(0.9, True), (0.8, False)]
+
+
+@pytest.mark.parametrize("kind", ["often", "rarely"])
+def test_disco_is_transformers_own(kind, monkeypatch):
+    """Transformers' assisted greedy decoding with the same start drafts the same and ends at the same threshold."""
+    model, draft = tiny.shared("llama"), copy.deepcopy(tiny.draft_of(tiny.shared("llama"), kind))
+    settings = {"max_new_tokens": 60, "do_sample": False} | WHOLE
+    ours, start = [], DISCO.start
+    monkeypatch.setattr(DISCO, "start", lambda self, rows: ours.append(start(self, rows)) or ours[-1])
+    out = run(DISCO(0.15), kind=kind, **settings)
+    theirs, get = [], model._get_candidate_generator
+    monkeypatch.setattr(model, "_get_candidate_generator", lambda **given: theirs.append(get(**given)) or theirs[-1])
+    draft.generation_config.assistant_confidence_threshold = 0.15
+    assert torch.equal(model.generate(**tiny.prompts((9,)), **settings, assistant_model=draft), out.sequences)
+    threshold = theirs[0].assistant_generation_config.assistant_confidence_threshold
+    assert ours[0].thresholds[0] == pytest.approx(threshold, rel=1e-4) and threshold != 0.15
+    assert [accepted for _, accepted in ours[0].tested[0]] == list(map(bool, theirs[0].matches))
+
+
+# -- stops made of stops --------------------------------------------------------------------------------------------------
+
+
+class Says(hla.DraftStop):
+    """Says yes at the given places of each round, up to its limit."""
+
+    def __init__(self, *places: int, limit: int = 9):
+        object.__setattr__(self, "places", places)
+        object.__setattr__(self, "limit", limit)
+        object.__setattr__(self, "at", [0])
+
+    @property
+    def longest(self) -> int:
+        return self.limit
+
+    def limits(self, rows):
+        self.at[0] = 0
+        return [self.limit] * len(rows)
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.at[0] += 1
+        return torch.full((len(input_ids),), self.at[0] in self.places)
+
+
+def length(stop) -> int:
+    """How many tokens a round drafts; each round the same, or it has kept something."""
+    found = set()
+    started = stop.start(1)
+    for _ in range(2):
+        [limit] = started.limits([0])
+        drafted = 0
+        while drafted < limit:
+            drafted += 1
+            if bool(started(torch.zeros(1, 1), (torch.zeros(1, 4),), rows=[0])):
+                break
+        found.add(drafted)
+    assert len(found) == 1
+    return found.pop()
+
+
+@pytest.mark.parametrize(
+    ("stop", "tokens"),
+    [
+        (Says(3, 5), 3),
+        (AtLeast(Says(3, 5), 3), 3),
+        (AtLeast(Says(3, 5), 4), 5),  # what is said before the fourth is not heeded
+        (AtLeast(Says(limit=2), 4), 4),
+        (AtLeast(Constant(2), 4), 4),
+        (AnyOf([Says(3, 5), Says(4)]), 3),
+        (AnyOf([Says(6), Says(limit=4)]), 4),
+        (AnyOf([Says(6), Constant(5)]), 5),
+        (AllOf([Says(2, 3, 5), Says(3, 4)]), 3),
+        (AllOf([Says(2, 5), Says(3, 4)]), 9),  # never both at one token
+        (AllOf([Says(2, 7), Says(3, 4, limit=5)]), 7),  # the second has reached its limit by then
+        (AllOf([Says(2, 7), Constant(4)]), 7),
+        (AllOf([Says(2, 7, limit=8), Constant(8)]), 8),
+        (AllOf([Constant(3), Constant(6)]), 6),
+        (AnyOf([AllOf([Says(2, 6), Constant(4)]), AtLeast(Says(1, 5), 2)]), 5),
+    ],
+    ids=range(15),
+)
+def test_combinations_by_hand(stop, tokens):
+    assert length(stop) == tokens
+
+
+def test_limits_rows_and_the_rest_of_combinations():
+    stop = AnyOf([Heuristic(3, 8), AllOf([BatchSchedule({1: 6, 2: 2}), Constant(4)])])
+    assert not stop.adaptive and AnyOf([stop, SVIP()]).adaptive
+    running = stop.start(2)
+    assert running.limits([0, 1]) == [3, 3] and running.limits([1]) == [3]
+    running.observe([1], [3], [3])
+    assert running.limits([0, 1]) == [3, 4] and running.limits([1]) == [5]  # the heuristic's 5, and 6 for one row
+    assert stop.longest == 6 and stop.start(1).limits([0]) == [3]
+    shorter = AnyOf([SVIP(h=0.5), AtLeast(Confidence(), 7)]).with_longest(5)
+    assert shorter == AnyOf([SVIP(h=0.5, max_draft=5), AtLeast(Confidence(max_draft=5), 5)]) and shorter.longest == 5
+
+
+def test_the_most_impatient_part_ends_the_round():
+    head = head_for(draft_of("llama"))
+    assert (
+        AnyOf([SVIP(), HeadStop(head, patience=0.5)]).patience == 0.5 == AtLeast(HeadStop(head, patience=0.5)).patience
+    )
+    assert AllOf([SVIP(), Constant()]).patience == 1.0
+
+
+def test_parts_read_one_state():
+    head = head_for(draft_of("llama"))
+    deep = hla.LinearHead(hla.HeadConfig(32, features=hla.FeatureSpec(layer=1, norm=False)))
+    assert AnyOf([SVIP(), HeadStop(head)]).features == head.config.features == AtLeast(HeadStop(head)).features
+    assert AnyOf([SVIP(), Constant()]).features is None
+    with pytest.raises(ValueError, match="^AllOf.stops: their heads must read one hidden state[^\n]*layer 1[^\n]*$"):
+        AllOf([HeadStop(head), HeadStop(deep)])
+
+
+# -- JSON -----------------------------------------------------------------------------------------------------------------
+
+leaves = st.one_of(
+    simple_stops,
+    st.builds(AdaEDL, *[st.floats(0, 1)] * 6, st.integers(1, 99)),
+    st.builds(DISCO, st.floats(0, 1), st.floats(0, 100), st.integers(1, 99)),
+    st.builds(MovingAverage, step=st.floats(0, 9), token=st.floats(0, 9), per=st.sampled_from(["row", "batch"])),
+    st.builds(lambda gamma: BatchSchedule({1: gamma, 8: 1}), st.integers(0, 9)),
+)
+nested = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.builds(AtLeast, inner, st.integers(1, 20)),
+        st.builds(AnyOf, st.lists(inner, min_size=1, max_size=3)),
+        st.builds(AllOf, st.lists(inner, min_size=1, max_size=3)),
+    ),
+    max_leaves=6,
+)
+
+
+@given(nested)
+def test_json_round_trip(stop):
+    policy = LossyPolicy(stop=stop)
+    spec = policy.to_dict()
+    assert as_policy(json.loads(json.dumps(spec))) == policy == as_policy(str(policy))
+    assert hash(as_policy(spec)) == hash(policy)
+
+
+def test_the_nested_form():
+    spec = {"stop": {"name": "any_of", "stops": ["svip", {"name": "at_least", "stop": {"name": "constant"}, "n": 3}]}}
+    assert as_policy(spec) == LossyPolicy(stop=AnyOf((SVIP(), AtLeast(Constant(), 3))))
+    assert LossyPolicy(stop=AllOf([Constant(7), AtLeast(DISCO(), 2)])).to_dict() == {
+        "stop": {
+            "name": "all_of",
+            "stops": [
+                {"name": "constant", "gamma": 7},
+                {
+                    "name": "at_least",
+                    "stop": {"name": "disco", "threshold": 0.4, "missed": 3.0, "max_draft": 20},
+                    "n": 2,
+                },
+            ],
+        }
+    }
+
+
+def test_heads_inside_are_saved_loaded_and_checked(tmp_path):
+    head, other = (
+        head_for.__wrapped__(draft_of("llama"), kind) for kind in ("linear", "mlp")
+    )  # new: saving marks them
+    policy = LossyPolicy(stop=AnyOf([SVIP(), HeadStop(head, 0.3), AtLeast(HeadStop(other, 0.2), 3)]))
+    assert policy.heads() == {"stop_1_head": head, "stop_2_0_head": other}
+    policy.save_pretrained(tmp_path / "made")
+    assert {path.name for path in (tmp_path / "made").iterdir()} == {
+        "policy.json",
+        "README.md",
+        "stop_1_head",
+        "stop_2_0_head",
+    }
+    assert (
+        LossyPolicy.from_pretrained(tmp_path / "made") == as_policy(str(tmp_path / "made" / "policy.json")) == policy
+    )
+    assert run(policy, RAGGED).speculation.forwards["head"] > 0
+    small = hla.LinearHead(hla.HeadConfig(16)).eval()
+    with pytest.raises(ValueError, match="^this head reads 16 numbers of the draft"):
+        run(AnyOf([SVIP(), HeadStop(small)]))
+
+
+# -- in the engine --------------------------------------------------------------------------------------------------------
+
+EVERY = {
+    "adaedl": AdaEDL(0.3, scale=0.1, epsilon=0.3, beta2=0.5),
+    "disco": DISCO(0.2),
+    "at_least": AtLeast(Confidence(0.3), 3),
+    "any_of": AnyOf([Confidence(0.15), Heuristic(4, 9), AdaEDL(0.2, scale=0.1)]),
+    "all_of": AllOf([Confidence(0.3), SVIP(form="entropy", h=1.5), Constant(2)]),
+}
+
+
+@pytest.mark.parametrize("kind", tiny.DRAFTS)
+@pytest.mark.parametrize("name", EVERY)
+def test_greedy_text_is_the_targets(name, kind):
+    expected = tiny.greedy(tiny.shared("llama"), tiny.prompts(RAGGED))
+    first, second = (run(EVERY[name], RAGGED, kind) for _ in range(2))
+    assert torch.equal(first.sequences, expected)
+    assert [row.steps for row in first.speculation.rows] == [row.steps for row in second.speculation.rows]
+    assert first.speculation.lossless
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_rounds_differ_in_length(name):
+    """What the two tests beside this one would not notice: a stop that never stops, or always."""
+    sent = {length for row in run(EVERY[name], RAGGED, **WHOLE).speculation.rows for length, _ in row.steps}
+    assert len(sent) > 2
+
+
+@pytest.mark.parametrize("name", ["adaedl", "disco", "any_of", "all_of"])
+def test_a_row_drafts_as_it_would_alone(name):
+    """Both in the same order of rounds, so that what a row has learnt is its own."""
+    prompts, model = tiny.prompts(RAGGED), tiny.shared("llama")
+    together = run(EVERY[name], RAGGED, **WHOLE).speculation.rows
+    for b, width in enumerate(RAGGED):
+        inputs = {key: value[b : b + 1, -width:] for key, value in prompts.items()}
+        alone = tiny.assisted(model, inputs, tiny.draft_of(model, "often"), EVERY[name], **WHOLE).speculation.rows[0]
+        assert alone.steps == together[b].steps and alone.token_sources == together[b].token_sources
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_samples_have_the_targets_law(name, monkeypatch):
+    """At 0.7, over all 216 texts of three tokens; the same counts must find a rule that is wrong."""
+    settings, warpers = {"temperature": 0.7}, (TemperatureLogitsWarper(0.7),)
+    law, policy = target_law(warpers), LossyPolicy(stop=EVERY[name])
+    torch.manual_seed(0)
+    assert goodness(sample(policy, settings, calls=2), law) > REJECT
+    monkeypatch.setattr("hf_lossy_assist.generation.enable.announce", lambda policy: None)
+    assert goodness(sample(LossyPolicy(rule=Everything(), stop=EVERY[name]), settings, calls=1), law) < REJECT
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_in_transformers_own_loop(name):
+    equal, sent = stock_lengths(EVERY[name], "often")
+    assert equal and max(sent) <= EVERY[name].longest
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: AdaEDL(-0.1), ValueError, "AdaEDL.threshold"),
+        (lambda: AdaEDL(scale=math.nan), ValueError, "AdaEDL.scale"),
+        (lambda: AdaEDL(goal=1.1), ValueError, "AdaEDL.goal"),
+        (lambda: AdaEDL(epsilon="much"), TypeError, "AdaEDL.epsilon"),
+        (lambda: AdaEDL(beta1=2), ValueError, "AdaEDL.beta1"),
+        (lambda: AdaEDL(max_draft=0), ValueError, "AdaEDL.max_draft"),
+        (lambda: DISCO(1.5), ValueError, "DISCO.threshold"),
+        (lambda: DISCO(missed=math.inf), ValueError, "DISCO.missed"),
+        (lambda: DISCO(max_draft=1.0), TypeError, "DISCO.max_draft"),
+        (lambda: AtLeast(5), TypeError, "AtLeast.stop: expected a stop such as SVIP.., got 5"),
+        (lambda: AtLeast(SVIP(), 0), ValueError, "AtLeast.n"),
+        (lambda: AnyOf([]), TypeError, r"AnyOf.stops: expected a list of stops, got \[\]"),
+        (lambda: AnyOf("svip"), TypeError, "AnyOf.stops"),
+        (lambda: AllOf([SVIP(), "svip"]), TypeError, "AllOf.stops: .*'svip'"),
+        (lambda: AllOf([SVIP()])(torch.zeros(1, 1), logits([1.0, 0.0])), TypeError, r"start\(rows\)"),
+        (lambda: AtLeast(SVIP())(torch.zeros(1, 1), logits([1.0, 0.0])), TypeError, r"start\(rows\)"),
+        (lambda: as_policy({"stop": {"name": "any_of", "stops": ["svp"]}}), ValueError, "Did you mean 'svip'"),
+        (lambda: as_policy({"stop": {"name": "any_of", "stops": "svip"}}), TypeError, "AnyOf.stops"),
+        (lambda: as_policy({"stop": {"name": "at_least", "stop": {"h": 1}}}), ValueError, "stop: expected a name"),
+        (lambda: as_policy({"stop": "any_of"}), ValueError, "needs stops"),
+        (lambda: as_policy({"stop": {"name": "at_least", "stops": []}}), ValueError, "Did you mean 'stop'"),
+    ],
+)  # fmt: skip
+def test_refused_in_one_line(make, error, words):
+    with pytest.raises(error, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)

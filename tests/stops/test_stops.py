@@ -1,0 +1,200 @@
+"""Proves each draft stop's decision by hand, that nothing it learns outlives a call, and that it works in Transformers' own loop."""
+
+import math
+
+import pytest
+import torch
+from support import tiny
+from support.stops import logits, says, stock_lengths
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import SVIP, Confidence, Constant, Heuristic
+from hf_lossy_assist.stops import entropy
+
+
+# -- entropy and SVIP -----------------------------------------------------------------------------------------------------
+
+
+def test_entropy_by_hand():
+    """H(.5, .5) = ln 2; H of a sure token = 0; H(.25 × 4) = ln 4; zeros do not matter, also when they are −inf logits."""
+    laws = logits([0.5, 0.5, 0, 0], [1, 0, 0, 0], [0.25] * 4, [0.5, 0.25, 0.25, 0])[0]
+    expected = torch.tensor([math.log(2), 0.0, math.log(4), 1.5 * math.log(2)])
+    torch.testing.assert_close(entropy(laws), expected)
+    assert entropy(laws[None].double()).shape == (1, 4)
+    torch.testing.assert_close(
+        entropy(laws + 100.0), expected, msg="logits are no probabilities: a shift changes nothing"
+    )
+    assert entropy(laws.to(torch.bfloat16)).dtype == torch.float32
+
+
+# H(p, 1 − p) = −p ln p − (1 − p) ln(1 − p), in nats:
+BELOW_060 = [0.2850, 0.7150]  # .2850 · 1.2553 + .7150 · .3355 = .3578 + .2399 = .5976
+ABOVE_060 = [0.2900, 0.7100]  # .2900 · 1.2379 + .7100 · .3425 = .3590 + .2432 = .6022
+BELOW_009 = [0.0178, 0.9822]  # .0178 · 4.0286 + .9822 · .0180 = .0717 + .0176 = .0893
+ABOVE_009 = [0.0180, 0.9820]  # .0180 · 4.0174 + .9820 · .0182 = .0723 + .0178 = .0902
+
+
+def test_svip_bound_stops_above_060_nats():
+    """√(0.15 · H) > 0.3  ⇔  H > 0.09 / 0.15 = 0.60."""
+    assert says(SVIP(), BELOW_060, ABOVE_060) == [False, True]
+    assert says(SVIP(), [*BELOW_060, 0.0, 0.0], [*ABOVE_060, 0.0, 0.0]) == [False, True]  # −inf logits
+    assert says(SVIP(), BELOW_009, ABOVE_009) == [False, False]
+
+
+def test_svip_entropy_stops_above_009_nats():
+    """√H > 0.3  ⇔  H > 0.09; c plays no part."""
+    assert says(SVIP(form="entropy"), BELOW_009, ABOVE_009) == [False, True]
+    assert says(SVIP(form="entropy", c=100.0), BELOW_009, ABOVE_009) == [False, True]
+
+
+def test_svip_extremes():
+    assert says(SVIP(h=math.inf), [0.25] * 4) == [False]
+    assert says(SVIP(h=0.0), [0.9, 0.1], [1.0, 0.0]) == [True, False]  # H = 0 is not above 0
+
+
+def test_svip_looks_at_the_last_scores_only():
+    early, late = logits([0.5, 0.5]), logits([1.0, 0.0])
+    assert SVIP()(torch.tensor([[0, 1]]), early + late).tolist() == [False]
+    assert SVIP()(torch.tensor([[0, 1]]), late + early).tolist() == [True]
+
+
+# -- the others -----------------------------------------------------------------------------------------------------------
+
+
+def test_confidence_looks_at_the_drafted_token():
+    laws = [[0.45, 0.30, 0.25]] * 3
+    assert says(Confidence(0.4), *laws, tokens=[0, 1, 2]) == [False, True, True]
+    assert says(Confidence(0.0), *laws, tokens=[0, 1, 2]) == [False] * 3
+    assert says(Confidence(1.0), [1.0, 0.0], [0.9, 0.1]) == [False, True]  # below 1, not at it
+
+
+def test_constant_plans_ahead_and_never_looks():
+    stop = Constant(7).start(3)
+    assert stop.limits([0, 2]) == [7, 7] and not stop.adaptive
+    assert says(stop, [0.25] * 4) == [False]
+    stop.observe([0, 2], [7, 7], [0, 7])
+    assert stop.limits([0, 2]) == [7, 7]
+
+
+def test_heuristic_schedule_of_each_row():
+    """All accepted: two more, up to the cap; else one less, down to 1. Rows are told apart by their number in the call."""
+    stop = Heuristic(initial=2, max_draft=5).start(3)
+    assert stop.limits([0, 1, 2]) == [2, 2, 2]
+    stop.observe([0, 1, 2], [2, 2, 2], [2, 1, 0])
+    assert stop.limits([0, 1, 2]) == [4, 1, 1]
+    stop.observe([0, 2], [4, 1], [4, 0])  # row 1 was not asked this time
+    assert stop.limits([0, 1, 2]) == [5, 1, 1]
+    stop.observe([2], [1], [1])
+    assert stop.limits([2, 0]) == [3, 5]
+
+
+def test_heuristic_forgets_between_calls():
+    stop = Heuristic(initial=3)
+    first = stop.start(1)
+    first.observe([0], [3], [3])
+    assert first.limits([0]) == [5]
+    assert stop.start(1).limits([0]) == [3] and stop == Heuristic(initial=3)
+    model = tiny.shared("llama")
+    figures = [
+        hla.enable(model).generate(
+            **tiny.prompts((9,)), assistant_model=tiny.draft_of(model, "always"), lossy_policy=stop, max_new_tokens=30,
+            eos_token_id=tiny.NEVER_EMITTED, do_sample=False, return_dict_in_generate=True,
+        ).speculation.summary()["acceptance_histogram_by_draft_length"]
+        for _ in range(2)
+    ]  # fmt: skip
+    # 3 + 1, 5 + 1, 7 + 1 make 18 tokens; of the 12 left, 9 + 1 in the fourth round; the last one has room for 1 + 1.
+    assert figures[0] == figures[1]
+    assert {int(sent): sum(counts) for sent, counts in figures[0].items()} == {1: 1, 3: 1, 5: 1, 7: 1, 9: 1}
+
+
+@pytest.mark.parametrize(
+    ("stop", "gamma", "longest"),
+    [(Constant(), 9, 9), (SVIP(h=1.0), 9, 9), (Confidence(0.2), 9, 9), (Heuristic(), 9, 40), (Heuristic(), 50, 50)],
+    ids=str,
+)
+def test_with_longest_changes_nothing_else(stop, gamma, longest):
+    """What `num_assistant_tokens=` does; for the heuristic it is the first draft's length."""
+    changed = stop.with_longest(gamma)
+    assert type(changed) is type(stop) and changed.longest == longest
+    assert max(changed.start(2).limits([0, 1])) == gamma
+    for name in ("h", "c", "form", "threshold"):
+        assert getattr(changed, name, None) == getattr(stop, name, None)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: Constant(0), ValueError, "Constant.gamma"),
+        (lambda: Constant(2.0), TypeError, "Constant.gamma"),
+        (lambda: Constant(True), TypeError, "Constant.gamma"),
+        (lambda: Heuristic(initial=0), ValueError, "Heuristic.initial"),
+        (lambda: Heuristic(initial=5, max_draft=4), ValueError, "Heuristic.max_draft"),
+        (lambda: Confidence(1.5), ValueError, "Confidence.threshold"),
+        (lambda: Confidence(math.nan), ValueError, "Confidence.threshold"),
+        (lambda: Confidence("high"), TypeError, "Confidence.threshold"),
+        (lambda: Confidence(max_draft=0), ValueError, "Confidence.max_draft"),
+        (lambda: SVIP(h=-0.1), ValueError, "SVIP.h"),
+        (lambda: SVIP(h=math.nan), ValueError, "SVIP.h"),
+        (lambda: SVIP(c=-1), ValueError, "SVIP.c"),
+        (lambda: SVIP(max_draft=-3), ValueError, "SVIP.max_draft"),
+        (lambda: SVIP(form="bounds"), ValueError, "SVIP.form"),
+    ],
+)
+def test_validation(make, error, words):
+    with pytest.raises(error, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+# -- inside the engine and inside Transformers' own loop -------------------------------------------------------------------
+
+
+def test_engine_gives_the_stop_raw_logits():
+    """At temperature 100 every processed law is nearly flat; a stop that saw it would end each draft after one token."""
+    model = tiny.shared("llama")
+    with torch.no_grad():
+        own = entropy(model(tiny.prompts((9,))["input_ids"]).logits[0, -1])
+    stop = SVIP(form="entropy", h=math.sqrt(own.item() + 0.3))
+    stats = hla.enable(model).generate(
+        **tiny.prompts((9,)), assistant_model=model, lossy_policy=stop, max_new_tokens=20, do_sample=True,
+        temperature=100.0, top_k=0, eos_token_id=tiny.NEVER_EMITTED, return_dict_in_generate=True,
+    ).speculation  # fmt: skip
+    assert stats.total().num_draft_tokens > stats.total().num_spec_steps
+
+
+@pytest.mark.parametrize("kind", tiny.DRAFTS)
+def test_stops_in_transformers_own_loop(kind):
+    for stop in (Constant(4), Heuristic(2, 6), Confidence(0.17, 9), SVIP(), SVIP(form="entropy", h=1.76, max_draft=6)):
+        equal, sent = stock_lengths(stop, kind)
+        assert equal, stop
+        assert max(sent) <= stop.longest
+
+
+def test_drafts_in_transformers_own_loop_get_shorter():
+    """With the model as its own draft all is accepted, so that the lengths are the stop's alone: 24 = 5 + 5 + 5 + 5 + 4."""
+    assert stock_lengths(Constant(4), "always")[1] == [4, 4, 4, 4, 3]
+    assert stock_lengths(SVIP(h=0.0), "always")[1] == [1] * 11 + [1]  # always uncertain: the token itself stays
+    assert stock_lengths(SVIP(h=math.inf, max_draft=23), "always")[1] == [23]
+    assert stock_lengths(Confidence(1.0), "always")[1] == [1] * 12
+    assert stock_lengths(Heuristic(1, 40), "always")[1] == [1, 3, 5, 7, 3]  # 2 + 4 + 6 + 8, then 4 places are left
+    middle = stock_lengths(SVIP(form="entropy", h=1.76), "always")[1]
+    assert len(set(middle)) > 1 and 1 in middle
+
+
+def test_stock_stop_leaves_the_model_as_it_was():
+    model = tiny.build("llama")
+    before = dict(model.__dict__)
+    with pytest.raises(ZeroDivisionError), hla.stock_stop(model, SVIP()):
+        assert "_get_candidate_generator" in model.__dict__
+        raise ZeroDivisionError
+    assert model.__dict__.keys() == before.keys()
+    with pytest.raises(TypeError, match="DraftStop"), hla.stock_stop(model, "svip"):
+        pass
+
+
+def test_stock_stop_does_not_touch_the_drafts_settings():
+    model, draft = tiny.shared("llama"), tiny.draft_of(tiny.shared("llama"), "often")
+    before = draft.generation_config.to_dict()
+    with hla.stock_stop(model, Heuristic(3)):
+        model.generate(**tiny.prompts((9,)), assistant_model=draft, max_new_tokens=20, do_sample=False)
+    assert draft.generation_config.to_dict() == before

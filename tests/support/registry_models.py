@@ -1,0 +1,51 @@
+"""Shared by several tests."""
+
+import functools
+
+import numpy as np
+import torch
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.artifacts.profile import Bins, Latency, Profile, machine
+from hf_lossy_assist.models.identity import ModelIdentity
+from support import tiny
+
+
+SIZE, END = 4, 1
+
+
+@functools.cache
+def models(size: int = SIZE):
+    """Target, draft and companion over `size` tokens, whose laws are neither flat nor certain."""
+    target = tiny.build("llama", vocab_size=size, eos_token_id=None, pad_token_id=0, bos_token_id=None)
+    with torch.no_grad():
+        target.lm_head.weight.mul_(0.25)
+    return hla.enable(target), tiny.noisy(target, 0.6), tiny.noisy(target, 0.5, seed=4)
+
+
+def prompts(*lengths: int, size: int = SIZE):
+    inputs = tiny.prompts(lengths)
+    return {"input_ids": inputs["input_ids"] % size, "attention_mask": inputs["attention_mask"]}
+
+
+def extreme(cost: float = 0.45, step: float = 0.4, size: int = SIZE, rows: int = 1) -> Profile:
+    """Steep costs of a verified token and of a drafted one, and cells in which some tokens are kept and others dropped."""
+    accept = np.array([[0.05, 0.3, 0.6], [0.1, 0.5, 0.95]])
+    cells = Bins(np.array([0.75], np.float32), np.array([[0.5, 0.9], [0.6, 0.95]], np.float32), accept, accept.mean(axis=1),
+                 np.ones((2, 3), dtype=np.int64))  # fmt: skip
+    tokens = np.arange(8 * rows + 1)
+    seconds = (1 + cost * tokens / rows)[None]
+    latency = Latency(np.array([rows]), tokens[None], seconds, np.array([step]), *np.zeros((2, 1)))
+    return of_these(cells, latency, size)
+
+
+def shipped(size: int = SIZE) -> Profile:
+    """The cells and seconds that come with the demo."""
+    its = hla.Profile.from_pretrained(hla.demo.FOLDER / "sv_profile")
+    return of_these(its.bins, its.latency, size)
+
+
+def of_these(cells: Bins, latency: Latency, size: int) -> Profile:
+    own = (ModelIdentity.of(m) for m in models(size))
+    pays = np.full(latency.batches.size, 2.0)
+    return Profile(cells, latency, 7, pays, *own, "", {}, machine(torch.device("cpu")))

@@ -29,11 +29,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli.commands import chats
-from hf_lossy_assist.filters.companion import int8
+from hf_lossy_assist.cli.sv import PROFILED
 from hf_lossy_assist.methods.sprinter.theory import forward_flops
-from hf_lossy_assist.methods.sv.commands import PROFILED
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
+from hf_lossy_assist.models.int8 import int8
 from hf_lossy_assist.stats.report import SpeculationStats
 from hf_lossy_assist.tasks.prompts import read_prompts
 

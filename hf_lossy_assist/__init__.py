@@ -4,13 +4,12 @@ from . import demo
 from .artifacts.features import FeatureSpec
 from .artifacts.heads import Head, HeadConfig, LinearHead, MLPHead
 from .artifacts.profile import Profile
-from .drafters.model import StoppingCandidateGenerator
 from .filters.base import VerifyAll, VerifyFilter
 from .filters.staged import Staged
 from .filters.sv import Verification
-from .generation.enable import disable, enable, is_enabled, stock_stop
+from .generation.enable import disable, enable, is_enabled
 from .generation.runner import Runner
-from .generation.stock_rules import StockRule
+from .generation.stock import StockRule, StoppingCandidateGenerator, stock_stop
 from .models.early_exit import early_exit
 from .models.identity import ModelIdentity
 from .policy.methods import AutoJudge, SpeculativeVerification, Sprinter, as_policy

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..models.cached import base_of, blocks_of
+from ..models.inspect import base_of, blocks_of
 from ..models.packing import unpacked
 from ..validation import check_flag, check_int, shown
 

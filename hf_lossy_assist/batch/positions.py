@@ -1,33 +1,11 @@
 """Models with a table of positions, such as GPT-2: a text cannot grow past it, and a draft stops guessing at the end of its own."""
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
+from ..models.inspect import learned_positions
 from .rows import Rows
-
-
-# What Transformers calls such a table. Sinusoids that grow when they are asked for more are neither `Embedding` nor tensor.
-NAMES = ("wpe", "embed_positions", "position_embeddings", "positions_embed", "pos_encoding")
-_found: WeakKeyDictionary[Any, int | None] = WeakKeyDictionary()
-
-
-def learned_positions(base: Any) -> int | None:
-    """How many tokens of a text this decoder has positions for, or None where there is no table."""
-    if base not in _found:
-        sizes = [_size(getattr(part, name, None)) for part in base.get_decoder().modules() for name in NAMES]
-        _found[base] = min((size for size in sizes if size is not None), default=None)
-    return _found[base]
-
-
-def _size(table: Any) -> int | None:
-    if isinstance(table, torch.nn.Embedding):
-        first = (
-            0 if table.padding_idx is None else table.padding_idx + 1
-        )  # RoBERTa's positions begin behind its padding
-        return table.num_embeddings - max(first, getattr(table, "offset", 0))
-    return table.shape[0] if isinstance(table, torch.Tensor) and table.dim() == 2 else None
 
 
 class TableEnds(Exception):

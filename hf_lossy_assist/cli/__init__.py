@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..methods.autojudge import commands as judge_commands
-from ..methods.specdec import commands as specdec_commands
-from ..methods.sv import commands as profile_commands
-from ..methods.sv.commands import Companion, load_companion, load_profile
 from ..terminal import console, show_json, streamer
+from . import autojudge as judge_commands
 from . import commands, exits
 from . import policies as policies_command
+from . import specdec as specdec_commands
+from . import sv as profile_commands
 from .commands import chats
+from .sv import Companion, load_companion, load_profile
 
 
 if TYPE_CHECKING:

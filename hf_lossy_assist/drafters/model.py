@@ -2,45 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import torch
-from transformers import PreTrainedModel
-from transformers.generation import CandidateGenerator, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from ..artifacts.features import FeatureTap
-from ..batch.positions import TableEnds
 from ..batch.processing import Processing
 from ..batch.rows import Rows
 from ..batch.soundness import something
 from ..models.cached import CachedModel
-from ..models.stock_exit import layers_restored
 from ..round import Block
 from ..rules import draw
 from ..stats.clock import Clock
 from ..stops import DraftStop
-
-
-class Drafter(Protocol):
-    """Proposes a block, and learns how much of it was accepted."""
-
-    def propose(self, rows: Rows, limits: Sequence[int]) -> Block:
-        """Up to `limits[b]` tokens for row b; leaves them written behind each row's text (`Rows.write`)."""
-
-    def learn(self, rows: Rows, block: Block, accepted: Sequence[int]) -> None:
-        """Called after every commit, with `rows` already grown by it."""
-
-    def select(self, keep: Sequence[int]) -> None:
-        """Keep these rows only."""
-
-
-def fitted(logits: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """Logits (…, V') over the target's `vocabulary`: missing ids get −inf, surplus is cut off."""
-    missing = vocabulary - logits.shape[-1]
-    if missing > 0:
-        return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
-    return logits[..., :vocabulary]
+from .base import fitted
 
 
 class ModelDrafter:
@@ -159,93 +133,3 @@ class ModelDrafter:
 
     def select(self, keep: Sequence[int]) -> None:
         self.model.select(keep)
-
-
-class CandidateDrafter:
-    """One of Transformers' candidate generators, at batch 1: prompt lookup, early exit, another tokenizer."""
-
-    def __init__(
-        self, generator: CandidateGenerator, vocabulary: int, sampling: bool, clock: Clock, target: PreTrainedModel
-    ):
-        self.target = target
-        self.generator, self.vocabulary, self.sampling, self.clock = generator, vocabulary, sampling, clock
-
-    def propose(self, rows: Rows, limits: Sequence[int]) -> Block:
-        text = rows.prompts()[0][None]
-        with self.clock.time("draft"), layers_restored(self.target):
-            try:
-                candidates, logits = self.generator.get_candidates(text)
-            except TableEnds:  # for good: the text only grows
-                candidates, logits = text, None
-        tokens = candidates[:, text.shape[1] :][:, : limits[0]].to(rows.ids.device)
-        gamma = tokens.shape[1]
-        q = None
-        if self.sampling and logits is not None and gamma:
-            q = logits[:, :gamma, : self.vocabulary].to(device=rows.ids.device, dtype=torch.float32).softmax(dim=-1)
-        rows.write(tokens)
-        return Block(tokens, torch.tensor([gamma], device=rows.ids.device), q, self.sampling)
-
-    def learn(self, rows: Rows, block: Block, accepted: Sequence[int]) -> None:
-        text = rows.prompts()[0][None]
-        self.generator.update_candidate_strategy(text, block.scores, accepted[0])
-
-    def select(self, keep: Sequence[int]) -> None:
-        if list(keep) != [0]:
-            raise AssertionError(f"a candidate generator serves one row; asked for {list(keep)}")
-
-
-class StoppingCandidateGenerator(AssistedCandidateGenerator):
-    """A `DraftStop` inside Transformers' own assisted generation: its usual draft loop, which also stops where `stop` says.
-
-    `scores` that the stop sees there are the processed ones. `num_assistant_tokens` is the stop's longest draft, and
-    Transformers' own confidence stop is off.
-    """
-
-    def __init__(self, *args: Any, stop: DraftStop, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.stop = stop.start(1)
-        self.assistant_generation_config.assistant_confidence_threshold = 0.0
-        self.generation_config.assistant_confidence_threshold = 0.0
-        self.assistant_generation_config.num_assistant_tokens_schedule = "constant"
-
-    def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
-        self.num_assistant_tokens = self.stop.limits([0])[0]
-        candidates, logits = super().get_candidates(input_ids, **kwargs)
-        self._drafted = candidates.shape[1] - input_ids.shape[1]
-        return candidates, logits
-
-    def _prepare_generation_args(self, *args: Any, **kwargs: Any) -> dict:
-        arguments = super()._prepare_generation_args(*args, **kwargs)
-        return arguments | {"stopping_criteria": StoppingCriteriaList([self.stop])}
-
-    def update_candidate_strategy(
-        self, input_ids: torch.LongTensor, scores: torch.FloatTensor, num_matches: int
-    ) -> None:
-        self.stop.observe([0], [self._drafted], [int(num_matches)])
-
-
-def stock_generator(model: PreTrainedModel, stop: DraftStop) -> Any:
-    """A `_get_candidate_generator` for `model` that drafts with `stop`; see `integration.stock_stop`."""
-
-    def get(
-        generation_config: Any,
-        input_ids: torch.LongTensor,
-        inputs_tensor: torch.Tensor,
-        logits_processor: LogitsProcessorList,
-        model_kwargs: dict[str, Any],
-        assistant_model: PreTrainedModel | None = None,
-        **others: Any,
-    ) -> CandidateGenerator:
-        if assistant_model is None:
-            raise ValueError("a draft stop in Transformers' own loop needs assistant_model=…")
-        return StoppingCandidateGenerator(
-            input_ids=input_ids,
-            assistant_model=assistant_model,
-            generation_config=generation_config,
-            model_kwargs=model_kwargs,
-            inputs_tensor=inputs_tensor,
-            logits_processor=logits_processor,
-            stop=stop,
-        )
-
-    return get

@@ -14,9 +14,11 @@ from ..batch.positions import Positions
 from ..batch.processing import Processing
 from ..batch.rows import Rows
 from ..batch.soundness import refuse_unsound, sound
-from ..drafters.model import Drafter, fitted
-from ..models.cached import CachedModel, CroppingModel, RowModel
+from ..drafters.base import Drafter, fitted
+from ..models.cached import CachedModel
+from ..models.cropping import CroppingModel
 from ..models.rope import renew, renewing
+from ..models.row_model import RowModel
 from ..policy.policy import LossyPolicy
 from ..round import Block, Verdict
 from ..rules import AcceptanceRule, decide

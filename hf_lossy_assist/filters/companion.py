@@ -1,7 +1,5 @@
 """What every verify filter that reads a companion model needs of it, and a companion that any draft has: itself in int8."""
 
-import copy
-import warnings
 from dataclasses import fields
 from functools import cached_property
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..models.cached import base_of, vocabulary_of
+from ..models.inspect import base_of, vocabulary_of
 from ..models.loading import load_model
 from ..models.trials import why_not_rows
 from ..validation import shown
@@ -71,28 +69,3 @@ def check_companion(draft: Any, companion: Any) -> None:
     sizes = [vocabulary_of(m) for m in (draft, companion)]
     if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):  # padding differs by less
         raise ValueError(f"the draft has {sizes[0]} token ids, the companion {sizes[1]}: both need the same tokenizer")
-
-
-def int8(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of `model` whose linear layers compute in int8: PyTorch's dynamic quantisation, for the CPU alone.
-
-    Raises: `ValueError`, one line, for a model on another device and for a PyTorch that cannot do it.
-    """
-    if model.device.type != "cpu":
-        raise ValueError(
-            f"an int8 companion is for the CPU, and this model is on {model.device}: pass another checkpoint"
-        )
-    with warnings.catch_warnings():
-        # To be removed some day, PyTorch says. Its successor, torchao, takes several times as long without a compiler (docs/log.md).
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message="torch.quantize_per", category=UserWarning)
-        try:
-            from torch.ao.quantization import quantize_dynamic
-
-            out = quantize_dynamic(copy.deepcopy(model), {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
-        except (ImportError, RuntimeError) as error:
-            raise ValueError(
-                f"this PyTorch ({torch.__version__}) has no dynamic int8 for this machine: {error}"
-            ) from None
-    out.config.name_or_path = f"{model.config.name_or_path}:int8"
-    return out

@@ -11,9 +11,7 @@ import torch
 
 from ..round import Block
 from ..rules import Strict, decide
-from .base import VerifyAll, VerifyFilter
 from .companion import WithCompanion
-from .sv import Verification
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +38,3 @@ class Staged(WithCompanion):
         block.q = block.laws if block.sampling else None
         block.replaced = torch.where(refused, at, gamma)
         return torch.minimum(at + 1, block.drafted)
-
-
-FILTERS: dict[str, type[VerifyFilter]] = {"all": VerifyAll, "sv": Verification, "staged": Staged}

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..artifacts.profile import Profile
-from ..models.cached import base_of
+from ..models.inspect import base_of
 from ..round import Block
 from ..validation import check_flag, nearest
 from .companion import WithCompanion

@@ -9,19 +9,15 @@ import copy
 import functools
 import inspect
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
 from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 from transformers.generation import StopStringCriteria
 
-from ..drafters.model import stock_generator
-from ..models.cached import base_of
+from ..models.inspect import base_of
 from ..policy.methods import as_policy
 from ..policy.policy import LossyPolicy
-from ..stops import DraftStop
 from .preparing import refusals_in_one_line
 from .runner import DRAFT_SETTINGS, Runner
 from .shared_scale import warn_of_shared_scales
@@ -137,24 +133,3 @@ def announce(policy: LossyPolicy) -> None:
         warnings.warn(
             f"{policy}: this policy is lossy; the output may differ from the target's own", UserWarning, stacklevel=4
         )
-
-
-@contextmanager
-def stock_stop(model: Any, stop: DraftStop) -> Iterator[None]:
-    """Within this context, Transformers' own assisted generation of `model` drafts with `stop`:
-
-    `with stock_stop(model, SVIP()): model.generate(**inputs, assistant_model=draft)`.
-    """
-    base = base_of(model)
-    if not isinstance(base, GenerationMixin):
-        raise TypeError(f"stock_stop: expected a Transformers model with generate(), got {type(model).__name__}")
-    if not isinstance(stop, DraftStop):
-        raise TypeError(f"stock_stop: expected a DraftStop, got {type(stop).__name__}")
-    outer = base.__dict__.get("_get_candidate_generator")
-    base._get_candidate_generator = stock_generator(base, stop)
-    try:
-        yield
-    finally:
-        del base._get_candidate_generator
-        if outer is not None:
-            base._get_candidate_generator = outer

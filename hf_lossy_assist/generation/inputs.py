@@ -10,8 +10,10 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 
 from ..batch.rows import Rows
 from ..batch.token_types import shared_types
-from ..models.cached import CroppingModel, RowModel, base_of
+from ..models.cropping import CroppingModel
 from ..models.growing import GROWING
+from ..models.inspect import base_of
+from ..models.row_model import RowModel
 from ..models.trials import why_not_alone
 from .input_tensors import refuse_mask
 

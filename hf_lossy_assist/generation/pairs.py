@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import GenerationMixin, PreTrainedModel
 
-from ..models.cached import base_of, device_of, vocabulary_of
+from ..models.inspect import base_of, device_of, vocabulary_of
 from ..validation import shown
 from .inputs import learned_prompt
 

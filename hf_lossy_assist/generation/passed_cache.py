@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ..models.cached import base_of
+from ..models.inspect import base_of
 from ..models.trials import crops
 
 

@@ -2,25 +2,28 @@
 
 import copy
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
-from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from ..artifacts.features import FeatureTap
 from ..artifacts.sampling_settings import decoding_at
-from ..batch.positions import Positions, keep_within, learned_positions
+from ..batch.positions import Positions, keep_within
 from ..batch.processing import Processing
 from ..batch.rows import Rows
 from ..batch.token_types import shared_types, types_for
-from ..drafters.model import CandidateDrafter, Drafter, ModelDrafter
+from ..drafters.base import Drafter
+from ..drafters.candidates import CandidateDrafter
+from ..drafters.model import ModelDrafter
 from ..engine.loop import Call, decode, new_tokens_first, prefill
-from ..models.cached import TESTED, CachedModel, CroppingModel, RowModel, base_of, device_of, vocabulary_of
+from ..models.cached import CachedModel
+from ..models.cropping import CroppingModel
 from ..models.identity import same_ids
+from ..models.inspect import TESTED, base_of, device_of, learned_positions, vocabulary_of
 from ..models.lengths import refuse_by_length
+from ..models.row_model import RowModel
 from ..models.stock_exit import check_exit
 from ..models.trials import refuse_length, why_not_rows
 from ..policy.methods import as_policy
@@ -29,6 +32,7 @@ from ..stats.report import SpeculationStats
 from ..stops import Confidence, Constant, DraftStop, Heuristic
 from ..validation import LONGEST_DRAFT, check_int, check_number, shown
 from .inputs import assistant_inputs, cropping, hidden, mask_name, refuse_positions, rowwise
+from .output import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
 from .pairs import refuse_helpers, refuse_models, refuse_vocabularies, without_checkpointing
 from .passed_cache import check_passed
 from .unsupported import Settings, refuse_extra_inputs, refuse_modes
@@ -36,20 +40,6 @@ from .unsupported import Settings, refuse_extra_inputs, refuse_modes
 
 # Read at the call, then from the policy, then from the draft's generation config; never written anywhere.
 DRAFT_SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
-
-
-@dataclass
-class SpeculativeDecoderOnlyOutput(GenerateDecoderOnlyOutput):
-    """`GenerateDecoderOnlyOutput` and what the speculation did."""
-
-    speculation: SpeculationStats | None = None
-
-
-@dataclass
-class SpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput):
-    """`GenerateEncoderDecoderOutput` and what the speculation did."""
-
-    speculation: SpeculationStats | None = None
 
 
 class Runner:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from ..models.cached import base_of
+from ..models.inspect import base_of
 from ..policy.policy import LossyPolicy
 
 

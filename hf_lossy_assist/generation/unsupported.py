@@ -14,7 +14,7 @@ from transformers import (
     SynthIDTextWatermarkingConfig,
 )
 
-from ..models.cached import base_of, vocabulary_of
+from ..models.inspect import base_of, vocabulary_of
 from ..models.trials import why_not_rows
 from ..validation import check_int, check_number, shown
 from .arguments import refuse_modes_asked_for

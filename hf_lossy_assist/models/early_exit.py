@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..validation import check_int
-from .cached import base_of, blocks_of
+from .inspect import base_of, blocks_of
 from .trials import why_not_rows
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..validation import check_int, listed, shown
-from .cached import base_of, blocks_of
+from .inspect import base_of, blocks_of
 
 
 @dataclass(frozen=True)

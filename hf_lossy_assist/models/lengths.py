@@ -4,7 +4,7 @@ trial on a few tokens would not reach these lengths."""
 import sys
 from typing import Any
 
-from .cached import base_of
+from .inspect import base_of
 from .rope import changing_kind, configured_kind
 
 

@@ -18,8 +18,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .inspect import NAME, ORDINARY
 
-NAME, ORDINARY = "hf_lossy_packed", "sdpa"
+
 _layout: ContextVar["Layout | None"] = ContextVar(
     "layout", default=None
 )  # of the packed forward under way in this thread
@@ -65,11 +66,6 @@ def packed_attention(
 
 AttentionInterface.register(NAME, packed_attention)
 AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS[ORDINARY])  # without it no mask is made at all
-
-
-def attention_of(config: Any) -> str:
-    """The attention that `config` names, also while packed forwards run on its model."""
-    return ORDINARY if config._attn_implementation == NAME else config._attn_implementation
 
 
 def unpacked(states: torch.Tensor) -> torch.Tensor:

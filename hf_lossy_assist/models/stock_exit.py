@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from ..validation import check_int
-from .cached import base_of, device_of
+from .inspect import base_of, device_of
 
 
 NAME = "assistant_early_exit"

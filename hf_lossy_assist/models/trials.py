@@ -14,8 +14,9 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
-from .cached import TESTED, CroppingModel, RowModel, base_of, device_of
-from .packing import attention_of
+from .cropping import CroppingModel
+from .inspect import TESTED, attention_of, base_of, device_of
+from .row_model import RowModel
 
 
 REACH = 64  # the longest window, chunk or top-k that a trial's text goes beyond

@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..filters.staged import FILTERS
+from ..filters import FILTERS
 from ..rules import RULES
 from ..stops import STOPS
 from .methods import METHODS, POLICIES, SpeculativeVerification

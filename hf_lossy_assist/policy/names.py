@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from ..filters.staged import FILTERS
+from ..filters import FILTERS
 from ..rules import RULES
 from ..stops import STOPS
 from ..validation import shown

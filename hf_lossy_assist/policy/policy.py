@@ -19,8 +19,8 @@ from ..artifacts.profile import Profile
 from ..artifacts.reading import check_depth, read_json
 from ..artifacts.reading import parse as parse_json
 from ..artifacts.references import check_shareable, load_parts
+from ..filters import FILTERS
 from ..filters.base import VerifyAll, VerifyFilter
-from ..filters.staged import FILTERS
 from ..rules import RULES, AcceptanceRule, BlockVerification, Strict
 from ..stops import STOPS, Constant, DraftStop, Fallback
 from ..validation import nearest, shown

@@ -20,7 +20,7 @@ from hf_lossy_assist import demo
 from hf_lossy_assist.artifacts.features import FeatureSpec
 from hf_lossy_assist.artifacts.heads import HeadConfig
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.filters.staged import FILTERS
+from hf_lossy_assist.filters import FILTERS
 from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
 from hf_lossy_assist.methods.autojudge.mine import MineSettings
 from hf_lossy_assist.methods.sprinter.collect import CollectSettings

@@ -10,8 +10,8 @@ from support.cells import bins
 from support.sv_models import steep
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.filters.companion import int8
 from hf_lossy_assist.generation.shared_scale import shares_scale
+from hf_lossy_assist.models.int8 import int8
 
 
 LINE = r"^the {}'s activations are quantised by a scale that all tokens of a forward share [^\n]*: quantise its weights alone$"

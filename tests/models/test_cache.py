@@ -9,8 +9,8 @@ from support.tiny import NEVER_EMITTED, assisted, greedy
 from transformers import DynamicCache
 
 from hf_lossy_assist.models import row_cache as cache_module
-from hf_lossy_assist.models.cached import RowModel
 from hf_lossy_assist.models.row_cache import STEP, RowCache, visibility
+from hf_lossy_assist.models.row_model import RowModel
 
 
 ROWS, LIMIT = 3, 64

@@ -5,7 +5,7 @@ import torch
 from support import tiny
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.cached import RowModel
+from hf_lossy_assist.models.row_model import RowModel
 
 
 @pytest.mark.parametrize("name", tiny.BATCHED)

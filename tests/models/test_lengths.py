@@ -24,7 +24,7 @@ from transformers import (
     MoshiForCausalLM,
 )
 
-from hf_lossy_assist.models.cached import RowModel
+from hf_lossy_assist.models.row_model import RowModel
 
 
 STEP = 10  # tokens of one attention temperature; the texts go through five of them

@@ -9,8 +9,8 @@ from support.small import VOCAB, llama, louder, near, one, ragged, tokenizer, wo
 from transformers import GenerationMixin, GPT2Config, GPT2LMHeadModel
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.batch.positions import learned_positions
 from hf_lossy_assist.generation import pairs
+from hf_lossy_assist.models.inspect import learned_positions
 
 
 NEW = {"max_new_tokens": 16, "do_sample": False}

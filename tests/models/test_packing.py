@@ -15,8 +15,9 @@ from support.tiny import NEVER_EMITTED, assisted, greedy
 
 from hf_lossy_assist import Constant, FeatureSpec, Judge, LossyPolicy, VerifyFilter
 from hf_lossy_assist.artifacts.features import FeatureTap
-from hf_lossy_assist.models.cached import PACKED_BELOW, RowModel
-from hf_lossy_assist.models.packing import NAME, Layout, packed
+from hf_lossy_assist.models.inspect import NAME
+from hf_lossy_assist.models.packing import Layout, packed
+from hf_lossy_assist.models.row_model import PACKED_BELOW, RowModel
 from hf_lossy_assist.models.trials import why_not_rows
 
 

@@ -28,8 +28,8 @@ from transformers import (
 )
 
 from hf_lossy_assist.methods.sprinter.collect import CollectSettings, collect
-from hf_lossy_assist.models.cached import RowModel
 from hf_lossy_assist.models.rope import ChangingRope
+from hf_lossy_assist.models.row_model import RowModel
 from hf_lossy_assist.tasks.prompts import Text
 from hf_lossy_assist.training.dataset import KINDS
 

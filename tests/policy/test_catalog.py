@@ -7,7 +7,7 @@ import pytest
 from support.rule_cases import CASES
 
 from hf_lossy_assist import as_policy
-from hf_lossy_assist.filters.staged import FILTERS
+from hf_lossy_assist.filters import FILTERS
 from hf_lossy_assist.policy.catalog import catalog
 from hf_lossy_assist.policy.methods import METHODS, POLICIES
 from hf_lossy_assist.rules import RULES

@@ -17,7 +17,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.features import FeatureSpec
 from hf_lossy_assist.artifacts.heads import HeadConfig, LinearHead
 from hf_lossy_assist.artifacts.profile import Bins, Latency
-from hf_lossy_assist.filters.staged import FILTERS
+from hf_lossy_assist.filters import FILTERS
 from hf_lossy_assist.policy.methods import METHODS, POLICIES
 from hf_lossy_assist.rules import RULES
 from hf_lossy_assist.stops import STOPS

@@ -4,11 +4,7 @@ from typing import Any
 
 import torch
 
-from hf_lossy_assist import (
-    FeatureSpec,
-    HeadConfig,
-    LinearHead,
-)
+from hf_lossy_assist import FeatureSpec, HeadConfig, LinearHead
 
 
 def head_of(size: int = 32, weight: Any = 0.0, bias: float = 0.0, **changes: Any) -> LinearHead:

@@ -7,13 +7,7 @@ from typing import ClassVar
 import torch
 from hypothesis import strategies as st
 
-from hf_lossy_assist import (
-    SVIP,
-    AcceptanceRule,
-    Confidence,
-    Constant,
-    Heuristic,
-)
+from hf_lossy_assist import SVIP, AcceptanceRule, Confidence, Constant, Heuristic
 
 
 lengths = st.integers(1, 10_000)

@@ -16,8 +16,8 @@ from transformers.generation import (
 )
 
 from ...batch.processing import Processing
-from ...models.cached import RowModel
 from ...models.row_cache import SPARE
+from ...models.row_model import RowModel
 
 
 CHUNK = 256  # positions whose logits are looked at together: of a vocabulary of 150 000, 150 MB

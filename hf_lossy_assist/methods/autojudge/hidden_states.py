@@ -16,8 +16,8 @@ from huggingface_hub.utils import tqdm
 
 from ...artifacts.features import FeatureSpec, FeatureTap
 from ...artifacts.reading import read_object
-from ...models.cached import RowModel
 from ...models.row_cache import visibility
+from ...models.row_model import RowModel
 from ...models.trials import why_not_rows
 from ...training.jobs import check_files
 from .mined import RECORD

@@ -17,8 +17,8 @@ from huggingface_hub.utils import tqdm
 from transformers import GenerationConfig, LogitsProcessorList
 
 from ...artifacts.sampling_settings import decoding_of
-from ...models.cached import base_of, vocabulary_of
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
+from ...models.inspect import base_of, vocabulary_of
 from ...models.rope import ChangingRope
 from ...models.trials import why_not_rows
 from ...tasks.endpoint import Endpoint

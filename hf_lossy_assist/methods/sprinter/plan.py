@@ -21,7 +21,7 @@ from scipy.optimize import nnls
 from ...artifacts.heads import Head
 from ...artifacts.hub import fetch
 from ...generation.enable import speculative_generate
-from ...models.cached import base_of
+from ...models.inspect import base_of
 from ...policy.policy import LossyPolicy
 from ...stats.report import SpeculationStats
 from ...stops import Constant, HeadStop

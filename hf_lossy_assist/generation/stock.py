@@ -1,14 +1,98 @@
-"""Acceptance rules in Transformers' own assisted generation, as a `LogitsProcessor`."""
+"""This package's stops inside Transformers' own assisted generation."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor
+from transformers import GenerationMixin, LogitsProcessor, PreTrainedModel
+from transformers.generation import CandidateGenerator, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
+from ..models.inspect import base_of
 from ..round import Block
 from ..rules import AcceptanceRule, Pointwise
 from ..rules.base import taken
+from ..stops import DraftStop
 from ..validation import shown
+
+
+class StoppingCandidateGenerator(AssistedCandidateGenerator):
+    """A `DraftStop` inside Transformers' own assisted generation: its usual draft loop, which also stops where `stop` says.
+
+    `scores` that the stop sees there are the processed ones. `num_assistant_tokens` is the stop's longest draft, and
+    Transformers' own confidence stop is off.
+    """
+
+    def __init__(self, *args: Any, stop: DraftStop, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.stop = stop.start(1)
+        self.assistant_generation_config.assistant_confidence_threshold = 0.0
+        self.generation_config.assistant_confidence_threshold = 0.0
+        self.assistant_generation_config.num_assistant_tokens_schedule = "constant"
+
+    def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
+        self.num_assistant_tokens = self.stop.limits([0])[0]
+        candidates, logits = super().get_candidates(input_ids, **kwargs)
+        self._drafted = candidates.shape[1] - input_ids.shape[1]
+        return candidates, logits
+
+    def _prepare_generation_args(self, *args: Any, **kwargs: Any) -> dict:
+        arguments = super()._prepare_generation_args(*args, **kwargs)
+        return arguments | {"stopping_criteria": StoppingCriteriaList([self.stop])}
+
+    def update_candidate_strategy(
+        self, input_ids: torch.LongTensor, scores: torch.FloatTensor, num_matches: int
+    ) -> None:
+        self.stop.observe([0], [self._drafted], [int(num_matches)])
+
+
+def stock_generator(model: PreTrainedModel, stop: DraftStop) -> Any:
+    """A `_get_candidate_generator` for `model` that drafts with `stop`; see `integration.stock_stop`."""
+
+    def get(
+        generation_config: Any,
+        input_ids: torch.LongTensor,
+        inputs_tensor: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        model_kwargs: dict[str, Any],
+        assistant_model: PreTrainedModel | None = None,
+        **others: Any,
+    ) -> CandidateGenerator:
+        if assistant_model is None:
+            raise ValueError("a draft stop in Transformers' own loop needs assistant_model=…")
+        return StoppingCandidateGenerator(
+            input_ids=input_ids,
+            assistant_model=assistant_model,
+            generation_config=generation_config,
+            model_kwargs=model_kwargs,
+            inputs_tensor=inputs_tensor,
+            logits_processor=logits_processor,
+            stop=stop,
+        )
+
+    return get
+
+
+@contextmanager
+def stock_stop(model: Any, stop: DraftStop) -> Iterator[None]:
+    """Within this context, Transformers' own assisted generation of `model` drafts with `stop`:
+
+    `with stock_stop(model, SVIP()): model.generate(**inputs, assistant_model=draft)`.
+    """
+    base = base_of(model)
+    if not isinstance(base, GenerationMixin):
+        raise TypeError(f"stock_stop: expected a Transformers model with generate(), got {type(model).__name__}")
+    if not isinstance(stop, DraftStop):
+        raise TypeError(f"stock_stop: expected a DraftStop, got {type(stop).__name__}")
+    outer = base.__dict__.get("_get_candidate_generator")
+    base._get_candidate_generator = stock_generator(base, stop)
+    try:
+        yield
+    finally:
+        del base._get_candidate_generator
+        if outer is not None:
+            base._get_candidate_generator = outer
 
 
 class StockRule(LogitsProcessor):

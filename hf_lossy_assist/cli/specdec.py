@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ...cli.commands import fit_app
-from ...terminal import console, show
+from ..terminal import console, show
+from .commands import fit_app
 
 
 def add_to(app: typer.Typer) -> None:
@@ -28,13 +28,13 @@ def fit_specdec(
     """Train SpecDec++'s acceptance head and say on held-out prompts how good it is."""
     from rich.table import Table
 
-    from ...cli import needs
-    from ...validation import check_number
+    from ..validation import check_number
+    from . import needs
 
     needs("train", "datasets", "sklearn", "matplotlib")
     check_number("--weight", weight, 1e-3, 1e3)
-    from ..sprinter.fit import FitSettings
-    from .fit import fit_specdec as run
+    from ..methods.specdec.fit import fit_specdec as run
+    from ..methods.sprinter.fit import FitSettings
 
     settings = FitSettings(kind=head, width=width, seed=seed)
     fitted, report = run(data, out, settings, weight=weight, calibrated=calibrated)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...cli.commands import DEMO, Assistant, Chat, Device, DType, Model, chats, fit_app
-from ...terminal import console, show
+from ..terminal import console, show
+from .commands import DEMO, Assistant, Chat, Device, DType, Model, chats, fit_app
 
 
 if TYPE_CHECKING:
-    from .fit import JudgeReport
+    from ..methods.autojudge.fit import JudgeReport
 
 MINED = 64  # problems of `--task demo` without --limit
 SHOWN = 8  # rows of the thresholds' table
@@ -61,8 +61,8 @@ def mine(
     chat: Chat = False,
 ) -> None:
     """Mine the tokens whose replacement by the draft's changes the answer (AutoJudge, Algorithm 1)."""
-    from ...cli import check_pair, load, needs
-    from ...validation import MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int, check_number
+    from ..validation import MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int, check_number
+    from . import check_pair, load, needs
 
     needs("train", "accelerate", "datasets")
     if (target_url is None) != (target_model is None):
@@ -84,9 +84,9 @@ def mine(
     check_number("--per-minute", 1.0 if per_minute is None else per_minute, 0.001, 1e9)
     if task == DEMO and assistant is not None:
         raise ValueError("--task demo is for the demo models: name another task with --assistant")
-    from ...tasks.tasks import task_named
-    from .mine import MineSettings
-    from .mine import mine as run
+    from ..methods.autojudge.mine import MineSettings
+    from ..methods.autojudge.mine import mine as run
+    from ..tasks.tasks import task_named
 
     longest = (96 if task == DEMO else 512) if max_new_tokens is None else max_new_tokens
     settings = MineSettings(longest, do_sample, temperature, top_k, top_p, seed, naive, max_mismatches, max_seconds)
@@ -137,7 +137,7 @@ def fit_autojudge(
     device: Device = "auto",
 ) -> None:
     """Train AutoJudge's classifier on mined mismatches and say on held-out problems how good it is."""
-    from ...cli import check_pair, load, needs
+    from . import check_pair, load, needs
 
     needs("train", "datasets", "sklearn", "matplotlib")
     untargeted = features == "draft" and assistant is not None and model is None  # the target may be behind a server
@@ -145,8 +145,8 @@ def fit_autojudge(
         check_pair(model, assistant)
     if out.exists():  # before models are loaded
         raise ValueError(f"{out} exists: choose another --out, or delete it to fit again")
-    from .classifiers import JudgeSettings
-    from .fit import fit_autojudge as run
+    from ..methods.autojudge.classifiers import JudgeSettings
+    from ..methods.autojudge.fit import fit_autojudge as run
 
     settings = JudgeSettings(features, position, head, recall=recall, folds=folds, seed=seed)
     if untargeted:
@@ -224,7 +224,7 @@ def _going_on(out: Path) -> Iterator[None]:
 
 def _server(option: str, url: str | None, model: str | None, per_minute: float | None, timeout: float) -> Any:
     """The endpoint that `{option}-url` and `{option}-model` name, once it has answered."""
-    from ...tasks.endpoint import Endpoint
+    from ..tasks.endpoint import Endpoint
 
     if url is None or model is None:
         raise ValueError(
@@ -241,8 +241,8 @@ def _server(option: str, url: str | None, model: str | None, per_minute: float |
 
 def _report(out: Path) -> str:
     """What a dataset holds, in a few lines."""
-    from ...artifacts.reading import read_object
-    from .mined import RECORD
+    from ..artifacts.reading import read_object
+    from ..methods.autojudge.mined import RECORD
 
     facts = read_object(out / RECORD)
     found = facts["found"]

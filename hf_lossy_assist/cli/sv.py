@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ...cli.commands import DEMO, Assistant, Chat, Device, DType, Model, Prompts, chats
-from ...terminal import console, show
+from ..terminal import console, show
+from .commands import DEMO, Assistant, Chat, Device, DType, Model, Prompts, chats
 
 
 PROFILED = 512  # prompts, as in the paper
@@ -46,10 +46,10 @@ def profile(
     chat: Chat = False,
 ) -> None:
     """Measure what SV decides by: acceptance by S and A on prompts, and what rounds cost on this machine."""
-    from ... import demo
-    from ...cli import check_pair, load, needs
-    from ...tasks.prompts import read_prompts
-    from ...validation import check_int
+    from .. import demo
+    from ..tasks.prompts import read_prompts
+    from ..validation import check_int
+    from . import check_pair, load, needs
 
     needs("train", "sklearn", "matplotlib")
     check_pair(model, assistant)
@@ -61,8 +61,8 @@ def profile(
     check_int("--seed", seed, 0)
     if out.exists():  # before models are loaded
         raise ValueError(f"{out} exists: choose another --out, or delete it to profile again")
-    from .instrument import ProfileSettings
-    from .profiling import profile as run
+    from ..methods.sv.instrument import ProfileSettings
+    from ..methods.sv.profiling import profile as run
 
     settings = ProfileSettings(
         tuple(gamma or ProfileSettings.gamma), new_tokens, not greedy, temperature, top_k, top_p, batch_size,
@@ -86,8 +86,8 @@ def profile(
 
 def load_profile(source: str | None, companion: str | None, demo_models: bool) -> Any:
     """`--profile`, by default the demo's; models of the user's own need one of their own, and a companion."""
-    from ... import demo
-    from ...artifacts.profile import Profile
+    from .. import demo
+    from ..artifacts.profile import Profile
 
     if not demo_models and (source is None or companion is None):
         missing = "--profile" if source is None else "--companion"
@@ -97,10 +97,10 @@ def load_profile(source: str | None, companion: str | None, demo_models: bool) -
 
 def load_companion(companion: str | None, target: Any, draft: Any, tokenizer: Any) -> Any:
     """`--companion`, in the target's precision and place; the demo's where it is None."""
-    from ... import demo
-    from ...cli import load
-    from ...filters.companion import int8
-    from ...models.identity import same_ids
+    from .. import demo
+    from ..models.identity import same_ids
+    from ..models.int8 import int8
+    from . import load
 
     if companion is None:
         return demo.load(target.dtype, target.device).companion

@@ -1,0 +1,98 @@
+"""One row on Transformers' own cache, rolled back with `crop`: encoder-decoders, convolution states, a cache passed in."""
+
+import inspect
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from transformers import Cache, DynamicCache, PreTrainedModel
+
+from .growing import GrowingInputs
+from .inspect import base_of, device_of
+from .rope import ChangingRope
+
+
+def _positions(inputs: dict[str, Any], end: int) -> torch.Tensor:
+    """Where the tokens of these inputs of a forward stand, (1, Q), on the CPU; they end before place `end`."""
+    given = inputs.get("position_ids")
+    if given is not None and given.dim() == 2:
+        return given.cpu()
+    ids = inputs["decoder_input_ids"] if "decoder_input_ids" in inputs else inputs["input_ids"]
+    return torch.arange(end - ids.shape[1], end)[None]
+
+
+class CroppingModel:
+    """One row on Transformers' own cache, rolled back with `crop`: encoder-decoders, convolution states, a cache passed in.
+
+    The cache is laid out as Transformers does: a token that the mask hides (padding, a hole) has its place there. `lengths` and
+    `feed` count the other tokens alone, as everywhere in this package.
+    """
+
+    def __init__(self, model: PreTrainedModel, model_kwargs: dict[str, Any], input_ids: torch.Tensor):
+        """`model_kwargs` as `generate` prepared them (cache, encoder outputs, masks); `input_ids` (1, width) the prompt, hidden tokens too."""
+        base = base_of(model)
+        self.model, self.kwargs = model, dict(model_kwargs)
+        self.cache: Cache = self.kwargs["past_key_values"]
+        table = base.get_input_embeddings().weight
+        self.device, self.known = device_of(base), table.shape[0]
+        self.keeps_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
+        for name in ("logits_to_keep", "cache_position"):
+            self.kwargs.pop(name, None)
+        self.growing = GrowingInputs.taken_from(self.kwargs, base.config.is_encoder_decoder, self.device)
+        self.prompt = input_ids.to(self.device)
+        self.seen = self.growing.seen(self.prompt.shape[1])
+        held = self.cache.get_seq_length()
+        self.ids = self.prompt[:, :held]
+        self.lengths = [sum(place < held for place in self.seen)]
+        self.rope = ChangingRope.of(base, 1)
+        if self.rope is not None and self.rope.renewed_after is not None:  # there places count, hidden ones too
+            self.rope.renewed_after -= self.prompt.shape[1] - len(self.seen)
+        self.fresh = True
+
+    def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
+        tokens = tokens.to(self.device).clamp(max=self.known - 1)  # as in RowModel
+        width, wide = tokens.shape[1], self.prompt.shape[1]
+        if self.fresh and keep != 0:  # a prompt of one token has no prefill: this forward may be rolled back itself
+            self.cache.activate_past_recording()
+        start, end = self.ids.shape[1], self._places(self.lengths[0] + width)
+        behind = max(end - max(start, wide), 0)  # of `tokens`, those behind the prompt
+        self.ids = torch.cat([self.ids, self.prompt[:, start:end], tokens[:, width - behind :]], dim=1)
+        extra: dict[str, Any] = {}
+        if self.keeps_logits and keep is not None and keep < end - start:
+            extra["logits_to_keep"] = max(keep, 1)
+        given = {"is_first_iteration": self.fresh, **self.kwargs, **self.growing.up_to(end), **extra}
+        inputs = self.model.prepare_inputs_for_generation(self.ids, next_sequence_length=end - start, **given)
+        if (
+            inputs.get("past_key_values") is None
+        ):  # Phi-3 writes its cache anew when the text outgrows a certain length
+            inputs = self.model.prepare_inputs_for_generation(self.ids, **given | {"past_key_values": None})
+            self.cache = DynamicCache(config=base_of(self.model).config.get_text_config(decoder=True))
+            self.cache.activate_past_recording()
+            inputs["past_key_values"] = self.kwargs["past_key_values"] = self.cache
+            if self.rope is not None and self.rope.renewed_after is not None:
+                self.rope.first = [max(self.rope.first[0], self.rope.renewed_after + 1)]
+        with nullcontext() if self.rope is None else self.rope.at(_positions(inputs, end)):
+            out = self.model(**inputs, return_dict=True)
+        if self.fresh:
+            # After the prefill only: before it, recording would keep every state of the prompt.
+            self.fresh = False
+            self.cache.activate_past_recording()
+        self.lengths = [self.lengths[0] + width]
+        return out.logits[:, out.logits.shape[1] - (width if keep is None else keep) :]
+
+    def _places(self, length: int) -> int:
+        """How many places of the cache the text's first `length` ≥ 1 tokens take, hidden ones among them too."""
+        if length <= len(self.seen):
+            return self.seen[length - 1] + 1
+        return self.prompt.shape[1] + length - len(self.seen)
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        surplus = self.lengths[0] - lengths[0]
+        self.cache.crop(-surplus)
+        self.ids = self.ids[:, : self.ids.shape[1] - surplus]
+        self.lengths = list(lengths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        if list(rows) != [0]:
+            raise AssertionError(f"a cropped cache has one row; asked for {list(rows)}")

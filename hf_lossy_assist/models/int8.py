@@ -1,0 +1,32 @@
+"""A draft's copy in int8, as a companion that any draft has."""
+
+import copy
+import warnings
+
+import torch
+from transformers import PreTrainedModel
+
+
+def int8(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of `model` whose linear layers compute in int8: PyTorch's dynamic quantisation, for the CPU alone.
+
+    Raises: `ValueError`, one line, for a model on another device and for a PyTorch that cannot do it.
+    """
+    if model.device.type != "cpu":
+        raise ValueError(
+            f"an int8 companion is for the CPU, and this model is on {model.device}: pass another checkpoint"
+        )
+    with warnings.catch_warnings():
+        # To be removed some day, PyTorch says. Its successor, torchao, takes several times as long without a compiler (docs/log.md).
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message="torch.quantize_per", category=UserWarning)
+        try:
+            from torch.ao.quantization import quantize_dynamic
+
+            out = quantize_dynamic(copy.deepcopy(model), {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
+        except (ImportError, RuntimeError) as error:
+            raise ValueError(
+                f"this PyTorch ({torch.__version__}) has no dynamic int8 for this machine: {error}"
+            ) from None
+    out.config.name_or_path = f"{model.config.name_or_path}:int8"
+    return out

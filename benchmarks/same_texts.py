@@ -77,14 +77,20 @@ def demo_policies(hla: Any, companion: Any) -> Iterator[tuple[str, dict[str, Any
     heads = {name: str(folder / f"{name}_head") for name in ("sprinter", "autojudge", "specdec")}
     yield "stop head", {"stop": {"name": "head", "head": heads["sprinter"]}}
     yield "stop specdec", {"stop": {"name": "specdec", "head": heads["specdec"]}}
-    yield "sprinter", {
-        "rule": {"name": "all_but_last"},
-        "stop": {"name": "head", "head": heads["sprinter"], "patience": 1.0},
-    }
-    yield "sprinter, patience 0", {
-        "rule": {"name": "all_but_last"},
-        "stop": {"name": "head", "head": heads["sprinter"], "patience": 0.0},
-    }
+    yield (
+        "sprinter",
+        {
+            "rule": {"name": "all_but_last"},
+            "stop": {"name": "head", "head": heads["sprinter"], "patience": 1.0},
+        },
+    )
+    yield (
+        "sprinter, patience 0",
+        {
+            "rule": {"name": "all_but_last"},
+            "stop": {"name": "head", "head": heads["sprinter"], "patience": 0.0},
+        },
+    )
     judge = {"name": "judge", "head": heads["autojudge"]}
     yield "autojudge", {"rule": judge, "stop": {"name": "constant", "gamma": 32}}
     yield "autojudge, svip", {"rule": judge, "stop": {"name": "svip"}}
@@ -97,9 +103,7 @@ def demo_policies(hla: Any, companion: Any) -> Iterator[tuple[str, dict[str, Any
 
 def written(target: Any, draft: Any, inputs: Any, policy: Any, length: int) -> list[list[int]]:
     """Each row's new tokens, padding included."""
-    out = target.generate(
-        **inputs, assistant_model=draft, lossy_policy=policy, max_new_tokens=length, do_sample=False
-    )
+    out = target.generate(**inputs, assistant_model=draft, lossy_policy=policy, max_new_tokens=length, do_sample=False)
     return out[:, inputs["input_ids"].shape[1] :].tolist()
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from .values import Random, damaged_text, junk, mutated, shown, written
 from .verdicts import Case, Wrong
 
 
-SEAMS: dict[str, dict[str, Any]] = {"rule": RULES, "stop": STOPS, "filter": FILTERS}
+SEAMS: dict[str, Mapping[str, Any]] = {"rule": RULES, "stop": STOPS, "filter": FILTERS}
 # A value of each parameter that has no default, or whose default says too little.
 PARAMETERS: dict[str, list[Any]] = {
     "lenience": [0.5], "k": [1, 4], "budget": [0.1], "weight": [0.3], "alpha": [0.2], "step": [0.1], "rate": [None, 0.5],

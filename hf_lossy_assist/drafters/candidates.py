@@ -9,6 +9,7 @@ from transformers.generation import CandidateGenerator
 from ..batch.positions import TableEnds
 from ..batch.rows import Rows
 from ..models.stock_exit import layers_restored
+from ..registry import register_drafter
 from ..round import Block
 from ..stats.clock import Clock
 
@@ -44,3 +45,9 @@ class CandidateDrafter:
     def select(self, keep: Sequence[int]) -> None:
         if list(keep) != [0]:
             raise AssertionError(f"a candidate generator serves one row; asked for {list(keep)}")
+
+
+register_drafter(
+    "candidates", CandidateDrafter, paper="Transformers",
+    summary="One of Transformers' candidate generators: prompt lookup, early exit, a draft with another tokenizer.",
+)  # fmt: skip

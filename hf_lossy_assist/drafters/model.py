@@ -10,6 +10,7 @@ from ..batch.processing import Processing
 from ..batch.rows import Rows
 from ..batch.soundness import something
 from ..models.cached import CachedModel
+from ..registry import register_drafter
 from ..round import Block
 from ..rules import draw
 from ..stats.clock import Clock
@@ -133,3 +134,9 @@ class ModelDrafter:
 
     def select(self, keep: Sequence[int]) -> None:
         self.model.select(keep)
+
+
+register_drafter(
+    "model", ModelDrafter, paper="2211.17192",
+    summary="A draft model writes one token after the other, for all rows of a batch.",
+)  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..registry import register_filter
 from ..round import Block
 
 
@@ -43,3 +44,9 @@ class VerifyAll(VerifyFilter):
 
     def __call__(self, block: Block) -> torch.Tensor:
         return block.drafted
+
+
+register_filter(
+    "all", VerifyAll,
+    summary="Every drafted token is verified.",
+)  # fmt: skip

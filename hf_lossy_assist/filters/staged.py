@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..registry import register_filter
 from ..round import Block
 from ..rules import Strict, decide
 from .companion import WithCompanion
@@ -38,3 +39,9 @@ class Staged(WithCompanion):
         block.q = block.laws if block.sampling else None
         block.replaced = torch.where(refused, at, gamma)
         return torch.minimum(at + 1, block.drafted)
+
+
+register_filter(
+    "staged", Staged, paper="2308.04623", example={"companion": "folder or org/name"},
+    summary="Strict acceptance of the drafted tokens against `companion`.",
+)  # fmt: skip

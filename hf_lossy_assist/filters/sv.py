@@ -12,6 +12,7 @@ import torch
 
 from ..artifacts.profile import Profile
 from ..models.inspect import base_of
+from ..registry import register_filter
 from ..round import Block
 from ..validation import check_flag, nearest
 from .companion import WithCompanion
@@ -115,3 +116,10 @@ def acceptance(block: Block) -> torch.Tensor:
 def ratio(c: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """min(1, c/q); where q = 0 nothing can be drafted and the value is not looked at."""
     return (c / q).nan_to_num(1.0).clamp(max=1.0)
+
+
+register_filter(
+    "sv", Verification, guarantee="depends", condition='lossless; lossy in sampling with exact="off"', neutral={"exact": "full"}, paper="2509.24328",
+    summary="Verify a row's i-th drafted token while that is expected to give more tokens a second.",
+    neutral_text='any but exact="off"', example={"profile": "folder or org/name", "companion": "folder or org/name"},
+)  # fmt: skip

@@ -3,6 +3,9 @@
 `base` says what a rule answers, `deciding` how a round ends; every other file holds rules of one kind.
 """
 
+from collections.abc import Mapping
+
+from ..registry import Names
 from .base import AcceptanceRule, Strict, draw
 from .deciding import decide
 from .divergences import KLJudge
@@ -48,25 +51,4 @@ __all__ = [
     "draw",
 ]
 
-RULES: dict[str, type[AcceptanceRule]] = {
-    "strict": Strict,
-    "all_but_last": AllButLast,
-    "block_verification": BlockVerification,
-    "cascade": Cascade,
-    "ensemble": Ensemble,
-    "entropy_verify": EntropyVerify,
-    "fly": FLy,
-    "judge": Judge,
-    "kl_judge": KLJudge,
-    "lenience": Lenience,
-    "limited": Limited,
-    "mentored": Mentored,
-    "regret_budget": RegretBudget,
-    "relaxed_top_k": RelaxedTopK,
-    "synthetic_for_benchmarks": SyntheticForBenchmarks,
-    "thresholds": Thresholds,
-    "top_k": TopK,
-    "top_k_tolerance": TopKTolerance,
-    "typical": Typical,
-    "union": Union,
-}
+RULES: Mapping[str, type[AcceptanceRule]] = Names("rule")  # by name, as they register themselves

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 
 from ..artifacts.features import FeatureSpec
+from ..registry import register_rule
 from ..round import Block, Verdict
 
 
@@ -116,3 +117,9 @@ def inside_of(block: Block) -> torch.Tensor:
     """Which places hold a drafted token that the target reads, (B, γ) bool."""
     kept = kept_of(block)
     return torch.arange(block.tokens.shape[1], device=kept.device) < kept[:, None]
+
+
+register_rule(
+    "strict", Strict, guarantee="lossless", paper="2211.17192",
+    summary="Lossless acceptance: the output has exactly the target's law.",
+)  # fmt: skip

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 
+from ..registry import register_rule
 from ..validation import check_number
 from .pointwise import Laws, Pointwise
 
@@ -37,3 +38,10 @@ class KLJudge(Pointwise):
         assert laws.q is not None, "checked before the call"
         close = kl(laws.p, laws.q) < self.threshold
         return (close & (laws.top <= self.confident)).expand_as(laws.px)
+
+
+register_rule(
+    "kl_judge", KLJudge, guarantee="lossy", neutral={"threshold": 0.0}, paper="2601.04766",
+    summary="Accept whatever was drafted where the two laws are close and the target is not sure of itself: a judge without training.",
+    example={"threshold": 0.1},
+)  # fmt: skip

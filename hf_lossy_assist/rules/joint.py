@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 
+from ..registry import register_rule
 from ..round import Block
 from ..validation import check_int, check_number
 from .base import AcceptanceRule, Strict, inside_of, kept_of
@@ -128,3 +129,17 @@ class SyntheticForBenchmarks(AcceptanceRule):
         if self.rate is None:
             return super().correction(block, at)
         return block.p[torch.arange(at.shape[0], device=at.device), at]
+
+
+register_rule(
+    "block_verification", BlockVerification, guarantee="lossless", paper="2403.10444",
+    summary="Lossless acceptance of whole blocks, which keeps at least as much as token by token, and on average more.",
+)  # fmt: skip
+register_rule(
+    "fly", FLy, guarantee="lossy", neutral={"entropy": math.inf}, neutral_text="entropy = ∞", paper="2511.22972",
+    summary="Keep a rejected token where the target is uncertain and strict acceptance takes the next W drafted tokens all the same.",
+)  # fmt: skip
+register_rule(
+    "synthetic_for_benchmarks", SyntheticForBenchmarks, guarantee="lossy", neutral={"rate": None}, paper="vLLM, SGLang",
+    summary="For benchmarks only: accept each drafted token with a given chance, whatever it is, to time an acceptance rate.",
+)  # fmt: skip

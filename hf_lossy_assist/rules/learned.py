@@ -8,6 +8,7 @@ import torch
 
 from ..artifacts.features import FeatureSpec
 from ..artifacts.heads import Head
+from ..registry import register_rule
 from ..round import Block
 from ..validation import check_number
 from .base import AcceptanceRule, kept_of
@@ -104,3 +105,15 @@ class Judge(AcceptanceRule):
             assert block.tokens.shape[1] == 0, "the head has not been asked about this block yet"
             return torch.zeros_like(block.tokens, dtype=torch.bool)
         return block.judged
+
+
+register_rule(
+    "all_but_last", AllButLast, guarantee="lossy", neutral={}, neutral_text="one drafted token a round", paper="2502.04557",
+    summary="SPRINTER's rule: a row's drafted tokens are accepted unseen, all but the last, and that one strictly.",
+    beside={"stop": {"name": "constant", "gamma": 1}},
+)  # fmt: skip
+register_rule(
+    "judge", Judge, guarantee="lossy", neutral={"threshold": 0.0}, paper="2504.20039",
+    summary="AutoJudge's rule: a token that strict acceptance would reject is kept if a trained head finds it unimportant.",
+    example={"head": "folder or org/name"},
+)  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..registry import register_rule
 from ..round import Block, Verdict
 from ..validation import check_int, check_number, shown
 from .base import AcceptanceRule, Strict, taken
@@ -158,3 +159,10 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
     for token in value:
         check_int(f"Limited.{name}", token, 0)
     return tuple(value)
+
+
+register_rule(
+    "limited", Limited, guarantee="depends", condition="as the rule inside", neutral={"per_request": 0},
+    summary="A rule where its limits leave it room, and strict acceptance everywhere else.",
+    neutral_text="per_request = 0; without any limit it is the rule itself", example={"rule": {"name": "top_k", "k": 4}},
+)  # fmt: skip

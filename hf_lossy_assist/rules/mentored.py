@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
+from ..registry import register_rule
 from ..validation import check_number
 from .pointwise import Laws, Pointwise
 
@@ -91,3 +92,10 @@ def split(p: torch.Tensor, q: torch.Tensor, budget: float) -> Split:
 def _sums(x: torch.Tensor) -> torch.Tensor:
     """Sums of the first 0, 1, … V numbers, (..., V) → (..., V + 1)."""
     return torch.nn.functional.pad(x.cumsum(dim=-1), (1, 0))
+
+
+register_rule(
+    "mentored", Mentored, guarantee="lossy", neutral={"budget": 0.0}, example={"budget": 0.5},
+    summary="Mentored decoding: of all laws π with KL(p‖π) ≤ D at every drafted place, the one whose draft is rejected least.",
+    paper="huggingface.co/blog/vivien/optimal-lossy-variant-of-speculative-decoding",
+)  # fmt: skip

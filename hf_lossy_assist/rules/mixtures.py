@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 
+from ..registry import register_rule
 from ..round import Block
 from ..validation import check_number, nearest
 from .pointwise import Laws, Pointwise
@@ -111,3 +112,15 @@ class Cascade(Pointwise):
             return torch.where(self._follows(p, q), q, p)
         kept = q.masked_fill(p < (1 - self.alpha) * p.amax(dim=-1, keepdim=True), 0.0)
         return kept + (1 - kept.sum(dim=-1, keepdim=True)) * p
+
+
+register_rule(
+    "cascade", Cascade, guarantee="lossy", neutral={"alpha": -math.inf}, neutral_text="alpha = −∞", paper="2405.19261",
+    summary="Speculative cascades: follow the draft where it is about as sure as the target, and defer to the target elsewhere.",
+    example={"alpha": 0.5},
+)  # fmt: skip
+register_rule(
+    "ensemble", Ensemble, guarantee="lossy", neutral={"weight": 1.0}, paper="2604.07622",
+    summary="Decode from the average of both models, w·p + (1 − w)·q, at every drafted place.",
+    example={"weight": 0.5},
+)  # fmt: skip

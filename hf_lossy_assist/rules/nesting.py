@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..artifacts.features import FeatureSpec
+from ..registry import register_rule
 from ..round import Block, Verdict
 from ..validation import check_nesting, shown
 from .base import AcceptanceRule, taken
@@ -124,3 +125,10 @@ class Union(Nesting):
 
     def correction(self, block: Block, at: torch.Tensor) -> torch.Tensor:
         return self.rules[0].correction(block, at)
+
+
+register_rule(
+    "union", Union, guarantee="depends", condition="as the rules inside",
+    summary="Accept what any of several rules accepts under the same coins.",
+    neutral={"rules": [{"name": "top_k", "k": 0}, {"name": "lenience", "lenience": 1.0}]}, neutral_text="each of them neutral", example={"rules": ["typical", {"name": "top_k", "k": 4}]},
+)  # fmt: skip

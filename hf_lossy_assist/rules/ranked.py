@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 
+from ..registry import register_rule
 from ..round import Block
 from ..validation import check_int, check_number
 from .pointwise import Laws, Pointwise
@@ -84,3 +85,19 @@ class TopKTolerance(Pointwise):
     def keeps(self, laws: Laws) -> torch.Tensor:
         gap = laws.scores.amax(dim=-1, keepdim=True) - laws.at(laws.scores)  # logits differ as log-likelihoods do
         return (ranks(laws) < self.k) & (gap <= self.tolerance)
+
+
+register_rule(
+    "relaxed_top_k", RelaxedTopK, guarantee="lossy", neutral={"k": 1}, paper="TensorRT-LLM",
+    summary="Accept a drafted token that is among the target's k most likely ones and not much less likely than the first.",
+)  # fmt: skip
+register_rule(
+    "top_k", TopK, guarantee="lossy", neutral={"k": 0}, neutral_text="k = 0, and in greedy decoding k = 1", paper="2504.20039",
+    summary="Accept a drafted token that is among the target's k most likely ones: the baseline that AutoJudge is compared with.",
+    example={"k": 4},
+)  # fmt: skip
+register_rule(
+    "top_k_tolerance", TopKTolerance, guarantee="lossy", neutral={"k": 1}, paper="vLLM's speculators",
+    summary="Accept a drafted token that is among the target's k most likely ones and within a log-likelihood of the first.",
+    neutral_text="k = 1, the default; tolerance = 0 accepts no more than exact ties",
+)  # fmt: skip

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from ..registry import register_rule
 from ..round import Block, Verdict
 from ..validation import check_int, check_number
 from .base import AcceptanceRule, kept_of
@@ -73,3 +74,10 @@ class _RegretRun(RegretBudget):
     def observe(self, block: Block, verdict: Verdict) -> None:
         own = verdict.lossy & self.matches(block)
         self.spent[block.rows] += self.regrets(block).masked_fill(~own, 0.0).sum(dim=1)
+
+
+register_rule(
+    "regret_budget", RegretBudget, guarantee="lossy", neutral={"budget": 0.0}, neutral_text="budget = 0, or per_block = 0", paper="2608.03447",
+    summary="Accept mismatches while the regret that a request has spent on them stays within its budget.",
+    example={"budget": 0.5},
+)  # fmt: skip

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 
+from ..registry import register_rule
 from ..validation import check_number
 from .pointwise import Laws, Pointwise
 
@@ -98,3 +99,22 @@ def _check_positive(name: str, value: float) -> None:
     check_number(name, value, 0.0, 1.0)
     if value == 0:
         raise ValueError(f"{name}: expected a number above 0 and up to 1, got 0, which would accept everything")
+
+
+register_rule(
+    "entropy_verify", EntropyVerify, guarantee="lossy", neutral={"alpha": 0.0, "threshold": 1.0}, paper="vLLM-Ascend",
+    summary="Strict acceptance with coins made smaller where the target is uncertain.",
+)  # fmt: skip
+register_rule(
+    "lenience", Lenience, guarantee="lossy", neutral={"lenience": 1.0}, paper="2211.17192",
+    summary="Strict acceptance of a draft law that counts for less: no token becomes more than 1/l times as likely as it should be.",
+    example={"lenience": 0.5},
+)  # fmt: skip
+register_rule(
+    "thresholds", Thresholds, guarantee="lossy", neutral={"single": 1.0, "accumulated": 1.0}, paper="SGLang",
+    summary="Accept a token that is likely by itself, and give every other one a better coin.",
+)  # fmt: skip
+register_rule(
+    "typical", Typical, guarantee="lossy", neutral={"epsilon": 1.0, "delta": math.inf}, neutral_text="epsilon = 1, delta = ∞", paper="2401.10774",
+    summary="Accept a drafted token that is likely enough, and where the target is uncertain a less likely one will do.",
+)  # fmt: skip

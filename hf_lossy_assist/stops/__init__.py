@@ -4,6 +4,9 @@ Transformers' own assisted generation (see `drafting.StoppingCandidateGenerator`
 A stop changes how much is drafted and never what is accepted, so under strict acceptance every stop is lossless.
 """
 
+from collections.abc import Mapping
+
+from ..registry import Names
 from .base import DraftStop, entropy
 from .basic import SVIP, Confidence, Constant, Heuristic
 from .combined import AllOf, AnyOf, AtLeast
@@ -18,19 +21,4 @@ __all__ = [
     "Fallback",     "HeadStop", "Heuristic", "MovingAverage", "SpecDecPP", "entropy",
 ]  # fmt: skip
 
-STOPS: dict[str, type[DraftStop]] = {
-    "constant": Constant,
-    "heuristic": Heuristic,
-    "confidence": Confidence,
-    "disco": DISCO,
-    "svip": SVIP,
-    "adaedl": AdaEDL,
-    "head": HeadStop,
-    "specdec": SpecDecPP,
-    "moving_average": MovingAverage,
-    "batch_schedule": BatchSchedule,
-    "at_least": AtLeast,
-    "any_of": AnyOf,
-    "all_of": AllOf,
-    "fallback": Fallback,
-}
+STOPS: Mapping[str, type[DraftStop]] = Names("stop")  # by name, as they register themselves

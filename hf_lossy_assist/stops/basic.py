@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, check_number, shown
 from .base import DraftStop, entropy
 
@@ -124,3 +125,21 @@ class SVIP(DraftStop):
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         scale = self.c if self.form == "bound" else 1.0
         return (scale * entropy(scores[-1])).sqrt() > self.h
+
+
+register_stop(
+    "constant", Constant, paper="2211.17192",
+    summary="Always draft `gamma` tokens (Leviathan et al.).",
+)  # fmt: skip
+register_stop(
+    "heuristic", Heuristic, paper="Transformers",
+    summary="Two tokens more after a round in which all were accepted, else one less.",
+)  # fmt: skip
+register_stop(
+    "confidence", Confidence, paper="Transformers",
+    summary="Stop after a token that the draft gave less than `threshold`.",
+)  # fmt: skip
+register_stop(
+    "svip", SVIP, paper="2411.18462",
+    summary="Stop after a token whose draft entropy H says that acceptance is unlikely: √(c·H) > h, H in nats.",
+)  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..artifacts.features import FeatureSpec
+from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, check_nesting, shown
 from .base import DraftStop, numbers
 
@@ -190,3 +191,17 @@ def _check_stop(name: str, value: Any) -> None:
 
 def _depth_of(stop: DraftStop) -> int:
     return stop.depth if isinstance(stop, Around | _Several) else 0
+
+
+register_stop(
+    "at_least", AtLeast, example={"stop": "svip"},
+    summary="`stop`, but never before `n` tokens: what it says of earlier ones is not heeded, and its limit is at least `n`.",
+)  # fmt: skip
+register_stop(
+    "any_of", AnyOf, example={"stops": ["svip", "constant"]},
+    summary="Stop where any of `stops` would.",
+)  # fmt: skip
+register_stop(
+    "all_of", AllOf, example={"stops": ["svip", "constant"]},
+    summary="Stop after a token after which each of `stops` would.",
+)  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..registry import register_stop
 from ..validation import check_int, check_number
 from .combined import Around
 
@@ -137,3 +138,9 @@ class _FallbackRun(Fallback):
             m.wait *= 2
         elif worth < 1 - self.margin:
             m.on = False
+
+
+register_stop(
+    "fallback", Fallback, example={"stop": "svip"},
+    summary="`stop` while drafting pays, the target alone while it does not.",
+)  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..artifacts.profile import LONGEST_PROFILED, Profile
+from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, MOST_FACTOR, check_int, check_number, check_positive, shown
 from .base import DraftStop
 
@@ -192,3 +193,14 @@ class BatchSchedule(DraftStop):
 
 def _is_pair(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
+
+
+register_stop(
+    "moving_average", MovingAverage, paper="2406.14066",
+    summary="γ of the coming round by expected goodput: tokens a second, from a moving average of past acceptance.",
+)  # fmt: skip
+register_stop(
+    "batch_schedule", BatchSchedule, paper="vLLM, TensorRT-LLM",
+    summary="γ by the number of unfinished rows: of `table` (rows, γ), the last line whose rows are not more than there are.",
+    example={"table": [[1, 8], [8, 2]]},
+)  # fmt: skip

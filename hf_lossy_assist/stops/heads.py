@@ -8,6 +8,7 @@ import torch
 
 from ..artifacts.features import FeatureSpec
 from ..artifacts.heads import Head
+from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, check_number
 from .base import DraftStop
 
@@ -140,3 +141,15 @@ class _SpecDecPPRun(SpecDecPP):
         else:
             self.accepted[0] = self.accepted[0] * self.head(features)
         return ~(self.accepted[0] >= 1 - self.threshold)  # NaN stops too
+
+
+register_stop(
+    "head", HeadStop, paper="2502.04557",
+    summary="Stop after a token that a trained head doubts: V < `threshold`.",
+    example={"head": "folder or org/name"},
+)  # fmt: skip
+register_stop(
+    "specdec", SpecDecPP, paper="2405.19715",
+    summary="Stop where a refusal somewhere in the draft is likely by now: 1 − Π a > `threshold`, a: the head's P(accepted) of each token.",
+    example={"head": "folder or org/name"},
+)  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, check_number
 from .base import DraftStop, entropy, numbers
 
@@ -154,3 +155,13 @@ def cheapest(q: Any, accepted: Any, missed: float) -> float | None:
     let = (kept & ~accepted).sum(axis=1) / (~accepted).sum()
     lost = (~kept & accepted).sum(axis=1) / accepted.sum()
     return float(levels[np.argmin(let + missed * lost)])
+
+
+register_stop(
+    "disco", DISCO, paper="2405.04304",
+    summary="Stop after a token that the draft gave less than a threshold, which is fitted again after every round.",
+)  # fmt: skip
+register_stop(
+    "adaedl", AdaEDL, paper="2410.18351",
+    summary="Stop after a token whose draft entropy H bounds its acceptance too low: 1 − √(`scale`·H) < λ, H in nats.",
+)  # fmt: skip

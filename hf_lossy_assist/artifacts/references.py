@@ -5,18 +5,21 @@ A policy's folder may come from anybody. A head that it took from elsewhere on t
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..validation import shown
-from .heads import Head
-from .profile import Profile
+from .heads import CONFIG, WEIGHTS, Head
+from .profile import PROFILE, TABLES, Profile
 
 
 OWN = re.compile(r"\w[\w.-]*")  # one folder, beside policy.json
 ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
-KINDS: tuple[tuple[str, type[Head] | type[Profile]], ...] = (("head", Head), ("profile", Profile))
+KINDS: tuple[tuple[str, type[Head] | type[Profile], tuple[str, str]], ...] = (
+    ("head", Head, (CONFIG, WEIGHTS)),
+    ("profile", Profile, (PROFILE, TABLES)),
+)
 
 
 def entries(spec: Any) -> Iterator[dict[str, Any]]:
@@ -35,8 +38,10 @@ def load_parts(spec: Any, source: str, folder: Path, **kwargs: Any) -> None:
         kwargs: as for `hub.fetch`.
     """
     for part in entries(spec):
-        for key, kind in KINDS:
+        for key, kind, files in KINDS:
             if isinstance(name := part.get(key), str):
+                if OWN.fullmatch(name) and os.path.isdir(source):
+                    _check_own(folder / name, files, f"{source}: the {key} {shown(name)}")
                 part[key] = _load(kind, key, name, source, folder, kwargs)
         if isinstance(name := part.get("companion"), str) and not os.path.isdir(source):
             _check_on_the_hub("companion", name)
@@ -51,14 +56,24 @@ def check_shareable(spec: Any) -> None:
 
 def _load(kind: Any, key: str, name: str, source: str, folder: Path, kwargs: dict[str, Any]) -> Any:
     if OWN.fullmatch(name):
-        own = folder / name
-        if own.is_symlink():
-            raise ValueError(f"{source}: the {key} {shown(name)} is a link to another place: put a copy in its place")
         found = kind.from_pretrained(source, subfolder=name, **kwargs)
-        found.source = str(own)
+        found.source = str(folder / name)
         return found
     _check_on_the_hub(key, name)
     return kind.from_pretrained(name, **{key: value for key, value in kwargs.items() if key != "revision"})
+
+
+def _check_own(own: Path, files: Iterable[str], what: str) -> None:
+    """Refuse a sub-folder that is a link, or one of whose files is: it would be another place on this disk.
+
+    Files of the Hub's cache are links to the blobs beside its snapshots, which is where the client put them.
+    """
+    snapshot = own.parent.resolve()
+    blobs = snapshot.parent.parent / "blobs" if snapshot.parent.name == "snapshots" else None
+    for path in (own, *(own / name for name in files)):
+        if path.is_symlink() and (path == own or path.resolve().parent != blobs):
+            its = "" if path == own else f": its {path.name}"
+            raise ValueError(f"{what}{its} is a link to another place: put a copy in its place")
 
 
 def _check_on_the_hub(key: str, name: str) -> None:

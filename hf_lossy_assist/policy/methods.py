@@ -7,6 +7,7 @@ from typing import Any
 
 from ..artifacts.heads import Head
 from ..artifacts.profile import Profile
+from ..artifacts.references import load_parts
 from ..filters.base import VerifyFilter
 from ..filters.sv import Verification
 from ..rules import AcceptanceRule, AllButLast, Judge
@@ -105,7 +106,8 @@ def of_head(head: Head) -> LossyPolicy:
 def as_policy(given: Any) -> LossyPolicy:
     """What `lossy_policy=` accepts: a `LossyPolicy`, a rule, a stop or a filter alone, a trained head, a name (of a policy,
     or of a rule, stop or filter that needs no parameter), the JSON form as a dict or as text, the path of a JSON file or of a
-    folder that `save_pretrained` wrote.
+    folder that `save_pretrained` wrote. A file, like a folder, names heads by its own sub-folders or by repositories on the Hub
+    alone; a dict or a text may name any folder.
 
     Raises: `TypeError` or `ValueError`, one line with what was given and what there is.
     """
@@ -130,7 +132,9 @@ def as_policy(given: Any) -> LossyPolicy:
         path = Path(given)
         if not os.path.isfile(path):
             raise ValueError(f"lossy_policy: there is no file {shown(str(path), 300)}")
-        return LossyPolicy.from_dict(spec_in(path), path.parent)
+        spec = spec_in(path)
+        load_parts(spec, str(path.parent), path.parent)  # the file may come from anybody, as a folder may
+        return LossyPolicy.from_dict(spec)
     if isinstance(given, str):
         if given.lstrip().startswith("{"):
             return parse(given, "the text")

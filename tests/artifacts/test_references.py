@@ -13,6 +13,7 @@ from huggingface_hub import create_repo, upload_file, upload_folder
 import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Sprinter, Staged, demo
 from hf_lossy_assist.models.loading import load_model, load_tokenizer
+from hf_lossy_assist.policy.methods import as_policy
 from hf_lossy_assist.policy.sharing import pull, push
 
 
@@ -56,6 +57,17 @@ def test_a_policy_takes_no_head_from_elsewhere_on_the_disk(hub, tmp_path, monkey
     with pytest.raises(ValueError, match="one of its own sub-folders or a repository on the Hub") as error:
         LossyPolicy.from_pretrained(tmp_path / "policy")  # which may have been downloaded by other means
     line(error)
+    for file in (tmp_path / "policy" / "policy.json", "policy/policy.json"):
+        with pytest.raises(ValueError, match="one of its own sub-folders or a repository on the Hub") as error:
+            as_policy(file)
+        line(error)
+
+
+def test_what_the_user_writes_in_python_may_name_any_folder_here(tmp_path):
+    linear().save_pretrained(tmp_path / "HEAD")
+    spec = with_head(str(tmp_path / "HEAD"))
+    for form in (spec, json.dumps(spec)):
+        assert next(iter(as_policy(form).heads().values())).digest == linear().digest
 
 
 def test_a_folder_here_does_not_stand_for_a_repository(hub, tmp_path, monkeypatch):
@@ -72,8 +84,33 @@ def test_a_link_is_no_sub_folder(tmp_path):
     Sprinter(linear()).save_pretrained(tmp_path / "policy")
     shutil.rmtree(tmp_path / "policy" / "stop_head")
     (tmp_path / "policy" / "stop_head").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="'stop_head' is a link to another place"):
-        LossyPolicy.from_pretrained(tmp_path / "policy")
+    for given in (tmp_path / "policy", tmp_path / "policy" / "policy.json"):
+        with pytest.raises(ValueError, match="'stop_head' is a link to another place"):
+            as_policy(given)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_link_is_no_file_of_a_sub_folder(tmp_path, name):
+    """A folder laid out like the Hub's cache changes nothing: there links lead to the blobs beside its snapshots, and only there."""
+    linear().save_pretrained(tmp_path / "elsewhere")
+    folder = tmp_path / "cache" / "snapshots" / "1"
+    Sprinter(linear()).save_pretrained(folder)
+    (tmp_path / "cache" / "blobs").symlink_to(tmp_path / "elsewhere")
+    for goal in (tmp_path / "elsewhere" / name, Path("../../../blobs") / name):
+        (folder / "stop_head" / name).unlink()
+        (folder / "stop_head" / name).symlink_to(goal)
+        for given in (folder, folder / "policy.json"):
+            with pytest.raises(ValueError, match=f"'stop_head': its {name} is a link to another place") as error:
+                as_policy(given)
+            line(error)
+
+
+def test_links_of_the_hubs_cache_are_its_own(hub):
+    Sprinter(linear()).push_to_hub("org/policy")
+    folder = pull("org/policy")
+    assert (folder / "stop_head" / "config.json").is_symlink()
+    for given in (folder, folder / "policy.json"):
+        assert as_policy(given) == Sprinter(linear())
 
 
 def test_a_companion_on_this_disk_is_for_this_disk(hub, tmp_path):

@@ -409,7 +409,7 @@ def test_json(tmp_path):
         "rule": {"name": "judge", "head": place, "threshold": 0.3}, "stop": {"name": "constant", "gamma": 7},
     }  # fmt: skip
     text = json.dumps(policy.to_dict())
-    (tmp_path / "p.json").write_text(text)
+    (tmp_path / "p.json").write_text(text.replace(json.dumps(place), '"head"'))  # a file names what lies beside it
     for form in (policy.to_dict(), text, str(policy), tmp_path / "p.json", str(tmp_path / "p.json")):
         assert as_policy(form) == policy
     own = {"rule": {"name": "judge", "head": "head"}}

@@ -118,7 +118,8 @@ def generate(
         chosen = SpeculativeVerification(made, load_companion(companion, target, draft, tokenizer), gamma)
     if fallback and chosen is not None:
         chosen = chosen.with_fallback()
-    enable(target)
+    if chosen is not None:  # else the target's own `generate`, whatever policy came with its files
+        enable(target)
     texts = chats(tokenizer, texts) if chat else texts
 
     torch.manual_seed(seed)

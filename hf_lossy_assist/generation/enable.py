@@ -2,7 +2,8 @@
 
 `enable(model)` puts a `generate` on the instance. With a policy it calls Transformers' own `generate` with
 `custom_generate=` set to a `Runner`, so prompts, processors, criteria and special tokens are prepared by Transformers;
-without one it calls Transformers' `generate` and nothing else.
+without one it calls Transformers' `generate` and nothing else. A policy that came with a model's files is never one by itself
+(`policy_in`).
 """
 
 import copy
@@ -18,10 +19,14 @@ from transformers.generation import StopStringCriteria
 from ..models.inspect import base_of
 from ..policy.methods import as_policy
 from ..policy.policy import LossyPolicy
+from ..validation import shown
 from .preparing import refusals_in_one_line
 from .runner import DRAFT_SETTINGS, Runner
 from .shared_scale import warn_of_shared_scales
 from .unsupported import refuse_arguments
+
+
+IN_FILES = (str, int, float, list, dict)  # what an entry of a generation_config.json is, if it is not null
 
 
 def enable(model: Any) -> Any:
@@ -59,20 +64,45 @@ def is_enabled(model: Any) -> bool:
 
 
 def _generate(stock: Any, self: Any, *args: Any, lossy_policy: Any = None, **kwargs: Any) -> Any:
-    """Transformers' `generate`, or with a policy (here or in the generation config) the same with this package's loop."""
+    """Transformers' `generate`, or with a policy (here or in a generation config, see `policy_in`) the same with this package's loop."""
     given = args[1] if len(args) > 1 else kwargs.get("generation_config")
     drafting = getattr(
         given, "is_assistant", False
     )  # Transformers' own loop asks for a draft: no policy of a config's applies to it
-    for config in () if drafting else (given, self.generation_config):
-        if lossy_policy is None:
-            lossy_policy = getattr(config, "lossy_policy", None)
+    if lossy_policy is None and not drafting:
+        lossy_policy = policy_in(given, self.generation_config)
     if lossy_policy is None:
         call = stock if stock is not None else functools.partial(type(self).generate, self)
         return call(*args, **kwargs)
     names = list(inspect.signature(GenerationMixin.generate).parameters)[1:]
     kwargs = dict(zip(names, args, strict=False)) | kwargs
     return speculative_generate(self, as_policy(lossy_policy), **kwargs)
+
+
+def policy_in(given: Any, own: Any) -> Any:
+    """The policy that a generation config switches on, or None.
+
+    What the model's own config holds as a name or as JSON may have come with its files, which nobody asked: it does not count, and a
+    warning says how to ask for it. An object (a `LossyPolicy`, a stop, …) can only have been put there in this process.
+
+    Args:
+        given: the generation config of the call, or None; what it holds counts, unless it is the model's own once more.
+        own: the model's generation config.
+    """
+    of_model = getattr(own, "lossy_policy", None)
+    from_files = isinstance(of_model, IN_FILES)
+    chosen = getattr(given, "lossy_policy", None)
+    if chosen is None:
+        chosen = of_model
+    if not (from_files and isinstance(chosen, IN_FILES) and chosen == of_model):
+        return chosen
+    warnings.warn(
+        f"the model's generation config names the policy {shown(of_model, 200)}, which is not used: what comes with a model's files "
+        "switches nothing on. To use it, pass lossy_policy=model.generation_config.lossy_policy to generate, or set "
+        "model.generation_config.lossy_policy to hf_lossy_assist.as_policy(…) of it; to be rid of this line, set it to None",
+        stacklevel=4,
+    )
+    return None
 
 
 def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:

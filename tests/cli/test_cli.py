@@ -95,3 +95,15 @@ def test_a_wrong_argument_ends_the_process_with_2():
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("hf-lossy:") and "svip" in line
+
+
+def test_the_target_alone_is_not_the_policy_that_came_with_it(hf_lossy, tmp_path):
+    models = demo.load()
+    models.target.generation_config.lossy_policy = {"rule": {"name": "top_k", "k": 50}}
+    models.target.save_pretrained(tmp_path)
+    models.tokenizer.save_pretrained(tmp_path)
+    options = ("--policy", "target", "--prompt", "1 + 1", "--max-new-tokens", 4, "--json")
+    assert "lossy_policy" in (tmp_path / "generation_config.json").read_text()
+    given = hf_lossy("generate", "--model", tmp_path, *options)
+    assert given.json["outputs"] == hf_lossy("generate", *options).json["outputs"]
+    assert "lossy" not in given.err

@@ -140,9 +140,17 @@ def test_the_policy_may_stand_in_a_generation_config(demo, repo):
     theirs, ours = both(demo, repo, **ids, generation_config=given, lossy_policy=None)
     same(theirs, ours)
     assert len(theirs.speculation.to_dict()["acceptance_histogram"]) == 3  # 0, 1 or 2 tokens
-    demo.target.generation_config.lossy_policy = "svip"
+    demo.target.generation_config.lossy_policy = hla.SVIP()
     try:
         same(*both(demo, repo, **ids, **GREEDY, lossy_policy=None))
+        # As a downloaded model has it: a name or JSON, and nobody asked for it.
+        demo.target.generation_config.lossy_policy = {"rule": {"name": "top_k", "k": 50}}
+        with pytest.warns(UserWarning, match="which is not used"):
+            out = demo.target.generate(
+                **ids, **GREEDY, custom_generate=repo, trust_remote_code=True, assistant_model=demo.draft,
+                return_dict_in_generate=True,
+            )  # fmt: skip
+        assert out.speculation.num_lossy_accepts == 0
     finally:
         del demo.target.generation_config.lossy_policy
 

@@ -160,7 +160,7 @@ def test_a_text_generation_pipeline_takes_a_policy(target, draft, where, batch_s
     draft.register_forward_pre_hook(lambda *_: calls.append(1))
     built = {} if where == "call" else {"assistant_model": draft}
     if where == "config":
-        target.generation_config.lossy_policy = "svip"
+        target.generation_config.lossy_policy = hla.SVIP()
     pipe = pipeline("text-generation", model=target, tokenizer=tokenizer(), device="cpu", **built)
     if where == "call":
         settings |= {"assistant_model": draft}

@@ -2,6 +2,7 @@
 and two settings together, a tokenizer of the target's and one of the draft's, let them differ."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -51,29 +52,58 @@ def test_a_call_leaves_the_inputs_as_they_were(target, draft):
     assert all(torch.equal(prompts[name], kept) for name, kept in ragged().items())
 
 
-@pytest.mark.parametrize("policy", ["svip", {"stop": {"name": "constant", "gamma": 7}}], ids=["name", "dict"])
-def test_a_policy_in_the_generation_config_is_honoured_saved_and_overridden(target, draft, tmp_path, policy):
-    longest = hla.as_policy(policy).stop.longest
+LOOSE = {
+    "rule": {"name": "top_k", "k": 50},
+    "stop": {"name": "constant", "gamma": 7},
+}  # as a downloaded model may name it
+
+
+def saved(target, folder, policy):
     # A config that Transformers derived from the model's loses entries of one's own when it is loaded; a made one keeps them.
     target.generation_config = GenerationConfig(pad_token_id=PAD, lossy_policy=policy)
-    target.save_pretrained(tmp_path)
-    again = hla.enable(AutoModelForCausalLM.from_pretrained(tmp_path))
+    target.save_pretrained(folder)
+    return hla.enable(AutoModelForCausalLM.from_pretrained(folder))
+
+
+@pytest.mark.parametrize("policy", ["svip", LOOSE], ids=["name", "lossy"])
+def test_a_policy_that_came_with_a_models_files_is_not_switched_on(target, draft, tmp_path, policy):
+    again = saved(target, tmp_path, policy)
     assert again.generation_config.lossy_policy == policy
+    settings = ENDS | {"assistant_model": draft, "return_dict_in_generate": True}
+    # As pipelines and others do it: a copy of the model's own config is the call's.
+    copied = {"generation_config": copy.deepcopy(again.generation_config)}
+    for more in ({}, copied, {"generation_config": GenerationConfig(max_new_tokens=NEW)}):
+        with pytest.warns(UserWarning, match="which is not used: what comes with a model's files") as said:
+            out = again.generate(**one(), **settings | more)
+        [line] = [str(its.message) for its in said if "is not used" in str(its.message)]
+        assert "\n" not in line and "lossy_policy=model.generation_config.lossy_policy" in line
+        assert not hasattr(out, "speculation") and torch.equal(out.sequences, own(llama(), one()))
+    with pytest.warns(UserWarning, match="this policy is lossy") if policy is LOOSE else nullcontext():
+        out = again.generate(**one(), **settings, lossy_policy=again.generation_config.lossy_policy)
+    assert out.speculation.num_spec_tokens == hla.as_policy(policy).stop.longest
+
+
+def test_a_policy_set_as_an_object_is_the_users_own(target, draft, tmp_path):
+    """On the model's config or in a config at the call; saved as JSON, and overridden by the call."""
+    again = saved(target, tmp_path, hla.as_policy("svip"))
+    assert again.generation_config.lossy_policy == hla.as_policy("svip").to_dict()
+    again.generation_config.lossy_policy = hla.as_policy(again.generation_config.lossy_policy)
     for model in (target, again):
         settings = ENDS | {"assistant_model": draft, "return_dict_in_generate": True}
         out = model.generate(**ragged(), **settings)
-        assert out.speculation.num_spec_tokens == longest and torch.equal(out.sequences, own(llama()))
+        assert out.speculation.num_spec_tokens == 40 and torch.equal(out.sequences, own(llama()))
         over = model.generate(**ragged(), **settings, lossy_policy=hla.Constant(3))
         assert over.speculation.num_spec_tokens == 3
-    config = GenerationConfig(**ENDS, return_dict_in_generate=True)
-    config.lossy_policy = hla.Constant(2)
-    out = target.generate(**ragged(), generation_config=config, assistant_model=draft)
-    assert out.speculation.num_spec_tokens == 2
+    for policy in (hla.Constant(2), {"stop": {"name": "constant", "gamma": 2}}):
+        config = GenerationConfig(**ENDS, return_dict_in_generate=True)
+        config.lossy_policy = policy
+        out = target.generate(**ragged(), generation_config=config, assistant_model=draft)
+        assert out.speculation.num_spec_tokens == 2
 
 
 def test_a_generation_config_that_says_nothing_leaves_the_models_policy(target, draft):
     """As for every other setting: what the given config leaves open comes from the model's own."""
-    target.generation_config.lossy_policy = "svip"
+    target.generation_config.lossy_policy = hla.SVIP()
     config = GenerationConfig(**ENDS, return_dict_in_generate=True)
     out = target.generate(**ragged(), generation_config=config, assistant_model=draft)
     assert out.speculation.num_spec_tokens == 40

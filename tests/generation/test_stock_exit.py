@@ -71,7 +71,7 @@ def test_a_policy_in_a_config_is_not_one_for_the_draft(where):
     """The early exit drafts by the same model's `generate`, with the same config."""
     model, settings = hla.enable(tiny.build("llama")), {"max_new_tokens": 12, "do_sample": False}
     config = model.generation_config if where == "the model's config" else GenerationConfig(**settings)
-    config.lossy_policy, config.assistant_early_exit = "strict", 1
+    config.lossy_policy, config.assistant_early_exit = hla.LossyPolicy(), 1
     given = settings if where == "the model's config" else {"generation_config": config}
     out = model.generate(**tiny.prompts((9,)), **given)
     assert torch.equal(out, tiny.greedy(tiny.shared("llama"), tiny.prompts((9,)), max_new_tokens=12))
@@ -79,7 +79,7 @@ def test_a_policy_in_a_config_is_not_one_for_the_draft(where):
 
 def test_a_drafts_own_policy_does_not_disturb_transformers_own_loop():
     model, draft = tiny.shared("llama"), hla.enable(tiny.draft_of(tiny.shared("llama"), "often"))
-    draft.generation_config.lossy_policy = "strict"
+    draft.generation_config.lossy_policy = hla.LossyPolicy()
     settings = {"max_new_tokens": 12, "do_sample": False}
     out = model.generate(**tiny.prompts((9,)), **settings, assistant_model=draft)
     assert torch.equal(out, tiny.greedy(model, tiny.prompts((9,)), max_new_tokens=12))

@@ -28,6 +28,7 @@ from .reading import read_json, read_whole
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 WIDEST = 2**20  # numbers of a hidden state
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of weights
 POLARITIES = ("acceptable", "important")  # what the probability is of: SPRINTER's label, AutoJudge's
 
 
@@ -251,10 +252,16 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
             raise ValueError(
                 f"{weights_file} is not a whole safetensors file ({error}): download it again ({AGAIN}); pickles are never loaded"
             ) from None
+        except KeyError as error:  # a dtype that torch does not have
+            raise ValueError(
+                f"{weights_file} holds weights of dtype {error.args[0]}; expected {listed(DTYPES)}"
+            ) from None
         if hashlib.sha256(data).hexdigest() != digest:
             raise ValueError(
                 f"{weights_file} is not the file that {config_file.name} was saved with (SHA-256 differs): save it again, or download it again ({AGAIN})"
             )
+        if wrong := [tensor.dtype for tensor in weights.values() if tensor.dtype not in DTYPES]:
+            raise ValueError(f"{weights_file} holds weights of dtype {wrong[0]}; expected {listed(DTYPES)}")
         if not all(tensor.float().isfinite().all() for tensor in weights.values()):
             raise ValueError(
                 f"{weights_file} holds weights that are NaN or infinite: train the head again (hf-lossy fit)"

@@ -51,13 +51,12 @@ class Bins:
     counts: np.ndarray  # (K, L) int64       samples of each cell
 
     def __post_init__(self) -> None:
-        shape = k, m = self.s_edges.size + 1, self.a_edges.shape[-1] + 1
         tables = (self.s_edges, self.a_edges, self.accept, self.accept_by_s, self.counts)
-        if [x.shape for x in tables] != [(k - 1,), (k, m - 1), shape, (k,), shape] or not np.isfinite(
-            self.accept
-        ).all():
+        shape = k, m = self.s_edges.size + 1, (self.a_edges.shape[-1] if self.a_edges.ndim else 0) + 1
+        fits = [x.shape for x in tables] == [(k - 1,), (k, m - 1), shape, (k,), shape]
+        if not fits or not all(np.isfinite(x).all() for x in tables):
             raise ValueError("the tables of acceptance have gaps: make the profile again (hf-lossy profile)")
-        if any((np.diff(x) < 0).any() for x in tables[:3]):
+        if not all((np.diff(x) >= 0).all() for x in tables[:3]):
             raise ValueError("the tables of acceptance are out of order: make the profile again (hf-lossy profile)")
         if any((x < 0).any() or not (x <= 1).all() for x in (self.accept, self.accept_by_s)):
             raise ValueError(
@@ -290,19 +289,34 @@ class Profile:
             raise ValueError(
                 f"{tables_file} is not the file that {PROFILE} was saved with (SHA-256 differs): save it again, or download it again ({AGAIN})"
             )
+        tables = _read_tables(data, tables_file)
         try:
-            tables = safetensors.numpy.load(data)
             bins = Bins(**{f.name: tables[f"bins.{f.name}"] for f in dataclasses.fields(Bins)})
             latency = Latency(**{f.name: tables[f"latency.{f.name}"] for f in dataclasses.fields(Latency)})
             return cls(bins=bins, latency=latency, pays=tables["pays"], **facts, source=str(source))
-        except SafetensorError as error:
-            raise ValueError(
-                f"{tables_file} is not a whole safetensors file ({error}): download it again ({AGAIN})"
-            ) from None
-        except KeyError as error:
-            raise ValueError(
-                f"{tables_file} has no table {error}: make the profile again (hf-lossy profile)"
-            ) from None
+        except ValueError as error:
+            raise ValueError(f"{tables_file}: {error}") from None
+
+
+COUNTED = ("bins.counts", "latency.batches", "latency.tokens")  # int64; the other tables are float32 or float64
+
+
+def _read_tables(data: bytes, file: Path) -> dict[str, np.ndarray]:
+    """Every table of profile.safetensors, each of a dtype that it may have been saved with."""
+    try:
+        tables: dict[str, np.ndarray] = safetensors.numpy.load(data)
+    except SafetensorError as error:
+        raise ValueError(f"{file} is not a whole safetensors file ({error}): download it again ({AGAIN})") from None
+    except KeyError as error:  # that numpy does not have
+        raise ValueError(f"{file}: a table of dtype {error.args[0]}; expected F32, F64 or I64") from None
+    parts = {"bins": Bins, "latency": Latency}
+    for name in ("pays", *(f"{part}.{f.name}" for part, kind in parts.items() for f in dataclasses.fields(kind))):
+        if name not in tables:
+            raise ValueError(f"{file} has no table {name!r}: make the profile again (hf-lossy profile)")
+        expected = ("int64",) if name in COUNTED else ("float32", "float64")
+        if tables[name].dtype.name not in expected:
+            raise ValueError(f"{file}: {name}: expected {' or '.join(expected)}, got {tables[name].dtype.name}")
+    return tables
 
 
 def _read_facts(file: Path) -> dict[str, Any]:

@@ -534,3 +534,23 @@ def test_what_a_folder_holds(saved, tmp_path):
         rewrite(folder, b"no weights")
     refused(lambda: kind_of(saved), "safetensors")
     refused(lambda: kind_of(tmp_path / "policy"), "safetensors")
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "int8", "bool", "F8_E8M0", "float8_e4m3fn"])
+def test_weights_of_another_dtype_are_refused(tmp_path, dtype):
+    head = LinearHead(HeadConfig(4)).eval()
+    head.save_pretrained(tmp_path)
+    if dtype == "F8_E8M0":  # in the format's list, and not in torch's of this library
+        header = {"linear.weight": {"dtype": dtype, "shape": [1, 4], "data_offsets": [0, 4]},
+                  "linear.bias": {"dtype": dtype, "shape": [1], "data_offsets": [4, 5]}}  # fmt: skip
+        text = json.dumps(header).encode()
+        data = len(text).to_bytes(8, "little") + text + bytes(5)
+    else:
+        kind = getattr(torch, dtype)
+        data = safetensors.torch.save({name: tensor.to(kind) for name, tensor in head.weights.items()})
+    rewrite(tmp_path, data, and_digest=True)
+    with pytest.raises(
+        ValueError, match=rf"model.safetensors .*{dtype}.*; expected torch.float32, .*float64"
+    ) as error:
+        Head.from_pretrained(tmp_path)
+    assert "\n" not in str(error.value)

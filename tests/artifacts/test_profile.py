@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import safetensors.numpy
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,6 +44,13 @@ def retable(folder, **changes):
     """Change tables of a saved profile, with the digest that belongs to them; None takes one out."""
     tables = safetensors.numpy.load_file(folder / TABLES) | changes
     data = safetensors.numpy.save({name: value for name, value in tables.items() if value is not None})
+    (folder / TABLES).write_bytes(data)
+    edit(folder, tables_sha256=hashlib.sha256(data).hexdigest())
+
+
+def in_bfloat16(folder, name):
+    tables = safetensors.torch.load_file(folder / TABLES)
+    data = safetensors.torch.save(tables | {name: tables[name].bfloat16()})
     (folder / TABLES).write_bytes(data)
     edit(folder, tables_sha256=hashlib.sha256(data).hexdigest())
 
@@ -108,6 +116,21 @@ def test_a_policys_folder(tmp_path):
         (lambda f: retable(f, **{"bins.accept": bins(rows=2).accept}), "tables of acceptance have gaps"),
         (lambda f: retable(f, **{"bins.accept": bins().accept * np.nan}), "tables of acceptance have gaps"),
         (lambda f: retable(f, **{"bins.accept": -bins().accept}), "tables of acceptance are out of order"),
+        (lambda f: retable(f, **{"bins.a_edges": bins().a_edges * np.nan}), "tables of acceptance have gaps"),
+        (lambda f: retable(f, **{"bins.s_edges": bins().s_edges * np.nan}), "tables of acceptance have gaps"),
+        (lambda f: retable(f, **{"bins.a_edges": np.array(0.5)}), "tables of acceptance have gaps"),
+        (
+            lambda f: retable(f, **{"bins.accept": bins().accept.astype(np.complex64)}),
+            "bins.accept: expected float32 or .*got complex",
+        ),
+        (lambda f: retable(f, **{"bins.accept": bins().accept > 0.5}), "bins.accept: expected float32 or .*got bool"),
+        (lambda f: retable(f, pays=np.ones(3, np.int8)), "pays: expected float32 or float64, got int8"),
+        (lambda f: retable(f, **{"bins.counts": bins().counts / 2}), "bins.counts: expected int64, got float64"),
+        (lambda f: retable(f, **{"latency.batches": np.array([1, 4, 16], np.int8)}), "expected int64, got int8"),
+        (
+            lambda f: in_bfloat16(f, "bins.accept"),
+            "profile.safetensors: a table of dtype BF16; expected F32, F64 or I64",
+        ),
         (lambda f: retable(f, **{"latency.seconds": latency().seconds * np.nan}), "latency table has gaps"),
     ],
 )

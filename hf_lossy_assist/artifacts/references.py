@@ -30,6 +30,12 @@ def entries(spec: Any) -> Iterator[dict[str, Any]]:
         yield from entries(value)
 
 
+def own_folders(spec: Any) -> set[str]:
+    """The sub-folders that a policy's JSON form names as its heads and profiles."""
+    names = [part.get(key) for part in entries(spec) for key, _, _ in KINDS]
+    return {name for name in names if isinstance(name, str) and OWN.fullmatch(name)}
+
+
 def load_parts(spec: Any, source: str, folder: Path, **kwargs: Any) -> None:
     """Put heads and profiles into a policy's JSON form in the place of their names.
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from ..artifacts.heads import CONFIG, WEIGHTS, Head
-from ..artifacts.profile import PROFILE, TABLES
-from ..artifacts.references import check_shareable
+from ..artifacts.profile import PROFILE, TABLES, Profile
+from ..artifacts.reading import read_object
+from ..artifacts.references import check_shareable, own_folders
 from ..validation import listed, shown
-from .policy import POLICY, LossyPolicy
+from .policy import POLICY, LossyPolicy, spec_in
 
 
 CARD = "README.md"
@@ -26,7 +27,7 @@ MODEL = (
 # By kind: the files at the top, and those of its sub-folders, as regular expressions.
 FILES = {
     "head": (HEAD, rf"fold-\d+/(?:{CARD}|{HEAD})"),
-    "policy": (re.escape(POLICY), rf"[\w.-]+/(?:{CARD}|{HEAD}|{PROFILED})"),
+    "policy": (re.escape(POLICY), None),  # and the folders that it names
     "models": (MODEL, rf"[\w.-]+/(?:{CARD}|{MODEL}|{HEAD}|{PROFILED})"),
     "dataset": (rf"{'|'.join(map(re.escape, RECORDS))}|dataset_info\.json|state\.json|data-\d+-of-\d+\.arrow", None),
     "custom_generate": (r"LICENSE", r"custom_generate/(?:generate\.py|requirements\.txt)"),
@@ -36,9 +37,15 @@ FILES = {
 def files_of(kind: str, folder: Path) -> tuple[list[str], list[str]]:
     """The files of `folder` that one of its kind consists of, and the others that are not hidden, relative to it.
 
+    Of a policy these are its own and those of the heads and profiles that its policy.json names: others in the folder may be left
+    from an older one.
+
     Raises: `ValueError` where one of the former is a link: what it leads to was not put here to be shared.
     """
     top, below = FILES[kind]
+    if kind == "policy":
+        names = sorted(map(re.escape, own_folders(spec_in(folder / POLICY))))
+        below = rf"(?:{'|'.join(names)})/(?:{CARD}|{HEAD}|{PROFILED})" if names else None
     own = re.compile("|".join(f"(?:{part})" for part in (CARD, top, below) if part))
     found, left = [], []
     for path in _walk(folder):
@@ -66,31 +73,54 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def kind_of(folder: Path) -> str:
-    """What a folder holds: "policy", "head", "models", "dataset" or "custom_generate". Heads and policies are loaded to be sure."""
+    """What a folder holds: "policy", "head", "models", "dataset" or "custom_generate".
+
+    Heads, profiles and policies are loaded to be sure; of a model its config is read and the headers of its weights, of a dataset
+    its records.
+
+    Raises: `ValueError`, one line, for what is none of these or damaged.
+    """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {shown(str(folder), 200)}")
     if (folder / POLICY).is_file():
         check_shareable(LossyPolicy.from_pretrained(folder).to_dict())
         return "policy"
-    if (folder / DATASET).is_file() and any((folder / name).is_file() for name in RECORDS):
+    records = [folder / name for name in RECORDS if (folder / name).is_file()]
+    if (folder / DATASET).is_file() and records:
+        for file in (folder / DATASET, *records):
+            read_object(file)
         return "dataset"
     if (folder / "custom_generate" / "generate.py").is_file():
         return "custom_generate"
-    if (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file():
-        if '"weights_sha256"' in (folder / CONFIG).read_text(encoding="utf-8"):
-            Head.from_pretrained(folder)
-            return "head"
+    if (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file() and _check_part(folder) == "head":
+        return "head"
     # Where the files of models may lie, and no deeper: the folder may be the root of a disk.
     files = sorted([*folder.glob("model*.safetensors"), *folder.glob("*/model*.safetensors")])
-    for file in files:
-        try:
-            with safe_open(file, "pt"):  # reads the header and compares it with the file's length
-                pass
-        except SafetensorError as error:
-            raise ValueError(f"{file} is not a whole safetensors file ({error})") from None
+    for part in sorted({file.parent for file in files} | {file.parent for file in folder.glob(f"*/{PROFILE}")}):
+        _check_part(part)
     if files:
         return "models"
     found = listed(sorted(p.name for p in folder.iterdir())) or "nothing"
     raise ValueError(
         f"{folder} is no head ({CONFIG} + {WEIGHTS}), policy ({POLICY}), model, dataset or custom_generate folder; it holds {found}"
     )
+
+
+def _check_part(folder: Path) -> str:
+    """Check one head, profile or model; returns "head", "profile" or "model"."""
+    if (folder / PROFILE).is_file():
+        Profile.from_pretrained(folder)
+        return "profile"
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} holds weights and no {CONFIG}: no model and no head can be made of them")
+    # A head's config says what its weights must be, a model's of which kind it is; what says neither is a damaged one of a head.
+    if "model_type" not in read_object(folder / CONFIG, "the config of a head or a model"):
+        Head.from_pretrained(folder)
+        return "head"
+    for file in sorted(folder.glob("model*.safetensors")):
+        try:
+            with safe_open(file, "pt"):  # reads the header and compares it with the file's length
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{file} is not a whole safetensors file ({error})") from None
+    return "model"

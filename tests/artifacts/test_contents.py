@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import create_repo, upload_folder
 
-from hf_lossy_assist import Head, HeadConfig, LinearHead, Sprinter, demo
-from hf_lossy_assist.policy.sharing import push
+from hf_lossy_assist import SVIP, Head, HeadConfig, Judge, LinearHead, LossyPolicy, Sprinter, demo
+from hf_lossy_assist.policy.sharing import pull, push
 
 
 SHIPPED = demo.FOLDER / "sprinter_head"
@@ -102,6 +103,71 @@ def test_a_link_to_a_folder_is_not_gone_into(hub, tmp_path, secret):
         "stop_head/model.safetensors",
     }
     assert not [data for data in hub.files("org/it").values() if b"SECRET" in data]
+
+
+def test_heads_of_an_older_policy_stay_here(hub, tmp_path):
+    """A folder that is saved into again keeps what lay there; the repository gets what its policy.json names."""
+    folder = sprinter(tmp_path / "policy")
+    both = Sprinter(LinearHead(HeadConfig(4)).eval())
+    LossyPolicy(Judge(LinearHead(HeadConfig(4, polarity="important")).eval(), 0.5), both.stop).save_pretrained(folder)
+    LossyPolicy(both.rule, SVIP()).save_pretrained(folder)
+    (folder / "README.md").unlink()
+    LossyPolicy(both.rule, SVIP()).save_pretrained(folder)
+    assert {"stop_head", "rule_head"} <= {path.name for path in folder.iterdir()}
+    with pytest.warns(UserWarning, match="not uploaded.*: rule_head/config.json.*stop_head/model.safetensors"):
+        push(folder, "org/it")
+    assert uploaded(hub, "org/it") == {"README.md", "policy.json"}
+
+
+# -- damaged folders --------------------------------------------------------------------------------------------------
+
+
+def spoilt(folder: Path, name: str, data: bytes) -> Path:
+    assert (folder / name).is_file()
+    (folder / name).write_bytes(data)
+    return folder
+
+
+LARGE = b" " * (16 * 2**20 + 1)
+DAMAGED = {
+    "a head's config is a list": (
+        head,
+        "config.json",
+        b"[1]",
+        "config.json: expected the config of a head or a model",
+    ),
+    "a head's config is not UTF-8": (head, "config.json", b'{"a": "\xff"}', "config.json is not JSON: not UTF-8"),
+    "a head's config has no checksum": (head, "config.json", b'{"hidden_size": 4}', "is not the config of a head"),
+    "a head's config is endless": (head, "config.json", LARGE, "config.json has more than"),
+    "a model's config is a list": (models, "draft/config.json", b"[]", "config.json: expected the config of a head"),
+    "a model's config is of nothing": (models, "draft/config.json", b"{}", "is not the config of a head"),
+    "a head among models": (
+        models,
+        "autojudge_head/config.json",
+        b"[1]",
+        "config.json: expected the config of a head",
+    ),
+    "a head's weights among models": (models, "autojudge_head/model.safetensors", b"", "not a whole safetensors file"),
+    "a profile among models": (models, "sv_profile/profile.safetensors", b"x" * 9, "SHA-256 differs"),
+    "a dataset's record is torn": (dataset, "mine.json", b"[", "mine.json is not JSON"),
+    "a dataset's record is a list": (dataset, "mine.json", b"[]", "mine.json: expected an object, got"),
+    "a dataset's facts are torn": (dataset, "dataset_info.json", b"[", "dataset_info.json is not JSON"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_folder_is_not_pushed_and_not_pulled(hub, tmp_path, case):
+    make, name, data, says = DAMAGED[case]
+    folder = spoilt(make(tmp_path / "it"), name, data)
+    with pytest.raises(ValueError, match=says) as error:
+        push(folder, "org/it")
+    assert "\n" not in str(error.value) and not hub.requests
+    kind = "dataset" if make is dataset else "model"
+    create_repo("org/it", repo_type=kind)
+    upload_folder(repo_id="org/it", folder_path=folder, repo_type=kind)
+    with pytest.raises(ValueError, match=says) as error:
+        pull("datasets/org/it" if make is dataset else "org/it", tmp_path / "copy")
+    assert "\n" not in str(error.value) and not (tmp_path / "copy").exists()
 
 
 def test_what_is_made_here_is_all_uploaded(hub, tmp_path):

@@ -13,7 +13,7 @@ def decide(rule: AcceptanceRule, block: Block) -> Verdict:
     a superset. A lossy rule takes the union with strict acceptance, unless it says otherwise (`AcceptanceRule.joined`).
     """
     if block.sampling:
-        block.coins = torch.rand(block.tokens.shape, device=block.tokens.device)
+        block.coins = torch.rand(block.tokens.shape, dtype=torch.float32, device=block.tokens.device)
     runs, lossy = prefix(rule, block)
     accepted, unseen = runs.sum(dim=1), rule.unseen(block)
     token = draw(following(rule, block, accepted)) if block.sampling else chosen(rule, block, accepted)

@@ -123,7 +123,7 @@ class SyntheticForBenchmarks(AcceptanceRule):
     def matches(self, block: Block) -> torch.Tensor:
         if self.rate is None:
             return super().matches(block)
-        return torch.rand(block.tokens.shape, device=block.tokens.device) < self.rate
+        return torch.rand(block.tokens.shape, dtype=torch.float32, device=block.tokens.device) < self.rate
 
     def correction(self, block: Block, at: torch.Tensor) -> torch.Tensor:
         if self.rate is None:

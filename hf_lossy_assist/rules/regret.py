@@ -37,12 +37,12 @@ class RegretBudget(AcceptanceRule):
             check_int("RegretBudget.per_block", self.per_block, 0)
 
     def start(self, prompts: Sequence[torch.Tensor]) -> "_RegretRun":
-        spent = torch.zeros(len(prompts), device=prompts[0].device)
+        spent = torch.zeros(len(prompts), dtype=torch.float32, device=prompts[0].device)
         return _RegretRun(self.budget, self.local, self.per_block, spent)
 
     def spent_before(self, block: Block) -> torch.Tensor:
         """What each row's request has spent so far, (B,); a block that belongs to no call is a request's first."""
-        return torch.zeros(block.tokens.shape[0], device=block.tokens.device)
+        return torch.zeros(block.tokens.shape[0], dtype=torch.float32, device=block.tokens.device)
 
     def regrets(self, block: Block) -> torch.Tensor:
         """max z − z(x) of each drafted token, and 0 for the argmax itself, (B, γ)."""
@@ -65,7 +65,7 @@ class RegretBudget(AcceptanceRule):
 @dataclass(frozen=True)
 class _RegretRun(RegretBudget):
     spent: torch.Tensor = field(
-        default_factory=lambda: torch.zeros(0)
+        default_factory=lambda: torch.zeros(0, dtype=torch.float32)
     )  # of every row of the call; `observe` adds to it
 
     def spent_before(self, block: Block) -> torch.Tensor:

@@ -137,7 +137,7 @@ class _SpecDecPPRun(SpecDecPP):
     ) -> torch.Tensor:
         features = self._given(features)
         if not self.accepted:  # the state encodes the last token of the text, which is not drafted
-            self.accepted.append(torch.ones(features.shape[0], device=features.device))
+            self.accepted.append(torch.ones(features.shape[0], dtype=torch.float32, device=features.device))
         else:
             self.accepted[0] = self.accepted[0] * self.head(features)
         return ~(self.accepted[0] >= 1 - self.threshold)  # NaN stops too

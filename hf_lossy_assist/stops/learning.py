@@ -70,7 +70,7 @@ class _AdaEDLRun(AdaEDL):
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         own = [self.thresholds[row] for row in numbers(input_ids, kwargs)]
-        return self._below(scores, torch.tensor(own, device=scores[-1].device))
+        return self._below(scores, torch.tensor(own, dtype=torch.float32, device=scores[-1].device))
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class _DISCORun(DISCO):
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         rows, q = list(numbers(input_ids, kwargs)), _of_token(input_ids, scores)
         self.steps.append((rows, q))
-        return q < torch.tensor([self.thresholds[row] for row in rows], device=q.device)
+        return q < torch.tensor([self.thresholds[row] for row in rows], dtype=torch.float32, device=q.device)
 
 
 def _of_token(input_ids: torch.Tensor, scores: Any) -> torch.Tensor:

@@ -82,7 +82,12 @@ class Choice:
         """Gumbel noise (size,) float32 of this state after `text`."""
         content = np.array([self.state, *text], dtype=np.int64).tobytes()
         seed = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
-        return torch.empty(size).exponential_(generator=torch.Generator().manual_seed(seed)).log().neg()
+        return (
+            torch.empty(size, dtype=torch.float32)
+            .exponential_(generator=torch.Generator().manual_seed(seed))
+            .log()
+            .neg()
+        )
 
 
 def decoding_processors(model: Any, config: GenerationConfig) -> tuple[LogitsProcessorList, set[int]]:

@@ -237,7 +237,7 @@ class _Walk(Runner):
             own = draw(block.p[:, 0]) if block.sampling else block.best[:, 0]
             following = {"draft": x.tolist(), "target": own.tolist(), "mixed": corrected.tolist()}
             if self.wanted.mix is not None:
-                replaced = torch.rand(x.shape, device=x.device) < self.wanted.mix
+                replaced = torch.rand(x.shape, dtype=torch.float32, device=x.device) < self.wanted.mix
                 following[REPLACED] = torch.where(replaced, own, x).tolist()
 
             table = zip(x.tolist(), p_x.tolist(), q_x.tolist(), distance.tolist(), strict=True)

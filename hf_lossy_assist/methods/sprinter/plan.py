@@ -137,7 +137,7 @@ def replay_all(
 ) -> Replay:
     """`replay` of every held-out text of one kind, added up. The strict test's coins are drawn from `seed`."""
     generator = torch.Generator().manual_seed(seed)
-    coins = torch.rand(len(data["p"]), generator=generator)
+    coins = torch.rand(len(data["p"]), dtype=torch.float32, generator=generator)
     accept = (coins < data["p"] / data["q"]).numpy()
     v, distance, rows = data["v"].numpy(), data["distance"].numpy(), data["row"].numpy()
     total = Replay(0, 0, 0, 0, 0.0, texts=0)

@@ -92,6 +92,12 @@ class Rows:
         """How many tokens each row may still draft: one place is left for the target's own token; finished rows none."""
         return [0 if f else self.max_length - n - 1 for n, f in zip(self.lengths, self.finished, strict=True)]
 
+    def open_places(self, drafted: torch.Tensor, counts: Sequence[int]) -> list[int]:
+        """At how many places of each row a token can still be committed, if the first `counts[b]` of `drafted` (B, γ) stand behind it."""
+        before_end = (self.ends(drafted).long().cumsum(dim=1) == 0).sum(dim=1).tolist()
+        rooms = [0 if f else self.max_length - n for n, f in zip(self.lengths, self.finished, strict=True)]
+        return [min(n + 1, end + 1, room) for n, end, room in zip(counts, before_end, rooms, strict=True)]
+
     def after(self, held: Sequence[int], written: int = 0) -> tuple[torch.Tensor, list[int]]:
         """The tokens behind each row's first `held[b]` ones, with `written` more than are part of it.
 

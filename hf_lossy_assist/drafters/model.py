@@ -59,13 +59,15 @@ class ModelDrafter:
 
         ended = torch.tensor([not here for here in going], device=device)  # (B,) for the other stops
         feed, counts = rows.after(self.model.lengths)
+        open_places = [int(here) for here in going]  # 0: the caller's processors are not asked
         for i in range(max(limits)):
             raw = self._logits(feed, counts, device)  # (B, V)
             if self.states is not None:
                 states.append(self._last(self.states, counts))
-            scores = self.processing(rows.ids, [n + i for n in rows.lengths], raw[:, None], rows.index)[:, 0]
-            if self.lacks:
-                scores = something(scores, raw)
+            found = self.processing(rows.ids, [n + i for n in rows.lengths], raw[:, None], rows.index, open_places)[
+                :, 0
+            ]
+            scores = something(found, raw) if self.lacks else found
             if self.sampling or self.keep_laws:
                 laws.append(scores.softmax(dim=-1))
             if self.sampling:
@@ -87,6 +89,10 @@ class ModelDrafter:
                 ended |= rows.ends(token)
                 if bool(ended.all()):
                     break
+            if self.processing.runs_callers_code:
+                over = (rows.ends(token) | (found.gather(1, token[:, None])[:, 0] == -math.inf)).tolist()
+                goes_on = going if self.stop.adaptive else [limit > i + 1 for limit in limits]
+                open_places = [int(o and g and not e) for o, g, e in zip(open_places, goes_on, over, strict=True)]
             feed, counts = token[:, None], [1] * batch
 
         room = torch.tensor(counted if self.stop.adaptive else list(limits), device=device)

@@ -146,7 +146,8 @@ def observe(call: Call, block: Block) -> torch.Tensor:
             raw = raw.gather(1, places[..., None].expand(-1, -1, raw.shape[-1]))
     assert block.laws is not None
     raw = fitted(raw.to(device=rows.ids.device, dtype=torch.float32), block.laws.shape[-1])
-    return call.processing(rows.ids, rows.lengths, raw, rows.index).softmax(dim=-1)
+    open_places = rows.open_places(block.tokens, block.drafted.tolist()) if call.processing.runs_callers_code else None
+    return call.processing(rows.ids, rows.lengths, raw, rows.index, open_places).softmax(dim=-1)
 
 
 def verify(call: Call, block: Block) -> torch.Tensor:
@@ -159,7 +160,8 @@ def verify(call: Call, block: Block) -> torch.Tensor:
     with call.clock.time("target", (len(fed), sum(fed))):
         logits = call.target.feed(torch.cat([last, block.tokens], dim=1), fed, keep=1 + gamma)
     raw = logits.to(device=rows.ids.device, dtype=torch.float32)
-    block.scores = call.processing(rows.ids, rows.lengths, raw, rows.index)
+    open_places = rows.open_places(block.tokens, block.kept.tolist()) if call.processing.runs_callers_code else None
+    block.scores = call.processing(rows.ids, rows.lengths, raw, rows.index, open_places)
     if gamma and call.rule.features is not None:
         with call.clock.time("head"):
             block.judged = call.rule.judge(_states(call, block))

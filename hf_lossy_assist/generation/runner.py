@@ -11,7 +11,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from ..artifacts.features import FeatureTap
 from ..artifacts.sampling_settings import decoding_at
 from ..batch.positions import Positions, keep_within
-from ..batch.processing import Processing
+from ..batch.processing import Processing, without_callers
 from ..batch.rows import Rows
 from ..batch.token_types import shared_types, types_for
 from ..drafters.base import Drafter
@@ -294,12 +294,16 @@ class Runner:
             config.do_sample = False
         if self.assistant is not None:
             config.assistant_early_exit = None  # else Transformers would take it, and never ask the assistant
+        processors = processing.processors
+        if self.generator_settings.get("assistant_early_exit") is None or any(rows.pads):
+            # These would ask the caller's processors in ids of another tokenizer, behind an end token, or without padding.
+            processors = without_callers(processors)
         generator = model._get_candidate_generator(
             generation_config=config,
             input_ids=rows.prompts()[0][None],
             inputs_tensor=inputs_tensor,
             assistant_model=self.assistant,
-            logits_processor=processing.processors,
+            logits_processor=processors,
             target_tokenizer=self.tokenizer,
             assistant_tokenizer=self.assistant_tokenizer,
             model_kwargs={

@@ -1,0 +1,221 @@
+"""Logits processors of the caller's: asked about nothing that cannot be committed, each row in its place, and functions of their inputs."""
+
+import pytest
+import torch
+from support import small
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+)
+
+import hf_lossy_assist as hla
+
+
+TRIE = {(): [5, 6], (5,): [7], (6,): [8], (5, 7): [3], (6, 8): [3]}
+POLICIES = ["strict", "svip", hla.BlockVerification(), hla.TopK(2)]
+
+
+def grammar(row, ids):
+    """Raises `KeyError` for a text that the grammar does not begin."""
+    return TRIE[tuple(ids[9:].tolist())]
+
+
+class Grammar(LogitsProcessor):
+    """The same as a processor."""
+
+    def __call__(self, input_ids, scores):
+        mask = torch.full_like(scores, -torch.inf)
+        for b, text in enumerate(input_ids):
+            mask[b, grammar(b, text)] = 0.0
+        return scores + mask
+
+
+def stock(model, **settings):
+    return type(model).generate(model, **settings)
+
+
+def ours(model, draft, policy="strict", **settings):
+    return hla.enable(model).generate(assistant_model=draft, lossy_policy=policy, **settings)
+
+
+@pytest.fixture(scope="module")
+def models():
+    target = small.llama()
+    return target, small.near(target, 0.03)
+
+
+def asking(kind):
+    return (
+        {"prefix_allowed_tokens_fn": grammar}
+        if kind == "function"
+        else {"logits_processor": LogitsProcessorList([Grammar()])}
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+@pytest.mark.parametrize("kind", ["function", "processor"])
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_a_grammar_is_not_asked_behind_its_end(models, policy, kind):
+    settings = {"max_new_tokens": 10, "eos_token_id": 3, "pad_token_id": 0, **asking(kind)}
+    expected = stock(models[0], **small.one(), **settings, do_sample=False)
+    assert expected.shape[1] == 12
+    assert torch.equal(ours(*models, policy, **small.one(), **settings, do_sample=False), expected)
+    for row in ours(*models, policy, **small.ragged(), **settings, do_sample=True)[:, 9:].tolist():
+        assert row in ([5, 7, 3], [6, 8, 3])
+
+
+def until_seven(row, ids):
+    """Knows no text of more than six new tokens; its rows end at different places."""
+    new = ids[9:].tolist()
+    if len(new) >= 6 or 3 in new:
+        raise KeyError(tuple(new))
+    return [3] if len(new) > row + 1 else list(range(4, 97))
+
+
+@pytest.mark.parametrize("draft", ["near", "far", "smaller"])
+@pytest.mark.parametrize("drafted", [2, 9])
+def test_rows_that_end_apart_and_a_maximal_length(models, draft, drafted):
+    target = models[0]
+    drafts = {"near": models[1], "far": small.llama(seed=4), "smaller": small.llama(seed=4, vocab=96)}
+    settings = {"max_new_tokens": 4, "eos_token_id": 3, "pad_token_id": 0, "prefix_allowed_tokens_fn": until_seven}
+    for inputs in (small.ragged(), small.ragged((0,) * 3), small.ragged((0, 2, 3, 4, 5))):
+        asked = []
+
+        def recording(row, ids, asked=asked):
+            asked.append(ids.tolist())
+            return until_seven(row, ids)
+
+        out = ours(
+            target, drafts[draft], num_assistant_tokens=drafted, **inputs, do_sample=False, **settings | {"prefix_allowed_tokens_fn": recording}
+        )  # fmt: skip
+        alone = [until_alone(target, inputs, row, settings) for row in range(len(inputs["input_ids"]))]
+        for row, (got, wanted) in enumerate(zip(out, alone, strict=True)):
+            assert got.tolist()[: len(wanted)] == wanted, row
+            assert set(got.tolist()[len(wanted) :]) <= {0}
+        assert max(len(text) for text in asked) < 9 + 4
+
+
+def until_alone(target, inputs, row, settings):
+    """Row `row` by itself in `generate`, up to its end."""
+    alone = {name: value[row : row + 1] for name, value in inputs.items()}
+    function = {"prefix_allowed_tokens_fn": lambda _, ids: until_seven(row, ids)}
+    return stock(target, **alone, **settings | function, do_sample=False)[0].tolist()
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_grammar_is_not_asked_behind_a_token_it_forbids(do_sample):
+    """A draft of another tokenizer, and prompt lookup, know nothing of it."""
+    target = small.llama()
+    order = small.words()[::-1]
+    tokenizers = {"tokenizer": small.tokenizer(), "assistant_tokenizer": small.tokenizer(order)}
+    settings = {"max_new_tokens": 10, "eos_token_id": 3, "pad_token_id": 0, "do_sample": do_sample}
+    prompt = {"input_ids": torch.tensor([[5, 3, 9, 6, 8, 5, 7, 11, 20]])}
+    prompt["attention_mask"] = torch.ones_like(prompt["input_ids"])
+    expected = stock(target, **prompt, **settings, prefix_allowed_tokens_fn=grammar)
+    for drafting in ({"assistant_model": small.near(target), **tokenizers}, {"prompt_lookup_num_tokens": 3}):
+        out = hla.enable(target).generate(
+            **prompt, **settings, **drafting, prefix_allowed_tokens_fn=grammar, lossy_policy="strict"
+        )
+        if do_sample:
+            assert out[0, 9:].tolist() in ([5, 7, 3], [6, 8, 3])
+        else:
+            assert torch.equal(out, expected)
+
+
+class Bias(LogitsProcessor):
+    """Something of its own for each row of the call."""
+
+    def __init__(self, rows):
+        self.bias = 3.0 * torch.randn(rows, small.VOCAB, generator=torch.Generator().manual_seed(5))
+
+    def __call__(self, input_ids, scores):
+        return scores + self.bias
+
+
+@pytest.mark.parametrize(
+    "inputs", [small.ragged(), small.ragged((0, 0, 0)), small.ragged((0, 1, 2, 3, 4, 5))], ids=len
+)
+def test_each_row_has_its_own_place_in_a_processor(models, inputs):
+    rows = len(inputs["input_ids"])
+    settings = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": [3, 11, 30, 31], "pad_token_id": 0}
+    settings["logits_processor"] = LogitsProcessorList([Bias(rows)])
+    settings["repetition_penalty"] = 1.2
+    expected = stock(models[0], **inputs, **settings)
+    for draft in (models[1], small.near(models[0], 0.3)):
+        assert torch.equal(ours(models[0], draft, **inputs, **settings), expected)
+
+
+def test_each_return_sequence_too(models):
+    settings = {"max_new_tokens": 12, "do_sample": True, "top_k": 1, "num_return_sequences": 2}
+    settings["logits_processor"] = LogitsProcessorList([Bias(6)])
+    out = ours(models[0], small.near(models[0], 0.3), **small.ragged(), **settings)
+    assert torch.equal(out, stock(models[0], **small.ragged(), **settings))
+
+
+def test_scores_of_another_shape_are_refused(models):
+    class One(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            return scores[:1]
+
+    line = r"^logits_processor: One must return scores of the shape that it was given, \[3, 97\], and returned a tensor of shape \[1, 97\]: [^\n]*$"
+    with pytest.raises(ValueError, match=line):
+        ours(*models, **small.ragged(), max_new_tokens=4, logits_processor=LogitsProcessorList([One()]))
+
+
+class Counting(LogitsProcessor):
+    """Favours another token at each call."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        return scores + 30.0 * (torch.arange(scores.shape[1]) == self.calls % 7 + 10)
+
+
+class Noisy(LogitsProcessor):
+    """Its answer depends on Torch's random numbers alone, which a seed fixes."""
+
+    def __call__(self, input_ids, scores):
+        return scores + 1e-3 * torch.rand_like(scores)
+
+
+@pytest.mark.parametrize("inputs", [small.one(), small.ragged()], ids=["one", "ragged"])
+def test_a_processor_that_counts_its_calls_is_refused(models, inputs):
+    with pytest.raises(
+        ValueError, match=r"^logits_processor: Counting changed its answer[^\n]*function of input_ids[^\n]*$"
+    ):
+        ours(*models, **inputs, max_new_tokens=8, logits_processor=LogitsProcessorList([Counting()]))
+    out = ours(*models, **inputs, max_new_tokens=8, logits_processor=LogitsProcessorList([Noisy()]), do_sample=False)
+    assert torch.equal(out, stock(models[0], **inputs, max_new_tokens=8, do_sample=False))
+
+
+def test_being_asked_twice_draws_no_random_numbers(models):
+    class Drawing(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            torch.rand(7)
+            return scores
+
+    settings = {"max_new_tokens": 1, "do_sample": False, "logits_processor": LogitsProcessorList([Drawing()])}
+    torch.manual_seed(3)
+    ours(*models, **small.one(), **settings)  # one place, so one call
+    after = torch.rand(())
+    torch.manual_seed(3)
+    torch.rand(7)
+    assert torch.equal(after, torch.rand(()))
+
+
+class ByLastToken(TemperatureLogitsWarper):
+    """A subclass of a warper that reads the text, which the warper does not."""
+
+    def __call__(self, input_ids, scores):
+        return scores / (1.0 + (input_ids[:, -1:] % 5)) + 4.0 * (
+            torch.arange(scores.shape[1]) % 7 == input_ids[:, -1:] % 7
+        )
+
+
+@pytest.mark.parametrize("inputs", [small.one(), small.ragged()], ids=["one", "ragged"])
+def test_a_subclass_of_a_warper_sees_the_text(models, inputs):
+    settings = {"max_new_tokens": 16, "do_sample": False, "logits_processor": LogitsProcessorList([ByLastToken(1.0)])}
+    assert torch.equal(ours(*models, **inputs, **settings), stock(models[0], **inputs, **settings))

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install check fix test test-machines demo bench-smoke clean
+.PHONY: install check fix test test-machines docs demo bench-smoke clean
 
 install: $(VENV)/installed
 
@@ -35,6 +35,14 @@ test-machines: install
 	    OMP_NUM_THREADS=$$threads OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n 2 -p randomly -p no:cacheprovider --randomly-seed=$$seed; \
 	done; done
 
+# The site in site/; any warning fails it: a broken link, a page outside the navigation, a public name without a page.
+docs: $(VENV)/docs-installed
+	$(BIN)/mkdocs build --strict --quiet
+
+$(VENV)/docs-installed: $(VENV)/installed pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
+
 demo: install
 	$(BIN)/hf-lossy generate --policy svip
 
@@ -42,4 +50,4 @@ bench-smoke: install
 	$(BIN)/python benchmarks/engine.py --problems 2 --repeats 1 --batch-sizes 1 4
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis site

@@ -1,7 +1,8 @@
-"""README's Python blocks run one after the other, and every example runs with the arguments its docstring names."""
+"""The blocks of the README and of the site's pages run, and every example runs with the arguments its docstring names."""
 
 import re
 import runpy
+import shlex
 import sys
 from pathlib import Path
 
@@ -23,17 +24,50 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")  # one block shows SPRINTER
-@pytest.mark.filterwarnings("ignore:the profile's seconds were taken on another machine:UserWarning")  # and one SV
-def test_readme_blocks_run(capsys):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.S)
-    assert len(blocks) >= 2
-    names: dict = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
-    printed = capsys.readouterr().out
-    assert "The answer is" in printed
-    assert "mean acceptance length" in printed
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.M | re.S)
+
+
+def blocks(page):
+    """The fenced blocks of a page that run, in order: (language, text). Others say that they do not, and why."""
+    found = []
+    for info, text in FENCE.findall(page.read_text(encoding="utf-8")):
+        if info in ("python", "bash"):
+            found.append((info, text))
+        else:
+            assert info == "text" or re.fullmatch(r'(python|bash) title="not run: .+"', info), (page, info)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
+@pytest.mark.filterwarnings("ignore:the profile's seconds were taken on another machine:UserWarning")
+@pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning")
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page)], ids=lambda page: page.relative_to(ROOT).as_posix()
+)
+def test_blocks_run(page, hf_lossy, tmp_path, monkeypatch, capsys):
+    """A page's blocks one after the other, in an empty folder: Python in one namespace, commands as a shell reads them."""
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"__name__": page.stem}
+    printed = ""
+    for language, text in blocks(page):
+        if language == "python":
+            exec(compile(text, page.name, "exec"), names)
+            printed += capsys.readouterr().out
+            continue
+        for line in text.replace("\\\n", " ").splitlines():
+            program, *arguments = shlex.split(line, comments=True) or [None]
+            assert program in (None, "hf-lossy"), line
+            if program:
+                done = hf_lossy(*arguments)
+                assert done.code == 0, (line, done)
+    if page.stem in ("README", "index"):
+        assert "The answer is" in printed and "mean acceptance length" in printed
+
+
+def test_the_pages_have_blocks_that_run():
+    guides = {page.stem for page in PAGES if page.parent.name == "how-to"}
+    assert guides and guides <= {page.stem for page in PAGES if blocks(page)}
 
 
 @pytest.mark.filterwarnings("default")  # examples are for people, who see warnings; `make test` makes them errors
@@ -62,11 +96,10 @@ def test_no_example_is_forgotten():
     assert scripts == set(EXAMPLES) | of_models | {"train_demo_models.py"}  # the last by test_demo.py
 
 
-def test_every_policy_rule_and_stop_is_in_the_readme():
-    from hf_lossy_assist.policy.methods import METHODS, POLICIES
-    from hf_lossy_assist.rules import RULES
-    from hf_lossy_assist.stops import STOPS
-
+def test_the_readme_is_short_and_names_every_method():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name in [*POLICIES, *METHODS, *RULES, *STOPS]:
-        assert re.search(rf"\b{name}\b", readme), name
+    assert len(readme.splitlines()) <= 150
+    for name in ("SVIP", "SPRINTER", "SpecDec++", "AutoJudge", "SV"):
+        assert f"[{name}]" in readme, name
+    for link in re.findall(r"\]\(([^)#]+)", readme):
+        assert link.startswith("https://") or (ROOT / link).exists(), link

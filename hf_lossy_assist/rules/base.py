@@ -1,6 +1,6 @@
 """What every acceptance rule answers: which drafted tokens to keep, and from what to draw the token after them.
 
-One formalism for all (docs/design.md): a drafted token x ~ q is accepted with probability a(x), and after the first rejection
+One formalism for all (docs/explanation/what-is-lossy.md): a drafted token x ~ q is accepted with probability a(x), and after the first rejection
 the correction comes from a law r. The output law is then q·a + (1 − Σ q·a)·r. A rule of your own overrides `matches`
 (greedy) and `probability` (sampling), and `correction` where its law is not the lossless one; rules that are one formula of
 the two laws are shorter as `pointwise.Pointwise`.

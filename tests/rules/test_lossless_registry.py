@@ -184,7 +184,7 @@ def weighing(exact: str, seed: int | None = None, rows: int = 2) -> hla.Verifica
 def test_two_rows_together(lengths, filter_, monkeypatch):
     """V = 3. The law of both texts is the product of the target's: each is right, and they know nothing of each other.
 
-    With exact="full" they know a little of each other (docs/design.md).
+    With exact="full" they know a little of each other (docs/explanation/sv-exactness.md).
     """
     (target, draft, companion), widths = models(3), set()
     for stop in (hla.Constant(2), hla.Confidence(0.3, 2)):

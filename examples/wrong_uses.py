@@ -160,7 +160,7 @@ case("policy True", lambda: generate(lossy_policy=True))
 case("policy given as a class", lambda: generate(lossy_policy=hla.SVIP))
 case("policy file that is not there", lambda: generate(lossy_policy="no/such/policy.json"))
 case("policy text that is not JSON", lambda: generate(lossy_policy="{stop: svip}"))
-case("policy with a stop for a rule", lambda: hla.LossyPolicy(rule=hla.SVIP()))
+case("policy with a stop for a rule", lambda: hla.LossyPolicy(rule=hla.SVIP()))  # type: ignore[arg-type]
 case("SVIP(h=-1)", lambda: hla.SVIP(h=-1))
 case("SVIP(h=nan)", lambda: hla.SVIP(h=float("nan")))
 case("SVIP(form='x')", lambda: hla.SVIP(form="x"))

@@ -58,6 +58,7 @@ from .stops import (
     Heuristic,
     MovingAverage,
     SpecDecPP,
+    StopRun,
 )
 
 
@@ -113,6 +114,7 @@ __all__ = [
     "Sprinter",
     "Staged",
     "StockRule",
+    "StopRun",
     "StoppingCandidateGenerator",
     "Strict",
     "SyntheticForBenchmarks",

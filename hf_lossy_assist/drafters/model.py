@@ -14,7 +14,7 @@ from ..registry import register_drafter
 from ..round import Block
 from ..rules import draw
 from ..stats.clock import Clock
-from ..stops import DraftStop
+from ..stops import StopRun
 from .base import fitted
 
 
@@ -28,7 +28,7 @@ class ModelDrafter:
     def __init__(
         self,
         model: CachedModel,
-        stop: DraftStop,
+        stop: StopRun,
         processing: Processing,
         vocabulary: int,
         sampling: bool,
@@ -55,7 +55,7 @@ class ModelDrafter:
         states: list[torch.Tensor] = []  # (B, H) each
         counted, going = [0] * batch, [limit > 0 for limit in limits]  # for adaptive stops alone
         # Rows that need not have stopped for the round to end.
-        may_wait = sum(going) - max(1, math.ceil(self.stop.patience * sum(going) - 1e-9))
+        may_wait = sum(going) - max(1, math.ceil(self.stop.settings.patience * sum(going) - 1e-9))
 
         ended = torch.tensor([not here for here in going], device=device)  # (B,) for the other stops
         feed, counts = rows.after(self.model.lengths)
@@ -78,7 +78,7 @@ class ModelDrafter:
             peaks.append(peak)
             if self.processing.needs_prefix:
                 rows.write(token[:, None], i)
-            if self.stop.adaptive:
+            if self.stop.settings.adaptive:
                 stops = self._stops(token, raw, counts, rows.index).to(device) | rows.ends(token)
                 for b, stopped in enumerate(stops.tolist()):  # the one look at the device that an adaptive stop costs
                     if going[b]:
@@ -91,11 +91,11 @@ class ModelDrafter:
                     break
             if self.processing.runs_callers_code:
                 over = (rows.ends(token) | (found.gather(1, token[:, None])[:, 0] == -math.inf)).tolist()
-                goes_on = going if self.stop.adaptive else [limit > i + 1 for limit in limits]
+                goes_on = going if self.stop.settings.adaptive else [limit > i + 1 for limit in limits]
                 open_places = [int(o and g and not e) for o, g, e in zip(open_places, goes_on, over, strict=True)]
             feed, counts = token[:, None], [1] * batch
 
-        room = torch.tensor(counted if self.stop.adaptive else list(limits), device=device)
+        room = torch.tensor(counted if self.stop.settings.adaptive else list(limits), device=device)
         if not tokens:
             self.peaks = None
             return Block(rows.ids[:, :0], room, None, self.sampling)
@@ -106,7 +106,7 @@ class ModelDrafter:
         drawn = torch.stack(tokens, dim=1)  # (B, γ)
         rows.write(drawn)
         drafted = room
-        if not self.stop.adaptive:  # up to the first end, with it
+        if not self.stop.settings.adaptive:  # up to the first end, with it
             drafted = torch.minimum(1 + (rows.ends(drawn).long().cumsum(dim=1) == 0).sum(dim=1), room)
         self.peaks = torch.stack(peaks, dim=1)
         law = torch.stack(laws, dim=1) if laws else None
@@ -115,11 +115,11 @@ class ModelDrafter:
         return block
 
     def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int], rows: list[int]) -> torch.Tensor:
-        """What the stop says of `token` (B,), drawn from `raw` (B, V), the last of `counts[b]` positions of the forward."""
+        """Whether each row stops after `token` (B,), drawn from `raw` (B, V), the last of `counts[b]` positions of the forward."""
         if self.tap is None:
-            return self.stop(token[:, None], (raw,), rows=rows)
+            return self.stop.after_token(token[:, None], (raw,), rows=rows)
         with self.clock.time("head"):
-            return self.stop(token[:, None], (raw,), rows=rows, features=self._last(self.tap, counts))
+            return self.stop.after_token(token[:, None], (raw,), rows=rows, features=self._last(self.tap, counts))
 
     @staticmethod
     def _last(tap: FeatureTap, counts: list[int]) -> torch.Tensor:

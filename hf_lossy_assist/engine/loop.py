@@ -24,7 +24,7 @@ from ..round import Block, Verdict
 from ..rules import AcceptanceRule, decide
 from ..stats.clock import Clock
 from ..stats.report import RowStats, SpeculationStats
-from ..stops import DraftStop, Fallback
+from ..stops import Fallback, StopRun
 
 
 FEW = 8  # tokens that a companion may catch up with and logits of all of which are affordable
@@ -37,7 +37,7 @@ class Call:
     rows: Rows
     target: CachedModel
     drafter: Drafter
-    stop: DraftStop  # already started: it may keep what it learns in this call
+    stop: StopRun
     rule: AcceptanceRule  # started as well
     policy: LossyPolicy
     processing: Processing
@@ -61,8 +61,8 @@ def decode(call: Call) -> SpeculationStats:
     """Write every row to its end. Both models have had their `prefill`."""
     rows, target, drafter = call.rows, call.target, call.drafter
     batch = len(rows.index)
-    stats = SpeculationStats([RowStats() for _ in range(batch)], call.stop.longest, call.policy.lossless)
-    stats.falls_back = isinstance(call.stop, Fallback)
+    stats = SpeculationStats([RowStats() for _ in range(batch)], call.stop.settings.longest, call.policy.lossless)
+    stats.falls_back = isinstance(call.stop.settings, Fallback)
     call.scores, call.logits = [[] for _ in range(batch)], [[] for _ in range(batch)]
 
     while rows.unfinished:
@@ -104,7 +104,7 @@ def limits(call: Call) -> list[int]:
     """How much each row may draft in the coming round: what its stop plans and its text has room for; finished rows nothing."""
     rows = call.rows
     going = [row for row, finished in zip(rows.index, rows.finished, strict=True) if not finished]
-    planned = dict(zip(going, call.stop.limits(going), strict=True))
+    planned = dict(zip(going, call.stop.begin_round(going), strict=True))
     call.positions.check(rows)
     rooms = call.positions.room(rows, rows.budgets())
     for _, rope in call.renewing:

@@ -29,7 +29,7 @@ from ..models.trials import refuse_length, why_not_rows
 from ..policy.methods import as_policy
 from ..stats.clock import Clock
 from ..stats.report import SpeculationStats
-from ..stops import Confidence, Constant, DraftStop, Heuristic
+from ..stops import Confidence, Constant, DraftStop, Heuristic, StopRun
 from ..validation import LONGEST_DRAFT, check_int, check_number, shown
 from .inputs import assistant_inputs, cropping, hidden, mask_name, refuse_positions, rowwise
 from .output import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
@@ -257,7 +257,7 @@ class Runner:
         return cropping(model, rows, model_kwargs, reason)
 
     def _drafter(
-        self, model: Any, rows: Rows, stop: DraftStop, processing: Processing, vocabulary: int, sampling: bool,
+        self, model: Any, rows: Rows, stop: StopRun, processing: Processing, vocabulary: int, sampling: bool,
         clock: Clock, generation_config: GenerationConfig, inputs_tensor: torch.Tensor | None, model_kwargs: dict[str, Any],
     ) -> Drafter:  # fmt: skip
         if self.assistant is not None and not self.other_tokenizer():
@@ -268,7 +268,7 @@ class Runner:
                 inputs = assistant_inputs(self.assistant, rows, inputs_tensor, model_kwargs, generation_config)
                 inputs["token_type_ids"] = shared_types(self.assistant, model, rows.types)
                 draft = cropping(self.assistant, rows, inputs, reason, way_out="choose another assistant_model")
-            tap = None if stop.features is None else FeatureTap(self.assistant, stop.features)
+            tap = None if stop.settings.features is None else FeatureTap(self.assistant, stop.settings.features)
             own = self.policy.rule.features
             states = FeatureTap(self.assistant, own) if own is not None and own.reads("draft") else None
             return ModelDrafter(draft, stop, processing, vocabulary, sampling, clock, tap, states)
@@ -278,12 +278,14 @@ class Runner:
             raise ValueError(
                 f"{what} draft for one row at a time; this batch has {len(rows.index)}: pass prompts one by one"
             )
-        if stop.adaptive:
+        if stop.settings.adaptive:
             early = self.generator_settings.get("assistant_early_exit")
             other = "use a constant draft length here"
             if early is not None:
                 other = f"pass assistant_model=hf_lossy_assist.models.early_exit(model, {early}) in place of assistant_early_exit={early}"
-            raise ValueError(f"{type(stop).__name__} needs a draft model with the target's tokenizer: {other}")
+            raise ValueError(
+                f"{type(stop.settings).__name__} needs a draft model with the target's tokenizer: {other}"
+            )
         config = copy.copy(generation_config)
         config.max_length = rows.max_length
         for name, value in self.generator_settings.items():
@@ -311,7 +313,7 @@ class Runner:
             },
         )
         if isinstance(generator, AssistedCandidateGenerator):
-            generator.num_assistant_tokens = stop.longest
+            generator.num_assistant_tokens = stop.settings.longest
             keep_within(generator, learned_positions(base_of(model if self.assistant is None else self.assistant)))
             for its in (generator.assistant_generation_config, generator.generation_config):
                 its.assistant_confidence_threshold = 0.0  # on by default in Transformers, and it refits itself

@@ -18,7 +18,7 @@ from ..validation import shown
 
 
 class StoppingCandidateGenerator(AssistedCandidateGenerator):
-    """A `DraftStop` inside Transformers' own assisted generation: its usual draft loop, which also stops where `stop` says.
+    """A `DraftStop` inside Transformers' own assisted generation: its usual draft loop, which also stops where `stop` does.
 
     `scores` that the stop sees there are the processed ones. `num_assistant_tokens` is the stop's longest draft, and
     Transformers' own confidence stop is off.
@@ -26,25 +26,25 @@ class StoppingCandidateGenerator(AssistedCandidateGenerator):
 
     def __init__(self, *args: Any, stop: DraftStop, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.stop = stop.start(1)
+        self.run = stop.start(1)
         self.assistant_generation_config.assistant_confidence_threshold = 0.0
         self.generation_config.assistant_confidence_threshold = 0.0
         self.assistant_generation_config.num_assistant_tokens_schedule = "constant"
 
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
-        self.num_assistant_tokens = self.stop.limits([0])[0]
+        self.num_assistant_tokens = self.run.begin_round([0])[0]
         candidates, logits = super().get_candidates(input_ids, **kwargs)
         self._drafted = candidates.shape[1] - input_ids.shape[1]
         return candidates, logits
 
     def _prepare_generation_args(self, *args: Any, **kwargs: Any) -> dict:
         arguments = super()._prepare_generation_args(*args, **kwargs)
-        return arguments | {"stopping_criteria": StoppingCriteriaList([self.stop])}
+        return arguments | {"stopping_criteria": StoppingCriteriaList([self.run])}
 
     def update_candidate_strategy(
         self, input_ids: torch.LongTensor, scores: torch.FloatTensor, num_matches: int
     ) -> None:
-        self.stop.observe([0], [self._drafted], [int(num_matches)])
+        self.run.observe([0], [self._drafted], [int(num_matches)])
 
 
 def stock_generator(model: PreTrainedModel, stop: DraftStop) -> Any:

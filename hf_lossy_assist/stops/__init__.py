@@ -1,5 +1,7 @@
-"""Draft stops: when a row has drafted enough. Each is a `transformers.StoppingCriteria`, so it also works inside
-Transformers' own assisted generation (see `drafting.StoppingCandidateGenerator`).
+"""Draft stops: when a row has drafted enough.
+
+A `DraftStop` is settings; `start(rows)` gives the `StopRun` of one generate call. The run is a `transformers.StoppingCriteria`, so a
+stop also works inside Transformers' own assisted generation (`generation.stock.stock_stop`).
 
 A stop changes how much is drafted and never what is accepted, so under strict acceptance every stop is lossless.
 """
@@ -7,7 +9,7 @@ A stop changes how much is drafted and never what is accepted, so under strict a
 from collections.abc import Mapping
 
 from ..registry import Names
-from .base import DraftStop, entropy
+from .base import DraftStop, StopRun, entropy
 from .basic import SVIP, Confidence, Constant, Heuristic
 from .combined import AllOf, AnyOf, AtLeast
 from .fallback import Fallback
@@ -18,7 +20,7 @@ from .learning import DISCO, AdaEDL
 
 __all__ = [
     "DISCO", "STOPS", "SVIP", "AdaEDL", "AllOf", "AnyOf", "AtLeast", "BatchSchedule", "Confidence", "Constant", "DraftStop",
-    "Fallback",     "HeadStop", "Heuristic", "MovingAverage", "SpecDecPP", "entropy",
+    "Fallback", "HeadStop", "Heuristic", "MovingAverage", "SpecDecPP", "StopRun", "entropy",
 ]  # fmt: skip
 
 STOPS: Mapping[str, type[DraftStop]] = Names("stop")  # by name, as they register themselves

@@ -1,4 +1,4 @@
-"""What every draft stop is, and the entropy that several of them look at."""
+"""What a draft stop is: settings, and a run for each generate call. And the entropy that several stops compute."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +17,17 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class DraftStop(StoppingCriteria):
-    """The base of every stop. Override `__call__`, or the two methods that plan a round ahead."""
+class DraftStop:
+    """The settings of a stop: immutable, and with a JSON form through the names and values of its fields.
 
-    # Looks at what is drafted; False: `limits` says it all and the drafter need not ask.
+    A stop without state overrides `longest` and one method: `should_stop`, which is asked after each drafted token, or `limits`,
+    which plans a round ahead (then `adaptive = False`). A stop with state overrides `start` and returns a `StopRun` of its own.
+    """
+
+    # True if the stop inspects every drafted token. If False, the limits fix the draft length before the round,
+    # which saves one device sync per token.
     adaptive: ClassVar[bool] = True
-    # What `__call__` is given as `features=`, if it reads a hidden state.
+    # The hidden state that the stop reads, if any; a run is given it as `features=`.
     features: ClassVar[FeatureSpec | None] = None
     # In a batch, the share of drafting rows that must have stopped before the round ends: 1 waits for every row, 0 for none.
     # Not annotated, so that a stop may make it a field of its own.
@@ -37,37 +42,73 @@ class DraftStop(StoppingCriteria):
         """The same stop with another longest draft; what `num_assistant_tokens=` at the call does."""
         return replace(self, max_draft=gamma)  # type: ignore[call-arg]
 
-    def start(self, rows: int) -> "DraftStop":
-        """What one generate call works with. A stop that learns during the call returns a fresh copy, so no state leaks."""
-        return self
+    def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
+        """Reject models that it was not made for. (Heads are checked wherever they stand in a policy.)"""
+
+    def start(self, rows: int) -> "StopRun":
+        """What one generate call of `rows` rows works with. All state lives there, so nothing leaks from call to call."""
+        return StopRun(self)
 
     def limits(self, rows: list[int]) -> list[int]:
-        """The longest draft of each of `rows`, the unfinished ones, in the coming round; 0 leaves it to the target alone.
-
-        Asked once before each round, so a stop that counts what it sees in a round starts to count here.
-        """
+        """The longest draft of each of `rows` in the coming round. Of a stop without state; others plan in `StopRun.begin_round`."""
         return [self.longest] * len(rows)
 
-    def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
-        """Refuse models that it was not made for. (Heads are checked wherever they stand in a policy.)"""
+    def should_stop(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Stop each row after the token it has just drafted? Of a stop without state; arguments as of `StopRun.after_token`.
 
-    def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
-        """Told after each round what each of `rows` sent to the target and had accepted."""
+        Returns: `torch.BoolTensor` of shape `(B,)`.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a method should_stop(input_ids, scores, **kwargs), or a start(rows) that returns a StopRun "
+            "with an after_token of its own, or adaptive = False"
+        )
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+
+class StopRun(StoppingCriteria):
+    """A stop at work in one generate call, and whatever it keeps from round to round.
+
+    Every round calls `begin_round`, then, if `settings.adaptive`, `after_token` for each drafted token, then `observe`. What a run
+    keeps for a row, it keeps by the row's number in the call: rows do not mix, and a finished row may leave the batch.
+
+    Args:
+        settings (`DraftStop`): the stop that was started.
+    """
+
+    settings: DraftStop
+
+    def __init__(self, settings: DraftStop):
+        self.settings = settings
+
+    def begin_round(self, rows: list[int]) -> list[int]:
+        """The longest draft of each of `rows`, the unfinished ones, in the round that begins; 0 leaves it to the target alone."""
+        return self.settings.limits(rows)
+
+    def after_token(
+        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Stop each row after the token it has just drafted?
 
         Args:
             input_ids (`torch.LongTensor` of shape `(B, length)`): the last column is the token just drafted.
             scores (tuple of `torch.FloatTensor` of shape `(B, V)`): the last one holds the draft's logits that the token
                 came from: raw ones in this package's engine, processed ones in Transformers' own loop.
-            kwargs: `rows`, the number in the call of each row (see `numbers`); `features`, where `features` names some.
+            rows (B,): the number in the call of each row. Finished rows are among them; their answers do not matter.
+            features (`torch.FloatTensor` of shape `(B, H)`, *optional*): the hidden state that `settings.features` specifies.
 
         Returns: `torch.BoolTensor` of shape `(B,)`.
         """
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+        if not self.settings.adaptive:
+            return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+        return self.settings.should_stop(input_ids, scores, rows=rows, features=features)
+
+    def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
+        """Told after each round how many tokens each of `rows` sent to the target, and how many were accepted."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """`after_token`, as Transformers' own loop calls a `StoppingCriteria`."""
+        return self.after_token(input_ids, scores, rows=call_rows(input_ids, kwargs), features=kwargs.get("features"))
 
 
-def numbers(input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> Sequence[int]:
-    """The number in the call of each row of `input_ids`; Transformers' own loop says none and has row 0 alone."""
+def call_rows(input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> Sequence[int]:
+    """The number in the call of each row of `input_ids`. Transformers' own loop passes none, and has row 0 alone."""
     return kwargs.get("rows") or range(input_ids.shape[0])

@@ -1,14 +1,14 @@
 """Stops that need no training: a constant length, the heuristic schedule, confidence, entropy (SVIP)."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, check_number, shown
-from .base import DraftStop, entropy
+from .base import DraftStop, StopRun, entropy
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,26 @@ class Heuristic(DraftStop):
     def with_longest(self, gamma: int) -> "Heuristic":
         return Heuristic(gamma, max(gamma, self.max_draft))
 
-    def start(self, rows: int) -> "_HeuristicRun":
-        return _HeuristicRun(self.initial, self.max_draft, lengths=[self.initial] * rows)
+    def start(self, rows: int) -> "HeuristicRun":
+        return HeuristicRun(self, rows)
 
 
-@dataclass(frozen=True)
-class _HeuristicRun(Heuristic):
-    lengths: list[int] = field(default_factory=list)  # of every row of the call; `observe` writes into it
+class HeuristicRun(StopRun):
+    """`lengths`: how much each row of the call drafts in its next round."""
 
-    def limits(self, rows: list[int]) -> list[int]:
-        return [self.lengths[r] for r in rows]
+    settings: Heuristic
+
+    def __init__(self, settings: Heuristic, rows: int):
+        super().__init__(settings)
+        self.lengths = [settings.initial] * rows
+
+    def begin_round(self, rows: list[int]) -> list[int]:
+        return [self.lengths[row] for row in rows]
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
         for row, d, n in zip(rows, drafted, accepted, strict=True):
             length = self.lengths[row]
-            self.lengths[row] = min(length + 2, self.max_draft) if n == d else max(length - 1, 1)
+            self.lengths[row] = min(length + 2, self.settings.max_draft) if n == d else max(length - 1, 1)
 
 
 @dataclass(frozen=True)
@@ -86,14 +91,19 @@ class Confidence(DraftStop):
     def longest(self) -> int:
         return self.max_draft
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        q = scores[-1].float().softmax(dim=-1)
-        return q.gather(-1, input_ids[:, -1:].to(q.device)).squeeze(-1) < self.threshold
+    def should_stop(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return token_probability(input_ids, scores) < self.threshold
+
+
+def token_probability(input_ids: torch.Tensor, scores: Any) -> torch.Tensor:
+    """q(x) of the token just drafted, (B,) float32; arguments as of `StopRun.after_token`."""
+    q = scores[-1].float().softmax(dim=-1)
+    return q.gather(-1, input_ids[:, -1:].to(q.device)).squeeze(-1)
 
 
 @dataclass(frozen=True)
 class SVIP(DraftStop):
-    """Stop after a token whose draft entropy H says that acceptance is unlikely: √(c·H) > h, H in nats.
+    """Stop after a token whose acceptance is unlikely by the draft's entropy H: √(c·H) > h, H in nats.
 
     Zhang et al., "Draft Model Knows When to Stop" (huggingface.co/papers/2411.18462), Eq. 6: the acceptance rate is at
     least about 1 − √(c·H). Two forms of one test:
@@ -122,7 +132,7 @@ class SVIP(DraftStop):
     def longest(self) -> int:
         return self.max_draft
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    def should_stop(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         scale = self.c if self.form == "bound" else 1.0
         return (scale * entropy(scores[-1])).sqrt() > self.h
 
@@ -141,5 +151,5 @@ register_stop(
 )  # fmt: skip
 register_stop(
     "svip", SVIP, paper="2411.18462",
-    summary="Stop after a token whose draft entropy H says that acceptance is unlikely: √(c·H) > h, H in nats.",
+    summary="Stop after a token whose acceptance is unlikely by the draft's entropy H: √(c·H) > h, H in nats.",
 )  # fmt: skip

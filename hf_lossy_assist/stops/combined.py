@@ -1,7 +1,7 @@
 """Stops made of stops: at least n tokens, any of several, all of several."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,12 +10,12 @@ import torch
 from ..artifacts.features import FeatureSpec
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, check_nesting, shown
-from .base import DraftStop, numbers
+from .base import DraftStop, StopRun
 
 
 @dataclass(frozen=True)
-class Around(DraftStop):
-    """The base of stops around another one: what they need of models and of the engine is what that one needs."""
+class WrappingStop(DraftStop):
+    """The base of stops that wrap another one, `stop`, and need of models and of the engine what that one needs."""
 
     stop: DraftStop
 
@@ -25,7 +25,7 @@ class Around(DraftStop):
     @cached_property
     def depth(self) -> int:
         """How many stops stand inside one another."""
-        return 1 + _depth_of(self.stop)
+        return 1 + _depth(self.stop)
 
     @cached_property
     def adaptive(self) -> bool:  # type: ignore[override]
@@ -42,10 +42,34 @@ class Around(DraftStop):
     def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
         self.stop.check(target, draft, tokenizer)
 
+    def start(self, rows: int) -> "WrappingRun":
+        return WrappingRun(self, rows)
+
+
+class WrappingRun(StopRun):
+    """Passes every call on to `inner`, the run of the wrapped stop."""
+
+    settings: WrappingStop
+
+    def __init__(self, settings: WrappingStop, rows: int):
+        super().__init__(settings)
+        self.inner = settings.stop.start(rows)
+
+    def begin_round(self, rows: list[int]) -> list[int]:
+        return self.inner.begin_round(rows)
+
+    def after_token(
+        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self.inner.after_token(input_ids, scores, rows=rows, features=features)
+
+    def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
+        self.inner.observe(rows, drafted, accepted)
+
 
 @dataclass(frozen=True)
-class AtLeast(Around):
-    """`stop`, but never before `n` tokens: what it says of earlier ones is not heeded, and its limit is at least `n`."""
+class AtLeast(WrappingStop):
+    """`stop`, but never before `n` tokens: its answers for earlier tokens are ignored, and its limit is at least `n`."""
 
     n: int = 2
 
@@ -60,32 +84,35 @@ class AtLeast(Around):
     def with_longest(self, gamma: int) -> "AtLeast":
         return AtLeast(self.stop.with_longest(gamma), min(self.n, gamma))
 
-    def start(self, rows: int) -> "_AtLeastRun":
-        return _AtLeastRun(self.stop.start(rows), self.n)
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        raise TypeError("AtLeast counts the tokens of a round: call start(rows), and limits(rows) before each round")
+    def start(self, rows: int) -> "AtLeastRun":
+        return AtLeastRun(self, rows)
 
 
-@dataclass(frozen=True, eq=False)
-class _AtLeastRun(AtLeast):
-    drafted: list[int] = field(default_factory=lambda: [0])  # in this round, so far
+class AtLeastRun(WrappingRun):
+    """`drafted`: tokens of this round so far, the same for all rows."""
 
-    def limits(self, rows: list[int]) -> list[int]:
-        self.drafted[0] = 0
-        return [max(limit, self.n) for limit in self.stop.limits(rows)]
+    settings: AtLeast
 
-    def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
-        self.stop.observe(rows, drafted, accepted)
+    def __init__(self, settings: AtLeast, rows: int):
+        super().__init__(settings, rows)
+        self.drafted = 0
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        self.drafted[0] += 1
-        says = self.stop(input_ids, scores, **kwargs)  # asked in any case: it may count too
-        return says if self.drafted[0] >= self.n else torch.zeros_like(says)
+    def begin_round(self, rows: list[int]) -> list[int]:
+        self.drafted = 0
+        return [max(limit, self.settings.n) for limit in super().begin_round(rows)]
+
+    def after_token(
+        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        self.drafted += 1
+        stops = super().after_token(input_ids, scores, rows=rows, features=features)  # always asked: it may count too
+        return stops if self.drafted >= self.settings.n else torch.zeros_like(stops)
 
 
 @dataclass(frozen=True)
-class _Several(DraftStop):
+class CompositeStop(DraftStop):
+    """The base of stops made of several, `stops`. Their heads must read one hidden state, for a round has one."""
+
     stops: tuple[DraftStop, ...]
 
     def __post_init__(self) -> None:
@@ -103,7 +130,7 @@ class _Several(DraftStop):
     @cached_property
     def depth(self) -> int:
         """How many stops stand inside one another."""
-        return 1 + max(map(_depth_of, self.stops))
+        return 1 + max(map(_depth, self.stops))
 
     @cached_property
     def adaptive(self) -> bool:  # type: ignore[override]
@@ -124,78 +151,104 @@ class _Several(DraftStop):
         for stop in self.stops:
             stop.check(target, draft, tokenizer)
 
+
+class CompositeRun(StopRun):
+    """`parts`: the runs of the stops. What they answer together, a subclass decides."""
+
+    settings: CompositeStop
+
+    def __init__(self, settings: CompositeStop, rows: int):
+        super().__init__(settings)
+        self.parts = [stop.start(rows) for stop in settings.stops]
+
+    def part_limits(self, rows: list[int]) -> list[tuple[int, ...]]:
+        """Begin the round of every part; for each of `rows`, the limit of each part."""
+        return list(zip(*(part.begin_round(rows) for part in self.parts), strict=True))
+
+    def part_stops(
+        self, input_ids: torch.Tensor, scores: Any, rows: Sequence[int], features: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Each part's answer for each row, `(parts, B)` bool."""
+        answers = [part.after_token(input_ids, scores, rows=rows, features=features) for part in self.parts]
+        return torch.stack([answer.to(input_ids.device) for answer in answers])
+
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
-        for stop in self.stops:
-            stop.observe(rows, drafted, accepted)
+        for part in self.parts:
+            part.observe(rows, drafted, accepted)
 
 
 @dataclass(frozen=True)
-class AnyOf(_Several):
+class AnyOf(CompositeStop):
     """Stop where any of `stops` would; the shortest of their limits counts."""
 
     @property
     def longest(self) -> int:
         return min(stop.longest for stop in self.stops)
 
-    def start(self, rows: int) -> "AnyOf":
-        return AnyOf(tuple(stop.start(rows) for stop in self.stops))
+    def start(self, rows: int) -> "AnyOfRun":
+        return AnyOfRun(self, rows)
 
-    def limits(self, rows: list[int]) -> list[int]:
-        return [min(own) for own in zip(*(stop.limits(rows) for stop in self.stops), strict=True)]
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        says = [stop(input_ids, scores, **kwargs).to(input_ids.device) for stop in self.stops]
-        return torch.stack(says).any(dim=0)
+class AnyOfRun(CompositeRun):
+    """The shortest limit, and a stop as soon as one part stops."""
+
+    def begin_round(self, rows: list[int]) -> list[int]:
+        return [min(limits) for limits in self.part_limits(rows)]
+
+    def after_token(
+        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self.part_stops(input_ids, scores, rows, features).any(dim=0)
 
 
 @dataclass(frozen=True)
-class AllOf(_Several):
+class AllOf(CompositeStop):
     """Stop after a token after which each of `stops` would; one that has reached its limit would from then on."""
 
     @property
     def longest(self) -> int:
         return max(stop.longest for stop in self.stops)
 
-    def start(self, rows: int) -> "_AllOfRun":
-        return _AllOfRun(tuple(stop.start(rows) for stop in self.stops))
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        raise TypeError("AllOf counts the tokens of a round: call start(rows), and limits(rows) before each round")
+    def start(self, rows: int) -> "AllOfRun":
+        return AllOfRun(self, rows)
 
 
-@dataclass(frozen=True, eq=False)
-class _AllOfRun(AllOf):
-    drafted: list[int] = field(default_factory=lambda: [0])  # in this round, so far
-    planned: dict[int, tuple[int, ...]] = field(default_factory=dict)  # row → the limit of each stop in this round
+class AllOfRun(CompositeRun):
+    """`drafted`: tokens of this round so far; `planned`: the limit of each part in this round, by row."""
 
-    def limits(self, rows: list[int]) -> list[int]:
-        self.drafted[0] = 0
-        self.planned.clear()
-        self.planned.update(zip(rows, zip(*(stop.limits(rows) for stop in self.stops), strict=True), strict=True))
+    def __init__(self, settings: AllOf, rows: int):
+        super().__init__(settings, rows)
+        self.drafted = 0
+        self.planned: dict[int, tuple[int, ...]] = {}
+
+    def begin_round(self, rows: list[int]) -> list[int]:
+        self.drafted = 0
+        self.planned = dict(zip(rows, self.part_limits(rows), strict=True))
         return [max(self.planned[row]) for row in rows]
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        self.drafted[0] += 1
-        none = (0,) * len(self.stops)  # finished rows have no plan, and what is said of them does not matter
-        limits = [self.planned.get(row, none) for row in numbers(input_ids, kwargs)]
-        over = torch.tensor(limits, device=input_ids.device).T <= self.drafted[0]  # (stops, B)
-        says = [stop(input_ids, scores, **kwargs).to(input_ids.device) for stop in self.stops]
-        return (torch.stack(says) | over).all(dim=0)
+    def after_token(
+        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        self.drafted += 1
+        finished = (0,) * len(self.parts)  # finished rows have no plan, and their answers do not matter
+        limits = [self.planned.get(row, finished) for row in rows]
+        at_limit = torch.tensor(limits, device=input_ids.device).T <= self.drafted  # (parts, B)
+        return (self.part_stops(input_ids, scores, rows, features) | at_limit).all(dim=0)
 
 
 def _check_stop(name: str, value: Any) -> None:
     if not isinstance(value, DraftStop):
         raise TypeError(f"{name}: expected a stop such as SVIP(), got {shown(value)}")
-    check_nesting(name, _depth_of(value) + 1)
+    check_nesting(name, _depth(value) + 1)
 
 
-def _depth_of(stop: DraftStop) -> int:
-    return stop.depth if isinstance(stop, Around | _Several) else 0
+def _depth(stop: DraftStop) -> int:
+    return stop.depth if isinstance(stop, WrappingStop | CompositeStop) else 0
 
 
 register_stop(
     "at_least", AtLeast, example={"stop": "svip"},
-    summary="`stop`, but never before `n` tokens: what it says of earlier ones is not heeded, and its limit is at least `n`.",
+    summary="`stop`, but never before `n` tokens: its answers for earlier tokens are ignored, and its limit is at least `n`.",
 )  # fmt: skip
 register_stop(
     "any_of", AnyOf, example={"stops": ["svip", "constant"]},

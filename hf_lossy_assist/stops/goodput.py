@@ -1,7 +1,7 @@
 """Stops that plan by cost: γ from measured acceptance and measured seconds, and γ by the number of rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from ..artifacts.profile import LONGEST_PROFILED, Profile
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, MOST_FACTOR, check_int, check_number, check_positive, shown
-from .base import DraftStop
+from .base import DraftStop, StopRun
 
 
 UNPROFILED = 10  # the longest draft that is considered where costs are given as numbers
@@ -25,7 +25,7 @@ class MovingAverage(DraftStop):
     round's seconds T. γ = 0 leaves a round to the target alone.
 
     - α = (accepted + `initial`)/(tested + 1), of rounds that each weigh 1 − 1/`window` of the one after; a tested token is an accepted
-      one or the first refused one. What is no longer tested is so forgotten, and a row at γ = 0 is tried again.
+      one or the first rejected one. What is no longer tested is forgotten in time, and a row at γ = 0 is tried again.
     - T is that of `profile`, or `fixed` + `step` · (the longest γ) + `token` · (the sum of all γ), in any one unit.
 
     Args:
@@ -33,7 +33,7 @@ class MovingAverage(DraftStop):
         step, token, fixed: in its place, what drafting one token for all rows, verifying one token more, and the rest of a round cost.
         per: "row" gives every row a γ of its own; "batch" one γ to all, by the mean over them.
         window: rounds that are remembered, about.
-        initial: the share that is assumed before anything was seen.
+        initial: the share that is assumed before the first round.
         max_draft: the most tokens of one round; None goes as far as was profiled, without a profile to 10.
     """
 
@@ -87,8 +87,8 @@ class MovingAverage(DraftStop):
             )
         self.profile.check(target, draft, None, tokenizer)
 
-    def start(self, rows: int) -> "_MovingAverageRun":
-        return _MovingAverageRun(**vars(self), accepted=[0.0] * rows, refused=[0.0] * rows)
+    def start(self, rows: int) -> "MovingAverageRun":
+        return MovingAverageRun(self, rows)
 
     def seconds(self, rows: int, gamma: int) -> np.ndarray:
         """T of a round of `rows` rows that drafts `gamma` tokens and verifies 0, 1, … `rows`·`gamma`, float64."""
@@ -100,40 +100,45 @@ class MovingAverage(DraftStop):
         return observed - (observed[-1] - latency.unobserved(rows, gamma))
 
 
-@dataclass(frozen=True, eq=False)
-class _MovingAverageRun(MovingAverage):
-    accepted: list[float] = field(default_factory=list)  # of every row of the call, weighted by age
-    refused: list[float] = field(default_factory=list)
-    known: dict[int, list[np.ndarray]] = field(default_factory=dict)  # rows → `seconds` for γ = 0, 1, …
+class MovingAverageRun(StopRun):
+    """`accepted`, `rejected`: tested tokens of every row of the call, weighted by age."""
 
-    def limits(self, rows: list[int]) -> list[int]:
+    settings: MovingAverage
+
+    def __init__(self, settings: MovingAverage, rows: int):
+        super().__init__(settings)
+        self.accepted, self.rejected = [0.0] * rows, [0.0] * rows
+        self._seconds: dict[int, list[np.ndarray]] = {}  # rows → `settings.seconds` for γ = 0, 1, …
+
+    def begin_round(self, rows: list[int]) -> list[int]:
         if not rows:
             return []
-        n = np.array([(self.accepted[row], self.refused[row]) for row in rows])  # (B, 2)
-        if self.per == "batch":
+        settings = self.settings
+        n = np.array([(self.accepted[row], self.rejected[row]) for row in rows])  # (B, 2)
+        if settings.per == "batch":
             n = n.mean(axis=0, keepdims=True)
-        alpha = (n[:, 0] + self.initial) / (n.sum(axis=1) + 1)
-        if len(rows) not in self.known:
-            self.known[len(rows)] = [self.seconds(len(rows), gamma) for gamma in range(self.longest + 1)]
-        best = for_rows if self.per == "row" else for_batch
-        return best(np.broadcast_to(alpha, len(rows)), self.known[len(rows)])
+        alpha = (n[:, 0] + settings.initial) / (n.sum(axis=1) + 1)
+        if len(rows) not in self._seconds:
+            self._seconds[len(rows)] = [settings.seconds(len(rows), gamma) for gamma in range(settings.longest + 1)]
+        choose = choose_for_rows if settings.per == "row" else choose_for_batch
+        return choose(np.broadcast_to(alpha, len(rows)), self._seconds[len(rows)])
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
-        keep = 1 - 1 / self.window
+        keep = 1 - 1 / self.settings.window
         for row, d, n in zip(rows, drafted, accepted, strict=True):
             self.accepted[row] = keep * self.accepted[row] + n
-            self.refused[row] = keep * self.refused[row] + (n < d)
+            self.rejected[row] = keep * self.rejected[row] + (n < d)
 
 
-def for_batch(alpha: np.ndarray, seconds: Sequence[np.ndarray]) -> list[int]:
-    """The one γ of the highest goodput: `alpha` (B,) float64, `seconds[γ]` of a round that drafts γ (B·γ + 1,); of equals the shortest."""
+def choose_for_batch(alpha: np.ndarray, seconds: Sequence[np.ndarray]) -> list[int]:
+    """The one γ of the highest goodput: `alpha` (B,) float64, `seconds[γ]` of a round that drafts γ (B·γ + 1,); of equally good ones the shortest."""
     tokens = [sum((alpha**i).sum() for i in range(gamma + 1)) for gamma in range(len(seconds))]
     goodput = [expected / s[-1] for expected, s in zip(tokens, seconds, strict=True)]
     return [int(np.argmax(goodput))] * len(alpha)
 
 
-def for_rows(alpha: np.ndarray, seconds: Sequence[np.ndarray]) -> list[int]:
-    """The γ of each row that together have the highest goodput; of equals the shortest.
+def choose_for_rows(alpha: np.ndarray, seconds: Sequence[np.ndarray]) -> list[int]:
+    """The γ of each row that together have the highest goodput; of equally good ones the shortest.
 
     For each longest γ, the drafted tokens of the batch that are likeliest to be accepted, as many of them as pay.
     """

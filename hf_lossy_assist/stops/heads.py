@@ -1,7 +1,8 @@
 """Stops that ask a trained head about the draft's hidden state."""
 
 import math
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -10,12 +11,12 @@ from ..artifacts.features import FeatureSpec
 from ..artifacts.heads import Head
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, check_number
-from .base import DraftStop
+from .base import DraftStop, StopRun
 
 
 @dataclass(frozen=True, eq=False)
-class _Reader(DraftStop):
-    """A stop with a head, which must have been trained on the draft's state at the position `reads[0]`."""
+class HiddenStateStop(DraftStop):
+    """The base of stops with a head, which must have been trained on the draft's state at the position `reads[0]`."""
 
     head: Head
     reads: ClassVar[tuple[str, str]]  # the position, and what the state there does
@@ -29,11 +30,11 @@ class _Reader(DraftStop):
         spec, polarity = self.head.config.features, self.head.config.polarity
         if (spec.model, spec.position, polarity) != ("draft", position, "acceptable"):
             raise ValueError(
-                f"{name}.head: needs P(acceptable) from the draft's state that {what}; this head says P({polarity}) from the {spec}"
+                f"{name}.head: needs P(acceptable) from the draft's state that {what}; this head computes P({polarity}) from the {spec}"
             )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Reader) and self._key() == other._key()
+        return isinstance(other, HiddenStateStop) and self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -45,17 +46,21 @@ class _Reader(DraftStop):
     def features(self) -> FeatureSpec:  # type: ignore[override]
         return self.head.config.features
 
-    def _given(self, features: torch.Tensor | None) -> torch.Tensor:
+    def require_states(self, features: torch.Tensor | None) -> torch.Tensor:
+        """`features`, the draft's hidden states (B, H).
+
+        Raises: `ValueError` where there are none.
+        """
         if features is None:
             raise ValueError(
-                f"{type(self).__name__.strip('_').removesuffix('Run')} reads the draft's hidden states, which Transformers' own loop does not hand on: "
+                f"{type(self).__name__} reads the draft's hidden states, which Transformers' own loop does not pass on: "
                 "use lossy_policy=…"
             )
         return features
 
 
 @dataclass(frozen=True, eq=False)
-class HeadStop(_Reader):
+class HeadStop(HiddenStateStop):
     """Stop after a token that a trained head doubts: V < `threshold`.
 
     V = `head`(the draft's hidden state), the probability that the drafted token is acceptable (Zhong et al., Algorithm 1,
@@ -81,16 +86,16 @@ class HeadStop(_Reader):
     def longest(self) -> int:
         return self.max_draft
 
-    def __call__(
+    def should_stop(
         self, input_ids: torch.Tensor, scores: Any, features: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
-        """As `DraftStop.__call__`; `features` (B, H): the draft's state that predicted the token."""
-        return ~(self.head(self._given(features)) >= self.threshold)
+        """As `DraftStop.should_stop`; `features` (B, H): the draft's state that predicted the token."""
+        return ~(self.head(self.require_states(features)) >= self.threshold)  # NaN stops too
 
 
 @dataclass(frozen=True, eq=False)
-class SpecDecPP(_Reader):
-    """Stop where a refusal somewhere in the draft is likely by now: 1 − Π a > `threshold`, a: the head's P(accepted) of each token.
+class SpecDecPP(HiddenStateStop):
+    """Stop where a rejection somewhere in the draft is likely by now: 1 − Π a > `threshold`, a: the head's P(accepted) of each token.
 
     Huang et al., SpecDec++ (huggingface.co/papers/2405.19715), Algorithm 1; `threshold` is the paper's h. The head reads the state
     that encodes a token, which comes with the draft step for the next one. So, as in the authors' code, a token is judged one step late and
@@ -111,36 +116,33 @@ class SpecDecPP(_Reader):
     def longest(self) -> int:
         return self.max_draft
 
-    def start(self, rows: int) -> "_SpecDecPPRun":
-        return _SpecDecPPRun(self.head, self.threshold, self.max_draft)
+    def start(self, rows: int) -> "SpecDecPPRun":
+        return SpecDecPPRun(self)
 
-    def __call__(
-        self, input_ids: torch.Tensor, scores: Any, features: torch.Tensor | None = None, **kwargs: Any
+
+class SpecDecPPRun(StopRun):
+    """`all_accepted` (B,): P(all tokens of this round that were judged so far are accepted); None before the first token."""
+
+    settings: SpecDecPP
+
+    def __init__(self, settings: SpecDecPP):
+        super().__init__(settings)
+        self.all_accepted: torch.Tensor | None = None
+
+    def begin_round(self, rows: list[int]) -> list[int]:
+        self.all_accepted = None
+        return super().begin_round(rows)
+
+    def after_token(
+        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As `DraftStop.__call__`; `features` (B, H): the draft's state that predicted the token, which encodes the one before it."""
-        self._given(features)
-        raise TypeError("SpecDecPP multiplies over a round: call start(rows), and limits(rows) before each round")
-
-
-@dataclass(frozen=True, eq=False)
-class _SpecDecPPRun(SpecDecPP):
-    accepted: list[torch.Tensor] = field(
-        default_factory=list
-    )  # (B,) P(all of this round's judged tokens); none before the first token
-
-    def limits(self, rows: list[int]) -> list[int]:
-        self.accepted.clear()
-        return super().limits(rows)
-
-    def __call__(
-        self, input_ids: torch.Tensor, scores: Any, features: torch.Tensor | None = None, **kwargs: Any
-    ) -> torch.Tensor:
-        features = self._given(features)
-        if not self.accepted:  # the state encodes the last token of the text, which is not drafted
-            self.accepted.append(torch.ones(features.shape[0], dtype=torch.float32, device=features.device))
+        """As `StopRun.after_token`; `features` (B, H): the draft's state that predicted the token, which encodes the one before it."""
+        states = self.settings.require_states(features)
+        if self.all_accepted is None:  # the state encodes the last token of the text, which is not drafted
+            self.all_accepted = torch.ones(states.shape[0], dtype=torch.float32, device=states.device)
         else:
-            self.accepted[0] = self.accepted[0] * self.head(features)
-        return ~(self.accepted[0] >= 1 - self.threshold)  # NaN stops too
+            self.all_accepted = self.all_accepted * self.settings.head(states)
+        return ~(self.all_accepted >= 1 - self.settings.threshold)  # NaN stops too
 
 
 register_stop(
@@ -150,6 +152,6 @@ register_stop(
 )  # fmt: skip
 register_stop(
     "specdec", SpecDecPP, paper="2405.19715",
-    summary="Stop where a refusal somewhere in the draft is likely by now: 1 − Π a > `threshold`, a: the head's P(accepted) of each token.",
+    summary="Stop where a rejection somewhere in the draft is likely by now: 1 − Π a > `threshold`, a: the head's P(accepted) of each token.",
     example={"head": "folder or org/name"},
 )  # fmt: skip

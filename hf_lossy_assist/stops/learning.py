@@ -1,6 +1,7 @@
 """Stops whose threshold follows what the target accepts while a text is written; each row of a batch has its own."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,8 @@ import torch
 
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, check_number
-from .base import DraftStop, entropy, numbers
+from .base import DraftStop, StopRun, entropy
+from .basic import token_probability
 
 
 FEWEST = 6  # tested tokens of a row before DISCO moves its threshold
@@ -45,32 +47,33 @@ class AdaEDL(DraftStop):
     def longest(self) -> int:
         return self.max_draft
 
-    def start(self, rows: int) -> "_AdaEDLRun":
-        return _AdaEDLRun(**vars(self), thresholds=[self.threshold] * rows, rates=[self.goal] * rows)
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return self._below(scores, self.threshold)
-
-    def _below(self, scores: Any, threshold: torch.Tensor | float) -> torch.Tensor:
-        return 1 - (self.scale * entropy(scores[-1])).sqrt() < threshold
+    def start(self, rows: int) -> "AdaEDLRun":
+        return AdaEDLRun(self, rows)
 
 
-@dataclass(frozen=True, eq=False)
-class _AdaEDLRun(AdaEDL):
-    thresholds: list[float] = field(default_factory=list)  # λ of every row of the call; `observe` writes into both
-    rates: list[float] = field(default_factory=list)  # r̄
+class AdaEDLRun(StopRun):
+    """`thresholds`: λ of every row of the call; `rates`: r̄."""
+
+    settings: AdaEDL
+
+    def __init__(self, settings: AdaEDL, rows: int):
+        super().__init__(settings)
+        self.thresholds, self.rates = [settings.threshold] * rows, [settings.goal] * rows
+
+    def after_token(
+        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        bound = 1 - (self.settings.scale * entropy(scores[-1])).sqrt()  # (B,)
+        return bound < torch.tensor([self.thresholds[row] for row in rows], dtype=torch.float32, device=bound.device)
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
+        settings = self.settings
         for row, d, n in zip(rows, drafted, accepted, strict=True):
             if d == 0:
                 continue
-            rate = self.rates[row] = self.beta1 * self.rates[row] + (1 - self.beta1) * n / d
-            moved = self.thresholds[row] + (1 - self.beta2) * float(np.sign(self.goal - rate)) * self.epsilon
-            self.thresholds[row] = min(max(moved, 0.0), 1.0)
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        own = [self.thresholds[row] for row in numbers(input_ids, kwargs)]
-        return self._below(scores, torch.tensor(own, dtype=torch.float32, device=scores[-1].device))
+            rate = self.rates[row] = settings.beta1 * self.rates[row] + (1 - settings.beta1) * n / d
+            step = (1 - settings.beta2) * float(np.sign(settings.goal - rate)) * settings.epsilon
+            self.thresholds[row] = min(max(self.thresholds[row] + step, 0.0), 1.0)
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,9 @@ class DISCO(DraftStop):
     Mamou et al. (huggingface.co/papers/2405.04304), in the form that Transformers ships (`assistant_confidence_threshold` with
     scikit-learn installed): of the q(x) of a row's tested tokens, the threshold t that costs least,
 
-        cost(t) = share of the refused tokens with q(x) ≥ t + `missed` · share of the accepted ones with q(x) < t
+        cost(t) = share of the rejected tokens with q(x) ≥ t + `missed` · share of the accepted ones with q(x) < t
 
-    once six tokens have been tested, an accepted and a refused one among them. Until then it is `Confidence(threshold)`.
+    once six tokens have been tested, an accepted and a rejected one among them. Until then it is `Confidence(threshold)`.
     """
 
     threshold: float = 0.4
@@ -98,54 +101,49 @@ class DISCO(DraftStop):
     def longest(self) -> int:
         return self.max_draft
 
-    def start(self, rows: int) -> "_DISCORun":
-        tested: list[list[tuple[float, bool]]] = [[] for _ in range(rows)]
-        return _DISCORun(**vars(self), thresholds=[self.threshold] * rows, tested=tested)
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return _of_token(input_ids, scores) < self.threshold
+    def start(self, rows: int) -> "DISCORun":
+        return DISCORun(self, rows)
 
 
-@dataclass(frozen=True, eq=False)
-class _DISCORun(DISCO):
-    thresholds: list[float] = field(default_factory=list)  # of every row of the call; `observe` writes into both
-    tested: list[list[tuple[float, bool]]] = field(default_factory=list)  # (q(x), accepted) of each row
-    steps: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)  # of this round: rows, their q(x) (B,)
+class DISCORun(StopRun):
+    """`thresholds` of every row of the call; `tested`: (q(x), accepted) of each tested token of each row."""
 
-    def limits(self, rows: list[int]) -> list[int]:
-        self.steps.clear()
-        return super().limits(rows)
+    settings: DISCO
 
-    def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
-        if not self.steps:
-            return
-        drawn = dict(zip(self.steps[0][0], torch.stack([q for _, q in self.steps], dim=1).tolist(), strict=True))
-        for row, d, n in zip(rows, drafted, accepted, strict=True):
-            labels = [True] * n + [False] * (n < d)
-            self.tested[row] += list(
-                zip(drawn[row], labels, strict=False)
-            )  # what is behind the first refused one was not tested
-            if len(self.tested[row]) >= FEWEST:
-                seen, verdicts = zip(*self.tested[row], strict=True)
-                fitted = cheapest(seen, verdicts, self.missed)
-                self.thresholds[row] = self.thresholds[row] if fitted is None else fitted
+    def __init__(self, settings: DISCO, rows: int):
+        super().__init__(settings)
+        self.thresholds = [settings.threshold] * rows
+        self.tested: list[list[tuple[float, bool]]] = [[] for _ in range(rows)]
+        self._steps: list[tuple[list[int], torch.Tensor]] = []  # of this round: rows, their q(x) (B,)
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        rows, q = list(numbers(input_ids, kwargs)), _of_token(input_ids, scores)
-        self.steps.append((rows, q))
+    def begin_round(self, rows: list[int]) -> list[int]:
+        self._steps.clear()
+        return super().begin_round(rows)
+
+    def after_token(
+        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        q = token_probability(input_ids, scores)
+        self._steps.append((list(rows), q))
         return q < torch.tensor([self.thresholds[row] for row in rows], dtype=torch.float32, device=q.device)
 
-
-def _of_token(input_ids: torch.Tensor, scores: Any) -> torch.Tensor:
-    """q(x) of the token just drafted, (B,) float32."""
-    q = scores[-1].float().softmax(dim=-1)
-    return q.gather(-1, input_ids[:, -1:].to(q.device)).squeeze(-1)
+    def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
+        if not self._steps:
+            return
+        drawn = dict(zip(self._steps[0][0], torch.stack([q for _, q in self._steps], dim=1).tolist(), strict=True))
+        for row, d, n in zip(rows, drafted, accepted, strict=True):
+            verdicts = [True] * n + [False] * (n < d)  # tokens behind the first rejected one were not tested
+            self.tested[row] += zip(drawn[row], verdicts, strict=False)
+            if len(self.tested[row]) >= FEWEST:
+                probabilities, labels = zip(*self.tested[row], strict=True)
+                fitted = cheapest(probabilities, labels, self.settings.missed)
+                self.thresholds[row] = self.thresholds[row] if fitted is None else fitted
 
 
 def cheapest(q: Any, accepted: Any, missed: float) -> float | None:
-    """DISCO's threshold for tokens of probability `q` (N,) and verdict `accepted` (N,) bool; of equals the highest.
+    """DISCO's threshold for tokens of probability `q` (N,) and verdict `accepted` (N,) bool; of equally cheap ones the highest.
 
-    None where all verdicts are the same, for one of the two shares then means nothing.
+    None where all verdicts are the same, because one of the two shares is then undefined.
     """
     q, accepted = np.asarray(q, dtype=np.float64), np.asarray(accepted, dtype=bool)
     if accepted.all() or not accepted.any():

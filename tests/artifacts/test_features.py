@@ -4,7 +4,7 @@ the drafted token: alone, inside the engine after every kind of rollback, and be
 import threading
 import zlib
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
@@ -15,7 +15,7 @@ from support.tiny import NEVER_EMITTED, assisted, prompts
 from transformers import BartConfig, BartForConditionalGeneration
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import DraftStop, FeatureSpec
+from hf_lossy_assist import DraftStop, FeatureSpec, StopRun
 from hf_lossy_assist.artifacts.features import FeatureTap
 from hf_lossy_assist.drafters.model import ModelDrafter
 
@@ -163,7 +163,6 @@ class Recorder(DraftStop):
     features: FeatureSpec = LAST  # type: ignore[misc]
     max_draft: int = 6
     every: int = 3  # doubts one in so many
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # of a round: (B,) tokens, (B, H)
 
     adaptive: ClassVar[bool] = True
 
@@ -171,9 +170,20 @@ class Recorder(DraftStop):
     def longest(self) -> int:
         return self.max_draft
 
-    def __call__(self, input_ids, scores, features=None, **kwargs):
+    def start(self, rows):
+        return RecorderRun(self)
+
+
+class RecorderRun(StopRun):
+    """`seen`: of each token of this round: (B,) tokens, (B, H) features."""
+
+    def begin_round(self, rows):
+        self.seen = []
+        return super().begin_round(rows)
+
+    def after_token(self, input_ids, scores, *, rows, features=None):
         self.seen.append((input_ids[:, -1].clone(), features.clone()))
-        return (input_ids[:, -1] + len(self.seen)) % self.every == 0
+        return (input_ids[:, -1] + len(self.seen)) % self.settings.every == 0
 
 
 @dataclass
@@ -192,7 +202,6 @@ def record(monkeypatch):
     propose, out = ModelDrafter.propose, defaultdict(list)
 
     def spy(self, rows, limits):
-        self.stop.seen.clear()
         texts = [rows.ids[b, rows.pads[b] : rows.lengths[b]].clone() for b in range(len(rows.index))]
         block = propose(self, rows, limits)
         for b, n in enumerate(block.drafted.tolist()):
@@ -373,12 +382,15 @@ def test_hooks_are_gone_after_an_error(culprit):
         if len(calls) > 3:
             raise ZeroDivisionError
 
-    @dataclass(frozen=True, eq=False)
-    class Failing(Recorder):
-        def __call__(self, *args, **kwargs):
+    class FailingRun(RecorderRun):
+        def after_token(self, *args, **kwargs):
             if culprit == "stop":
                 fail()
-            return super().__call__(*args, **kwargs)
+            return super().after_token(*args, **kwargs)
+
+    class Failing(Recorder):
+        def start(self, rows):
+            return FailingRun(self)
 
     own = {"draft": draft, "target": target}.get(culprit)
     handle = own.get_output_embeddings().register_forward_pre_hook(fail) if own is not None else None

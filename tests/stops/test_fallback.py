@@ -10,7 +10,7 @@ from support.tiny import DRAFTS, NEVER_EMITTED
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import Constant, Fallback, LossyPolicy, as_policy
-from hf_lossy_assist.stops.fallback import _FallbackRun, _Measured
+from hf_lossy_assist.stops.fallback import FallbackRun
 
 
 GAMMA = 5
@@ -21,16 +21,14 @@ class World:
 
     def __init__(self, stop: Fallback, accepts: Callable[[int], int], cost: float, rows: int = 1):
         self.time, self.accepts, self.cost, self.rows = 0.0, accepts, cost, rows
-        own = (stop.margin, stop.first, stop.window, stop.wait)
-        measured = _Measured.over(stop.window, rows, stop.wait)
-        self.run = _FallbackRun(stop.stop.start(rows), *own, measured=measured, now=lambda: self.time)
+        self.run = FallbackRun(stop, rows, now=lambda: self.time)
 
     def rounds(self, count: int) -> str:
         """D for each round that drafted, A for each of the target alone."""
         out = ""
         for _ in range(count):
             rows = list(range(self.rows))
-            limits = self.run.limits(rows)
+            limits = self.run.begin_round(rows)
             drafts = limits[0] > 0
             self.time += (self.cost if drafts else 1.0) * self.rows
             self.run.observe(rows, limits, [min(self.accepts(len(out)), limit) for limit in limits])

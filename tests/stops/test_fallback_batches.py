@@ -6,7 +6,7 @@ import pytest
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import Constant, Fallback
-from hf_lossy_assist.stops.fallback import _FallbackRun, _Measured
+from hf_lossy_assist.stops.fallback import FallbackRun
 
 
 GAMMA = 5
@@ -34,11 +34,9 @@ class Batch:
         self.written, self.clock, self.rounds = [0] * len(self.length), 0.0, ""
         run = stop.start(len(self.length))
         if isinstance(stop, Fallback):
-            own = (stop.margin, stop.first, stop.window, stop.wait)
-            measured = _Measured.over(stop.window, len(self.length), stop.wait)
-            run = _FallbackRun(stop.stop.start(len(self.length)), *own, measured=measured, now=lambda: self.clock)
+            run = FallbackRun(stop, len(self.length), now=lambda: self.clock)
         while rows := [b for b, length in enumerate(self.length) if self.written[b] < length]:
-            limits = run.limits(rows)
+            limits = run.begin_round(rows)
             sent = [min(limit, self.sent) for limit in limits]
             accepted = [min(self.agrees[b], n) for b, n in zip(rows, sent, strict=True)]
             self.clock += self.fixed + self.step * max(limits) + self.token * (len(rows) + sum(sent))

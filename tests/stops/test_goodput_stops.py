@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -22,8 +22,8 @@ from hf_lossy_assist import BatchSchedule, LossyPolicy, MovingAverage, as_policy
 from hf_lossy_assist.artifacts.profile import Bins, Latency, Profile, machine
 from hf_lossy_assist.methods.sv.profiling import LookingOn
 from hf_lossy_assist.models.identity import ModelIdentity
-from hf_lossy_assist.stops import DraftStop
-from hf_lossy_assist.stops.goodput import for_batch, for_rows
+from hf_lossy_assist.stops import DraftStop, StopRun
+from hf_lossy_assist.stops.goodput import choose_for_batch, choose_for_rows
 
 
 def sent(row) -> int:
@@ -38,12 +38,12 @@ def test_goodput_by_hand():
     costs = MovingAverage(step=0.1)
     seconds = [costs.seconds(1, gamma) for gamma in range(5)]
     assert [float(s[-1]) for s in seconds] == pytest.approx([1.0, 1.1, 1.2, 1.3, 1.4])
-    for choose in (for_rows, for_batch):
+    for choose in (choose_for_rows, choose_for_batch):
         assert choose(np.array([0.5]), seconds) == [2]
         assert choose(np.array([0.9]), seconds) == [4]
         assert choose(np.array([0.0]), seconds) == [0]
     dear = [MovingAverage(step=0.6).seconds(1, gamma) for gamma in range(5)]
-    assert for_rows(np.array([0.5]), dear) == [0], "1.5 tokens in 1.6 are fewer than 1 in 1"
+    assert choose_for_rows(np.array([0.5]), dear) == [0], "1.5 tokens in 1.6 are fewer than 1 in 1"
 
 
 numbers = st.floats(0.01, 2.0)
@@ -60,35 +60,35 @@ def test_no_other_choice_is_better(alpha, step, token, fixed, longest):
         return tokens / (fixed + step * max(gammas) + token * sum(gammas))
 
     every = max(goodput(gammas) for gammas in itertools.product(range(longest + 1), repeat=len(alpha)))
-    assert goodput(for_rows(np.array(alpha), seconds)) == pytest.approx(every, rel=1e-9)
+    assert goodput(choose_for_rows(np.array(alpha), seconds)) == pytest.approx(every, rel=1e-9)
     even = max(goodput([gamma] * len(alpha)) for gamma in range(longest + 1))
-    assert goodput(for_batch(np.array(alpha), seconds)) == pytest.approx(even, rel=1e-9)
+    assert goodput(choose_for_batch(np.array(alpha), seconds)) == pytest.approx(even, rel=1e-9)
 
 
 def test_acceptance_is_a_moving_average_of_tested_tokens():
     """Accepted 3 of 4 drafted: 3 accepted, 1 refused. Accepted 2 of 2: none was refused. With window 2 a round weighs half the next one's."""
     stop = MovingAverage(step=0.1, window=2, initial=0.5).start(2)
     stop.observe([0, 1], [4, 2], [3, 2])
-    assert stop.accepted == [3.0, 2.0] and stop.refused == [1.0, 0.0]
+    assert stop.accepted == [3.0, 2.0] and stop.rejected == [1.0, 0.0]
     stop.observe([0], [4], [0])
-    assert stop.accepted == [1.5, 2.0] and stop.refused == [1.5, 0.0]
+    assert stop.accepted == [1.5, 2.0] and stop.rejected == [1.5, 0.0]
     # α of row 0 = (1.5 + .5)/(3 + 1) = .5, of row 1 = (2 + .5)/(2 + 1) = .833
     alone = [MovingAverage(step=0.1).seconds(1, gamma) for gamma in range(11)]
-    assert stop.limits([0]) == for_rows(np.array([0.5]), alone)
-    assert stop.limits([1]) == for_rows(np.array([2.5 / 3]), alone)
+    assert stop.begin_round([0]) == choose_for_rows(np.array([0.5]), alone)
+    assert stop.begin_round([1]) == choose_for_rows(np.array([2.5 / 3]), alone)
     pooled = MovingAverage(step=0.1, window=2, initial=0.5, per="batch").start(2)
     pooled.observe([0, 1], [4, 2], [3, 2])  # means 2.5 and 0.5: α = 3/4
     together = [MovingAverage(step=0.1).seconds(2, gamma) for gamma in range(11)]
-    assert pooled.limits([0, 1]) == for_batch(np.array([0.75, 0.75]), together)
+    assert pooled.begin_round([0, 1]) == choose_for_batch(np.array([0.75, 0.75]), together)
 
 
 def test_a_row_that_gave_up_is_tried_again():
     stop = MovingAverage(step=0.3, window=4).start(1)
     for _ in range(4):
         stop.observe([0], [3], [0])
-    assert stop.limits([0]) == [0]
+    assert stop.begin_round([0]) == [0]
     waited = 0
-    while stop.limits([0]) == [0]:
+    while stop.begin_round([0]) == [0]:
         stop.observe([0], [0], [0])
         waited += 1
         assert waited < 30
@@ -96,7 +96,7 @@ def test_a_row_that_gave_up_is_tried_again():
 
 
 def test_limits_of_no_rows():
-    assert MovingAverage(step=0.1).start(2).limits([]) == BatchSchedule({1: 3}).limits([]) == []
+    assert MovingAverage(step=0.1).start(2).begin_round([]) == BatchSchedule({1: 3}).limits([]) == []
 
 
 # -- costs of a profile ---------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_a_profile_chooses_as_the_same_numbers_do():
     by_table = MovingAverage(profile_of([1.0, 1.1, 1.2, 1.3], step=0.2)).start(1)
     by_hand = MovingAverage(step=0.2, token=0.1, max_draft=3).start(1)
     for n in (3, 0, 1, 2, 0, 0, 3):
-        assert by_table.limits([0]) == by_hand.limits([0])
+        assert by_table.begin_round([0]) == by_hand.begin_round([0])
         for stop in (by_table, by_hand):
             stop.observe([0], [3], [n])
 
@@ -199,15 +199,21 @@ class Sometimes(DraftStop):
 
     pause: int = 2
     adaptive: ClassVar[bool] = False
-    rounds: list[int] = field(default_factory=lambda: [0])
 
     @property
     def longest(self) -> int:
         return 3
 
-    def limits(self, rows):
-        self.rounds[0] += 1
-        return [3 if self.rounds[0] % (self.pause + 1) == 0 else 0] * len(rows)
+    def start(self, rows):
+        return SometimesRun(self)
+
+
+class SometimesRun(StopRun):
+    rounds = 0
+
+    def begin_round(self, rows):
+        self.rounds += 1
+        return [3 if self.rounds % (self.settings.pause + 1) == 0 else 0] * len(rows)
 
 
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)

@@ -16,7 +16,7 @@ from support.blocks import Everything
 from support.distributions import REJECT, goodness, sample, target_law
 from support.drafts import draft_of, head_for
 from support.policies import stops as simple_stops
-from support.stops import logits, says, stock_lengths
+from support.stops import answers, logits, stock_lengths
 from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
@@ -56,18 +56,21 @@ BELOW_045, ABOVE_045 = [0.16, 0.84], [0.17, 0.83]
 
 def test_adaedl_stops_where_the_bound_is_below_lambda():
     """1 − √(.2·H) < .7  ⇔  H > .45; with another scale 1 − √(.4·H) < .7  ⇔  H > .225, and with scale 0 never."""
-    assert says(AdaEDL(0.7), BELOW_045, ABOVE_045) == [False, True]
-    assert says(AdaEDL(0.7).start(2), BELOW_045, ABOVE_045) == [False, True]
-    assert says(AdaEDL(0.7, scale=0.4), BELOW_045, [0.05, 0.95]) == [True, False]  # H(.05, .95) = .1985
-    assert says(AdaEDL(1.0, scale=0.0), ABOVE_045, [0.5, 0.5]) == [False, False]
+    assert answers(AdaEDL(0.7), BELOW_045, ABOVE_045) == [False, True]
+    assert answers(AdaEDL(0.7).start(2), BELOW_045, ABOVE_045) == [False, True]
+    assert answers(AdaEDL(0.7, scale=0.4), BELOW_045, [0.05, 0.95]) == [True, False]  # H(.05, .95) = .1985
+    assert answers(AdaEDL(1.0, scale=0.0), ABOVE_045, [0.5, 0.5]) == [False, False]
 
 
 def test_adaedl_is_svip_while_lambda_does_not_move():
     """1 − √(c·H) < λ  ⇔  √(c·H) > 1 − λ, SVIP's h."""
     torch.manual_seed(1)
     scores = (torch.randn(200, 12) * 2,)
-    ours = AdaEDL(0.6, scale=0.15, epsilon=0.0)(torch.zeros(200, 1), scores)
-    assert torch.equal(ours, SVIP(h=0.4, c=0.15)(torch.zeros(200, 1), scores)) and 0 < ours.sum() < 200
+    ours, theirs = (
+        stop.start(200)(torch.zeros(200, 1), scores)
+        for stop in (AdaEDL(0.6, scale=0.15, epsilon=0.0), SVIP(h=0.4, c=0.15))
+    )
+    assert torch.equal(ours, theirs) and 0 < ours.sum() < 200
 
 
 def test_adaedl_moves_lambda_by_the_acceptance_rate():
@@ -127,25 +130,25 @@ def test_disco_learns_of_each_row_alone():
         ((high, high, high), (high, high, low), [3, 3], [3, 2]),
         ((high, low), (high, low), [2, 2], [1, 1]),
     ):
-        stop.limits([0, 1])
+        stop.begin_round([0, 1])
         for a, b in zip(first, second, strict=True):
-            assert says(stop, a, b) == [False, False]
+            assert answers(stop, a, b) == [False, False]
         assert stop.thresholds == [0.4, 0.4]
         stop.observe([0, 1], drafted, accepted)
     assert stop.thresholds == [0.4, 0.4], "five tokens of each row"
-    stop.limits([0, 1])
-    assert says(stop, high, high) == [False, False]
+    stop.begin_round([0, 1])
+    assert answers(stop, high, high) == [False, False]
     stop.observe([0, 1], [1, 0], [1, 0])
     assert stop.thresholds == [pytest.approx(0.9), 0.4]
-    stop.limits([0, 1])
-    assert says(stop, low, low) == [True, False]
+    stop.begin_round([0, 1])
+    assert answers(stop, low, low) == [True, False]
 
 
 def test_disco_counts_no_token_behind_the_first_refused_one():
     stop = DISCO().start(1)
-    stop.limits([0])
+    stop.begin_round([0])
     for q in (0.9, 0.8, 0.7, 0.6):
-        says(stop, [q, 1 - q])
+        answers(stop, [q, 1 - q])
     stop.observe([0], [4], [1])
     assert [(round(q, 4), accepted) for q, accepted in stop.tested[0]] == [(0.9, True), (0.8, False)]
 
@@ -170,25 +173,29 @@ def test_disco_is_transformers_own(kind, monkeypatch):
 # -- stops made of stops --------------------------------------------------------------------------------------------------
 
 
-class Says(hla.DraftStop):
-    """Says yes at the given places of each round, up to its limit."""
+class StopsAt(hla.DraftStop):
+    """Stops at the given places of each round, and at its limit."""
 
     def __init__(self, *places: int, limit: int = 9):
         object.__setattr__(self, "places", places)
         object.__setattr__(self, "limit", limit)
-        object.__setattr__(self, "at", [0])
 
     @property
     def longest(self) -> int:
         return self.limit
 
-    def limits(self, rows):
-        self.at[0] = 0
-        return [self.limit] * len(rows)
+    def start(self, rows):
+        return StopsAtRun(self)
 
-    def __call__(self, input_ids, scores, **kwargs):
-        self.at[0] += 1
-        return torch.full((len(input_ids),), self.at[0] in self.places)
+
+class StopsAtRun(hla.StopRun):
+    def begin_round(self, rows):
+        self.drafted = 0
+        return super().begin_round(rows)
+
+    def after_token(self, input_ids, scores, *, rows, features=None):
+        self.drafted += 1
+        return torch.full((len(input_ids),), self.drafted in self.settings.places)
 
 
 def length(stop) -> int:
@@ -196,7 +203,7 @@ def length(stop) -> int:
     found = set()
     started = stop.start(1)
     for _ in range(2):
-        [limit] = started.limits([0])
+        [limit] = started.begin_round([0])
         drafted = 0
         while drafted < limit:
             drafted += 1
@@ -210,21 +217,21 @@ def length(stop) -> int:
 @pytest.mark.parametrize(
     ("stop", "tokens"),
     [
-        (Says(3, 5), 3),
-        (AtLeast(Says(3, 5), 3), 3),
-        (AtLeast(Says(3, 5), 4), 5),  # what is said before the fourth is not heeded
-        (AtLeast(Says(limit=2), 4), 4),
+        (StopsAt(3, 5), 3),
+        (AtLeast(StopsAt(3, 5), 3), 3),
+        (AtLeast(StopsAt(3, 5), 4), 5),  # its answers before the fourth token are ignored
+        (AtLeast(StopsAt(limit=2), 4), 4),
         (AtLeast(Constant(2), 4), 4),
-        (AnyOf([Says(3, 5), Says(4)]), 3),
-        (AnyOf([Says(6), Says(limit=4)]), 4),
-        (AnyOf([Says(6), Constant(5)]), 5),
-        (AllOf([Says(2, 3, 5), Says(3, 4)]), 3),
-        (AllOf([Says(2, 5), Says(3, 4)]), 9),  # never both at one token
-        (AllOf([Says(2, 7), Says(3, 4, limit=5)]), 7),  # the second has reached its limit by then
-        (AllOf([Says(2, 7), Constant(4)]), 7),
-        (AllOf([Says(2, 7, limit=8), Constant(8)]), 8),
+        (AnyOf([StopsAt(3, 5), StopsAt(4)]), 3),
+        (AnyOf([StopsAt(6), StopsAt(limit=4)]), 4),
+        (AnyOf([StopsAt(6), Constant(5)]), 5),
+        (AllOf([StopsAt(2, 3, 5), StopsAt(3, 4)]), 3),
+        (AllOf([StopsAt(2, 5), StopsAt(3, 4)]), 9),  # never both at one token
+        (AllOf([StopsAt(2, 7), StopsAt(3, 4, limit=5)]), 7),  # the second has reached its limit by then
+        (AllOf([StopsAt(2, 7), Constant(4)]), 7),
+        (AllOf([StopsAt(2, 7, limit=8), Constant(8)]), 8),
         (AllOf([Constant(3), Constant(6)]), 6),
-        (AnyOf([AllOf([Says(2, 6), Constant(4)]), AtLeast(Says(1, 5), 2)]), 5),
+        (AnyOf([AllOf([StopsAt(2, 6), Constant(4)]), AtLeast(StopsAt(1, 5), 2)]), 5),
     ],
     ids=range(15),
 )
@@ -236,10 +243,12 @@ def test_limits_rows_and_the_rest_of_combinations():
     stop = AnyOf([Heuristic(3, 8), AllOf([BatchSchedule({1: 6, 2: 2}), Constant(4)])])
     assert not stop.adaptive and AnyOf([stop, SVIP()]).adaptive
     running = stop.start(2)
-    assert running.limits([0, 1]) == [3, 3] and running.limits([1]) == [3]
+    assert running.begin_round([0, 1]) == [3, 3] and running.begin_round([1]) == [3]
     running.observe([1], [3], [3])
-    assert running.limits([0, 1]) == [3, 4] and running.limits([1]) == [5]  # the heuristic's 5, and 6 for one row
-    assert stop.longest == 6 and stop.start(1).limits([0]) == [3]
+    assert running.begin_round([0, 1]) == [3, 4] and running.begin_round([1]) == [
+        5
+    ]  # the heuristic's 5, and 6 for one row
+    assert stop.longest == 6 and stop.start(1).begin_round([0]) == [3]
     shorter = AnyOf([SVIP(h=0.5), AtLeast(Confidence(), 7)]).with_longest(5)
     assert shorter == AnyOf([SVIP(h=0.5, max_draft=5), AtLeast(Confidence(max_draft=5), 5)]) and shorter.longest == 5
 
@@ -405,8 +414,6 @@ def test_in_transformers_own_loop(name):
         (lambda: AnyOf([]), TypeError, r"AnyOf.stops: expected a list of stops, got \[\]"),
         (lambda: AnyOf("svip"), TypeError, "AnyOf.stops"),
         (lambda: AllOf([SVIP(), "svip"]), TypeError, "AllOf.stops: .*'svip'"),
-        (lambda: AllOf([SVIP()])(torch.zeros(1, 1), logits([1.0, 0.0])), TypeError, r"start\(rows\)"),
-        (lambda: AtLeast(SVIP())(torch.zeros(1, 1), logits([1.0, 0.0])), TypeError, r"start\(rows\)"),
         (lambda: as_policy({"stop": {"name": "any_of", "stops": ["svp"]}}), ValueError, "Did you mean 'svip'"),
         (lambda: as_policy({"stop": {"name": "any_of", "stops": "svip"}}), TypeError, "AnyOf.stops"),
         (lambda: as_policy({"stop": {"name": "at_least", "stop": {"h": 1}}}), ValueError, "stop: expected a name"),

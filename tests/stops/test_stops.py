@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from support import tiny
-from support.stops import logits, says, stock_lengths
+from support.stops import answers, logits, stock_lengths
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import SVIP, Confidence, Constant, Heuristic
@@ -36,26 +36,26 @@ ABOVE_009 = [0.0180, 0.9820]  # .0180 · 4.0174 + .9820 · .0182 = .0723 + .0178
 
 def test_svip_bound_stops_above_060_nats():
     """√(0.15 · H) > 0.3  ⇔  H > 0.09 / 0.15 = 0.60."""
-    assert says(SVIP(), BELOW_060, ABOVE_060) == [False, True]
-    assert says(SVIP(), [*BELOW_060, 0.0, 0.0], [*ABOVE_060, 0.0, 0.0]) == [False, True]  # −inf logits
-    assert says(SVIP(), BELOW_009, ABOVE_009) == [False, False]
+    assert answers(SVIP(), BELOW_060, ABOVE_060) == [False, True]
+    assert answers(SVIP(), [*BELOW_060, 0.0, 0.0], [*ABOVE_060, 0.0, 0.0]) == [False, True]  # −inf logits
+    assert answers(SVIP(), BELOW_009, ABOVE_009) == [False, False]
 
 
 def test_svip_entropy_stops_above_009_nats():
     """√H > 0.3  ⇔  H > 0.09; c plays no part."""
-    assert says(SVIP(form="entropy"), BELOW_009, ABOVE_009) == [False, True]
-    assert says(SVIP(form="entropy", c=100.0), BELOW_009, ABOVE_009) == [False, True]
+    assert answers(SVIP(form="entropy"), BELOW_009, ABOVE_009) == [False, True]
+    assert answers(SVIP(form="entropy", c=100.0), BELOW_009, ABOVE_009) == [False, True]
 
 
 def test_svip_extremes():
-    assert says(SVIP(h=math.inf), [0.25] * 4) == [False]
-    assert says(SVIP(h=0.0), [0.9, 0.1], [1.0, 0.0]) == [True, False]  # H = 0 is not above 0
+    assert answers(SVIP(h=math.inf), [0.25] * 4) == [False]
+    assert answers(SVIP(h=0.0), [0.9, 0.1], [1.0, 0.0]) == [True, False]  # H = 0 is not above 0
 
 
 def test_svip_looks_at_the_last_scores_only():
     early, late = logits([0.5, 0.5]), logits([1.0, 0.0])
-    assert SVIP()(torch.tensor([[0, 1]]), early + late).tolist() == [False]
-    assert SVIP()(torch.tensor([[0, 1]]), late + early).tolist() == [True]
+    assert SVIP().should_stop(torch.tensor([[0, 1]]), early + late).tolist() == [False]
+    assert SVIP().should_stop(torch.tensor([[0, 1]]), late + early).tolist() == [True]
 
 
 # -- the others -----------------------------------------------------------------------------------------------------------
@@ -63,37 +63,37 @@ def test_svip_looks_at_the_last_scores_only():
 
 def test_confidence_looks_at_the_drafted_token():
     laws = [[0.45, 0.30, 0.25]] * 3
-    assert says(Confidence(0.4), *laws, tokens=[0, 1, 2]) == [False, True, True]
-    assert says(Confidence(0.0), *laws, tokens=[0, 1, 2]) == [False] * 3
-    assert says(Confidence(1.0), [1.0, 0.0], [0.9, 0.1]) == [False, True]  # below 1, not at it
+    assert answers(Confidence(0.4), *laws, tokens=[0, 1, 2]) == [False, True, True]
+    assert answers(Confidence(0.0), *laws, tokens=[0, 1, 2]) == [False] * 3
+    assert answers(Confidence(1.0), [1.0, 0.0], [0.9, 0.1]) == [False, True]  # below 1, not at it
 
 
 def test_constant_plans_ahead_and_never_looks():
     stop = Constant(7).start(3)
-    assert stop.limits([0, 2]) == [7, 7] and not stop.adaptive
-    assert says(stop, [0.25] * 4) == [False]
+    assert stop.begin_round([0, 2]) == [7, 7] and not stop.settings.adaptive
+    assert answers(stop, [0.25] * 4) == [False]
     stop.observe([0, 2], [7, 7], [0, 7])
-    assert stop.limits([0, 2]) == [7, 7]
+    assert stop.begin_round([0, 2]) == [7, 7]
 
 
 def test_heuristic_schedule_of_each_row():
     """All accepted: two more, up to the cap; else one less, down to 1. Rows are told apart by their number in the call."""
     stop = Heuristic(initial=2, max_draft=5).start(3)
-    assert stop.limits([0, 1, 2]) == [2, 2, 2]
+    assert stop.begin_round([0, 1, 2]) == [2, 2, 2]
     stop.observe([0, 1, 2], [2, 2, 2], [2, 1, 0])
-    assert stop.limits([0, 1, 2]) == [4, 1, 1]
+    assert stop.begin_round([0, 1, 2]) == [4, 1, 1]
     stop.observe([0, 2], [4, 1], [4, 0])  # row 1 was not asked this time
-    assert stop.limits([0, 1, 2]) == [5, 1, 1]
+    assert stop.begin_round([0, 1, 2]) == [5, 1, 1]
     stop.observe([2], [1], [1])
-    assert stop.limits([2, 0]) == [3, 5]
+    assert stop.begin_round([2, 0]) == [3, 5]
 
 
 def test_heuristic_forgets_between_calls():
     stop = Heuristic(initial=3)
     first = stop.start(1)
     first.observe([0], [3], [3])
-    assert first.limits([0]) == [5]
-    assert stop.start(1).limits([0]) == [3] and stop == Heuristic(initial=3)
+    assert first.begin_round([0]) == [5]
+    assert stop.start(1).begin_round([0]) == [3] and stop == Heuristic(initial=3)
     model = tiny.shared("llama")
     figures = [
         hla.enable(model).generate(
@@ -116,7 +116,7 @@ def test_with_longest_changes_nothing_else(stop, gamma, longest):
     """What `num_assistant_tokens=` does; for the heuristic it is the first draft's length."""
     changed = stop.with_longest(gamma)
     assert type(changed) is type(stop) and changed.longest == longest
-    assert max(changed.start(2).limits([0, 1])) == gamma
+    assert max(changed.start(2).begin_round([0, 1])) == gamma
     for name in ("h", "c", "form", "threshold"):
         assert getattr(changed, name, None) == getattr(stop, name, None)
 

@@ -160,7 +160,7 @@ class Enumerating(Runner):
 
     def decode(self, call: Call) -> SpeculationStats:
         rows, (end,) = call.rows, call.rows.eos or {None}
-        if call.stop.features is None:  # a head reads what real forwards leave
+        if call.stop.settings.features is None:  # a head reads what real forwards leave
             call.target, call.drafter.model = (
                 Remembered(m.model, rows.prompts()) for m in (call.target, call.drafter.model)
             )

@@ -11,9 +11,11 @@ def logits(*laws: list[float]) -> tuple[torch.Tensor]:
     return (torch.tensor(laws).log(),)
 
 
-def says(stop, *laws: list[float], tokens: list[int] | None = None) -> list[bool]:
+def answers(stop, *laws: list[float], tokens: list[int] | None = None) -> list[bool]:
+    """What `stop`, or a run of it, answers for tokens drawn from these laws, one for each row."""
+    run = stop.start(len(laws)) if isinstance(stop, hla.DraftStop) else stop
     ids = torch.tensor(tokens or [0] * len(laws))[:, None]
-    return stop(ids, logits(*laws)).tolist()
+    return run.after_token(ids, logits(*laws), rows=range(len(laws))).tolist()
 
 
 def stock_lengths(stop, kind: str) -> tuple[bool, list[int]]:

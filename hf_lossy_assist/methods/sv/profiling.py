@@ -210,7 +210,7 @@ def sample(
         place = torch.arange(gamma).expand(batch, -1)
         text = torch.tensor([first + row for row in call.rows.index])[:, None].expand(-1, gamma)
         number = torch.arange(rounds, rounds + batch)[:, None].expand(-1, gamma)
-        most = torch.full((batch, gamma), call.stop.longest)
+        most = torch.full((batch, gamma), call.stop.settings.longest)
         rounds += batch
         inside = (place < block.drafted.cpu()[:, None]).numpy()
         values = {

@@ -54,10 +54,10 @@ def ruler() -> LinearHead:
     return head
 
 
-def says(stop, *probabilities: float) -> list[bool]:
-    """What a started stop says where its head says these, one for each row."""
+def answers(run, *probabilities: float) -> list[bool]:
+    """What a run answers where its head computes these, one for each row."""
     states = torch.tensor([[math.log(p / (1 - p))] for p in probabilities])
-    return stop(torch.zeros(len(probabilities), 1), (torch.zeros(len(probabilities), 4),), features=states).tolist()
+    return run(torch.zeros(len(probabilities), 1), (torch.zeros(len(probabilities), 4),), features=states).tolist()
 
 
 # -- the decision ---------------------------------------------------------------------------------------------------------
@@ -67,26 +67,26 @@ def test_the_product_by_hand():
     """h = .7: .8, .8 · .5 = .4, .4 · .7 = .28: 1 − .28 > .7. The first state encodes the text's last token and is not counted."""
     stop = SpecDecPP(ruler(), 0.7).start(2)
     for _ in range(2):  # a round leaves nothing to the next
-        assert stop.limits([0, 1]) == [20, 20]
-        assert says(stop, 0.01, 0.01) == [False, False]
-        assert says(stop, 0.8, 0.2) == [False, True]
-        assert says(stop, 0.5, 0.9) == [False, True]
-        assert says(stop, 0.7, 0.9) == [True, True]
+        assert stop.begin_round([0, 1]) == [20, 20]
+        assert answers(stop, 0.01, 0.01) == [False, False]
+        assert answers(stop, 0.8, 0.2) == [False, True]
+        assert answers(stop, 0.5, 0.9) == [False, True]
+        assert answers(stop, 0.7, 0.9) == [True, True]
 
 
 def test_extremes():
     never, always = SpecDecPP(ruler(), 1.0).start(1), SpecDecPP(ruler(), 0.0).start(1)
     for stop in (never, always):
-        stop.limits([0])
-        assert says(stop, 0.5) == [False]
-    assert says(never, 1e-6) == [False] and says(never, 1e-6) == [False] and says(never, 1e-30) == [False]
-    assert says(always, 0.999) == [True]
+        stop.begin_round([0])
+        assert answers(stop, 0.5) == [False]
+    assert answers(never, 1e-6) == [False] and answers(never, 1e-6) == [False] and answers(never, 1e-30) == [False]
+    assert answers(always, 0.999) == [True]
 
 
 def test_a_state_that_is_no_number_stops():
     stop = SpecDecPP(ruler(), 0.7).start(1)
-    stop.limits([0])
-    says(stop, 0.5)
+    stop.begin_round([0])
+    answers(stop, 0.5)
     assert stop(torch.zeros(1, 1), (torch.zeros(1, 4),), features=torch.tensor([[math.nan]])).tolist() == [True]
 
 
@@ -203,7 +203,6 @@ def test_as_a_policy(tmp_path):
         (lambda: SpecDecPP(LinearHead(HeadConfig(1, features=TOKEN, polarity="important"))), ValueError, "important"),
         (lambda: SpecDecPP(ruler(), 1.5), ValueError, "SpecDecPP.threshold"),
         (lambda: SpecDecPP(ruler(), max_draft=0), ValueError, "SpecDecPP.max_draft"),
-        (lambda: says(SpecDecPP(ruler()), 0.5), TypeError, r"start\(rows\)"),
         (lambda: SpecDecPP(ruler()).start(1)(torch.zeros(1, 1), (torch.zeros(1, 4),)), ValueError, "lossy_policy=…"),
         (lambda: as_policy({"stop": "specdec"}), ValueError, "needs head"),
     ],

@@ -492,7 +492,7 @@ def test_the_parts():
     specs = {"features": hla.FeatureSpec("target")}, {"features": hla.FeatureSpec(position="token")}
     for config in ({"polarity": "important"}, *specs):
         head = LinearHead(HeadConfig(32, **config))
-        refused(lambda head=head: Sprinter(head), r"P\(acceptable\).*this head says")
+        refused(lambda head=head: Sprinter(head), r"P\(acceptable\).*this head computes")
     refused(lambda: as_policy("sprinter"), r"sprinter needs a head: pass Sprinter\(Head.from_pretrained")
     assert as_policy({"rule": "all_but_last"}) == LossyPolicy(AllButLast())
 

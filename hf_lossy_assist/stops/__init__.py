@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from ..registry import Names
 from .base import DraftStop, StopRun, entropy
 from .basic import SVIP, Confidence, Constant, Heuristic
-from .combined import AllOf, AnyOf, AtLeast
+from .combined import AllOf, AnyOf
 from .fallback import Fallback
 from .goodput import BatchSchedule, MovingAverage
 from .heads import HeadStop, SpecDecPP
 from .learning import DISCO, AdaEDL
+from .wrapping import AtLeast
 
 
 __all__ = [

@@ -8,6 +8,7 @@ import torch
 from transformers import StoppingCriteria
 
 from ..artifacts.features import FeatureSpec
+from ..validation import check_nesting, shown
 
 
 def entropy(logits: torch.Tensor) -> torch.Tensor:
@@ -32,6 +33,8 @@ class DraftStop:
     # In a batch, the share of drafting rows that must have stopped before the round ends: 1 waits for every row, 0 for none.
     # Not annotated, so that a stop may make it a field of its own.
     patience = 1.0
+    # How many stops stand inside one another, below this one.
+    depth: ClassVar[int] = 0
 
     @property
     def longest(self) -> int:
@@ -112,3 +115,10 @@ class StopRun(StoppingCriteria):
 def call_rows(input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> Sequence[int]:
     """The number in the call of each row of `input_ids`. Transformers' own loop passes none, and has row 0 alone."""
     return kwargs.get("rows") or range(input_ids.shape[0])
+
+
+def check_stop(name: str, value: Any) -> None:
+    """Raise `TypeError` unless `value` is a stop, `ValueError` if another one around it would be one level too many."""
+    if not isinstance(value, DraftStop):
+        raise TypeError(f"{name}: expected a stop such as SVIP(), got {shown(value)}")
+    check_nesting(name, value.depth + 1)

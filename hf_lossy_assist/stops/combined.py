@@ -1,4 +1,4 @@
-"""Stops made of stops: at least n tokens, any of several, all of several."""
+"""Stops made of several: any of them, all of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,104 +9,8 @@ import torch
 
 from ..artifacts.features import FeatureSpec
 from ..registry import register_stop
-from ..validation import LONGEST_DRAFT, check_int, check_nesting, shown
-from .base import DraftStop, StopRun
-
-
-@dataclass(frozen=True)
-class WrappingStop(DraftStop):
-    """The base of stops that wrap another one, `stop`, and need of models and of the engine what that one needs."""
-
-    stop: DraftStop
-
-    def __post_init__(self) -> None:
-        _check_stop(f"{type(self).__name__}.stop", self.stop)
-
-    @cached_property
-    def depth(self) -> int:
-        """How many stops stand inside one another."""
-        return 1 + _depth(self.stop)
-
-    @cached_property
-    def adaptive(self) -> bool:  # type: ignore[override]
-        return self.stop.adaptive
-
-    @cached_property
-    def features(self) -> FeatureSpec | None:  # type: ignore[override]
-        return self.stop.features
-
-    @cached_property
-    def patience(self) -> float:  # type: ignore[override]
-        return self.stop.patience
-
-    def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
-        self.stop.check(target, draft, tokenizer)
-
-    def start(self, rows: int) -> "WrappingRun":
-        return WrappingRun(self, rows)
-
-
-class WrappingRun(StopRun):
-    """Passes every call on to `inner`, the run of the wrapped stop."""
-
-    settings: WrappingStop
-
-    def __init__(self, settings: WrappingStop, rows: int):
-        super().__init__(settings)
-        self.inner = settings.stop.start(rows)
-
-    def begin_round(self, rows: list[int]) -> list[int]:
-        return self.inner.begin_round(rows)
-
-    def after_token(
-        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return self.inner.after_token(input_ids, scores, rows=rows, features=features)
-
-    def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
-        self.inner.observe(rows, drafted, accepted)
-
-
-@dataclass(frozen=True)
-class AtLeast(WrappingStop):
-    """`stop`, but never before `n` tokens: its answers for earlier tokens are ignored, and its limit is at least `n`."""
-
-    n: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("AtLeast.n", self.n, 1, LONGEST_DRAFT)
-
-    @property
-    def longest(self) -> int:
-        return max(self.stop.longest, self.n)
-
-    def with_longest(self, gamma: int) -> "AtLeast":
-        return AtLeast(self.stop.with_longest(gamma), min(self.n, gamma))
-
-    def start(self, rows: int) -> "AtLeastRun":
-        return AtLeastRun(self, rows)
-
-
-class AtLeastRun(WrappingRun):
-    """`drafted`: tokens of this round so far, the same for all rows."""
-
-    settings: AtLeast
-
-    def __init__(self, settings: AtLeast, rows: int):
-        super().__init__(settings, rows)
-        self.drafted = 0
-
-    def begin_round(self, rows: list[int]) -> list[int]:
-        self.drafted = 0
-        return [max(limit, self.settings.n) for limit in super().begin_round(rows)]
-
-    def after_token(
-        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        self.drafted += 1
-        stops = super().after_token(input_ids, scores, rows=rows, features=features)  # always asked: it may count too
-        return stops if self.drafted >= self.settings.n else torch.zeros_like(stops)
+from ..validation import shown
+from .base import DraftStop, StopRun, check_stop
 
 
 @dataclass(frozen=True)
@@ -120,7 +24,7 @@ class CompositeStop(DraftStop):
         if not isinstance(self.stops, Sequence) or isinstance(self.stops, str) or not self.stops:
             raise TypeError(f"{name}.stops: expected a list of stops, got {shown(self.stops)}")
         for stop in self.stops:
-            _check_stop(f"{name}.stops", stop)
+            check_stop(f"{name}.stops", stop)
         object.__setattr__(self, "stops", tuple(self.stops))
         specs = [stop.features for stop in self.stops if stop.features is not None]
         # The state that predicts a token is the one that encodes the token before it: the position may differ.
@@ -128,9 +32,8 @@ class CompositeStop(DraftStop):
             raise ValueError(f"{name}.stops: their heads must read one hidden state, got {'; '.join(map(str, specs))}")
 
     @cached_property
-    def depth(self) -> int:
-        """How many stops stand inside one another."""
-        return 1 + max(map(_depth, self.stops))
+    def depth(self) -> int:  # type: ignore[override]
+        return 1 + max(stop.depth for stop in self.stops)
 
     @cached_property
     def adaptive(self) -> bool:  # type: ignore[override]
@@ -236,20 +139,6 @@ class AllOfRun(CompositeRun):
         return (self.part_stops(input_ids, scores, rows, features) | at_limit).all(dim=0)
 
 
-def _check_stop(name: str, value: Any) -> None:
-    if not isinstance(value, DraftStop):
-        raise TypeError(f"{name}: expected a stop such as SVIP(), got {shown(value)}")
-    check_nesting(name, _depth(value) + 1)
-
-
-def _depth(stop: DraftStop) -> int:
-    return stop.depth if isinstance(stop, WrappingStop | CompositeStop) else 0
-
-
-register_stop(
-    "at_least", AtLeast, example={"stop": "svip"},
-    summary="`stop`, but never before `n` tokens: its answers for earlier tokens are ignored, and its limit is at least `n`.",
-)  # fmt: skip
 register_stop(
     "any_of", AnyOf, example={"stops": ["svip", "constant"]},
     summary="Stop where any of `stops` would.",

@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from ..registry import register_stop
 from ..validation import check_int, check_number
-from .combined import WrappingRun, WrappingStop
+from .wrapping import WrappingRun, WrappingStop
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ def figures(models: Any, task: AnswerTask, problems: Sequence[Problem], arms: li
             "rule": arm.rule, "setting": arm.setting, "mode": arm.mode, "right": statistics.mean(right),
             "tokens_per_target_call": total.num_new_tokens / total.num_spec_steps,
             "lossy": total.num_lossy_accepts / total.num_new_tokens,
-            "unseen": total.num_unseen_tokens / total.num_new_tokens,
+            "unseen": total.num_unchecked_tokens / total.num_new_tokens,
             "of_strict": statistics.median(a / b for a, b in zip(arm.speeds, strict.speeds, strict=True)),
             "tokens_per_second": statistics.median(arm.speeds),
         })  # fmt: skip

@@ -80,7 +80,7 @@ def report(arms: list[Arm], tokenizer: Any, problems: list[Any]) -> list[dict[st
             row |= {
                 "tokens_per_target_call": new
                 / stats.summary()["num_spec_steps"],  # each row's own calls, as in the paper
-                "unseen": stats.num_unseen_tokens / new,
+                "unseen": stats.num_unchecked_tokens / new,
                 "lossy": stats.num_lossy_accepts / new,
             }
         else:

@@ -4,6 +4,7 @@ from . import demo
 from .artifacts.features import FeatureSpec
 from .artifacts.heads import Head, HeadConfig, LinearHead, MLPHead
 from .artifacts.profile import Profile
+from .drafters.base import Drafter, DrafterRun
 from .filters.base import VerifyAll, VerifyFilter
 from .filters.staged import Staged
 from .filters.sv import Verification
@@ -14,18 +15,18 @@ from .models.early_exit import early_exit
 from .models.identity import ModelIdentity
 from .policy.methods import AutoJudge, SpeculativeVerification, Sprinter, as_policy
 from .policy.policy import LossyPolicy
-from .round import Block, Verdict
+from .round import Draft, Selection, Verdict, Verified
 from .rules import (
     AcceptanceRule,
     AllButLast,
     BlockVerification,
     Cascade,
+    Distributions,
     Ensemble,
     EntropyVerify,
     FLy,
     Judge,
     KLJudge,
-    Laws,
     Lenience,
     Limited,
     Mentored,
@@ -33,6 +34,7 @@ from .rules import (
     Pointwise,
     RegretBudget,
     RelaxedTopK,
+    RuleRun,
     Strict,
     SyntheticForBenchmarks,
     Thresholds,
@@ -75,7 +77,6 @@ __all__ = [
     "AtLeast",
     "AutoJudge",
     "BatchSchedule",
-    "Block",
     "BlockVerification",
     "Cascade",
     "Confidence",
@@ -92,7 +93,7 @@ __all__ = [
     "Heuristic",
     "Judge",
     "KLJudge",
-    "Laws",
+    "Distributions",
     "Lenience",
     "Limited",
     "LinearHead",
@@ -123,7 +124,13 @@ __all__ = [
     "TopKTolerance",
     "Typical",
     "Union",
+    "Draft",
+    "Drafter",
+    "DrafterRun",
+    "RuleRun",
+    "Selection",
     "Verdict",
+    "Verified",
     "Verification",
     "VerifyAll",
     "VerifyFilter",

@@ -1,7 +1,8 @@
-"""The tensors of one round.
+"""The four stages of one round: `Draft` → `Selection` → `Verified` → `Verdict`. Each is frozen, and complete when it exists.
 
-Letters as in Leviathan et al. (huggingface.co/papers/2211.17192): p = target, q = draft, γ = tokens drafted for the row
-that drafted most, n = drafted tokens accepted. B rows, V tokens in the vocabulary that both models share.
+Letters as in Leviathan et al. (huggingface.co/papers/2211.17192): p = target, q = draft, γ = tokens drafted by the row that drafted
+most, n = drafted tokens accepted. B rows, V tokens in the vocabulary that both models share. Rows that drafted less than γ tokens are
+padded on the right.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,60 +12,128 @@ from functools import cached_property
 import torch
 
 
-@dataclass
-class Block:
-    """What one round drafted and what the target says of it. Rows that drafted less than γ are padded on the right."""
+@dataclass(frozen=True)
+class Draft:
+    """What a drafter proposes."""
 
-    tokens: torch.Tensor  # (B, γ) int64   drafted tokens, on the target's device
-    drafted: torch.Tensor  # (B,) int64    how many of them each row drafted
-    q: torch.Tensor | None  # (B, γ, V) float32  the laws the tokens were drawn from; None: each was certain (q = 1)
-    sampling: bool  # False: greedy, the target's choice is its argmax
-    kept: torch.Tensor | None = None  # (B,) int64   how many go to the target; set by the verify filter
-    scores: torch.Tensor | None = None  # (B, γ + 1, V) float32  target logits after the logits processors
-    states: torch.Tensor | None = None  # (B, γ, H)  the draft's hidden states of them, if the rule's head reads those
-    judged: torch.Tensor | None = None  # (B, γ) bool  tokens that the rule's head would let pass; None: it has no head
-    laws: torch.Tensor | None = None  # (B, γ, V) float32  the draft's laws, greedy too, where the filter reads them
-    # (B, γ + 1, V) float32: the companion's laws at the same positions, and one further.
-    companion: torch.Tensor | None = None
-    coins: torch.Tensor | None = None  # (B, γ) in [0, 1)   what each drafted token's a(x) is compared with; sampling
-    planned: int | None = None  # the most that a row might have drafted, from before the round; None: γ
-    index: torch.Tensor | None = None  # (B,) int64   which row of the call each row is; None: all of them, in order
-    considered: Callable[[torch.Tensor], torch.Tensor] | None = None  # at (B,) → (B, V) bool  what it would verify
+    tokens: torch.Tensor  # (B, γ) int64   on the target's device
+    lengths: torch.Tensor  # (B,) int64    how many of them each row drafted
+    call_rows: torch.Tensor  # (B,) int64  which row of the call each row is
+    planned: int  # the most tokens that a row might have drafted, known before the round
+    sampling: bool  # False: greedy, tokens are argmax
+    # (B, γ, V) float32: the distributions that the tokens were drawn from (greedy: whose argmax they are, if a rule or a filter reads
+    # them). None: each token was certain, q = 1.
+    probs: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None  # (B, γ, H)  the draft's hidden states, if the rule's head reads them
+    # (B, γ): one number of each token's distribution (greedy: its largest logit), not finite where the logits make no distribution.
+    peaks: torch.Tensor | None = None
+
+    @property
+    def gamma(self) -> int:
+        """γ."""
+        return self.tokens.shape[1]
+
+    def probs_of_tokens(self, probs: torch.Tensor) -> torch.Tensor:
+        """The probability that `probs` (B, ≥ γ, V) gives to each drafted token, (B, γ)."""
+        return probs[:, : self.gamma].gather(-1, self.tokens[..., None]).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a verify filter sends to the target."""
+
+    draft: Draft
+    sent: torch.Tensor  # (B,) int64   how many drafted tokens of each row, at most `draft.lengths`
+    sends_all: bool = False  # known without a look at the device: `sent` equals `draft.lengths`
+    companion: torch.Tensor | None = (
+        None  # (B, γ + 1, V) float32  the companion's distributions, if the filter read them
+    )
+    # At (B,) → (B, V) bool: which tokens the filter would have sent at one place of each row; None: it did not look at the token itself.
+    would_verify: Callable[[torch.Tensor], torch.Tensor] | None = None
     replaced: torch.Tensor | None = None  # (B,) int64   where the filter put another token, γ where it put none
+
+    def valid_prefix_lengths(self, lengths: Sequence[int], accepted: Sequence[int]) -> list[int]:
+        """How many of a row's `lengths[b]` cached tokens, `accepted[b]` of them from this round, a model holds that ran on the
+        drafter's own tokens, not on the one that the filter put in a token's place."""
+        if self.replaced is None:
+            return list(lengths)
+        return [held - (n > place) for held, n, place in zip(lengths, accepted, self.replaced.tolist(), strict=True)]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the target says of a selection; what acceptance rules read."""
+
+    selection: Selection
+    logits: torch.Tensor  # (B, γ + 1, V) float32   the target's, after the logits processors
+    head_accepts: torch.Tensor | None = (
+        None  # (B, γ) bool   tokens that the rule's head would accept; None: it has no head
+    )
+
+    @property
+    def draft(self) -> Draft:
+        return self.selection.draft
+
+    @property
+    def sampling(self) -> bool:
+        """False: greedy, the target's choice is its argmax."""
+        return self.draft.sampling
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """The drafted tokens, (B, γ) int64."""
+        return self.draft.tokens
+
+    @property
+    def drafted(self) -> torch.Tensor:
+        """How many tokens each row drafted, (B,) int64."""
+        return self.draft.lengths
+
+    @property
+    def sent(self) -> torch.Tensor:
+        """How many drafted tokens of each row the target read, (B,) int64."""
+        return self.selection.sent
+
+    @property
+    def call_rows(self) -> torch.Tensor:
+        """Which row of the call each row is, (B,) int64."""
+        return self.draft.call_rows
+
+    @property
+    def q(self) -> torch.Tensor | None:
+        """The draft's distributions, (B, γ, V) float32; None: each drafted token was certain."""
+        return self.draft.probs
 
     @cached_property
     def p(self) -> torch.Tensor:
-        """The target's laws, (B, γ + 1, V) float32: softmax of `scores`; position γ is the one after the last draft."""
-        assert self.scores is not None, "the target has not seen this block yet"
-        return self.scores.softmax(dim=-1)
+        """The target's distributions, (B, γ + 1, V) float32; position γ is the one after the last drafted token."""
+        return self.logits.softmax(dim=-1)
 
     @cached_property
-    def best(self) -> torch.Tensor:
-        """The target's argmax at each position, (B, γ + 1) int64."""
-        assert self.scores is not None, "the target has not seen this block yet"
-        return self.scores.argmax(dim=-1)
+    def argmax(self) -> torch.Tensor:
+        """The target's choice at each position, (B, γ + 1) int64."""
+        return self.logits.argmax(dim=-1)
 
-    @property
-    def rows(self) -> torch.Tensor:
-        """Which row of the call each row is, (B,) int64."""
-        return torch.arange(self.tokens.shape[0], device=self.tokens.device) if self.index is None else self.index
+    @cached_property
+    def is_sent(self) -> torch.Tensor:
+        """Which places hold a drafted token that the target read, (B, γ) bool."""
+        return torch.arange(self.draft.gamma, device=self.sent.device) < self.sent[:, None]
 
-    def of_tokens(self, laws: torch.Tensor) -> torch.Tensor:
-        """The probability that `laws` (B, ≥ γ, V) gives to each drafted token, (B, γ)."""
-        return laws[:, : self.tokens.shape[1]].gather(-1, self.tokens[..., None]).squeeze(-1)
-
-    def known(self, held: Sequence[int], accepted: Sequence[int]) -> list[int]:
-        """How many of `held[b]` tokens, of which `accepted[b]` are the block's, a model knows that was fed the draft's own."""
-        if self.replaced is None:
-            return list(held)
-        return [h - (n > place) for h, n, place in zip(held, accepted, self.replaced.tolist(), strict=True)]
+    def of_tokens(self, values: torch.Tensor) -> torch.Tensor:
+        """What `values` (B, ≥ γ, V) holds for each drafted token, (B, γ)."""
+        return self.draft.probs_of_tokens(values)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Verdict:
     """What a round ends with: each row commits its first `accepted` drafted tokens and then `token`."""
 
     accepted: torch.Tensor  # (B,) int64    n
     token: torch.Tensor  # (B,) int64       the correction after a rejection, else the bonus token
     lossy: torch.Tensor  # (B, γ) bool      accepted tokens that strict acceptance would have rejected
-    unseen: torch.Tensor | None = None  # (B, γ) bool   accepted tokens that were not looked at; None: all were
+    unchecked: torch.Tensor | None = (
+        None  # (B, γ) bool   accepted tokens that were not compared with the target; None: all were
+    )
+    coins: torch.Tensor | None = (
+        None  # (B, γ) in [0, 1)   what acceptance probabilities were compared with; None: greedy
+    )

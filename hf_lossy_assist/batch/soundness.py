@@ -1,26 +1,23 @@
-"""Logits that make no law, NaN, +inf or −inf everywhere: found without a look at the device of their own, refused where the text comes to them."""
+"""Logits that make no distribution, NaN, +inf or −inf everywhere: found without a look at the device of their own, refused where the text comes to them."""
 
 from collections.abc import Mapping
 
 import torch
 
-from ..round import Block
+from ..round import Verified
 
 
-def sound(block: Block, peaks: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Of each model, at how many places in a row from the first its logits make a law, (B,) int64.
-
-    `peaks` (B, γ): a number of each drafted token's law that is not finite where there is none; None: the drafts have no laws.
-    """
-    assert block.scores is not None and block.kept is not None
-    gamma = block.tokens.shape[1]
-    places = torch.arange(gamma + 1, device=block.scores.device)
-    fine = {"target": _finite(block.scores.amax(dim=-1)) | (places > block.kept[:, None])}
-    beyond = places[:gamma] >= block.drafted[:, None]
-    if peaks is not None:
-        fine["draft"] = _finite(peaks) | beyond
-    if block.companion is not None:
-        fine["companion"] = _finite(block.companion[:, :gamma, 0]) | beyond
+def sound(verified: Verified) -> dict[str, torch.Tensor]:
+    """Of each model, at how many places in a row from the first its logits make a distribution, (B,) int64."""
+    draft, companion = verified.draft, verified.selection.companion
+    gamma = draft.gamma
+    places = torch.arange(gamma + 1, device=verified.logits.device)
+    fine = {"target": _finite(verified.logits.amax(dim=-1)) | (places > verified.sent[:, None])}
+    beyond = places[:gamma] >= draft.lengths[:, None]
+    if draft.peaks is not None:
+        fine["draft"] = _finite(draft.peaks) | beyond
+    if companion is not None:
+        fine["companion"] = _finite(companion[:, :gamma, 0]) | beyond
     return {model: its.long().cumprod(dim=1).sum(dim=1) for model, its in fine.items()}
 
 
@@ -30,7 +27,7 @@ def _finite(x: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_unsound(good: Mapping[str, int], taken: int, gamma: int, row: int, written: int) -> None:
-    """Raise `ValueError` where one of the `taken` tokens of a round came from no law; `good`: `sound` of this row.
+    """Raise `ValueError` where one of the `taken` tokens of a round came from no distribution; `good`: `sound` of this row.
 
     Where the text does not come to such a place (behind a rejected draft, a grammar may have no way on), it is no error.
     """

@@ -1,8 +1,7 @@
-"""Where drafted tokens come from: one file for each drafter."""
+"""Where drafted tokens come from: `base` says what a drafter answers; every other file holds one."""
 
-from .base import Drafter
-from .candidates import CandidateDrafter
-from .model import ModelDrafter
+from .base import Drafter, DrafterRun
+from .model import AssistantDrafter
 
 
-__all__ = ["CandidateDrafter", "Drafter", "ModelDrafter"]
+__all__ = ["AssistantDrafter", "Drafter", "DrafterRun"]

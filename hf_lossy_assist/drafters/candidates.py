@@ -7,14 +7,15 @@ from transformers import PreTrainedModel
 from transformers.generation import CandidateGenerator
 
 from ..batch.positions import TableEnds
+from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.stock_exit import layers_restored
-from ..registry import register_drafter
-from ..round import Block
+from ..round import Draft, Verified
 from ..stats.clock import Clock
+from .base import DrafterRun
 
 
-class CandidateDrafter:
+class CandidateRun(DrafterRun):
     """One of Transformers' candidate generators, at batch 1: prompt lookup, early exit, another tokenizer."""
 
     def __init__(
@@ -23,7 +24,7 @@ class CandidateDrafter:
         self.target = target
         self.generator, self.vocabulary, self.sampling, self.clock = generator, vocabulary, sampling, clock
 
-    def propose(self, rows: Rows, limits: Sequence[int]) -> Block:
+    def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         text = rows.prompts()[0][None]
         with self.clock.time("draft"), layers_restored(self.target):
             try:
@@ -32,22 +33,20 @@ class CandidateDrafter:
                 candidates, logits = text, None
         tokens = candidates[:, text.shape[1] :][:, : limits[0]].to(rows.ids.device)
         gamma = tokens.shape[1]
-        q = None
+        probs = None
         if self.sampling and logits is not None and gamma:
-            q = logits[:, :gamma, : self.vocabulary].to(device=rows.ids.device, dtype=torch.float32).softmax(dim=-1)
+            logits = logits[:, :gamma, : self.vocabulary].to(device=rows.ids.device, dtype=torch.float32)
+            probs = logits.softmax(dim=-1)
         rows.write(tokens)
-        return Block(tokens, torch.tensor([gamma], device=rows.ids.device), q, self.sampling)
+        lengths = torch.tensor([gamma], device=rows.ids.device)
+        return Draft(tokens, lengths, rows.order, max(limits), self.sampling, probs)
 
-    def learn(self, rows: Rows, block: Block, accepted: Sequence[int]) -> None:
+    def learn(
+        self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None
+    ) -> None:
         text = rows.prompts()[0][None]
-        self.generator.update_candidate_strategy(text, block.scores, accepted[0])
+        self.generator.update_candidate_strategy(text, verified.logits, accepted[0])
 
     def select(self, keep: Sequence[int]) -> None:
         if list(keep) != [0]:
             raise AssertionError(f"a candidate generator serves one row; asked for {list(keep)}")
-
-
-register_drafter(
-    "candidates", CandidateDrafter, paper="Transformers",
-    summary="One of Transformers' candidate generators: prompt lookup, early exit, a draft with another tokenizer.",
-)  # fmt: skip

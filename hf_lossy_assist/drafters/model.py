@@ -1,29 +1,62 @@
-"""Where drafted tokens come from: a draft model with its own loop, or one of Transformers' candidate generators."""
+"""A draft model with its own loop: one token at a time for all rows, until each row's limit, its stop, or an end token."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from ..artifacts.features import FeatureTap
 from ..batch.processing import Processing
+from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..batch.soundness import something
 from ..models.cached import CachedModel
 from ..registry import register_drafter
-from ..round import Block
-from ..rules import draw
+from ..round import Draft, Verified
 from ..stats.clock import Clock
 from ..stops import StopRun
-from .base import fitted
+from .base import DraftContext, Drafter, DrafterRun, empty_draft, fit_vocabulary
 
 
-class ModelDrafter:
-    """A draft model: one token at a time for all rows, until each row's limit, its stop, or an end token.
+@dataclass(frozen=True)
+class AssistantDrafter(Drafter):
+    """The call's `assistant_model`: what drafts where no other drafter is named. A part of composites."""
 
-    A row that stops early is masked, not dropped: the others go on beside it. Tokens are drawn from q, the draft's law after
+    needs_assistant = True
+
+    def start(self, context: DraftContext) -> DrafterRun:
+        if context.assistant_run is None:
+            raise ValueError("AssistantDrafter: this call has no assistant_model: pass assistant_model=…")
+        return context.assistant_run()
+
+
+@dataclass
+class Steps:
+    """What one round's draft steps leave behind, a list entry a step."""
+
+    going: list[bool]  # which rows draft on
+    counted: list[int]  # how many tokens each row has drafted, if the stop is adaptive
+    open_places: list[int]  # of each row 1, and 0 where the caller's processors are no longer asked
+    tokens: list[torch.Tensor] = field(default_factory=list)  # (B,) each
+    peaks: list[torch.Tensor] = field(default_factory=list)  # (B,) each
+    probs: list[torch.Tensor] = field(default_factory=list)  # (B, V) each
+    hidden: list[torch.Tensor] = field(default_factory=list)  # (B, H) each
+
+    def close(self, goes_on: Sequence[bool], over: Sequence[bool]) -> None:
+        """Ask the caller's processors about a row no longer that has stopped, ended, or drafted a token that they forbid."""
+        rows = zip(self.open_places, goes_on, over, strict=True)
+        self.open_places = [int(open_ and on and not ended) for open_, on, ended in rows]
+
+
+class AssistantRun(DrafterRun):
+    """A draft model at work in one call.
+
+    A row that stops early is masked, not dropped: the others go on beside it. Tokens are drawn from q, the draft's distribution after
     the call's logits processors (applied once), and q is kept for the acceptance rule.
     """
+
+    gives_probs = True
 
     def __init__(
         self,
@@ -33,89 +66,109 @@ class ModelDrafter:
         vocabulary: int,
         sampling: bool,
         clock: Clock,
+        *,
         tap: FeatureTap | None = None,
         states: FeatureTap | None = None,
     ):
         """`vocabulary`: the target's. A smaller draft's missing ids get q = 0; a larger one's surplus is cut off.
 
-        `tap` and `states`, on the draft model, are entered by the caller; the stop is given what `tap` holds, and what `states`
-        holds of each drafted token goes into the block, for the rule.
+        `tap` and `states` are on the draft model: the stop is given what `tap` holds, and what `states` holds of each drafted
+        token goes into the draft, for the rule.
         """
         self.model, self.stop, self.processing, self.tap, self.states = model, stop, processing, tap, states
         self.vocabulary, self.sampling, self.clock = vocabulary, sampling, clock
-        # (B, γ) of this round: a number of each drafted token's law (greedy: its largest logit), not finite where there is no law.
-        self.peaks: torch.Tensor | None = None
         self.lacks = False  # the model has fewer token ids than the target
-        self.keep_laws = False  # in greedy decoding too, for a filter that reads them
+        self.keeps_probs = sampling
 
-    def propose(self, rows: Rows, limits: Sequence[int]) -> Block:
-        device, batch = rows.ids.device, rows.ids.shape[0]
-        tokens, peaks = [], []  # (B,) each
-        laws: list[torch.Tensor] = []  # (B, V) each
-        states: list[torch.Tensor] = []  # (B, H) each
-        counted, going = [0] * batch, [limit > 0 for limit in limits]  # for adaptive stops alone
+    @property
+    def cached_models(self) -> Sequence[CachedModel]:
+        return (self.model,)
+
+    @property
+    def taps(self) -> Sequence[FeatureTap]:
+        return [tap for tap in (self.tap, self.states) if tap is not None]
+
+    def keep_probs(self) -> None:
+        self.keeps_probs = True
+
+    def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
+        batch, device = rows.ids.shape[0], rows.ids.device
+        going = [limit > 0 for limit in limits]
+        steps = Steps(going, [0] * batch, [int(here) for here in going])
         # Rows that need not have stopped for the round to end.
-        may_wait = sum(going) - max(1, math.ceil(self.stop.settings.patience * sum(going) - 1e-9))
-
-        ended = torch.tensor([not here for here in going], device=device)  # (B,) for the other stops
+        may_wait = sum(steps.going) - max(1, math.ceil(self.stop.settings.patience * sum(steps.going) - 1e-9))
+        ended = torch.tensor([not going for going in steps.going], device=device)  # (B,) for stops that do not look
         feed, counts = rows.after(self.model.lengths)
-        open_places = [int(here) for here in going]  # 0: the caller's processors are not asked
         for i in range(max(limits)):
-            raw = self._logits(feed, counts, device)  # (B, V)
-            if self.states is not None:
-                states.append(self._last(self.states, counts))
-            found = self.processing(rows.ids, [n + i for n in rows.lengths], raw[:, None], rows.index, open_places)[
-                :, 0
-            ]
-            scores = something(found, raw) if self.lacks else found
-            if self.sampling or self.keep_laws:
-                laws.append(scores.softmax(dim=-1))
-            if self.sampling:
-                token, peak = draw(laws[-1]), laws[-1][:, 0]
-            else:
-                peak, token = scores.max(dim=-1)
-            tokens.append(token)
-            peaks.append(peak)
+            raw, logits, token = self._step(rows, steps, feed, counts, randomness)
             if self.processing.needs_prefix:
                 rows.write(token[:, None], i)
             if self.stop.settings.adaptive:
                 stops = self._stops(token, raw, counts, rows.index).to(device) | rows.ends(token)
-                for b, stopped in enumerate(stops.tolist()):  # the one look at the device that an adaptive stop costs
-                    if going[b]:
-                        counted[b], going[b] = i + 1, not stopped and i + 1 < limits[b]
-                if sum(going) <= may_wait:
+                for b, stopped in enumerate(stops.tolist()):  # the device sync that an adaptive stop costs
+                    if steps.going[b]:
+                        steps.counted[b], steps.going[b] = i + 1, not stopped and i + 1 < limits[b]
+                if sum(steps.going) <= may_wait:
                     break
-            elif device.type == "cpu":  # where a look costs nothing: no row drafts on when all have come to their end
+            elif device.type == "cpu":  # where a sync costs nothing: no row drafts on when all have come to their end
                 ended |= rows.ends(token)
                 if bool(ended.all()):
                     break
             if self.processing.runs_callers_code:
-                over = (rows.ends(token) | (found.gather(1, token[:, None])[:, 0] == -math.inf)).tolist()
-                goes_on = going if self.stop.settings.adaptive else [limit > i + 1 for limit in limits]
-                open_places = [int(o and g and not e) for o, g, e in zip(open_places, goes_on, over, strict=True)]
+                over = (rows.ends(token) | (logits.gather(1, token[:, None])[:, 0] == -math.inf)).tolist()
+                goes_on = steps.going if self.stop.settings.adaptive else [limit > i + 1 for limit in limits]
+                steps.close(goes_on, over)
             feed, counts = token[:, None], [1] * batch
+        if not steps.tokens:
+            return empty_draft(rows, limits, self.sampling)
+        return self._draft(rows, limits, steps)
 
-        room = torch.tensor(counted if self.stop.settings.adaptive else list(limits), device=device)
-        if not tokens:
-            self.peaks = None
-            return Block(rows.ids[:, :0], room, None, self.sampling)
+    def _step(
+        self, rows: Rows, steps: Steps, feed: torch.Tensor, counts: list[int], randomness: Randomness
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Draft one token of each row: the raw logits and the processed ones (B, V), and the token (B,)."""
+        i = len(steps.tokens)
+        raw = self._logits(feed, counts, rows.ids.device)
+        if self.states is not None:
+            steps.hidden.append(self._last(self.states, counts))
+        lengths = [n + i for n in rows.lengths]
+        processed = self.processing(rows.ids, lengths, raw[:, None], rows.index, steps.open_places)[:, 0]
+        logits = something(processed, raw) if self.lacks else processed
+        if self.keeps_probs:
+            steps.probs.append(logits.softmax(dim=-1))
+        if self.sampling:
+            token, peak = randomness.draw(steps.probs[-1], rows.order, i), steps.probs[-1][:, 0]
+        else:
+            peak, token = logits.max(dim=-1)
+        steps.tokens.append(token)
+        steps.peaks.append(peak)
+        return raw, processed, token
+
+    def _draft(self, rows: Rows, limits: Sequence[int], steps: Steps) -> Draft:
+        device, hidden = rows.ids.device, steps.hidden
         if self.states is not None and self.states.spec.position == "token":
             # A token's own state is known one forward later: the first of them encodes no draft, the last is still missing.
-            self._logits(tokens[-1][:, None], [1] * batch, device)
-            states = states[1:] + [self._last(self.states, [1] * batch)]
-        drawn = torch.stack(tokens, dim=1)  # (B, γ)
-        rows.write(drawn)
-        drafted = room
+            alone = [1] * len(limits)
+            self._logits(steps.tokens[-1][:, None], alone, device)
+            hidden = hidden[1:] + [self._last(self.states, alone)]
+        tokens = torch.stack(steps.tokens, dim=1)  # (B, γ)
+        rows.write(tokens)
+        lengths = torch.tensor(steps.counted if self.stop.settings.adaptive else list(limits), device=device)
         if not self.stop.settings.adaptive:  # up to the first end, with it
-            drafted = torch.minimum(1 + (rows.ends(drawn).long().cumsum(dim=1) == 0).sum(dim=1), room)
-        self.peaks = torch.stack(peaks, dim=1)
-        law = torch.stack(laws, dim=1) if laws else None
-        block = Block(drawn, drafted, law if self.sampling else None, self.sampling, laws=law)
-        block.states = torch.stack(states, dim=1) if states else None
-        return block
+            lengths = torch.minimum(1 + (rows.ends(tokens).long().cumsum(dim=1) == 0).sum(dim=1), lengths)
+        return Draft(
+            tokens,
+            lengths,
+            rows.order,
+            max(limits),
+            self.sampling,
+            probs=torch.stack(steps.probs, dim=1) if steps.probs else None,
+            hidden=torch.stack(hidden, dim=1) if hidden else None,
+            peaks=torch.stack(steps.peaks, dim=1),
+        )
 
     def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int], rows: list[int]) -> torch.Tensor:
-        """Whether each row stops after `token` (B,), drawn from `raw` (B, V), the last of `counts[b]` positions of the forward."""
+        """Which rows stop after `token` (B,), drawn from `raw` (B, V), the last of `counts[b]` positions of the forward."""
         if self.tap is None:
             return self.stop.after_token(token[:, None], (raw,), rows=rows)
         with self.clock.time("head"):
@@ -132,10 +185,12 @@ class ModelDrafter:
             logits = self.model.feed(feed, counts, keep=1 if even else None)
         last = logits[:, -1] if even else logits[range(len(counts)), [c - 1 for c in counts]]
         self.lacks = last.shape[-1] < self.vocabulary
-        return fitted(last.to(device=device, dtype=torch.float32), self.vocabulary)
+        return fit_vocabulary(last.to(device=device, dtype=torch.float32), self.vocabulary)
 
-    def learn(self, rows: Rows, block: Block, accepted: Sequence[int]) -> None:
-        held = block.known(rows.held(), accepted)
+    def learn(
+        self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None
+    ) -> None:
+        held = verified.selection.valid_prefix_lengths(rows.held(), accepted)
         self.model.rollback([min(a, b) for a, b in zip(self.model.lengths, held, strict=True)])
 
     def select(self, keep: Sequence[int]) -> None:
@@ -143,6 +198,6 @@ class ModelDrafter:
 
 
 register_drafter(
-    "model", ModelDrafter, paper="2211.17192",
+    "model", AssistantDrafter, paper="2211.17192",
     summary="A draft model writes one token after the other, for all rows of a batch.",
 )  # fmt: skip

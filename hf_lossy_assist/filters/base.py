@@ -1,4 +1,4 @@
-"""Verify filters: how many drafted tokens of each row go to the target."""
+"""What every verify filter answers: how many drafted tokens of each row go to the target."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import torch
 
 from ..registry import register_filter
-from ..round import Block
+from ..round import Draft, Selection
+from ..rules.accepting import Randomness
 
 
 @dataclass(frozen=True)
@@ -15,35 +16,41 @@ class VerifyFilter:
     """Decides after drafting and before the target runs. `VerifyAll` is the neutral one."""
 
     lossless: ClassVar[bool] = True
-    selective: ClassVar[bool] = False  # may drop a token for its own sake, and not only for what stands before it
-
+    # Whether dropping a token may depend on the token itself, not only on those before it. The correction is then re-weighted.
+    depends_on_token: ClassVar[bool] = False
     joint: ClassVar[bool] = False  # weighs the rows of a batch against each other
 
-    def observer(self, target: Any) -> Any:
-        """The model whose laws it reads (`block.companion`); None: it reads none."""
+    def companion_for(self, target: Any) -> Any:
+        """The model whose distributions it reads; None: it reads none."""
         return None
 
     def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
         """Refuse models that it was not made for, or drafts of up to `longest` tokens."""
 
     def check_decoding(self, decoding: Mapping[str, Any]) -> None:
-        """Warn of sampling settings (`laws.decoding_at`) that it was not made for."""
+        """Warn of sampling settings (`sampling_settings.decoding_at`) that it was not made for."""
 
-    def observes(self, rows: int) -> bool:
-        """Whether the companion is asked in a batch of so many rows."""
+    def reads_companion(self, rows: int) -> bool:
+        """Whether the companion runs in a batch of `rows` rows."""
         return False
 
-    def __call__(self, block: Block) -> torch.Tensor:
-        """The number of drafted tokens of each row to verify, (B,) int64, at most `block.drafted`."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method __call__(block)")
+    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: Randomness) -> Selection:
+        """What to send to the target.
+
+        Args:
+            companion: the companion's distributions at each drafted position and the one after, (B, γ + 1, V) float32; None where it
+                did not run.
+            randomness: for filters that draw tokens; numbers of their own, which nothing else in the round uses.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a method select(draft, companion, randomness)")
 
 
 @dataclass(frozen=True)
 class VerifyAll(VerifyFilter):
     """Every drafted token is verified."""
 
-    def __call__(self, block: Block) -> torch.Tensor:
-        return block.drafted
+    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: Randomness) -> Selection:
+        return Selection(draft, draft.lengths, sends_all=True, companion=companion)
 
 
 register_filter(

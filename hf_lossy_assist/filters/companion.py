@@ -15,7 +15,7 @@ from .base import VerifyFilter
 
 
 class WithCompanion(VerifyFilter):
-    """The base of filters with a companion: one forward of it over each drafted block fills `block.companion`.
+    """The base of filters with a companion: one forward of it over each drafted block is what `select` reads.
 
     `companion` (`PreTrainedModel` or `str`): a causal model with the draft's vocabulary. A folder or a name on the Hub is loaded
     at the first call, in the target's precision and onto its device: safetensors alone, and no code of its own.
@@ -33,10 +33,10 @@ class WithCompanion(VerifyFilter):
     def __hash__(self) -> int:
         return hash((type(self), self.companion if isinstance(self.companion, str) else id(self.companion)))
 
-    def observes(self, rows: int) -> bool:
+    def reads_companion(self, rows: int) -> bool:
         return True
 
-    def observer(self, target: Any) -> Any:
+    def companion_for(self, target: Any) -> Any:
         if not isinstance(self.companion, str):
             return self.companion
         if not self._loaded:
@@ -54,9 +54,9 @@ class WithCompanion(VerifyFilter):
     def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
         if draft is None:
             raise ValueError(
-                "a companion is compared with a draft model: pass assistant_model=… (prompt lookup has no laws)"
+                "a companion is compared with a draft model: pass assistant_model=… (prompt lookup has no distributions)"
             )
-        check_companion(draft, self.observer(base_of(target)))
+        check_companion(draft, self.companion_for(base_of(target)))
 
 
 def check_companion(draft: Any, companion: Any) -> None:

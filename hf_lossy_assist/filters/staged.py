@@ -4,14 +4,15 @@ Spector & Ré, "Accelerating LLM Inference with Staged Speculative Decoding" (hu
 one of the baselines of SV's paper.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ..registry import register_filter
-from ..round import Block
-from ..rules import Strict, decide
+from ..round import Draft, Selection, Verified
+from ..rules import RuleRun, Strict, accept
+from ..rules.accepting import Randomness
 from .companion import WithCompanion
 
 
@@ -19,26 +20,28 @@ from .companion import WithCompanion
 class Staged(WithCompanion):
     """Strict acceptance of the drafted tokens against `companion`; its first correction takes a drafted token's place.
 
-    What is left was drawn from the companion's laws c, so the target verifies it with q = c. Whether a place is left depends on
-    the places before it alone, so the output's law is the target's. Lossless; neutral: the draft itself as companion.
+    What is left was drawn from the companion's distributions c, so the target verifies it with q = c. Whether a place is left depends on
+    the places before it alone, so the output has the target's distribution. Lossless; neutral: the draft itself as companion.
     """
 
     companion: Any = field(repr=False)
 
-    def __call__(self, block: Block) -> torch.Tensor:
-        gamma = block.tokens.shape[1]
-        if block.companion is None or gamma == 0:
-            return block.drafted
-        inner = Block(block.tokens, block.drafted, block.q, block.sampling, scores=block.companion.log())
-        verdict = decide(Strict(), inner)
-        at, refused = verdict.accepted, verdict.accepted < block.drafted  # (B,) each
+    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: Randomness) -> Selection:
+        gamma = draft.gamma
+        if companion is None or gamma == 0:
+            return Selection(draft, draft.lengths, companion=companion)
+        inner = Verified(Selection(draft, draft.lengths), companion.log())
+        verdict = accept(RuleRun(Strict()), inner, randomness)
+        at, rejected = verdict.accepted, verdict.accepted < draft.lengths  # (B,) each
         place = at.clamp(max=gamma - 1)[:, None]
-        own = torch.where(refused[:, None], verdict.token[:, None], block.tokens.gather(1, place))
-        block.tokens = block.tokens.scatter(1, place, own)
-        block.laws = block.companion[:, :gamma]
-        block.q = block.laws if block.sampling else None
-        block.replaced = torch.where(refused, at, gamma)
-        return torch.minimum(at + 1, block.drafted)
+        token = torch.where(rejected[:, None], verdict.token[:, None], draft.tokens.gather(1, place))
+        corrected = replace(draft, tokens=draft.tokens.scatter(1, place, token), probs=companion[:, :gamma])
+        return Selection(
+            corrected,
+            torch.minimum(at + 1, draft.lengths),
+            companion=companion,
+            replaced=torch.where(rejected, at, gamma),
+        )
 
 
 register_filter(

@@ -108,7 +108,7 @@ def policy_in(given: Any, own: Any) -> Any:
 def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
     """What an enabled model's `generate(..., lossy_policy=policy)` does; keyword arguments are those of `generate`."""
     kwargs = dict(kwargs)
-    given = kwargs.pop("generation_config", None)
+    given, generator, drafter = (kwargs.pop(name, None) for name in ("generation_config", "generator", "drafter"))
     if given is not None and not isinstance(given, GenerationConfig):
         raise TypeError(f"generation_config: expected a GenerationConfig, got {type(given).__name__}")
     # For reading: as Transformers has it, what a given config leaves open comes from the model's own.
@@ -125,6 +125,8 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
         assistant_tokenizer=kwargs.pop("assistant_tokenizer", None),
         settings={name: kwargs.pop(name) for name in DRAFT_SETTINGS if name in kwargs},
         cache_given=kwargs.get("past_key_values") is not None,
+        generator=generator,
+        drafter=drafter,
     )
     # A candidate generator's settings must not make Transformers choose its own assisted mode before the runner is reached.
     for name in ("prompt_lookup_num_tokens", "assistant_early_exit"):

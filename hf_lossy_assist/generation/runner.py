@@ -1,6 +1,7 @@
 """`Runner`: a policy and a draft as the decoding loop that Transformers' `generate` calls with everything prepared."""
 
 import copy
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,18 +13,19 @@ from ..artifacts.features import FeatureTap
 from ..artifacts.sampling_settings import decoding_at
 from ..batch.positions import Positions, keep_within
 from ..batch.processing import Processing, without_callers
+from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
 from ..batch.token_types import shared_types, types_for
-from ..drafters.base import Drafter
-from ..drafters.candidates import CandidateDrafter
-from ..drafters.model import ModelDrafter
-from ..engine.loop import Call, decode, new_tokens_first, prefill
+from ..drafters.base import DraftContext, Drafter, DrafterRun
+from ..drafters.candidates import CandidateRun
+from ..drafters.model import AssistantRun
+from ..engine.call import Call
+from ..engine.commit import new_tokens_first
+from ..engine.loop import decode, prefill
 from ..models.cached import CachedModel
-from ..models.cropping import CroppingModel
 from ..models.identity import same_ids
 from ..models.inspect import TESTED, base_of, device_of, learned_positions, vocabulary_of
 from ..models.lengths import refuse_by_length
-from ..models.row_model import RowModel
 from ..models.stock_exit import check_exit
 from ..models.trials import refuse_length, why_not_rows
 from ..policy.methods import as_policy
@@ -50,6 +52,8 @@ class Runner:
         assistant (`PreTrainedModel`, *optional*): the draft model.
         streamer, tokenizer, assistant_tokenizer: what `generate` would be given; it does not hand them to a callable.
         settings (`dict`, *optional*): `num_assistant_tokens`, `num_assistant_tokens_schedule`, `assistant_confidence_threshold`.
+        generator: where random numbers come from: one generator, or one for each row of the call; by default torch's global one.
+        drafter: what drafts, in place of the assistant alone.
         cache_given: the caller passes `past_key_values`, which must be the cache that is filled, even if it is empty yet.
     """
 
@@ -63,6 +67,8 @@ class Runner:
         assistant_tokenizer: Any = None,
         settings: dict[str, Any] | None = None,
         cache_given: bool = False,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        drafter: Drafter | None = None,
     ):
         self.policy, self.streamer = as_policy(policy), streamer
         # As Transformers has it, torch.compile(model).generate runs the model inside, and so does a draft.
@@ -71,6 +77,10 @@ class Runner:
         if settings is not None and not (isinstance(settings, dict) and settings.keys() <= set(DRAFT_SETTINGS)):
             raise TypeError(f"Runner: settings: expected a dict of {', '.join(DRAFT_SETTINGS)}, got {shown(settings)}")
         self.settings, self.cache_given = dict(settings or {}), cache_given
+        self.generator = check_generator(generator)
+        if drafter is not None and not isinstance(drafter, Drafter):
+            raise TypeError(f"drafter: expected a drafter such as SuffixDrafter(), got {shown(drafter)}")
+        self.drafter = drafter
         self.generator_settings: dict[str, Any] = {}
         self._other: bool | None = None
         self.called = False
@@ -83,9 +93,11 @@ class Runner:
         refuse_models(model, self.assistant)
         refuse_helpers(self.streamer, tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
         wanted = [name for name, value in self.generator_settings.items() if value is not None]
-        if self.assistant is None and not wanted:
+        if self.drafter is not None:
+            self._refuse_drafter(wanted)
+        elif self.assistant is None and not wanted:
             raise ValueError(
-                "lossy_policy needs something to draft with: pass assistant_model=… (or prompt_lookup_num_tokens=…)"
+                "lossy_policy needs something to draft with: pass assistant_model=… (or drafter=…, or prompt_lookup_num_tokens=…)"
             )
         if self.assistant is not None:
             if wanted:
@@ -98,7 +110,7 @@ class Runner:
         if self.generator_settings.get("assistant_early_exit") is not None:
             check_exit(model, self.generator_settings["assistant_early_exit"])
         stop, rule, spec = self.draft_stop(), self.policy.rule, self.policy.rule.features
-        if rule.needs_laws and (self.assistant is None or self.other_tokenizer()):
+        if rule.needs_draft_probs and (self.assistant is None or self.other_tokenizer()):
             raise ValueError(
                 f"{type(rule).__name__} compares the target's law with the draft's: it needs an assistant_model with the target's "
                 "tokenizer (prompt lookup, early exit and other tokenizers have no such law), or another rule"
@@ -108,11 +120,26 @@ class Runner:
                 f"the rule's head reads the {spec}: it needs a draft model with the target's tokenizer. Without one, use a head "
                 "that reads the target alone (hf-lossy fit autojudge --features target)"
             )
-        if self.other_tokenizer() and self.policy.filter.observer(base_of(model)) is not None:
+        if self.other_tokenizer() and self.policy.filter.companion_for(base_of(model)) is not None:
             raise ValueError(
                 "the policy's filter compares laws of the draft with a companion's: it needs a draft model with the target's tokenizer"
             )
         self.policy.check(model, self.assistant, self.tokenizer, stop.longest)
+
+    def _refuse_drafter(self, wanted: list[str]) -> None:
+        """Refuse a drafter beside other ways to draft, or without what it needs."""
+        drafter, name = self.drafter, type(self.drafter).__name__
+        assert drafter is not None
+        if wanted:
+            raise ValueError(f"drafter and {wanted[0]} are two ways to draft: pass one of them")
+        if self.other_tokenizer():
+            raise ValueError(f"{name} drafts in the target's token ids, and the assistant has another tokenizer")
+        if drafter.needs_assistant and self.assistant is None:
+            raise ValueError(f"{name} drafts with a draft model: pass assistant_model=… too")
+        if not drafter.needs_assistant and self.assistant is not None:
+            raise ValueError(
+                f"{name} needs no draft model, and assistant_model=… is given: leave one out, or pass CompositeDrafter({name}())"
+            )
 
     def other_tokenizer(self) -> bool:
         """True when both tokenizers were given and give other ids to the same tokens, or have other tokens."""
@@ -182,37 +209,38 @@ class Runner:
         drafter = self._drafter(
             model, rows, stop, processing, vocabulary, sampling, clock, generation_config, inputs_tensor, model_kwargs
         )
-        observer, rule = self.policy.filter.observer(base_of(model)), self.policy.rule
-        if observer is not None or rule.needs_laws:
-            assert isinstance(drafter, ModelDrafter), "checked by validate"
-            drafter.keep_laws = True
-        drafts = self.assistant if isinstance(drafter, ModelDrafter) else None  # in their own ids alone
-        positions = Positions(base_of(model), base_of(drafts), observer)
-        wants = generation_config.return_dict_in_generate
+        companion, rule = self.policy.filter.companion_for(base_of(model)), self.policy.rule
+        if companion is not None or rule.needs_draft_probs:
+            drafter.keep_probs()
+        # Tables of positions count in the target's own token ids.
+        drafts = self.assistant if drafter.gives_probs else None
+        positions = Positions(base_of(model), base_of(drafts), companion)
+        wants, spec = generation_config.return_dict_in_generate, rule.features
         call = Call(
-            rows, target, drafter, stop, rule.start(rows.prompts()), self.policy, processing, clock, sampling, positions,
-            companion=None if observer is None else rowwise(observer, model, rows, vocabulary),
+            rows=rows, target=target, drafter=drafter, stop=stop, rule=rule.start(rows.prompts()), policy=self.policy,
+            processing=processing, randomness=Randomness(self.generator, len(rows.index)), clock=clock, positions=positions,
+            companion=None if companion is None else rowwise(companion, model, rows, vocabulary),
+            tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
+            drafter_tap=None if drafter.target_features is None else FeatureTap(model, drafter.target_features),
             streamer=self.streamer,
             keep_scores=bool(wants and generation_config.output_scores),
             keep_logits=bool(wants and generation_config.output_logits),
         )  # fmt: skip
         # Faster than no_grad by about a tenth on small models. Not where tensors of the forward outlive the call: a cache of
         # Transformers' goes back to the caller, and a quantised model may keep what it makes at its first forward.
-        quantised = [getattr(base_of(its), "is_quantized", False) for its in (model, self.assistant, observer)]
-        lasting = isinstance(target, CroppingModel) or any(quantised)
-        spec = rule.features
-        call.tap = FeatureTap(model, spec) if spec is not None and spec.reads("target") else None
-        taps = [call.tap, getattr(drafter, "tap", None), getattr(drafter, "states", None)]
+        quantised = [getattr(base_of(its), "is_quantized", False) for its in (model, self.assistant, companion)]
+        lasting = target.outlives_call or any(quantised)
         # (`inference_mode(False)` will not do there: it switches gradients on.)
         with torch.no_grad() if lasting else torch.inference_mode(), ExitStack() as stack:
-            for tap in filter(None, taps):
+            for tap in filter(None, (call.tap, call.drafter_tap, *drafter.taps)):
                 stack.enter_context(tap)
             stack.enter_context(without_checkpointing(model, self.assistant))
             positions.check(rows)
             prefill(target, rows, clock)
-            if isinstance(drafter, ModelDrafter) and any(positions.room(rows, [1] * len(rows.index))):
-                prefill(drafter.model, rows, clock)
-            if call.companion is not None and self.policy.filter.observes(len(rows.index)):
+            if any(positions.room(rows, [1] * len(rows.index))):
+                for cached in drafter.cached_models:
+                    prefill(cached, rows, clock)
+            if call.companion is not None and self.policy.filter.reads_companion(len(rows.index)):
                 prefill(call.companion, rows, clock)
             stats = self.decode(call)
 
@@ -223,11 +251,11 @@ class Runner:
         if not wants:
             return sequences
         length = sequences.shape[1] - input_ids.shape[1]
-        fields = {
+        fields: dict[str, Any] = {
             "sequences": sequences,
             "scores": new_tokens_first(call.scores, length) if call.keep_scores else None,
             "logits": new_tokens_first(call.logits, length) if call.keep_logits else None,
-            "past_key_values": self._cache_to_return(target, input_ids, model_kwargs.get(mask_name(model))),
+            "past_key_values": target.export(len(input_ids), model_kwargs.get(mask_name(model))),
             "speculation": stats,
         }
         kind = SpeculativeEncoderDecoderOutput if model.config.is_encoder_decoder else SpeculativeDecoderOnlyOutput
@@ -259,8 +287,8 @@ class Runner:
     def _drafter(
         self, model: Any, rows: Rows, stop: StopRun, processing: Processing, vocabulary: int, sampling: bool,
         clock: Clock, generation_config: GenerationConfig, inputs_tensor: torch.Tensor | None, model_kwargs: dict[str, Any],
-    ) -> Drafter:  # fmt: skip
-        if self.assistant is not None and not self.other_tokenizer():
+    ) -> DrafterRun:  # fmt: skip
+        def assistant_run() -> DrafterRun:
             reason = why_not_rows(self.assistant)
             if reason is None:
                 draft: CachedModel = rowwise(self.assistant, model, rows, vocabulary)
@@ -271,8 +299,18 @@ class Runner:
             tap = None if stop.settings.features is None else FeatureTap(self.assistant, stop.settings.features)
             own = self.policy.rule.features
             states = FeatureTap(self.assistant, own) if own is not None and own.reads("draft") else None
-            return ModelDrafter(draft, stop, processing, vocabulary, sampling, clock, tap, states)
+            return AssistantRun(draft, stop, processing, vocabulary, sampling, clock, tap=tap, states=states)
 
+        if self.drafter is not None:
+            if stop.settings.adaptive and not self.drafter.needs_assistant:
+                raise ValueError(
+                    f"{type(stop.settings).__name__} reads what a draft model computes, and {type(self.drafter).__name__} has none: "
+                    "use a stop that plans ahead, such as Constant(8)"
+                )
+            made = assistant_run if self.assistant is not None else None
+            return self.drafter.start(DraftContext(model, rows, stop, processing, vocabulary, sampling, clock, made))
+        if self.assistant is not None and not self.other_tokenizer():
+            return assistant_run()
         if len(rows.index) > 1:
             what = "prompt lookup, early exit and other tokenizers"
             raise ValueError(
@@ -318,13 +356,4 @@ class Runner:
             for its in (generator.assistant_generation_config, generator.generation_config):
                 its.assistant_confidence_threshold = 0.0  # on by default in Transformers, and it refits itself
                 its.num_assistant_tokens_schedule = "constant"
-        return CandidateDrafter(generator, vocabulary, sampling, clock, model)
-
-    @staticmethod
-    def _cache_to_return(target: CachedModel, input_ids: torch.Tensor, mask: torch.Tensor | None) -> Any:
-        """The cache of a call with one row; rows of a batch end at different places, also where one row alone was left."""
-        if isinstance(target, CroppingModel):
-            return target.cache
-        if not isinstance(target, RowModel) or len(input_ids) > 1:
-            return None
-        return target.as_dynamic_cache(None if mask is None else mask[0].ne(0))
+        return CandidateRun(generator, vocabulary, sampling, clock, model)

@@ -54,7 +54,7 @@ def warn_of_shared_scales(policy: LossyPolicy, target: Any, sampling: bool) -> N
         return
     target = base_of(target)
     # A companion's laws decide what is drafted or verified; greedily, the target's choice stands whatever they are.
-    models = {"target": target, "companion": policy.filter.observer(target) if sampling else None}
+    models = {"target": target, "companion": policy.filter.companion_for(target) if sampling else None}
     for name, model in models.items():
         model = None if model is None else base_of(model)
         if model is not None and model not in _warned and shares_scale(model):

@@ -10,9 +10,9 @@ from transformers.generation import CandidateGenerator, LogitsProcessorList, Sto
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from ..models.inspect import base_of
-from ..round import Block
-from ..rules import AcceptanceRule, Pointwise
-from ..rules.base import taken
+from ..round import Draft, Selection, Verified
+from ..rules import AcceptanceRule, Pointwise, RuleRun
+from ..rules.base import accepted_by
 from ..stops import DraftStop
 from ..validation import shown
 
@@ -102,7 +102,7 @@ class StockRule(LogitsProcessor):
     That loop runs the same processors over the draft's scores and then, with the same prefixes, over the target's; so at the target's
     turn both laws of a place are known. Greedy, the target's scores are changed so that their argmax is the drafted token where the
     rule keeps it. Sampling, they become log λ, λ = q·a + (1 − Σ q·a)·r the rule's output law: strict acceptance of λ, which the stock
-    loop does, is then the rule (`Pointwise.output_law`). What the loop returns as scores is what was decided by.
+    loop does, is then the rule (`Pointwise.output_distribution`). What the loop returns as scores is what was decided by.
 
     Sampling is exact at temperature 1 without top-k, top-p and other warpers, which Transformers applies after every processor of
     the caller's: pass `temperature=1.0, top_k=0, top_p=1.0`. Neutral: the rule's neutral value.
@@ -146,14 +146,14 @@ class StockRule(LogitsProcessor):
             )
         own, drafted = scores.float(), drafted.to(scores.device, torch.float32)
         if self.do_sample:
-            return self.rule.output_law(own, drafted.softmax(dim=-1)).log()
+            return self.rule.output_distribution(own, drafted.softmax(dim=-1)).log()
         return own.scatter(1, self._choice(own, drafted)[:, None], own.amax(dim=1, keepdim=True) + 1.0)
 
     def _choice(self, scores: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
         """Greedy: the token that this place emits, (1,)."""
         token = drafted.argmax(dim=-1)
-        block = Block(
-            token[:, None], torch.ones_like(token), None, False, scores=scores[:, None].expand(-1, 2, -1),
-            laws=drafted.softmax(dim=-1)[:, None],
-        )  # fmt: skip
-        return torch.where(taken(self.rule, block)[:, 0], token, self.rule.choice(block, torch.zeros_like(token)))
+        probs, one = drafted.softmax(dim=-1)[:, None], torch.ones_like(token)
+        draft = Draft(token[:, None], one, torch.zeros_like(token), planned=1, sampling=False, probs=probs)
+        verified = Verified(Selection(draft, one), scores[:, None].expand(-1, 2, -1))
+        accepts = accepted_by(RuleRun(self.rule), verified, None)[:, 0]
+        return torch.where(accepts, token, self.rule.choice(verified, torch.zeros_like(token)))

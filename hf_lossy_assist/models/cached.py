@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from transformers import Cache
 
 from .rope import ChangingRope
 
@@ -19,6 +20,8 @@ class CachedModel(Protocol):
     lengths: list[int]
     device: torch.device
     rope: ChangingRope | None
+    needs_prefill: bool  # a prompt must have a forward of its own, before the first block
+    outlives_call: bool  # its cache goes back to the caller
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         """Run `tokens` (B, Q), of which row b's first `counts[b]` are real, behind what the cache holds.
@@ -31,3 +34,9 @@ class CachedModel(Protocol):
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows only."""
+
+    def export(self, rows: int, mask: torch.Tensor | None) -> Cache | None:
+        """The cache as Transformers can go on with it, or None where that is not one text's.
+
+        `rows`: how many the call had; `mask` (rows, width): which tokens of the prompts are not hidden.
+        """

@@ -29,6 +29,8 @@ class CroppingModel:
     `feed` count the other tokens alone, as everywhere in this package.
     """
 
+    needs_prefill = outlives_call = True
+
     def __init__(self, model: PreTrainedModel, model_kwargs: dict[str, Any], input_ids: torch.Tensor):
         """`model_kwargs` as `generate` prepared them (cache, encoder outputs, masks); `input_ids` (1, width) the prompt, hidden tokens too."""
         base = base_of(model)
@@ -96,3 +98,6 @@ class CroppingModel:
     def select(self, rows: Sequence[int]) -> None:
         if list(rows) != [0]:
             raise AssertionError(f"a cropped cache has one row; asked for {list(rows)}")
+
+    def export(self, rows: int, mask: torch.Tensor | None) -> Cache:
+        return self.cache

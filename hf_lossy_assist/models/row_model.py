@@ -30,6 +30,8 @@ PACKED_FROM = 1e7
 class RowModel:
     """A decoder on a `RowCache`: any number of rows, each with its own length."""
 
+    needs_prefill = outlives_call = False
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -180,13 +182,29 @@ class RowModel:
     def renew(self, row: int, tokens: torch.Tensor) -> None:
         """Write a row's cache anew from `tokens` (n,), where its rotary frequencies change for the whole text."""
         assert self.rope is not None and self.rope.renewed_after is not None
-        self.lengths[row], self.rope.first[row] = len(tokens), self.rope.renewed_after + 1
+        self.rope.first[row] = self.rope.renewed_after + 1
         if len(tokens):
-            alone = RowModel(self.model, 1, self.cache.limit)
-            assert alone.rope is not None
-            alone.cache, alone.rope.first = self.cache.row(row), [self.rope.first[row]]
-            alone.types = None if self.types is None else self.types[row : row + 1]
+            alone = self.row(row)
+            alone.lengths = [0]
             alone.feed(tokens[None], [len(tokens)], keep=0)
+        self.lengths[row] = len(tokens)
+
+    def row(self, row: int) -> "RowModel":
+        """One row alone, on the same storage: what is fed to it is in this model's cache too. Its length is its own."""
+        alone = RowModel(self.model, 1, self.cache.limit)
+        alone.cache, alone.lengths = self.cache.row(row), [self.lengths[row]]
+        alone.types = None if self.types is None else self.types[row : row + 1]
+        if alone.rope is not None and self.rope is not None:
+            alone.rope.first = [self.rope.first[row]]
+        return alone
+
+    def reserve(self, tokens: int) -> None:
+        """Have room for `tokens` of each row at once: storage that `row` shares must not be replaced by a larger one."""
+        self.cache.capacity = tokens
+
+    def export(self, rows: int, mask: torch.Tensor | None) -> DynamicCache | None:
+        """Of a call with one row: rows of a batch end at different places, also where one row alone is left."""
+        return None if rows > 1 else self.as_dynamic_cache(None if mask is None else mask[0].ne(0))
 
     def as_dynamic_cache(self, seen: torch.Tensor | None = None) -> DynamicCache:
         """A one-row copy that Transformers can go on with (`past_key_values` of the output).

@@ -59,7 +59,7 @@ class LossyPolicy:
             value = getattr(self, seam)
             if not (isinstance(value, base) or (optional and value is None)):
                 raise TypeError(f"LossyPolicy.{seam}: expected an object of {base.__name__}, got {shown(value)}")
-        if isinstance(self.rule, BlockVerification) and self.filter.selective:
+        if isinstance(self.rule, BlockVerification) and self.filter.depends_on_token:
             raise ValueError(
                 "BlockVerification needs drafted tokens as they were drawn, and this filter drops some for their own sake: "
                 "give it exact='prefix', or use Strict()"

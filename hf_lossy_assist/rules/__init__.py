@@ -1,13 +1,13 @@
 """Acceptance rules: which drafted tokens to keep, and from what to draw the token after them.
 
-`base` says what a rule answers, `deciding` how a round ends; every other file holds rules of one kind.
+`base` says what a rule answers, `accepting` how a round ends; every other file holds rules of one kind.
 """
 
 from collections.abc import Mapping
 
 from ..registry import Names
-from .base import AcceptanceRule, Strict, draw
-from .deciding import decide
+from .accepting import accept
+from .base import AcceptanceRule, RuleRun, Strict, draw
 from .divergences import KLJudge
 from .joint import BlockVerification, FLy, SyntheticForBenchmarks
 from .learned import AllButLast, Judge
@@ -15,7 +15,7 @@ from .limits import Limited
 from .mentored import Mentored
 from .mixtures import Cascade, Ensemble
 from .nesting import Union
-from .pointwise import Laws, OwnRule, Pointwise
+from .pointwise import Distributions, OwnRule, Pointwise
 from .ranked import RelaxedTopK, TopK, TopKTolerance
 from .regret import RegretBudget
 from .thresholds import EntropyVerify, Lenience, Thresholds, Typical
@@ -28,11 +28,11 @@ __all__ = [
     "BlockVerification",
     "Cascade",
     "Ensemble",
+    "Distributions",
     "EntropyVerify",
     "FLy",
     "Judge",
     "KLJudge",
-    "Laws",
     "Lenience",
     "Limited",
     "Mentored",
@@ -47,7 +47,8 @@ __all__ = [
     "TopKTolerance",
     "Typical",
     "Union",
-    "decide",
+    "RuleRun",
+    "accept",
     "draw",
 ]
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 
 from ..registry import register_rule
-from ..round import Block
+from ..round import Verified
 from ..validation import check_int, check_number
-from .base import AcceptanceRule, Strict, inside_of, kept_of
+from .base import AcceptanceRule, Strict
 
 
 @dataclass(frozen=True)
@@ -18,51 +18,53 @@ class BlockVerification(AcceptanceRule):
 
     With w₀ = 1, wᵢ = min(1, wᵢ₋₁·p(xᵢ)/q(xᵢ)): accept the longest i whose coin is below hᵢ = Sᵢ/(Sᵢ + 1 − wᵢ), Sᵢ = Σ (wᵢ·p − q)⁺
     behind xᵢ, and h = w for the last drafted token; r = norm((wᵢ·p − q)⁺) (Sun et al., Algorithm 2,
-    huggingface.co/papers/2403.10444). The output has exactly the target's law, and P(at least i accepted | x₁ … xᵢ) = wᵢ, which is
+    huggingface.co/papers/2403.10444). The output has exactly the target's distribution, and P(at least i accepted | x₁ … xᵢ) = wᵢ, which is
     at least strict acceptance's; one outcome can still be shorter, as a later token's coin counts for earlier ones. Greedy: strict.
     It has no parameter.
     """
 
     nestable: ClassVar[bool] = False  # its correction belongs to its own decisions
-    joined: ClassVar[bool] = False
+    accepts_all_strict: ClassVar[bool] = False
 
-    def weights(self, block: Block) -> torch.Tensor:
+    def weights(self, verified: Verified) -> torch.Tensor:
         """w before the first and behind each drafted token, (B, γ + 1)."""
-        p = block.of_tokens(block.p)
-        ratio = p if block.q is None else p / block.of_tokens(block.q)
-        out = [torch.ones_like(p[:, 0])] if p.shape[1] else [block.p.new_ones(block.tokens.shape[0])]
+        p = verified.of_tokens(verified.p)
+        ratio = p if verified.q is None else p / verified.of_tokens(verified.q)
+        out = [torch.ones_like(p[:, 0])] if p.shape[1] else [verified.p.new_ones(verified.tokens.shape[0])]
         for i in range(p.shape[1]):
             out.append((out[-1] * ratio[:, i]).clamp(max=1.0))
         return torch.stack(out, dim=1)
 
-    def probability(self, block: Block) -> torch.Tensor:
+    def probability(self, verified: Verified) -> torch.Tensor:
         """h: each drafted token's coin says that the prefix up to it is accepted, whatever comes behind. (B, γ)."""
-        w, gamma = self.weights(block)[:, 1:], block.tokens.shape[1]
+        w, gamma = self.weights(verified)[:, 1:], verified.draft.gamma
         if gamma == 0:
             return w
-        if block.q is None:
-            rest = w[:, :-1] * (1 - block.of_tokens(block.p)[:, 1:])  # q = 1 on the next token, where w·p − 1 ≤ 0
+        if verified.q is None:
+            rest = w[:, :-1] * (
+                1 - verified.of_tokens(verified.p)[:, 1:]
+            )  # q = 1 on the next token, where w·p − 1 ≤ 0
         else:
-            rest = (w[:, :-1, None] * block.p[:, 1:gamma] - block.q[:, 1:]).clamp(min=0.0).sum(dim=-1)
-        # 0/0: both laws agree there and w = 1, so that nothing behind can be rejected either. Behind a token that cannot be, there
-        # may be no law at all.
+            rest = (w[:, :-1, None] * verified.p[:, 1:gamma] - verified.q[:, 1:]).clamp(min=0.0).sum(dim=-1)
+        # 0/0: both distributions agree there and w = 1, so that nothing behind can be rejected either. Behind a token that cannot be, there
+        # may be no distribution at all.
         inner = (rest / (rest + 1 - w[:, :-1])).nan_to_num(1.0).masked_fill(~(w[:, :-1] > 0), 0.0)
         h = torch.cat([inner, w[:, -1:]], dim=1)
-        last = torch.arange(gamma, device=w.device) == kept_of(block)[:, None] - 1
+        last = torch.arange(gamma, device=w.device) == verified.sent[:, None] - 1
         return torch.where(last, w, h)
 
-    def accepts(self, block: Block) -> torch.Tensor:
-        if not block.sampling:
-            return self.matches(block)
-        passed = super().accepts(block) & inside_of(block)
+    def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
+        if not verified.sampling:
+            return self.matches(verified)
+        passed = super().accepts(verified, coins) & verified.is_sent
         return passed.flip(1).cummax(dim=1).values.flip(1)  # everything up to the last one that passed
 
-    def correction(self, block: Block, at: torch.Tensor) -> torch.Tensor:
+    def correction(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
         rows = torch.arange(at.shape[0], device=at.device)
-        p = self.weights(block)[rows, at][:, None] * block.p[rows, at]
-        if block.q is None:
-            return p.scatter(1, block.tokens[rows, at][:, None], 0.0)
-        return (p - block.q[rows, at]).clamp(min=0.0)
+        p = self.weights(verified)[rows, at][:, None] * verified.p[rows, at]
+        if verified.q is None:
+            return p.scatter(1, verified.tokens[rows, at][:, None], 0.0)
+        return (p - verified.q[rows, at]).clamp(min=0.0)
 
 
 @dataclass(frozen=True)
@@ -85,50 +87,55 @@ class FLy(AcceptanceRule):
         check_number("FLy.entropy", self.entropy, 0.0, math.inf)
         check_int("FLy.top_k", self.top_k, 1)
 
-    def accepts(self, block: Block) -> torch.Tensor:
-        gamma = block.tokens.shape[1]
+    def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
+        gamma = verified.draft.gamma
         window = min(self.window, gamma)  # no longer one is in a draft
-        strict = Strict().accepts(block)
+        strict = Strict().accepts(verified, coins)
         taken = torch.nn.functional.pad(
-            (strict & inside_of(block)).long().cumsum(dim=1), (1, window)
+            (strict & verified.is_sent).long().cumsum(dim=1), (1, window)
         )  # of the first i
         taken[:, gamma + 1 :] = -1  # no full window behind the last W tokens
         behind = taken[:, 1 + window : 1 + window + gamma] - taken[:, 1 : 1 + gamma]  # strictly taken among the next W
-        p = block.p[:, :gamma]
+        p = verified.p[:, :gamma]
         top = torch.special.entr(p.topk(min(self.top_k, p.shape[-1]), dim=-1).values).sum(dim=-1)
-        return strict | ((behind == window) & (top >= self.entropy) & (block.of_tokens(p) > 0))
+        return strict | ((behind == window) & (top >= self.entropy) & (verified.of_tokens(p) > 0))
 
 
 @dataclass(frozen=True)
 class SyntheticForBenchmarks(AcceptanceRule):
     """For benchmarks only: accept each drafted token with a given chance, whatever it is, to time an acceptance rate.
 
-    a(x) = `rate`, r = p, so the law is rate·q + (1 − rate)·p; greedy the same coins and the target's argmax (vLLM's and
+    a(x) = `rate`, r = p, so the distribution is rate·q + (1 − rate)·p; greedy the same coins and the target's argmax (vLLM's and
     SGLang's synthetic acceptance). The text means nothing, and it may accept less than strict acceptance. Neutral: rate = None.
     """
 
     rate: float | None = None
     lossless: ClassVar[bool] = False
-    joined: ClassVar[bool] = False
+    accepts_all_strict: ClassVar[bool] = False
     nestable: ClassVar[bool] = False
+
+    @property
+    def needs_coins(self) -> bool:  # type: ignore[override]
+        return self.rate is not None
 
     def __post_init__(self) -> None:
         if self.rate is not None:
             check_number("SyntheticForBenchmarks.rate", self.rate, 0.0, 1.0)
 
-    def probability(self, block: Block) -> torch.Tensor:
-        strict = super().probability(block)
+    def probability(self, verified: Verified) -> torch.Tensor:
+        strict = super().probability(verified)
         return strict if self.rate is None else torch.full_like(strict, self.rate)
 
-    def matches(self, block: Block) -> torch.Tensor:
-        if self.rate is None:
-            return super().matches(block)
-        return torch.rand(block.tokens.shape, dtype=torch.float32, device=block.tokens.device) < self.rate
+    def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
+        if self.rate is None or verified.sampling:
+            return super().accepts(verified, coins)
+        assert coins is not None, "needs_coins"
+        return coins < self.rate
 
-    def correction(self, block: Block, at: torch.Tensor) -> torch.Tensor:
+    def correction(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
         if self.rate is None:
-            return super().correction(block, at)
-        return block.p[torch.arange(at.shape[0], device=at.device), at]
+            return super().correction(verified, at)
+        return verified.p[torch.arange(at.shape[0], device=at.device), at]
 
 
 register_rule(

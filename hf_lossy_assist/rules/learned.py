@@ -6,17 +6,17 @@ from typing import ClassVar
 
 import torch
 
+from ..registry import register_rule
 from ..artifacts.features import FeatureSpec
 from ..artifacts.heads import Head
-from ..registry import register_rule
-from ..round import Block
+from ..round import Verified
 from ..validation import check_number
-from .base import AcceptanceRule, kept_of
+from .base import AcceptanceRule
 
 
 @dataclass(frozen=True)
 class AllButLast(AcceptanceRule):
-    """SPRINTER's rule: a row's drafted tokens are accepted unseen, all but the last, and that one strictly.
+    """SPRINTER's rule: a row's drafted tokens are accepted unchecked, all but the last, which is verified strictly.
 
     a = 1 before the last drafted token, min(1, p/q) for it, r = norm((p − q)⁺) (Zhong et al., Algorithm 2,
     huggingface.co/papers/2502.04557). Meant for a draft stop that says when to doubt (`HeadStop`): the last token is then
@@ -25,14 +25,14 @@ class AllButLast(AcceptanceRule):
 
     lossless: ClassVar[bool] = False
 
-    def unseen(self, block: Block) -> torch.Tensor:
-        return torch.arange(block.tokens.shape[1], device=block.tokens.device) < kept_of(block)[:, None] - 1
+    def unchecked(self, verified: Verified) -> torch.Tensor:
+        return torch.arange(verified.draft.gamma, device=verified.tokens.device) < verified.sent[:, None] - 1
 
-    def matches(self, block: Block) -> torch.Tensor:
-        return self.unseen(block) | super().matches(block)
+    def matches(self, verified: Verified) -> torch.Tensor:
+        return self.unchecked(verified) | super().matches(verified)
 
-    def probability(self, block: Block) -> torch.Tensor:
-        return super().probability(block).masked_fill(self.unseen(block), 1.0)
+    def probability(self, verified: Verified) -> torch.Tensor:
+        return super().probability(verified).masked_fill(self.unchecked(verified), 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,18 +93,17 @@ class Judge(AcceptanceRule):
             return ~logit.isnan()
         return logit < (math.log(t / (1 - t)) if t else -math.inf)
 
-    def matches(self, block: Block) -> torch.Tensor:
-        return self._judged(block) | super().matches(block)
+    def matches(self, verified: Verified) -> torch.Tensor:
+        return self._judged(verified) | super().matches(verified)
 
-    def probability(self, block: Block) -> torch.Tensor:
-        return super().probability(block).masked_fill(self._judged(block), 1.0)
+    def probability(self, verified: Verified) -> torch.Tensor:
+        return super().probability(verified).masked_fill(self._judged(verified), 1.0)
 
     @staticmethod
-    def _judged(block: Block) -> torch.Tensor:
-        if block.judged is None:
-            assert block.tokens.shape[1] == 0, "the head has not been asked about this block yet"
-            return torch.zeros_like(block.tokens, dtype=torch.bool)
-        return block.judged
+    def _judged(verified: Verified) -> torch.Tensor:
+        if verified.head_accepts is None:  # nothing was drafted, and the head was not asked
+            return torch.zeros_like(verified.tokens, dtype=torch.bool)
+        return verified.head_accepts
 
 
 register_rule(

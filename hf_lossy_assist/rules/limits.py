@@ -1,16 +1,16 @@
 """Limits for any lossy rule: so many lossy acceptances, in these spans, not these tokens, not where the target is sure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from ..registry import register_rule
-from ..round import Block, Verdict
+from ..round import Verdict, Verified
 from ..validation import check_int, check_number, shown
-from .base import AcceptanceRule, Strict, taken
-from .nesting import Nesting, check_part
+from .base import AcceptanceRule, RuleRun, Strict, accepted_by
+from .nesting import CompositeRule, check_part
 from .spans import at_end, within
 
 
@@ -18,7 +18,7 @@ WINDOW = 100  # tokens that `per_100` counts in
 
 
 @dataclass(frozen=True)
-class Limited(Nesting):
+class Limited(CompositeRule):
     """A rule where its limits leave it room, and strict acceptance everywhere else.
 
     At a place where a limit says no, a and r are strict acceptance's; elsewhere the rule's own. A lossy acceptance is one that
@@ -39,7 +39,9 @@ class Limited(Nesting):
     inside: tuple[int, int] | None = None
     never: tuple[int, ...] = ()
     max_top1: float | None = None
-    joined: ClassVar[bool] = False  # what strict acceptance takes is in what it accepts, where the rule has it so
+    accepts_all_strict: ClassVar[bool] = (
+        False  # what strict acceptance takes is in what it accepts, where the rule has it so
+    )
 
     def __post_init__(self) -> None:
         check_part("Limited.rule", self.rule)
@@ -58,61 +60,13 @@ class Limited(Nesting):
     def parts(self) -> tuple[AcceptanceRule, ...]:
         return (self.rule,)
 
-    def start(self, prompts: Sequence[torch.Tensor]) -> "_LimitedRun":
+    def start(self, prompts: Sequence[torch.Tensor]) -> "LimitedRun":
         inside = None if self.inside is None else at_end(prompts, self.inside)
-        now = _Now.fresh(len(prompts), prompts[0].device, inside)
-        settings = (self.per_request, self.per_100, self.inside, self.never, self.max_top1)
-        return _LimitedRun(self.rule.start(prompts), *settings, now=now)
-
-    def accepts(self, block: Block) -> torch.Tensor:
-        own, strict, closed, banned = self._split(block)
-        return torch.where(closed | banned, strict, own)
-
-    def unseen(self, block: Block) -> torch.Tensor | None:
-        own = self.rule.unseen(block)
-        if own is None:
-            return None
-        _, _, closed, banned = self._split(block)
-        return own & ~closed & ~banned
-
-    def choice(self, block: Block, at: torch.Tensor) -> torch.Tensor:
-        return torch.where(self._closed_at(block, at), super().choice(block, at), self.rule.choice(block, at))
-
-    def correction(self, block: Block, at: torch.Tensor) -> torch.Tensor:
-        closed = self._closed_at(block, at)[:, None]
-        return torch.where(closed, super().correction(block, at), self.rule.correction(block, at))
-
-    def _closed_at(self, block: Block, at: torch.Tensor) -> torch.Tensor:
-        """Whether a limit says no at the place `at` (B,) of each row, whatever the token, (B,) bool."""
-        return self._split(block)[2].gather(1, at[:, None]).squeeze(1)
-
-    def _split(self, block: Block) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What the rule accepts, what strict acceptance does, where a limit says no, and to which token; (B, γ) bool each."""
-        gamma, now = block.tokens.shape[1], self._now(block)
-        own, strict = taken(self.rule, block), Strict().accepts(block)
-        closed = torch.zeros_like(own)
-        if self.inside is not None:
-            closed = ~within(block.tokens, self.inside, now.inside)[:, :gamma]
-        if self.max_top1 is not None:
-            closed = closed | (block.p[:, :gamma].amax(dim=-1) > self.max_top1)
-        banned = torch.isin(block.tokens, torch.tensor(self.never, dtype=torch.int64, device=own.device))
-        # Up to the place where a budget ends, all of these are accepted; behind it the first of them ends the draft.
-        lossy = (own & ~strict & ~closed & ~banned).long()
-        before = lossy.cumsum(dim=1) - lossy
-        if self.per_request is not None:
-            closed = closed | (now.used[:, None] + before >= self.per_request)
-        if self.per_100 is not None:
-            recent = before - torch.nn.functional.pad(before, (WINDOW - 1, 0))[:, :gamma] + now.recent_at(gamma)
-            closed = closed | (recent >= self.per_100)
-        return own, strict, closed, banned
-
-    def _now(self, block: Block) -> "_Now":
-        """Where the block's rows stand; a block that belongs to no call is the first of an empty prompt."""
-        return _Now.fresh(block.tokens.shape[0], block.tokens.device)
+        return LimitedRun(self, self.rule.start(prompts), BudgetState.fresh(len(prompts), prompts[0].device, inside))
 
 
 @dataclass
-class _Now:
+class BudgetState:
     """What rows have done so far in a call."""
 
     used: torch.Tensor  # (B,) int64   lossy acceptances
@@ -120,12 +74,12 @@ class _Now:
     inside: torch.Tensor  # (B,) bool   whether the next token is inside a span
 
     @classmethod
-    def fresh(cls, rows: int, device: torch.device, inside: torch.Tensor | None = None) -> "_Now":
+    def fresh(cls, rows: int, device: torch.device, inside: torch.Tensor | None = None) -> "BudgetState":
         last = torch.zeros(rows, WINDOW - 1, dtype=torch.bool, device=device)
         return cls(last.sum(dim=1), last, last.any(dim=1) if inside is None else inside)
 
-    def of(self, rows: torch.Tensor) -> "_Now":
-        return _Now(self.used[rows], self.last[rows], self.inside[rows])
+    def of(self, rows: torch.Tensor) -> "BudgetState":
+        return BudgetState(self.used[rows], self.last[rows], self.inside[rows])
 
     def recent_at(self, gamma: int) -> torch.Tensor:
         """Lossy ones among the 99 tokens before each of the next places that were there before the draft, (B, γ)."""
@@ -133,24 +87,73 @@ class _Now:
         return newest_first[:, (WINDOW - 1 - torch.arange(gamma, device=self.last.device)).clamp(min=0)]
 
 
-@dataclass(frozen=True)
-class _LimitedRun(Limited):
-    now: _Now = field(default_factory=lambda: _Now.fresh(0, torch.device("cpu")))  # all rows of the call
+class LimitedRun(RuleRun):
+    """A limited rule at work: the rule inside, and what rows have used up."""
 
-    def _now(self, block: Block) -> _Now:
-        return self.now.of(block.rows)
+    rule: Limited
 
-    def observe(self, block: Block, verdict: Verdict) -> None:
-        rows, n = block.rows, verdict.accepted[:, None]
-        now, own = self.now.of(rows), verdict.lossy & self.accepts(block)  # in a union, others may have accepted some
-        super().observe(block, verdict)  # only now: the rule inside may keep count too
-        self.now.used[rows] = now.used + own.sum(dim=1)
+    def __init__(self, rule: Limited, inner: RuleRun, state: BudgetState):
+        """`state`: of all rows of the call."""
+        super().__init__(rule)
+        self.inner, self.state = inner, state
+
+    def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
+        own, strict, closed, banned = self._split(verified, coins)
+        return torch.where(closed | banned, strict, own)
+
+    def unchecked(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor | None:
+        own = self.inner.unchecked(verified, coins)
+        if own is None:
+            return None
+        _, _, closed, banned = self._split(verified, coins)
+        return own & ~closed & ~banned
+
+    def choice(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
+        closed = self._closed_at(verified, coins, at)
+        return torch.where(closed, Strict().choice(verified, at), self.inner.choice(verified, coins, at))
+
+    def correction(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
+        closed = self._closed_at(verified, coins, at)[:, None]
+        return torch.where(closed, Strict().correction(verified, at), self.inner.correction(verified, coins, at))
+
+    def observe(self, verified: Verified, verdict: Verdict) -> None:
+        rows, n = verified.call_rows, verdict.accepted[:, None]
+        # In a union, other rules may have accepted some of the lossy tokens.
+        state, own = self.state.of(rows), verdict.lossy & self.accepts(verified, verdict.coins)
+        self.inner.observe(verified, verdict)
+        self.state.used[rows] = state.used + own.sum(dim=1)
         # The text goes on with n drafted tokens and one of the target's, which is never a lossy one.
-        history = torch.nn.functional.pad(torch.cat([now.last, own], dim=1), (0, 1))
-        self.now.last[rows] = history.gather(1, torch.arange(WINDOW - 1, device=n.device) + n + 1)
-        if self.inside is not None:
-            text = torch.nn.functional.pad(block.tokens, (0, 1)).scatter(1, n, verdict.token[:, None])
-            self.now.inside[rows] = within(text, self.inside, now.inside).gather(1, n + 1).squeeze(1)
+        history = torch.nn.functional.pad(torch.cat([state.last, own], dim=1), (0, 1))
+        self.state.last[rows] = history.gather(1, torch.arange(WINDOW - 1, device=n.device) + n + 1)
+        if self.rule.inside is not None:
+            text = torch.nn.functional.pad(verified.tokens, (0, 1)).scatter(1, n, verdict.token[:, None])
+            self.state.inside[rows] = within(text, self.rule.inside, state.inside).gather(1, n + 1).squeeze(1)
+
+    def _closed_at(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
+        """Whether a limit forbids a lossy token at the place `at` (B,) of each row, whatever the token, (B,) bool."""
+        return self._split(verified, coins)[2].gather(1, at[:, None]).squeeze(1)
+
+    def _split(
+        self, verified: Verified, coins: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What the rule accepts, what strict acceptance does, where a limit forbids it, and to which token; (B, γ) bool each."""
+        rule, gamma, state = self.rule, verified.draft.gamma, self.state.of(verified.call_rows)
+        own, strict = accepted_by(self.inner, verified, coins), Strict().accepts(verified, coins)
+        closed = torch.zeros_like(own)
+        if rule.inside is not None:
+            closed = ~within(verified.tokens, rule.inside, state.inside)[:, :gamma]
+        if rule.max_top1 is not None:
+            closed = closed | (verified.p[:, :gamma].amax(dim=-1) > rule.max_top1)
+        banned = torch.isin(verified.tokens, torch.tensor(rule.never, dtype=torch.int64, device=own.device))
+        # Up to the place where a budget ends, all of these are accepted; behind it the first of them ends the draft.
+        lossy = (own & ~strict & ~closed & ~banned).long()
+        before = lossy.cumsum(dim=1) - lossy
+        if rule.per_request is not None:
+            closed = closed | (state.used[:, None] + before >= rule.per_request)
+        if rule.per_100 is not None:
+            recent = before - torch.nn.functional.pad(before, (WINDOW - 1, 0))[:, :gamma] + state.recent_at(gamma)
+            closed = closed | (recent >= rule.per_100)
+        return own, strict, closed, banned
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import torch
 
 from ..registry import register_rule
 from ..validation import check_number
-from .pointwise import Laws, Pointwise
+from .pointwise import Distributions, Pointwise
 
 
 LEAST = 1e-300  # of α: all tokens pass but those with p = 0
@@ -17,9 +17,9 @@ STEPS = 50  # of the bisection of log α: α to a relative 1e-12
 
 @dataclass(frozen=True)
 class Mentored(Pointwise):
-    """Mentored decoding: of all laws π with KL(p‖π) ≤ D at every drafted place, the one whose draft is rejected least.
+    """Mentored decoding: of all distributions π with KL(p‖π) ≤ D at every drafted place, the one whose draft is rejected least.
 
-    π = max(p/β, min(q, p/α)) with α ≤ 1 ≤ β such that π is a law and KL(p‖π) = D; a(x) = min(1, p/(α·q)), r = norm((p/β − q)⁺)
+    π = max(p/β, min(q, p/α)) with α ≤ 1 ≤ β such that π is a distribution and KL(p‖π) = D; a(x) = min(1, p/(α·q)), r = norm((p/β − q)⁺)
     (Tran-Thien,
     huggingface.co/blog/vivien/optimal-lossy-variant-of-speculative-decoding, with D = 0.1 to 0.2). Where D is not used up even by
     π = q, α is 0; a token with p = 0, which a processor may forbid, is rejected all the same. α is found by bisection from the
@@ -29,17 +29,17 @@ class Mentored(Pointwise):
 
     budget: float  # D in nats
     modes: ClassVar[tuple[str, ...]] = ("sampling",)
-    needs_laws: ClassVar[bool] = True
+    needs_draft_probs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number("Mentored.budget", self.budget, 0.0, math.inf)
 
-    def chance(self, laws: Laws) -> torch.Tensor:
+    def chance(self, dists: Distributions) -> torch.Tensor:
         if self.budget == 0:
-            return laws.strict
-        assert laws.q is not None, "checked before the call"
-        alpha = split(laws.p, laws.q, self.budget).alpha
-        return (laws.px / (alpha * laws.qx)).clamp(max=1.0).to(laws.px.dtype)
+            return dists.strict
+        assert dists.q is not None, "checked before the call"
+        alpha = split(dists.p, dists.q, self.budget).alpha
+        return (dists.px / (alpha * dists.qx)).clamp(max=1.0).to(dists.px.dtype)
 
     def residual(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         beta = split(p, q, self.budget).beta if self.budget else 1.0
@@ -54,7 +54,7 @@ class Split(NamedTuple):
 
 
 def split(p: torch.Tensor, q: torch.Tensor, budget: float) -> Split:
-    """α and β of `Mentored` for laws (..., V).
+    """α and β of `Mentored` for distributions (..., V).
 
     The tokens in the order of p/q fall into three runs: π = p/α below α, π = p/β above β, π = q between. With the sums of p, q
     and p·log(p/q) from the left, each step of the bisection costs two look-ups and no pass over the vocabulary.

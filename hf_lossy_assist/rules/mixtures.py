@@ -1,4 +1,4 @@
-"""Rules that sample exactly from another law than the target's: a mixture of p and q."""
+"""Rules that sample exactly from another distribution than the target's: a mixture of p and q."""
 
 import math
 from dataclasses import dataclass
@@ -7,42 +7,42 @@ from typing import ClassVar
 import torch
 
 from ..registry import register_rule
-from ..round import Block
+from ..round import Verified
 from ..validation import check_number, nearest
-from .pointwise import Laws, Pointwise
+from .pointwise import Distributions, Pointwise
 
 
 @dataclass(frozen=True)
 class Ensemble(Pointwise):
     """Decode from the average of both models, w·p + (1 − w)·q, at every drafted place.
 
-    a(x) = min(1, 1 − w + w·p/q), r = norm((p − q)⁺), and the output law is w·p + (1 − w)·q; greedy: the argmax of that law
+    a(x) = min(1, 1 − w + w·p/q), r = norm((p − q)⁺), and the output distribution is w·p + (1 − w)·q; greedy: the argmax of that distribution
     (DIVERSED's static form, huggingface.co/papers/2604.07622; Transformers' `assistant_ensemble_weight`). The token after a
     draft that was accepted whole comes from p. Needs q. Neutral: w = 1.
     """
 
     weight: float
-    needs_laws: ClassVar[bool] = True
+    needs_draft_probs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number("Ensemble.weight", self.weight, 0.0, 1.0)
 
-    def chance(self, laws: Laws) -> torch.Tensor:
-        return (1 - self.weight + self.weight * (laws.px / laws.qx)).clamp(max=1.0)
+    def chance(self, dists: Distributions) -> torch.Tensor:
+        return (1 - self.weight + self.weight * (dists.px / dists.qx)).clamp(max=1.0)
 
-    def matches(self, block: Block) -> torch.Tensor:
-        return block.tokens == self._best(block)
+    def matches(self, verified: Verified) -> torch.Tensor:
+        return verified.tokens == self._best(verified)
 
-    def choice(self, block: Block, at: torch.Tensor) -> torch.Tensor:
-        return self._best(block)[torch.arange(at.shape[0], device=at.device), at]
+    def choice(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
+        return self._best(verified)[torch.arange(at.shape[0], device=at.device), at]
 
-    def _best(self, block: Block) -> torch.Tensor:
+    def _best(self, verified: Verified) -> torch.Tensor:
         """argmax of the mixture at each drafted place, (B, γ); with w = 1 the target's own choice, ties and all."""
-        laws = Laws.of(block)
-        if self.weight == 1 or block.tokens.shape[1] == 0:
-            return block.best[:, : block.tokens.shape[1]]
-        assert laws.q is not None, "checked before the call"
-        return (self.weight * laws.p + (1 - self.weight) * laws.q).argmax(dim=-1)
+        dists = Distributions.of(verified)
+        if self.weight == 1 or verified.draft.gamma == 0:
+            return verified.argmax[:, : verified.draft.gamma]
+        assert dists.q is not None, "checked before the call"
+        return (self.weight * dists.p + (1 - self.weight) * dists.q).argmax(dim=-1)
 
 
 FORMS = ("opt", "chow", "diff", "token")
@@ -52,21 +52,21 @@ FORMS = ("opt", "chow", "diff", "token")
 class Cascade(Pointwise):
     """Speculative cascades: follow the draft where it is about as sure as the target, and defer to the target elsewhere.
 
-    A law π, sampled exactly: a(x) = min(1, π/q), r = norm((π − q)⁺). Where the draft is followed π = q, elsewhere π = p, and
+    A distribution π, sampled exactly: a(x) = min(1, π/q), r = norm((π − q)⁺). Where the draft is followed π = q, elsewhere π = p, and
     it is followed (Narasimhan et al., huggingface.co/papers/2405.19261, Table 1 and §4.3)
 
     - `form="opt"`: where max q ≥ max p − α·d_TV(p, q);
     - `form="chow"`: where max q ≥ 1 − α; `form="diff"`: where max q ≥ max p − α;
     - `form="token"` (TokenV3): for the tokens T = {v: p(v) ≥ (1 − α)·max p} alone, π = q·1_T + q(not in T)·p.
 
-    Greedy: x is kept where the draft is followed. The paper's rules compare unprocessed laws; here p and q are processed.
+    Greedy: x is kept where the draft is followed. The paper's rules compare unprocessed distributions; here p and q are processed.
     The token form can reject what strict acceptance takes, because π takes from the tokens outside T what those inside get:
-    it is not joined with strict acceptance, for its law would no longer be π. Needs q. Neutral: α = −∞.
+    it is not joined with strict acceptance, for its distribution would no longer be π. Needs q. Neutral: α = −∞.
     """
 
     alpha: float
     form: str = "opt"
-    needs_laws: ClassVar[bool] = True
+    needs_draft_probs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number("Cascade.alpha", self.alpha, -math.inf, math.inf)
@@ -74,29 +74,29 @@ class Cascade(Pointwise):
             raise ValueError(f"Cascade: {nearest('form', str(self.form), FORMS)}")
 
     @property
-    def joined(self) -> bool:  # type: ignore[override]
+    def accepts_all_strict(self) -> bool:  # type: ignore[override]
         return self.form != "token"
 
-    def keeps(self, laws: Laws) -> torch.Tensor:
+    def keeps(self, dists: Distributions) -> torch.Tensor:
         if self.form == "token":
-            return laws.px >= (1 - self.alpha) * laws.top
-        assert laws.q is not None, "checked before the call"
-        return self._follows(laws.p, laws.q).expand_as(laws.px)
+            return dists.px >= (1 - self.alpha) * dists.top
+        assert dists.q is not None, "checked before the call"
+        return self._follows(dists.p, dists.q).expand_as(dists.px)
 
-    def matches(self, block: Block) -> torch.Tensor:
+    def matches(self, verified: Verified) -> torch.Tensor:
         own = (
-            block.tokens == block.best[:, : block.tokens.shape[1]]
+            verified.tokens == verified.argmax[:, : verified.draft.gamma]
         )  # deferring to the target, which means the same token
-        return own | super().matches(block)
+        return own | super().matches(verified)
 
-    def chance(self, laws: Laws) -> torch.Tensor:
+    def chance(self, dists: Distributions) -> torch.Tensor:
         if self.form != "token":
-            return super().chance(laws)
-        assert laws.q is not None, "checked before the call"
-        return (laws.at(self._law(laws.p, laws.q)) / laws.qx).clamp(max=1.0)
+            return super().chance(dists)
+        assert dists.q is not None, "checked before the call"
+        return (dists.at(self._followed(dists.p, dists.q)) / dists.qx).clamp(max=1.0)
 
     def residual(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        return (self._law(p, q) - q).clamp(min=0.0)
+        return (self._followed(p, q) - q).clamp(min=0.0)
 
     def _follows(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """Whether the draft is followed, (..., 1) bool. Where p = q, −∞·0 is NaN, which compares as no: p is as good there."""
@@ -106,7 +106,7 @@ class Cascade(Pointwise):
         slack = torch.ones_like(sure) if self.form == "diff" else (p - q).abs().sum(dim=-1, keepdim=True) / 2
         return sure >= p.amax(dim=-1, keepdim=True) - self.alpha * slack
 
-    def _law(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    def _followed(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """π, (..., V)."""
         if self.form != "token":
             return torch.where(self._follows(p, q), q, p)

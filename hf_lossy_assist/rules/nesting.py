@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ..artifacts.features import FeatureSpec
 from ..registry import register_rule
-from ..round import Block, Verdict
+from ..artifacts.features import FeatureSpec
+from ..round import Verdict, Verified
 from ..validation import check_nesting, shown
-from .base import AcceptanceRule, taken
+from .base import AcceptanceRule, RuleRun, accepted_by
 
 
 def check_part(name: str, rule: Any) -> None:
@@ -27,11 +27,11 @@ def check_part(name: str, rule: Any) -> None:
 
 def depth_of(rule: AcceptanceRule) -> int:
     """How many rules stand inside one another in it."""
-    return rule.depth if isinstance(rule, Nesting) else 0
+    return rule.depth if isinstance(rule, CompositeRule) else 0
 
 
 @dataclass(frozen=True)
-class Nesting(AcceptanceRule):
+class CompositeRule(AcceptanceRule):
     """The base of rules with rules inside: what it needs, and what it can do, is what they need and can do.
 
     All of that is worked out once: each rule asks those inside it several times, and they those inside them.
@@ -56,8 +56,12 @@ class Nesting(AcceptanceRule):
         return tuple(mode for mode in AcceptanceRule.modes if all(mode in rule.modes for rule in self.parts))
 
     @cached_property
-    def needs_laws(self) -> bool:  # type: ignore[override]
-        return any(rule.needs_laws for rule in self.parts)
+    def needs_draft_probs(self) -> bool:  # type: ignore[override]
+        return any(rule.needs_draft_probs for rule in self.parts)
+
+    @cached_property
+    def needs_coins(self) -> bool:  # type: ignore[override]
+        return any(rule.needs_coins for rule in self.parts)
 
     @cached_property
     def features(self) -> FeatureSpec | None:  # type: ignore[override]
@@ -66,17 +70,13 @@ class Nesting(AcceptanceRule):
     def judge(self, features: torch.Tensor) -> torch.Tensor:
         return next(rule for rule in self.parts if rule.features is not None).judge(features)
 
-    def observe(self, block: Block, verdict: Verdict) -> None:
-        for rule in self.parts:
-            rule.observe(block, verdict)
-
     def check_mode(self, sampling: bool) -> None:
         for rule in self.parts:
             rule.check_mode(sampling)
 
 
 @dataclass(frozen=True)
-class Union(Nesting):
+class Union(CompositeRule):
     """Accept what any of several rules accepts under the same coins; after a rejection the first rule says what follows.
 
     a = max of theirs, r = that of the first one (equal for all but `Ensemble`, `Cascade` and `Mentored`). Lossless iff all are.
@@ -107,24 +107,36 @@ class Union(Nesting):
         return self.rules
 
     @cached_property
-    def joined(self) -> bool:  # type: ignore[override]
-        return any(rule.joined for rule in self.rules)
+    def accepts_all_strict(self) -> bool:  # type: ignore[override]
+        return any(rule.accepts_all_strict for rule in self.rules)
 
-    def start(self, prompts: Sequence[torch.Tensor]) -> "Union":
-        return Union(tuple(rule.start(prompts) for rule in self.rules))
+    def start(self, prompts: Sequence[torch.Tensor]) -> "UnionRun":
+        return UnionRun(self, [rule.start(prompts) for rule in self.rules])
 
-    def accepts(self, block: Block) -> torch.Tensor:
-        return torch.stack([taken(rule, block) for rule in self.rules]).any(dim=0)
 
-    def unseen(self, block: Block) -> torch.Tensor | None:
-        own = [unseen for rule in self.rules if (unseen := rule.unseen(block)) is not None]
+class UnionRun(RuleRun):
+    """The rules of a union at work, each with what it counts."""
+
+    def __init__(self, rule: Union, runs: Sequence[RuleRun]):
+        super().__init__(rule)
+        self.runs = runs
+
+    def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
+        return torch.stack([accepted_by(run, verified, coins) for run in self.runs]).any(dim=0)
+
+    def unchecked(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor | None:
+        own = [unchecked for run in self.runs if (unchecked := run.unchecked(verified, coins)) is not None]
         return torch.stack(own).any(dim=0) if own else None
 
-    def choice(self, block: Block, at: torch.Tensor) -> torch.Tensor:
-        return self.rules[0].choice(block, at)
+    def choice(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
+        return self.runs[0].choice(verified, coins, at)
 
-    def correction(self, block: Block, at: torch.Tensor) -> torch.Tensor:
-        return self.rules[0].correction(block, at)
+    def correction(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
+        return self.runs[0].correction(verified, coins, at)
+
+    def observe(self, verified: Verified, verdict: Verdict) -> None:
+        for run in self.runs:
+            run.observe(verified, verdict)
 
 
 register_rule(

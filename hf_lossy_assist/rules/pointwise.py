@@ -1,4 +1,4 @@
-"""Rules that judge each drafted token by the two laws at its place and nothing else: one formula each."""
+"""Rules that judge each drafted token by the two distributions at its place and nothing else: one formula each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,33 +7,32 @@ from typing import ClassVar
 
 import torch
 
-from ..round import Block
+from ..round import Verified
 from ..validation import shown
 from .base import AcceptanceRule
 
 
 @dataclass(frozen=True)
-class Laws:
-    """The laws at some places, and the tokens there that are asked about.
+class Distributions:
+    """The distributions at some places, and the tokens there that are asked about.
 
     `tokens` (..., n) int64; None: the whole vocabulary, n = V.
     """
 
-    scores: torch.Tensor  # (..., V) float32   target logits after the logits processors
+    logits: torch.Tensor  # (..., V) float32   target logits after the logits processors
     p: torch.Tensor  # (..., V) float32
     q: torch.Tensor | None  # (..., V) float32   None: the drafted tokens were certain (q = 1), or nobody kept q
     tokens: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, block: Block) -> "Laws":
+    def of(cls, verified: Verified) -> "Distributions":
         """Those of every drafted token: (B, γ) places with n = 1."""
-        assert block.scores is not None, "the target has not seen this block yet"
-        gamma, q = block.tokens.shape[1], block.q if block.q is not None else block.laws
-        return cls(block.scores[:, :gamma], block.p[:, :gamma], q, block.tokens[..., None])
+        gamma = verified.draft.gamma
+        return cls(verified.logits[:, :gamma], verified.p[:, :gamma], verified.q, verified.tokens[..., None])
 
-    def at(self, law: torch.Tensor) -> torch.Tensor:
-        """What `law` (..., V) gives to the tokens, (..., n)."""
-        return law if self.tokens is None else law.gather(-1, self.tokens)
+    def at(self, values: torch.Tensor) -> torch.Tensor:
+        """What `values` (..., V) holds for the tokens, (..., n)."""
+        return values if self.tokens is None else values.gather(-1, self.tokens)
 
     @cached_property
     def px(self) -> torch.Tensor:
@@ -70,41 +69,41 @@ class Pointwise(AcceptanceRule):
 
     lossless: ClassVar[bool] = False
 
-    def keeps(self, laws: Laws) -> torch.Tensor:
+    def keeps(self, dists: Distributions) -> torch.Tensor:
         """The tokens that need no coin, (..., n) bool."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method keeps(laws), or chance(laws)")
+        raise NotImplementedError(f"{type(self).__name__} needs a method keeps(dists), or chance(dists)")
 
-    def chance(self, laws: Laws) -> torch.Tensor:
+    def chance(self, dists: Distributions) -> torch.Tensor:
         """a(x), (..., n) in [0, 1]; NaN where q(x) = 0, which nobody drafts."""
-        return laws.strict.masked_fill(self.keeps(laws), 1.0)
+        return dists.strict.masked_fill(self.keeps(dists), 1.0)
 
     def residual(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """r, not normalised, of laws (..., V) each, (..., V)."""
+        """r, not normalised, of distributions (..., V) each, (..., V)."""
         return (p - q).clamp(min=0.0)
 
-    def matches(self, block: Block) -> torch.Tensor:
-        if block.tokens.shape[1] == 0:  # no token, and no q either
-            return super().matches(block)
-        return self.keeps(Laws.of(block)).squeeze(-1)
+    def matches(self, verified: Verified) -> torch.Tensor:
+        if verified.draft.gamma == 0:  # no token, and no q either
+            return super().matches(verified)
+        return self.keeps(Distributions.of(verified)).squeeze(-1)
 
-    def probability(self, block: Block) -> torch.Tensor:
-        if block.tokens.shape[1] == 0:
-            return super().probability(block)
-        return self.chance(Laws.of(block)).squeeze(-1)
+    def probability(self, verified: Verified) -> torch.Tensor:
+        if verified.draft.gamma == 0:
+            return super().probability(verified)
+        return self.chance(Distributions.of(verified)).squeeze(-1)
 
-    def correction(self, block: Block, at: torch.Tensor) -> torch.Tensor:
-        if block.q is None:
-            return super().correction(block, at)
+    def correction(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
+        if verified.q is None:
+            return super().correction(verified, at)
         rows = torch.arange(at.shape[0], device=at.device)
-        return self.residual(block.p[rows, at], block.q[rows, at])
+        return self.residual(verified.p[rows, at], verified.q[rows, at])
 
-    def output_law(self, scores: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """λ = q·a + (1 − Σ q·a)·r, the law of the token that one place emits under this rule, (..., V).
+    def output_distribution(self, logits: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        """λ = q·a + (1 − Σ q·a)·r, the distribution of the token that one place emits under this rule, (..., V).
 
         As r is 0 wherever a < 1, strict acceptance of λ is this rule: min(1, λ/q) = a and (λ − q)⁺ ∝ r.
         """
-        p = scores.softmax(dim=-1)
-        accepted = (q * self.chance(Laws(scores, p, q))).nan_to_num()
+        p = logits.softmax(dim=-1)
+        accepted = (q * self.chance(Distributions(logits, p, q))).nan_to_num()
         r = self.residual(p, q)
         total = r.sum(dim=-1, keepdim=True)
         r = torch.where(total > 0, r / total, p)
@@ -113,21 +112,21 @@ class Pointwise(AcceptanceRule):
 
 @dataclass(frozen=True)
 class OwnRule(Pointwise):
-    """A function of one's own as a rule: it says which drafted tokens pass, whatever strict acceptance says of them.
+    """A function of one's own as a rule: it names the drafted tokens to accept, whether or not strict acceptance accepts them.
 
-    `OwnRule(lambda laws: laws.px > 0.1 * laws.top)`: `function` gets the `Laws` of all drafted tokens of a round and gives
-    (..., n) bool, as `laws.px` has them. a = 1 where it is true and min(1, p/q) elsewhere; r = norm((p − q)⁺). Greedy and sampling.
+    `OwnRule(lambda dists: dists.px > 0.1 * dists.top)`: `function` gets the `Distributions` of all drafted tokens of a round and gives
+    (..., n) bool, as `dists.px` has them. a = 1 where it is true and min(1, p/q) elsewhere; r = norm((p − q)⁺). Greedy and sampling.
     Neutral: false everywhere. It has no JSON form; a rule with a name is `Pointwise` and a line in `RULES` (CONTRIBUTING.md).
     """
 
-    function: Callable[[Laws], torch.Tensor]
+    function: Callable[[Distributions], torch.Tensor]
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise TypeError(f"OwnRule.function: expected a function of Laws, got {shown(self.function)}")
+            raise TypeError(f"OwnRule.function: expected a function of Distributions, got {shown(self.function)}")
 
-    def keeps(self, laws: Laws) -> torch.Tensor:
-        kept, shape = self.function(laws), laws.px.shape
+    def keeps(self, dists: Distributions) -> torch.Tensor:
+        kept, shape = self.function(dists), dists.px.shape
         if not isinstance(kept, torch.Tensor) or kept.dtype != torch.bool:
             found = kept.dtype if isinstance(kept, torch.Tensor) else type(kept).__name__
             raise TypeError(f"OwnRule: the function must give a tensor of bool, it gave {found}")
@@ -135,5 +134,5 @@ class OwnRule(Pointwise):
             return kept.broadcast_to(shape)
         except RuntimeError:
             raise ValueError(
-                f"OwnRule: the function must give a tensor of shape {list(shape)}, as laws.px, it gave {list(kept.shape)}"
+                f"OwnRule: the function must give a tensor of shape {list(shape)}, as dists.px, it gave {list(kept.shape)}"
             ) from None

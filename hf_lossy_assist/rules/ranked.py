@@ -7,19 +7,19 @@ from typing import ClassVar
 import torch
 
 from ..registry import register_rule
-from ..round import Block
+from ..round import Verified
 from ..validation import check_int, check_number
-from .pointwise import Laws, Pointwise
+from .pointwise import Distributions, Pointwise
 
 
-def ranks(laws: Laws) -> torch.Tensor:
+def ranks(dists: Distributions) -> torch.Tensor:
     """How many tokens the target prefers to each one that is asked about; a tie goes to the lower id. (..., n) int64."""
-    scores = laws.scores
-    if laws.tokens is None:
+    scores = dists.logits
+    if dists.tokens is None:
         return scores.sort(dim=-1, descending=True, stable=True).indices.argsort(dim=-1)
-    assert laws.tokens.shape[-1] == 1, "several tokens of one place would need the whole vocabulary"
-    mine, ids = laws.at(scores), torch.arange(scores.shape[-1], device=scores.device)
-    ahead = (scores > mine) | ((scores == mine) & (ids < laws.tokens))
+    assert dists.tokens.shape[-1] == 1, "several tokens of one place would need the whole vocabulary"
+    mine, ids = dists.at(scores), torch.arange(scores.shape[-1], device=scores.device)
+    ahead = (scores > mine) | ((scores == mine) & (ids < dists.tokens))
     return ahead.sum(dim=-1, keepdim=True)
 
 
@@ -36,12 +36,12 @@ class TopK(Pointwise):
     def __post_init__(self) -> None:
         check_int("TopK.k", self.k, 0)
 
-    def ranks(self, block: Block) -> torch.Tensor:
+    def ranks(self, verified: Verified) -> torch.Tensor:
         """How many tokens the target prefers to each drafted one, (B, γ)."""
-        return ranks(Laws.of(block)).squeeze(-1)
+        return ranks(Distributions.of(verified)).squeeze(-1)
 
-    def keeps(self, laws: Laws) -> torch.Tensor:
-        return ranks(laws) < self.k
+    def keeps(self, dists: Distributions) -> torch.Tensor:
+        return ranks(dists) < self.k
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class RelaxedTopK(Pointwise):
         check_int("RelaxedTopK.k", self.k, 1)
         check_number("RelaxedTopK.delta", self.delta, 0.0, 1.0)
 
-    def keeps(self, laws: Laws) -> torch.Tensor:
-        return (ranks(laws) < self.k) & (laws.px >= laws.top - self.delta)
+    def keeps(self, dists: Distributions) -> torch.Tensor:
+        return (ranks(dists) < self.k) & (dists.px >= dists.top - self.delta)
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class TopKTolerance(Pointwise):
         check_int("TopKTolerance.k", self.k, 1)
         check_number("TopKTolerance.tolerance", self.tolerance, 0.0, math.inf)
 
-    def keeps(self, laws: Laws) -> torch.Tensor:
-        gap = laws.scores.amax(dim=-1, keepdim=True) - laws.at(laws.scores)  # logits differ as log-likelihoods do
-        return (ranks(laws) < self.k) & (gap <= self.tolerance)
+    def keeps(self, dists: Distributions) -> torch.Tensor:
+        gap = dists.logits.amax(dim=-1, keepdim=True) - dists.at(dists.logits)  # logits differ as log-likelihoods do
+        return (ranks(dists) < self.k) & (gap <= self.tolerance)
 
 
 register_rule(

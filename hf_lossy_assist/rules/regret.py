@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from ..registry import register_rule
-from ..round import Block, Verdict
+from ..round import Verdict, Verified
 from ..validation import check_int, check_number
-from .base import AcceptanceRule, kept_of
+from .base import AcceptanceRule, RuleRun
 
 
 @dataclass(frozen=True)
@@ -36,44 +36,39 @@ class RegretBudget(AcceptanceRule):
         if self.per_block is not None:
             check_int("RegretBudget.per_block", self.per_block, 0)
 
-    def start(self, prompts: Sequence[torch.Tensor]) -> "_RegretRun":
-        spent = torch.zeros(len(prompts), dtype=torch.float32, device=prompts[0].device)
-        return _RegretRun(self.budget, self.local, self.per_block, spent)
+    def start(self, prompts: Sequence[torch.Tensor]) -> "RegretRun":
+        return RegretRun(self, torch.zeros(len(prompts), device=prompts[0].device))
 
-    def spent_before(self, block: Block) -> torch.Tensor:
-        """What each row's request has spent so far, (B,); a block that belongs to no call is a request's first."""
-        return torch.zeros(block.tokens.shape[0], dtype=torch.float32, device=block.tokens.device)
-
-    def regrets(self, block: Block) -> torch.Tensor:
+    def regrets(self, verified: Verified) -> torch.Tensor:
         """max z − z(x) of each drafted token, and 0 for the argmax itself, (B, γ)."""
-        assert block.scores is not None, "the target has not seen this block yet"
-        regret = block.scores[:, : block.tokens.shape[1]].amax(dim=-1) - block.of_tokens(block.scores)
-        return regret.masked_fill(super().matches(block), 0.0)
+        regret = verified.logits[:, : verified.draft.gamma].amax(dim=-1) - verified.of_tokens(verified.logits)
+        return regret.masked_fill(self.matches(verified), 0.0)
 
-    def matches(self, block: Block) -> torch.Tensor:
-        own, regret = super().matches(block), self.regrets(block)
-        if self.budget == 0:
+
+class RegretRun(RuleRun):
+    """What the requests of a call have spent."""
+
+    rule: RegretBudget
+
+    def __init__(self, rule: RegretBudget, spent: torch.Tensor):
+        """`spent`: of every row of the call, (rows,) float32."""
+        super().__init__(rule)
+        self.spent = spent
+
+    def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
+        rule, own, regret = self.rule, self.rule.matches(verified), self.rule.regrets(verified)
+        if rule.budget == 0:
             return own  # an exact tie costs nothing, and is a mismatch all the same
-        left = kept_of(block)[:, None] - torch.arange(regret.shape[1], device=regret.device)
-        fits = self.spent_before(block)[:, None] + regret.cumsum(dim=1) <= self.budget
-        fits &= (regret <= self.local * left.clamp(min=1)) & regret.isfinite()
-        if self.per_block is not None:
-            fits &= (~own).long().cumsum(dim=1) <= self.per_block
+        left = verified.sent[:, None] - torch.arange(regret.shape[1], device=regret.device)
+        fits = self.spent[verified.call_rows][:, None] + regret.cumsum(dim=1) <= rule.budget
+        fits &= (regret <= rule.local * left.clamp(min=1)) & regret.isfinite()
+        if rule.per_block is not None:
+            fits &= (~own).long().cumsum(dim=1) <= rule.per_block
         return own | fits
 
-
-@dataclass(frozen=True)
-class _RegretRun(RegretBudget):
-    spent: torch.Tensor = field(
-        default_factory=lambda: torch.zeros(0, dtype=torch.float32)
-    )  # of every row of the call; `observe` adds to it
-
-    def spent_before(self, block: Block) -> torch.Tensor:
-        return self.spent[block.rows]
-
-    def observe(self, block: Block, verdict: Verdict) -> None:
-        own = verdict.lossy & self.matches(block)
-        self.spent[block.rows] += self.regrets(block).masked_fill(~own, 0.0).sum(dim=1)
+    def observe(self, verified: Verified, verdict: Verdict) -> None:
+        own = verdict.lossy & self.accepts(verified, verdict.coins)  # in a union, others may have accepted some
+        self.spent[verified.call_rows] += self.rule.regrets(verified).masked_fill(~own, 0.0).sum(dim=1)
 
 
 register_rule(

@@ -8,7 +8,7 @@ import torch
 
 from ..registry import register_rule
 from ..validation import check_number
-from .pointwise import Laws, Pointwise
+from .pointwise import Distributions, Pointwise
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Typical(Pointwise):
         check_number("Typical.epsilon", self.epsilon, 0.0, 1.0)
         check_number("Typical.delta", self.delta, 0.0, math.inf)
 
-    def keeps(self, laws: Laws) -> torch.Tensor:
-        return laws.px > ((-laws.entropy).exp() * self.delta).clamp(max=self.epsilon)
+    def keeps(self, dists: Distributions) -> torch.Tensor:
+        return dists.px > ((-dists.entropy).exp() * self.delta).clamp(max=self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class EntropyVerify(Pointwise):
         check_number("EntropyVerify.alpha", self.alpha, 0.0, math.inf)
         _check_positive("EntropyVerify.threshold", self.threshold)
 
-    def chance(self, laws: Laws) -> torch.Tensor:
-        t = (-self.alpha * laws.entropy).exp().clamp(max=self.threshold)
-        return (laws.px / (t * laws.qx)).clamp(max=1.0)
+    def chance(self, dists: Distributions) -> torch.Tensor:
+        t = (-self.alpha * dists.entropy).exp().clamp(max=self.threshold)
+        return (dists.px / (t * dists.qx)).clamp(max=1.0)
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,15 @@ class Thresholds(Pointwise):
         check_number("Thresholds.single", self.single, 0.0, 1.0)
         check_number("Thresholds.accumulated", self.accumulated, 0.0, 1.0)
 
-    def chance(self, laws: Laws) -> torch.Tensor:
-        own = (laws.px / max(self.accumulated, 1e-9)).clamp(max=1.0)  # SGLang's floor
-        likely = (laws.px >= self.single) & (laws.px > 0)
-        return torch.maximum(laws.strict, own).masked_fill(likely, 1.0)
+    def chance(self, dists: Distributions) -> torch.Tensor:
+        own = (dists.px / max(self.accumulated, 1e-9)).clamp(max=1.0)  # SGLang's floor
+        likely = (dists.px >= self.single) & (dists.px > 0)
+        return torch.maximum(dists.strict, own).masked_fill(likely, 1.0)
 
 
 @dataclass(frozen=True)
 class Lenience(Pointwise):
-    """Strict acceptance of a draft law that counts for less: no token becomes more than 1/l times as likely as it should be.
+    """Strict acceptance of a draft distribution that counts for less: no token becomes more than 1/l times as likely as it should be.
 
     a(x) = min(1, p(x)/(l·q(x))), r = norm((p − q)⁺); greedy: accept x iff p(x) > l·max p or x = argmax p (Leviathan et al.,
     A.5, huggingface.co/papers/2211.17192, where the inequality of the greedy form is misprinted). Neutral: l = 1.
@@ -88,11 +88,11 @@ class Lenience(Pointwise):
     def __post_init__(self) -> None:
         _check_positive("Lenience.lenience", self.lenience)
 
-    def keeps(self, laws: Laws) -> torch.Tensor:
-        return laws.px > self.lenience * laws.top
+    def keeps(self, dists: Distributions) -> torch.Tensor:
+        return dists.px > self.lenience * dists.top
 
-    def chance(self, laws: Laws) -> torch.Tensor:
-        return (laws.px / (self.lenience * laws.qx)).clamp(max=1.0)
+    def chance(self, dists: Distributions) -> torch.Tensor:
+        return (dists.px / (self.lenience * dists.qx)).clamp(max=1.0)
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -25,7 +25,7 @@ class RowStats:
     num_dropped_tokens: int = 0  # drafted, but not sent: the verify filter dropped them
     num_accepted_draft_tokens: int = 0  # committed; not what a stop condition cut off behind an accepted token
     num_lossy_accepts: int = 0  # of these: strict acceptance would have rejected them
-    num_unseen_tokens: int = 0  # of the accepted: taken without a look at what the target says of them
+    num_unchecked_tokens: int = 0  # of the accepted: taken without a look at what the target says of them
     steps: Counter[tuple[int, int]] = field(default_factory=Counter)  # (tokens sent, tokens accepted) → rounds
     lossy_by_position: Counter[int] = field(default_factory=Counter)  # place in the draft (from 0) → lossy accepts
     token_sources: list[int] = field(default_factory=list)  # index into SOURCES, one for each new token
@@ -44,7 +44,7 @@ class RowStats:
         self.num_draft_tokens += sent
         self.num_dropped_tokens += drafted - sent
         self.num_accepted_draft_tokens += kept
-        self.num_unseen_tokens += sum(unseen[:kept])
+        self.num_unchecked_tokens += sum(unseen[:kept])
         self.steps[sent, kept] += 1
         for place in range(kept):
             self.num_lossy_accepts += lossy[place]
@@ -107,7 +107,7 @@ class SpeculationStats:
                 "num_dropped_tokens",
                 "num_accepted_draft_tokens",
                 "num_lossy_accepts",
-                "num_unseen_tokens",
+                "num_unchecked_tokens",
             ):
                 setattr(out, name, getattr(out, name) + getattr(row, name))
             out.steps += row.steps
@@ -135,7 +135,7 @@ class SpeculationStats:
             "num_dropped_tokens": r.num_dropped_tokens,
             "num_spec_tokens": self.num_spec_tokens,
             "num_lossy_accepts": r.num_lossy_accepts,
-            "num_unseen_tokens": r.num_unseen_tokens,
+            "num_unchecked_tokens": r.num_unchecked_tokens,
             "lossy_share_by_position": [
                 r.lossy_by_position[place] / n if n else 0.0 for place, n in enumerate(accepted_at)
             ],
@@ -198,9 +198,9 @@ class SpeculationStats:
         return sum(row.num_lossy_accepts for row in self.rows)
 
     @property
-    def num_unseen_tokens(self) -> int:
+    def num_unchecked_tokens(self) -> int:
         """Accepted tokens that the target's word was not asked on, of all rows."""
-        return sum(row.num_unseen_tokens for row in self.rows)
+        return sum(row.num_unchecked_tokens for row in self.rows)
 
     def table(self) -> Any:
         """A `rich.table.Table` of the call."""
@@ -216,9 +216,11 @@ class SpeculationStats:
         table.add_row("draft acceptance rate", f"{s['draft_acceptance_rate']:.1%}")
         table.add_row("drafted tokens verified", str(s["num_draft_tokens"]))
         table.add_row("accepted, of these lossy", f"{s['num_accepted_draft_tokens']}, {s['num_lossy_accepts']}")
-        if s["num_unseen_tokens"]:
-            share = s["num_unseen_tokens"] / s["num_new_tokens"]
-            table.add_row("never checked by the target", f"{s['num_unseen_tokens']} ({share:.1%} of the new tokens)")
+        if s["num_unchecked_tokens"]:
+            share = s["num_unchecked_tokens"] / s["num_new_tokens"]
+            table.add_row(
+                "never checked by the target", f"{s['num_unchecked_tokens']} ({share:.1%} of the new tokens)"
+            )
         for part in parts:
             table.add_row(f"{part} forwards, seconds", f"{self.forwards[part]}, {self.seconds.get(part, 0.0):.3f}")
         if self.alone is not None:

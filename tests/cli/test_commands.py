@@ -51,7 +51,7 @@ def test_collect_fit_generate_plan_push_pull(hf_lossy, hub, tmp_path):
 
     options = ("--policy", "sprinter", "--max-new-tokens", 12, "--json", "--seed", 3)
     own = hf_lossy("generate", *options, "--head", head, "--threshold", 0.2).json
-    assert own["speculation"]["lossless"] is False and own["speculation"]["num_unseen_tokens"] >= 0
+    assert own["speculation"]["lossless"] is False and own["speculation"]["num_unchecked_tokens"] >= 0
     stop = own["policy"]["stop"]
     assert (own["policy"]["rule"]["name"], stop["name"], stop["head"], stop["threshold"]) == (
         "all_but_last", "head", str(head), 0.2,
@@ -61,7 +61,7 @@ def test_collect_fit_generate_plan_push_pull(hf_lossy, hub, tmp_path):
     never = hf_lossy("generate", *options, "--threshold", 1.5).json
     alone = hf_lossy("generate", "--policy", "target", "--max-new-tokens", 12, "--json", "--seed", 3).json
     assert [o["token_ids"] for o in never["outputs"]] == [o["token_ids"] for o in alone["outputs"]]
-    assert never["speculation"]["num_unseen_tokens"] == 0 < shipped["speculation"]["num_unseen_tokens"]
+    assert never["speculation"]["num_unchecked_tokens"] == 0 < shipped["speculation"]["num_unchecked_tokens"]
 
     planned = hf_lossy(
         "plan", "--head", head, "--limit", 1, "--repeats", 1, "--new-tokens", 12, "--max-draft", 4, "--json"

@@ -224,7 +224,7 @@ def test_the_unseen_tokens_of_sprinter_can_be_limited():
         )
     }  # fmt: skip
     assert torch.equal(out["both"].sequences, out["all"].sequences)
-    unseen = {name: one.speculation.num_unseen_tokens for name, one in out.items()}
+    unseen = {name: one.speculation.num_unchecked_tokens for name, one in out.items()}
     assert unseen["both"] == unseen["all"] > unseen["few"] > unseen["none"] == 0
     assert max(row["num_lossy_accepts"] for row in rows_of(out["few"])) == 3
 

@@ -126,9 +126,7 @@ class Batch:
         self.prefixes: list[list[int]] = [[] for _ in range(places)]
         self.new: list[list[int] | None] = [None] * places  # None: not writing
         self.budgets = [0] * places
-        self.model.cache.capacity = (
-            limit + SPARE
-        )  # all at once: the rows are used one by one as well, on the same storage
+        self.model.reserve(limit + SPARE)
         with torch.inference_mode():
             nothing = torch.zeros(places, 1, dtype=torch.int64)
             self.model.feed(nothing, [0] * places, keep=0)
@@ -144,8 +142,7 @@ class Batch:
         self.cached[place] = text[:-1]
         self.model.lengths[place] = shared
         if shared < len(text) - 1:  # what this row alone has to catch up with, in one parallel forward of its own
-            alone = RowModel(self.model.model, 1, self.model.cache.limit)
-            alone.cache, alone.lengths = self.model.cache.row(place), [shared]
+            alone = self.model.row(place)
             missing = torch.tensor([text[shared:-1]])
             alone.feed(missing, [missing.shape[1]], keep=0)
             self.model.lengths[place] = len(text) - 1

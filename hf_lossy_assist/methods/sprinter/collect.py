@@ -21,15 +21,15 @@ from transformers import GenerationConfig
 
 from ...artifacts.features import FeatureSpec
 from ...artifacts.sampling_settings import decoding_of
-from ...drafters.model import ModelDrafter
-from ...engine.loop import Call
+from ...drafters.model import AssistantRun
+from ...engine.call import Call
 from ...generation.runner import Runner
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ...models.rope import renew
 from ...models.trials import why_not_rows
 from ...policy.policy import LossyPolicy
-from ...round import Block
-from ...rules import Strict, decide, draw
+from ...round import Selection, Verified
+from ...rules import RuleRun, Strict, accept, draw
 from ...stats.report import RowStats, SpeculationStats
 from ...stops import Constant
 from ...tasks.prompts import Text
@@ -218,23 +218,24 @@ class _Walk(Runner):
 
     def decode(self, call: Call) -> SpeculationStats:
         rows, drafter = call.rows, call.drafter
-        assert isinstance(drafter, ModelDrafter) and drafter.tap is not None
+        assert isinstance(drafter, AssistantRun) and drafter.tap is not None
         kinds = [self.wanted.kinds[row % len(self.wanted.kinds)] for row in rows.index]
         while rows.unfinished:
             renew(call.renewing, rows, call.clock)
-            block = drafter.propose(rows, [0 if finished else 1 for finished in rows.finished])
+            draft = drafter.propose(rows, [0 if finished else 1 for finished in rows.finished], call.randomness)
             if self.wanted.features.position == "token":  # known one forward later
-                drafter.model.feed(block.tokens, [1] * len(kinds), keep=1)
+                drafter.model.feed(draft.tokens, [1] * len(kinds), keep=1)
             features = drafter.tap.at(-1).float()  # (B, H): every row is fed as many tokens as the others
             last, counts = rows.after(call.target.lengths)
             raw = call.target.feed(last, counts, keep=1).to(device=rows.ids.device, dtype=torch.float32)
             scores = call.processing(rows.ids, rows.lengths, raw, rows.index)
-            block.scores = scores.expand(-1, 2, -1)  # the place behind the drafted token is never looked at
-            x, p_x, q_x, distance = judged(block)
+            # The place behind the drafted token is never looked at.
+            verified = Verified(Selection(draft, draft.lengths), scores.expand(-1, 2, -1))
+            x, p_x, q_x, distance = judged(verified)
             fits = acceptable(p_x, q_x, self.wanted.lam)
-            verdict = decide(Strict(), block)
+            verdict = accept(RuleRun(Strict()), verified, call.randomness)
             corrected = torch.where(fits | (verdict.accepted == 1), x, verdict.token)
-            own = draw(block.p[:, 0]) if block.sampling else block.best[:, 0]
+            own = draw(verified.p[:, 0]) if verified.sampling else verified.argmax[:, 0]
             following = {"draft": x.tolist(), "target": own.tolist(), "mixed": corrected.tolist()}
             if self.wanted.mix is not None:
                 replaced = torch.rand(x.shape, dtype=torch.float32, device=x.device) < self.wanted.mix
@@ -262,22 +263,22 @@ class _Walk(Runner):
             rows.write(torch.tensor(tokens, device=rows.ids.device)[:, None])
             for b, token in enumerate(tokens):
                 if not rows.finished[b]:
-                    rows.commit(b, [token], block.scores[b])
+                    rows.commit(b, [token], verified.logits[b])
             call.target.rollback(rows.held())
-            drafter.learn(rows, block, [0] * len(tokens))
+            drafter.learn(rows, verified, [0] * len(tokens))
         return SpeculationStats([RowStats() for _ in rows.index], 1, True)
 
 
-def judged(block: Block) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def judged(verified: Verified) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The first drafted token x, p(x), q(x) and d_TV(p, q) at its position, each (B,), by the laws that decoding uses.
 
     Greedy laws are certain: q(x) = 1, and p(x) is 1 or 0.
     """
-    x = block.tokens[:, 0]
-    if block.q is None:
-        same = (x == block.best[:, 0]).float()
+    x = verified.tokens[:, 0]
+    if verified.q is None:
+        same = (x == verified.argmax[:, 0]).float()
         return x, same, torch.ones_like(same), 1.0 - same
-    p, q = block.p[:, 0], block.q[:, 0]  # (B, V)
+    p, q = verified.p[:, 0], verified.q[:, 0]  # (B, V)
     of_x = x[:, None]
     return x, p.gather(1, of_x)[:, 0], q.gather(1, of_x)[:, 0], (p - q).abs().sum(dim=1) / 2
 

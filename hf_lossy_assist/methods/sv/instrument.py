@@ -9,10 +9,11 @@ from transformers import GenerationConfig
 
 from ...artifacts.profile import LONGEST_PROFILED
 from ...artifacts.sampling_settings import decoding_of
-from ...engine.loop import Call, decode
+from ...engine.call import Call
+from ...engine.loop import decode
 from ...generation.runner import Runner
 from ...policy.policy import LossyPolicy
-from ...round import Block
+from ...round import Verified
 from ...stats.report import SpeculationStats
 from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int, check_positive, shown
 
@@ -61,15 +62,15 @@ class ProfileSettings:
         return asdict(self) | {"gamma": list(self.gamma), "batches": list(self.batches)}
 
 
-class Watching(Runner):
-    """A policy and a draft whose every round is shown to `watch(call, block)`, after it."""
+class InstrumentedRunner(Runner):
+    """A policy and a draft whose every round is shown to `watch(call, verified)`, after it."""
 
-    def __init__(self, policy: LossyPolicy, draft: Any, watch: Callable[[Call, Block], None]):
+    def __init__(self, policy: LossyPolicy, draft: Any, watch: Callable[[Call, Verified], None]):
         super().__init__(policy, draft)
         self.watch = watch
 
     def decode(self, call: Call) -> SpeculationStats:
-        call.watch = lambda block: self.watch(call, block)
+        call.watch = lambda verified, verdict: self.watch(call, verified)
         return decode(call)
 
 

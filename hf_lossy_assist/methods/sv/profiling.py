@@ -20,20 +20,21 @@ from huggingface_hub.utils import tqdm
 
 from ...artifacts.files import new_folder
 from ...artifacts.profile import MODELS, Bins, Latency, Profile, machine
-from ...engine.loop import Call
+from ...engine.call import Call
 from ...filters.base import VerifyFilter
 from ...filters.companion import check_companion
 from ...filters.scheduling import choose
-from ...filters.sv import acceptance, similarity
+from ...filters.sv import acceptance, probs_of, similarity
 from ...generation.runner import Runner
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ...models.trials import why_not_rows
 from ...policy.policy import LossyPolicy
-from ...round import Block
+from ...round import Draft, Selection, Verified
+from ...rules.accepting import Randomness
 from ...stops import Constant
 from ...training.jobs import key_of, prepare, read_part, write_part
 from .cells import Samples, build, cells, entropies
-from .instrument import ProfileSettings, Watching, run
+from .instrument import InstrumentedRunner, ProfileSettings, run
 from .plots import cells_figure, goodput_figure
 from .round_costs import measure
 
@@ -46,22 +47,22 @@ HELD_OUT = 0.2  # of the prompts, for every figure in the report
 
 
 @dataclass(frozen=True, eq=False)
-class LookingOn(VerifyFilter):
+class ObserveOnlyFilter(VerifyFilter):
     """Verifies everything, while a companion reads along."""
 
     companion: Any
 
-    def observer(self, target: Any) -> Any:
+    def companion_for(self, target: Any) -> Any:
         return self.companion
 
     def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
         check_companion(draft, self.companion)
 
-    def observes(self, rows: int) -> bool:
+    def reads_companion(self, rows: int) -> bool:
         return True
 
-    def __call__(self, block: Block) -> torch.Tensor:
-        return block.drafted
+    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: Randomness) -> Selection:
+        return Selection(draft, draft.lengths, companion=companion)
 
 
 def profile(
@@ -90,7 +91,7 @@ def profile(
         reason = why_not_rows(model)
         if reason is not None:
             raise ValueError(f"profiling needs models that run in batches; the {name} does not: {reason}")
-    Runner(LossyPolicy(filter=LookingOn(companion)), draft).validate(target)
+    Runner(LossyPolicy(filter=ObserveOnlyFilter(companion)), draft).validate(target)
     prepare(out, part, facts(target, draft, companion, tokenizer, texts, settings), resume, STARTED)
     samples = collect(target, draft, companion, tokenizer, texts, settings, part)
     if len(samples.x) < FEWEST:
@@ -194,17 +195,18 @@ def sample(
     parts: list[dict[str, np.ndarray]] = []
     rounds = 0
 
-    def watch(call: Call, block: Block) -> None:
+    def watch(call: Call, verified: Verified) -> None:
         nonlocal rounds
-        batch, gamma = block.tokens.shape
+        draft, companion_probs = verified.draft, verified.selection.companion
+        batch, gamma = draft.tokens.shape
         if gamma == 0:
             return
-        assert block.laws is not None
-        p = block.p[:, :gamma]
-        if block.sampling:
-            x = (block.of_tokens(p) / block.of_tokens(block.laws)).clamp(max=1.0)
+        assert companion_probs is not None, "the filter always reads it"
+        p, q = verified.p[:, :gamma], probs_of(draft)
+        if verified.sampling:
+            x = (draft.probs_of_tokens(p) / draft.probs_of_tokens(q)).clamp(max=1.0)
         else:
-            x = (block.tokens == block.best[:, :gamma]).float()
+            x = (draft.tokens == verified.argmax[:, :gamma]).float()
         x = x.double()
         reached = torch.cat([torch.ones_like(x[:, :1]), x[:, :-1].cumprod(dim=1)], dim=1)
         place = torch.arange(gamma).expand(batch, -1)
@@ -212,18 +214,18 @@ def sample(
         number = torch.arange(rounds, rounds + batch)[:, None].expand(-1, gamma)
         most = torch.full((batch, gamma), call.stop.settings.longest)
         rounds += batch
-        inside = (place < block.drafted.cpu()[:, None]).numpy()
+        inside = (place < draft.lengths.cpu()[:, None]).numpy()
         values = {
-            "s": similarity(block), "a": acceptance(block), "x": x,
-            "similarity": torch.minimum(p, block.laws).sum(dim=-1), "place": place,
+            "s": similarity(draft, companion_probs), "a": acceptance(draft, companion_probs), "x": x,
+            "similarity": torch.minimum(p, q).sum(dim=-1), "place": place,
             "gamma": most, "text": text, "round": number, "reached": reached,
         }  # fmt: skip
         parts.append({name: value.cpu().numpy()[inside] for name, value in values.items()})
 
-    policy = LossyPolicy(stop=Constant(longest), filter=LookingOn(companion))
+    policy = LossyPolicy(stop=Constant(longest), filter=ObserveOnlyFilter(companion))
     with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
         torch.manual_seed(settings.seed * 1_000_003 + first)
-        run(target, tokenizer, texts, Watching(policy, draft, watch), settings)
+        run(target, tokenizer, texts, InstrumentedRunner(policy, draft, watch), settings)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

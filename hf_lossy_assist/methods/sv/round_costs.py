@@ -11,22 +11,23 @@ import torch
 from huggingface_hub.utils import tqdm
 
 from ...artifacts.profile import Bins, Latency, Profile
-from ...engine.loop import Call
+from ...engine.call import Call
 from ...filters.base import VerifyFilter
 from ...filters.scheduling import choose
 from ...filters.sv import Verification
 from ...models.identity import ModelIdentity
 from ...policy.policy import LossyPolicy
-from ...round import Block
+from ...round import Draft, Selection, Verified
+from ...rules.accepting import Randomness
 from ...stops import Constant
-from .instrument import ProfileSettings, Watching, run
+from .instrument import InstrumentedRunner, ProfileSettings, run
 
 
 LEVELS = 6  # numbers of verified tokens that are timed, from none to all
 
 
 @dataclass(frozen=True, eq=False)
-class AtRandom(VerifyFilter):
+class RandomFilter(VerifyFilter):
     """For timing: as many of the drafted tokens are verified as `tokens` says in turn, of any rows; `own`'s work is done as well."""
 
     own: Verification
@@ -34,18 +35,19 @@ class AtRandom(VerifyFilter):
     random: np.random.Generator
     tokens: Iterator[int]
 
-    def observer(self, target: Any) -> Any:
+    def companion_for(self, target: Any) -> Any:
         return self.own.companion
 
-    def observes(self, rows: int) -> bool:
+    def reads_companion(self, rows: int) -> bool:
         return self.observed
 
-    def __call__(self, block: Block) -> torch.Tensor:
-        self.own(block)
-        batch, gamma = block.tokens.shape
+    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: Randomness) -> Selection:
+        self.own.select(draft, companion, randomness)
+        batch, gamma = draft.tokens.shape
         order = choose(self.random.random((batch, gamma)), np.ones(batch * gamma + 1), 0.0).order
         kept = np.bincount(order[: next(self.tokens)] // max(gamma, 1), minlength=batch)
-        return torch.minimum(torch.from_numpy(kept).to(block.drafted.device), block.drafted)
+        sent = torch.minimum(torch.from_numpy(kept).to(draft.lengths.device), draft.lengths)
+        return Selection(draft, sent, companion=companion)
 
 
 def in_turn(levels: Sequence[int], random: np.random.Generator) -> Iterator[int]:
@@ -62,13 +64,17 @@ class Stopwatch:
         self.found: defaultdict[tuple[int, bool], list[tuple[float, float]]] = defaultdict(list)
         self.last: tuple[float, float] | None = None  # when the round before ended, and the drafting until then
 
-    def __call__(self, call: Call, block: Block) -> None:
+    def __call__(self, call: Call, verified: Verified) -> None:
         now, drafting = time.perf_counter(), call.clock.seconds().get("draft", 0.0)
         # Rows that have ended, or soon will, draft less, and the round is no longer one of so many rows.
-        if self.last is not None and block.tokens.shape == self.shape and bool((block.drafted == self.shape[1]).all()):
-            assert block.kept is not None
+        if (
+            self.last is not None
+            and verified.tokens.shape == self.shape
+            and bool((verified.drafted == self.shape[1]).all())
+        ):
             spent = drafting - self.last[1]
-            self.found[int(block.kept.sum()), block.companion is not None].append((now - self.last[0] - spent, spent))
+            observed = verified.selection.companion is not None
+            self.found[int(verified.sent.sum()), observed].append((now - self.last[0] - spent, spent))
         self.last = time.perf_counter(), drafting
 
     def count(self) -> int:
@@ -103,14 +109,14 @@ def measure(
     for batch in tqdm(settings.batches, desc="timing rounds", unit="batch size"):
         levels = np.linspace(0, batch * gamma, count).round().astype(np.int64).tolist()
         watch, first = Stopwatch(batch, gamma, levels), 0
-        both = [AtRandom(own, observed, random, in_turn(levels, random)) for observed in (False, True)]
+        both = [RandomFilter(own, observed, random, in_turn(levels, random)) for observed in (False, True)]
         while watch.fewest() < settings.rounds:
             chosen = [texts[(first + i) % len(texts)] for i in range(batch)]
             before, first = watch.count(), first + batch
             for each in both:
                 watch.last = None  # a call's first round brings its prompt along
                 policy = LossyPolicy(stop=Constant(gamma), filter=each)
-                run(target, tokenizer, chosen, Watching(policy, draft, watch), settings, endless=True)
+                run(target, tokenizer, chosen, InstrumentedRunner(policy, draft, watch), settings, endless=True)
             assert watch.count() > before, "a call has a second round of γ tokens a row"
         plain, also = ([np.array(watch.found[m, observed])[:, 0] for m in levels] for observed in (False, True))
         medians = [float(np.median(values)) for values in plain]

@@ -325,7 +325,7 @@ def test_greedy_is_the_papers_loop(name, threshold, window, spec):
         out = assisted(target, inputs, draft, AutoJudge(head, threshold, window), eos_token_id=eos, max_new_tokens=16)
         assert texts(out, max(RAGGED)) == [text for text, _ in expected]
         assert out.speculation.rows == [stats for _, stats in expected]
-        assert not out.speculation.lossless and out.speculation.num_unseen_tokens == 0
+        assert not out.speculation.lossless and out.speculation.num_unchecked_tokens == 0
         lossy += out.speculation.num_lossy_accepts
         one = {key: value[3:] for key, value in inputs.items()}
         alone = assisted(target, one, draft, AutoJudge(head, threshold, window), eos_token_id=eos, max_new_tokens=16)

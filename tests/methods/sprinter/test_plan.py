@@ -121,7 +121,7 @@ def test_a_replayed_text_has_the_rounds_it_was_written_in(threshold, cap):
     got = replay(v.numpy(), (proposed == best).numpy(), np.zeros(new), threshold, cap, new)
     row = out.speculation.rows[0]
     assert (got.tokens, got.calls, got.drafted, got.unseen) == (
-        row.num_new_tokens, row.num_spec_steps, row.num_draft_tokens, row.num_unseen_tokens,
+        row.num_new_tokens, row.num_spec_steps, row.num_draft_tokens, row.num_unchecked_tokens,
     )  # fmt: skip
     assert 0 < int((proposed == best).sum()) < new
     assert threshold in (0.0, 1.5) or 0 < int((v >= threshold).sum()) < new
@@ -266,7 +266,7 @@ def test_predicted_tokens_a_call_are_those_of_really_generating(found):
         )  # fmt: skip
         whole = out.speculation.total()
         assert predicted.tokens_per_call == pytest.approx(whole.num_new_tokens / whole.num_spec_steps, rel=0.2)
-        assert predicted.unseen == pytest.approx(whole.num_unseen_tokens / whole.num_new_tokens, abs=0.1)
+        assert predicted.unseen == pytest.approx(whole.num_unchecked_tokens / whole.num_new_tokens, abs=0.1)
     hla.disable(m.target)
 
 

@@ -94,7 +94,7 @@ def paper(
         stats.num_plain_steps += not drafted
         stats.num_draft_tokens += len(drafted)
         stats.num_accepted_draft_tokens += len(kept)
-        stats.num_unseen_tokens += max(len(drafted) - 1, 0)
+        stats.num_unchecked_tokens += max(len(drafted) - 1, 0)
         stats.num_lossy_accepts += sum(lossy)
         stats.steps[len(drafted), len(kept)] += 1
         stats.lossy_by_position.update({place: int(is_lossy) for place, is_lossy in enumerate(lossy)})
@@ -203,7 +203,7 @@ def test_a_threshold_above_one_is_strict_with_one_token(name, sampled):
             neutral = assisted(target, prompts(lengths), draft, policy, **settings)
             assert torch.equal(neutral.sequences, strict.sequences)
             ours, theirs = neutral.speculation, strict.speculation
-            assert ours.rows == theirs.rows and ours.num_unseen_tokens == ours.num_lossy_accepts == 0
+            assert ours.rows == theirs.rows and ours.num_unchecked_tokens == ours.num_lossy_accepts == 0
             assert ours.forwards.pop("head") == ours.forwards["draft"]
             assert ours.forwards == theirs.forwards and not ours.lossless and theirs.lossless
 
@@ -213,7 +213,7 @@ def test_a_head_of_nan_doubts_everything():
     target, draft = tiny.shared("llama"), draft_of("llama")
     out = assisted(target, prompts(RAGGED), draft, Sprinter(sure(math.nan)), eos_token_id=NEVER_EMITTED)
     assert torch.equal(out.sequences, greedy(target, prompts(RAGGED), eos_token_id=NEVER_EMITTED))
-    assert out.speculation.num_unseen_tokens == 0
+    assert out.speculation.num_unchecked_tokens == 0
 
 
 def test_real_models():
@@ -407,7 +407,7 @@ def test_the_head_alone_is_lossless(name, threshold):
         assert as_policy(stop).lossless
         out = assisted(target, prompts(lengths), draft, stop, eos_token_id=NEVER_EMITTED)
         assert torch.equal(out.sequences, expected)
-        assert out.speculation.lossless and out.speculation.num_unseen_tokens == 0
+        assert out.speculation.lossless and out.speculation.num_unchecked_tokens == 0
 
 
 def test_num_assistant_tokens_at_the_call():
@@ -440,20 +440,20 @@ def test_unseen_tokens_are_counted():
         out = assisted(target, prompts(RAGGED), draft, policy, **settings)
         calls.append(out.speculation)
         for row in out.speculation.rows:
-            assert row.num_unseen_tokens == sum(min(n, max(sent - 1, 0)) * c for (sent, n), c in row.steps.items())
-            assert row.num_lossy_accepts <= row.num_unseen_tokens <= row.num_accepted_draft_tokens
+            assert row.num_unchecked_tokens == sum(min(n, max(sent - 1, 0)) * c for (sent, n), c in row.steps.items())
+            assert row.num_lossy_accepts <= row.num_unchecked_tokens <= row.num_accepted_draft_tokens
     assert any(kept < sent - 1 for sent, kept in calls[1].total().steps), "no draft was cut off in its middle"
     merged = hla.SpeculationStats.merge(calls)
-    assert merged.num_unseen_tokens == sum(call.num_unseen_tokens for call in calls) > 0
+    assert merged.num_unchecked_tokens == sum(call.num_unchecked_tokens for call in calls) > 0
     first = calls[0]
     form = json.loads(first.to_json(rows=True))
-    assert form["num_unseen_tokens"] == first.num_unseen_tokens == first.total().num_unseen_tokens
-    assert [row["num_unseen_tokens"] for row in form["rows"]] == [row.num_unseen_tokens for row in first.rows]
+    assert form["num_unchecked_tokens"] == first.num_unchecked_tokens == first.total().num_unchecked_tokens
+    assert [row["num_unchecked_tokens"] for row in form["rows"]] == [row.num_unchecked_tokens for row in first.rows]
     assert form["lossless"] is False and form["forwards"]["head"] == form["forwards"]["draft"]
-    share = f"{first.num_unseen_tokens} ({first.num_unseen_tokens / first.num_new_tokens:.1%} of the new tokens)"
+    share = f"{first.num_unchecked_tokens} ({first.num_unchecked_tokens / first.num_new_tokens:.1%} of the new tokens)"
     assert f"never checked by the target │ {share}" in " ".join(str(first).split())
     strict = assisted(target, prompts(RAGGED), draft).speculation
-    assert "never checked" not in str(strict) and strict.to_dict()["num_unseen_tokens"] == 0
+    assert "never checked" not in str(strict) and strict.to_dict()["num_unchecked_tokens"] == 0
 
 
 def test_it_says_once_that_it_is_lossy(monkeypatch, tmp_path):

@@ -1,0 +1,114 @@
+"""Where a call's random numbers come from: the global generator, one of the caller's, or one for each row."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..round import Verified
+from ..rules.base import draw
+from ..validation import shown
+
+
+PLACES = 1 << 20  # of one round: drafted tokens, the token behind them, the coins
+BEHIND_THE_DRAFT, COINS = PLACES - 1, PLACES - 2
+
+
+class Randomness:
+    """Coins and drawn tokens of one call. Nothing else in a call is random."""
+
+    def __init__(self, generator: torch.Generator | Sequence[torch.Generator] | None = None, rows: int = 1):
+        """`rows`: of the call. `generator`: one for all rows; one for each row of the call; None: torch's global one, which `torch.manual_seed` seeds.
+
+        With one for each row, what a row draws does not depend on the rows beside it. Each gives one number, when the call begins.
+
+        Raises: `ValueError` where there are not as many generators as rows.
+        """
+        if isinstance(generator, Sequence) and len(generator) != rows:
+            raise ValueError(
+                f"generator: {len(generator)} generators were given, and this call has {rows} rows: one each"
+            )
+        self.generator: torch.Generator | None = None
+        self.rows: list[RowRandomness] | None = None
+        if isinstance(generator, Sequence):
+            self.rows = [RowRandomness(own) for own in generator]
+        else:
+            self.generator = generator
+
+    def for_filters(self) -> "Randomness":
+        """Numbers of the same source that nothing else in the round uses."""
+        if self.rows is None:
+            return self
+        out = Randomness()
+        out.rows = [own.for_filters() for own in self.rows]
+        return out
+
+    def begin_round(self, call_rows: Sequence[int]) -> None:
+        """Called before each round with the rows that it is about."""
+        if self.rows is not None:
+            for row in call_rows:
+                self.rows[row].begin_round()
+
+    def coins(self, verified: Verified) -> torch.Tensor:
+        """What acceptance probabilities are compared with, (B, γ) float32 in [0, 1)."""
+        tokens = verified.tokens
+        if self.rows is None:
+            return torch.rand(tokens.shape, device=tokens.device, generator=self.generator, dtype=torch.float32)
+        own = [self.rows[row].coins(tokens.shape[1]) for row in verified.call_rows.tolist()]
+        return torch.stack(own).to(tokens.device)
+
+    def draw(self, probs: torch.Tensor, call_rows: torch.Tensor, place: int = BEHIND_THE_DRAFT) -> torch.Tensor:
+        """One token from each distribution (B, V), not necessarily normalised → (B,) int64.
+
+        `place`: which of the round's tokens it is, the drafted ones from 0.
+        """
+        if self.rows is None:
+            return draw(probs, self.generator)
+        own = [self.rows[row].exponentials(place, probs.shape[-1]) for row in call_rows.tolist()]
+        return (probs / torch.stack(own).to(probs)).argmax(dim=-1)
+
+
+class RowRandomness:
+    """One row's random numbers. Each draw has a generator state of its own, which the round and the place in it decide.
+
+    A row that waits for others draws tokens that it does not need; so they cannot move its later ones.
+    """
+
+    def __init__(self, generator: torch.Generator):
+        self.seed = int(torch.randint(1 << 40, (1,), generator=generator, device=generator.device))
+        self.generator = torch.Generator()
+        self.round, self.first_place = 0, 0
+
+    def for_filters(self) -> "RowRandomness":
+        """The same row and round, and places of its own."""
+        out = copy.copy(self)
+        out.first_place = PLACES
+        return out
+
+    def begin_round(self) -> None:
+        self.round += 1
+
+    def coins(self, count: int) -> torch.Tensor:
+        """(count,) float32 in [0, 1); the first ones are the same whatever `count` is."""
+        return torch.rand(count, generator=self._at(COINS), dtype=torch.float32)
+
+    def exponentials(self, place: int, size: int) -> torch.Tensor:
+        """(size,) float32, exponentially distributed."""
+        return torch.empty(size, dtype=torch.float32).exponential_(generator=self._at(place))
+
+    def _at(self, place: int) -> torch.Generator:
+        number = 2 * self.round * PLACES + self.first_place + place
+        # Multiples of an odd constant (the golden ratio's 64 bits) are spread evenly, and all different.
+        return self.generator.manual_seed((self.seed + number * 0x9E3779B97F4A7C15) % (1 << 64))
+
+
+def check_generator(generator: Any) -> torch.Generator | list[torch.Generator] | None:
+    """Refuse what is neither a generator nor several."""
+    if generator is None or isinstance(generator, torch.Generator):
+        return generator
+    if isinstance(generator, Sequence) and generator and all(isinstance(own, torch.Generator) for own in generator):
+        return list(generator)
+    raise TypeError(
+        f"generator: expected a torch.Generator, or a list with one for each row of the batch, got {shown(generator)}"
+    )

@@ -1,0 +1,55 @@
+"""Everything that one generate call works with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..artifacts.features import FeatureTap
+from ..batch.positions import Positions
+from ..batch.processing import Processing
+from ..batch.randomness import Randomness
+from ..batch.rows import Rows
+from ..drafters.base import DrafterRun
+from ..models.cached import CachedModel
+from ..models.rope import renewing
+from ..models.row_model import RowModel
+from ..policy.policy import LossyPolicy
+from ..round import Verdict, Verified
+from ..rules import RuleRun
+from ..stats.clock import Clock
+from ..stops import StopRun
+
+
+@dataclass
+class Call:
+    """Built by `generation.runner`; what changes during the call are `rows`, the caches, and what stop, rule and drafter count."""
+
+    rows: Rows
+    target: CachedModel
+    drafter: DrafterRun
+    stop: StopRun
+    rule: RuleRun
+    policy: LossyPolicy
+    processing: Processing
+    randomness: Randomness
+    clock: Clock
+    positions: Positions
+    companion: RowModel | None = None  # that the filter reads
+    tap: FeatureTap | None = None  # on the target, where the rule's head reads its hidden states
+    drafter_tap: FeatureTap | None = None  # on the target, where the drafter learns from its hidden states
+    streamer: Any = None
+    watch: Callable[[Verified, Verdict], None] | None = None  # is shown each round; for measuring
+    keep_scores: bool = False
+    keep_logits: bool = False
+    scores: list[list[torch.Tensor]] = field(default_factory=list)  # of each row: (tokens of a round, V) processed
+    logits: list[list[torch.Tensor]] = field(default_factory=list)  # the same, raw
+
+    def __post_init__(self) -> None:
+        self.renewing = renewing(self.target, *self.drafter.cached_models, self.companion)
+        self.scores, self.logits = [[] for _ in self.rows.index], [[] for _ in self.rows.index]
+
+    def target_hidden(self) -> torch.Tensor | None:
+        """What `drafter_tap` holds of the latest target forward, (B, Q, H)."""
+        return None if self.drafter_tap is None else self.drafter_tap.value

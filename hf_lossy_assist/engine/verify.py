@@ -1,0 +1,46 @@
+"""The target reads a selection: one forward over each row's last token and the drafted tokens that the filter sends."""
+
+import torch
+
+from ..artifacts.features import FeatureSpec
+from ..round import Draft, Selection, Verified
+from .call import Call
+
+
+def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
+    """The target's distributions over the selection, and its raw logits (B, γ + 1, V) float32."""
+    rows, draft = call.rows, selection.draft
+    last, counts = rows.after(call.target.lengths)  # (B, 1); in the first round perhaps the whole prompt
+    sent = [draft.gamma] * len(counts) if selection.sends_all else selection.sent.tolist()
+    fed = [count + n for count, n in zip(counts, sent, strict=True)]
+    with call.clock.time("target", (len(fed), sum(fed))):
+        logits = call.target.feed(torch.cat([last, draft.tokens], dim=1), fed, keep=1 + draft.gamma)
+    raw = logits.to(device=rows.ids.device, dtype=torch.float32)
+    open_places = None  # all
+    if call.processing.runs_callers_code:
+        open_places = rows.open_places(draft.tokens, selection.sent.tolist())
+    processed = call.processing(rows.ids, rows.lengths, raw, rows.index, open_places)
+    accepts, spec = None, call.rule.rule.features
+    if draft.gamma and spec is not None:
+        with call.clock.time("head"):
+            accepts = call.rule.rule.judge(_hidden(call, draft, spec))
+    return Verified(selection, processed, accepts), raw
+
+
+def _hidden(call: Call, draft: Draft, spec: FeatureSpec) -> torch.Tensor:
+    """What the rule's head reads of each drafted token, (B, γ, H).
+
+    It comes with forwards that run anyway, but for the draft's own state of the last token, which costs one draft forward.
+    """
+    gamma, parts = draft.gamma, []
+    if spec.reads("draft"):
+        assert draft.hidden is not None, "the runner has the drafter keep them"
+        parts.append(draft.hidden)
+    if spec.reads("target"):
+        assert call.tap is not None and call.tap.value is not None, "a forward has just run inside the tap"
+        seen = call.tap.value
+        if seen.shape[1] <= gamma:  # the forward left out columns that no row needs
+            seen = torch.nn.functional.pad(seen, (0, 0, 0, gamma + 1 - seen.shape[1]))
+        first = seen.shape[1] - gamma - (spec.position == "predicting")
+        parts.append(seen[:, first : first + gamma])
+    return torch.cat([part.to(draft.tokens.device) for part in parts], dim=-1)

@@ -1,0 +1,74 @@
+"""How a round ends: coins, the accepted prefix, and the token after it."""
+
+from typing import Protocol
+
+import torch
+
+from ..round import Verdict, Verified
+from .base import RuleRun, Strict
+
+
+class Randomness(Protocol):
+    """Where coins and drawn tokens come from (`batch.randomness`)."""
+
+    def coins(self, verified: Verified) -> torch.Tensor:
+        """(B, γ) float32 in [0, 1)."""
+
+    def draw(self, probs: torch.Tensor, call_rows: torch.Tensor) -> torch.Tensor:
+        """One token from each distribution (B, V), not necessarily normalised → (B,) int64."""
+
+
+def accept(run: RuleRun, verified: Verified, randomness: Randomness) -> Verdict:
+    """Accept a prefix of each row's sent tokens and choose the token after it.
+
+    The coins are tossed before the rule is asked, so two rules with one seed see the same coins and a looser rule accepts
+    a superset. A lossy rule accepts whatever strict acceptance does, unless it says otherwise (`AcceptanceRule.accepts_all_strict`).
+    """
+    coins = randomness.coins(verified) if verified.sampling or run.rule.needs_coins else None
+    runs, lossy = prefix(run, verified, coins)
+    accepted, unchecked = runs.sum(dim=1), run.unchecked(verified, coins)
+    if verified.sampling:
+        token = randomness.draw(next_distribution(run, verified, coins, accepted), verified.call_rows)
+    else:
+        token = next_token(run, verified, coins, accepted)
+    verdict = Verdict(accepted, token, lossy, None if unchecked is None else unchecked & runs, coins)
+    run.observe(verified, verdict)
+    return verdict
+
+
+def prefix(run: RuleRun, verified: Verified, coins: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which drafted tokens are accepted, and which of them only because of the rule, (B, γ) bool each."""
+    by_rule = run.accepts(verified, coins)
+    by_strict = by_rule if run.rule.lossless else Strict().accepts(verified, coins)
+    if run.rule.accepts_all_strict:
+        by_rule = by_rule | by_strict
+    runs = (by_rule & verified.is_sent).long().cumprod(dim=1).bool()  # up to the first rejection
+    return runs, runs & ~by_strict
+
+
+def next_token(run: RuleRun, verified: Verified, coins: torch.Tensor | None, accepted: torch.Tensor) -> torch.Tensor:
+    """Greedy: the token after the `accepted` (B,) ones, (B,) int64."""
+    bonus = verified.argmax[torch.arange(accepted.shape[0], device=accepted.device), accepted]
+    gamma = verified.draft.gamma
+    if gamma == 0:
+        return bonus
+    return torch.where(accepted < verified.sent, run.choice(verified, coins, accepted.clamp(max=gamma - 1)), bonus)
+
+
+def next_distribution(
+    run: RuleRun, verified: Verified, coins: torch.Tensor | None, accepted: torch.Tensor
+) -> torch.Tensor:
+    """Sampling: the distribution of the token after the `accepted` (B,) ones, (B, V) float32, not normalised."""
+    gamma, rows = verified.draft.gamma, torch.arange(accepted.shape[0], device=accepted.device)
+    if gamma == 0:
+        return verified.p[:, 0]
+    bonus, at, rejected = verified.p[rows, accepted], accepted.clamp(max=gamma - 1), accepted < verified.sent
+    residual, would_verify = run.correction(verified, coins, at), verified.selection.would_verify
+    if would_verify is not None:
+        # A filter that looked at the drafted token itself: r = norm(p − v·min(p, q)), at a token that it dropped as well.
+        assert verified.q is not None, "a filter compares distributions of the draft"
+        either = torch.minimum(verified.p[rows, at], verified.q[rows, at])
+        residual, rejected = residual + either.masked_fill(would_verify(at), 0.0), accepted < verified.drafted
+    # Rounding can leave a residual of all zeros where p ≈ q; the token is then drawn from p, as it would be with exact numbers.
+    use = rejected & (residual.sum(dim=1) > 0)
+    return torch.where(use[:, None], residual, bonus)

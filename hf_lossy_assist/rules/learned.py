@@ -101,7 +101,9 @@ class Judge(AcceptanceRule):
 
     @staticmethod
     def _judged(verified: Verified) -> torch.Tensor:
-        if verified.head_accepts is None:  # nothing was drafted, and the head was not asked
+        if verified.head_accepts is None:
+            if verified.draft.gamma:
+                raise ValueError("Judge: the head has not been asked about these tokens (Verified.head_accepts)")
             return torch.zeros_like(verified.tokens, dtype=torch.bool)
         return verified.head_accepts
 

@@ -17,7 +17,7 @@ from transformers import BartConfig, BartForConditionalGeneration
 import hf_lossy_assist as hla
 from hf_lossy_assist import DraftStop, FeatureSpec, StopRun
 from hf_lossy_assist.artifacts.features import FeatureTap
-from hf_lossy_assist.drafters.model import ModelDrafter
+from hf_lossy_assist.drafters.model import AssistantRun
 
 
 RAGGED = (9, 1, 4, 14)
@@ -199,20 +199,20 @@ class Drafted:
 @pytest.fixture
 def record(monkeypatch):
     """A list of `Drafted` that every call with a `Recorder` adds to; one of its own for each thread."""
-    propose, out = ModelDrafter.propose, defaultdict(list)
+    propose, out = AssistantRun.propose, defaultdict(list)
 
-    def spy(self, rows, limits):
+    def spy(self, rows, limits, randomness):
         texts = [rows.ids[b, rows.pads[b] : rows.lengths[b]].clone() for b in range(len(rows.index))]
-        block = propose(self, rows, limits)
-        for b, n in enumerate(block.drafted.tolist()):
+        draft = propose(self, rows, limits, randomness)
+        for b, n in enumerate(draft.lengths.tolist()):
             if n:
                 tokens = torch.stack([tokens[b] for tokens, _ in self.stop.seen[:n]])
-                assert torch.equal(tokens, block.tokens[b, :n])
+                assert torch.equal(tokens, draft.tokens[b, :n])
                 features = torch.stack([features[b] for _, features in self.stop.seen[:n]])
                 out[threading.get_ident()].append(Drafted(rows.index[b], texts[b], tokens, features))
-        return block
+        return draft
 
-    monkeypatch.setattr(ModelDrafter, "propose", spy)
+    monkeypatch.setattr(AssistantRun, "propose", spy)
     return out
 
 

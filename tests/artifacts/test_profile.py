@@ -247,8 +247,8 @@ def test_worthwhile():
     noisy = profile(latency=latency(noise=np.full(3, 0.2)))
     assert [noisy.worthwhile(b) for b in (1, 4, 16)] == [False, False, True], "a gain within the noise may be none"
     own = Verification(made, companion())
-    assert [own.observes(b) for b in (1, 4)] == [False, True]
-    assert Verification(made, companion(), fallback=False).observes(1)
+    assert [own.reads_companion(b) for b in (1, 4)] == [False, True]
+    assert Verification(made, companion(), fallback=False).reads_companion(1)
 
 
 # -- cells ----------------------------------------------------------------------------------------------------------------

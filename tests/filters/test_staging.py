@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 from support import tiny
+from support.blocks import draft_of
 from support.cells import distance, laws
 from support.distributions import NEW, PROMPT, REJECT, goodness, pair, sample, target_law
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.batch.randomness import Randomness
 from hf_lossy_assist.filters import staged as staging
-from hf_lossy_assist.round import Block, Verdict
+from hf_lossy_assist.round import Verdict
 
 
 def outcomes(tokens, q, c):
@@ -37,14 +39,12 @@ def output_law(q, c, p, monkeypatch):
         chance = float(torch.stack([q[i, x] for i, x in enumerate(drafted)]).prod())
         for accepted, token, weight in outcomes(drafted, q, c):
             verdict = Verdict(torch.tensor([accepted]), torch.tensor([token]), torch.zeros(1, gamma, dtype=torch.bool))
-            monkeypatch.setattr(staging, "decide", lambda rule, block, verdict=verdict: verdict)
-            block = Block(
-                torch.tensor([drafted]), torch.tensor([gamma]), q[None], True, laws=q[None], companion=c[None]
-            )
-            kept = int(staging.Staged(None)(block))
-            tokens = block.tokens[0].tolist()
+            monkeypatch.setattr(staging, "accept", lambda rule, verified, randomness, verdict=verdict: verdict)
+            draft = draft_of(torch.tensor([drafted]), torch.tensor([gamma]), q[None], True)
+            selection = staging.Staged(None).select(draft, c[None], Randomness())
+            kept, tokens = int(selection.sent), selection.draft.tokens[0].tolist()
             # Then the target: strict acceptance of what is left, by its formula.
-            for n, last, share in outcomes(tokens[:kept], block.q[0], p):
+            for n, last, share in outcomes(tokens[:kept], selection.draft.probs[0], p):
                 out[(*tokens[:n], last)] += chance * weight * share
     return out
 
@@ -62,11 +62,14 @@ def test_the_law_is_the_targets(gamma, size, monkeypatch):
 def test_a_refused_token_is_replaced_and_what_follows_it_is_left_out():
     """Greedy, V = 4: the companion says 1 2 3 0 where 1 0 3 was drafted."""
     c = torch.nn.functional.one_hot(torch.tensor([[1, 2, 3, 0]]), 4).float()
-    block = Block(torch.tensor([[1, 0, 3]]), torch.tensor([3]), None, False, laws=c[:, :3], companion=c)
-    assert staging.Staged(None)(block).tolist() == [2]
-    assert block.tokens[:, :2].tolist() == [[1, 2]] and block.replaced.tolist() == [1]
-    assert block.known([10], [2]) == [9], "the replaced token was accepted: the draft has never seen it"
-    assert block.known([10], [1]) == [10], "it was not: the draft knows all that is left"
+    draft = draft_of(torch.tensor([[1, 0, 3]]), torch.tensor([3]), c[:, :3])
+    selection = staging.Staged(None).select(draft, c, Randomness())
+    assert selection.sent.tolist() == [2]
+    assert selection.draft.tokens[:, :2].tolist() == [[1, 2]] and selection.replaced.tolist() == [1]
+    assert draft.tokens.tolist() == [[1, 0, 3]], "the drafter's own tokens stay as they are"
+    valid = selection.valid_prefix_lengths
+    assert valid([10], [2]) == [9], "the replaced token was accepted: the draft has never seen it"
+    assert valid([10], [1]) == [10], "it was not: the draft knows all that is left"
 
 
 @pytest.mark.parametrize("kinds", [("rarely", "often"), ("often", "rarely"), ("never", "always"), ("always", "never")])

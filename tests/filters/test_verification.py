@@ -7,12 +7,13 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
+from support.blocks import draft_of
 from support.cells import bins, distance, laws
 
 from hf_lossy_assist.artifacts.profile import Bins, Latency, Profile
+from hf_lossy_assist.batch.randomness import Randomness
 from hf_lossy_assist.filters.sv import Verification, acceptance, similarity
 from hf_lossy_assist.models.identity import ModelIdentity
-from hf_lossy_assist.round import Block
 
 
 ME = ModelIdentity("me", None, "llama", 1, 1, 1)
@@ -33,20 +34,21 @@ def output_law(own, q, c, p):
     for drafts in itertools.product(range(size), repeat=batch * gamma):
         tokens = torch.tensor(drafts).view(batch, gamma)
         chance = float(q.gather(-1, tokens[..., None]).prod())
-        block = Block(tokens, torch.full((batch,), gamma), q, True, laws=q, companion=c)
-        kept = own(block).tolist()
-        ratio = (block.of_tokens(p) / block.of_tokens(q)).clamp(max=1.0)
+        draft = draft_of(tokens, torch.full((batch,), gamma), q, True)
+        selection = own.select(draft, c, Randomness())
+        kept, would_verify = selection.sent.tolist(), selection.would_verify
+        ratio = (draft.probs_of_tokens(p) / draft.probs_of_tokens(q)).clamp(max=1.0)
         for b in range(batch):
             alive = 1.0
             for i in range(kept[b] + 1):
                 rejected = i < kept[b]
                 weight = alive * (1 - float(ratio[b, i])) if rejected else alive
                 law = p[b, i]
-                if i < gamma and (rejected or block.considered is not None):
+                if i < gamma and (rejected or would_verify is not None):
                     either = torch.minimum(p[b, i], q[b, i])
                     v = torch.ones(size, dtype=torch.bool)
-                    if block.considered is not None:
-                        v = block.considered(torch.full((batch,), i))[b]
+                    if would_verify is not None:
+                        v = would_verify(torch.full((batch,), i))[b]
                     law = law - v * either
                 if weight > 0 and float(law.sum()) > 0:
                     for x, share in enumerate((law / law.sum()).tolist()):
@@ -113,6 +115,6 @@ def test_the_example_of_two_tokens():
 def test_s_and_a():
     q, c = torch.tensor([[[0.5, 0.3, 0.2]]]), torch.tensor([[[0.25, 0.25, 0.5]]])
     for x, a in ((0, 0.5), (1, 0.25 / 0.3), (2, 1.0)):
-        block = Block(torch.tensor([[x]]), torch.tensor([1]), q, True, laws=q, companion=c)
-        assert similarity(block).item() == pytest.approx(0.7)
-        assert acceptance(block).item() == pytest.approx(a)
+        draft = draft_of(torch.tensor([[x]]), torch.tensor([1]), q, True)
+        assert similarity(draft, c).item() == pytest.approx(0.7)
+        assert acceptance(draft, c).item() == pytest.approx(a)

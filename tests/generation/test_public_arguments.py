@@ -25,7 +25,18 @@ GIVEN = {
 WRONG = (object(), "x", -3, 2.5, float("nan"), True, [], {}, None, "\n", torch.zeros(2))
 
 # Made by the engine and handed to rules and stops, or bases without parameters.
-NOT_CALLED_BY_USERS = {"Block", "Verdict", "Laws", "RowStats", "SpeculationStats", "StoppingCandidateGenerator"}
+NOT_CALLED_BY_USERS = {
+    "Draft",
+    "Selection",
+    "Verified",
+    "Verdict",
+    "Distributions",
+    "DrafterRun",
+    "RuleRun",
+    "RowStats",
+    "SpeculationStats",
+    "StoppingCandidateGenerator",
+}
 # Looked at when they are used, with the models at hand; `generate` and the wrong uses try those.
 LATER = {
     *(("Runner", name) for name in ("assistant", "streamer", "tokenizer", "assistant_tokenizer", "cache_given")),

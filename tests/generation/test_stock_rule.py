@@ -98,7 +98,7 @@ def test_sampling_through_the_stock_loop():
     rule, prompt = hla.Mentored(0.2), torch.tensor([[3, 1, 4, 1, 5]])
     with torch.no_grad():
         p, q = model(prompt).logits[0, -1].double(), draft(prompt).logits[0, -1].double().softmax(-1)
-    law, processor = rule.output_law(p, q), StockRule(rule, do_sample=True)
+    law, processor = rule.output_distribution(p, q), StockRule(rule, do_sample=True)
     torch.manual_seed(0)
     counts = torch.zeros(6, dtype=torch.long)
     for _ in range(500):

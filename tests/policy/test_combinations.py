@@ -113,7 +113,7 @@ def filters(tmp):
 @cache
 def policies(tmp):
     def fit(rule, filter):
-        return not (isinstance(rule, hla.BlockVerification) and filter.selective)
+        return not (isinstance(rule, hla.BlockVerification) and filter.depends_on_token)
 
     parts = st.tuples(rules(tmp), st.none() | stops(tmp), filters(tmp)).filter(lambda x: fit(x[0], x[2]))
     return parts.map(lambda x: LossyPolicy(*x))

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
-from support.blocks import greedy_block, random_block, sampling_block
+from support.blocks import changed, decide, greedy_block, random_block, round_of, sampling_block
 from support.distributions import REJECT, Tables, V, first_two, goodness
 from support.judging import head_of
 from support.refusals import names, refused
@@ -27,7 +27,6 @@ from hf_lossy_assist import (
     SVIP,
     AllButLast,
     AutoJudge,
-    Block,
     Constant,
     FeatureSpec,
     HeadConfig,
@@ -39,9 +38,10 @@ from hf_lossy_assist import (
     Sprinter,
     Strict,
     TopK,
+    Verified,
     as_policy,
 )
-from hf_lossy_assist.rules import decide, draw
+from hf_lossy_assist.rules import draw
 
 
 INF = math.inf
@@ -54,17 +54,16 @@ def log_odds(p: float) -> float:
     return math.log(p / (1 - p))
 
 
-def judged(block: Block, rule: Judge, logits: torch.Tensor) -> Block:
+def judged(block: Verified, rule: Judge, logits: torch.Tensor) -> Verified:
     """The block as the engine hands it over: the head has been asked, and said `logits` (B, γ)."""
-    block.judged = rule.judge(logits[..., None])
-    return block
+    return changed(block, head_accepts=rule.judge(logits[..., None]))
 
 
 def same(one: Any, other: Any) -> bool:
     return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("accepted", "token", "lossy"))
 
 
-def outcome(rule: hla.AcceptanceRule, block: Block, seed: int = 7) -> Any:
+def outcome(rule: hla.AcceptanceRule, block: Verified, seed: int = 7) -> Any:
     torch.manual_seed(seed)
     return decide(rule, block)
 
@@ -99,14 +98,15 @@ def test_judge_overrides_mismatches_alone():
     important = [[0.9] * 3, [0.9, 0.2, 0.9], [0.1, 0.4, 0.1], [0.2] * 3, [0.2, 0.9, 0.2], [0.2, 0.9, 0.9], [0.2, 0.9, 0.1],
                  [0.1] * 3]  # fmt: skip
     rule = Judge(ECHO, 0.3)
-    verdict = decide(rule, judged(block, rule, torch.tensor(important).logit()))
+    block = judged(block, rule, torch.tensor(important).logit())
+    verdict = decide(rule, block)
     assert verdict.accepted.tolist() == [3, 3, 1, 3, 1, 2, 2, 0]
     assert verdict.token.tolist() == [8, 8, 9, 8, 9, 9, 7, 4]
     assert verdict.lossy.long().tolist() == [
         [0, 0, 0], [0, 1, 0], [0, 0, 0], [1, 1, 1], [1, 0, 0], [1, 0, 0], [1, 0, 0], [0, 0, 0],
     ]  # fmt: skip
-    assert verdict.unseen is None
-    block.kept = torch.tensor([2, 1, 1, 2, 3, 1, 1, 0])  # a filter dropped the rest
+    assert verdict.unchecked is None
+    block = changed(block, sent=torch.tensor([2, 1, 1, 2, 3, 1, 1, 0]))  # a filter dropped the rest
     verdict = decide(rule, block)
     assert verdict.accepted.tolist() == [2, 1, 1, 2, 1, 1, 1, 0]
     assert verdict.token.tolist() == [7, 9, 9, 9, 9, 6, 6, 4]
@@ -118,11 +118,11 @@ def test_nothing_was_drafted(sampling):
     scores = torch.full((2, 1, 10), -INF)
     scores[0, 0, 3] = scores[1, 0, 8] = 0.0
     for rule in (Judge(ECHO, 1.0), TopK(9)):
-        block = Block(torch.zeros(2, 0, dtype=torch.long), torch.zeros(2).long(), None, sampling, None, scores)
+        block = round_of(torch.zeros(2, 0, dtype=torch.long), torch.zeros(2).long(), None, sampling, None, scores)
         verdict = decide(rule, block)
         assert verdict.accepted.tolist() == [0, 0] and verdict.token.tolist() == [3, 8]
     block = greedy_block([[5]], [[5, 6]], [1])
-    with pytest.raises(AssertionError, match="has not been asked"):  # never quietly strict
+    with pytest.raises(ValueError, match="has not been asked"):  # never quietly strict
         decide(Judge(ECHO, 0.5), block)
 
 
@@ -158,12 +158,12 @@ def test_a_certain_head_keeps_to_the_ends(threshold):
         assert verdict.token.tolist() == ([8, 9] if threshold else [9, 9])
 
 
-def top_k_block(tokens: list[int], law: list[float], sampling: bool = False, q: torch.Tensor | None = None) -> Block:
+def top_k_block(
+    tokens: list[int], law: list[float], sampling: bool = False, q: torch.Tensor | None = None
+) -> Verified:
     """One drafted token for each row, all rows with the same target law."""
     p = torch.tensor(law, dtype=torch.float64).expand(len(tokens), 2, len(law))
-    block = sampling_block(p, q, torch.tensor(tokens)[:, None])
-    block.sampling = sampling
-    return block
+    return changed(sampling_block(p, q, torch.tensor(tokens)[:, None]), sampling=sampling)
 
 
 def test_top_k_by_hand():
@@ -195,7 +195,7 @@ def test_top_k_by_hand():
 def test_top_k_at_every_position():
     """Each place has a law of its own, and the row goes on with strict acceptance behind a token that was kept."""
     block = greedy_block([[5, 6, 7]] * 2, [[5, 9, 7, 8], [5, 9, 9, 8]], [3, 3])
-    block.scores[:, 1, 6] = 0.5  # second best there
+    block.logits[:, 1, 6] = 0.5  # second best there
     verdict = decide(TopK(2), block)
     assert verdict.accepted.tolist() == [3, 2] and verdict.token.tolist() == [8, 9]
     assert verdict.lossy.long().tolist() == [[0, 1, 0], [0, 1, 0]]
@@ -211,11 +211,11 @@ def test_neutral_values_of_top_k_are_strict_with_ties(seed, levels):
         torch.randint(0, 5, (50, 3), generator=generator),
         torch.randint(0, 4, (50,), generator=generator),
     )
-    greedy = Block(tokens, drafted, None, False, drafted, scores)
+    greedy = round_of(tokens, drafted, None, False, drafted, scores)
     for rule in (TopK(0), TopK(1)):
         assert same(outcome(rule, greedy), outcome(Strict(), greedy))
     for q in (None, torch.rand(50, 3, 5, generator=generator).softmax(-1)):
-        sampled = Block(tokens, drafted, q, True, drafted, scores)
+        sampled = round_of(tokens, drafted, q, True, drafted, scores)
         assert same(outcome(TopK(0), sampled, seed), outcome(Strict(), sampled, seed))
         everything = outcome(TopK(5), sampled, seed)
         assert torch.equal(everything.accepted, drafted), "all V tokens are among the V best"
@@ -225,7 +225,7 @@ def test_neutral_values_of_top_k_are_strict_with_ties(seed, levels):
 @given(st.integers(0, 2**31), st.booleans(), st.booleans())
 def test_threshold_zero_is_strict_and_one_keeps_all(seed, certain, greedy):
     block = random_block(seed)
-    block.sampling, block.q = not greedy, None if certain else block.q
+    block = changed(block, sampling=not greedy, probs=None if certain else block.q)
     logits = torch.randn(block.tokens.shape) * 30
     zero, one = Judge(ECHO, 0), Judge(ECHO, 1)
     assert same(outcome(zero, judged(block, zero, logits), seed), outcome(Strict(), block, seed))
@@ -237,8 +237,7 @@ def test_threshold_zero_is_strict_and_one_keeps_all(seed, certain, greedy):
 @given(st.integers(0, 2**31), st.floats(0, 1), st.floats(0, 1), st.booleans())
 def test_looser_accepts_a_superset(seed, t, u, greedy):
     """Same coins: a larger threshold or k only lengthens what is accepted, and only what strict rejects is called lossy."""
-    block = random_block(seed)
-    block.sampling = not greedy
+    block = changed(random_block(seed), sampling=not greedy)
     logits = torch.randn(block.tokens.shape) * 3
     strict = outcome(Strict(), block, seed)
     inside = torch.arange(4) < block.drafted[:, None]
@@ -250,7 +249,7 @@ def test_looser_accepts_a_superset(seed, t, u, greedy):
         before = strict.accepted
         for rule in ladder:
             if isinstance(rule, Judge):
-                judged(block, rule, logits)
+                block = judged(block, rule, logits)
             verdict = outcome(rule, block, seed)
             assert (verdict.accepted >= before).all() and (verdict.accepted <= block.drafted).all()
             kept = torch.arange(4) < verdict.accepted[:, None]
@@ -260,7 +259,7 @@ def test_looser_accepts_a_superset(seed, t, u, greedy):
             at = verdict.accepted[stopped]
             assert not ok[stopped, at].any()
             if isinstance(rule, Judge):
-                assert not block.judged[stopped, at].any()
+                assert not block.head_accepts[stopped, at].any()
             before = verdict.accepted
 
 
@@ -272,9 +271,9 @@ UNIMPORTANT = (1, 3)  # token ids that the enumerated head lets pass
 class ByToken(Judge):
     """`Judge`, whose head is shown each token as a one-hot vector: it lets the `UNIMPORTANT` ones pass."""
 
-    def probability(self, block):
-        block.judged = self.judge(torch.nn.functional.one_hot(block.tokens, V))
-        return super().probability(block)
+    def probability(self, verified):
+        accepts = self.judge(torch.nn.functional.one_hot(verified.tokens, V))
+        return super().probability(changed(verified, head_accepts=accepts))
 
 
 def by_token(threshold: float = 0.5) -> ByToken:

@@ -9,13 +9,13 @@ from typing import ClassVar
 
 import pytest
 import torch
-from support.blocks import Everything, sampling_block
+from support.blocks import Everything, decide, sampling_block
 from support.distributions import NEW, PROMPT, REJECT, SIZE, Tables, V, first_two, goodness, pair, sample, target_law
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import AcceptanceRule, Strict
-from hf_lossy_assist.rules import decide, draw
+from hf_lossy_assist.rules import draw
 
 
 # -- exact enumeration ----------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ when the round's first token is drawn, and `enumeration` says why that can bias 
 at that token and at those before it alone. A name without an entry below fails.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -106,7 +108,7 @@ def test_the_table_has_every_name_and_no_other():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_says_lossless_has_the_targets_law(name, monkeypatch):
+def test_what_says_lossless_has_the_targets_law(name):
     policy = made(name)
     lossless = {"strict", "block_verification", "limited", "union", "policy strict", "policy svip", "policy sv"}
     assert policy.lossless == (name in lossless | set(STOPS) | set(FILTERS)), "the guarantee of a name has changed"
@@ -120,16 +122,16 @@ def test_what_says_lossless_has_the_targets_law(name, monkeypatch):
     widths = set()
     for each in with_filters:
         for rounds in (0, 3) if each is policy else (0,):
-            distance, runner = off(target, draft, each, monkeypatch, prompts(5), rounds=rounds, end=END)
+            distance, runner = off(target, draft, each, prompts(5), rounds=rounds, end=END)
             assert distance < CLOSE, (each, rounds)
             widths |= runner.widths
     assert max(widths) > 1 or name == "policy svip"  # its h is too low for such laws
 
 
-def test_the_enumeration_finds_what_is_not_lossless(monkeypatch):
+def test_the_enumeration_finds_what_is_not_lossless():
     target, draft, companion = models()
     for part in (Everything(), hla.TopK(2), hla.Verification(extreme(), companion, "off")):
-        assert off(target, draft, whole(part), monkeypatch, prompts(5), end=END)[0] > FAR, part
+        assert off(target, draft, whole(part), prompts(5), end=END)[0] > FAR, part
 
 
 # -- SV, again and harder -------------------------------------------------------------------------------------------------
@@ -144,21 +146,21 @@ STOPPING = {
 class ByWidth(hla.Verification):
     """Decides by the seconds of what was drafted in the end."""
 
-    def __call__(self, block):
-        block.planned = None
-        return super().__call__(block)
+    def select(self, draft, companion, randomness):
+        selection = super().select(replace(draft, planned=draft.gamma), companion, randomness)
+        return replace(selection, draft=draft)
 
 
 @pytest.mark.parametrize("stop", STOPPING)
 @pytest.mark.parametrize("exact", ["full", "prefix"])
-def test_sv_where_a_rounds_width_depends_on_what_was_drawn(exact, stop, monkeypatch):
+def test_sv_where_a_rounds_width_depends_on_what_was_drawn(exact, stop):
     """An end token, or a stop, ends some rounds early; whether a token is verified must not depend on that."""
     target, draft, companion = models()
     biased = []
     for profile in (extreme(), extreme(1.6, 0.6), extreme(1.0, 0.6), shipped()):
         for kind in (hla.Verification, ByWidth) if profile.latency.step[0] == 0.6 else (hla.Verification,):
             policy = hla.LossyPolicy(stop=STOPPING[stop], filter=kind(profile, companion, exact, fallback=False))
-            distance, runner = off(target, draft, policy, monkeypatch, prompts(4), end=END)
+            distance, runner = off(target, draft, policy, prompts(4), end=END)
             assert distance < CLOSE or kind is ByWidth
             assert len(runner.widths) > 1
             assert runner.dropped > 0.01 or profile.latency.batches.size > 1
@@ -181,7 +183,7 @@ def weighing(exact: str, seed: int | None = None, rows: int = 2) -> hla.Verifica
 
 @pytest.mark.parametrize("filter_", ["full", "prefix", "staged", "all"])
 @pytest.mark.parametrize("lengths", [(4, 4), (5, 2)], ids=str)
-def test_two_rows_together(lengths, filter_, monkeypatch):
+def test_two_rows_together(lengths, filter_):
     """V = 3. The law of both texts is the product of the target's: each is right, and they know nothing of each other.
 
     With exact="full" they know a little of each other (docs/explanation/sv-exactness.md).
@@ -193,17 +195,17 @@ def test_two_rows_together(lengths, filter_, monkeypatch):
             if filter_ == "staged":
                 stop = stop.with_longest(1)
             policy = hla.LossyPolicy(stop=stop, filter=own)
-            distance, runner = off(target, draft, policy, monkeypatch, prompts(*lengths, size=3), length=2, end=END)
+            distance, runner = off(target, draft, policy, prompts(*lengths, size=3), length=2, end=END)
             rows = [np.abs(marginal(runner.law, b) - marginal(runner.expected, b)).max() for b in (0, 1)]
             assert max(rows) < CLOSE and (distance < CLOSE or (filter_ == "full" and distance < FAR))
             widths |= runner.widths
     assert 2 in widths or filter_ == "staged"
 
 
-def test_three_rows_together(monkeypatch):
+def test_three_rows_together():
     target, draft, _ = models(3)
     policy = hla.LossyPolicy(stop=hla.Constant(2), filter=weighing("full", 17, 3))
-    _, runner = off(target, draft, policy, monkeypatch, prompts(4, 2, 3, size=3), length=1, end=END)
+    _, runner = off(target, draft, policy, prompts(4, 2, 3, size=3), length=1, end=END)
     rows = [np.abs(marginal(runner.law, b) - marginal(runner.expected, b)).max() for b in (0, 1, 2)]
     assert max(rows) < CLOSE and runner.dropped > 0.01
 
@@ -214,7 +216,7 @@ class Hasty(hla.Confidence):
     patience = 0.0
 
 
-def test_no_row_may_end_anothers_draft_where_rows_are_weighed_against_each_other(monkeypatch):
+def test_no_row_may_end_anothers_draft_where_rows_are_weighed_against_each_other():
     """Whether the other row's second token is there then depends on this row's first, and so does what is verified."""
     target, draft, _ = models(3)
     with pytest.raises(
@@ -226,16 +228,16 @@ def test_no_row_may_end_anothers_draft_where_rows_are_weighed_against_each_other
         for own in (hla.VerifyAll(), weighing("full", 19)):
             policy = hla.LossyPolicy(stop=stop)
             object.__setattr__(policy, "filter", own)
-            _, runner = off(target, draft, policy, monkeypatch, prompts(5, 2, size=3), length=2, end=END)
+            _, runner = off(target, draft, policy, prompts(5, 2, size=3), length=2, end=END)
             rows = [np.abs(marginal(runner.law, b) - marginal(runner.expected, b)).max() for b in (0, 1)]
             far[type(stop), type(own)] = max(rows)
     assert far.pop((Hasty, hla.Verification)) > FAR
     assert max(far.values()) < CLOSE
 
 
-def test_a_row_with_little_room_left(monkeypatch):
+def test_a_row_with_little_room_left():
     target, draft, _ = models()
     for room in (1, 2, 3):
         policy = hla.LossyPolicy(stop=hla.Confidence(0.45, 3), filter=verification())
-        distance, runner = off(target, draft, policy, monkeypatch, prompts(4), length=room, end=END, room=room)
+        distance, runner = off(target, draft, policy, prompts(4), length=room, end=END, room=room)
         assert distance < CLOSE and max(runner.widths) <= room - 1

@@ -3,13 +3,12 @@
 import pytest
 import torch
 from support import tiny
-from support.blocks import random_block
+from support.blocks import changed, decide, random_block
 from support.refusals import refused
 from transformers import LogitsProcessorList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import LossyPolicy, OwnRule, Strict, Typical
-from hf_lossy_assist.rules import decide
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
@@ -26,8 +25,7 @@ def nothing(laws):
 @pytest.mark.parametrize("sampling", [False, True])
 @pytest.mark.parametrize(("function", "rule"), [(typical, Typical()), (nothing, Strict())], ids=["typical", "neutral"])
 def test_it_is_the_rule_of_its_formula(function, rule, sampling):
-    block = random_block(0)
-    block.sampling = sampling
+    block = changed(random_block(0), sampling=sampling)
     verdicts = []
     for one in (rule, OwnRule(function)):
         torch.manual_seed(0)
@@ -63,7 +61,9 @@ def test_what_it_says_of_itself():
     policy = LossyPolicy(rule=OwnRule(typical))
     assert not policy.lossless and "OwnRule" in str(policy)
     refused(policy.to_dict, "OwnRule has no name")
-    refused(lambda: OwnRule("typical"), "OwnRule.function: expected a function of Laws, got 'typical'", TypeError)
+    refused(
+        lambda: OwnRule("typical"), "OwnRule.function: expected a function of Distributions, got 'typical'", TypeError
+    )
     for function, words, error in (
         (lambda laws: laws.px, "must give a tensor of bool, it gave torch.float32", TypeError),
         (lambda laws: True, "must give a tensor of bool, it gave bool", TypeError),

@@ -10,15 +10,15 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from support import coins, formulas, tiny
-from support.blocks import greedy_block, random_block, sampling_block
+from support.blocks import changed, decide, greedy_block, random_block, round_of, sampling_block, started
 from support.coins import blocks
 from support.distributions import REJECT, Tables, goodness, sample, target_law
 from transformers.generation.utils import _speculative_sampling
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import BlockVerification, FLy, LossyPolicy, Strict
-from hf_lossy_assist.rules import decide, draw
-from hf_lossy_assist.rules.deciding import prefix
+from hf_lossy_assist.rules import draw
+from hf_lossy_assist.rules.accepting import prefix
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
@@ -34,8 +34,8 @@ def edges(block):
 @pytest.mark.parametrize(("gamma", "size"), [(1, 4), (2, 4), (3, 3), (3, 4)])
 def test_blocks_have_the_targets_law(gamma, size, certain, monkeypatch):
     """The first γ + 1 tokens, where a shorter round goes on with the target: to 1e-12."""
-    monkeypatch.setattr("test_laws.V", size)
-    monkeypatch.setattr("coins.V", size)
+    monkeypatch.setattr("support.distributions.V", size)
+    monkeypatch.setattr("support.coins.V", size)
     for seed in range(2):
         tables = Tables(seed, gamma)
         law = coins.first_tokens(coins.outcomes(BlockVerification(), tables, gamma, edges, certain), tables, gamma + 1)
@@ -48,8 +48,8 @@ def test_the_enumeration_finds_a_wrong_block_rule():
     """Token by token with the block's chances: another law."""
 
     class Wrong(BlockVerification):
-        def accepts(self, block):
-            return block.coins < self.probability(block)
+        def accepts(self, verified, coins):
+            return coins < self.probability(verified)
 
     tables = Tables(0, 2)
     law = coins.first_tokens(coins.outcomes(Wrong(), tables, 2, edges), tables, 3)
@@ -96,7 +96,7 @@ def test_the_papers_example():
 
 def test_one_outcome_may_be_shorter():
     block, lengths = random_block(0, rows=50_000), []
-    block.drafted = block.kept = torch.full_like(block.drafted, 4)
+    block = changed(block, lengths=torch.full_like(block.drafted, 4), sent=torch.full_like(block.drafted, 4))
     for rule in (Strict(), BlockVerification()):
         torch.manual_seed(0)
         lengths.append(decide(rule, block).accepted)
@@ -187,7 +187,7 @@ def test_fly_when_greedy():
     """
     best = [[5, 9, 7, 8, 4], [5, 9, 7, 3, 4], [5, 9, 7, 8, 4], [5, 9, 7, 8, 4]]
     block = greedy_block([[5, 6, 7, 8]] * 4, best, [4, 4, 3, 4])
-    block.scores[3, 1] *= 50
+    block.logits[3, 1] *= 50
     verdict = decide(FLy(2, 0.3), block)
     assert verdict.accepted.tolist() == [4, 1, 1, 1] and verdict.token.tolist() == [4, 9, 9, 9]
     assert verdict.lossy.long().tolist() == [[0, 1, 0, 0]] + [[0] * 4] * 3
@@ -195,7 +195,7 @@ def test_fly_when_greedy():
 
 def test_fly_never_keeps_an_impossible_token():
     block = greedy_block([[5, 6, 7, 8]], [[5, 9, 7, 8, 4]], [4])
-    block.scores[0, 1, 6] = -math.inf
+    block.logits[0, 1, 6] = -math.inf
     assert decide(FLy(1, 0.0), block).accepted.tolist() == [1]
 
 
@@ -210,7 +210,7 @@ def test_regret_by_hand():
     """
     scores = torch.zeros(1, 6, 4)
     scores[0, :, 0], scores[0, :, 1], scores[0, :, 2] = 5.0, 4.0, 3.0
-    block = hla.Block(torch.tensor([[0, 1, 2, 0, 1]]), torch.tensor([5]), None, False, None, scores)
+    block = round_of(torch.tensor([[0, 1, 2, 0, 1]]), torch.tensor([5]), None, False, None, scores)
     for rule, accepted in (
         (hla.RegretBudget(4.0), 5), (hla.RegretBudget(3.0), 4), (hla.RegretBudget(2.0), 2),
         (hla.RegretBudget(9.0, local=0.5), 2), (hla.RegretBudget(9.0, per_block=1), 2), (hla.RegretBudget(0.5), 1),
@@ -224,7 +224,7 @@ def test_regret_by_hand():
 def test_regret_of_a_forbidden_token_is_too_much():
     scores = torch.zeros(1, 2, 4)
     scores[0, 0] = torch.tensor([5.0, 4.0, -math.inf, 0.0])
-    block = hla.Block(torch.tensor([[2]]), torch.tensor([1]), None, False, None, scores)
+    block = round_of(torch.tensor([[2]]), torch.tensor([1]), None, False, None, scores)
     assert decide(hla.RegretBudget(math.inf), block).accepted.tolist() == [0]
 
 
@@ -239,10 +239,11 @@ def test_regret_is_spent_over_the_rounds_of_each_row():
             ([1, 2], [1, 1], [0, 1]), ([1, 2], [0, 1], [1, 0]),
         ):  # fmt: skip
             rows = len(index)
-            block = hla.Block(torch.tensor(tokens)[:, None], torch.ones(rows, dtype=torch.long), None, False)
-            block.scores, block.index = scores[:rows], torch.tensor(index)
+            block = round_of(
+                torch.tensor(tokens)[:, None], torch.ones(rows, dtype=torch.long), None, False, None, scores[:rows],
+                torch.tensor(index),
+            )  # fmt: skip
             verdict = decide(run, block)
-            run.observe(block, verdict)
             assert verdict.accepted.tolist() == accepted
 
 
@@ -302,13 +303,14 @@ def ensemble_edges(block, weight):
 
 @pytest.mark.parametrize("sampling", [True, False])
 def test_synthetic_acceptance_has_its_rate(sampling):
-    block = random_block(0, rows=20_000)
-    block.sampling, block.drafted = sampling, torch.full((20_000,), 4)
-    block.kept = block.drafted
+    four = torch.full((20_000,), 4)
+    block = changed(random_block(0, rows=20_000), sampling=sampling, lengths=four, sent=four)
     torch.manual_seed(0)
     verdict = decide(hla.SyntheticForBenchmarks(0.7), block)
     expected = torch.tensor([0.3 * 0.7**n for n in range(4)] + [0.7**4])
     assert chisquare(torch.bincount(verdict.accepted).numpy(), (expected * 20_000).numpy()).pvalue > REJECT
     if not sampling:
-        assert torch.equal(verdict.token, block.best[torch.arange(20_000), verdict.accepted])
-    assert torch.equal(prefix(hla.SyntheticForBenchmarks(1.0), block)[0].sum(dim=1), block.drafted)
+        assert torch.equal(verdict.token, block.argmax[torch.arange(20_000), verdict.accepted])
+    coins_ = torch.rand(block.tokens.shape)
+    run = started(hla.SyntheticForBenchmarks(1.0), block)
+    assert torch.equal(prefix(run, block, coins_)[0].sum(dim=1), block.drafted)

@@ -10,12 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
-from support.blocks import Everything, random_block
+from support.blocks import Everything, changed, decide, random_block, round_of
 from support.policies import Unregistered
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import AllButLast, Limited, LossyPolicy, Strict, TopK, Union
-from hf_lossy_assist.rules import decide
 from hf_lossy_assist.rules.spans import at_end, within
 
 
@@ -88,16 +87,14 @@ def test_limits_over_many_rounds(limits, gamma):
         accepted = 0
         for number in range(100 if gamma < 100 else 40):
             index = torch.randperm(5, generator=generator)[: 1 + number % 5]
-            block = random_block(number, len(index), gamma, 6)
-            block.sampling, block.index = number % 2 == 0, index
+            block = changed(random_block(number, len(index), gamma, 6), sampling=number % 2 == 0, call_rows=index)
             if not block.sampling:  # right, but for a few that the rule takes: long enough that windows fill and empty
-                second = block.scores[:, :gamma].topk(2).indices[..., 1]
+                second = block.logits[:, :gamma].topk(2).indices[..., 1]
                 few = torch.rand(second.shape, generator=generator) < 4 / (gamma + 6)
-                block.tokens = torch.where(few, second, block.best[:, :gamma])
+                block = changed(block, tokens=torch.where(few, second, block.argmax[:, :gamma]))
             torch.manual_seed(number)
             verdict = decide(run, block)
-            run.observe(block, verdict)
-            strict, own = Strict().accepts(block), TopK(3).accepts(block)
+            strict, own = Strict().accepts(block, verdict.coins), TopK(3).accepts(block, verdict.coins)
             for b, row in enumerate(index.tolist()):
                 n, simulation = int(block.drafted[b]), simulations[row]
                 draft, top = block.tokens[b, :n].tolist(), block.p[b, :n].amax(dim=-1).tolist()
@@ -116,18 +113,17 @@ def test_limits_over_many_rounds(limits, gamma):
 def test_a_window_is_100_tokens(second, accepted):
     """One lossy acceptance in any 100: the 100th token from it may not be the next, the 101st may."""
     block = random_block(0, 1, 130)
-    block.sampling, block.drafted = False, torch.tensor([130])
-    block.kept = block.drafted
-    block.tokens = block.best[:, :130].clone()
-    block.tokens[:, [0, second]] = block.scores[:, [0, second]].topk(2).indices[..., 1]
+    tokens = block.argmax[:, :130].clone()
+    tokens[:, [0, second]] = block.logits[:, [0, second]].topk(2).indices[..., 1]
+    block = changed(block, sampling=False, lengths=torch.tensor([130]), sent=torch.tensor([130]), tokens=tokens)
     assert int(decide(Limited(TopK(2), per_100=1), block).accepted) == accepted
 
 
 @pytest.mark.parametrize("gamma", [0, 3])
-def test_limits_in_a_block_that_belongs_to_no_call(gamma):
+def test_limits_in_the_first_round_of_empty_prompts(gamma):
     block = random_block(0, 50, gamma) if gamma else random_block(0, 50, 1)
     if not gamma:
-        block = hla.Block(block.tokens[:, :0], block.drafted * 0, None, True, None, block.scores[:, :1])
+        block = round_of(block.tokens[:, :0], block.drafted * 0, None, True, None, block.logits[:, :1])
     verdict = decide(Limited(Everything(), per_request=1), block)
     assert (verdict.lossy.sum(dim=1) <= 1).all() and (verdict.lossy.any() or not gamma)
 
@@ -214,7 +210,7 @@ def test_lossy_tokens_stay_where_they_may_be(sampling):
             assert before and before[-1] == marks[0]
 
 
-def test_the_unseen_tokens_of_sprinter_can_be_limited():
+def test_the_unchecked_tokens_of_sprinter_can_be_limited():
     model = tiny.shared("llama")
     out = {
         name: tiny.assisted(model, tiny.prompts(PROMPTS), tiny.draft_of(model, "rarely"), rule, eos_token_id=tiny.NEVER_EMITTED)
@@ -224,8 +220,8 @@ def test_the_unseen_tokens_of_sprinter_can_be_limited():
         )
     }  # fmt: skip
     assert torch.equal(out["both"].sequences, out["all"].sequences)
-    unseen = {name: one.speculation.num_unchecked_tokens for name, one in out.items()}
-    assert unseen["both"] == unseen["all"] > unseen["few"] > unseen["none"] == 0
+    unchecked = {name: one.speculation.num_unchecked_tokens for name, one in out.items()}
+    assert unchecked["both"] == unchecked["all"] > unchecked["few"] > unchecked["none"] == 0
     assert max(row["num_lossy_accepts"] for row in rows_of(out["few"])) == 3
 
 
@@ -251,7 +247,7 @@ def test_what_a_union_is():
         "greedy",
         "sampling",
     )
-    assert Union((TopK(1), hla.Ensemble(0.5))).needs_laws and not Union((TopK(1),)).needs_laws
+    assert Union((TopK(1), hla.Ensemble(0.5))).needs_draft_probs and not Union((TopK(1),)).needs_draft_probs
     assert Union([TopK(1)]) == Union((TopK(1),)) and hash(Union([TopK(1)])) == hash(Union((TopK(1),)))
 
 

@@ -2,7 +2,6 @@
 never accepts less than strict acceptance under the same coins (or says so), and its JSON form comes back.
 """
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import coins, formulas, tiny
-from support.blocks import random_block, sampling_block
+from support.blocks import changed, decide, random_block, round_of, sampling_block, started
 from support.distributions import Tables, V
 from support.rule_cases import CASES, GREEDY, SAMPLING
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import Block, LossyPolicy, Strict
-from hf_lossy_assist.rules import RULES, AcceptanceRule, decide
-from hf_lossy_assist.rules.deciding import prefix
+from hf_lossy_assist import LossyPolicy, Strict, Verified
+from hf_lossy_assist.rules import RULES, AcceptanceRule
+from hf_lossy_assist.rules.accepting import prefix
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
@@ -39,7 +38,7 @@ def test_no_rule_is_forgotten():
         assert list(Path(__file__).parent.parent.rglob(name))
 
 
-def make(seed: int, mode: str, rows: int = 200, gamma: int = 4, size: int = 7) -> Block:
+def make(seed: int, mode: str, rows: int = 200, gamma: int = 4, size: int = 7) -> Verified:
     """A random block as a draft model gives it: in greedy decoding its tokens are the draft's argmax."""
     block = random_block(seed, rows, gamma, size)
     if mode == GREEDY:
@@ -48,11 +47,11 @@ def make(seed: int, mode: str, rows: int = 200, gamma: int = 4, size: int = 7) -
         close = torch.rand(rows, 1, 1) < 0.5  # where draft and target nearly agree, or nothing would ever be accepted
         noise = torch.rand(rows, gamma, size) * 0.3
         laws = torch.where(close, (block.p[:, :gamma] + noise) / (1 + noise.sum(-1, keepdim=True)), laws)
-        block = Block(laws.argmax(-1), block.drafted, None, False, block.drafted, block.scores, laws=laws)
+        block = round_of(laws.argmax(-1), block.drafted, laws, False, block.drafted, block.logits)
     return block
 
 
-def run(rule: AcceptanceRule, block: Block, seed: int):
+def run(rule: AcceptanceRule, block: Verified, seed: int):
     torch.manual_seed(seed)
     return decide(rule, block)
 
@@ -120,10 +119,10 @@ LAWS = [
 ]
 
 
-def edges_of(formula) -> Callable[[Block], torch.Tensor]:
+def edges_of(formula) -> Callable[[Verified], torch.Tensor]:
     """Where a coin may change what a rule with this formula decides: a(x)."""
 
-    def edges(block: Block) -> torch.Tensor:
+    def edges(block: Verified) -> torch.Tensor:
         gamma = block.tokens.shape[1]
         q = torch.nn.functional.one_hot(block.tokens, V).double() if block.q is None else block.q
         rows = [
@@ -146,7 +145,7 @@ def test_its_law_is_its_formula(name, i, gamma):
         assert coins.distance(own, coins.expected(formula, tables, gamma)) < 1e-9
 
 
-@pytest.mark.parametrize(("name", "i"), [x for x in LAWS if not CASES[x[0]].ladder[0].needs_laws])
+@pytest.mark.parametrize(("name", "i"), [x for x in LAWS if not CASES[x[0]].ladder[0].needs_draft_probs])
 def test_its_law_is_its_formula_for_certain_tokens(name, i):
     """q = None: prompt lookup and the like. q is then 1 on the drafted token."""
     rule, formula, tables = CASES[name].ladder[i], CASES[name].formulas[i], Tables(3, 2)
@@ -173,8 +172,7 @@ def test_greedy_rules_accept_by_their_formula(name, i):
     seen = set()
     for seed in range(6):
         p = Tables(seed, 0).p[()]
-        block = sampling_block(p.expand(V, 2, V), None, torch.arange(V)[:, None])
-        block.sampling = False
+        block = changed(sampling_block(p.expand(V, 2, V), None, torch.arange(V)[:, None]), sampling=False)
         verdict, own = decide(rule, block), formula(p.numpy(), None)[0]
         assert verdict.accepted.tolist() == [int(x) for x in own]
         assert verdict.token.tolist() == [int(p.argmax())] * V
@@ -192,8 +190,8 @@ def test_greedy_keeps_what_needs_no_coin_in_sampling(name):
         for seed in range(4):
             tables = Tables(seed, 0)
             p, q = tables.p[()], tables.q[()]
-            block = sampling_block(p.expand(V, 2, V), None, torch.arange(V)[:, None])
-            block.sampling, block.laws = False, q.expand(V, 1, V)
+            block = sampling_block(p.expand(V, 2, V), q.expand(V, 1, V), torch.arange(V)[:, None])
+            block = changed(block, sampling=False)
             sure = torch.from_numpy(formula(p.numpy(), q.numpy())[0]) == 1
             accepted = decide(rule, block).accepted.bool()
             less = q > p
@@ -203,8 +201,7 @@ def test_greedy_keeps_what_needs_no_coin_in_sampling(name):
 def test_lenience_when_greedy():
     """max p = .5: with l = .5 a token passes above .25, with .5 · (1 + ε) no other."""
     p = torch.tensor([0.5, 0.3, 0.2, 0.0, 0.0], dtype=torch.float64)
-    block = sampling_block(p.expand(5, 2, 5), None, torch.arange(5)[:, None])
-    block.sampling = False
+    block = changed(sampling_block(p.expand(5, 2, 5), None, torch.arange(5)[:, None]), sampling=False)
     for factor, passed in ((1.0, [1, 0, 0, 0, 0]), (0.5, [1, 1, 0, 0, 0]), (0.3, [1, 1, 1, 0, 0])):
         assert decide(hla.Lenience(factor), block).accepted.tolist() == passed
 
@@ -228,7 +225,7 @@ def test_never_fewer_than_strict(name, mode, seed):
     block = make(seed, mode)
     strict = run(Strict(), block, seed).accepted
     for rule in CASES[name].ladder:
-        assert rule.joined or isinstance(rule, hla.Limited)
+        assert rule.accepts_all_strict or isinstance(rule, hla.Limited)
         verdict = run(rule, block, seed)
         assert (verdict.accepted >= strict).all()
         more = verdict.accepted > strict
@@ -240,7 +237,7 @@ def test_rules_that_may_accept_less_say_so(name):
     """They are not joined with strict acceptance, and do accept less for some coins; `test_rule_joint.py` has what holds instead."""
     fewer = 0
     for rule in CASES[name].ladder:
-        assert not rule.joined
+        assert not rule.accepts_all_strict
         block = make(1, SAMPLING)
         fewer += int((run(rule, block, 1).accepted < run(Strict(), block, 1).accepted).sum())
     assert fewer > 0
@@ -251,16 +248,16 @@ def test_nothing_outside_the_draft(name, mode):
     """Padding is not accepted, what a filter dropped is not, and a round without a draft is a step of the target."""
     for rule in CASES[name].ladder:
         block = make(5, mode)
-        block.kept = torch.minimum(block.drafted, torch.randint(0, 5, block.drafted.shape))
+        block = changed(block, sent=torch.minimum(block.drafted, torch.randint(0, 5, block.drafted.shape)))
         verdict = run(rule, block, 5)
-        assert (verdict.accepted <= block.kept).all()
+        assert (verdict.accepted <= block.sent).all()
         inside = torch.arange(4) < verdict.accepted[:, None]
         assert not (verdict.lossy & ~inside).any()
         nothing = make(5, mode, gamma=4)
-        empty = dataclasses.replace(
-            nothing, tokens=nothing.tokens[:, :0], drafted=nothing.drafted * 0, kept=nothing.drafted * 0, q=None,
-            scores=nothing.scores[:, :1], laws=None,
-        )  # fmt: skip
+        none = nothing.drafted * 0
+        empty = changed(
+            nothing, tokens=nothing.tokens[:, :0], lengths=none, sent=none, probs=None, logits=nothing.logits[:, :1]
+        )
         assert run(rule, empty, 5).accepted.sum() == 0
 
 
@@ -274,7 +271,7 @@ def test_coins_decide_alone():
         passed = (toss < torch.maximum(rule.probability(block), Strict().probability(block))).long()
         passed *= torch.arange(4) < block.drafted[:, None]
         assert torch.equal(verdict.accepted, passed.cumprod(dim=1).sum(dim=1))
-        assert torch.equal(prefix(rule, block)[0].sum(dim=1), verdict.accepted)
+        assert torch.equal(prefix(started(rule, block), block, toss)[0].sum(dim=1), verdict.accepted)
 
 
 # -- JSON -----------------------------------------------------------------------------------------------------------------

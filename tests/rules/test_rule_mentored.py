@@ -28,7 +28,7 @@ def output(p: np.ndarray, q: np.ndarray, budget: float) -> tuple[np.ndarray, flo
     """The law that the rule emits, and how often it rejects."""
     tp, tq = torch.from_numpy(p), torch.from_numpy(q)
     rule = hla.Mentored(budget)
-    law = rule.output_law(tp.log(), tq).numpy()
+    law = rule.output_distribution(tp.log(), tq).numpy()
     a = (np.minimum(law, q) / np.where(q > 0, q, 1)) * (q > 0)
     return law, float(1 - (q * a).sum())
 
@@ -96,14 +96,14 @@ def test_a_larger_budget_rejects_less(seed, budget, size):
 def test_what_p_rules_out_is_never_accepted():
     """Whatever the budget: a processor may have forbidden it."""
     p, q = torch.tensor([0.6, 0.4, 0.0]), torch.tensor([0.5, 0.3, 0.2])
-    law = hla.Mentored(math.inf).output_law(p.log(), q)
+    law = hla.Mentored(math.inf).output_distribution(p.log(), q)
     assert law[2] == 0 and law[:2].sum() == pytest.approx(1)
     assert (law[:2] >= q[:2]).all()
 
 
 def test_close_laws_are_accepted_whole():
     p, q = torch.tensor([0.6, 0.4]), torch.tensor([0.58, 0.42])
-    torch.testing.assert_close(hla.Mentored(0.1).output_law(p.log(), q), q)
+    torch.testing.assert_close(hla.Mentored(0.1).output_distribution(p.log(), q), q)
 
 
 def test_in_float32_over_a_large_vocabulary():
@@ -112,7 +112,7 @@ def test_in_float32_over_a_large_vocabulary():
     p, q = (torch.randn(3, 50_000) * 3).softmax(-1), (torch.randn(3, 50_000) * 3).softmax(-1)
     q = (p + q) / 2
     for budget in (0.01, 0.1):
-        law = hla.Mentored(budget).output_law(p.log(), q).double()
+        law = hla.Mentored(budget).output_distribution(p.log(), q).double()
         torch.testing.assert_close(law.sum(-1), torch.ones(3, dtype=torch.float64), atol=1e-4, rtol=0)
         kl = (p.double() * (p.double() / law).log()).sum(-1)
         assert (kl <= budget + 1e-4).all() and (kl > budget * 0.98).all()

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.blocks import Everything, greedy_block, random_block, sampling_block
+from support.blocks import Everything, decide, greedy_block, random_block, sampling_block
 
 from hf_lossy_assist import AcceptanceRule, Strict
-from hf_lossy_assist.rules import decide, draw
+from hf_lossy_assist.rules import draw
 
 
 @dataclass(frozen=True)

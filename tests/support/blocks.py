@@ -1,12 +1,13 @@
-"""Shared by several tests."""
+"""Rounds that wait for their verdict, made by hand or at random, and the verdict as the engine comes to it."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 
-from hf_lossy_assist import AcceptanceRule, Block
-from hf_lossy_assist.rules import draw
+from hf_lossy_assist import AcceptanceRule, Draft, RuleRun, Selection, Verdict, Verified
+from hf_lossy_assist.batch.randomness import Randomness
+from hf_lossy_assist.rules import accept, draw
 
 
 @dataclass(frozen=True)
@@ -15,32 +16,75 @@ class Everything(AcceptanceRule):
 
     lossless: ClassVar[bool] = False
 
-    def matches(self, block):
-        return torch.ones_like(block.tokens, dtype=torch.bool)
+    def matches(self, verified):
+        return torch.ones_like(verified.tokens, dtype=torch.bool)
 
-    def probability(self, block):
-        return torch.ones(block.tokens.shape)
+    def probability(self, verified):
+        return torch.ones(verified.tokens.shape)
+
+
+def draft_of(
+    tokens: torch.Tensor,
+    drafted: torch.Tensor,
+    q: torch.Tensor | None = None,
+    sampling: bool = False,
+    call_rows: torch.Tensor | None = None,
+    planned: int | None = None,
+) -> Draft:
+    rows = torch.arange(len(tokens)) if call_rows is None else call_rows
+    return Draft(tokens, drafted, rows, tokens.shape[1] if planned is None else planned, sampling, q)
+
+
+def round_of(
+    tokens: torch.Tensor,
+    drafted: torch.Tensor,
+    q: torch.Tensor | None,
+    sampling: bool,
+    sent: torch.Tensor | None = None,
+    logits: torch.Tensor | None = None,
+    call_rows: torch.Tensor | None = None,
+) -> Verified:
+    """What the target says, `logits` (B, γ + 1, V), of a draft of which `sent` tokens were sent, by default all."""
+    assert logits is not None
+    draft = draft_of(tokens, drafted, q, sampling, call_rows)
+    return Verified(Selection(draft, drafted if sent is None else sent), logits)
+
+
+def changed(verified: Verified, **changes: Any) -> Verified:
+    """The same round with other tensors: fields of `Verified`, `Selection` or `Draft`, by their names."""
+    draft = {name: changes.pop(name) for name in list(changes) if name in Draft.__dataclass_fields__}
+    selection = {name: changes.pop(name) for name in list(changes) if name in Selection.__dataclass_fields__}
+    if draft:
+        selection["draft"] = replace(verified.draft, **draft)
+    if selection:
+        changes["selection"] = replace(verified.selection, **selection)
+    return replace(verified, **changes)
+
+
+def started(rule: AcceptanceRule, verified: Verified) -> RuleRun:
+    """`rule` in a call with empty prompts."""
+    rows = int(verified.call_rows.max()) + 1 if len(verified.call_rows) else 0
+    return rule.start([torch.zeros(0, dtype=torch.int64)] * rows)
+
+
+def decide(rule: AcceptanceRule | RuleRun, verified: Verified) -> Verdict:
+    """The verdict, with numbers from torch's global generator."""
+    return accept(rule if isinstance(rule, RuleRun) else started(rule, verified), verified, Randomness())
 
 
 def greedy_block(tokens: list[list[int]], best: list[list[int]], drafted: list[int], kept: list[int] | None = None):
     """Drafted tokens and the target's choices, one more for each row than tokens."""
-    scores = torch.nn.functional.one_hot(torch.tensor(best), 10).float()
-    return Block(
-        torch.tensor(tokens, dtype=torch.long).reshape(len(best), -1),
-        torch.tensor(drafted),
-        None,
-        False,
-        torch.tensor(drafted if kept is None else kept),
-        scores,
-    )
+    logits = torch.nn.functional.one_hot(torch.tensor(best), 10).float()
+    rows = torch.tensor(tokens, dtype=torch.long).reshape(len(best), -1)
+    return round_of(rows, torch.tensor(drafted), None, False, torch.tensor(drafted if kept is None else kept), logits)
 
 
 def sampling_block(p: torch.Tensor, q: torch.Tensor | None, tokens: torch.Tensor, drafted: torch.Tensor | None = None):
     drafted = torch.full((tokens.shape[0],), tokens.shape[1]) if drafted is None else drafted
-    return Block(tokens, drafted, q, True, drafted, p.log())
+    return round_of(tokens, drafted, q, True, drafted, p.log())
 
 
-def random_block(seed: int, rows: int = 200, gamma: int = 4, size: int = 6) -> Block:
+def random_block(seed: int, rows: int = 200, gamma: int = 4, size: int = 6) -> Verified:
     torch.manual_seed(seed)
     p, q = torch.randn(rows, gamma + 1, size).mul(2).softmax(-1), torch.randn(rows, gamma, size).mul(2).softmax(-1)
     return sampling_block(p, q, draw(q), torch.randint(0, gamma + 1, (rows,)))

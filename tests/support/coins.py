@@ -1,4 +1,4 @@
-"""What a round ends with, exactly: every draft and every region of coins, through the package's own `prefix` and `following`."""
+"""What a round ends with, exactly: every draft and every region of coins, through the package's own `prefix` and `next_distribution`."""
 
 import itertools
 from collections import defaultdict
@@ -6,8 +6,8 @@ from collections import defaultdict
 import torch
 
 from hf_lossy_assist.rules import Strict
-from hf_lossy_assist.rules.deciding import following, prefix
-from support.blocks import sampling_block
+from hf_lossy_assist.rules.accepting import next_distribution, prefix
+from support.blocks import sampling_block, started
 from support.distributions import Tables, V
 
 
@@ -42,9 +42,10 @@ def outcomes(rule, tables: Tables, gamma: int, edges, certain: bool = False) -> 
         if not some.any():
             continue
         block = sampling_block(p[some], None if certain else q[some], drafts[some])
-        block.coins = torch.stack([middles[some, i, k] for i, k in enumerate(regions)], dim=1)
-        accepted = prefix(rule, block)[0].sum(dim=1)
-        law = following(rule, block, accepted)
+        coins = torch.stack([middles[some, i, k] for i, k in enumerate(regions)], dim=1)
+        run = started(rule, block)
+        accepted = prefix(run, block, coins)[0].sum(dim=1)
+        law = next_distribution(run, block, coins, accepted)
         law = law / law.sum(dim=1, keepdim=True)
         rows = zip(drafts[some].tolist(), accepted.tolist(), weight[some].tolist(), law.tolist(), strict=True)
         for draft, n, share, after in rows:

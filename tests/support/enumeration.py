@@ -13,10 +13,11 @@ from dataclasses import fields
 import numpy as np
 import torch
 
-from hf_lossy_assist.drafters import model as drafting
-from hf_lossy_assist.engine.loop import Call, opened
+from hf_lossy_assist.engine.call import Call
+from hf_lossy_assist.engine.loop import open_round
 from hf_lossy_assist.generation.runner import Runner
-from hf_lossy_assist.rules import AcceptanceRule, Strict, deciding
+from hf_lossy_assist.rules import AcceptanceRule, Strict, accept
+from hf_lossy_assist.rules.accepting import next_distribution, prefix
 from hf_lossy_assist.stats.report import RowStats, SpeculationStats
 
 
@@ -48,15 +49,21 @@ class Choices:
         self.at, self.weight = self.at + 1, self.weight * weights[chosen]
         return chosen
 
-    def tokens(self, law: torch.Tensor) -> torch.Tensor:
-        """One token of each row of `law` (B, V)."""
-        law = law.double() / law.double().sum(dim=-1, keepdim=True)
+    def begin_round(self, call_rows) -> None:
+        """As `Randomness` has it: these choices take its place."""
+
+    def for_filters(self) -> "Choices":
+        return self
+
+    def draw(self, probs: torch.Tensor, call_rows, place: int = 0) -> torch.Tensor:
+        """One token of each row of `probs` (B, V)."""
+        law = probs.double() / probs.double().sum(dim=-1, keepdim=True)
         return torch.tensor([self.of(row) for row in law.tolist()])
 
-    def coins(self, rule: AcceptanceRule, block) -> torch.Tensor:
-        """A coin (B, γ) from each interval that can make a difference."""
-        ends = _ends(rule, block)
-        out = torch.empty(block.tokens.shape, dtype=torch.float64)
+    def coins(self, verified) -> torch.Tensor:
+        """A coin (B, γ) from each interval that can make a difference to the strict acceptance of a filter."""
+        ends = _ends(Strict(), verified)
+        out = torch.empty(verified.tokens.shape, dtype=torch.float64)
         for b, i in itertools.product(*map(range, out.shape)):
             k = self.of(ends[b, i].diff().tolist())
             out[b, i] = ends[b, i, k : k + 2].mean()
@@ -88,6 +95,7 @@ class Remembered:
     def __init__(self, model, prompts: Sequence[torch.Tensor]):
         """As behind the prefill: it holds each prompt (n,) but the last token."""
         self.model, self.device = model, torch.device("cpu")
+        self.rope = None
         self.texts = [prompt[:-1].tolist() for prompt in prompts]
         self.lengths = [len(text) for text in self.texts]
 
@@ -151,10 +159,10 @@ class Texts:
 class Enumerating(Runner):
     """Instead of writing, finds the law of the texts of all rows together: `law` (texts, …) one axis a row, and what it should be."""
 
-    def __init__(self, policy, draft, monkeypatch, length: int, rounds: int = 0):
+    def __init__(self, policy, draft, length: int, rounds: int = 0):
         """`rounds`: real ones that are drawn and shown to the stop and the rule before; they write nothing."""
         super().__init__(policy, draft)
-        self.patch, self.length, self.rounds = monkeypatch, length, rounds
+        self.length, self.rounds = length, rounds
         self.widths: set[int] = set()
         self.dropped = self.verified = 0.0  # tokens of a round, on average
 
@@ -168,10 +176,9 @@ class Enumerating(Runner):
         size = call.target.model.config.vocab_size
         texts = [Texts(call.target.model, prompt, size, self.length, end) for prompt in rows.prompts()]
         for _ in range(self.rounds):
-            block = self._open(call)
-            verdict = deciding.decide(call.rule, block)
-            call.rule.observe(block, verdict)
-            call.stop.observe(rows.index, block.kept.tolist(), verdict.accepted.tolist())
+            verified = self._open(call)
+            verdict = accept(call.rule, verified, call.randomness)
+            call.stop.observe(rows.index, verified.sent.tolist(), verdict.accepted.tolist())
         self.law = sum(weight * self._joint(call, block, texts) for weight, block in self._blocks(call))
         expected = [t.behind(()) for t in texts]
         self.expected = expected[0] if len(texts) == 1 else _product(expected)
@@ -180,44 +187,33 @@ class Enumerating(Runner):
     def _open(self, call: Call):
         for model in filter(None, (call.target, getattr(call.drafter, "model", None), call.companion)):
             model.rollback([min(pair) for pair in zip(model.lengths, call.rows.held(), strict=True)])
-        return opened(call)[0]
+        return open_round(call)[0]
 
     def _blocks(self, call: Call):
         """Every block that can come to its verdict, with its probability."""
-        choices, real = Choices(), deciding.prefix
-
-        def prefix(rule, block):  # of a filter that accepts and rejects itself
-            block.coins = choices.coins(rule, block)
-            return real(rule, block)
-
-        with self.patch.context() as patch:
-            patch.setattr(drafting, "draw", choices.tokens)
-            patch.setattr(deciding, "draw", choices.tokens)
-            patch.setattr(deciding, "prefix", prefix)
-            for weight, block in choices.each(lambda: self._open(call)):
-                with self.patch.context() as back:
-                    back.setattr(deciding, "prefix", real)
-                    self.widths.add(block.tokens.shape[1])
-                    self.verified += weight * float(block.kept.sum())
-                    self.dropped += weight * float((block.drafted - block.kept).sum())
-                    yield weight, block
+        call.randomness = choices = Choices()
+        for weight, block in choices.each(lambda: self._open(call)):
+            self.widths.add(block.tokens.shape[1])
+            self.verified += weight * float(block.sent.sum())
+            self.dropped += weight * float((block.drafted - block.sent).sum())
+            yield weight, block
 
     def _joint(self, call: Call, block, texts: list[Texts]) -> np.ndarray:
         """The law of all rows' texts where this block is to be decided: given the block, rows are decided one by one."""
         batch, gamma = block.tokens.shape
         own = [np.zeros(len(t.index)) for t in texts]
-        ends, laws = _ends(call.rule, block), {}
+        ends, laws = _ends(call.rule.rule, block), {}
         for intervals in itertools.product(range(ends.shape[-1] - 1), repeat=gamma):
             at = torch.tensor(intervals).view(1, gamma, 1).expand(batch, gamma, 1)
             low, high = ends.gather(2, at)[..., 0], ends.gather(2, at + 1)[..., 0]
             shares = (high - low).prod(dim=1).tolist()  # of each row
             if not any(shares):
                 continue
-            block.coins = (low + high) / 2
-            accepted = deciding.prefix(call.rule, block)[0].sum(dim=1)
+            coins = (low + high) / 2
+            accepted = prefix(call.rule, block, coins)[0].sum(dim=1)
             key = tuple(accepted.tolist())
             if key not in laws:
-                law = deciding.following(call.rule, block, accepted).double()
+                law = next_distribution(call.rule, block, coins, accepted).double()
                 laws[key] = (law / law.sum(dim=1, keepdim=True)).numpy()
             for b, (share, n) in enumerate(zip(shares, key, strict=True)):
                 if share > 0:
@@ -241,13 +237,13 @@ def marginal(law: np.ndarray, row: int) -> np.ndarray:
 
 
 def off(
-    target, draft, policy, monkeypatch, prompts, length: int = 3, rounds: int = 0, end: int | None = 1, room: int = 9
+    target, draft, policy, prompts, length: int = 3, rounds: int = 0, end: int | None = 1, room: int = 9
 ) -> tuple[float, Enumerating]:
     """How far the law of all rows' texts together is from the target's at most, under `policy`, and the runner that found it.
 
     `prompts`: `input_ids` and `attention_mask`; `length` of the texts; `room`: how many tokens the call may write.
     """
-    runner = Enumerating(policy, draft, monkeypatch, length, rounds)
+    runner = Enumerating(policy, draft, length, rounds)
     type(target).generate(
         target, **prompts, do_sample=True, top_k=0, max_new_tokens=room, eos_token_id=end, pad_token_id=0, custom_generate=runner
     )  # fmt: skip

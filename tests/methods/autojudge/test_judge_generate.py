@@ -116,16 +116,16 @@ def rounds(monkeypatch):
     """Every round of the calls in a test."""
     verify, out = decoding.verify, []
 
-    def spy(call, block):
-        rows = call.rows
+    def spy(call, selection):
+        rows, draft = call.rows, selection.draft
         texts = [rows.ids[b : b + 1, pad : rows.lengths[b]].clone() for b, pad in enumerate(rows.pads)]
-        drafted, kept, finished = block.drafted.tolist(), block.kept.tolist(), list(rows.finished)
-        out.append(
-            SimpleNamespace(
-                texts=texts, tokens=block.tokens.clone(), drafted=drafted, kept=kept, finished=finished, block=block
-            )
-        )
-        return verify(call, block)
+        found = SimpleNamespace(
+            texts=texts, tokens=draft.tokens.clone(), drafted=draft.lengths.tolist(), kept=selection.sent.tolist(),
+            finished=list(rows.finished),
+        )  # fmt: skip
+        out.append(found)
+        found.verified, raw = verify(call, selection)
+        return found.verified, raw
 
     monkeypatch.setattr(decoding, "verify", spy)
     return out
@@ -139,7 +139,9 @@ def check_features(rounds: list[Any], head: Recorder, target: Any, draft: Any, *
     whole, shown = [], []
     for r, seen in zip(asked, head.shown, strict=True):
         assert seen.shape == (*r.tokens.shape, head.config.hidden_size)
-        assert torch.equal(r.block.judged, LinearHead.logit(head, seen).sigmoid() < head.config.metrics["threshold"])
+        assert torch.equal(
+            r.verified.head_accepts, LinearHead.logit(head, seen).sigmoid() < head.config.metrics["threshold"]
+        )
         for b, (text, n) in enumerate(zip(r.texts, r.kept, strict=True)):
             if n and not r.finished[b]:
                 whole.append(torch.cat([text[0], r.tokens[b, :n]]))

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import tiny
-from support.blocks import greedy_block, random_block, sampling_block
+from support.blocks import changed, decide, greedy_block, random_block, sampling_block
 from support.distributions import NEW as SAMPLED
 from support.distributions import PROMPT, REJECT, SIZE, Tables, V, first_two, goodness, pair, sample, target_law
 from support.drafts import draft_of, head_for
@@ -28,8 +28,7 @@ from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteria
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import AllButLast, HeadConfig, HeadStop, LinearHead, LossyPolicy, as_policy
-from hf_lossy_assist.drafters.model import ModelDrafter
-from hf_lossy_assist.rules import decide
+from hf_lossy_assist.drafters.model import AssistantRun
 
 
 def Sprinter(head, threshold=0.5, max_draft=20, patience=1.0):  # patience 1: each row as it would be alone
@@ -251,15 +250,15 @@ class Scripted(LinearHead):
 @pytest.fixture
 def rounds(monkeypatch):
     """Of each round of a call with a `Scripted` head: the rows, their limits, and what they drafted."""
-    propose, out = ModelDrafter.propose, []
+    propose, out = AssistantRun.propose, []
 
-    def spy(self, rows, limits):
+    def spy(self, rows, limits, randomness):
         self.stop.head.rows, self.stop.head.place = list(rows.index), 0
-        block = propose(self, rows, limits)
-        out.append((list(rows.index), list(limits), block.drafted.tolist()))
-        return block
+        draft = propose(self, rows, limits, randomness)
+        out.append((list(rows.index), list(limits), draft.lengths.tolist()))
+        return draft
 
-    monkeypatch.setattr(ModelDrafter, "propose", spy)
+    monkeypatch.setattr(AssistantRun, "propose", spy)
     return out
 
 
@@ -310,12 +309,11 @@ def test_greedy_blocks():
     assert verdict.accepted.tolist() == [3, 3, 2, 2, 1, 1, 0, 0, 1, 0]
     assert verdict.token.tolist() == [8, 8, 9, 7, 9, 6, 9, 9, 6, 4]
     assert verdict.lossy.sum(dim=1).tolist() == [0, 2, 1, 1, 1, 0, 0, 0, 0, 0]
-    assert verdict.unseen.sum(dim=1).tolist() == [2, 2, 2, 1, 1, 0, 0, 0, 0, 0]
-    assert verdict.unseen[1].tolist() == verdict.lossy[1].tolist() == [True, True, False]
+    assert verdict.unchecked.sum(dim=1).tolist() == [2, 2, 2, 1, 1, 0, 0, 0, 0, 0]
+    assert verdict.unchecked[1].tolist() == verdict.lossy[1].tolist() == [True, True, False]
     nothing = decide(AllButLast(), greedy_block([[], []], [[3], [8]], [0, 0]))
-    assert nothing.token.tolist() == [3, 8] and nothing.unseen.shape == (2, 0)
-    block.kept = None  # as before a filter has run
-    assert AllButLast().unseen(block).sum(dim=1).tolist() == [max(n - 1, 0) for n in drafted]
+    assert nothing.token.tolist() == [3, 8] and nothing.unchecked.shape == (2, 0)
+    assert AllButLast().unchecked(block).sum(dim=1).tolist() == [max(n - 1, 0) for n in drafted]
 
 
 def test_sampled_blocks():
@@ -338,7 +336,7 @@ def test_sampled_blocks():
         verdict = decide(AllButLast(), block)
         assert verdict.accepted[0] in (2, 3) and verdict.accepted[1] == 1 and verdict.accepted[2] in (0, 1)
         assert verdict.token[1] in (0, 2), "the correction avoids what q had too much of"
-        assert verdict.unseen.tolist() == [[True, True, False], [True, False, False], [False] * 3]
+        assert verdict.unchecked.tolist() == [[True, True, False], [True, False, False], [False] * 3]
         assert verdict.lossy[0, 0] and verdict.lossy[1, 0]
     certain = sampling_block(p, None, block.tokens, block.drafted)
     torch.testing.assert_close(AllButLast().probability(certain)[0], torch.tensor([1.0, 1.0, 0.3]))
@@ -347,18 +345,18 @@ def test_sampled_blocks():
 @given(st.integers(0, 2**31), st.booleans())
 def test_never_less_than_strict(seed, dropped):
     block = random_block(seed)
-    block.kept = (block.drafted - 1).clamp(min=0) if dropped else block.drafted
+    block = changed(block, sent=(block.drafted - 1).clamp(min=0) if dropped else block.drafted)
     verdicts = []
     for rule in (hla.Strict(), AllButLast()):
         torch.manual_seed(seed)
         verdicts.append(decide(rule, block))
     strict, ours = verdicts
-    assert (ours.accepted >= strict.accepted).all() and (ours.accepted >= block.kept - 1).all()
-    assert (ours.accepted <= block.kept).all()
-    alike = block.kept <= 1
-    assert torch.equal(ours.accepted[alike], strict.accepted[alike]) and strict.unseen is None
-    assert torch.equal(ours.unseen.sum(dim=1), (block.kept - 1).clamp(min=0)), "all but the last of what was sent"
-    assert not (ours.unseen & ~(torch.arange(4) < ours.accepted[:, None])).any()
+    assert (ours.accepted >= strict.accepted).all() and (ours.accepted >= block.sent - 1).all()
+    assert (ours.accepted <= block.sent).all()
+    alike = block.sent <= 1
+    assert torch.equal(ours.accepted[alike], strict.accepted[alike]) and strict.unchecked is None
+    assert torch.equal(ours.unchecked.sum(dim=1), (block.sent - 1).clamp(min=0)), "all but the last of what was sent"
+    assert not (ours.unchecked & ~(torch.arange(4) < ours.accepted[:, None])).any()
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])

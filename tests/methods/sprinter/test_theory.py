@@ -16,8 +16,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.blocks import decide, round_of
 
-from hf_lossy_assist import AcceptanceRule, Block, Strict
+from hf_lossy_assist import AcceptanceRule, Strict, Verified
 from hf_lossy_assist.methods.sprinter.theory import (
     IIDVerifier,
     accepted_probability,
@@ -31,7 +32,6 @@ from hf_lossy_assist.methods.sprinter.theory import (
     strict_acceptance_rate,
     total_variation,
 )
-from hf_lossy_assist.rules import decide
 
 
 SAMPLES = 200_000
@@ -283,11 +283,12 @@ class OnAverage(AcceptanceRule):
         return eta + (1 - eta) * Strict().probability(block)
 
 
-def one_token_block(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> Block:
+def one_token_block(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> Verified:
     """A row for each of `tokens` (B,), one drafted token in each. p is put in place: log and softmax would break its ties."""
     rows = len(tokens)
-    block = Block(tokens[:, None], torch.ones(rows, dtype=torch.long), q.expand(rows, 1, -1), True)
-    block.p = p.expand(rows, 2, -1)
+    p = p.expand(rows, 2, -1)
+    block = round_of(tokens[:, None], torch.ones(rows, dtype=torch.long), q.expand(rows, 1, -1), True, logits=p.log())
+    vars(block)["p"] = p
     return block
 
 

@@ -273,12 +273,13 @@ def test_timed_rounds_are_whole(models, monkeypatch):
     monkeypatch.setattr(round_costs, "run", lambda *a, **k: (calls.append([]), begin(*a, **k))[1])
     watch = round_costs.Stopwatch.__call__
 
-    def spy(self, call, block):
+    def spy(self, call, verified):
         before = Counter({kind: len(times) for kind, times in self.found.items()})
-        watch(self, call, block)
+        watch(self, call, verified)
         [*new] = Counter({kind: len(times) for kind, times in self.found.items()}) - before
-        if block.tokens.shape[1]:
-            calls[-1].append((block.companion is not None, int(block.kept.sum()), block.drafted.tolist(), new))
+        if verified.draft.gamma:
+            observed = verified.selection.companion is not None
+            calls[-1].append((observed, int(verified.sent.sum()), verified.drafted.tolist(), new))
 
     monkeypatch.setattr(round_costs.Stopwatch, "__call__", spy)
     settings = ProfileSettings(gamma=(2,), new_tokens=16, batches=(3,), rounds=3)

@@ -4,7 +4,7 @@ from . import demo
 from .artifacts.features import FeatureSpec
 from .artifacts.heads import Head, HeadConfig, LinearHead, MLPHead
 from .artifacts.profile import Profile
-from .drafters.base import Drafter, DrafterRun
+from .drafters import AssistantDrafter, CompositeDrafter, Drafter, DrafterRun, SuffixDrafter, SuffixMemory
 from .filters.base import VerifyAll, VerifyFilter
 from .filters.staged import Staged
 from .filters.sv import Verification
@@ -74,11 +74,13 @@ __all__ = [
     "AllButLast",
     "AllOf",
     "AnyOf",
+    "AssistantDrafter",
     "AtLeast",
     "AutoJudge",
     "BatchSchedule",
     "BlockVerification",
     "Cascade",
+    "CompositeDrafter",
     "Confidence",
     "Constant",
     "DraftStop",
@@ -118,6 +120,8 @@ __all__ = [
     "StopRun",
     "StoppingCandidateGenerator",
     "Strict",
+    "SuffixDrafter",
+    "SuffixMemory",
     "SyntheticForBenchmarks",
     "Thresholds",
     "TopK",

@@ -41,6 +41,7 @@ class Drafter:
     """The base of drafters: settings, and `start`. Pass one as `generate(…, lossy_policy=…, drafter=…)`."""
 
     needs_assistant: ClassVar[bool] = False  # drafts with the call's `assistant_model`
+    gives_probs: ClassVar[bool] = False  # its drafts have distributions, which rules and filters may read
 
     def start(self, context: DraftContext) -> "DrafterRun":
         """The drafter at work in one generate call."""

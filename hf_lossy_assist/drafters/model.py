@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
@@ -23,7 +24,8 @@ from .base import DraftContext, Drafter, DrafterRun, empty_draft, fit_vocabulary
 class AssistantDrafter(Drafter):
     """The call's `assistant_model`: what drafts where no other drafter is named. A part of composites."""
 
-    needs_assistant = True
+    needs_assistant: ClassVar[bool] = True
+    gives_probs: ClassVar[bool] = True
 
     def start(self, context: DraftContext) -> DrafterRun:
         if context.assistant_run is None:

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..registry import register_filter
 from ..artifacts.profile import Profile
 from ..models.inspect import base_of
+from ..registry import register_filter
 from ..round import Draft, Selection
 from ..rules.accepting import Randomness
 from ..validation import check_flag, nearest

@@ -19,6 +19,7 @@ from ..batch.token_types import shared_types, types_for
 from ..drafters.base import DraftContext, Drafter, DrafterRun
 from ..drafters.candidates import CandidateRun
 from ..drafters.model import AssistantRun
+from ..drafters.suffix import SuffixDrafter
 from ..engine.call import Call
 from ..engine.commit import new_tokens_first
 from ..engine.loop import decode, prefill
@@ -94,7 +95,7 @@ class Runner:
         refuse_helpers(self.streamer, tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
         wanted = [name for name, value in self.generator_settings.items() if value is not None]
         if self.drafter is not None:
-            self._refuse_drafter(wanted)
+            self._refuse_drafter(model, wanted)
         elif self.assistant is None and not wanted:
             raise ValueError(
                 "lossy_policy needs something to draft with: pass assistant_model=… (or drafter=…, or prompt_lookup_num_tokens=…)"
@@ -112,8 +113,8 @@ class Runner:
         stop, rule, spec = self.draft_stop(), self.policy.rule, self.policy.rule.features
         if rule.needs_draft_probs and (self.assistant is None or self.other_tokenizer()):
             raise ValueError(
-                f"{type(rule).__name__} compares the target's law with the draft's: it needs an assistant_model with the target's "
-                "tokenizer (prompt lookup, early exit and other tokenizers have no such law), or another rule"
+                f"{type(rule).__name__} compares the target's distribution with the draft's: it needs an assistant_model with the target's "
+                "tokenizer (prompt lookup, early exit and other tokenizers have no such distribution), or another rule"
             )
         if spec is not None and spec.reads("draft") and (self.assistant is None or self.other_tokenizer()):
             raise ValueError(
@@ -122,11 +123,11 @@ class Runner:
             )
         if self.other_tokenizer() and self.policy.filter.companion_for(base_of(model)) is not None:
             raise ValueError(
-                "the policy's filter compares laws of the draft with a companion's: it needs a draft model with the target's tokenizer"
+                "the policy's filter compares distributions of the draft with a companion's: it needs a draft model with the target's tokenizer"
             )
         self.policy.check(model, self.assistant, self.tokenizer, stop.longest)
 
-    def _refuse_drafter(self, wanted: list[str]) -> None:
+    def _refuse_drafter(self, model: Any, wanted: list[str]) -> None:
         """Refuse a drafter beside other ways to draft, or without what it needs."""
         drafter, name = self.drafter, type(self.drafter).__name__
         assert drafter is not None
@@ -136,6 +137,11 @@ class Runner:
             raise ValueError(f"{name} drafts in the target's token ids, and the assistant has another tokenizer")
         if drafter.needs_assistant and self.assistant is None:
             raise ValueError(f"{name} drafts with a draft model: pass assistant_model=… too")
+        spec = self.policy.rule.features
+        if spec is not None and spec.reads("draft"):
+            raise ValueError(f"the rule's head reads the {spec}, which {name} does not have: leave drafter=… out")
+        if not drafter.gives_probs and self.policy.filter.companion_for(base_of(model)) is not None:
+            raise ValueError(f"the policy's filter compares distributions of the draft, and {name} has none")
         if not drafter.needs_assistant and self.assistant is not None:
             raise ValueError(
                 f"{name} needs no draft model, and assistant_model=… is given: leave one out, or pass CompositeDrafter({name}())"
@@ -311,8 +317,13 @@ class Runner:
             return self.drafter.start(DraftContext(model, rows, stop, processing, vocabulary, sampling, clock, made))
         if self.assistant is not None and not self.other_tokenizer():
             return assistant_run()
+        lookup = self.generator_settings.get("prompt_lookup_num_tokens")
+        if len(rows.index) > 1 and lookup is not None:  # Transformers' own drafts for one row
+            return SuffixDrafter(max_draft=lookup).start(
+                DraftContext(model, rows, stop, processing, vocabulary, sampling, clock, None)
+            )
         if len(rows.index) > 1:
-            what = "prompt lookup, early exit and other tokenizers"
+            what = "early exit and other tokenizers"
             raise ValueError(
                 f"{what} draft for one row at a time; this batch has {len(rows.index)}: pass prompts one by one"
             )

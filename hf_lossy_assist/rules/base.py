@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import torch
 
-from ..registry import register_rule
 from ..artifacts.features import FeatureSpec
+from ..registry import register_rule
 from ..round import Verdict, Verified
 
 

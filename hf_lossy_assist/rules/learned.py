@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import torch
 
-from ..registry import register_rule
 from ..artifacts.features import FeatureSpec
 from ..artifacts.heads import Head
+from ..registry import register_rule
 from ..round import Verified
 from ..validation import check_number
 from .base import AcceptanceRule

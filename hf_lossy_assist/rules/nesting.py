@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..registry import register_rule
 from ..artifacts.features import FeatureSpec
+from ..registry import register_rule
 from ..round import Verdict, Verified
 from ..validation import check_nesting, shown
 from .base import AcceptanceRule, RuleRun, accepted_by

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
+from support.blocks import decide, round_of
 
-from hf_lossy_assist.round import Block
-from hf_lossy_assist.rules import decide
 from hf_lossy_assist.rules.base import Strict
 from hf_lossy_assist.rules.joint import SyntheticForBenchmarks
 
@@ -21,9 +20,7 @@ def block_of(rows, sampling):
     scores = torch.zeros(rows, 2, 2, dtype=torch.float32)
     scores[..., 1] = torch.tensor(1e-4, dtype=torch.float32).logit()
     tokens = torch.ones(rows, 1, dtype=torch.int64)
-    block = Block(tokens, torch.ones(rows, dtype=torch.int64), None, sampling, scores=scores)
-    block.kept = block.drafted
-    return block
+    return round_of(tokens, torch.ones(rows, dtype=torch.int64), None, sampling, None, scores)
 
 
 def test_an_unlikely_token_is_as_unlikely_under_any_default(default):
@@ -33,4 +30,4 @@ def test_an_unlikely_token_is_as_unlikely_under_any_default(default):
 
 
 def test_the_synthetic_rule_too(default):
-    assert 2 <= SyntheticForBenchmarks(1e-4).matches(block_of(200_000, False)).sum() <= 50
+    assert 2 <= decide(SyntheticForBenchmarks(1e-4), block_of(200_000, False)).accepted.sum() <= 50

@@ -133,7 +133,7 @@ def sample(policy: hla.LossyPolicy, settings: dict, calls: int = CALLS) -> torch
     for _ in range(calls):
         texts = target.generate(
             PROMPT, attention_mask=torch.ones_like(PROMPT), do_sample=True, num_return_sequences=ROWS, max_new_tokens=NEW,
-            assistant_model=draft, lossy_policy=policy, **settings,
+            lossy_policy=policy, **{"assistant_model": draft} | settings,
         )[:, -NEW:]  # fmt: skip
         counts += torch.bincount((texts * torch.tensor([SIZE**2, SIZE, 1])).sum(dim=1), minlength=SIZE**NEW)
     return counts

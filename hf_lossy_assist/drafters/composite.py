@@ -1,0 +1,125 @@
+"""Two drafters: one that costs nothing where it has a proposal, else the other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+
+from ..artifacts.features import FeatureTap
+from ..batch.randomness import Randomness
+from ..batch.rows import Rows
+from ..models.cached import CachedModel
+from ..registry import register_drafter
+from ..round import Draft, Verified
+from ..validation import shown
+from .base import DraftContext, Drafter, DrafterRun
+from .model import AssistantDrafter
+from .suffix import SuffixDrafter
+
+
+@dataclass(frozen=True)
+class CompositeDrafter(Drafter):
+    """`first` where it proposes something for a row, `then` for the other rows. Where all rows have a proposal, `then` does not run.
+
+    By default a look into the text, and the draft model where nothing matches. The output distribution is the target's.
+    """
+
+    first: Drafter = field(default_factory=SuffixDrafter)
+    then: Drafter = field(default_factory=AssistantDrafter)
+    needs_assistant: ClassVar[bool] = True
+    gives_probs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("first", "then"):
+            part = getattr(self, name)
+            if not isinstance(part, Drafter) or isinstance(part, CompositeDrafter):
+                raise TypeError(
+                    f"CompositeDrafter.{name}: expected a drafter such as SuffixDrafter(), got {shown(part)}"
+                )
+        if self.first.needs_assistant or not self.then.needs_assistant:
+            raise ValueError(
+                "CompositeDrafter: expected first without a model, such as SuffixDrafter(), and then with one"
+            )
+
+    def start(self, context: DraftContext) -> "CompositeRun":
+        return CompositeRun(self.first.start(context), self.then.start(context), context.vocabulary)
+
+
+class CompositeRun(DrafterRun):
+    """Both drafters at work in one call."""
+
+    gives_probs = True
+
+    def __init__(self, first: DrafterRun, then: DrafterRun, vocabulary: int):
+        self.first, self.then, self.vocabulary = first, then, vocabulary
+        self.must_give_probs = False
+
+    @property
+    def cached_models(self) -> Sequence[CachedModel]:
+        return (*self.first.cached_models, *self.then.cached_models)
+
+    @property
+    def taps(self) -> Sequence[FeatureTap]:
+        return (*self.first.taps, *self.then.taps)
+
+    def keep_probs(self) -> None:
+        self.must_give_probs = True
+        self.then.keep_probs()
+
+    def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
+        found = self.first.propose(rows, limits, randomness)
+        lengths = found.lengths.tolist()
+        missing = [0 if n else limit for n, limit in zip(lengths, limits, strict=True)]
+        if not any(missing):
+            return self._with_probs(found) if self.must_give_probs else found
+        drafted = self.then.propose(rows, missing, randomness)
+        # Rows with a proposal ran along in the other model's batch: what it drafted for them is not their draft.
+        texts = [held + 1 for held in rows.held()]
+        for model in self.then.cached_models:
+            model.rollback([min(m, t) if n else m for m, t, n in zip(model.lengths, texts, lengths, strict=True)])
+        if not any(lengths):
+            return replace(drafted, planned=found.planned)
+        both = merged(self._with_probs(found) if drafted.probs is not None else found, drafted)
+        rows.write(both.tokens)
+        return both
+
+    def _with_probs(self, draft: Draft) -> Draft:
+        """The same draft with q = 1 written out, (B, γ, V)."""
+        probs = torch.nn.functional.one_hot(draft.tokens, self.vocabulary)
+        return replace(draft, probs=probs.to(torch.float32))
+
+    def learn(
+        self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None
+    ) -> None:
+        self.first.learn(rows, verified, accepted, target_hidden)
+        self.then.learn(rows, verified, accepted, target_hidden)
+
+    def select(self, keep: Sequence[int]) -> None:
+        self.first.select(keep)
+        self.then.select(keep)
+
+
+def merged(one: Draft, other: Draft) -> Draft:
+    """Each row from the draft that has tokens for it; both have distributions or none has."""
+    gamma = max(one.gamma, other.gamma)
+    use = one.lengths > 0  # (B,)
+    a, b = (torch.nn.functional.pad(draft.tokens, (0, gamma - draft.gamma)) for draft in (one, other))
+    tokens = torch.where(use[:, None], a, b)
+    probs, peaks = None, None
+    if one.probs is not None and other.probs is not None:
+        a, b = (
+            torch.nn.functional.pad(d.probs, (0, 0, 0, gamma - d.gamma)) for d in (one, other) if d.probs is not None
+        )
+        probs = torch.where(use[:, None, None], a, b)
+    if other.peaks is not None:  # a proposal without a model has no logits that could be broken
+        peaks = torch.nn.functional.pad(other.peaks, (0, gamma - other.gamma)).masked_fill(use[:, None], 0.0)
+    lengths = torch.where(use, one.lengths, other.lengths)
+    planned = max(one.planned, other.planned)
+    return Draft(tokens, lengths, one.call_rows, planned, one.sampling, probs, peaks=peaks)
+
+
+register_drafter(
+    "composite", CompositeDrafter,
+    summary="A look into the text where it finds a match, else the draft model: rows of a batch each for itself.",
+)  # fmt: skip

@@ -1,0 +1,172 @@
+"""Drafts without a model: what followed the last time that the text ended like this."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..batch.randomness import Randomness
+from ..batch.rows import Rows
+from ..registry import register_drafter
+from ..round import Draft, Verified
+from ..validation import LONGEST_DRAFT, check_int, check_positive, shown
+from .base import DraftContext, Drafter, DrafterRun, empty_draft
+
+
+LONGEST_MATCH = 64
+
+
+class SuffixMemory:
+    """Texts of earlier calls that a `SuffixDrafter` looks into as well: pass the same object to each call.
+
+    Args:
+        max_tokens: of all texts together; the oldest ones are forgotten first.
+    """
+
+    def __init__(self, max_tokens: int = 1_000_000):
+        check_int("SuffixMemory.max_tokens", max_tokens, 1)
+        self.max_tokens, self.tokens = max_tokens, 0
+        self.texts: OrderedDict[int, IndexedText] = OrderedDict()
+        self._next = 0
+
+    def add(self, text: "IndexedText") -> None:
+        """Remember a finished text."""
+        self.texts[self._next] = text
+        self._next += 1
+        self.tokens += len(text.tokens)
+        while self.tokens > self.max_tokens and self.texts:
+            _, oldest = self.texts.popitem(last=False)
+            self.tokens -= len(oldest.tokens)
+
+
+@dataclass(frozen=True)
+class SuffixDrafter(Drafter):
+    """Continue a row as its text, or an earlier one, went on where it last had the row's latest tokens. No draft model; any batch.
+
+    The longest match counts, of equals the latest place; the draft has at most `factor` times as many tokens as match (Oliaro et al.,
+    SuffixDecoding, huggingface.co/papers/2411.04975, with an index of token runs in place of a suffix tree). The tokens count as
+    certain (q = 1), so the output has exactly the target's distribution. The call's stop still bounds each draft.
+
+    Args:
+        min_match: tokens that must match.
+        max_match: tokens that are compared at most.
+        factor: drafted tokens for each matching one.
+        max_draft: the most tokens of one round.
+        memory (`SuffixMemory`, *optional*): texts of earlier calls, to which this call's are added.
+    """
+
+    min_match: int = 2
+    max_match: int = 8
+    factor: float = 2.0
+    max_draft: int = 16
+    memory: SuffixMemory | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_int("SuffixDrafter.min_match", self.min_match, 1, LONGEST_MATCH)
+        check_int("SuffixDrafter.max_match", self.max_match, self.min_match, LONGEST_MATCH)
+        check_positive("SuffixDrafter.factor", self.factor)
+        check_int("SuffixDrafter.max_draft", self.max_draft, 1, LONGEST_DRAFT)
+        if self.memory is not None and not isinstance(self.memory, SuffixMemory):
+            raise TypeError(f"SuffixDrafter.memory: expected a SuffixMemory, got {shown(self.memory)}")
+
+    def start(self, context: DraftContext) -> "SuffixRun":
+        return SuffixRun(self, context.sampling, context.rows.eos)
+
+
+class IndexedText:
+    """A text, and where each run of `min_match` to `max_match` tokens in it last ended."""
+
+    def __init__(self, min_match: int, max_match: int):
+        self.tokens: list[int] = []
+        self.sizes = range(min_match, max_match + 1)
+        self.ends: dict[tuple[int, ...], int] = {}
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens. The run that ends with the text itself is not indexed: nothing has followed it yet."""
+        for token in tokens:
+            self._index_end()
+            self.tokens.append(token)
+
+    def _index_end(self) -> None:
+        end = len(self.tokens)
+        for size in self.sizes:
+            if size <= end:
+                self.ends[tuple(self.tokens[end - size :])] = end
+
+    def match(self, text: Sequence[int]) -> tuple[int, int]:
+        """The longest indexed run with which `text` ends: how many tokens it has, 0 if none, and where it ended here."""
+        for size in reversed(self.sizes):
+            if size <= len(text):
+                end = self.ends.get(tuple(text[len(text) - size :]))
+                if end is not None:
+                    return size, end
+        return 0, 0
+
+
+class SuffixRun(DrafterRun):
+    """The texts of one call, indexed as they grow."""
+
+    def __init__(self, settings: SuffixDrafter, sampling: bool, eos: set[int]):
+        self.settings, self.sampling, self.eos = settings, sampling, eos
+        self.texts: dict[int, IndexedText] = {}  # by the row of the call
+        self.remembered: set[int] = set()
+
+    def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
+        self._read(rows)
+        drafts = [self.draft(self.texts[row], limit) for row, limit in zip(rows.index, limits, strict=True)]
+        gamma, device = max(map(len, drafts)), rows.ids.device
+        if gamma == 0:
+            return empty_draft(rows, limits, self.sampling)
+        tokens = torch.tensor([draft + [0] * (gamma - len(draft)) for draft in drafts], device=device)
+        rows.write(tokens)
+        lengths = torch.tensor([len(draft) for draft in drafts], device=device)
+        return Draft(tokens, lengths, rows.order, max(limits), self.sampling)
+
+    def _read(self, rows: Rows) -> None:
+        """Index what was committed since the last round."""
+        for row, text in zip(rows.index, rows.prompts(), strict=True):
+            if row not in self.texts:
+                self.texts[row] = IndexedText(self.settings.min_match, self.settings.max_match)
+            known = self.texts[row]
+            known.extend(text[len(known.tokens) :].tolist())
+
+    def draft(self, text: IndexedText, limit: int) -> list[int]:
+        """Up to `limit` tokens that followed the longest match, none behind an end token."""
+        if limit == 0:
+            return []
+        memory = [] if self.settings.memory is None else self.settings.memory.texts.values()
+        found = [(*source.match(text.tokens), source) for source in (text, *reversed(list(memory)))]
+        size, end, source = max(found, key=lambda match: match[0])  # of equals the first: the row's own text
+        if size == 0:
+            return []
+        count = min(limit, self.settings.max_draft, math.ceil(self.settings.factor * size))
+        if source is not text:
+            return self._until_end(source.tokens[end : end + count])
+        out = text.tokens[end : end + count]
+        while len(out) < count:  # the match reaches the end of the text: it repeats itself, and so does the draft
+            out.append(out[len(out) - (len(text.tokens) - end)])
+        return self._until_end(out)
+
+    def _until_end(self, tokens: list[int]) -> list[int]:
+        """Up to the first end token, with it."""
+        ends = [i for i, token in enumerate(tokens) if token in self.eos]
+        return tokens[: ends[0] + 1] if ends else tokens
+
+    def learn(
+        self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None
+    ) -> None:
+        if self.settings.memory is None:
+            return
+        self._read(rows)
+        for row, finished in zip(rows.index, rows.finished, strict=True):
+            if finished and row not in self.remembered:
+                self.remembered.add(row)
+                self.settings.memory.add(self.texts[row])
+
+
+register_drafter(
+    "suffix", SuffixDrafter, paper="2411.04975",
+    summary="Drafts what followed the last time that a row's text, or an earlier one, ended like this: no draft model, any batch.",
+)  # fmt: skip

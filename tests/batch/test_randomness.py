@@ -1,0 +1,89 @@
+"""A call's random numbers are its generator's: the global state does not matter, and with one for each row neither do the other rows."""
+
+from functools import cache
+
+import pytest
+import torch
+from support import tiny
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.batch.randomness import RowRandomness
+
+
+PROMPTS = (9, 1, 4, 14)
+POLICIES = {
+    "strict": "strict",
+    "svip": "svip",
+    "block verification": hla.BlockVerification(),
+    "top_k": hla.TopK(2),
+}
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy")
+
+
+@cache
+def pair():
+    target = tiny.shared("llama")
+    return target, tiny.draft_of(target, "often")
+
+
+def write(generator, inputs, policy="strict", **settings):
+    target, draft = pair()
+    settings = {"do_sample": True, "temperature": 1.5, "top_k": 0, "eos_token_id": tiny.NEVER_EMITTED} | settings
+    return tiny.assisted(target, inputs, draft, policy, generator=generator, **settings)
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_seed_is_one_text_whatever_the_global_state(policy):
+    texts = []
+    for state in (1, 2):
+        torch.manual_seed(state)
+        texts.append(write(seeded(7), tiny.prompts(PROMPTS), POLICIES[policy]).sequences)
+    assert torch.equal(*texts)
+    assert not torch.equal(texts[0], write(seeded(8), tiny.prompts(PROMPTS), POLICIES[policy]).sequences)
+
+
+def test_the_global_generator_is_left_alone():
+    pair()  # made with the global generator
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    write(seeded(7), tiny.prompts(PROMPTS))
+    write([seeded(i) for i in range(4)], tiny.prompts(PROMPTS))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_row_with_a_seed_of_its_own_does_not_depend_on_the_rows_beside_it(policy):
+    inputs = tiny.prompts(PROMPTS)
+    together = write([seeded(i) for i in range(4)], inputs, POLICIES[policy]).sequences
+    for b, length in enumerate(PROMPTS):
+        alone = {name: x[b : b + 1, -length:] for name, x in inputs.items()}
+        single = write([seeded(b)], alone, POLICIES[policy]).sequences
+        assert torch.equal(together[b, max(PROMPTS) :], single[0, length:]), b
+    pair = {name: x[1:3] for name, x in inputs.items()}
+    some = write([seeded(1), seeded(2)], pair, POLICIES[policy]).sequences
+    assert torch.equal(together[1:3, max(PROMPTS) :], some[:, inputs["input_ids"].shape[1] :])
+
+
+def test_a_rows_numbers_come_back_and_are_all_different():
+    one, other = RowRandomness(seeded(1)), RowRandomness(seeded(1))
+    numbers = []
+    for own in (one, other):
+        own.begin_round()
+        numbers.append([own.coins(5), own.exponentials(0, 5), own.exponentials(1, 5), own.for_filters().coins(5)])
+    for a, b in zip(*numbers, strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(one.coins(3), numbers[0][0][:3]), "the first numbers do not depend on how many are asked for"
+    assert len({float(x[0]) for x in numbers[0]}) == 4
+    one.begin_round()
+    assert not torch.equal(one.coins(5), numbers[0][0])
+
+
+def test_what_is_refused():
+    with pytest.raises(TypeError, match="expected a torch.Generator"):
+        write(7, tiny.prompts((5,)))
+    with pytest.raises(ValueError, match="2 generators were given, and this call has 1 rows"):
+        write([seeded(1), seeded(2)], tiny.prompts((5,)))

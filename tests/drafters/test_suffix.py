@@ -1,0 +1,108 @@
+"""Drafts from the text itself: what is proposed, by hand; the greedy text and the distribution are the target's, in batches too; and a
+composite drafts with the model only where nothing matches."""
+
+import pytest
+import torch
+from support import tiny
+from support.distributions import REJECT, goodness, sample, target_law
+from transformers import TemperatureLogitsWarper
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.suffix import IndexedText, SuffixRun
+
+
+PROMPTS = (9, 1, 4, 14)
+
+
+def drafted(tokens, limit=9, eos=(), **settings):
+    run = SuffixRun(hla.SuffixDrafter(**settings), False, set(eos))
+    text = IndexedText(run.settings.min_match, run.settings.max_match)
+    text.extend(tokens)
+    return run.draft(text, limit)
+
+
+def test_drafts_by_hand():
+    assert drafted([1, 2, 3, 4, 1, 2]) == [3, 4, 1, 2], "twice as many as match"
+    assert drafted([1, 2, 3, 4, 1, 2], limit=1) == [3]
+    assert drafted([1, 2, 3, 4, 1, 2], factor=0.5) == [3]
+    assert drafted([1, 2, 3, 4]) == [] and drafted([]) == [] and drafted([5]) == []
+    assert drafted([1, 2, 3, 9, 2, 3, 4, 1, 2, 3], factor=1.0) == [9, 2, 3], "three that match are better than two"
+    assert drafted([2, 3, 9, 2, 3, 4, 5, 2, 3], factor=1.0) == [4, 5], "of equals the latest"
+    assert drafted([7, 8, 7, 8], factor=3.0) == [7, 8, 7, 8, 7, 8], "what repeats goes on repeating"
+    assert drafted([7, 7, 7], factor=2.0) == [7, 7, 7, 7]
+    assert drafted([1, 2, 3, 4, 1, 2], eos=[4]) == [3, 4], "nothing behind an end token"
+
+
+def test_earlier_texts_are_remembered_and_the_oldest_forgotten():
+    memory = hla.SuffixMemory(max_tokens=10)
+    settings = hla.SuffixDrafter(memory=memory)
+    for tokens in ([1, 2, 3, 4, 5, 6], [1, 2, 8]):
+        text = IndexedText(2, 8)
+        text.extend(tokens)
+        memory.add(text)
+    run, new = SuffixRun(settings, False, set()), IndexedText(2, 8)
+    new.extend([9, 1, 2])
+    assert run.draft(new, 9) == [8], "the latest text first"
+    new.extend([3])
+    assert run.draft(new, 9) == [4, 5, 6]
+    text = IndexedText(2, 8)
+    text.extend([5] * 7)
+    memory.add(text)
+    assert memory.tokens == 10 and run.draft(new, 9) == []
+
+
+@pytest.mark.parametrize("lengths", [(9,), PROMPTS])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
+def test_greedy_text_is_the_targets_own(name, lengths):
+    target, inputs = tiny.build(name), tiny.prompts(lengths)
+    wanted = tiny.greedy(target, inputs)
+    memory = hla.SuffixMemory()
+    drafter, accepted = hla.SuffixDrafter(min_match=1, memory=memory), []
+    for _ in range(2):
+        out = tiny.assisted(target, inputs, None, "strict", drafter=drafter)
+        assert torch.equal(out.sequences, wanted)
+        accepted.append(out.speculation.total().num_accepted_draft_tokens)
+    assert accepted[1] > max(accepted[0], 5 * len(lengths)), "the second call finds its own text in memory"
+    both = hla.CompositeDrafter(hla.SuffixDrafter(min_match=1), hla.AssistantDrafter())
+    for kind in ("rarely", "often"):
+        draft = tiny.draft_of(target, kind)
+        for policy in ("strict", "svip"):
+            out = tiny.assisted(target, inputs, draft, policy, drafter=both)
+            assert torch.equal(out.sequences, wanted)
+            assert out.speculation.total().num_accepted_draft_tokens > 0
+
+
+def test_prompt_lookup_drafts_for_batches_too():
+    target, inputs = tiny.build("llama"), tiny.prompts(PROMPTS)
+    out = tiny.assisted(target, inputs, None, "strict", prompt_lookup_num_tokens=4)
+    assert torch.equal(out.sequences, tiny.greedy(target, inputs))
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["suffix", "composite"])
+def test_samples_have_the_targets_distribution(both):
+    settings = {"drafter": hla.SuffixDrafter(min_match=1), "assistant_model": None}
+    if both:
+        settings = {"drafter": hla.CompositeDrafter(hla.SuffixDrafter(min_match=1))}
+    assert (
+        goodness(sample("strict", settings | {"temperature": 1.3}), target_law((TemperatureLogitsWarper(1.3),)))
+        > REJECT
+    )
+
+
+def test_what_is_refused():
+    target, inputs = tiny.build("llama"), tiny.prompts((5,))
+    draft = tiny.draft_of(target, "often")
+    for policy, assistant, drafter, says in (
+        ("svip", None, hla.SuffixDrafter(), "SVIP reads what a draft model computes"),
+        ("strict", draft, hla.SuffixDrafter(), "needs no draft model"),
+        ("strict", None, hla.CompositeDrafter(), "drafts with a draft model"),
+        (hla.Mentored(0.1), None, hla.SuffixDrafter(), "needs an assistant_model"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            tiny.assisted(
+                target, inputs, assistant, policy, drafter=drafter, do_sample=policy not in ("svip", "strict")
+            )
+    with pytest.raises(TypeError, match="expected a drafter"):
+        tiny.assisted(target, inputs, None, "strict", drafter="suffix")
+    with pytest.raises(ValueError, match="max_match"):
+        hla.SuffixDrafter(min_match=3, max_match=2)

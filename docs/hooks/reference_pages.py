@@ -74,13 +74,14 @@ def policies_page() -> str:
 
 def facts(entry: Any) -> str:
     given = ", ".join(k if v == "required" else f"{k}={shown(v)}" for k, v in entry.parameters.items())
-    rows = [
-        ("guarantee", f"**{entry.guarantee}**" if entry.guarantee.startswith("lossy") else entry.guarantee),
-        ("neutral", cell(entry.neutral)),
-        ("Python", f"`{entry.class_name}({given})`" if given else f"`{entry.class_name}()`"),
-        ("source", source(entry.source)),
-    ]
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows if text)])
+    by_name = entry.kind == "policy" and not given
+    lines = {
+        "guarantee": f"**{entry.guarantee}**" if entry.guarantee.startswith("lossy") else entry.guarantee,
+        "neutral": entry.neutral,
+        "Python": f'`lossy_policy="{entry.name}"`' if by_name else f"`{entry.class_name}({given})`",
+        "source": source(entry.source),
+    }
+    return "\n".join(f"- {name}: {text}" for name, text in lines.items() if text)
 
 
 def papers_page() -> str:
@@ -141,7 +142,8 @@ def parameter(its: Any) -> tuple[str, str, str, str]:
     option = its.param_type_name == "option"
     names = ", ".join(f"`{name}`" for name in [*its.opts, *its.secondary_opts]) if option else f"`{its.name.upper()}`"
     flag = option and its.is_flag
-    default = "required" if its.required else "" if its.default in (None, False) or callable(its.default) else f"`{its.default}`"  # fmt: skip
+    unset = its.default is None or isinstance(its.default, bool) or callable(its.default)
+    default = "required" if its.required else "" if unset else f"`{its.default}`"
     return names, "" if flag else value_of(its), default, cell(getattr(its, "help", None) or "")
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from .jobs import WHOLE, check_entries, check_files, digests, key_of, read_part
 KINDS = ("original", "draft", "target", "mixed")  # SPRINTER's
 REPLACED = "replaced"  # SpecDec++'s
 RECORD = "collect.json"
+ROUNDING = 1e-3  # by which a probability in float32, summed up over a vocabulary, may be above 1
 
 
 def acceptable(p: torch.Tensor, q: torch.Tensor, lam: float) -> torch.Tensor:
@@ -140,6 +141,9 @@ def read_table(path: str | Path) -> Table:
     _check(facts, path / RECORD)
     check_files(path, facts)
     kinds, column = _columns(path)
+    check_records(column, kinds, f"{path}: ")
+    if not (column["features"].isfinite().all() and (column["prompt"] >= 0).all() and (column["position"] >= 0).all()):
+        raise ValueError(f"{path} holds states that are NaN or infinite, or numbers below 0: collect it again")
     return Table(
         features=column["features"].float(),
         **{name: column[name].float() for name in ("p", "q", "distance")},
@@ -147,6 +151,16 @@ def read_table(path: str | Path) -> Table:
         kinds=kinds,
         facts=facts,
     )
+
+
+def check_records(columns: Mapping[str, torch.Tensor], kinds: Sequence[str], where: str) -> None:
+    """Refuse records whose p, q or distance is no probability, NaN for example, which every comparison takes for a label."""
+    for name in ("p", "q", "distance"):
+        value = columns[name]
+        if not ((value >= 0) & (value <= 1 + ROUNDING)).all():
+            raise ValueError(f"{where}{name} is not from 0 to 1 everywhere: collect or fit it again")
+    if not ((columns["kind"] >= 0) & (columns["kind"] < len(kinds))).all():
+        raise ValueError(f"{where}kind is not from 0 to {len(kinds) - 1} everywhere: collect or fit it again")
 
 
 def _columns(path: Path) -> tuple[list[str], dict[str, torch.Tensor]]:

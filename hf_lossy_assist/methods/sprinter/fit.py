@@ -4,6 +4,7 @@ Adam and binary cross entropy with early stopping, split by prompt (Zhong et al.
 huggingface.co/papers/2502.04557). Features are standardised and the scaler is folded into the first layer, so a head reads raw hidden states.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -260,7 +261,7 @@ def fit_sprinter(
     Returns: the head that was written, and every λ's report in the order given. Raises: `ValueError`, one line.
     """
     from ...training.plots import reliability_figure, roc_figure
-    from .plan import HELD_OUT, held_out
+    from .plan import DIGEST, HELD_OUT, held_out
 
     out = Path(out)
     if out.exists():
@@ -276,9 +277,10 @@ def fit_sprinter(
     others = {f"auroc_lambda_{r.lam:g}": r.auroc for _, r in fitted if r is not report}
     head.config.metrics.update(others)
     with new_folder(out) as folder:
+        records = safetensors.torch.save(held_out(table.of(split(table.prompt, settings.seed)[2]), head))
+        (folder / HELD_OUT).write_bytes(records)
+        head.config.training[DIGEST] = hashlib.sha256(records).hexdigest()
         head.write(folder)
-        records = held_out(table.of(split(table.prompt, settings.seed)[2]), head)
-        (folder / HELD_OUT).write_bytes(safetensors.torch.save(records))
         curves = {f"$\\lambda$ = {r.lam:g}": (*zip(*r.roc, strict=True), r.auroc) for _, r in fitted}
         roc_figure(curves, folder / "roc.png")  # type: ignore[arg-type]
         reliability_figure(report.reliability, folder / "reliability.png")

@@ -1,6 +1,7 @@
 """Proves that fitting finds a law that is known, that its figures are what they are called, and that a head's folder is whole."""
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,28 @@ def test_a_dataset_comes_back_as_it_was(data):
     for name in ("features", "p", "q", "distance", "prompt", "kind", "position"):
         assert torch.equal(getattr(given, name), getattr(back, name)), name
     assert (back.kinds, back.facts) == (given.kinds, given.facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("q", math.nan, "q is not from 0 to 1 everywhere"),
+        ("p", 1.5, "p is not from 0 to 1 everywhere"),
+        ("distance", math.nan, "distance is not from 0 to 1 everywhere"),
+        ("distance", -0.1, "distance is not from 0 to 1 everywhere"),
+        ("features", math.inf, "states that are NaN or infinite"),
+        ("prompt", -1, "numbers below 0"),
+        ("position", -1, "numbers below 0"),
+    ],
+)
+def test_records_that_are_none_are_refused(tmp_path, name, value, says):
+    """q ≤ λ·p is False of a NaN: without a word it would be a label."""
+    given = table(prompts=10, each=5)
+    getattr(given, name)[7] = value
+    folder = write(given, tmp_path / "set")
+    with pytest.raises(ValueError, match=says) as error:
+        fit_sprinter(folder, tmp_path / "head")
+    assert "\n" not in str(error.value) and str(folder) in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])

@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 
 import torch
-from transformers import PreTrainedModel
 from transformers.generation import CandidateGenerator
 
 from ..batch.positions import TableEnds
 from ..batch.rows import Rows
-from ..models.stock_exit import layers_restored
 from ..registry import register_drafter
 from ..round import Block
 from ..stats.clock import Clock
@@ -17,15 +15,12 @@ from ..stats.clock import Clock
 class CandidateDrafter:
     """One of Transformers' candidate generators, at batch 1: prompt lookup, early exit, another tokenizer."""
 
-    def __init__(
-        self, generator: CandidateGenerator, vocabulary: int, sampling: bool, clock: Clock, target: PreTrainedModel
-    ):
-        self.target = target
+    def __init__(self, generator: CandidateGenerator, vocabulary: int, sampling: bool, clock: Clock):
         self.generator, self.vocabulary, self.sampling, self.clock = generator, vocabulary, sampling, clock
 
     def propose(self, rows: Rows, limits: Sequence[int]) -> Block:
         text = rows.prompts()[0][None]
-        with self.clock.time("draft"), layers_restored(self.target):
+        with self.clock.time("draft"):
             try:
                 candidates, logits = self.generator.get_candidates(text)
             except TableEnds:  # for good: the text only grows

@@ -48,6 +48,7 @@ class Call:
     tap: FeatureTap | None = None  # on the target, where the rule's head reads its hidden states
     streamer: Any = None
     watch: Callable[[Block], None] | None = None  # is shown each round's block after its verdict; for measuring
+    fixed_rows: bool = False  # every forward must have all rows of the call, finished ones too
     keep_scores: bool = False
     keep_logits: bool = False
     scores: list[list[torch.Tensor]] = field(default_factory=list)  # of each row: (tokens of a round, V) processed
@@ -227,6 +228,8 @@ def drop_finished(call: Call) -> None:
     """Take finished rows out of the batch once they are a quarter of it: the copy of the caches then pays."""
     rows = call.rows
     keep = [b for b, finished in enumerate(rows.finished) if not finished]
+    if call.fixed_rows:
+        return
     if keep and 4 * (len(rows.finished) - len(keep)) >= len(rows.finished):
         rows.select(keep)
         call.target.select(keep)

@@ -11,7 +11,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from ..artifacts.features import FeatureTap
 from ..artifacts.sampling_settings import decoding_at
 from ..batch.positions import Positions, keep_within
-from ..batch.processing import Processing, without_callers
+from ..batch.processing import Processing, from_transformers, without_callers
 from ..batch.rows import Rows
 from ..batch.token_types import shared_types, types_for
 from ..drafters.base import Drafter
@@ -21,10 +21,10 @@ from ..engine.loop import Call, decode, new_tokens_first, prefill
 from ..models.cached import CachedModel
 from ..models.cropping import CroppingModel
 from ..models.identity import same_ids
-from ..models.inspect import TESTED, base_of, device_of, learned_positions, vocabulary_of
+from ..models.inspect import base_of, device_of, has_fixed_rows, is_tested, learned_positions, vocabulary_of
 from ..models.lengths import refuse_by_length
 from ..models.row_model import RowModel
-from ..models.stock_exit import check_exit
+from ..models.stock_exit import check_exit, early_twin
 from ..models.trials import refuse_length, why_not_rows
 from ..policy.methods import as_policy
 from ..stats.clock import Clock
@@ -189,17 +189,22 @@ class Runner:
         drafts = self.assistant if isinstance(drafter, ModelDrafter) else None  # in their own ids alone
         positions = Positions(base_of(model), base_of(drafts), observer)
         wants = generation_config.return_dict_in_generate
+        rows.keeps_scores = bool(wants and generation_config.output_scores)
         call = Call(
             rows, target, drafter, stop, rule.start(rows.prompts()), self.policy, processing, clock, sampling, positions,
             companion=None if observer is None else rowwise(observer, model, rows, vocabulary),
             streamer=self.streamer,
-            keep_scores=bool(wants and generation_config.output_scores),
+            fixed_rows=any(has_fixed_rows(its) for its in (model, self.assistant, observer) if its is not None),
+            keep_scores=rows.keeps_scores,
             keep_logits=bool(wants and generation_config.output_logits),
         )  # fmt: skip
         # Faster than no_grad by about a tenth on small models. Not where tensors of the forward outlive the call: a cache of
-        # Transformers' goes back to the caller, and a quantised model may keep what it makes at its first forward.
+        # Transformers' goes back to the caller, and a quantised model may keep what it makes at its first forward; nor where the
+        # caller's code is shown tensors, which it may keep, change, or take gradients by.
         quantised = [getattr(base_of(its), "is_quantized", False) for its in (model, self.assistant, observer)]
-        lasting = isinstance(target, CroppingModel) or any(quantised)
+        callers = processing.runs_callers_code or rows.runs_callers_code
+        callers |= self.streamer is not None and not from_transformers(self.streamer)
+        lasting = isinstance(target, CroppingModel) or any(quantised) or callers
         spec = rule.features
         call.tap = FeatureTap(model, spec) if spec is not None and spec.reads("target") else None
         taps = [call.tap, getattr(drafter, "tap", None), getattr(drafter, "states", None)]
@@ -244,7 +249,7 @@ class Runner:
         if continued:
             check_passed(model, given, rows.ids[:, : rows.width])
         reason = "a cache was passed in" if continued else why_not_rows(model)
-        if base_of(model).config.model_type not in TESTED:
+        if not is_tested(base_of(model)):
             refuse_length(model, rows.max_length)
         if reason is None:
             refuse_extra_inputs(model_kwargs)
@@ -296,11 +301,11 @@ class Runner:
             config.do_sample = False
         if self.assistant is not None:
             config.assistant_early_exit = None  # else Transformers would take it, and never ask the assistant
-        processors = processing.processors
-        if self.generator_settings.get("assistant_early_exit") is None or any(rows.pads):
+        processors, exits = processing.processors, config.assistant_early_exit is not None
+        if not exits or any(rows.pads):
             # These would ask the caller's processors in ids of another tokenizer, behind an end token, or without padding.
             processors = without_callers(processors)
-        generator = model._get_candidate_generator(
+        generator = (early_twin(model) if exits else model)._get_candidate_generator(
             generation_config=config,
             input_ids=rows.prompts()[0][None],
             inputs_tensor=inputs_tensor,
@@ -318,7 +323,7 @@ class Runner:
             for its in (generator.assistant_generation_config, generator.generation_config):
                 its.assistant_confidence_threshold = 0.0  # on by default in Transformers, and it refits itself
                 its.num_assistant_tokens_schedule = "constant"
-        return CandidateDrafter(generator, vocabulary, sampling, clock, model)
+        return CandidateDrafter(generator, vocabulary, sampling, clock)
 
     @staticmethod
     def _cache_to_return(target: CachedModel, input_ids: torch.Tensor, mask: torch.Tensor | None) -> Any:

@@ -2,7 +2,8 @@
 
 from . import demo
 from .artifacts.features import FeatureSpec
-from .artifacts.heads import Head, HeadConfig, LinearHead, MLPHead
+from .artifacts.head_config import HeadConfig
+from .artifacts.heads import Head, LinearHead, MLPHead
 from .artifacts.profile import Profile
 from .filters.base import VerifyAll, VerifyFilter
 from .filters.staged import Staged
@@ -12,8 +13,10 @@ from .generation.runner import Runner
 from .generation.stock import StockRule, StoppingCandidateGenerator, stock_stop
 from .models.early_exit import early_exit
 from .models.identity import ModelIdentity
-from .policy.methods import AutoJudge, SpeculativeVerification, Sprinter, as_policy
+from .policy.forms import as_policy
+from .policy.methods import AutoJudge, SpeculativeVerification, Sprinter, autojudge, specdec, sprinter, sv, svip
 from .policy.policy import LossyPolicy
+from .registry import forget, register_drafter, register_filter, register_method, register_rule, register_stop
 from .round import Block, Verdict
 from .rules import (
     AcceptanceRule,
@@ -128,7 +131,18 @@ __all__ = [
     "VerifyAll",
     "VerifyFilter",
     "as_policy",
+    "autojudge",
     "demo",
+    "forget",
+    "register_drafter",
+    "register_filter",
+    "register_method",
+    "register_rule",
+    "register_stop",
+    "specdec",
+    "sprinter",
+    "sv",
+    "svip",
     "disable",
     "early_exit",
     "enable",

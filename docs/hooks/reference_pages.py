@@ -20,16 +20,21 @@ from hf_lossy_assist.policy.catalog import catalog
 
 
 KINDS = {
-    "policy": ("Policies", "What `lossy_policy=` takes by name."),
+    "method": (
+        "Methods",
+        "What `lossy_policy=` takes by name; beside the name, `head=`, `profile=` and `companion=` where the method needs one.",
+    ),
     "rule": ("Rules", "What is accepted. Every rule but the lossless ones changes the distribution of the text."),
     "stop": ("Draft stops", "How many tokens a round drafts. A stop changes the speed and never the distribution."),
     "filter": ("Verify filters", "Which drafted tokens go to the target."),
+    "drafter": ("Drafters", "Where drafted tokens come from."),
 }
 # The room of the package that a public name lives in, and its page. A name in another room fails the build.
 ROOMS = {
     "generation": ("generation", "Calling generate", "How a model learns `lossy_policy=`, and the same without `enable`."),
     "policy": ("policy", "Policies and methods", "A policy is a rule, a draft stop and a verify filter."),
     "methods": ("policy", "", ""),
+    "registry": ("policy", "", ""),
     "rules": ("rules", "Rules", "What is accepted, and what the token after a rejection is drawn from."),
     "stops": ("stops", "Draft stops", "How many tokens each row drafts in a round."),
     "filters": ("filters", "Verify filters", "Which drafted tokens go to the target."),

@@ -26,7 +26,7 @@ from ..models.lengths import refuse_by_length
 from ..models.row_model import RowModel
 from ..models.stock_exit import check_exit, early_twin
 from ..models.trials import refuse_length, why_not_rows
-from ..policy.methods import as_policy
+from ..policy.forms import as_policy
 from ..stats.clock import Clock
 from ..stats.report import SpeculationStats
 from ..stops import Confidence, Constant, DraftStop, Heuristic, StopRun
@@ -287,7 +287,7 @@ class Runner:
             early = self.generator_settings.get("assistant_early_exit")
             other = "use a constant draft length here"
             if early is not None:
-                other = f"pass assistant_model=hf_lossy_assist.models.early_exit(model, {early}) in place of assistant_early_exit={early}"
+                other = f"pass assistant_model=hf_lossy_assist.early_exit(model, {early}) in place of assistant_early_exit={early}"
             raise ValueError(
                 f"{type(stop.settings).__name__} needs a draft model with the target's tokenizer: {other}"
             )

@@ -31,7 +31,7 @@ def check_exit(model: Any, layers: Any) -> None:
     if tried[layers] is not None:
         raise ValueError(
             f"{NAME}: {type(base).__name__} cannot leave early this way ({tried[layers]}): "
-            f"pass assistant_model=hf_lossy_assist.models.early_exit(model, {layers})"
+            f"pass assistant_model=hf_lossy_assist.early_exit(model, {layers})"
         )
 
 

@@ -17,6 +17,7 @@ from ..artifacts.features import FeatureSpec
 from ..artifacts.files import new_folder, write_text
 from ..artifacts.reading import read_object
 from ..models.identity import ModelIdentity
+from ..registry import method_of_head
 from .jobs import WHOLE, check_entries, check_files, digests, key_of, read_part
 
 
@@ -59,12 +60,13 @@ def data_card(facts: dict[str, Any], data: Any) -> str:
     fits = acceptable(p, q, facts["settings"]["lam"]).float()
     counts = [(name, kind == k) for k, name in enumerate(data.features["kind"].names)]
     table = [(name, int(mine.sum()), float(fits[mine].sum() / mine.sum().clamp(min=1))) for name, mine in counts]
-    method = "sprinter" if facts["settings"].get("mix") is None else "specdec"
+    features = FeatureSpec(**facts["settings"]["features"])
+    found = method_of_head("acceptable", features.position)
     card = DatasetCard.from_template(
-        DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", method], task_categories=["text-classification"]),
-        template_path=str(TEMPLATES / "data.md"), table=table, method=method, tokens=len(data), facts=facts,
+        DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", found.name], task_categories=["text-classification"]),
+        template_path=str(TEMPLATES / "data.md"), table=table, method=found, tokens=len(data), facts=facts,
         target=ModelIdentity.from_dict(facts["target"]), draft=ModelIdentity.from_dict(facts["draft"]),
-        features=FeatureSpec(**facts["settings"]["features"]),
+        features=features,
         settings=", ".join(f"{k} {v}" for k, v in facts["settings"].items() if k != "features" and v is not None),
         versions=", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
     )  # fmt: skip
@@ -120,7 +122,7 @@ class Table:
         """Refuse data whose states are not at the position that this method's head reads."""
         spec = FeatureSpec(**self.facts["settings"]["features"])
         if spec.position != position:
-            other = {"sprinter": "specdec", "specdec": "sprinter"}[method]
+            other = method_of_head("acceptable", spec.position).name
             raise ValueError(
                 f"this dataset holds the {spec}: it is for hf-lossy fit {other}. Collect again with --for {method}"
             )

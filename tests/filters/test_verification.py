@@ -9,7 +9,8 @@ import pytest
 import torch
 from support.cells import bins, distance, laws
 
-from hf_lossy_assist.artifacts.profile import Bins, Latency, Profile
+from hf_lossy_assist.artifacts.profile import Profile
+from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.filters.sv import Verification, acceptance, similarity
 from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.round import Block

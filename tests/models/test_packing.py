@@ -309,7 +309,7 @@ def test_generate_with_rows_cut_to_different_lengths(name, taken):
 def test_generate_with_a_head_that_reads_the_target(taken, monkeypatch):
     """Judged by the same numbers as in padded rounds."""
     model, inputs = tiny.shared("llama"), tiny.prompts((9, 1, 4, 14))
-    head = head_of(weight=torch.randn(32, generator=torch.Generator().manual_seed(0)), metrics={"threshold": 0.5})
+    head = head_of(weight=torch.randn(32, generator=torch.Generator().manual_seed(0)), threshold=0.5)
     policy = LossyPolicy(Judge(head), Constant(6), Staircase(1, 6))
     texts = []
     for packs in (True, False):

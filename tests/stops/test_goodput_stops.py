@@ -19,7 +19,9 @@ from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import BatchSchedule, LossyPolicy, MovingAverage, as_policy
-from hf_lossy_assist.artifacts.profile import Bins, Latency, Profile, machine
+from hf_lossy_assist.artifacts.machine import machine
+from hf_lossy_assist.artifacts.profile import Profile
+from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.methods.sv.profiling import LookingOn
 from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.stops import DraftStop, StopRun

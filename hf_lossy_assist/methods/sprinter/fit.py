@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from ...artifacts.cards import head_card, write_card
 from ...artifacts.features import FeatureSpec
 from ...artifacts.files import new_folder
-from ...artifacts.heads import KINDS, WIDEST, Head, HeadConfig
+from ...artifacts.head_config import WIDEST, HeadConfig
+from ...artifacts.heads import KINDS, Head
 from ...artifacts.sampling_settings import decoding_of
 from ...models.identity import ModelIdentity, versions
 from ...training.dataset import Table, acceptable, read_table
@@ -235,7 +236,6 @@ def _with_figures(head: Head, report: Report, table: Table, settings: FitSetting
         "number_of_prompts": facts["prompts"],
         "tokens": f"{sizes[0]} for training, {sizes[1]} for early stopping, {sizes[2]} for the figures; no prompt in two parts",
         "prefixes": "original, draft-only, target-only and interleaved, weighted equally",
-        "lambda": report.lam,
         "loss": f"binary cross entropy, Adam, learning rate {settings.learning_rate:g}, early stopping"
         + (", both labels weighted equally, intercept moved back" if settings.balance else ""),
         "seed": settings.seed,
@@ -247,7 +247,7 @@ def _with_figures(head: Head, report: Report, table: Table, settings: FitSetting
         **{f"auroc_{name}": value for name, value in report.auroc_by_kind.items()},
         "thresholds": report.thresholds,
     }
-    head.config = HeadConfig(**(vars(head.config) | {"training": training, "metrics": metrics}))
+    head.config = HeadConfig(**(vars(head.config) | {"lam": report.lam, "training": training, "metrics": metrics}))
     return head
 
 

@@ -122,13 +122,17 @@ def read_held_out(source: str, **kwargs: Any) -> dict[str, torch.Tensor]:
 
 
 def lambda_of(head: Head) -> float:
-    """The λ that a head was trained for, 1 where its config does not say. `ValueError`, one line, where that is no number."""
-    lam = head.config.training.get("lambda", 1.0)
+    """The λ that a head was trained for. `ValueError`, one line, where its config has none, or one that no fit takes."""
+    place, lam = Path(head.source or "the head", CONFIG), head.config.lam
+    if lam is None:
+        raise ValueError(
+            f"{place} has no λ (lam), by which a plan counts acceptable tokens: write the λ of its labels there, or fit the head again"
+        )
     try:
-        check_number("training.lambda", lam, 0.0, MOST_FACTOR)
+        check_number("lam", lam, 0.0, MOST_FACTOR)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{Path(head.source or 'the head', CONFIG)}: {error}: fit the head again") from None
-    return float(lam)
+        raise ValueError(f"{place}: {error}: fit the head again") from None
+    return lam
 
 
 @dataclass

@@ -334,7 +334,7 @@ def test_what_a_head_records(data, tmp_path):
     config = head.config
     assert config.decoding == {"do_sample": True, "temperature": 0.8, "top_k": 7, "top_p": 1.0}
     assert (config.method, config.polarity, config.hidden_size) == ("sprinter", "acceptable", H)
-    assert config.label == "q(x) ≤ 1.2·p(x)" and config.training["lambda"] == 1.2 and config.training["seed"] == 2
+    assert config.label == "q(x) ≤ 1.2·p(x)" and config.lam == 1.2 and config.training["seed"] == 2
     assert (config.target.id, config.draft.id, config.tokenizer_hash) == ("org/target", "org/draft", "0" * 64)
     sizes = [int(part.sum()) for part in split(read_table(data).prompt, 2)]
     assert config.training["tokens"].startswith(
@@ -354,7 +354,7 @@ def test_of_several_lambdas_the_datas_own_is_kept(data, tmp_path):
     assert metrics["auroc"] == own.auroc and metrics["auroc_lambda_0.5"] == reports[0].auroc
     assert metrics["auroc_lambda_3"] == reports[2].auroc and "auroc_lambda_1.2" not in metrics
     other, (first, _) = fit_sprinter(data, tmp_path / "3", [3.0, 0.5])
-    assert other.config.training["lambda"] == 3.0 and other.config.metrics["auroc"] == first.auroc
+    assert other.config.lam == 3.0 and other.config.metrics["auroc"] == first.auroc
 
 
 def test_greedy_laws_give_one_labelling(tmp_path):

@@ -362,11 +362,11 @@ def test_held_out_records_of_another_head_are_refused(tmp_path, monkeypatch):
         read_held_out(beside(tmp_path, data))
 
 
-@pytest.mark.parametrize("value", ["x", None, [1.2], math.nan, -1.0])
-def test_a_lambda_that_is_no_number_is_refused_with_the_files_name(tmp_path, value):
+@pytest.mark.parametrize(("value", "line"), [(None, "has no λ"), (1e12, "lam: expected a number")])
+def test_a_head_without_a_lambda_of_use_is_refused_with_the_files_name(tmp_path, value, line):
     m, (head, data) = models(), shipped()
-    odd = type(head)(replace(head.config, training={"lambda": value}))
+    odd = type(head)(replace(head.config, lam=value))
     odd.source = str(tmp_path)
-    with pytest.raises(ValueError, match=r"config.json: training.lambda: expected a number") as error:
+    with pytest.raises(ValueError, match=f"config.json.* {line}") as error:
         plan(m.target, m.draft, m.tokenizer, ["1 + 1"], odd, data)
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)

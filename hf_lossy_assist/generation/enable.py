@@ -86,7 +86,7 @@ def _generate(
                 )
         call = stock if stock is not None else functools.partial(type(self).generate, self)
         return call(*args, **kwargs)
-    names = list(inspect.signature(GenerationMixin.generate).parameters)[1:]
+    names = list(inspect.signature(type(self).generate).parameters)[1:]
     kwargs = dict(zip(names, args, strict=False)) | kwargs
     return speculative_generate(self, as_policy(lossy_policy, **beside), **kwargs)
 

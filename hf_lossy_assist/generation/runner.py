@@ -32,7 +32,7 @@ from ..stats.report import SpeculationStats
 from ..stops import Confidence, Constant, DraftStop, Heuristic, StopRun
 from ..validation import LONGEST_DRAFT, check_int, check_number, shown
 from .inputs import assistant_inputs, cropping, hidden, mask_name, refuse_positions, rowwise
-from .output import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
+from .output import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput, cuts_outputs
 from .pairs import refuse_helpers, refuse_models, refuse_vocabularies, without_checkpointing
 from .passed_cache import check_passed
 from .unsupported import Settings, refuse_extra_inputs, refuse_modes
@@ -233,7 +233,7 @@ class Runner:
             "scores": new_tokens_first(call.scores, length) if call.keep_scores else None,
             "logits": new_tokens_first(call.logits, length) if call.keep_logits else None,
             "past_key_values": self._cache_to_return(target, input_ids, model_kwargs.get(mask_name(model))),
-            "speculation": stats,
+            "speculation": None if cuts_outputs(model) else stats,
         }
         kind = SpeculativeEncoderDecoderOutput if model.config.is_encoder_decoder else SpeculativeDecoderOnlyOutput
         return kind(**fields)

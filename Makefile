@@ -37,7 +37,7 @@ test-machines: install
 
 # The site in site/; any warning fails it: a broken link, a page outside the navigation, a public name without a page.
 docs: $(VENV)/docs-installed
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet  # the theme advertises its successor otherwise
 
 $(VENV)/docs-installed: $(VENV)/installed pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"

@@ -81,7 +81,7 @@ def policies(pair: Pair, args: argparse.Namespace) -> dict[str, Callable[[int], 
 
 def thresholds(head: hla.Head, count: int = 6) -> list[float]:
     """The head's own threshold, and others of its table spread over what they accept of the unimportant tokens."""
-    own, table = head.config.metrics["threshold"], head.config.metrics["thresholds"]
+    own, table = head.config.threshold, head.config.metrics["thresholds"]
     goals = [(i + 1) / (count + 1) for i in range(count)]
     near = [min(table, key=lambda row: abs(row["accepted"] - goal))["threshold"] for goal in goals]
     return sorted({own, *near, *[row["threshold"] for row in table if row["threshold"] in (0.5, 0.9)]})

@@ -52,7 +52,7 @@ def main() -> None:
             for pair in zip(mined.target_token.tolist(), mined.draft_token.tolist(), strict=True)
         ]
     )
-    threshold = head.config.metrics["threshold"]
+    threshold = head.config.threshold
     table = Table("mismatch", "count", "important", "let pass", "important ones let pass", title=f"τ = {threshold}")
     for name, of in (("number", number), ("wording", ~number), ("all", torch.ones_like(number))):
         important, passed = mined.important & of, (p < threshold) & of

@@ -13,7 +13,8 @@ import torch
 from wrong_uses import PACKAGE, draft, generate, llama, main, t5, target
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.artifacts.profile import Bins, Latency, machine
+from hf_lossy_assist.artifacts.machine import machine
+from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 
 
 CASES: dict[str, Callable[[], Any]] = {}

@@ -2,7 +2,8 @@
 
 from . import demo
 from .artifacts.features import FeatureSpec
-from .artifacts.heads import Head, HeadConfig, LinearHead, MLPHead
+from .artifacts.head_config import HeadConfig
+from .artifacts.heads import Head, LinearHead, MLPHead
 from .artifacts.profile import Profile
 from .drafters import AssistantDrafter, CompositeDrafter, Drafter, DrafterRun, SuffixDrafter, SuffixMemory
 from .filters.base import VerifyAll, VerifyFilter
@@ -13,8 +14,10 @@ from .generation.runner import Runner
 from .generation.stock import StockRule, StoppingCandidateGenerator, stock_stop
 from .models.early_exit import early_exit
 from .models.identity import ModelIdentity
-from .policy.methods import AutoJudge, SpeculativeVerification, Sprinter, as_policy
+from .policy.forms import as_policy
+from .policy.methods import AutoJudge, SpeculativeVerification, Sprinter, autojudge, specdec, sprinter, sv, svip
 from .policy.policy import LossyPolicy
+from .registry import forget, register_drafter, register_filter, register_method, register_rule, register_stop
 from .round import Draft, Selection, Verdict, Verified
 from .rules import (
     AcceptanceRule,
@@ -67,6 +70,17 @@ from .stops import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "AssistantDrafter",
+    "CompositeDrafter",
+    "Distributions",
+    "Draft",
+    "Drafter",
+    "DrafterRun",
+    "RuleRun",
+    "Selection",
+    "SuffixDrafter",
+    "SuffixMemory",
+    "Verified",
     "DISCO",
     "SVIP",
     "AcceptanceRule",
@@ -74,13 +88,11 @@ __all__ = [
     "AllButLast",
     "AllOf",
     "AnyOf",
-    "AssistantDrafter",
     "AtLeast",
     "AutoJudge",
     "BatchSchedule",
     "BlockVerification",
     "Cascade",
-    "CompositeDrafter",
     "Confidence",
     "Constant",
     "DraftStop",
@@ -95,7 +107,6 @@ __all__ = [
     "Heuristic",
     "Judge",
     "KLJudge",
-    "Distributions",
     "Lenience",
     "Limited",
     "LinearHead",
@@ -120,26 +131,29 @@ __all__ = [
     "StopRun",
     "StoppingCandidateGenerator",
     "Strict",
-    "SuffixDrafter",
-    "SuffixMemory",
     "SyntheticForBenchmarks",
     "Thresholds",
     "TopK",
     "TopKTolerance",
     "Typical",
     "Union",
-    "Draft",
-    "Drafter",
-    "DrafterRun",
-    "RuleRun",
-    "Selection",
     "Verdict",
-    "Verified",
     "Verification",
     "VerifyAll",
     "VerifyFilter",
     "as_policy",
+    "autojudge",
     "demo",
+    "forget",
+    "register_drafter",
+    "register_filter",
+    "register_method",
+    "register_rule",
+    "register_stop",
+    "specdec",
+    "sprinter",
+    "sv",
+    "svip",
     "disable",
     "early_exit",
     "enable",

@@ -48,8 +48,8 @@ class Entry:
     Args:
         make: the class of a rule, stop, filter or drafter; the recipe of a method, a function that returns a `LossyPolicy`.
         guarantee: "lossless", "lossy", or "depends": then `condition` says on what.
-        neutral: parameters, in JSON form, with which the output is that of strict acceptance, bit by bit, whatever the other
-            parameters are. None: there is nothing to set, every setting is lossless.
+        neutral: parameters, in JSON form, with which a rule is strict acceptance bit by bit, and a filter or a method lossless,
+            whatever the other parameters are. None: there is nothing to set, every setting is lossless.
         neutral_text: the same for readers, where the parameters alone do not say it.
         beside: other parts of a policy, in JSON form, that the neutral setting needs.
         paper: an arXiv number, an address, or the name of an engine; "" for this package's own.
@@ -76,6 +76,12 @@ class Entry:
         what = f"{what}: {self.name}"
         if not callable(self.make):
             raise TypeError(f"{what}: expected a class or a function, got {shown(self.make)}")
+        for name in ("guarantee", "paper", "summary", "condition", "neutral_text"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"{what}: {name}: expected a text, got {shown(getattr(self, name))}")
+        for name in ("neutral", "beside", "example"):
+            if not isinstance(getattr(self, name) or {}, Mapping):
+                raise TypeError(f"{what}: {name}: expected a dict of parameters, got {shown(getattr(self, name))}")
         if self.guarantee not in GUARANTEES:
             raise ValueError(f"{what}: {nearest('guarantee', str(self.guarantee), GUARANTEES)}")
         if (self.guarantee == "depends") != bool(self.condition):
@@ -86,7 +92,7 @@ class Entry:
             raise ValueError(
                 f"{what}: a lossy {self.kind} needs a neutral setting, such as neutral={{'threshold': 0.0}}"
             )
-        unknown = sorted(set(self.neutral or {}) - set(self.parameters))
+        unknown = sorted(set(map(str, self.neutral or {})) - set(self.parameters))
         if unknown:
             raise ValueError(f"{what}: neutral: {nearest('parameter', unknown[0], self.parameters)}")
         if not self.summary.endswith(".") or "\n" in self.summary:
@@ -197,7 +203,9 @@ def register_method(name: str, *, recipe: T, guarantee: Guarantee, summary: str,
 
 
 def forget(kind: Kind, name: str) -> None:
-    """Take a name back, for a cell of a notebook that is run again."""
+    """Take a name back, for a cell of a notebook that is run again. Raises: `ValueError` for a name that nobody registered."""
+    if kind not in KINDS:
+        raise ValueError(f"forget: {nearest('kind', str(kind), KINDS)}")
     entry(kind, name)
     del _entries[kind][name]
 
@@ -221,6 +229,18 @@ def method(name: str, where: str = "") -> Method:
     found = entry("method", name, where)
     assert isinstance(found, Method)
     return found
+
+
+def method_of_head(polarity: str, position: str) -> Method:
+    """The first method whose heads say P(`polarity`) of states at `position`.
+
+    Raises: `ValueError`, one line, where no method has such heads.
+    """
+    for found in entries("method"):
+        kind = found.head_kind if isinstance(found, Method) else None
+        if kind is not None and kind.polarity == polarity and kind.position in (position, None):
+            return found  # type: ignore[return-value]
+    raise ValueError(f"no method has heads that say P({polarity}) of states at the position {position!r}")
 
 
 def name_of(kind: Kind, cls: type) -> str | None:

@@ -17,6 +17,9 @@ MOST_FACTOR = 1e9  # of a number that others are multiplied with or divided by, 
 # What a terminal acts on (but for tabs and line ends), what turns the reading direction around, and halves of characters.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+# Of huggingface_hub, by its version: their errors are no OSError.
+HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
+
 
 def visible(text: str) -> str:
     """`text` from outside, with every character written out, as in Python, on which a terminal would act."""
@@ -33,6 +36,16 @@ def one_line(text: object, longest: int = 200) -> str:
     """A text from outside, fit for an error message of one line."""
     line = visible(" ".join(str(text).split()))
     return line if len(line) <= longest else f"{line[:longest]}…"
+
+
+def unreached(error: Exception) -> str:
+    """Why an HTTP client did not reach the Hub, in a line that shows no header: one holds the token."""
+    said = str(error)
+    if "header" in said.lower() or isinstance(error, UnicodeEncodeError):
+        return (
+            "a header cannot be sent; check the token (--token, token= or HF_TOKEN) for characters that belong to none"
+        )
+    return one_line(said)
 
 
 def shown(value: Any, longest: int = 80) -> str:

@@ -29,13 +29,13 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.M | re.S)
 
 
 def blocks(page):
-    """The fenced blocks of a page that run, in order: (language, text). Others say that they do not, and why."""
+    """The fenced blocks of a page that run, in order: (language, text). What others need stands in their title."""
     found = []
     for info, text in FENCE.findall(page.read_text(encoding="utf-8")):
         if info in ("python", "bash"):
             found.append((info, text))
         else:
-            assert info == "text" or re.fullmatch(r'(python|bash) title="not run: .+"', info), (page, info)
+            assert info == "text" or re.fullmatch(r'(python|bash) title="needs .+"', info), (page, info)
     return found
 
 

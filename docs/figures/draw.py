@@ -42,9 +42,9 @@ def one_round(c):
     stages = [
         ("1 draft", "the small model proposes; a stop says when to end"),
         ("2 select", "a filter says how many go to the target"),
-        ("3 verify", "one forward of the target: a distribution p for each place"),
+        ("3 verify", "one target forward: a distribution for each place"),
         ("4 accept", "a rule keeps a prefix; what is behind it is dropped"),
-        ("5 commit", "accepted tokens and one of the target's own join the text"),
+        ("5 commit", "they join the text, and one token of the target's own"),
     ]
     parts = []
     for i, (name, note) in enumerate(stages):

@@ -20,16 +20,21 @@ from hf_lossy_assist.policy.catalog import catalog
 
 
 KINDS = {
-    "policy": ("Policies", "What `lossy_policy=` takes by name."),
+    "method": (
+        "Methods",
+        "What `lossy_policy=` takes by name; beside the name, `head=`, `profile=` and `companion=` where the method needs one.",
+    ),
     "rule": ("Rules", "What is accepted. Every rule but the lossless ones changes the distribution of the text."),
     "stop": ("Draft stops", "How many tokens a round drafts. A stop changes the speed and never the distribution."),
     "filter": ("Verify filters", "Which drafted tokens go to the target."),
+    "drafter": ("Drafters", "Where drafted tokens come from."),
 }
 # The room of the package that a public name lives in, and its page. A name in another room fails the build.
 ROOMS = {
     "generation": ("generation", "Calling generate", "How a model learns `lossy_policy=`, and the same without `enable`."),
     "policy": ("policy", "Policies and methods", "A policy is a rule, a draft stop and a verify filter."),
     "methods": ("policy", "", ""),
+    "registry": ("policy", "", ""),
     "rules": ("rules", "Rules", "What is accepted, and what the token after a rejection is drawn from."),
     "stops": ("stops", "Draft stops", "How many tokens each row drafts in a round."),
     "filters": ("filters", "Verify filters", "Which drafted tokens go to the target."),
@@ -74,13 +79,14 @@ def policies_page() -> str:
 
 def facts(entry: Any) -> str:
     given = ", ".join(k if v == "required" else f"{k}={shown(v)}" for k, v in entry.parameters.items())
-    rows = [
-        ("guarantee", f"**{entry.guarantee}**" if entry.guarantee.startswith("lossy") else entry.guarantee),
-        ("neutral", cell(entry.neutral)),
-        ("Python", f"`{entry.class_name}({given})`" if given else f"`{entry.class_name}()`"),
-        ("source", source(entry.source)),
-    ]
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows if text)])
+    by_name = entry.kind == "policy" and not given
+    lines = {
+        "guarantee": f"**{entry.guarantee}**" if entry.guarantee.startswith("lossy") else entry.guarantee,
+        "neutral": entry.neutral,
+        "Python": f'`lossy_policy="{entry.name}"`' if by_name else f"`{entry.class_name}({given})`",
+        "source": source(entry.source),
+    }
+    return "\n".join(f"- {name}: {text}" for name, text in lines.items() if text)
 
 
 def papers_page() -> str:
@@ -141,7 +147,8 @@ def parameter(its: Any) -> tuple[str, str, str, str]:
     option = its.param_type_name == "option"
     names = ", ".join(f"`{name}`" for name in [*its.opts, *its.secondary_opts]) if option else f"`{its.name.upper()}`"
     flag = option and its.is_flag
-    default = "required" if its.required else "" if its.default in (None, False) or callable(its.default) else f"`{its.default}`"  # fmt: skip
+    unset = its.default is None or isinstance(its.default, bool) or callable(its.default)
+    default = "required" if its.required else "" if unset else f"`{its.default}`"
     return names, "" if flag else value_of(its), default, cell(getattr(its, "help", None) or "")
 
 

@@ -12,7 +12,7 @@ import torch
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.profile import PROFILE, TABLES
-from hf_lossy_assist.policy.methods import of_head
+from hf_lossy_assist.policy.policy import of_head
 
 from .made import copied
 from .models import HIDDEN, checked, pair, prompts, short

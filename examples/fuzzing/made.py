@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.artifacts.profile import Bins, Latency, machine
+from hf_lossy_assist.artifacts.machine import machine
+from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 
 from .models import HIDDEN, pair, tokenizer
 
@@ -30,7 +31,7 @@ def head(polarity: str = "acceptable", kind: str = "linear") -> hla.Head:
     spec = hla.FeatureSpec() if polarity == "acceptable" else hla.FeatureSpec("target", "token")
     config = hla.HeadConfig(
         HIDDEN, kind, 4 if kind == "mlp" else None, "sprinter" if polarity == "acceptable" else "autojudge", polarity, "made at random",
-        spec, hla.ModelIdentity.of(target), hla.ModelIdentity.of(draft), metrics={"threshold": 0.4},
+        spec, hla.ModelIdentity.of(target), hla.ModelIdentity.of(draft), threshold=0.4,
     )  # fmt: skip
     return (hla.MLPHead if kind == "mlp" else hla.LinearHead)(config)
 

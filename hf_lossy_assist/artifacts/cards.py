@@ -7,23 +7,17 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from ..registry import Names, method
 from ..validation import visible
+from .head_config import HeadConfig
 
-
-if TYPE_CHECKING:
-    from .heads import HeadConfig
 
 README = "README.md"
 TEMPLATES = Path(__file__).parent / "templates"
-PAPERS = {
-    "sprinter": ("SPRINTER", "https://huggingface.co/papers/2502.04557"),
-    "autojudge": ("AutoJudge", "https://huggingface.co/papers/2504.20039"),
-    "specdec": ("SpecDec++", "https://huggingface.co/papers/2405.19715"),
-}
 ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")  # what `base_model` may hold
 
 
@@ -76,10 +70,15 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def head_card(config: "HeadConfig", plots: Sequence[str] = (), **extra: Any) -> ModelCard:
+def head_card(config: HeadConfig, plots: Sequence[str] = (), **extra: Any) -> ModelCard:
     """The card of a head. `plots`: names of image files that lie beside it."""
     metrics, training, shown = config.metrics, config.training, escaped(config)
-    paper, link = PAPERS.get(config.method, (shown.method, ""))
+    found = (
+        method(config.method) if config.method in Names("method") else None
+    )  # a later version's, or a package's that is not here
+    paper, link, recipe = (
+        (found.title, f"https://{found.source}", found.make.__name__) if found else (shown.method, "", "")
+    )
     data = _data(
         [m.id for m in (config.target, config.draft) if m is not None],
         tags=["hf_lossy_assist", "speculative-decoding", "assisted-generation", config.method],
@@ -90,7 +89,8 @@ def head_card(config: "HeadConfig", plots: Sequence[str] = (), **extra: Any) -> 
         measured_on=str(training.get("prompts", "held-out prompts")),
     )  # fmt: skip
     return ModelCard.from_template(
-        data, template_path=str(TEMPLATES / "head.md"), c=shown, paper=paper, link=link,
+        data, template_path=str(TEMPLATES / "head.md"), c=shown, paper=paper, link=link, recipe=recipe,
+        lossless=found is not None and found.guarantee == "lossless",
         metrics=shown.metrics, training=shown.training, plots=list(plots), decoding=_pairs(shown.decoding), **extra,
     )  # fmt: skip
 

@@ -3,12 +3,10 @@
 A head says a probability; what of is in its config ("polarity"). Nothing here is ever unpickled.
 """
 
-import dataclasses
+import copy
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,91 +17,16 @@ from safetensors import SafetensorError
 from torch.nn import functional as F
 
 from ..models.identity import ModelIdentity, tokenizer_hash
-from ..validation import check_int, listed, nearest, shown
-from .features import FeatureSpec
+from ..validation import listed
+from .cards import head_card, save_card
 from .files import new_folder
+from .head_config import HeadConfig
 from .hub import AGAIN, fetch, hub_errors
 from .reading import read_json, read_whole
 
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-WIDEST = 2**20  # numbers of a hidden state
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of weights
-POLARITIES = ("acceptable", "important")  # what the probability is of: SPRINTER's label, AutoJudge's
-
-
-# What a field that is nothing but kept may be.
-FIELDS: dict[str, tuple[type, str]] = {
-    "width": (int, "a whole number"),
-    "features": (FeatureSpec, "a FeatureSpec"),
-    **dict.fromkeys(("target", "draft"), (ModelIdentity, "a ModelIdentity")),
-    **dict.fromkeys(("method", "label", "tokenizer_hash"), (str, "a text")),
-    **dict.fromkeys(("decoding", "training", "metrics", "versions"), (Mapping, "a dict")),
-}
-
-
-@dataclass(frozen=True)
-class HeadConfig:
-    """Everything a head must know to be checked and read: the whole of config.json but the weights' checksum.
-
-    `decoding` are the settings of the laws the labels were made on; `training`, `metrics` and `versions` say how the head came
-    to be and how good it was on held-out prompts.
-    """
-
-    hidden_size: int
-    kind: str = "linear"
-    width: int | None = None  # of the hidden layer of an MLP
-    method: str = "sprinter"
-    polarity: str = "acceptable"
-    label: str = ""
-    features: FeatureSpec = FeatureSpec()
-    target: ModelIdentity | None = None
-    draft: ModelIdentity | None = None
-    tokenizer_hash: str | None = None
-    decoding: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_int("HeadConfig.hidden_size", self.hidden_size, 1, WIDEST)
-        if not isinstance(self.kind, str) or self.kind not in KINDS:
-            raise ValueError(f"HeadConfig: {nearest('kind', str(self.kind), KINDS)}")
-        if self.kind == "mlp":
-            check_int("HeadConfig.width", self.width, 1, WIDEST)
-        if self.polarity not in POLARITIES:
-            raise ValueError(f"HeadConfig: {nearest('polarity', str(self.polarity), POLARITIES)}")
-        for name, (kind, expected) in FIELDS.items():
-            value = getattr(self, name)
-            optional = name in ("target", "draft", "tokenizer_hash", "width") and value is None
-            if not optional and (not isinstance(value, kind) or isinstance(value, bool)):
-                raise TypeError(f"HeadConfig.{name}: expected {expected}, got {shown(value)}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, spec: Mapping[str, Any], where: str = "head config") -> "HeadConfig":
-        """Read the JSON form; entries of a later version are left out with a warning."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        unknown = sorted(set(spec) - known)
-        if unknown:
-            warnings.warn(f"{where}: entries not known to this version are ignored: {listed(unknown)}", stacklevel=2)
-        values = {name: value for name, value in spec.items() if name in known}
-        try:
-            for name, kind in (("features", FeatureSpec), ("target", ModelIdentity), ("draft", ModelIdentity)):
-                if isinstance(values.get(name), Mapping):
-                    given = values[name]
-                    values[name] = ModelIdentity.from_dict(given) if kind is ModelIdentity else FeatureSpec(**given)
-                elif values.get(name) is not None or (name == "features" and name in values):
-                    raise TypeError(f"{name}: expected an object, got {shown(values[name])}")
-            for name in ("decoding", "training", "metrics", "versions"):
-                if not isinstance(values.get(name, {}), Mapping):
-                    raise TypeError(f"{name}: expected an object, got {shown(values[name])}")
-            return cls(**values)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{where}: {error}") from None
 
 
 class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist", tags=["speculative-decoding"]):
@@ -189,8 +112,6 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
 
         `push_to_hub=True` uploads as well; keyword arguments are `push_to_hub`'s (`repo_id` defaults to the folder's name).
         """
-        from .cards import save_card
-
         save_directory = Path(save_directory)
         with new_folder(save_directory) as folder:
             self.write(folder)
@@ -203,12 +124,9 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
         """Upload to the Hub; arguments as `huggingface_hub.ModelHubMixin.push_to_hub`. Returns the commit's URL."""
-        source = self.source  # the mixin saves into a temporary folder, which is no name to keep
-        try:
-            with hub_errors(repo_id):
-                return super().push_to_hub(repo_id, **kwargs)
-        finally:
-            self.source = source
+        clone = copy.copy(self)  # the mixin saves it into a temporary folder, which is no name to keep
+        with hub_errors(repo_id):
+            return super(Head, clone).push_to_hub(repo_id, **kwargs)
 
     def write(self, folder: Path) -> None:
         """config.json and model.safetensors alone."""
@@ -278,8 +196,6 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """The README.md of this head, from its config."""
-        from .cards import head_card
-
         return head_card(self.config, **kwargs)
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ..validation import listed, shown
+from ..validation import HTTP_CLIENTS, listed, shown, unreached
 
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
@@ -28,11 +28,17 @@ def hub_errors(repo: str) -> Iterator[None]:
     """The Hub client's errors keep their kinds, for callers to tell apart, and become one line each, with a way out."""
     try:
         yield
+    except UnicodeEncodeError as error:  # of a header, of which the error holds all
+        raise ValueError(f"{repo}: the Hub was not asked: {unreached(error)}") from None
     except (OSError, ValueError) as error:
         said = error.args[0] if error.args else None
         if isinstance(said, str):
             error.args = (_line(error, repo, said), *error.args[1:])
         raise
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in HTTP_CLIENTS:
+            raise
+        raise ConnectionError(f"{repo}: the Hub was not reached: {unreached(error)}") from None
 
 
 def _line(error: Exception, repo: str, said: str) -> str:

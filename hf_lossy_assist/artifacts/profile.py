@@ -8,23 +8,22 @@ profile.safetensors, made by `hf-lossy profile`.
 import dataclasses
 import hashlib
 import json
-import platform
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
-import torch
 from safetensors import SafetensorError
 
 from ..models.identity import ModelIdentity, tokenizer_hash
 from ..validation import check_int, nearest, shown
 from .files import new_folder
 from .hub import AGAIN, fetch
+from .machine import machine
+from .profile_tables import Bins, Latency
 from .reading import read_json, read_whole
 
 
@@ -38,109 +37,6 @@ FACTS = {
     "gamma": int, "tokenizer_hash": str, "decoding": dict, "machine": str, "training": dict, "metrics": dict, "versions": dict,
     "tables_sha256": str,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class Bins:
-    """P̂(accept | S, A): cells of S, and in each of them cells of A of its own."""
-
-    s_edges: np.ndarray  # (K − 1,) float32     inner edges of the cells of S, not decreasing
-    a_edges: np.ndarray  # (K, L − 1) float32   inner edges of the cells of A for each cell of S
-    accept: np.ndarray  # (K, L) float64      mean min(1, p/q), smoothed, not decreasing along A
-    accept_by_s: np.ndarray  # (K,) float64       the same without A
-    counts: np.ndarray  # (K, L) int64       samples of each cell
-
-    def __post_init__(self) -> None:
-        tables = (self.s_edges, self.a_edges, self.accept, self.accept_by_s, self.counts)
-        shape = k, m = self.s_edges.size + 1, (self.a_edges.shape[-1] if self.a_edges.ndim else 0) + 1
-        fits = [x.shape for x in tables] == [(k - 1,), (k, m - 1), shape, (k,), shape]
-        if not fits or not all(np.isfinite(x).all() for x in tables):
-            raise ValueError("the tables of acceptance have gaps: make the profile again (hf-lossy profile)")
-        if not all((np.diff(x) >= 0).all() for x in tables[:3]):
-            raise ValueError("the tables of acceptance are out of order: make the profile again (hf-lossy profile)")
-        if any((x < 0).any() or not (x <= 1).all() for x in (self.accept, self.accept_by_s)):
-            raise ValueError(
-                "the tables of acceptance hold what is no probability: make the profile again (hf-lossy profile)"
-            )
-
-    def of_s(self, s: torch.Tensor) -> torch.Tensor:
-        """The cell of S of each position, int64."""
-        return torch.bucketize(s, self._edges(s.device)[0], right=True)
-
-    def of_a(self, s_cell: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-        """The cell of A, int64: `a` (…, N) of positions whose cell of S is `s_cell` (…)."""
-        edges = self._edges(a.device)[1][s_cell]  # (…, L − 1)
-        return torch.searchsorted(edges, a.contiguous(), right=True)
-
-    def tables(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """`accept_by_s` (K,) and `accept` (K, L) on a device, float64."""
-        key = device, "tables"
-        if key not in self._on:
-            self._on[key] = torch.from_numpy(self.accept_by_s).to(device), torch.from_numpy(self.accept).to(device)
-        return self._on[key]
-
-    def _edges(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        key = device, "edges"
-        if key not in self._on:
-            self._on[key] = torch.from_numpy(self.s_edges).to(device), torch.from_numpy(self.a_edges).to(device)
-        return self._on[key]
-
-    @cached_property
-    def _on(self) -> dict[tuple[torch.device, str], tuple[torch.Tensor, torch.Tensor]]:
-        return {}
-
-
-@dataclass(frozen=True, eq=False)
-class Latency:
-    """Seconds of one round, measured: target forward, acceptance and bookkeeping; one draft step; what the companion adds.
-
-    `seconds[i][k]` is for `batches[i]` rows and `tokens[i][k]` drafted tokens verified in all of them together.
-    """
-
-    batches: np.ndarray  # (N,) int64, rising
-    tokens: np.ndarray  # (N, M) int64, rising from 0 to γ · batch
-    seconds: np.ndarray  # (N, M) float64, not falling
-    step: np.ndarray  # (N,) float64   drafting one token a row
-    companion: np.ndarray  # (N,) float64   what a round costs more with the companion
-    noise: np.ndarray  # (N,) float64   half the range between quartiles, of the median
-
-    def __post_init__(self) -> None:
-        lists, tables = (self.batches, self.step, self.companion, self.noise), (self.tokens, self.seconds)
-        fits = all(x.shape == (self.batches.size,) for x in lists) and self.tokens.shape == self.seconds.shape
-        fits = fits and self.tokens.ndim == 2 and self.tokens.shape[0] == self.batches.size > 0 < self.tokens.shape[1]
-        if not fits or not all(np.isfinite(values).all() for values in (*lists, *tables)):
-            raise ValueError("the latency table has gaps: measure it again (hf-lossy profile)")
-        rising = (np.diff(self.batches) > 0).all() and (np.diff(self.tokens, axis=1) > 0).all() and self.batches[0] > 0
-        falling = (np.diff(self.seconds, axis=1) < 0).any() or (self.seconds[:, 0] <= 0).any()
-        if not rising or falling or (self.tokens[:, 0] != 0).any() or min(self.step.min(), self.companion.min()) < 0:
-            raise ValueError("the latency table is out of order: measure it again (hf-lossy profile)")
-
-    def of(self, batch: int, gamma: int) -> np.ndarray:
-        """Seconds of a round of `batch` rows that drafts and then verifies 0, 1, … `batch`·`gamma` tokens, float64.
-
-        Between measured batch sizes on the line through both; beyond them as at the nearest, in proportion to the rows.
-        """
-        per_row = np.arange(batch * gamma + 1) / batch  # tokens verified for each row
-        curves = np.stack([
-            np.interp(per_row, m / b, s) for b, m, s in zip(self.batches, self.tokens, self.seconds, strict=True)
-        ])  # fmt: skip
-        return self._between(batch, curves + (self.companion + gamma * self.step)[:, None])
-
-    def unobserved(self, batch: int, gamma: int) -> float:
-        """Seconds of a round that asks no companion and verifies all of its γ tokens a row."""
-        return float(self.of(batch, gamma)[-1] - self._between(batch, self.companion))
-
-    def _between(self, batch: int, values: np.ndarray) -> np.ndarray:
-        """(N, …) → (…)."""
-        if (
-            not self.batches[0] < batch < self.batches[-1]
-        ):  # a line drawn on could fall below what was measured, or below 0
-            nearest = 0 if batch <= self.batches[0] else -1
-            return values[nearest] * batch / self.batches[nearest]
-        i = int(np.searchsorted(self.batches, batch))
-        low, high = self.batches[i - 1], self.batches[i]
-        share = (batch - low) / (high - low)
-        return values[i - 1] + share * (values[i] - values[i - 1])
 
 
 @dataclass(eq=False, repr=False)
@@ -342,18 +238,3 @@ def _read_facts(file: Path) -> dict[str, Any]:
 
 
 _JSON = {int: "a whole number", str: "a text", dict: "an object"}
-
-
-def machine(device: torch.device) -> str:
-    """Where seconds are taken: the GPU, or the processor and how many threads torch has."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{_processor()}, {torch.get_num_threads()} threads"
-
-
-@cache
-def _processor() -> str:
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

@@ -10,6 +10,8 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from .processing import from_transformers
+
 
 STEP = 256  # new tokens that there is room for at first; then storage doubles
 
@@ -35,7 +37,9 @@ class Rows:
         """
         batch, self.width = input_ids.shape
         # A caller's own MaxLengthCriteria takes the place of the generation config's, longer or shorter, which is among `criteria` else.
-        self.max_length = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=max_length)
+        # As criteria are asked behind a token, one token is written whatever they say.
+        longest = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=max_length)
+        self.max_length = max(longest, self.width + 1)
         self.ids = input_ids.to(torch.int64, copy=True)
         self._make_room(self.width + STEP)
         self.index = list(range(batch))
@@ -52,6 +56,18 @@ class Rows:
         self._clocks = [c for c in criteria if type(c) is MaxTimeCriteria]
         known = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)  # no subclass: it may stop elsewhere
         self._others = StoppingCriteriaList([c for c in criteria if type(c) not in known])
+        self.runs_callers_code = not all(from_transformers(c) for c in self._others)
+        self.keeps_scores = (
+            False  # as with `output_scores`: criteria are then shown a row's scores so far, and else None
+        )
+        self._scores: list[list[torch.Tensor]] = [
+            [] for _ in range(batch)
+        ]  # (1, V) of each new token of each row of the call
+        # Where no criterion knows an end token, `generate` has no padding: rows that have ended are written on until all have.
+        self._writes_on = batch > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
+        self._ended: list[int | None] = [
+            None
+        ] * batch  # the length at which each row of the call ended, where they are written on
 
     def _make_room(self, length: int) -> None:
         """Have columns for rows of `length` tokens; a far `max_length` costs nothing until it is reached."""
@@ -145,22 +161,51 @@ class Rows:
 
         `scores` (≥ tokens, V) are the processed target scores that the tokens were judged by, for criteria that look at them.
         """
-        start = self.lengths[row]
+        start, number = self.lengths[row], self.index[row]
         for i, token in enumerate(tokens):
             length = start + i + 1
-            stop = token in self.eos or length >= self.max_length
-            if self._others:
-                text = self.ids[row : row + 1, :length]
-                stop = bool(self._others(text, (scores[i : i + 1],)).any()) or stop
-            if stop:
+            if self._others and self.keeps_scores:
+                self._scores[number].append(scores[i : i + 1])
+            full = length >= self.max_length
+            stop = self._ended[number] is None and (self._criteria_stop(row, length) or token in self.eos)
+            if self._writes_on and (stop or full) and self._ended[number] is None:
+                self._ended[number] = length
+            if full or (stop and not self._writes_on):
                 self.finished[row] = True
                 break
         self.lengths[row] = start + i + 1
+        if self._writes_on and all(self._ended):
+            self._cut(max(n for n in self._ended if n is not None))
         return i + 1
+
+    def _criteria_stop(self, row: int, length: int) -> bool:
+        """What criteria beyond the known ones say of a row's first `length` tokens.
+
+        One of the caller's is shown them in the place of every row of the call, as it may keep something for each.
+        """
+        stop = False
+        for criterion in self._others:
+            shown = 1 if from_transformers(criterion) else len(self.done)
+            scores = tuple(s.expand(shown, -1) for s in self._scores[self.index[row]]) if self.keeps_scores else None
+            said = torch.as_tensor(criterion(self.ids[row : row + 1, :length].expand(shown, -1), scores))
+            if said.shape not in ((), (1,), (shown,)):
+                raise ValueError(
+                    f"stopping_criteria: {type(criterion).__name__} must return one entry for each of the {shown} rows that it "
+                    f"was given, and returned a tensor of shape {list(said.shape)}: return {shown} of them"
+                )
+            stop |= bool(said.expand(shown)[self.index[row] if shown > 1 else 0])
+        return stop
+
+    def _cut(self, length: int) -> None:
+        """End every row that has `length` tokens; what some have beyond is dropped in the end."""
+        self.max_length = length
+        self.finished = [n >= length for n in self.lengths]
 
     def check_time(self) -> None:
         """End every row when `max_time` is over; asked once a round."""
         if any(bool(c(self.ids[:1], None).any()) for c in self._clocks):
+            if self._writes_on:  # to rows of one length, as `generate` has them
+                self._cut(min(self.lengths))
             self.finished = [True] * len(self.finished)
 
     def select(self, keep: Sequence[int]) -> None:
@@ -179,6 +224,8 @@ class Rows:
         """Prompt and new tokens of all rows as `generate` returns them, short rows padded on the right."""
         self.select([])
         new = torch.nn.utils.rnn.pad_sequence(
-            [d for d in self.done if d is not None], batch_first=True, padding_value=pad
+            [d[: self.max_length - self.width] for d in self.done if d is not None],
+            batch_first=True,
+            padding_value=pad,
         )
         return torch.cat([prompt, new], dim=1)

@@ -176,21 +176,22 @@ def _policy(policy: str, head: str | None, threshold: float | None, window: int 
     """`--policy`: what `lossy_policy=` takes, a method with its head, or a repository on the Hub."""
     from .. import demo
     from ..artifacts.heads import Head
-    from ..policy.methods import METHODS, POLICIES, as_policy
+    from ..policy.forms import as_policy, of_name
     from ..policy.policy import LossyPolicy
+    from ..registry import Names, method
 
     if policy == "target":
         return None
-    if policy in METHODS:
+    if policy in Names("method") and "head" in method(policy).needs:
         if head is None and not demo_models:
             raise ValueError(
                 f"--policy {policy} needs --head for models of your own: a folder or org/name (hf-lossy fit)"
             )
         loaded = demo.head(policy) if head is None else Head.from_pretrained(head)
         given: dict[str, Any] = {"threshold": threshold, "window": window}
-        return METHODS[policy](loaded, **{name: value for name, value in given.items() if value is not None})
+        return of_name(policy, {"head": loaded}, **{name: value for name, value in given.items() if value is not None})
     on_the_hub = policy.count("/") == 1 and not policy.endswith(".json") and not policy.lstrip().startswith("{")
-    if policy not in POLICIES and on_the_hub and not Path(policy).exists():
+    if on_the_hub and not Path(policy).exists():
         return LossyPolicy.from_pretrained(policy)
     return as_policy(policy)
 

@@ -127,7 +127,7 @@ def fit_sprinter(
         aurocs = [f"{value:.3f}" for value in (r.auroc, *r.auroc_by_kind.values())]
         table.add_row(f"{r.lam:g}", *aurocs, f"{r.brier:.4f}", f"{r.acceptable:.1%}", f"{tp:.3f}", f"{fp:.3f}")
     console().print(table)
-    kept = fitted.config.training["lambda"]
+    kept = fitted.config.lam
     same = len(reports) > 1 and not fitted.config.decoding.get("do_sample")
     note = "; greedy laws are 0 or 1, so every λ ≥ 1 gives the same labels" if same else ""
     show(f"{out}: the head for λ = {kept:g}, with its card and plots{note}")

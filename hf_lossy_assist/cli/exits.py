@@ -6,12 +6,10 @@ from typing import Any
 import typer
 
 from ..terminal import plain_warnings
-from ..validation import one_line
+from ..validation import HTTP_CLIENTS, one_line, unreached
 
 
 LONGEST = 600  # characters of an error: the names of all rules and stops fit in
-# huggingface_hub's, by version; their errors are no OSError
-HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "requests")
 # The base of what typer finds wrong in the words of a command, wherever this release of it keeps that.
 WRONG_WORDS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
@@ -32,7 +30,7 @@ def run(app: typer.Typer) -> int:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in HTTP_CLIENTS:
             raise
-        say(f"the Hub was not reached ({error})")
+        say(f"the Hub was not reached ({unreached(error)})")
         return 2
     if code == 130:
         say("interrupted")

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 
 import torch
-from transformers import PreTrainedModel
 from transformers.generation import CandidateGenerator
 
 from ..batch.positions import TableEnds
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
-from ..models.stock_exit import layers_restored
 from ..round import Draft, Verified
 from ..stats.clock import Clock
 from .base import DrafterRun
@@ -18,15 +16,12 @@ from .base import DrafterRun
 class CandidateRun(DrafterRun):
     """One of Transformers' candidate generators, at batch 1: prompt lookup, early exit, another tokenizer."""
 
-    def __init__(
-        self, generator: CandidateGenerator, vocabulary: int, sampling: bool, clock: Clock, target: PreTrainedModel
-    ):
-        self.target = target
+    def __init__(self, generator: CandidateGenerator, vocabulary: int, sampling: bool, clock: Clock):
         self.generator, self.vocabulary, self.sampling, self.clock = generator, vocabulary, sampling, clock
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         text = rows.prompts()[0][None]
-        with self.clock.time("draft"), layers_restored(self.target):
+        with self.clock.time("draft"):
             try:
                 candidates, logits = self.generator.get_candidates(text)
             except TableEnds:  # for good: the text only grows

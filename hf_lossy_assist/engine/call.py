@@ -41,6 +41,7 @@ class Call:
     drafter_tap: FeatureTap | None = None  # on the target, where the drafter learns from its hidden states
     streamer: Any = None
     watch: Callable[[Verified, Verdict], None] | None = None  # is shown each round; for measuring
+    fixed_rows: bool = False  # every forward must have all rows of the call, finished ones too
     keep_scores: bool = False
     keep_logits: bool = False
     scores: list[list[torch.Tensor]] = field(default_factory=list)  # of each row: (tokens of a round, V) processed

@@ -86,6 +86,8 @@ def drop_finished(call: Call) -> None:
     """Take finished rows out of the batch once they are a quarter of it: the copy of the caches then pays."""
     rows = call.rows
     keep = [b for b, finished in enumerate(rows.finished) if not finished]
+    if call.fixed_rows:
+        return
     if keep and 4 * (len(rows.finished) - len(keep)) >= len(rows.finished):
         rows.select(keep)
         call.target.select(keep)

@@ -17,7 +17,7 @@ from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 from transformers.generation import StopStringCriteria
 
 from ..models.inspect import base_of
-from ..policy.methods import as_policy
+from ..policy.forms import as_policy
 from ..policy.policy import LossyPolicy
 from ..validation import shown
 from .preparing import refusals_in_one_line
@@ -63,8 +63,15 @@ def is_enabled(model: Any) -> bool:
     return hasattr(getattr(method, "__func__", None), "hf_lossy_assist")
 
 
-def _generate(stock: Any, self: Any, *args: Any, lossy_policy: Any = None, **kwargs: Any) -> Any:
-    """Transformers' `generate`, or with a policy (here or in a generation config, see `policy_in`) the same with this package's loop."""
+def _generate(
+    stock: Any, self: Any, *args: Any, lossy_policy: Any = None, head: Any = None, profile: Any = None,
+    companion: Any = None, **kwargs: Any,
+) -> Any:  # fmt: skip
+    """Transformers' `generate`, or with a policy (here or in a generation config, see `policy_in`) the same with this package's loop.
+
+    `head`, `profile`, `companion`: what the method that `lossy_policy` names needs, as `as_policy` takes them.
+    """
+    beside = {"head": head, "profile": profile, "companion": companion}
     given = args[1] if len(args) > 1 else kwargs.get("generation_config")
     drafting = getattr(
         given, "is_assistant", False
@@ -72,11 +79,16 @@ def _generate(stock: Any, self: Any, *args: Any, lossy_policy: Any = None, **kwa
     if lossy_policy is None and not drafting:
         lossy_policy = policy_in(given, self.generation_config)
     if lossy_policy is None:
+        for name, value in beside.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name}=… is for a method of this package, and none is named: pass lossy_policy=… beside it"
+                )
         call = stock if stock is not None else functools.partial(type(self).generate, self)
         return call(*args, **kwargs)
-    names = list(inspect.signature(GenerationMixin.generate).parameters)[1:]
+    names = list(inspect.signature(type(self).generate).parameters)[1:]
     kwargs = dict(zip(names, args, strict=False)) | kwargs
-    return speculative_generate(self, as_policy(lossy_policy), **kwargs)
+    return speculative_generate(self, as_policy(lossy_policy, **beside), **kwargs)
 
 
 def policy_in(given: Any, own: Any) -> Any:

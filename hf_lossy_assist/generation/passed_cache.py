@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 from ..models.inspect import base_of
 from ..models.trials import crops
@@ -26,6 +27,17 @@ def why_not_croppable(cache: Any) -> str | None:
     return f"a cache of {kinds[0].__name__}s cannot be rolled back, as it must be here" if kinds else None
 
 
+def refuse_windows(cache: Any, own: DynamicCache) -> None:
+    """Refuse a cache whose layers forget what the target still sees, as one made by another model's config does; `own`: the target's."""
+    for i, (layer, its) in enumerate(zip(layers_of(cache) or [], own.layers, strict=False)):
+        window, seen = getattr(layer, "sliding_window", None), getattr(its, "sliding_window", None)
+        if window is not None and window != seen:
+            sees = "the whole text" if seen is None else f"{seen} tokens"
+            raise ValueError(
+                f"{NAME} keeps {window} tokens in layer {i}, where the target sees {sees}: pass DynamicCache(config=model.config)"
+            )
+
+
 def check_passed(model: Any, cache: Any, input_ids: torch.Tensor) -> None:
     """Refuse a cache that cannot be rolled back, that belongs to other rows or another model, or that holds no less than the text."""
     reason = why_not_croppable(cache)
@@ -39,7 +51,9 @@ def check_passed(model: Any, cache: Any, input_ids: torch.Tensor) -> None:
     rows = {layer.keys.shape[0] for layer in filled} - {len(input_ids)}
     if rows:
         raise ValueError(f"{NAME} holds {rows.pop()} rows, input_ids has {len(input_ids)}: they must agree")
-    own = base.config.get_text_config(decoder=True).num_hidden_layers
+    config = base.config.get_text_config(decoder=True)
+    own = config.num_hidden_layers
+    refuse_windows(cache, DynamicCache(config=config))
     if len(filled) > own:
         raise ValueError(f"{NAME} holds {len(filled)} layers, the target has {own}: pass a cache of this model's")
     held = cache.get_seq_length()

@@ -12,7 +12,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from ..artifacts.features import FeatureTap
 from ..artifacts.sampling_settings import decoding_at
 from ..batch.positions import Positions, keep_within
-from ..batch.processing import Processing, without_callers
+from ..batch.processing import Processing, from_transformers, without_callers
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
 from ..batch.token_types import shared_types, types_for
@@ -25,17 +25,17 @@ from ..engine.commit import new_tokens_first
 from ..engine.loop import decode, prefill
 from ..models.cached import CachedModel
 from ..models.identity import same_ids
-from ..models.inspect import TESTED, base_of, device_of, learned_positions, vocabulary_of
+from ..models.inspect import base_of, device_of, has_fixed_rows, is_tested, learned_positions, vocabulary_of
 from ..models.lengths import refuse_by_length
-from ..models.stock_exit import check_exit
+from ..models.stock_exit import check_exit, early_twin
 from ..models.trials import refuse_length, why_not_rows
-from ..policy.methods import as_policy
+from ..policy.forms import as_policy
 from ..stats.clock import Clock
 from ..stats.report import SpeculationStats
 from ..stops import Confidence, Constant, DraftStop, Heuristic, StopRun
 from ..validation import LONGEST_DRAFT, check_int, check_number, shown
 from .inputs import assistant_inputs, cropping, hidden, mask_name, refuse_positions, rowwise
-from .output import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
+from .output import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput, cuts_outputs
 from .pairs import refuse_helpers, refuse_models, refuse_vocabularies, without_checkpointing
 from .passed_cache import check_passed
 from .unsupported import Settings, refuse_extra_inputs, refuse_modes
@@ -222,6 +222,7 @@ class Runner:
         drafts = self.assistant if drafter.gives_probs else None
         positions = Positions(base_of(model), base_of(drafts), companion)
         wants, spec = generation_config.return_dict_in_generate, rule.features
+        rows.keeps_scores = bool(wants and generation_config.output_scores)
         call = Call(
             rows=rows, target=target, drafter=drafter, stop=stop, rule=rule.start(rows.prompts()), policy=self.policy,
             processing=processing, randomness=Randomness(self.generator, len(rows.index)), clock=clock, positions=positions,
@@ -229,13 +230,17 @@ class Runner:
             tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
             drafter_tap=None if drafter.target_features is None else FeatureTap(model, drafter.target_features),
             streamer=self.streamer,
-            keep_scores=bool(wants and generation_config.output_scores),
+            fixed_rows=any(has_fixed_rows(its) for its in (model, self.assistant, companion) if its is not None),
+            keep_scores=rows.keeps_scores,
             keep_logits=bool(wants and generation_config.output_logits),
         )  # fmt: skip
         # Faster than no_grad by about a tenth on small models. Not where tensors of the forward outlive the call: a cache of
-        # Transformers' goes back to the caller, and a quantised model may keep what it makes at its first forward.
+        # Transformers' goes back to the caller, and a quantised model may keep what it makes at its first forward; nor where the
+        # caller's code is shown tensors, which it may keep, change, or take gradients by.
         quantised = [getattr(base_of(its), "is_quantized", False) for its in (model, self.assistant, companion)]
-        lasting = target.outlives_call or any(quantised)
+        callers = processing.runs_callers_code or rows.runs_callers_code
+        callers |= self.streamer is not None and not from_transformers(self.streamer)
+        lasting = target.outlives_call or any(quantised) or callers
         # (`inference_mode(False)` will not do there: it switches gradients on.)
         with torch.no_grad() if lasting else torch.inference_mode(), ExitStack() as stack:
             for tap in filter(None, (call.tap, call.drafter_tap, *drafter.taps)):
@@ -262,7 +267,7 @@ class Runner:
             "scores": new_tokens_first(call.scores, length) if call.keep_scores else None,
             "logits": new_tokens_first(call.logits, length) if call.keep_logits else None,
             "past_key_values": target.export(len(input_ids), model_kwargs.get(mask_name(model))),
-            "speculation": stats,
+            "speculation": None if cuts_outputs(model) else stats,
         }
         kind = SpeculativeEncoderDecoderOutput if model.config.is_encoder_decoder else SpeculativeDecoderOnlyOutput
         return kind(**fields)
@@ -278,7 +283,7 @@ class Runner:
         if continued:
             check_passed(model, given, rows.ids[:, : rows.width])
         reason = "a cache was passed in" if continued else why_not_rows(model)
-        if base_of(model).config.model_type not in TESTED:
+        if not is_tested(base_of(model)):
             refuse_length(model, rows.max_length)
         if reason is None:
             refuse_extra_inputs(model_kwargs)
@@ -331,7 +336,7 @@ class Runner:
             early = self.generator_settings.get("assistant_early_exit")
             other = "use a constant draft length here"
             if early is not None:
-                other = f"pass assistant_model=hf_lossy_assist.models.early_exit(model, {early}) in place of assistant_early_exit={early}"
+                other = f"pass assistant_model=hf_lossy_assist.early_exit(model, {early}) in place of assistant_early_exit={early}"
             raise ValueError(
                 f"{type(stop.settings).__name__} needs a draft model with the target's tokenizer: {other}"
             )
@@ -345,11 +350,11 @@ class Runner:
             config.do_sample = False
         if self.assistant is not None:
             config.assistant_early_exit = None  # else Transformers would take it, and never ask the assistant
-        processors = processing.processors
-        if self.generator_settings.get("assistant_early_exit") is None or any(rows.pads):
+        processors, exits = processing.processors, config.assistant_early_exit is not None
+        if not exits or any(rows.pads):
             # These would ask the caller's processors in ids of another tokenizer, behind an end token, or without padding.
             processors = without_callers(processors)
-        generator = model._get_candidate_generator(
+        generator = (early_twin(model) if exits else model)._get_candidate_generator(
             generation_config=config,
             input_ids=rows.prompts()[0][None],
             inputs_tensor=inputs_tensor,
@@ -367,4 +372,4 @@ class Runner:
             for its in (generator.assistant_generation_config, generator.generation_config):
                 its.assistant_confidence_threshold = 0.0  # on by default in Transformers, and it refits itself
                 its.num_assistant_tokens_schedule = "constant"
-        return CandidateRun(generator, vocabulary, sampling, clock, model)
+        return CandidateRun(generator, vocabulary, sampling, clock)

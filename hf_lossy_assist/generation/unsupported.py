@@ -95,7 +95,11 @@ def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfi
 
 def _refuse_unknown(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
     known = GENERATE | set(vars(config)) | OTHERS
-    for call in (model.forward, model.prepare_inputs_for_generation):
+    for call in (
+        model.forward,
+        model.prepare_inputs_for_generation,
+        type(model).generate,
+    ):  # Whisper's has arguments of its own
         known |= set(inspect.signature(call).parameters)
     known -= {"self", "kwargs", "args"}
     for name, value in kwargs.items():

@@ -48,6 +48,12 @@ def device_of(model: Any) -> torch.device:
     return table.weight.device
 
 
+def has_fixed_rows(model: Any) -> bool:
+    """True within a call of PEFT's with `adapter_names`: hooks give each row its adapter, so every forward must have all rows in order."""
+    hooks = (hook for module in base_of(model).modules() for hook in module._forward_pre_hooks.values())
+    return any("adapter_names" in getattr(hook, "keywords", {}) for hook in hooks)
+
+
 def vocabulary_of(model: Any) -> int:
     """How many token ids the model's logits are over: ImageGPT, say, reads one more than it writes."""
     base = base_of(model)
@@ -69,6 +75,11 @@ def blocks_of(base: Any) -> torch.nn.ModuleList | None:
 # Architectures whose ragged rows the tests compare with `generate`. Any other is tried once on a few tokens before it is
 # trusted: some build position biases from the attention mask and would go wrong without a word.
 TESTED = frozenset("llama qwen2 qwen3 mistral gemma2 gemma3_text gpt2 gpt_neox phi".split())
+
+
+def is_tested(base: Any) -> bool:
+    """True for a model of one of these architectures in Transformers' own code; a subclass may keep a state of its own."""
+    return base.config.model_type in TESTED and type(base).__module__.startswith("transformers.")
 
 
 def attention_of(config: Any) -> str:

@@ -8,15 +8,11 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from .inspect import TESTED, attention_of, base_of, device_of, learned_positions
+from .inspect import attention_of, base_of, device_of, has_fixed_rows, is_tested, learned_positions
 from .packing import ORDINARY, Layout, packed
 from .rope import ChangingRope
 from .row_cache import RowCache, visibility
 from .temperature import with_temperature
-
-
-# Of these, the ones whose attention goes through Transformers' table of attention functions and knows no other cache position.
-PACKABLE = TESTED
 
 
 PACKED_BELOW = 0.9  # of a padded block's tokens: packing costs a little itself
@@ -63,14 +59,19 @@ class RowModel:
         self.run: Callable[..., Any] = with_temperature(model, base)
         if self.rope is not None:
             self.run = partial(self.rope.run, self.run)
+        # Attention of tested models goes through Transformers' table of attention functions and knows no other cache position.
         self.packs = (
-            attention_of(config) == ORDINARY and base.config.model_type in PACKABLE and own and self.run is model
+            attention_of(config) == ORDINARY
+            and is_tested(base)
+            and own
+            and self.run is model
+            and not has_fixed_rows(base)
         )
         self.weights = sum(p.numel() for p in base.parameters()) / max(
             config.num_hidden_layers, 1
         )  # of a layer, about
         self.keeps_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
-        self.mask_each_row = base.config.model_type not in TESTED  # XGLM's attention checks for it
+        self.mask_each_row = not is_tested(base)  # XGLM's attention checks for it
         kinds = getattr(config, "layer_types", None)
         window = getattr(config, "sliding_window", None)
         if not getattr(config, "use_sliding_window", True):

@@ -15,7 +15,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
 from .cropping import CroppingModel
-from .inspect import TESTED, attention_of, base_of, device_of
+from .inspect import attention_of, base_of, device_of, has_fixed_rows, is_tested
 from .row_model import RowModel
 
 
@@ -41,10 +41,12 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
         return f"it keeps {', '.join(sorted(kind.__name__ for kind in kinds))} in its cache"
     if attention_of(config) not in ("sdpa", "eager"):
         return f"its attention implementation is {attention_of(config)!r} (load it with attn_implementation='sdpa')"
-    if base.config.model_type not in TESTED:
+    if not is_tested(base):
         # GPT-Neo, say, whose local window of 256 no short trial would reach.
         if any(buffer.dim() == 4 for buffer in base.buffers()):
             return "it cuts a causal mask of its own from the sizes of q and k, as if all rows were of one length"
+        if base not in _in_rows and has_fixed_rows(base):
+            return "it has an adapter for each row, and so cannot be tried on rows of different length"
         if base not in _in_rows:
             _in_rows[base] = _told(base, "rows of different length", lambda: _try_rows(base))
         return _in_rows[base]
@@ -57,7 +59,7 @@ def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> str |
     `model_kwargs` as `generate` prepared them: an encoder-decoder is tried with the first row's encoder output.
     """
     base = base_of(model)
-    if base.config.model_type in TESTED:
+    if is_tested(base):
         return None
     if not crops(model_kwargs.get("past_key_values")):
         kinds = getattr(base.config.get_text_config(decoder=True), "layer_types", None) or []

@@ -11,7 +11,8 @@ from ..artifacts.profile import PROFILE, TABLES, Profile
 from ..artifacts.reading import read_object
 from ..artifacts.references import check_shareable, own_folders
 from ..validation import listed, shown
-from .policy import POLICY, LossyPolicy, spec_in
+from .policy import POLICY, LossyPolicy
+from .serialise import spec_in
 
 
 CARD = "README.md"

@@ -1,45 +1,71 @@
-"""The published methods as policies, policies by name, and what `lossy_policy=` may be."""
+"""The published methods: each a recipe, a function that returns a `LossyPolicy`, with its entry in the registry."""
 
-import os
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..artifacts.heads import Head
 from ..artifacts.profile import Profile
-from ..artifacts.references import load_parts
-from ..filters.base import VerifyFilter
 from ..filters.sv import Verification
-from ..rules import AcceptanceRule, AllButLast, Judge
+from ..registry import HeadKind, register_method
+from ..rules import AllButLast, Judge
 from ..stops import SVIP, Constant, DraftStop, HeadStop, SpecDecPP
-from ..validation import LONGEST_DRAFT, check_int, shown
-from .names import by_name
-from .policy import LossyPolicy, parse, spec_in
+from ..validation import LONGEST_DRAFT, check_int
+from .policy import LossyPolicy
 
 
-class Sprinter(LossyPolicy):
-    """SPRINTER: draft while the head V says ≥ `threshold`, accept all drafted tokens but the last unseen, verify that one.
+WINDOW = 32  # tokens that AutoJudge drafts a round
+
+
+def strict() -> LossyPolicy:
+    """Speculative decoding: strict acceptance, and as many drafted tokens a round as the call says.
+
+    Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (huggingface.co/papers/2211.17192). Lossless.
+    """
+    return LossyPolicy()
+
+
+def svip(h: float = SVIP.h, c: float = SVIP.c, form: str = SVIP.form, max_draft: int = SVIP.max_draft) -> LossyPolicy:
+    """SVIP: strict acceptance; a row stops to draft where the draft's entropy says that acceptance is unlikely.
+
+    Zhang et al. (huggingface.co/papers/2411.18462). Lossless. Arguments as of `SVIP`.
+    """
+    return LossyPolicy(stop=SVIP(h, c, form, max_draft))
+
+
+def sprinter(
+    head: Head, threshold: float | None = None, max_draft: int = HeadStop.max_draft, patience: float = 0.0
+) -> LossyPolicy:
+    """SPRINTER: draft while the head V says ≥ `threshold`, accept all drafted tokens but the last unchecked, verify that one.
 
     Zhong et al., "Speeding up Speculative Decoding via Sequential Approximate Verification"
-    (huggingface.co/papers/2502.04557). **Lossy**: η_FP of the tokens that strict acceptance would doubt stay in the text.
+    (huggingface.co/papers/2502.04557). **Lossy**: η_FP of the tokens that strict acceptance would reject stay in the text.
     `threshold` above 1 doubts every token and is bit-equal to strict acceptance with γ = 1.
 
     Args:
         head (`Head`): from `hf-lossy fit sprinter`, or `Head.from_pretrained(…)`.
-        threshold: τ; lower drafts longer and loses more. `hf-lossy plan` measures which one pays.
+        threshold: τ; lower drafts longer and loses more. None takes the head's own, or 0.5. `hf-lossy plan` measures which one pays.
         max_draft: the most tokens of one round.
         patience: see `HeadStop`; matters in batches alone. 0, the default, ends the round for all rows when one stops: 1.15 ×
             strict acceptance in batches of 32 on the demo, where waiting for every row gives 0.80 × (docs/log.md). With 1 each
             row's greedy text is the one it would have alone.
+
+    Raises: `TypeError` or `ValueError`, one line, for another head and for values out of their range.
     """
-
-    def __init__(
-        self, head: Head, threshold: float = HeadStop.threshold, max_draft: int = HeadStop.max_draft, patience: float = 0.0
-    ):  # fmt: skip
-        super().__init__(rule=AllButLast(), stop=HeadStop(head, threshold, max_draft, patience))
+    return LossyPolicy(
+        AllButLast(), HeadStop(head, _threshold(head, threshold, HeadStop.threshold), max_draft, patience)
+    )
 
 
-class AutoJudge(LossyPolicy):
+def specdec(head: Head, threshold: float | None = None, max_draft: int = SpecDecPP.max_draft) -> LossyPolicy:
+    """SpecDec++: strict acceptance; a row stops to draft where a rejection in its draft has become likely.
+
+    Huang et al. (huggingface.co/papers/2405.19715). Lossless. `threshold`: the paper's h; None takes the head's own, or 0.7.
+    """
+    return LossyPolicy(stop=SpecDecPP(head, _threshold(head, threshold, SpecDecPP.threshold), max_draft))
+
+
+def autojudge(
+    head: Head, threshold: float | None = None, window: int | None = None, stop: DraftStop | None = None
+) -> LossyPolicy:
     """AutoJudge: strict acceptance, but a mismatch that the head finds unimportant is kept, and the rest of the draft with it.
 
     Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039). **Lossy**: the
@@ -52,19 +78,20 @@ class AutoJudge(LossyPolicy):
         window: tokens drafted a round, by default 32; longer than strict acceptance wants, for more of them are kept (the
             paper: 64, and in vLLM tuned for each pair of models).
         stop (`DraftStop`, *optional*): in place of a constant window, `SVIP()` for example.
+
+    Raises: `TypeError` or `ValueError`, one line, for another head and for values out of their range.
     """
-
-    def __init__(
-        self, head: Head, threshold: float | None = None, window: int | None = None, stop: DraftStop | None = None
-    ):  # fmt: skip
-        if window is not None:
-            check_int("AutoJudge.window", window, 1, LONGEST_DRAFT)
-            if stop is not None:
-                raise ValueError("AutoJudge: window and stop both say how much is drafted: pass one of them")
-        super().__init__(rule=Judge(head, threshold), stop=stop or Constant(window or 32))
+    if window is not None:
+        check_int("autojudge: window", window, 1, LONGEST_DRAFT)
+        if stop is not None:
+            raise ValueError("autojudge: window and stop both say how much is drafted: pass one of them")
+    return LossyPolicy(Judge(head, threshold), stop or Constant(window or WINDOW))
 
 
-class SpeculativeVerification(LossyPolicy):
+def sv(
+    profile: Profile, companion: Any, gamma: int | None = None, exact: str = Verification.exact,
+    corrections: bool = Verification.corrections, fallback: bool = Verification.fallback,
+) -> LossyPolicy:  # fmt: skip
     """SV: draft `gamma` tokens a row, let a companion say which of them are worth the target's time, verify those strictly.
 
     Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328). Lossless, but for `exact="off"` in sampling.
@@ -74,88 +101,51 @@ class SpeculativeVerification(LossyPolicy):
         companion (`PreTrainedModel` or `str`): the model that the profile was made with.
         gamma: drafted tokens a round, at most what was profiled; None takes that.
         exact, corrections, fallback: see `Verification`.
+
+    Raises: `TypeError` or `ValueError`, one line, for what is no profile and for drafts longer than were profiled.
     """
-
-    def __init__(
-        self, profile: Profile, companion: Any, gamma: int | None = None, exact: str = "full", corrections: bool = True,
-        fallback: bool = True,
-    ):  # fmt: skip
-        own = Verification(profile, companion, exact, corrections, fallback)
-        stop = Constant(own.profile.gamma if gamma is None else gamma)
-        own.profile.check_length(stop.gamma)
-        super().__init__(stop=stop, filter=own)
+    verification = Verification(profile, companion, exact, corrections, fallback)
+    stop = Constant(profile.gamma if gamma is None else gamma)
+    profile.check_length(stop.gamma)
+    return LossyPolicy(stop=stop, filter=verification)
 
 
-POLICIES: dict[str, LossyPolicy] = {
-    "strict": LossyPolicy(),
-    "svip": LossyPolicy(stop=SVIP()),
-}
+Sprinter, AutoJudge, SpeculativeVerification = sprinter, autojudge, sv  # as the papers write them
 
 
-# Policies that are nothing without a trained head.
-METHODS: dict[str, type[Sprinter] | type[AutoJudge]] = {"sprinter": Sprinter, "autojudge": AutoJudge}
+def _threshold(head: Head, given: float | None, default: float) -> float:
+    if given is None and isinstance(head, Head):
+        given = head.config.threshold
+    return default if given is None else given
 
 
-def of_head(head: Head) -> LossyPolicy:
-    """The method that a head's polarity and position make it fit for, with its own settings."""
-    if (head.config.polarity, head.config.features.position) == ("acceptable", "token"):
-        return LossyPolicy(stop=SpecDecPP(head))
-    return AutoJudge(head) if head.config.polarity == "important" else Sprinter(head)
-
-
-def as_policy(given: Any) -> LossyPolicy:
-    """What `lossy_policy=` accepts: a `LossyPolicy`, a rule, a stop or a filter alone, a trained head, a name (of a policy,
-    or of a rule, stop or filter that needs no parameter), the JSON form as a dict or as text, the path of a JSON file or of a
-    folder that `save_pretrained` wrote. A file, like a folder, names heads by its own sub-folders or by repositories on the Hub
-    alone; a dict or a text may name any folder.
-
-    Raises: `TypeError` or `ValueError`, one line with what was given and what there is.
-    """
-    if isinstance(given, LossyPolicy):
-        return given
-    if isinstance(given, AcceptanceRule):
-        return LossyPolicy(rule=given)
-    if isinstance(given, DraftStop):
-        return LossyPolicy(stop=given)
-    if isinstance(given, VerifyFilter):
-        return LossyPolicy(filter=given)
-    if isinstance(given, Mapping):
-        return LossyPolicy.from_dict(given)
-    if isinstance(given, Head):
-        return of_head(given)
-    # `os.path`, not `Path`: what is too long for a path is none there, and an error of the system here.
-    if isinstance(given, Path) and os.path.isdir(given):
-        return LossyPolicy.from_pretrained(given)
-    if isinstance(given, str) and not given.lstrip().startswith("{") and os.path.isdir(given):
-        return LossyPolicy.from_pretrained(given)
-    if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
-        path = Path(given)
-        if not os.path.isfile(path):
-            raise ValueError(f"lossy_policy: there is no file {shown(str(path), 300)}")
-        spec = spec_in(path)
-        load_parts(spec, str(path.parent), path.parent)  # the file may come from anybody, as a folder may
-        return LossyPolicy.from_dict(spec)
-    if isinstance(given, str):
-        if given.lstrip().startswith("{"):
-            return parse(given, "the text")
-        if given in POLICIES:
-            return POLICIES[given]
-        if given in METHODS:
-            raise ValueError(
-                f"lossy_policy: {given} needs a head: pass {METHODS[given].__name__}(Head.from_pretrained(…)), on the "
-                "command line --head"
-            )
-        if given == "sv":
-            raise ValueError(
-                "lossy_policy: sv needs a profile and a companion: pass SpeculativeVerification(Profile.from_pretrained(…), model), "
-                "on the command line --profile and --companion"
-            )
-        if "/" in given:
-            hint = f"; one on the Hub: LossyPolicy.from_pretrained({shown(given)})" if given.count("/") == 1 else ""
-            raise ValueError(f"lossy_policy: there is no folder {shown(given)} here{hint}")
-        return by_name(given, [*POLICIES, *METHODS, "sv"])
-    if isinstance(given, type):
-        raise TypeError(f"lossy_policy: got the class {given.__name__}; pass an object of it, {given.__name__}(…)")
-    raise TypeError(
-        f"lossy_policy: expected a LossyPolicy, a rule, a stop, a name, a dict or a JSON file, got {type(given).__name__}"
-    )
+register_method(
+    "strict", recipe=strict, title="Speculative decoding", guarantee="lossless", paper="2211.17192",
+    summary="Strict acceptance, and the draft lengths of the call.",
+)  # fmt: skip
+register_method(
+    "svip", recipe=svip, title="SVIP", guarantee="lossless", paper="2411.18462",
+    summary="Stop after a token whose draft entropy H says that acceptance is unlikely: √(c·H) > h, H in nats.",
+)  # fmt: skip
+register_method(
+    "specdec", recipe=specdec, title="SpecDec++", guarantee="lossless", paper="2405.19715", needs=("head",),
+    head_kind=HeadKind("acceptable", "token", "min(1, p/q)"),
+    summary="Stop where the head finds a rejection in the draft likely by now.",
+)  # fmt: skip
+register_method(
+    "sprinter", recipe=sprinter, title="SPRINTER", guarantee="lossy", paper="2502.04557", needs=("head",),
+    head_kind=HeadKind("acceptable", "predicting", "q ≤ λ·p, for any λ"),
+    neutral={"threshold": 2.0}, neutral_text="threshold above 1",
+    summary="Draft while the head says ≥ `threshold`, accept all drafted tokens but the last unchecked, verify that one.",
+)  # fmt: skip
+register_method(
+    "autojudge", recipe=autojudge, title="AutoJudge", guarantee="lossy", paper="2504.20039", needs=("head",),
+    head_kind=HeadKind("important", None, "another token here changes the answer"), neutral={"threshold": 0.0},
+    summary="Strict acceptance, but a mismatch that the head finds unimportant is kept, and the rest of the draft with it.",
+)  # fmt: skip
+register_method(
+    "sv", recipe=sv, title="Speculative Verification", paper="2509.24328", needs=("profile", "companion"),
+    guarantee="depends", condition='lossless; lossy in sampling with exact="off"',
+    neutral={"exact": "full"}, neutral_text='any but exact="off"',
+    summary="Draft `gamma` tokens a row; a companion says which of them are worth the target's time; verify those strictly.",
+)  # fmt: skip

@@ -64,7 +64,7 @@ class Judge(AcceptanceRule):
         if self.head.config.features.model == "companion":
             raise ValueError("Judge: a head that reads a companion has no companion here")
         if self.threshold is None:
-            own = self.head.config.metrics.get("threshold")
+            own = self.head.config.threshold
             if own is None:
                 raise ValueError(
                     "this head names no threshold of its own: choose one from 0 (strict) to 1, AutoJudge(head, threshold)"

@@ -17,8 +17,17 @@ class Address(NamedTuple):
         try:
             parts = urlsplit(given)
             whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # a port that is no number, a bracket that is not closed
+            # `urlsplit` drops line ends and tabs; what is left of them and of spaces, no client sends.
+            whole = whole and given.isprintable() and " " not in given
+            (parts.hostname or "").encode("idna")
+        except ValueError:  # a port that is no number, a bracket that is not closed, a label that is empty or too long
             whole = False
+        if (
+            whole and "@" in parts.path + parts.query + parts.fragment
+        ):  # what stands before it may be a part of a password
+            raise ValueError(
+                "url: an '@' behind the host: write a user and a password before it, / in them as %2F, ? as %3F, # as %23, @ as %40"
+            )
         if not whole:
             shown = given.rpartition("@")[2].partition("?")[0]
             raise ValueError(f"url: expected an address such as http://localhost:8000/v1, got {shown!r}")

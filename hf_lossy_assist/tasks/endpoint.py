@@ -12,9 +12,9 @@ from ..artifacts.reading import parse
 from ..validation import check_int, check_number, nearest, one_line, shown
 from .address import Address
 from .bounds import Bound, TooMuch, put_bound
+from .secrets import check_key, spellings, without
 
 
-SHORTEST = 5  # characters of what is taken for a secret; the "none" of local servers is not one
 OVER = ("stop", "eos", "eos_token", "stop_sequence")  # OpenAI's and vLLM's word for it, and those of other servers
 
 
@@ -41,6 +41,11 @@ class Pace:
             self._next = turn + self.gap
         if turn > now:
             time.sleep(turn - now)
+
+
+def _in_utf8(response: Any) -> None:
+    """JSON is in UTF-8, whatever a server calls it: Python has codecs that are none of texts, "rot13" for example."""
+    response.encoding = "utf-8"
 
 
 class Endpoint:
@@ -85,12 +90,16 @@ class Endpoint:
         self.model, self.retries, self.timeout = model, retries, timeout
         self.requests = self.tokens = 0
         self._lock, self._pace, self._bound = threading.Lock(), Pace(per_minute), Bound()
-        key = (key or os.environ.get("OPENAI_API_KEY") or "none").strip()
-        self._secrets = [secret for secret in (key, user, password) if len(secret) >= SHORTEST]
+        key = (key or os.environ.get("OPENAI_API_KEY") or "").strip() or "none"
+        check_key(key)
+        pair = f"{user}:{password}"
+        self._secrets = spellings([key, user, password, pair])
+        # A text may hold a user's name by chance; where there is no password, it is the secret.
+        self._unwritten = spellings([key, password or user, pair])
         # The hooks see repeated requests too, which the client sends by itself.
         http = openai.DefaultHttpxClient(
             timeout=timeout,
-            event_hooks={"request": [self._sending], "response": [self._bound.check_encoding]},
+            event_hooks={"request": [self._sending], "response": [self._bound.check_encoding, _in_utf8]},
             auth=(user, password) if user or password else None,
             follow_redirects=False,  # prompts go to the server that was named, and to no other that it names
         )
@@ -103,6 +112,11 @@ class Endpoint:
             http_client=http,
             default_headers={"Accept-Encoding": "identity"},
         )
+        try:
+            http.build_request("GET", self.url)
+        except Exception as error:  # the HTTP client's own kind, which differs by its version
+            http.close()
+            raise ValueError(f"url: {shown(self.url, 200)} is no address: {self._said(error)}") from None
 
     def __enter__(self) -> "Endpoint":
         return self
@@ -174,6 +188,8 @@ class Endpoint:
             raise ValueError(f"{self.url} {error}; is this the API's address, with the /v1?") from None
         except openai.OpenAIError as error:
             raise self._failure(error) from error
+        except (ValueError, LookupError) as error:  # in headers that the client cannot read
+            raise ValueError(f"{self.url}: {self._said(error)}; is this the API's address, with the /v1?") from None
         try:
             return parse(data, self.url)
         except ValueError:
@@ -183,10 +199,7 @@ class Endpoint:
 
     def _said(self, text: object, longest: int = 200) -> str:
         """What the server said, as one line; a key or a password that it says back is left out."""
-        line = str(text)
-        for secret in self._secrets:
-            line = line.replace(secret, "…")
-        return one_line(line, longest)
+        return one_line(without(str(text), self._secrets), longest)
 
     def _failure(self, error: Exception) -> Exception:
         """What the client raised, as one line."""
@@ -236,7 +249,7 @@ class Endpoint:
     def _text(self, text: Any, where: str) -> str:
         if not isinstance(text, str):
             raise self._unlike(where, "a text in the first choice", text)
-        return text
+        return without(text, self._unwritten)  # it may be recorded
 
     def _unlike(self, where: str, expected: str, given: Any) -> ValueError:
         return ValueError(

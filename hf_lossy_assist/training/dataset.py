@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,14 @@ from ..artifacts.features import FeatureSpec
 from ..artifacts.files import new_folder, write_text
 from ..artifacts.reading import read_object
 from ..models.identity import ModelIdentity
+from ..registry import method_of_head
 from .jobs import WHOLE, check_entries, check_files, digests, key_of, read_part
 
 
 KINDS = ("original", "draft", "target", "mixed")  # SPRINTER's
 REPLACED = "replaced"  # SpecDec++'s
 RECORD = "collect.json"
+ROUNDING = 1e-3  # by which a probability in float32, summed up over a vocabulary, may be above 1
 
 
 def acceptable(p: torch.Tensor, q: torch.Tensor, lam: float) -> torch.Tensor:
@@ -58,12 +60,13 @@ def data_card(facts: dict[str, Any], data: Any) -> str:
     fits = acceptable(p, q, facts["settings"]["lam"]).float()
     counts = [(name, kind == k) for k, name in enumerate(data.features["kind"].names)]
     table = [(name, int(mine.sum()), float(fits[mine].sum() / mine.sum().clamp(min=1))) for name, mine in counts]
-    method = "sprinter" if facts["settings"].get("mix") is None else "specdec"
+    features = FeatureSpec(**facts["settings"]["features"])
+    found = method_of_head("acceptable", features.position)
     card = DatasetCard.from_template(
-        DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", method], task_categories=["text-classification"]),
-        template_path=str(TEMPLATES / "data.md"), table=table, method=method, tokens=len(data), facts=facts,
+        DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", found.name], task_categories=["text-classification"]),
+        template_path=str(TEMPLATES / "data.md"), table=table, method=found, tokens=len(data), facts=facts,
         target=ModelIdentity.from_dict(facts["target"]), draft=ModelIdentity.from_dict(facts["draft"]),
-        features=FeatureSpec(**facts["settings"]["features"]),
+        features=features,
         settings=", ".join(f"{k} {v}" for k, v in facts["settings"].items() if k != "features" and v is not None),
         versions=", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
     )  # fmt: skip
@@ -119,7 +122,7 @@ class Table:
         """Refuse data whose states are not at the position that this method's head reads."""
         spec = FeatureSpec(**self.facts["settings"]["features"])
         if spec.position != position:
-            other = {"sprinter": "specdec", "specdec": "sprinter"}[method]
+            other = method_of_head("acceptable", spec.position).name
             raise ValueError(
                 f"this dataset holds the {spec}: it is for hf-lossy fit {other}. Collect again with --for {method}"
             )
@@ -140,6 +143,9 @@ def read_table(path: str | Path) -> Table:
     _check(facts, path / RECORD)
     check_files(path, facts)
     kinds, column = _columns(path)
+    check_records(column, kinds, f"{path}: ")
+    if not (column["features"].isfinite().all() and (column["prompt"] >= 0).all() and (column["position"] >= 0).all()):
+        raise ValueError(f"{path} holds states that are NaN or infinite, or numbers below 0: collect it again")
     return Table(
         features=column["features"].float(),
         **{name: column[name].float() for name in ("p", "q", "distance")},
@@ -147,6 +153,16 @@ def read_table(path: str | Path) -> Table:
         kinds=kinds,
         facts=facts,
     )
+
+
+def check_records(columns: Mapping[str, torch.Tensor], kinds: Sequence[str], where: str) -> None:
+    """Refuse records whose p, q or distance is no probability, NaN for example, which every comparison takes for a label."""
+    for name in ("p", "q", "distance"):
+        value = columns[name]
+        if not ((value >= 0) & (value <= 1 + ROUNDING)).all():
+            raise ValueError(f"{where}{name} is not from 0 to 1 everywhere: collect or fit it again")
+    if not ((columns["kind"] >= 0) & (columns["kind"] < len(kinds))).all():
+        raise ValueError(f"{where}kind is not from 0 to {len(kinds) - 1} everywhere: collect or fit it again")
 
 
 def _columns(path: Path) -> tuple[list[str], dict[str, torch.Tensor]]:

@@ -346,6 +346,29 @@ def test_places_that_hold_no_head(tmp_path):
     assert type(Head.from_pretrained(tmp_path, subfolder="head")) is LinearHead
 
 
+@pytest.mark.parametrize("value", ["x", [1.2], -1.0])
+def test_a_threshold_or_lambda_that_is_no_number_is_refused(tmp_path, value):
+    """In the fields of today and where older versions had them."""
+    forms = ({"threshold": value}, {"lam": value}, {"metrics": {"threshold": value}}, {"training": {"lambda": value}})
+    for form, field in zip(forms, ("threshold", "lam") * 2, strict=True):
+        spec = HeadConfig(4).to_dict() | form
+        refused(
+            lambda spec=spec: HeadConfig.from_dict(spec, "config.json"),
+            f"config.json: HeadConfig.{field}: expected a num",
+        )
+
+
+def test_configs_of_older_versions_are_read():
+    """Threshold and λ stood among the figures; what is written has them as fields."""
+    config = HeadConfig(4, threshold=0.25, lam=1.2, training={"seed": 3}, metrics={"auroc": 0.9})
+    old = config.to_dict()
+    del old["threshold"], old["lam"]
+    old |= {"training": {"seed": 3, "lambda": 1.2}, "metrics": {"auroc": 0.9, "threshold": 0.25}}
+    assert HeadConfig.from_dict(old) == config == HeadConfig.from_dict(config.to_dict())
+    assert old["training"]["lambda"] == 1.2, "what was given is not changed"
+    assert (hla.demo.head("autojudge").config.threshold, hla.demo.head().config.lam) == (0.1965, 1.2)
+
+
 # -- all or nothing -------------------------------------------------------------------------------------------------------
 
 
@@ -363,7 +386,7 @@ def test_an_error_while_saving_leaves_what_was(there, error, tmp_path, monkeypat
         assert (next(tmp_path.glob(".head.*")) / "model.safetensors").is_file()
         raise error("disk full")
 
-    monkeypatch.setattr("hf_lossy_assist.artifacts.cards.head_card", fail)
+    monkeypatch.setattr("hf_lossy_assist.artifacts.heads.head_card", fail)
     with pytest.raises(error):
         head.save_pretrained(goal)
     assert contents(tmp_path) == before and names(tmp_path) == ({"head"} if there else set())

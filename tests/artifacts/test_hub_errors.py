@@ -60,6 +60,36 @@ def test_a_card_that_the_hub_refuses_is_one_line(hub, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("token", ["hf_bad\n", "hf_bad\x1b[2J", "hf_bäd"])
+def test_a_token_that_cannot_be_sent_is_not_shown(hub, hf_lossy, monkeypatch, token):
+    for given in (("pull", "org/it"), ("push", SHIPPED, "org/it")):
+        line = hf_lossy(*given, "--token", token).line
+        assert "hf_b" not in line and ("token" in line or token.isascii()), line
+    calls = (
+        lambda: push(SHIPPED, "org/it", token=token), lambda: pull("org/it", token=token),
+        lambda: LossyPolicy.from_pretrained("org/it", token=token),
+        lambda: linear().push_to_hub("org/it", token=token), lambda: Sprinter(linear()).push_to_hub("org/it", token=token),
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises((OSError, ValueError)) as error:
+            call()
+        assert "\n" not in str(error.value) and "hf_b" not in str(error.value)
+
+
+def test_a_hub_that_is_not_there_is_one_line(hub, monkeypatch):
+    nowhere = "http://127.0.0.1:9"
+    monkeypatch.setattr(constants, "ENDPOINT", nowhere)
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", nowhere)
+    for call in (
+        lambda: push(SHIPPED, "org/it"),
+        lambda: linear().push_to_hub("org/it"),
+        lambda: Sprinter(linear()).push_to_hub("org/it"),
+    ):
+        with pytest.raises(ConnectionError, match="^org/it: the Hub was not reached: ") as error:
+            call()
+        assert "\n" not in str(error.value)
+
+
 def damage(repo: str, *names: str) -> None:
     """What a bad disk or a broken download leaves in the cache."""
     for name in names:

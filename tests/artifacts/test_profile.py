@@ -19,7 +19,8 @@ from support.small import tokenizer, words
 from support.tiny import assisted, greedy, prompts
 
 from hf_lossy_assist import Confidence, Constant, Heuristic, LossyPolicy, as_policy
-from hf_lossy_assist.artifacts.profile import PROFILE, TABLES, Bins, Latency, Profile
+from hf_lossy_assist.artifacts.profile import PROFILE, TABLES, Profile
+from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.filters.sv import Verification
 from hf_lossy_assist.methods.sv.cells import Samples, cells
 from hf_lossy_assist.policy.methods import SpeculativeVerification

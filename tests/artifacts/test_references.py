@@ -13,7 +13,7 @@ from huggingface_hub import create_repo, upload_file, upload_folder
 import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Sprinter, Staged, demo
 from hf_lossy_assist.models.loading import load_model, load_tokenizer
-from hf_lossy_assist.policy.methods import as_policy
+from hf_lossy_assist.policy.forms import as_policy
 from hf_lossy_assist.policy.sharing import pull, push
 
 
@@ -203,7 +203,7 @@ def test_no_code_of_a_companion_is_run_and_no_pickle_read(hub, tmp_path, monkeyp
     assert not canary.exists()
 
 
-OURS = ("Head", "LossyPolicy", "Profile", "cls", "kind")  # of this package: safetensors and JSON alone
+OURS = ("Head", "LossyPolicy", "Profile", "cls", "kind", "saved")  # of this package: safetensors and JSON alone
 
 
 def test_whatever_transformers_loads_here_is_loaded_without_code_and_pickles():

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from support import tiny
-from transformers import EosTokenCriteria, MaxLengthCriteria
+from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteria
+
+import hf_lossy_assist as hla
 
 
 DRAFTS = {"a draft": {}, "prompt lookup": {"prompt_lookup_num_tokens": 3}, "early exit": {"assistant_early_exit": 1}}
@@ -45,3 +47,99 @@ def test_a_criterion_of_the_callers_own_stops_where_generate_stops(kind, length,
     draft = None if drafting else tiny.draft_of(model, "often")
     out = tiny.assisted(model, inputs, draft, stopping_criteria=criteria(kind), **settings, **drafting)
     assert torch.equal(out.sequences, expected)
+
+
+# -- a criterion of the caller's in a batch -------------------------------------------------------------------------------
+
+
+class Limits(StoppingCriteria):
+    """Ends each row at a length of its own."""
+
+    def __init__(self, *limits):
+        self.limits = torch.tensor(limits)
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids.shape[1] >= self.limits
+
+
+def in_a_batch(make, draft="rarely", inputs=None, **settings):
+    """What `generate` writes, and what it writes with a draft; `make()` gives each call its criteria."""
+    model, inputs = tiny.shared("llama"), tiny.prompts((9, 6, 4)) if inputs is None else inputs
+    settings = {"max_new_tokens": 16, "do_sample": False} | settings
+    alone = model.generate(**inputs, **settings, stopping_criteria=make())
+    drafted = tiny.assisted(model, inputs, tiny.draft_of(model, draft), stopping_criteria=make(), **settings)
+    return alone, drafted
+
+
+@pytest.mark.parametrize("draft", ["always", "rarely"])
+def test_each_row_has_its_own_place_in_a_criterion(draft):
+    alone, drafted = in_a_batch(lambda: [Limits(20, 12, 16)], draft, eos_token_id=tiny.NEVER_EMITTED)
+    assert [(row == tiny.PAD).sum() for row in alone[:, 9:]] == [0, 8, 4]
+    assert torch.equal(drafted.sequences, alone)
+
+
+def test_another_number_of_entries_is_refused():
+    line = r"^stopping_criteria: Limits must return one entry for each of the 3 rows that it was given, and returned a tensor of shape \[2\]: [^\n]*$"
+    with pytest.raises(ValueError, match=line):
+        tiny.assisted(
+            tiny.shared("llama"), tiny.prompts((9, 6, 4)), tiny.shared("llama"), stopping_criteria=[Limits(20, 12)]
+        )
+
+
+@pytest.mark.parametrize("draft", ["always", "rarely", "never"])
+@pytest.mark.parametrize("limits", [(14, 11, 19), (19, 19, 12), (10, 10, 10), (99, 12, 99)], ids=str)
+def test_without_an_end_token_ended_rows_are_written_on(limits, draft):
+    """There is no padding then: `generate` writes real tokens until all rows have ended."""
+    for pad in (None, tiny.PAD):
+        alone, drafted = in_a_batch(lambda: [Limits(*limits)], draft, eos_token_id=None, pad_token_id=pad)
+        assert alone.shape[1] == min(max(limits), 25)
+        assert torch.equal(drafted.sequences, alone)
+
+
+def test_their_scores_too():
+    settings = {"eos_token_id": None, "output_scores": True, "return_dict_in_generate": True}
+    model, inputs = tiny.shared("llama"), tiny.prompts((9, 6, 4))
+    settings |= {"max_new_tokens": 16, "do_sample": False}
+    alone = model.generate(**inputs, **settings, stopping_criteria=[Limits(14, 11, 19)])
+    drafted = hla.enable(model).generate(
+        **inputs, **settings, stopping_criteria=[Limits(14, 11, 19)], assistant_model=tiny.draft_of(model, "rarely"), lossy_policy="strict"
+    )  # fmt: skip
+    assert len(drafted.scores) == len(alone.scores) == 10
+    assert torch.allclose(torch.stack(drafted.scores), torch.stack(alone.scores), atol=1e-4)
+
+
+def test_one_token_is_written_behind_a_prompt_that_is_too_long():
+    alone, drafted = in_a_batch(lambda: [MaxLengthCriteria(5)], inputs=tiny.prompts((9,)))
+    assert alone.shape[1] == 10
+    assert torch.equal(drafted.sequences, alone)
+
+
+class Recording(StoppingCriteria):
+    def __init__(self):
+        self.scores = []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.scores.append(scores)
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_criterion_sees_all_scores_so_far_where_they_are_kept(keeps):
+    made = []
+
+    def make():
+        made.append(Recording())
+        return [made[-1]]
+
+    model, settings = tiny.shared("llama"), {"max_new_tokens": 16, "do_sample": False, "output_scores": keeps}
+    for drafting in ({}, {"assistant_model": tiny.draft_of(model, "rarely"), "lossy_policy": "strict"}):
+        hla.enable(model).generate(
+            **tiny.prompts((9,)), **settings, **drafting, return_dict_in_generate=True, stopping_criteria=make()
+        )
+    alone, drafted = (its.scores for its in made)
+    assert len(alone) == len(drafted) > 4
+    for theirs, mine in zip(alone, drafted, strict=True):
+        assert (theirs is None) == (mine is None) == (not keeps)
+        if keeps:
+            assert len(theirs) == len(mine)
+            assert torch.allclose(torch.cat(theirs), torch.cat(mine), atol=1e-4)

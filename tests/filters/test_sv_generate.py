@@ -12,7 +12,7 @@ from support.distributions import CALLS, REJECT, goodness, pair, sample, target_
 from support.sv_models import steep
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.artifacts.profile import Bins
+from hf_lossy_assist.artifacts.profile_tables import Bins
 
 
 @pytest.fixture(scope="module")

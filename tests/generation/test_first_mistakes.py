@@ -8,7 +8,8 @@ import pytest
 import wrong_uses
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.policy.names import EXAMPLES, SEAMS
+from hf_lossy_assist.policy.names import SEAMS
+from hf_lossy_assist.registry import Names
 
 
 LINES = {
@@ -47,22 +48,22 @@ def test_the_script_prints_them_all(capsys, monkeypatch):
     assert first_mistakes.main() == 1
 
 
-@pytest.mark.parametrize(("seam", "name"), [(seam, name) for seam, known in SEAMS.items() for name in known])
+@pytest.mark.parametrize(("seam", "name"), [(seam, name) for seam in SEAMS for name in Names(seam)])
 def test_a_bare_name_is_a_policy_or_is_told_how_to_write_it(seam, name):
     try:
         policy = hla.as_policy(name)
     except ValueError as error:
         line = str(error)
         assert "\n" not in line
-        if name in ("sv", "moving_average"):  # lines of their own
-            assert re.search("needs a profile and a companion|what do rounds cost", line)
+        if name in ("sv", "specdec", "moving_average"):  # lines of their own
+            assert re.search("needs a profile and a companion|needs a head: pass head=…|what do rounds cost", line)
             return
         form = json.loads(re.search(r"lossy_policy='(\{.*\})'$", line)[1])
         assert form[seam]["name"] == name and f"{name} is a {seam} that needs" in line
-        if EXAMPLES["head"] not in form[seam].values():
+        if "folder or org/name" not in form[seam].values():
             assert hla.as_policy(form).to_dict()[seam]["name"] == name
     else:
-        assert policy == hla.LossyPolicy(**{seam: SEAMS[seam][name]()}) or name == "strict"
+        assert policy == hla.LossyPolicy(**{seam: Names(seam)[name]()}) or name == "strict"
 
 
 def test_a_rule_by_its_bare_name_writes_what_the_object_writes():

@@ -37,19 +37,22 @@ NOT_CALLED_BY_USERS = {
     "SpeculationStats",
     "StoppingCandidateGenerator",
 }
+REGISTERING = {name for name in hla.__all__ if name.startswith("register_")} | {
+    "forget"
+}  # tests/policy/test_registry.py
 # Looked at when they are used, with the models at hand; `generate` and the wrong uses try those.
 LATER = {
     *(("Runner", name) for name in ("assistant", "streamer", "tokenizer", "assistant_tokenizer", "cache_given")),
     ("Staged", "companion"), ("disable", "model"), ("is_enabled", "model"),
     *(("ModelIdentity", name) for name in ("id", "revision", "model_type", "hidden_size", "num_layers", "vocab_size")),
 }  # fmt: skip
-BY_FILES = {"Profile", "Verification", "SpeculativeVerification"}  # of a profile's tables: tests/test_profile.py
+BY_FILES = {"Profile", "Verification", "SpeculativeVerification", "sv"}  # of a profile's tables: tests/test_profile.py
 
 
 def parameters():
     for name in hla.__all__:
         its = getattr(hla, name)
-        if not callable(its) or name in NOT_CALLED_BY_USERS | BY_FILES:
+        if not callable(its) or name in NOT_CALLED_BY_USERS | REGISTERING | BY_FILES:
             continue
         for parameter in inspect.signature(its).parameters.values():
             if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):

@@ -29,7 +29,7 @@ PACKING = [name for name in tiny.BATCHED if RowModel(tiny.shared(name), 1, LIMIT
 def small_models_too():
     """Tiny models have too few weights for packing to pay."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_lossy_assist.models.cached.PACKED_FROM", 0.0)
+        patch.setattr("hf_lossy_assist.models.row_model.PACKED_FROM", 0.0)
         yield
 
 
@@ -205,7 +205,7 @@ def test_when_it_is_taken(taken):
 def test_it_must_be_worth_its_copies(taken, monkeypatch, wasted, packs):
     """Ten tokens' worth of one layer's weights."""
     rows = RowModel(tiny.shared("llama"), 2, LIMIT)
-    monkeypatch.setattr("hf_lossy_assist.models.cached.PACKED_FROM", 10 * rows.weights)
+    monkeypatch.setattr("hf_lossy_assist.models.row_model.PACKED_FROM", 10 * rows.weights)
     tokens = torch.randint(1, tiny.VOCABULARY, (2, 20))
     rows.feed(tokens, [20, 1], keep=0)
     rows.feed(tokens, [20, 20 - wasted], keep=20)
@@ -215,7 +215,7 @@ def test_it_must_be_worth_its_copies(taken, monkeypatch, wasted, packs):
 @torch.no_grad()
 @pytest.mark.parametrize("name", PACKING)
 def test_columns_that_no_row_needs_are_left_out(taken, monkeypatch, name):
-    monkeypatch.setattr("hf_lossy_assist.models.cached.PACKED_FROM", float("inf"))
+    monkeypatch.setattr("hf_lossy_assist.models.row_model.PACKED_FROM", float("inf"))
     model, widths = tiny.shared(name), []
     handle = model.get_input_embeddings().register_forward_hook(lambda module, given, out: widths.append(out.shape[1]))
     try:
@@ -309,11 +309,11 @@ def test_generate_with_rows_cut_to_different_lengths(name, taken):
 def test_generate_with_a_head_that_reads_the_target(taken, monkeypatch):
     """Judged by the same numbers as in padded rounds."""
     model, inputs = tiny.shared("llama"), tiny.prompts((9, 1, 4, 14))
-    head = head_of(weight=torch.randn(32, generator=torch.Generator().manual_seed(0)), metrics={"threshold": 0.5})
+    head = head_of(weight=torch.randn(32, generator=torch.Generator().manual_seed(0)), threshold=0.5)
     policy = LossyPolicy(Judge(head), Constant(6), Staircase(1, 6))
     texts = []
     for packs in (True, False):
-        monkeypatch.setattr("hf_lossy_assist.models.cached.PACKED_FROM", 0.0 if packs else float("inf"))
+        monkeypatch.setattr("hf_lossy_assist.models.row_model.PACKED_FROM", 0.0 if packs else float("inf"))
         out = assisted(model, inputs, tiny.draft_of(model, "rarely"), policy, eos_token_id=NEVER_EMITTED)
         texts.append(out.sequences)
         assert bool(taken) == packs and out.speculation.num_lossy_accepts > 0

@@ -9,7 +9,7 @@ from support.rule_cases import CASES
 from hf_lossy_assist import as_policy
 from hf_lossy_assist.filters import FILTERS
 from hf_lossy_assist.policy.catalog import catalog
-from hf_lossy_assist.policy.methods import METHODS, POLICIES
+from hf_lossy_assist.registry import KINDS, REQUIRED, Names, entry
 from hf_lossy_assist.rules import RULES
 from hf_lossy_assist.stops import STOPS
 
@@ -18,8 +18,14 @@ ENTRIES = {(entry.kind, entry.name): entry for entry in catalog()}
 
 
 def test_everything_is_in_it():
-    expected = {("rule", name) for name in RULES} | {("stop", name) for name in STOPS}
-    expected |= {("filter", name) for name in FILTERS} | {("policy", name) for name in [*POLICIES, *METHODS, "sv"]}
+    expected = {(kind, name) for kind in KINDS for name in Names(kind)}
+    assert {
+        ("method", "sv"),
+        ("rule", "strict"),
+        ("stop", "svip"),
+        ("filter", "all"),
+        ("drafter", "model"),
+    } <= expected
     assert set(ENTRIES) == expected and len(ENTRIES) == len(catalog())
 
 
@@ -29,24 +35,23 @@ def test_each_entry_is_whole(entry):
     assert entry.neutral and entry.source and "." not in entry.name
     if entry.kind == "stop":
         assert entry.guarantee == "lossless"
-    if entry.kind != "policy":
+    if entry.kind in ("rule", "stop", "filter"):
         its = {"rule": RULES, "stop": STOPS, "filter": FILTERS}[entry.kind][entry.name]
         assert list(entry.parameters) == [f.name for f in dataclasses.fields(its)] and entry.class_name == its.__name__
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if name in RULES and case.neutral is not None])
+@pytest.mark.parametrize("name", [name for name in CASES if name in RULES])
 def test_the_guarantee_is_that_of_the_rule(name):
-    guarantee = ENTRIES["rule", name].guarantee
-    assert {"lossless": True, "lossy": False}.get(guarantee, CASES[name].neutral.lossless) == CASES[
-        name
-    ].neutral.lossless
+    guarantee = entry("rule", name).guarantee
+    for rule in CASES[name].ladder:
+        assert guarantee == "depends" or rule.lossless == (guarantee == "lossless")
 
 
 def test_names_without_required_parameters_are_policies():
-    for (kind, name), entry in ENTRIES.items():
-        if kind in ("rule", "stop") and "required" not in entry.parameters.values() and name != "moving_average":
+    for (kind, name), line in ENTRIES.items():
+        if kind in ("rule", "stop") and REQUIRED not in line.parameters.values() and name != "moving_average":
             policy = as_policy({kind: name})
-            assert type(getattr(policy, kind)).__name__ == entry.class_name
+            assert type(getattr(policy, kind)).__name__ == line.class_name
 
 
 def test_the_command(hf_lossy):

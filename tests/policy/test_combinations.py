@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from support import tiny
 from support.profiles import draft, profile, target
+from support.rule_cases import CASES
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import LossyPolicy
@@ -78,6 +79,15 @@ PLAIN = {  # of greedy decoding and sampling alike, and some of one of them
     "entropy_verify": st.builds(hla.EntropyVerify, st.floats(0, 2), st.floats(0.1, 1)),
     "thresholds": st.builds(hla.Thresholds, unit, st.floats(0.1, 1)), "mentored": st.builds(hla.Mentored, st.floats(0, 1)),
 }  # fmt: skip
+
+NESTED = {
+    "judge",
+    "limited",
+    "union",
+    "block_verification",
+    "synthetic_for_benchmarks",
+}  # the last is for timing alone
+PLAIN |= {n: st.sampled_from(CASES[n].ladder) for n in RULES if n in CASES and n not in NESTED | set(PLAIN)}
 
 
 def rules(tmp):
@@ -174,14 +184,7 @@ def test_no_name_is_left_out(saved):
     first = settings(phases=[Phase.generate], max_examples=5000, database=None)
     for name, strategy in PLAIN.items():
         assert type(find(strategy, lambda rule: True, settings=first)) is RULES[name]
-    own = {
-        "judge",
-        "limited",
-        "union",
-        "block_verification",
-        "synthetic_for_benchmarks",
-    }  # the last is for timing alone
-    assert set(PLAIN) | own == set(RULES)
+    assert set(PLAIN) | NESTED == set(RULES)
     each = stops(saved)
     for kind in STOPS.values():
         assert isinstance(find(each, lambda stop, kind=kind: isinstance(stop, kind), settings=first), kind)

@@ -4,12 +4,61 @@ import dataclasses
 import json
 
 import pytest
+import torch
+from support import tiny
+from support.judging import head_of
 from support.refusals import refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import registry
 from hf_lossy_assist.registry import register_rule, register_stop
 from hf_lossy_assist.rules import RULES
+
+
+def doubting():
+    """A head that says P(acceptable) = 0.5 of the state that predicts a token."""
+    return hla.LinearHead(hla.HeadConfig(SIZE)).eval()
+
+
+def judging():
+    """A head that says P(important) of the target's state, and likes to let tokens pass."""
+    return head_of(SIZE, bias=-3.0, threshold=0.5)
+
+
+SIZE = 32
+HEADS = {"judge": judging, "autojudge": judging, "sprinter": doubting}
+
+
+def texts(policy, sampling):
+    """Of a batch of a tiny target and a draft that is often right."""
+    model = tiny.shared("llama")
+    more = {"do_sample": True, "temperature": 1.5, "top_k": 0} if sampling else {}
+    torch.manual_seed(3)
+    out = tiny.assisted(
+        model, tiny.prompts((9, 1, 4)), tiny.draft_of(model, "often"), policy, eos_token_id=tiny.NEVER_EMITTED, **more
+    )
+    return out.sequences
+
+
+def neutral(entry):
+    if entry.kind == "method":
+        return entry.make(HEADS[entry.name](), **entry.neutral)
+    spec = entry.neutral_spec
+    if entry.name in HEADS:
+        spec[entry.kind]["head"] = HEADS[entry.name]()
+    return hla.LossyPolicy.from_dict(spec)
+
+
+LOSSY = [e for kind in ("rule", "method") for e in registry.entries(kind) if e.neutral is not None and e.name != "sv"]
+
+
+@pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+@pytest.mark.parametrize("entry", LOSSY, ids=lambda e: f"{e.kind} {e.name}")
+def test_the_neutral_setting_is_strict_acceptance(entry):
+    policy = neutral(entry)
+    strict = hla.LossyPolicy(stop=policy.stop)
+    for mode in policy.rule.modes:
+        assert torch.equal(texts(policy, mode == "sampling"), texts(strict, mode == "sampling"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +110,14 @@ def test_a_taken_name_is_refused(half):
 def test_an_entry_that_contradicts_itself_is_refused(given, line):
     fine = {"name": "half", "cls": Half, "guarantee": "lossy", "neutral": {"share": 1.1}, "summary": "For a test."}
     refused(lambda: register_rule(**(fine | given)), line)
-    refused(lambda: register_rule(**(fine | {"cls": 3})), "expected a class or a function", TypeError)
+    for name, wrong in {"cls": "a class", "paper": "a text", "summary": "a text", "neutral": "a dict of"}.items():
+        refused(lambda name=name: register_rule(**(fine | {name: 3})), f"expected {wrong}", TypeError)
     assert "half" not in RULES
+
+
+def test_what_nobody_registered_cannot_be_forgotten():
+    refused(lambda: registry.forget("rules", "half"), "Did you mean 'rule'")
+    refused(lambda: registry.forget("rule", "topk"), "Did you mean 'top_k'")
 
 
 def test_the_stops_of_others_are_lossless_too():

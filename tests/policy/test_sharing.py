@@ -52,7 +52,7 @@ def commits(hub: Any, repo: str = REPO) -> int:
 
 def linear(seed: int = 0) -> LinearHead:
     torch.manual_seed(seed)
-    return LinearHead(HeadConfig(4, training={"lambda": 1.2})).eval()
+    return LinearHead(HeadConfig(4, lam=1.2)).eval()
 
 
 # -- heads ------------------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_a_policy_takes_its_head_along(hub, tmp_path):
 def test_a_repository_of_a_head_alone_is_sprinter(hub):
     push(SHIPPED, REPO)
     policy = LossyPolicy.from_pretrained(REPO)
-    assert isinstance(policy, Sprinter) and policy == Sprinter(demo.head())
+    assert policy == Sprinter(demo.head())
     assert policy.to_dict()["stop"]["head"] == REPO
     assert LossyPolicy.from_dict(policy.to_dict()) == policy
 

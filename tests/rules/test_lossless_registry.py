@@ -14,13 +14,15 @@ import torch
 from support.blocks import Everything
 from support.enumeration import marginal, off
 from support.registry_models import END, SIZE, extreme, models, of_these, prompts, shipped
+from support.rule_cases import CASES
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.features import FeatureSpec
-from hf_lossy_assist.artifacts.heads import HeadConfig, LinearHead
-from hf_lossy_assist.artifacts.profile import Bins, Latency
+from hf_lossy_assist.artifacts.head_config import HeadConfig
+from hf_lossy_assist.artifacts.heads import LinearHead
+from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.filters import FILTERS
-from hf_lossy_assist.policy.methods import METHODS, POLICIES
+from hf_lossy_assist.registry import Names, entry
 from hf_lossy_assist.rules import RULES
 from hf_lossy_assist.stops import STOPS
 
@@ -45,6 +47,7 @@ def verification(exact: str = "full", **settings) -> hla.Verification:
 
 
 MADE = {
+    **{name: (lambda case=case: case.ladder[-1]) for name, case in CASES.items() if name in RULES},
     "strict": hla.Strict,
     "all_but_last": hla.AllButLast,
     "block_verification": hla.BlockVerification,
@@ -82,13 +85,14 @@ MADE = {
     "all": hla.VerifyAll,
     "sv": verification,
     "staged": lambda: hla.Staged(models()[2]),
-    "policy strict": lambda: POLICIES["strict"],
-    "policy svip": lambda: hla.LossyPolicy(stop=POLICIES["svip"].stop.with_longest(2)),
-    "policy sprinter": lambda: METHODS["sprinter"](head()),
-    "policy autojudge": lambda: METHODS["autojudge"](head("token", "important"), 0.5),
-    "policy sv": lambda: hla.SpeculativeVerification(extreme(), models()[2], 2),
+    "method strict": lambda: hla.as_policy("strict"),
+    "method svip": lambda: hla.svip(max_draft=2),
+    "method specdec": lambda: hla.specdec(head("token", bias=2.0), 0.3, 2),
+    "method sprinter": lambda: hla.sprinter(head()),
+    "method autojudge": lambda: hla.autojudge(head("token", "important"), 0.5),
+    "method sv": lambda: hla.SpeculativeVerification(extreme(), models()[2], 2),
 }  # fmt: skip
-NAMES = [*RULES, *STOPS, *FILTERS, *(f"policy {name}" for name in (*POLICIES, *METHODS, "sv"))]
+NAMES = [*RULES, *STOPS, *FILTERS, *(f"method {name}" for name in Names("method"))]
 
 
 def whole(part, gamma: int = 2) -> hla.LossyPolicy:
@@ -110,8 +114,10 @@ def test_the_table_has_every_name_and_no_other():
 @pytest.mark.parametrize("name", NAMES)
 def test_what_says_lossless_has_the_targets_law(name):
     policy = made(name)
-    lossless = {"strict", "block_verification", "limited", "union", "policy strict", "policy svip", "policy sv"}
-    assert policy.lossless == (name in lossless | set(STOPS) | set(FILTERS)), "the guarantee of a name has changed"
+    kinds = {**dict.fromkeys(STOPS, "stop"), **dict.fromkeys(FILTERS, "filter")} | dict.fromkeys(RULES, "rule")
+    kind = "method" if name.startswith("method ") else kinds[name]
+    guarantee = entry(kind, name.removeprefix("method ")).guarantee
+    assert policy.lossless == (guarantee != "lossy"), "what is made here says something else than the registry"
     target, draft, _ = models()
     if not policy.lossless:
         return
@@ -125,7 +131,7 @@ def test_what_says_lossless_has_the_targets_law(name):
             distance, runner = off(target, draft, each, prompts(5), rounds=rounds, end=END)
             assert distance < CLOSE, (each, rounds)
             widths |= runner.widths
-    assert max(widths) > 1 or name == "policy svip"  # its h is too low for such laws
+    assert max(widths) > 1 or name == "method svip"  # its h is too low for such laws
 
 
 def test_the_enumeration_finds_what_is_not_lossless():

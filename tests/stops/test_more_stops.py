@@ -16,7 +16,7 @@ from support.blocks import Everything
 from support.distributions import REJECT, goodness, sample, target_law
 from support.drafts import draft_of, head_for
 from support.policies import stops as simple_stops
-from support.stops import answers, logits, stock_lengths
+from support.stops import answers, logits
 from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
@@ -349,34 +349,6 @@ EVERY = {
 }
 
 
-@pytest.mark.parametrize("kind", tiny.DRAFTS)
-@pytest.mark.parametrize("name", EVERY)
-def test_greedy_text_is_the_targets(name, kind):
-    expected = tiny.greedy(tiny.shared("llama"), tiny.prompts(RAGGED))
-    first, second = (run(EVERY[name], RAGGED, kind) for _ in range(2))
-    assert torch.equal(first.sequences, expected)
-    assert [row.steps for row in first.speculation.rows] == [row.steps for row in second.speculation.rows]
-    assert first.speculation.lossless
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_rounds_differ_in_length(name):
-    """What the two tests beside this one would not notice: a stop that never stops, or always."""
-    sent = {length for row in run(EVERY[name], RAGGED, **WHOLE).speculation.rows for length, _ in row.steps}
-    assert len(sent) > 2
-
-
-@pytest.mark.parametrize("name", ["adaedl", "disco", "any_of", "all_of"])
-def test_a_row_drafts_as_it_would_alone(name):
-    """Both in the same order of rounds, so that what a row has learnt is its own."""
-    prompts, model = tiny.prompts(RAGGED), tiny.shared("llama")
-    together = run(EVERY[name], RAGGED, **WHOLE).speculation.rows
-    for b, width in enumerate(RAGGED):
-        inputs = {key: value[b : b + 1, -width:] for key, value in prompts.items()}
-        alone = tiny.assisted(model, inputs, tiny.draft_of(model, "often"), EVERY[name], **WHOLE).speculation.rows[0]
-        assert alone.steps == together[b].steps and alone.token_sources == together[b].token_sources
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_samples_have_the_targets_law(name, monkeypatch):
     """At 0.7, over all 216 texts of three tokens; the same counts must find a rule that is wrong."""
@@ -386,12 +358,6 @@ def test_samples_have_the_targets_law(name, monkeypatch):
     assert goodness(sample(policy, settings, calls=2), law) > REJECT
     monkeypatch.setattr("hf_lossy_assist.generation.enable.announce", lambda policy: None)
     assert goodness(sample(LossyPolicy(rule=Everything(), stop=EVERY[name]), settings, calls=1), law) < REJECT
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_in_transformers_own_loop(name):
-    equal, sent = stock_lengths(EVERY[name], "often")
-    assert equal and max(sent) <= EVERY[name].longest
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from hf_lossy_assist.artifacts.profile import Bins
+from hf_lossy_assist.artifacts.profile_tables import Bins
 
 
 def laws(random, *shape):

@@ -7,7 +7,9 @@ import numpy as np
 import torch
 
 from hf_lossy_assist import ModelIdentity
-from hf_lossy_assist.artifacts.profile import Bins, Latency, Profile, machine
+from hf_lossy_assist.artifacts.machine import machine
+from hf_lossy_assist.artifacts.profile import Profile
+from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.models.identity import tokenizer_hash
 from support import tiny
 from support.small import tokenizer

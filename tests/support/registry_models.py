@@ -6,7 +6,9 @@ import numpy as np
 import torch
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.artifacts.profile import Bins, Latency, Profile, machine
+from hf_lossy_assist.artifacts.machine import machine
+from hf_lossy_assist.artifacts.profile import Profile
+from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.models.identity import ModelIdentity
 from support import tiny
 

@@ -1,5 +1,7 @@
 """Shared by several tests."""
 
+from collections.abc import Sequence
+
 import torch
 
 import hf_lossy_assist as hla
@@ -34,3 +36,46 @@ def stock_lengths(stop, kind: str) -> tuple[bool, list[int]]:
     finally:
         hook.remove()
     return torch.equal(out, expected), sent
+
+
+ROUNDS, LEAVES = 12, (12, 5, 12, 8)  # rounds of a walk, and how many of them each row drafts in
+
+
+def walk(stop, numbers: Sequence[int] = (0, 1, 2, 3), order: Sequence[int] = (0, 1, 2, 3)) -> list[list[int]]:
+    """Rounds of a call of four rows without models: how much each row drafted in each round, (rows, rounds).
+
+    Row b always sees the same tokens, logits and states, and the same share of its draft is accepted. Its number in the call is
+    `numbers[b]`, and the rows stand in the batch in this `order`. A finished row leaves the batch two rounds later.
+    """
+    torch.manual_seed(1)
+    most = stop.longest
+    sharpness = torch.rand(4, ROUNDS, most, 1) * 4
+    logits, states = torch.randn(4, ROUNDS, most, 12) * sharpness, torch.randn(4, ROUNDS, most, 32)
+    tokens, share = (
+        logits.argmax(dim=-1, keepdim=True),
+        torch.rand(4, ROUNDS) ** torch.tensor([[0.2], [0.5], [1.0], [3.0]]),
+    )
+    run, drafted = stop.start(4), [[0] * ROUNDS for _ in range(4)]
+    for i in range(ROUNDS):
+        unfinished, present = ([b for b in order if i < LEAVES[b] + later] for later in (0, 2))
+        limits = run.begin_round([numbers[b] for b in unfinished])
+        assert len(limits) == len(unfinished) and all(0 <= limit <= most for limit in limits), limits
+        room = dict.fromkeys(present, 0) | dict(zip(unfinished, limits, strict=True))
+        for t in range(max(limits)):
+            stops = torch.zeros(len(present), dtype=torch.bool)
+            if stop.adaptive:
+                rows = [numbers[b] for b in present]
+                stops = run.after_token(
+                    tokens[present, i, t], (logits[present, i, t],), rows=rows, features=states[present, i, t]
+                )
+                assert stops.shape == (len(present),) and stops.dtype == torch.bool
+            for b, stopped in zip(present, stops.tolist(), strict=True):
+                if t < room[b]:
+                    drafted[b][i] = t + 1
+                    room[b] = t + 1 if stopped else room[b]
+            if all(t + 1 >= limit for limit in room.values()):
+                break
+        sent = [drafted[b][i] for b in unfinished]
+        accepted = [int(share[b, i] * (n + 1)) for b, n in zip(unfinished, sent, strict=True)]
+        run.observe([numbers[b] for b in unfinished], sent, accepted)
+    return drafted

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -224,3 +225,112 @@ def test_what_a_server_says_back_does_not_show_a_secret(raw, how):
         with pytest.raises(PermissionError, match="bad credentials … given") as error:
             endpoint.check()
     assert PASSWORD not in str(error.value)
+
+
+def reply(text: str, status: bytes = b"200 OK") -> bytes:
+    body = text.encode()
+    return HEAD.replace(b"200 OK", status) + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+ODD = "s3cr\"e't\\w0rd"  # a key with whatever JSON and Python escape
+ACCENT = "s3crét w0rd/é"
+
+
+@pytest.mark.parametrize("secret", [PASSWORD, ODD, ACCENT, 'a"b"c"d"e', "it's'it's"])
+@pytest.mark.parametrize(
+    "spelt",
+    [
+        str,
+        json.dumps,
+        lambda text: json.dumps(text, ensure_ascii=False),
+        repr,
+        lambda text: repr(text + "'\""),
+        ascii,
+        urllib.parse.quote,
+        lambda text: base64.b64encode(text.encode()).decode(),
+        lambda text: base64.b64encode(f"user:{text}".encode()).decode(),
+        lambda text: json.dumps({"sent": json.dumps({"key": text})}),
+    ],
+    ids=["plain", "JSON", "JSON in UTF-8", "repr", "repr with quotes", "ascii", "address", "base64", "basic", "JSON in JSON"],
+)  # fmt: skip
+def test_no_spelling_of_a_secret_is_shown_or_recorded(raw, secret, spelt):
+    said = f"no: {spelt(secret)} given"
+    failures = [
+        reply(json.dumps({"error": {"message": said}}), b"401 No"),
+        reply(json.dumps({"message": said}), b"500 No"),
+        reply(json.dumps({"nothing": said})),
+    ]
+    text = reply(json.dumps({"choices": [{"text": f" the key is {secret}!"}]}))
+    replies = iter([*failures, text, text])
+    url = raw(lambda connection: connection.sendall(next(replies)))
+    within = url.replace("http://", f"http://user:{urllib.parse.quote(secret, safe='')}@")
+    with Endpoint(within, "target", retries=0) as endpoint:
+        for _ in failures:
+            with pytest.raises((ValueError, OSError)) as error:
+                endpoint.complete("a", 9)
+            shown = str(error.value)
+            assert "…" in shown and "\n" not in shown
+            assert spelt(secret).strip("\"'").rstrip("=") not in shown and secret not in shown
+        assert endpoint.complete("a", 9).text == " the key is …!"
+    if secret.isascii():
+        with Endpoint(url, "target", key=secret) as endpoint:
+            assert endpoint.complete("a", 9).text == " the key is …!"
+
+
+@pytest.mark.parametrize("key", ["sk-line\nend-1", "sk-\x1bescape-1", "sk-accént-1"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(monkeypatch, key):
+    for given in ({"key": key}, {}):
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+        with pytest.raises(ValueError, match="key: it holds characters that no HTTP header can carry") as error:
+            Endpoint("http://127.0.0.1:9/v1", "target", **given)
+        text = str(error.value)
+        assert "\n" not in text and key[:3] not in text and key[-4:] not in text
+
+
+def test_a_blank_key_is_none(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", " ")
+    with OpenAIServer(lambda prompt, most, body: ("ok", "stop")) as server, Endpoint(server.url, "target") as endpoint:
+        assert endpoint.complete("a", 9).text == "ok"
+        assert server.asked[0].key.endswith("none")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://u:12345/{PASSWORD}@127.0.0.1:9/v1",
+        f"http://u:12345/x?{PASSWORD}@127.0.0.1:9/v1",
+        f"http://u:12345/{PASSWORD}#y@127.0.0.1:9/v1",
+        f"http://u:{PASSWORD}/x@127.0.0.1:9/v1",
+    ],
+)
+def test_a_password_that_is_not_escaped_is_no_path(url):
+    with pytest.raises(ValueError, match="expected an address|behind the host") as error:
+        Endpoint(url, "target")
+    assert PASSWORD not in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://a..b/v1", f"http://{'a' * 64}.org/v1", "http://127.0.0.1\n:9/v1", "http://a\x01b/v1", "http://a b/v1", "http://a/\x7fv1",
+     "http://[::1/v1", "http://a:99999/v1"],
+)  # fmt: skip
+def test_what_is_no_address_is_one_line(url):
+    with pytest.raises(ValueError, match="^url: ") as error:
+        Endpoint(url, "target", retries=0)
+    assert "\n" not in str(error.value) and str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("charset", ["rot13", "idna", "undefined", "no-such"])
+@pytest.mark.parametrize("status", [b"200 OK", b"400 No"])
+def test_a_reply_in_a_charset_of_no_text_is_read_as_json_is(raw, charset, status):
+    head = HEAD.replace(b"200 OK", status).replace(
+        b"application/json", f"application/json; charset={charset}".encode()
+    )
+    url = raw(lambda connection: connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY))
+    with Endpoint(url, "target", retries=0) as endpoint:
+        if status == b"200 OK":
+            assert endpoint.complete("a", 9) == Completion(" ok", True)
+        else:
+            with pytest.raises(ValueError, match="refused the request .400") as error:
+                endpoint.complete("a", 9)
+            assert url in str(error.value) and "\n" not in str(error.value)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_lossy_assist.tasks import sandbox, workers
+from hf_lossy_assist.tasks import programs, sandbox, workers
 from hf_lossy_assist.tasks.programs import CodeTask
 
 
@@ -101,6 +101,50 @@ def test_no_folder_is_left(task, tmp_path, monkeypatch):
     before = sorted(tmp_path.iterdir())
     assert outcome(task, "open('left', 'w').write('x')", "import posix", "posix._exit(0)").startswith("failed")
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_folders_in_folders_are_deleted_however_deep(task, tmp_path, monkeypatch):
+    """`shutil.rmtree` ended the run with a RecursionError, and left them."""
+    monkeypatch.setattr(workers.tempfile, "tempdir", str(tmp_path))
+    before = sorted(tmp_path.iterdir())
+    deep = ["import posix", "for n in range(3000):", "    posix.mkdir('d' * 9)", "    posix.chdir('d' * 9)"]
+    outside = "posix.chdir('/proc/self/cwd')"
+    for last in ("posix._exit(0)", f"{outside}; return a + b"):
+        assert outcome(task, *deep, last).startswith(("failed", "passed"))
+        assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_folder_is_deleted_whatever_is_in_it(tmp_path):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("x")
+    folder = tmp_path / "folder"
+    (folder / "a" / "b" / "c").mkdir(parents=True)
+    (folder / "a" / "b" / "file").write_text("x")
+    (folder / "a" / "link").symlink_to(kept)
+    (folder / "loop").symlink_to(folder)
+    (folder / "a" / "b").chmod(0)
+    (folder / "a").chmod(0)
+    workers.delete(str(folder))
+    assert not folder.exists() and (kept / "file").read_text() == "x"
+
+
+STOP = "posix.kill(posix.getppid(), 19)"  # SIGSTOP
+
+
+@pytest.mark.parametrize("again", ["time.sleep(60)", f"while True: {STOP}"], ids=["once", "always"])
+def test_a_program_that_stops_its_runner_is_late_and_ended(task, monkeypatch, again):
+    """It cost half a minute, which is here as good as for ever, and went on by itself."""
+    monkeypatch.setattr(programs, "SLACK", 1e6)
+    task.timeout = 1.0
+    mark = f"posix.execv(sys.executable, [sys.executable, '-c', 'import posix, time; {again}', '{MARK}'])"
+    if again.startswith("while"):
+        mark = mark.replace("posix.getppid()", "int(sys.argv[1])").replace(
+            f"'{MARK}'", f"str(posix.getppid()), '{MARK}'"
+        )
+        mark = mark.replace("import posix, time", "import posix, sys")
+    lines = ["import posix, sys", f"if posix.fork() == 0: {mark}", STOP, "while True: pass"]
+    assert outcome(task, *lines).startswith("failed") and not running(MARK)
 
 
 def test_a_kept_process_outlives_the_thread_that_asked_first():

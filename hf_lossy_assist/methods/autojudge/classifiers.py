@@ -14,7 +14,8 @@ import torch
 from huggingface_hub.utils import tqdm
 
 from ...artifacts.features import POSITIONS
-from ...artifacts.heads import KINDS, Head, HeadConfig
+from ...artifacts.head_config import HeadConfig
+from ...artifacts.heads import KINDS, Head
 from ...validation import check_int, check_number, check_positive, shown
 
 

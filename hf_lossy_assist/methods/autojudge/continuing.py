@@ -64,8 +64,11 @@ class Choice:
         """`state`: None for greedy choices."""
         self.processing, self.state = Processing(processors, 1), state
 
-    def __call__(self, texts: Sequence[list[int]], logits: torch.Tensor) -> list[int]:
-        """One token after each of `texts`, from raw `logits` (N, V)."""
+    def __call__(self, texts: Sequence[list[int]], logits: torch.Tensor, model: str = "") -> list[int]:
+        """One token after each of `texts`, from raw `logits` (N, V) of the model `model`.
+
+        Raises: `ValueError`, one line, where they are NaN or infinite, after the processors too: no choice could be made of them.
+        """
         if not texts:
             return []
         lengths = [len(text) for text in texts]
@@ -73,6 +76,13 @@ class Choice:
         if self.processing.needs_prefix:
             ids = torch.tensor([text + [0] * (max(lengths) - len(text)) for text in texts], device=logits.device)
         scores = self.processing(ids, lengths, logits.float()[:, None], [0] * len(texts))[:, 0]
+        fine = scores.amax(dim=-1).isfinite()
+        if not fine.all():
+            text = texts[int((~fine).nonzero()[0])]
+            raise ValueError(
+                f"the {model} model gave NaN or infinite logits after {len(text)} tokens of a problem's text, prompt included: look at "
+                "its dtype and weights, and at the temperature"
+            )
         if self.state is not None:
             noise = torch.stack([self.noise(text, scores.shape[-1]) for text in texts])
             scores = scores.log_softmax(dim=-1) + noise.to(scores.device)
@@ -159,7 +169,7 @@ class Batch:
             feed[b, 0] = text[-1]
         counts = [int(new is not None) for new in self.new]  # idle rows are fed a token that nobody remembers
         logits = self.model.feed(feed, counts, keep=1)[:, -1]
-        tokens = self.choice(texts, logits[torch.tensor(writing, device=logits.device)])
+        tokens = self.choice(texts, logits[torch.tensor(writing, device=logits.device)], "target")
         ready = []
         for b, text, token in zip(writing, texts, tokens, strict=True):
             self.cached[b] = text
@@ -203,7 +213,7 @@ class DraftChoices:
             missing = self.vocabulary - logits.shape[-1]
             logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
             ends = range(place + len(piece) - logits.shape[0], place + len(piece))
-            out += self.choice([text[: end + 1] for end in ends], logits)
+            out += self.choice([text[: end + 1] for end in ends], logits, "draft")
         self.cached = text[:-1]
         return out
 

@@ -18,7 +18,8 @@ import torch
 from ...artifacts.cards import head_card, write_card
 from ...artifacts.features import FeatureSpec
 from ...artifacts.files import new_folder
-from ...artifacts.heads import Head, HeadConfig
+from ...artifacts.head_config import HeadConfig
+from ...artifacts.heads import Head
 from ...artifacts.sampling_settings import decoding_of
 from ...models.identity import ModelIdentity, tokenizer_hash, versions
 from ...training.jobs import check_entries
@@ -325,12 +326,11 @@ def _with_figures(
         "held_out_mismatches": report.held_out,
         "held_out_important": report.held_out_important,
         "recall_goal": settings.recall,
-        "threshold": report.threshold,
         "thresholds": report.thresholds,
     }
     if report.comparison:
         metrics["comparison"] = report.comparison
-    return dataclasses.replace(config, training=training, metrics=metrics)
+    return dataclasses.replace(config, threshold=report.threshold, training=training, metrics=metrics)
 
 
 def _of_fold(
@@ -346,6 +346,5 @@ def _of_fold(
         "brier": float(np.mean((said.astype(np.float64) - y) ** 2)),
         "held_out_mismatches": len(y),
         "held_out_important": int(y.sum()),
-        "threshold": threshold,
     }
-    return dataclasses.replace(config, training=training, metrics=metrics)
+    return dataclasses.replace(config, threshold=threshold, training=training, metrics=metrics)

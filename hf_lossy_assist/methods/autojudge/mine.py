@@ -23,7 +23,7 @@ from ...models.rope import ChangingRope
 from ...models.trials import why_not_rows
 from ...tasks.endpoint import Endpoint
 from ...tasks.tasks import AnswerTask, Problem
-from ...training.jobs import key_of, prepare, sealed_line
+from ...training.jobs import key_of, prepare
 from ...validation import (
     MOST_FACTOR,
     MOST_NEW_TOKENS,
@@ -35,7 +35,7 @@ from ...validation import (
     check_positive,
 )
 from .continuing import Batch, Choice, Continuer, DraftChoices, decoding_processors
-from .mined import RECORD, assemble, read_lines
+from .mined import RECORD, assemble, line_of, read_lines
 from .remote import Remote
 from .search import Continue, Limits, Mined, Search, Work, search
 
@@ -128,7 +128,7 @@ def mine(
         for mined in tqdm(
             found, desc="mining", unit="problem", total=len(mine_own), disable=not state.is_main_process
         ):
-            file.write(sealed_line(asdict(mined), key))
+            file.write(line_of(mined, key))
             file.flush()
 
     state.wait_for_everyone()

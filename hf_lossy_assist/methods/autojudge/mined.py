@@ -12,13 +12,14 @@ from huggingface_hub import DatasetCard, DatasetCardData
 
 from ...artifacts.cards import TEMPLATES, escaped
 from ...artifacts.files import new_folder, write_text
-from ...artifacts.reading import LONGEST
 from ...models.identity import ModelIdentity
-from ...training.jobs import WHOLE, digests, key_of, unsealed
+from ...training.jobs import WHOLE, digests, key_of, sealed_line, unsealed
+from ...validation import listed
 from .search import Mined, Mismatch
 
 
 RECORD = "mine.json"
+LONGEST = 256 * 2**20  # bytes of a problem's line; a response of 8000 tokens with 8000 mismatches fits in
 
 
 def schema() -> Any:
@@ -44,8 +45,19 @@ def schema() -> Any:
     )
 
 
+def line_of(mined: Mined, key: str) -> str:
+    """A problem as the line of an unfinished run. `ValueError`, one line, where it is longer than what is read back."""
+    line = sealed_line(asdict(mined), key)
+    if len(line) > LONGEST or len(line.encode("utf-8")) > LONGEST:
+        raise ValueError(
+            f"problem {mined.problem} has {len(mined.mismatches)} mismatches, more than fit into a line of {LONGEST} bytes: mine "
+            "again with fewer (max_mismatches) or shorter responses (max_new_tokens)"
+        )
+    return line
+
+
 def read_lines(part: Path) -> list[Mined]:
-    """The problems that an unfinished run has done, by their number. A line that was cut off is taken away.
+    """The problems that an unfinished run has done, by their number. A last line that was cut off is taken away.
 
     Raises: `ValueError`, one line, for a line that is not what was written, or of another run.
     """
@@ -64,7 +76,9 @@ def _whole_lines(file: Path) -> Iterator[bytes]:
         raise ValueError(f"{file} is no file: delete it and resume")
     with open(file, "r+b") as lines:
         whole = 0
-        while line := lines.readline(LONGEST):  # to "\n" alone: a text may hold other separators
+        while line := lines.readline(LONGEST + 1):  # to "\n" alone: a text may hold other separators
+            if len(line) > LONGEST:  # nothing here wrote it, and what stands behind it is not to be lost
+                raise ValueError(f"{file} has a line of more than {LONGEST} bytes: delete it and resume")
             if not line.endswith(b"\n"):  # killed, or the disk was full, in the middle of a line
                 lines.truncate(whole)
                 return
@@ -77,6 +91,12 @@ def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: Any) -> No
     from datasets import Dataset
 
     mined = read_lines(part)
+    there = {one.problem for one in mined}
+    missing = [number for number in range(facts["problems"]) if number not in there]
+    if missing:
+        raise ValueError(
+            f"{part} lacks {len(missing)} of {facts['problems']} problems ({listed(missing, 5)}): resume mines them again"
+        )
     facts = facts | {"found": summary(mined)}
     with new_folder(part / WHOLE) as folder:
         found, columns = rows(mined, tokenizer), schema()

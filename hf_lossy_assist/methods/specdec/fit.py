@@ -13,7 +13,8 @@ import torch
 
 from ...artifacts.cards import head_card, write_card
 from ...artifacts.files import new_folder
-from ...artifacts.heads import Head, HeadConfig
+from ...artifacts.head_config import HeadConfig
+from ...artifacts.heads import Head
 from ...training.dataset import Table, read_table
 from ...training.plots import reliability_figure
 from ...validation import check_number

@@ -4,6 +4,7 @@ Adam and binary cross entropy with early stopping, split by prompt (Zhong et al.
 huggingface.co/papers/2502.04557). Features are standardised and the scaler is folded into the first layer, so a head reads raw hidden states.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,8 @@ from torch.nn import functional as F
 from ...artifacts.cards import head_card, write_card
 from ...artifacts.features import FeatureSpec
 from ...artifacts.files import new_folder
-from ...artifacts.heads import KINDS, WIDEST, Head, HeadConfig
+from ...artifacts.head_config import WIDEST, HeadConfig
+from ...artifacts.heads import KINDS, Head
 from ...artifacts.sampling_settings import decoding_of
 from ...models.identity import ModelIdentity, versions
 from ...training.dataset import Table, acceptable, read_table
@@ -234,7 +236,6 @@ def _with_figures(head: Head, report: Report, table: Table, settings: FitSetting
         "number_of_prompts": facts["prompts"],
         "tokens": f"{sizes[0]} for training, {sizes[1]} for early stopping, {sizes[2]} for the figures; no prompt in two parts",
         "prefixes": "original, draft-only, target-only and interleaved, weighted equally",
-        "lambda": report.lam,
         "loss": f"binary cross entropy, Adam, learning rate {settings.learning_rate:g}, early stopping"
         + (", both labels weighted equally, intercept moved back" if settings.balance else ""),
         "seed": settings.seed,
@@ -246,7 +247,7 @@ def _with_figures(head: Head, report: Report, table: Table, settings: FitSetting
         **{f"auroc_{name}": value for name, value in report.auroc_by_kind.items()},
         "thresholds": report.thresholds,
     }
-    head.config = HeadConfig(**(vars(head.config) | {"training": training, "metrics": metrics}))
+    head.config = HeadConfig(**(vars(head.config) | {"lam": report.lam, "training": training, "metrics": metrics}))
     return head
 
 
@@ -260,7 +261,7 @@ def fit_sprinter(
     Returns: the head that was written, and every λ's report in the order given. Raises: `ValueError`, one line.
     """
     from ...training.plots import reliability_figure, roc_figure
-    from .plan import HELD_OUT, held_out
+    from .plan import DIGEST, HELD_OUT, held_out
 
     out = Path(out)
     if out.exists():
@@ -276,9 +277,10 @@ def fit_sprinter(
     others = {f"auroc_lambda_{r.lam:g}": r.auroc for _, r in fitted if r is not report}
     head.config.metrics.update(others)
     with new_folder(out) as folder:
+        records = safetensors.torch.save(held_out(table.of(split(table.prompt, settings.seed)[2]), head))
+        (folder / HELD_OUT).write_bytes(records)
+        head.config.training[DIGEST] = hashlib.sha256(records).hexdigest()
         head.write(folder)
-        records = held_out(table.of(split(table.prompt, settings.seed)[2]), head)
-        (folder / HELD_OUT).write_bytes(safetensors.torch.save(records))
         curves = {f"$\\lambda$ = {r.lam:g}": (*zip(*r.roc, strict=True), r.auroc) for _, r in fitted}
         roc_figure(curves, folder / "roc.png")  # type: ignore[arg-type]
         reliability_figure(report.reliability, folder / "reliability.png")

@@ -6,10 +6,12 @@ The verifier's verdicts on held-out texts are replayed into rounds, and a round'
 and all tokens behind the first unacceptable one for unacceptable, which real texts are not.
 """
 
+import hashlib
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,20 +20,24 @@ import torch
 from safetensors import SafetensorError
 from scipy.optimize import nnls
 
-from ...artifacts.heads import Head
-from ...artifacts.hub import fetch
+from ...artifacts.heads import CONFIG, Head
+from ...artifacts.hub import AGAIN, fetch
+from ...artifacts.reading import read_object, read_whole
 from ...generation.enable import speculative_generate
 from ...models.inspect import base_of
 from ...policy.policy import LossyPolicy
 from ...stats.report import SpeculationStats
 from ...stops import Constant, HeadStop
-from ...training.dataset import Table, acceptable
-from ...validation import LONGEST_DRAFT, MOST_NEW_TOKENS, check_int, check_number
+from ...training.dataset import KINDS, Table, acceptable, check_records
+from ...validation import LONGEST_DRAFT, MOST_FACTOR, MOST_NEW_TOKENS, check_int, check_number
 from .fit import THRESHOLDS
 from .theory import expected_accepted
 
 
 HELD_OUT = "heldout.safetensors"  # beside a fitted head: what `replay` needs, without features
+DIGEST = "heldout_sha256"  # its entry in the head's config, under `training`
+LARGEST = 2**28  # bytes of it
+COLUMNS = {"row": torch.int32, "kind": torch.int8, **dict.fromkeys(("v", "p", "q", "distance"), torch.float32)}
 
 
 @dataclass
@@ -86,12 +92,47 @@ def held_out(table: Table, head: Head) -> dict[str, torch.Tensor]:
 
 
 def read_held_out(source: str, **kwargs: Any) -> dict[str, torch.Tensor]:
-    """The held-out records beside a head, in a folder or on the Hub."""
-    [file] = fetch(source, [HELD_OUT], **kwargs)
+    """The held-out records beside a head, in a folder or on the Hub: the columns that `held_out` gives.
+
+    Raises: `ValueError`, one line, where they are missing or not those that the head was fitted with (its config has their SHA-256).
+    """
+    file, config = fetch(source, [HELD_OUT, CONFIG], **kwargs)
+    training = read_object(config).get("training")
+    digest = training.get(DIGEST) if isinstance(training, dict) else None
+    data = read_whole(file, LARGEST)
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise ValueError(
+            f"{file} is not the file that {CONFIG} was saved with (SHA-256 differs): fit the head again, or download it again ({AGAIN})"
+        )
     try:
-        return safetensors.torch.load(file.read_bytes())
-    except SafetensorError as error:
+        columns = safetensors.torch.load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
         raise ValueError(f"{file} is not a whole safetensors file ({error}): fit the head again") from None
+    found = {name: (column.dtype, column.shape) for name, column in columns.items()}
+    shape = columns["row"].shape if "row" in columns else torch.Size()
+    if found != {name: (dtype, shape) for name, dtype in COLUMNS.items()} or len(shape) != 1 or not shape[0]:
+        raise ValueError(f"{file}: expected the columns {', '.join(COLUMNS)} of one length: fit the head again")
+    check_records(columns, KINDS, f"{file}: ")
+    if not ((columns["v"] >= 0) & (columns["v"] <= 1)).all():
+        raise ValueError(f"{file}: v is not from 0 to 1 everywhere: fit the head again")
+    for name in ("draft", "mixed"):
+        if not (columns["kind"] == KINDS.index(name)).any():
+            raise ValueError(f"{file} holds no texts of the kind {name!r}, which the plan replays: fit the head again")
+    return columns
+
+
+def lambda_of(head: Head) -> float:
+    """The λ that a head was trained for. `ValueError`, one line, where its config has none, or one that no fit takes."""
+    place, lam = Path(head.source or "the head", CONFIG), head.config.lam
+    if lam is None:
+        raise ValueError(
+            f"{place} has no λ (lam), by which a plan counts acceptable tokens: write the λ of its labels there, or fit the head again"
+        )
+    try:
+        check_number("lam", lam, 0.0, MOST_FACTOR)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}: {error}: fit the head again") from None
+    return lam
 
 
 @dataclass
@@ -167,7 +208,7 @@ def run_lengths(data: dict[str, torch.Tensor], kind: int, lam: float) -> dict[in
 
 def plan(
     target: Any, draft: Any, tokenizer: Any, prompts: Sequence[str], head: Head, data: dict[str, torch.Tensor], *,
-    kinds: Sequence[str] = ("original", "draft", "target", "mixed"), new_tokens: int = 96, max_draft: int = HeadStop.max_draft,
+    kinds: Sequence[str] = KINDS, new_tokens: int = 96, max_draft: int = HeadStop.max_draft,
     thresholds: Sequence[float] = THRESHOLDS, do_sample: bool = False, max_distance: float = 0.02, repeats: int = 3,
 ) -> Plan:  # fmt: skip
     """Measure times on this machine and predict what each threshold gives.
@@ -187,7 +228,7 @@ def plan(
     check_number("max_distance", max_distance, 0.0, 1.0)
     if not prompts or not thresholds:
         raise ValueError(f"plan needs prompts and thresholds, got {len(prompts)} and {len(thresholds)}")
-    lam = float(head.config.training.get("lambda", 1.0))
+    lam = lambda_of(head)
     times = _measure(target, draft, tokenizer, prompts, head, new_tokens, max_draft, do_sample, repeats)
     fits = acceptable(data["p"], data["q"], lam)
     mixed, drafts = kinds.index("mixed"), kinds.index("draft")

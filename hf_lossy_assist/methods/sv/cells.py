@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...artifacts.profile import Bins
+from ...artifacts.profile_tables import Bins
 
 
 LEVELS = 10  # equal cells of X = min(1, p/q) for its entropy

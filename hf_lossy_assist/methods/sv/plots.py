@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from ...artifacts.profile import Bins, Latency
+from ...artifacts.profile_tables import Bins, Latency
 from ...filters.scheduling import choose
 from ...training.plots import save
 

@@ -19,7 +19,9 @@ import torch
 from huggingface_hub.utils import tqdm
 
 from ...artifacts.files import new_folder
-from ...artifacts.profile import MODELS, Bins, Latency, Profile, machine
+from ...artifacts.machine import machine
+from ...artifacts.profile import MODELS, Profile
+from ...artifacts.profile_tables import Bins, Latency
 from ...engine.call import Call
 from ...filters.base import VerifyFilter
 from ...filters.companion import check_companion

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from huggingface_hub.utils import tqdm
 
-from ...artifacts.profile import Bins, Latency, Profile
+from ...artifacts.profile import Profile
+from ...artifacts.profile_tables import Bins, Latency
 from ...engine.call import Call
 from ...filters.base import VerifyFilter
 from ...filters.scheduling import choose

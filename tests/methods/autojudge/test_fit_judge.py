@@ -262,7 +262,7 @@ def test_a_heads_folder_is_whole(judged):
     card = (folder / "README.md").read_text()
     assert card_problems(card) == ([], [])
     for text in (
-        "hla.AutoJudge(head)", "](roc.png)", "**important**", LABEL, "states of the draft and the target",
+        'lossy_policy="autojudge", head=head', "](roc.png)", "**important**", LABEL, "states of the draft and the target",
         f"| {report.threshold:.4g} (default) |", f"| auroc | {report.auroc:.4g} |", "reject at least 90% of the important tokens",
         "recall: important tokens rejected", "https://huggingface.co/papers/2504.20039",
     ):  # fmt: skip
@@ -282,7 +282,7 @@ def test_what_a_head_records(judged):
     assert training["C"] == report.c and training["task"] == "demo" and training["prompts"] == "the demo task"
     assert training["mismatches"] == report.mismatches and training["labels"] == "each mismatch swapped alone"
     metrics = config.metrics
-    assert metrics["threshold"] == report.threshold and metrics["thresholds"] == report.thresholds
+    assert config.threshold == report.threshold and metrics["thresholds"] == report.thresholds
     assert metrics["auroc"] == report.auroc and metrics["important_share"] == report.important
     assert report.at(report.threshold)[0] >= 0.9
 

@@ -2,6 +2,7 @@
 a kill, nor a full disk changes it."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -33,9 +34,10 @@ from transformers import (
 
 from hf_lossy_assist import demo
 from hf_lossy_assist.methods.autojudge import mine as module
+from hf_lossy_assist.methods.autojudge import mined as mined_module
 from hf_lossy_assist.methods.autojudge.continuing import Choice
 from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine, mine_problems
-from hf_lossy_assist.methods.autojudge.mined import RECORD, read_lines
+from hf_lossy_assist.methods.autojudge.mined import RECORD, assemble, read_lines
 from hf_lossy_assist.methods.autojudge.remote import Remote
 from hf_lossy_assist.methods.autojudge.search import Mined
 from hf_lossy_assist.tasks.answers import AnswerTask, Problem
@@ -444,6 +446,26 @@ def test_every_character_survives(tmp_path):
     assert {row["prompt"] for row in load_from_disk(str(out))} == set(prompts)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=["nan", "inf"])
+@pytest.mark.parametrize("broken", ["target", "draft"])
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
+def test_logits_of_which_no_choice_can_be_made(tmp_path, broken, value, do_sample):
+    """The argmax of NaN is a token, too, and would become a label."""
+    models = {"target": small.llama(), "draft": small.near(small.llama(), 0.3)}
+    with torch.no_grad():
+        models[broken].lm_head.weight[5] = value
+    task, settings = Last("w1 w2"), MineSettings(8, do_sample=do_sample)
+    with pytest.raises(ValueError) as error:
+        mine(models["target"], models["draft"], small.tokenizer(), task, task.problems(), tmp_path / "data", settings)
+    one_line(error, f"the {broken} model gave NaN or infinite logits after 2 tokens")
+
+
+def test_a_temperature_that_leaves_no_finite_logits(tmp_path):
+    with pytest.raises(ValueError) as error:
+        small_mine(tmp_path / "data", Last("w1 w2"), MineSettings(8, do_sample=True, temperature=1e-300))
+    one_line(error, "the target model gave NaN or infinite logits", "temperature")
+
+
 # -- interrupted --------------------------------------------------------------------------------------------------------
 
 COMMAND = f"mine --task demo --limit {COUNT} --max-new-tokens {NEW} --batch-size 2 --device cpu --out".split()
@@ -515,6 +537,43 @@ def test_a_full_disk(tmp_path):
     assert len(before) == 4000 and not before.endswith(b"\n") and 0 < len(done) < 20
     small_mine(out, ExactTask(task), batch_size=4, resume=True)
     assert same_dataset(out, small_mine(tmp_path / "whole", ExactTask(task), batch_size=20))
+
+
+def started(out: Path, count: int = 3) -> Path:
+    """The folder of a run that did all of `count` problems and was killed before it put them together."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "assemble", lambda *_: None)
+        small_mine(out, Last(*(f"w{n} w2" for n in range(count))))
+    return out.with_name("data.partial")
+
+
+def test_a_line_longer_than_what_is_read_is_not_taken_for_a_torn_one(tmp_path, monkeypatch):
+    """It was cut off with all that stood behind it, and the dataset was made without those problems."""
+    part = started(tmp_path / "data")
+    before, longest = (part / "00000.jsonl").read_bytes(), max(map(len, lines(part)))
+    monkeypatch.setattr(mined_module, "LONGEST", longest)  # the line end is a byte more
+    with pytest.raises(ValueError) as error:
+        read_lines(part)
+    one_line(error, "00000.jsonl has a line of more than", "delete it and resume")
+    assert (part / "00000.jsonl").read_bytes() == before
+    with pytest.raises(ValueError) as error:  # so nothing of that length is written
+        small_mine(tmp_path / "other", Last("w0 w2", "w1 w2", "w2 w2"))
+    one_line(error, "mismatches, more than fit into a line of", "max_mismatches")
+    monkeypatch.setattr(mined_module, "LONGEST", longest + 1)
+    assert len(read_lines(part)) == 3 and (part / "00000.jsonl").read_bytes() == before
+
+
+def test_a_dataset_lacks_no_problem(tmp_path):
+    part = started(tmp_path / "data")
+    kept = lines(part)
+    (part / "00000.jsonl").write_bytes(kept[0] + b"\n" + kept[2] + b"\n")
+    facts = json.loads((part / RECORD).read_text())
+    with pytest.raises(ValueError) as error:
+        assemble(tmp_path / "data", part, facts, small.tokenizer())
+    one_line(error, "lacks 1 of 3 problems (", "resume")
+    assert not (tmp_path / "data").exists() and part.is_dir()
+    out = small_mine(tmp_path / "data", Last("w0 w2", "w1 w2", "w2 w2"), resume=True)
+    assert {row["problem"] for row in load_from_disk(str(out))} <= {0, 1, 2} and not part.exists()
 
 
 def test_killed_after_its_last_rename(tmp_path):

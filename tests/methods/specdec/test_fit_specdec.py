@@ -195,7 +195,12 @@ def test_the_folder(tmp_path):
     }  # fmt: skip
     card = (tmp_path / "head" / "README.md").read_text()
     assert card_problems(card) == ([], [])
-    assert "Lossless" in card and "**Lossy.**" not in card and "hla.SpecDecPP(head" in card and "| 0.5 |" in card
+    assert (
+        "Lossless" in card
+        and "**Lossy.**" not in card
+        and 'lossy_policy="specdec", head=head' in card
+        and "| 0.5 |" in card
+    )
     loaded = Head.from_pretrained(tmp_path / "head")
     assert loaded.digest == head.digest and loaded.config.metrics["kl"] == report.kl
     assert json.loads((tmp_path / "head" / "config.json").read_text())["training"]["prefixes"].startswith(

@@ -16,7 +16,6 @@ from support.distributions import PROMPT, REJECT, goodness, pair, sample, target
 from support.drafts import draft_of, head_for
 from transformers import TemperatureLogitsWarper
 
-import hf_lossy_assist as hla
 from hf_lossy_assist import (
     AnyOf,
     AtLeast,
@@ -136,24 +135,6 @@ def test_no_forward_is_spent_on_the_head():
 # -- lossless, each row for itself ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", tiny.DRAFTS)
-def test_greedy_text_is_the_targets(kind):
-    target, draft = tiny.shared("llama"), draft_of("llama", kind)
-    stop = SpecDecPP(head_of(draft), 0.5)
-    first, second = (tiny.assisted(target, tiny.prompts(RAGGED), draft, stop) for _ in range(2))
-    assert torch.equal(first.sequences, tiny.greedy(target, tiny.prompts(RAGGED)))
-    assert [row.steps for row in first.speculation.rows] == [row.steps for row in second.speculation.rows]
-
-
-def test_a_row_drafts_as_it_would_alone():
-    target, draft, prompts = tiny.shared("llama"), draft_of("llama"), tiny.prompts(RAGGED)
-    stop = SpecDecPP(head_of(draft), 0.5)
-    together = tiny.assisted(target, prompts, draft, stop, **WHOLE).speculation.rows
-    for b, width in enumerate(RAGGED):
-        inputs = {key: value[b : b + 1, -width:] for key, value in prompts.items()}
-        assert tiny.assisted(target, inputs, draft, stop, **WHOLE).speculation.rows[0].steps == together[b].steps
-
-
 def test_samples_have_the_targets_law(monkeypatch):
     target, draft = pair()
     settings, warpers = {"temperature": 0.7}, (TemperatureLogitsWarper(0.7),)
@@ -211,9 +192,3 @@ def test_refused_in_one_line(make, error, words):
     with pytest.raises(error, match=words) as caught:
         make()
     assert "\n" not in str(caught.value)
-
-
-def test_transformers_own_loop_has_no_states():
-    target, draft = tiny.shared("llama"), draft_of("llama")
-    with hla.stock_stop(target, SpecDecPP(head_of(draft))), pytest.raises(ValueError, match="^SpecDecPP reads[^\n]*$"):
-        target.generate(**tiny.prompts((9,)), assistant_model=draft, max_new_tokens=6, do_sample=False)

@@ -1,6 +1,7 @@
 """Proves that fitting finds a law that is known, that its figures are what they are called, and that a head's folder is whole."""
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,28 @@ def test_a_dataset_comes_back_as_it_was(data):
     assert (back.kinds, back.facts) == (given.kinds, given.facts)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("q", math.nan, "q is not from 0 to 1 everywhere"),
+        ("p", 1.5, "p is not from 0 to 1 everywhere"),
+        ("distance", math.nan, "distance is not from 0 to 1 everywhere"),
+        ("distance", -0.1, "distance is not from 0 to 1 everywhere"),
+        ("features", math.inf, "states that are NaN or infinite"),
+        ("prompt", -1, "numbers below 0"),
+        ("position", -1, "numbers below 0"),
+    ],
+)
+def test_records_that_are_none_are_refused(tmp_path, name, value, says):
+    """q ≤ λ·p is False of a NaN: without a word it would be a label."""
+    given = table(prompts=10, each=5)
+    getattr(given, name)[7] = value
+    folder = write(given, tmp_path / "set")
+    with pytest.raises(ValueError, match=says) as error:
+        fit_sprinter(folder, tmp_path / "head")
+    assert "\n" not in str(error.value) and str(folder) in str(error.value)
+
+
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 def test_a_heads_folder_is_whole(data, tmp_path, kind):
     head, (report,) = fit_sprinter(data, tmp_path / "deep" / "head", settings=FitSettings(kind=kind, width=8))
@@ -311,7 +334,7 @@ def test_what_a_head_records(data, tmp_path):
     config = head.config
     assert config.decoding == {"do_sample": True, "temperature": 0.8, "top_k": 7, "top_p": 1.0}
     assert (config.method, config.polarity, config.hidden_size) == ("sprinter", "acceptable", H)
-    assert config.label == "q(x) ≤ 1.2·p(x)" and config.training["lambda"] == 1.2 and config.training["seed"] == 2
+    assert config.label == "q(x) ≤ 1.2·p(x)" and config.lam == 1.2 and config.training["seed"] == 2
     assert (config.target.id, config.draft.id, config.tokenizer_hash) == ("org/target", "org/draft", "0" * 64)
     sizes = [int(part.sum()) for part in split(read_table(data).prompt, 2)]
     assert config.training["tokens"].startswith(
@@ -331,7 +354,7 @@ def test_of_several_lambdas_the_datas_own_is_kept(data, tmp_path):
     assert metrics["auroc"] == own.auroc and metrics["auroc_lambda_0.5"] == reports[0].auroc
     assert metrics["auroc_lambda_3"] == reports[2].auroc and "auroc_lambda_1.2" not in metrics
     other, (first, _) = fit_sprinter(data, tmp_path / "3", [3.0, 0.5])
-    assert other.config.training["lambda"] == 3.0 and other.config.metrics["auroc"] == first.auroc
+    assert other.config.lam == 3.0 and other.config.metrics["auroc"] == first.auroc
 
 
 def test_greedy_laws_give_one_labelling(tmp_path):

@@ -1,9 +1,13 @@
 """Proves that a plan's rounds are SPRINTER's by hand-made texts, and its token counts by really generating."""
 
+import hashlib
+import json
 import math
+import shutil
 import warnings
 from dataclasses import asdict, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,7 @@ from support import tiny
 import hf_lossy_assist as hla
 from hf_lossy_assist import HeadConfig, LinearHead, demo
 from hf_lossy_assist.methods.sprinter.plan import (
+    DIGEST,
     HELD_OUT,
     Line,
     _advice,
@@ -300,12 +305,68 @@ def test_a_target_that_was_enabled_stays_so_and_one_that_fails_is_given_back():
     assert not hla.is_enabled(m.target)
 
 
+def beside(folder: Path, data: bytes | dict[str, torch.Tensor], digest: Any = ...) -> str:
+    """A folder of the shipped head with other held-out records; `digest`: what its config says of them."""
+    shutil.copy(demo.FOLDER / "sprinter_head" / "config.json", folder)
+    data = safetensors.torch.save(data) if isinstance(data, dict) else data
+    (folder / HELD_OUT).write_bytes(data)
+    spec = json.loads((folder / "config.json").read_text())
+    spec["training"][DIGEST] = hashlib.sha256(data).hexdigest() if digest is ... else digest
+    (folder / "config.json").write_text(json.dumps(spec))
+    return str(folder)
+
+
+def with_one(column: torch.Tensor, value: float) -> torch.Tensor:
+    column = column.clone()
+    column[3] = value
+    return column
+
+
 def test_held_out_records_are_read_or_refused_in_one_line(tmp_path):
     _, data = shipped()
     assert set(data) == {"row", "kind", "v", "p", "q", "distance"}
     with pytest.raises(ValueError, match=HELD_OUT):
         read_held_out(str(tmp_path))
-    (tmp_path / HELD_OUT).write_bytes((demo.FOLDER / "sprinter_head" / HELD_OUT).read_bytes()[:1000])
-    with pytest.raises(ValueError, match=HELD_OUT) as error:
-        read_held_out(str(tmp_path))
-    assert "\n" not in str(error.value)
+    back = read_held_out(beside(tmp_path, data))
+    assert all(torch.equal(back[name], data[name]) for name in data)
+    whole = (demo.FOLDER / "sprinter_head" / HELD_OUT).read_bytes()
+    for changes, says in (
+        (whole[:1000], "is not a whole safetensors file"),
+        ({name: data[name] for name in data if name != "q"}, "expected the columns row, kind, v, p, q, distance"),
+        (data | {"more": data["p"].clone()}, "expected the columns"),
+        (data | {"p": data["p"].double()}, "expected the columns"),
+        (data | {"q": data["q"][:-1].clone()}, "of one length"),
+        ({name: column[:0].clone() for name, column in data.items()}, "of one length"),
+        ({name: column[None].clone() for name, column in data.items()}, "of one length"),
+        (data | {"p": with_one(data["p"], math.nan)}, "p is not from 0 to 1"),
+        (data | {"q": with_one(data["q"], math.inf)}, "q is not from 0 to 1"),
+        (data | {"distance": with_one(data["distance"], -1.0)}, "distance is not from 0 to 1"),
+        (data | {"v": with_one(data["v"], math.nan)}, "v is not from 0 to 1"),
+        (data | {"kind": with_one(data["kind"], 9)}, "kind is not from 0 to 3"),
+        (data | {"kind": torch.zeros_like(data["kind"])}, "holds no texts of the kind 'draft'"),
+    ):
+        with pytest.raises(ValueError, match=says) as error:
+            read_held_out(beside(tmp_path, changes))
+        assert "\n" not in str(error.value) and HELD_OUT in str(error.value)
+
+
+def test_held_out_records_of_another_head_are_refused(tmp_path, monkeypatch):
+    """The head's config has their checksum, as that of the weights."""
+    _, data = shipped()
+    for digest in (None, 5, "0" * 64):
+        with pytest.raises(ValueError, match=f"{HELD_OUT} is not the file that config.json was saved with") as error:
+            read_held_out(beside(tmp_path, data, digest))
+        assert "\n" not in str(error.value)
+    monkeypatch.setattr("hf_lossy_assist.methods.sprinter.plan.LARGEST", 1000)
+    with pytest.raises(ValueError, match=f"{HELD_OUT} has more than 1000 bytes"):
+        read_held_out(beside(tmp_path, data))
+
+
+@pytest.mark.parametrize(("value", "line"), [(None, "has no λ"), (1e12, "lam: expected a number")])
+def test_a_head_without_a_lambda_of_use_is_refused_with_the_files_name(tmp_path, value, line):
+    m, (head, data) = models(), shipped()
+    odd = type(head)(replace(head.config, lam=value))
+    odd.source = str(tmp_path)
+    with pytest.raises(ValueError, match=f"config.json.* {line}") as error:
+        plan(m.target, m.draft, m.tokenizer, ["1 + 1"], odd, data)
+    assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)

@@ -12,14 +12,14 @@ from support import tiny
 from support.profiles import arrays
 from support.refusals import refused
 
-from hf_lossy_assist import demo, enable
-from hf_lossy_assist.artifacts.profile import PROFILE, TABLES, Bins, Latency, Profile
+from hf_lossy_assist import SpeculativeVerification, demo, enable
+from hf_lossy_assist.artifacts.profile import PROFILE, TABLES, Profile
+from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.methods.sv import profiling, round_costs
 from hf_lossy_assist.methods.sv.cells import PRIOR, Samples, build, cells, cross_entropy, edges, entropies, quantiles
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import SHAPES, collect, predicted, profile
 from hf_lossy_assist.methods.sv.round_costs import LEVELS, measure
-from hf_lossy_assist.policy.methods import SpeculativeVerification
 
 
 QUICK = ProfileSettings(gamma=(2, 4), new_tokens=24, batch_size=20, batches=(1, 2), rounds=3)

@@ -1,0 +1,114 @@
+"""What a head's config.json says: what it reads, what it was made for, how it was trained."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..models.identity import ModelIdentity
+from ..validation import check_int, check_number, listed, nearest, shown
+from .features import FeatureSpec
+
+
+WIDEST = 2**20  # numbers of a hidden state
+SHAPES = ("linear", "mlp")
+POLARITIES = ("acceptable", "important")  # what the probability is of: SPRINTER's label, AutoJudge's
+
+
+# What a field that is nothing but kept may be.
+FIELDS: dict[str, tuple[type, str]] = {
+    "width": (int, "a whole number"),
+    "features": (FeatureSpec, "a FeatureSpec"),
+    **dict.fromkeys(("target", "draft"), (ModelIdentity, "a ModelIdentity")),
+    **dict.fromkeys(("method", "label", "tokenizer_hash"), (str, "a text")),
+    **dict.fromkeys(("decoding", "training", "metrics", "versions"), (Mapping, "a dict")),
+}
+# Where heads saved before these were fields have them: the field, the dict, the entry in it.
+MOVED = (("threshold", "metrics", "threshold"), ("lam", "training", "lambda"))
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """Everything a head must know to be checked and read: the whole of config.json but the weights' checksum.
+
+    Args:
+        method: what the head was trained for: a name of `register_method`.
+        polarity: what its probability is of, "acceptable" or "important".
+        decoding: the sampling settings of the distributions that the labels were made on.
+        training, metrics, versions: for readers: how the head came to be, and how good it was on held-out prompts.
+        threshold: where the method decides, if fitting chose it; None leaves it to the method.
+        lam: λ of the label q(x) ≤ λ·p(x), where the method has one.
+
+    Raises: `ValueError` or `TypeError`, one line.
+    """
+
+    hidden_size: int
+    kind: str = "linear"
+    width: int | None = None  # of the hidden layer of an MLP
+    method: str = "sprinter"
+    polarity: str = "acceptable"
+    label: str = ""
+    features: FeatureSpec = FeatureSpec()
+    target: ModelIdentity | None = None
+    draft: ModelIdentity | None = None
+    tokenizer_hash: str | None = None
+    decoding: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    threshold: float | None = None
+    lam: float | None = None
+
+    def __post_init__(self) -> None:
+        check_int("HeadConfig.hidden_size", self.hidden_size, 1, WIDEST)
+        if not isinstance(self.kind, str) or self.kind not in SHAPES:
+            raise ValueError(f"HeadConfig: {nearest('kind', str(self.kind), SHAPES)}")
+        if self.kind == "mlp":
+            check_int("HeadConfig.width", self.width, 1, WIDEST)
+        if self.polarity not in POLARITIES:
+            raise ValueError(f"HeadConfig: {nearest('polarity', str(self.polarity), POLARITIES)}")
+        for name in ("threshold", "lam"):
+            if getattr(self, name) is not None:
+                check_number(f"HeadConfig.{name}", getattr(self, name), 0.0, math.inf)
+        for name, (kind, expected) in FIELDS.items():
+            value = getattr(self, name)
+            optional = name in ("target", "draft", "tokenizer_hash", "width") and value is None
+            if not optional and (not isinstance(value, kind) or isinstance(value, bool)):
+                raise TypeError(f"HeadConfig.{name}: expected {expected}, got {shown(value)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, spec: Mapping[str, Any], where: str = "head config") -> "HeadConfig":
+        """Read the JSON form, that of older versions too; entries of a later version are left out with a warning."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(set(spec) - known)
+        if unknown:
+            warnings.warn(f"{where}: entries not known to this version are ignored: {listed(unknown)}", stacklevel=2)
+        values = {name: value for name, value in spec.items() if name in known}
+        try:
+            for name, kind in (("features", FeatureSpec), ("target", ModelIdentity), ("draft", ModelIdentity)):
+                if isinstance(values.get(name), Mapping):
+                    given = values[name]
+                    values[name] = ModelIdentity.from_dict(given) if kind is ModelIdentity else FeatureSpec(**given)
+                elif values.get(name) is not None or (name == "features" and name in values):
+                    raise TypeError(f"{name}: expected an object, got {shown(values[name])}")
+            for name in ("decoding", "training", "metrics", "versions"):
+                if not isinstance(values.get(name, {}), Mapping):
+                    raise TypeError(f"{name}: expected an object, got {shown(values[name])}")
+            return cls(**_moved(values))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+def _moved(values: dict[str, Any]) -> dict[str, Any]:
+    """`values` with the threshold and λ of older versions where they are now."""
+    for name, place, entry in MOVED:
+        old = dict(values.get(place, {}))
+        if values.get(name) is None and entry in old:
+            values |= {name: old.pop(entry), place: old}
+    return values

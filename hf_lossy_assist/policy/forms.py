@@ -1,0 +1,116 @@
+"""What `lossy_policy=` may be: policies, their parts, names, JSON, files and folders, all made into a `LossyPolicy`."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..artifacts.heads import Head
+from ..artifacts.references import load_parts
+from ..registry import NEEDS, Names, entries, method
+from ..validation import shown
+from .names import by_name
+from .policy import LossyPolicy, of_head, parse
+from .serialise import PARTS, SAVED, spec_in
+
+
+# What each need may be, in words.
+MAY_BE = {
+    "head": "a Head, a folder or org/name",
+    "profile": "a Profile, a folder or org/name",
+    "companion": "a model, a folder or org/name",
+}
+
+
+def as_policy(given: Any, *, head: Any = None, profile: Any = None, companion: Any = None) -> LossyPolicy:
+    """What `lossy_policy=` accepts: a `LossyPolicy`, a rule, a stop or a filter alone, a trained head, a name (of a method,
+    or of a rule, stop or filter that needs no parameter), the JSON form as a dict or as text, the path of a JSON file or of a
+    folder that `save_pretrained` wrote. A file, like a folder, names heads by its own sub-folders or by repositories on the Hub
+    alone; a dict or a text may name any folder.
+
+    Args:
+        head (`Head` or `str`): beside the name of a method that needs one; a text is a folder or a name on the Hub.
+        profile (`Profile` or `str`): the same. companion (`PreTrainedModel` or `str`): the same.
+
+    Raises: `TypeError` or `ValueError`, one line with what was given and what there is.
+    """
+    beside: dict[str, Any] = {
+        name: value for name, value in zip(NEEDS, (head, profile, companion), strict=True) if value is not None
+    }
+    if isinstance(given, str) and given in Names("method") and not (os.path.isdir(given) and not beside):
+        return of_name(given, beside)
+    if beside:
+        name = next(iter(beside))
+        takers = " or ".join(f'lossy_policy="{m.name}"' for m in entries("method") if name in m.parameters)
+        raise ValueError(f"{name}=… is for {takers}, not for lossy_policy={shown(given)}: leave it out")
+    if isinstance(given, LossyPolicy):
+        return given
+    for kind, base in PARTS.items():
+        if isinstance(given, base):
+            parts: dict[str, Any] = {kind: given}
+            return LossyPolicy(**parts)
+    if isinstance(given, Mapping):
+        return LossyPolicy.from_dict(given)
+    if isinstance(given, Head):
+        return of_head(given)
+    if isinstance(given, str | Path):
+        return _of_text(given)
+    if isinstance(given, type):
+        raise TypeError(f"lossy_policy: got the class {given.__name__}; pass an object of it, {given.__name__}(…)")
+    if any(given is m.make for m in entries("method")):
+        raise TypeError(f"lossy_policy: got the function {given.__name__}; pass what it returns, {given.__name__}(…)")
+    raise TypeError(
+        f"lossy_policy: expected a LossyPolicy, a rule, a stop, a name, a dict or a JSON file, got {type(given).__name__}"
+    )
+
+
+def of_name(name: str, beside: Mapping[str, Any], **settings: Any) -> LossyPolicy:
+    """The policy of a method, given what it needs.
+
+    Args:
+        beside: "head", "profile", "companion": objects, folders or names on the Hub.
+        settings: other parameters of its recipe.
+
+    Raises: `ValueError`, one line, for what is missing and for what the method has no use for.
+    """
+    found = method(name, "lossy_policy: ")
+    missing = [need for need in found.needs if need not in beside]
+    if missing:
+        options = " and ".join(f"{need}=… ({MAY_BE[need]})" for need in missing)
+        on_the_line = " and ".join(f"--{need}" for need in missing)
+        raise ValueError(
+            f"lossy_policy: {name} needs {' and '.join(f'a {need}' for need in found.needs)}: pass {options} beside its name, "
+            f"on the command line {on_the_line}"
+        )
+    for need in beside:
+        if need not in found.parameters:
+            raise ValueError(f"lossy_policy: {name} takes no {need}: leave {need}=… out")
+    return found.make(**{need: _loaded(need, value) for need, value in beside.items()}, **settings)
+
+
+def _loaded(need: str, value: Any) -> Any:
+    """A head or a profile that a folder or a repository holds; a companion is loaded when it is first used."""
+    if not isinstance(value, str | Path):
+        return value
+    saved = SAVED.get(need)
+    return str(value) if saved is None else saved.from_pretrained(value)
+
+
+def _of_text(given: str | Path) -> LossyPolicy:
+    """A name, JSON, a file or a folder."""
+    if isinstance(given, str) and given.lstrip().startswith("{"):
+        return parse(given, "the text")
+    # `os.path`, not `Path`: what is too long for a path is none there, and an error of the system here.
+    if os.path.isdir(given):
+        return LossyPolicy.from_pretrained(given)
+    if isinstance(given, Path) or given.endswith(".json"):
+        path = Path(given)
+        if not os.path.isfile(path):
+            raise ValueError(f"lossy_policy: there is no file {shown(str(path), 300)}")
+        spec = spec_in(path)
+        load_parts(spec, str(path.parent), path.parent)  # the file may come from anybody, as a folder may
+        return LossyPolicy.from_dict(spec)
+    if "/" in given:
+        hint = f"; one on the Hub: LossyPolicy.from_pretrained({shown(given)})" if given.count("/") == 1 else ""
+        raise ValueError(f"lossy_policy: there is no folder {shown(given)} here{hint}")
+    return by_name(given, Names("method"))

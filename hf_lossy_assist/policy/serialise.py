@@ -1,0 +1,145 @@
+"""The JSON form of policies: each part by its name in the registry, with its parameters. Reading and writing change nothing but what they return."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ..artifacts.heads import Head
+from ..artifacts.profile import Profile
+from ..artifacts.reading import check_depth, parse, read_json
+from ..filters.base import VerifyFilter
+from ..registry import Kind, Names, name_of
+from ..rules import AcceptanceRule
+from ..stops import DraftStop
+from ..validation import nearest, shown
+
+
+LONGEST = 2**20  # bytes of policy.json
+PARTS: dict[Kind, type[Any]] = {"rule": AcceptanceRule, "stop": DraftStop, "filter": VerifyFilter}
+ANY_PART = tuple(PARTS.values())
+SAVED: dict[str, type[Head] | type[Profile]] = {
+    "head": Head,
+    "profile": Profile,
+}  # parameters with a folder of their own
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def plain(value: Any, kind: Kind, names: Mapping[int, str]) -> Any:
+    """A part of a policy, or a parameter of one, as JSON.
+
+    Args:
+        kind: what a part is: "rule", "stop" or "filter".
+        names: by `id`, heads and profiles that are to have other names than the folder or repository that they came from.
+
+    Raises: `ValueError`, one line, for what has no JSON form: a part without a name, a head that was never saved, an object.
+    """
+    if isinstance(value, ANY_PART):
+        name = name_of(kind, type(value))
+        if name is None:
+            raise ValueError(
+                f"{type(value).__name__} has no name: register_{kind}(…) gives it one, and a JSON form with it"
+            )
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {"name": name} | {parameter: plain(v, kind, names) for parameter, v in fields.items()}
+    if isinstance(value, tuple):
+        return [plain(v, kind, names) for v in value]
+    if isinstance(value, PreTrainedModel):
+        return value.config.name_or_path
+    if isinstance(value, Head | Profile):
+        source = names.get(id(value), value.source)
+        if source is None:
+            what = "head" if isinstance(value, Head) else "profile"
+            raise ValueError(f"a {what} that was never saved has no JSON form: {what}.save_pretrained(…) first")
+        return source
+    if value is None or isinstance(value, bool | int | float | str | list | dict):
+        return value
+    raise ValueError(f"{shown(value)} has no JSON form: pass a number, a text or the name of a folder")
+
+
+def walk(name: str, part: Any) -> Iterator[tuple[str, Any]]:
+    """A rule, stop or filter and, if it is made of others, those as well, each with a name."""
+    if part is None:
+        return
+    yield name, part
+    inside = [getattr(part, f.name) for f in dataclasses.fields(part)]
+    nested = [
+        v for value in inside for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, ANY_PART)
+    ]
+    for i, value in enumerate(nested):
+        yield from walk(f"{name}_{i}", value)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def parts_in(spec: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """The parts that a policy's JSON form names; heads and profiles are looked for inside `folder` first.
+
+    Raises: `ValueError`, one line with the nearest match, for unknown entries, names and parameters.
+    """
+    check_depth(spec, "lossy_policy")
+    for key in spec:
+        if key not in PARTS:
+            raise ValueError(f"lossy_policy: {nearest('entry', str(key), PARTS)}")
+    return {kind: _build(kind, spec[kind], folder) for kind in PARTS if spec.get(kind) is not None}
+
+
+def spec_from(text: str, where: str) -> dict[str, Any]:
+    """The JSON form in a text."""
+    return _object(parse(text, f"lossy_policy: {where}", infinite=True), where)
+
+
+def spec_in(file: Path) -> dict[str, Any]:
+    """The JSON form in a file."""
+    where = f"the file {shown(str(file), 200)}"
+    return _object(read_json(file, f"lossy_policy: {where}", infinite=True, longest=LONGEST), where)
+
+
+def _object(spec: Any, where: str) -> dict[str, Any]:
+    if not isinstance(spec, dict):
+        raise ValueError(f'lossy_policy: {where} holds {shown(spec)}; expected an object such as {{"stop": "svip"}}')
+    return spec
+
+
+def _build(kind: Kind, spec: Any, folder: Path | None) -> Any:
+    if isinstance(spec, PARTS[kind]):
+        return spec
+    parameters = {"name": spec} if isinstance(spec, str) else spec
+    if not isinstance(parameters, Mapping) or not isinstance(parameters.get("name"), str):
+        raise ValueError(f'lossy_policy: {kind}: expected a name or {{"name": …}}, got {shown(spec)}')
+    parameters, known = dict(parameters), Names(kind)
+    name = parameters.pop("name")
+    if name not in known:
+        raise ValueError(f"lossy_policy: {nearest(kind, name, known)}")
+    cls = known[name]
+    fields = {f.name for f in dataclasses.fields(cls)}
+    for parameter in parameters:
+        if parameter not in fields:
+            raise ValueError(f"lossy_policy: {nearest(f'parameter of {kind} {name!r}', str(parameter), fields)}")
+    if kind in parameters:  # made of another of its kind, or of several
+        parameters[kind] = _build(kind, parameters[kind], folder)
+    if isinstance(parameters.get(f"{kind}s"), list | tuple):
+        parameters[f"{kind}s"] = tuple(_build(kind, part, folder) for part in parameters[f"{kind}s"])
+    for what, saved in SAVED.items():
+        if isinstance(parameters.get(what), str):
+            inside = None if folder is None else folder / parameters[what]
+            source = str(inside) if inside is not None and inside.is_dir() else parameters[what]
+            parameters[what] = saved.from_pretrained(source)
+    try:
+        return cls(**parameters)
+    except TypeError as error:
+        missing = [f for f in fields if f in str(error)] if "missing" in str(error) else []
+        if not missing:
+            raise
+        raise ValueError(f"lossy_policy: {kind} {name!r} needs {', '.join(sorted(missing))}") from None
+
+
+def as_text(spec: dict[str, Any]) -> str:
+    """A JSON form as policy.json has it."""
+    return json.dumps(spec, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,189 @@
+"""Every draft stop by every property: its JSON form comes back, its limits stay within bounds, a call leaves nothing to the next, rows do not mix, and
+the text is the target's.
+"""
+
+import copy
+import itertools
+import json
+
+import pytest
+import torch
+from support import tiny
+from support.stop_cases import CASES
+from support.stops import LEAVES, ROUNDS, stock_lengths, walk
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import LossyPolicy, as_policy
+from hf_lossy_assist.stops import STOPS, DraftStop, StopRun
+
+
+RAGGED = (9, 1, 4, 14)
+WHOLE = {"eos_token_id": tiny.NEVER_EMITTED}
+LONGEST = [name for name, case in CASES.items() if case.longest is not None]
+
+
+def write(stop, kind="often", inputs=None, **settings):
+    model = tiny.shared("llama")
+    return tiny.assisted(model, inputs or tiny.prompts(RAGGED), tiny.draft_of(model, kind), stop, **settings)
+
+
+def test_no_stop_is_forgotten():
+    assert {type(case.stop) for case in CASES.values()} == set(STOPS.values())
+    assert all(type(CASES[name].stop) is cls for name, cls in STOPS.items())
+
+
+# -- settings -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_json_round_trip(name, tmp_path):
+    case = CASES[name]
+    policy = LossyPolicy(stop=case.stop)
+    policy.save_pretrained(tmp_path / "policy")
+    loaded = LossyPolicy.from_pretrained(tmp_path / "policy")
+    assert loaded == policy and hash(loaded) == hash(policy)
+    spec = loaded.to_dict()
+    assert {key: value for key, value in spec["stop"].items() if key != "head"} == case.form
+    assert json.loads(json.dumps(spec)) == spec, "the JSON form is plain JSON"
+    assert as_policy(json.dumps(spec)) == as_policy(spec) == policy
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_settings_do_not_change(name):
+    """Neither by a run, nor by hand."""
+    case = CASES[name]
+    before = copy.copy(case.stop)
+    walk(case.stop)
+    assert case.stop == before
+    with pytest.raises(AttributeError):
+        case.stop.max_draft = 3
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 5])
+@pytest.mark.parametrize("name", CASES)
+def test_with_longest(name, gamma):
+    """What `num_assistant_tokens=` does: no first draft is longer, the settings that always draft the longest draft so many, the rest stays."""
+    case = CASES[name]
+    for stop in filter(None, (case.stop, case.longest)):
+        changed = stop.with_longest(gamma)
+        assert type(changed) is type(stop) and changed.with_longest(gamma) == changed
+        limits = changed.start(2).begin_round([0, 1])
+        assert max(limits) <= gamma
+        assert stop is not case.longest or limits == [gamma, gamma] == [changed.longest] * 2
+        assert (changed.adaptive, changed.features, changed.patience) == (stop.adaptive, stop.features, stop.patience)
+        lengths = ("gamma", "max_draft", "initial", "table", "n", "stop", "stops")
+        assert all(value == getattr(stop, key) for key, value in vars(changed).items() if key not in lengths)
+
+
+# -- runs -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_of_its_own_is_for_state(name):
+    run = CASES[name].stop.start(2)
+    assert isinstance(run, StopRun) and run.settings is CASES[name].stop
+    assert (type(run) is not StopRun) == CASES[name].state
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_leaves_nothing_to_the_next(name):
+    """`walk` checks that limits stay within [0, longest]."""
+    first = walk(CASES[name].stop)
+    assert walk(CASES[name].stop) == first
+    drafted = [n for b, lengths in enumerate(first) for n in lengths[: LEAVES[b]]]
+    assert len(set(drafted)) > 2 or not CASES[name].varied, "lengths that do not differ prove little"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_in_another_order_draft_the_same(name):
+    """Also with other numbers in the call: what is kept of a row is its own."""
+    found = walk(CASES[name].stop)
+    for order in itertools.islice(itertools.permutations(range(4)), 1, None, 5):
+        assert walk(CASES[name].stop, order=order) == found
+        assert walk(CASES[name].stop, numbers=order) == found
+        assert walk(CASES[name].stop, order[::-1], order) == found
+
+
+@pytest.mark.parametrize("name", LONGEST)
+def test_the_longest_setting_never_stops_early(name):
+    stop = CASES[name].longest
+    assert walk(stop) == [[stop.longest] * leaves + [0] * (ROUNDS - leaves) for leaves in LEAVES]
+
+
+# -- in the engine --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", tiny.DRAFTS)
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_text_is_the_targets(name, kind):
+    """Under strict acceptance; and two calls draft the same lengths."""
+    expected = tiny.greedy(tiny.shared("llama"), tiny.prompts(RAGGED))
+    first, second = (write(CASES[name].stop, kind) for _ in range(2))
+    assert torch.equal(first.sequences, expected) and first.speculation.lossless
+    assert [row.steps for row in first.speculation.rows] == [row.steps for row in second.speculation.rows]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rounds_differ_in_length(name):
+    """What the test above would not notice: a stop that never stops, or always."""
+    rows = write(CASES[name].stop, **WHOLE).speculation.rows
+    sent = {length for row in rows for length, _ in row.steps}
+    assert len(sent) > 2 or not CASES[name].varied
+    assert max(sent) <= CASES[name].stop.longest
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.rows_apart])
+def test_a_row_drafts_as_it_would_alone(name):
+    """With end tokens off, so that what a row has learnt is its own in each of its rounds."""
+    prompts, stop = tiny.prompts(RAGGED), CASES[name].stop
+    together = write(stop, **WHOLE).speculation.rows
+    for b, width in enumerate(RAGGED):
+        alone = write(stop, inputs={key: value[b : b + 1, -width:] for key, value in prompts.items()}, **WHOLE)
+        [row] = alone.speculation.rows
+        assert row.steps == together[b].steps and row.token_sources == together[b].token_sources
+
+
+@pytest.mark.parametrize("kind", tiny.DRAFTS)
+@pytest.mark.parametrize("name", CASES)
+def test_in_transformers_own_loop(name, kind):
+    """It hands on no hidden states, so that a stop with a head is refused there."""
+    stop = CASES[name].stop
+    if stop.features is not None:
+        with pytest.raises(ValueError, match=f"^{type(stop).__name__} reads the draft's hidden states[^\n]*$"):
+            stock_lengths(stop, kind)
+        return
+    equal, sent = stock_lengths(stop, kind)
+    assert equal and max(sent) <= stop.longest
+
+
+# -- stops of one's own ---------------------------------------------------------------------------------------------------
+
+
+class Odd(DraftStop):
+    """One class, one method: stops after an odd token."""
+
+    longest = 7
+
+    def should_stop(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] % 2 == 1
+
+
+def test_a_stop_of_ones_own_is_one_class_with_one_method():
+    out = write(Odd(), **WHOLE)
+    assert torch.equal(out.sequences, tiny.greedy(tiny.shared("llama"), tiny.prompts(RAGGED), **WHOLE))
+    assert len({length for row in out.speculation.rows for length, _ in row.steps}) > 2
+    assert stock_lengths(hla.AtLeast(Odd(), 2), "often")[0]
+    assert torch.equal(write(hla.AnyOf([Odd(), hla.SVIP()]), **WHOLE).sequences, out.sequences)
+
+
+def test_a_stop_that_answers_nothing_is_refused():
+    class Silent(DraftStop):
+        longest = 3
+
+        def __call__(self, input_ids, scores, **kwargs):
+            return input_ids[:, -1] % 2 == 1
+
+    with pytest.raises(NotImplementedError, match=r"^Silent needs a method should_stop[^\n]*adaptive = False$"):
+        write(Silent())
+    with pytest.raises(NotImplementedError, match=r"^DraftStop needs a property longest$"):
+        write(DraftStop())

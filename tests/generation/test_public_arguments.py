@@ -25,7 +25,9 @@ GIVEN = {
 WRONG = (object(), "x", -3, 2.5, float("nan"), True, [], {}, None, "\n", torch.zeros(2))
 
 # Made by the engine and handed to rules and stops, or bases without parameters.
-NOT_CALLED_BY_USERS = {"Block", "Verdict", "Laws", "RowStats", "SpeculationStats", "StoppingCandidateGenerator"}
+NOT_CALLED_BY_USERS = {
+    "Block", "Verdict", "Laws", "RowStats", "SpeculationStats", "StopRun", "StoppingCandidateGenerator"
+}  # fmt: skip
 REGISTERING = {name for name in hla.__all__ if name.startswith("register_")} | {
     "forget"
 }  # tests/policy/test_registry.py

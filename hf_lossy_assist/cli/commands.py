@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ..terminal import console, show, show_json
+from ..validation import one_line
 
 
 DEMO = "demo"
@@ -232,10 +233,16 @@ def pull(
 
 def chats(tokenizer: Any, prompts: list[str]) -> list[str]:
     """Prompts in the tokenizer's chat template, without the begin token that the tokenizer will add itself."""
-    texts = [
-        tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
-        for p in prompts
-    ]
+    try:
+        texts = [
+            tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
+            for p in prompts
+        ]
+    except Exception as error:  # the template is a program of the model's, and may raise whatever it likes
+        raise ValueError(
+            f"--chat: the tokenizer's chat template failed ({type(error).__name__}: {one_line(error)}): leave --chat out, or use "
+            "another tokenizer"
+        ) from None
     begin = tokenizer.bos_token
     if begin and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
         texts = [text.removeprefix(begin) for text in texts]

@@ -27,7 +27,9 @@ _MADE_HERE = re.compile(r"(?P<text>.*\n)\n<!-- made by hf_lossy_assist (?P<diges
 _ACTS = re.compile(r"[&<>\"\\`\[\]|]")
 # Where GitHub-style Markdown links by itself: before the mark that makes an address of what stands there. Renderers look for it in the
 # text behind the entities too, so a comment has to stand between.
-_LINKS = re.compile(r"(?i)(?<=http)(?=://)|(?<=https)(?=://)|(?<=ftp)(?=://)|(?<=xmpp)(?=:)|(?<=mailto)(?=:)|(?<=www)(?=\.)|(?<=[\w.+-])(?=@[\w-]+\.)")
+_LINKS = re.compile(
+    r"(?i)(?<=http)(?=://)|(?<=https)(?=://)|(?<=ftp)(?=://)|(?<=xmpp)(?=:)|(?<=mailto)(?=:)|(?<=www)(?=\.)|(?<=[\w.+-])(?=@[\w-]+\.)"
+)
 APART = "<!-- -->"
 # Rows of `metrics.thresholds`: the figures of one of these groups, and of `metrics.comparison`.
 ROWS = (("threshold", "recall", "accepted"), ("threshold", "drafted", "accepted"), ("threshold", "eta_tp", "eta_fp"))
@@ -113,8 +115,9 @@ def figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
     if any(_table(rows, names) for names in ROWS):
         found["thresholds"] = rows
     rows = metrics.get("comparison")
-    if _table(rows, COMPARED) and all(isinstance(row.get(name), str) for row in rows for name in ("group", "input")):
-        found["comparison"] = rows
+    if rows is not None and _table(rows, COMPARED):
+        if all(isinstance(row.get(name), str) for row in rows for name in ("group", "input")):
+            found["comparison"] = rows
     return found
 
 

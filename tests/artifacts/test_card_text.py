@@ -97,7 +97,9 @@ HOSTILE = [
 @pytest.mark.parametrize("metrics", HOSTILE, ids=str)
 def test_metrics_that_are_none_are_left_out_of_the_card(tmp_path, metrics, method):
     """A head from anybody: its card is written again wherever it is saved."""
-    config = HeadConfig(4, method=method, metrics=metrics, training={"items": 5, "C": [], "prompts": {"a": [1]}}, versions={"a": [1]})
+    config = HeadConfig(
+        4, method=method, metrics=metrics, training={"items": 5, "C": [], "prompts": {"a": [1]}}, versions={"a": [1]}
+    )
     head = LinearHead(config).eval()
     head.save_pretrained(tmp_path / "head")
     LossyPolicy(stop=HeadStop(head)).save_pretrained(tmp_path / "policy")

@@ -33,7 +33,7 @@ from ...models.trials import why_not_rows
 from ...policy.policy import LossyPolicy
 from ...round import Block
 from ...stops import Constant
-from ...training.jobs import key_of, prepare, read_part, write_part
+from ...training.jobs import folders, key_of, prepare, read_part, write_part
 from .cells import Samples, build, cells, entropies
 from .instrument import ProfileSettings, Watching, run
 from .plots import cells_figure, goodput_figure
@@ -82,8 +82,7 @@ def profile(
 
     Raises: `ValueError`, one line, for models that cannot be used and for too few samples.
     """
-    out = Path(out)
-    part = out.with_name(out.name + ".partial")
+    out, part = folders(out)
     if out.exists():
         raise ValueError(f"{out} exists: choose another --out, or delete it to profile again")
     if len(texts) < 2:

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -34,6 +33,7 @@ APART = "<!-- -->"
 # Rows of `metrics.thresholds`: the figures of one of these groups, and of `metrics.comparison`.
 ROWS = (("threshold", "recall", "accepted"), ("threshold", "drafted", "accepted"), ("threshold", "eta_tp", "eta_fp"))
 COMPARED = ("auroc", "auroc_train")
+LARGEST = 1e300
 
 
 def escaped(value: Any) -> Any:
@@ -129,13 +129,10 @@ def _table(rows: Any, names: Sequence[str]) -> bool:
 
 
 def _number(value: Any) -> bool:
-    """Whether this is a number that a float holds."""
+    """Whether this is a number that a float holds, and a hundred times it."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
+    return -LARGEST <= value <= LARGEST  # NaN is not
 
 
 def policy_card(

@@ -37,12 +37,13 @@ ROOMS = {
     "registry": ("policy", "", ""),
     "rules": ("rules", "Rules", "What is accepted, and what the token after a rejection is drawn from."),
     "stops": ("stops", "Draft stops", "How many tokens each row drafts in a round."),
-    "filters": ("filters", "Verify filters", "Which drafted tokens go to the target."),
+    "filters": ("filters", "Drafters and filters", "What writes ahead, and which drafted tokens go to the target."),
     "drafters": ("filters", "", ""),
     "artifacts": ("artifacts", "Heads and profiles", "What is trained or measured, saved and shared."),
     "models": ("models", "Models", "Helpers around a Transformers model."),
     "round": ("round", "One round", "The tensors that rules, stops and filters see."),
     "engine": ("round", "", ""),
+    "batch": ("round", "", ""),
     "stats": ("stats", "Statistics", "What `out.speculation` is."),
     "demo": ("demo", "The demo", "A task, a tokenizer and trained models that ship with the package."),
 }  # fmt: skip
@@ -79,11 +80,11 @@ def policies_page() -> str:
 
 def facts(entry: Any) -> str:
     given = ", ".join(k if v == "required" else f"{k}={shown(v)}" for k, v in entry.parameters.items())
-    by_name = entry.kind == "policy" and not given
     lines = {
         "guarantee": f"**{entry.guarantee}**" if entry.guarantee.startswith("lossy") else entry.guarantee,
         "neutral": entry.neutral,
-        "Python": f'`lossy_policy="{entry.name}"`' if by_name else f"`{entry.class_name}({given})`",
+        "by name": f'`lossy_policy="{entry.name}"`' if entry.kind == "method" else "",
+        "Python": f"`{entry.class_name}({given})`" if entry.kind != "drafter" else "",
         "source": source(entry.source),
     }
     return "\n".join(f"- {name}: {text}" for name, text in lines.items() if text)

@@ -24,13 +24,24 @@ ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")  # what `base_model` may hold
 _MADE_HERE = re.compile(r"(?P<text>.*\n)\n<!-- made by hf_lossy_assist (?P<digest>[0-9a-f]{16}) -->\n", re.DOTALL)
 # What begins HTML, a link, an image, code or a table's cell, or ends the text of a line of Python.
 _ACTS = re.compile(r"[&<>\"\\`\[\]|]")
+# Where GitHub-style Markdown links by itself: before the mark that makes an address of what stands there. Renderers look for it in the
+# text behind the entities too, so a comment has to stand between.
+_LINKS = re.compile(
+    r"(?i)(?<=http)(?=://)|(?<=https)(?=://)|(?<=ftp)(?=://)|(?<=xmpp)(?=:)|(?<=mailto)(?=:)|(?<=www)(?=\.)|(?<=[\w.+-])(?=@[\w-]+\.)"
+)
+APART = "<!-- -->"
+# Rows of `metrics.thresholds`: the figures of one of these groups, and of `metrics.comparison`.
+ROWS = (("threshold", "recall", "accepted"), ("threshold", "drafted", "accepted"), ("threshold", "eta_tp", "eta_fp"))
+COMPARED = ("auroc", "auroc_train")
+LARGEST = 1e300
 
 
 def escaped(value: Any) -> Any:
     """A value for a card's text: names and recorded texts, wherever they stand in it, are shown and never act. Also of a
     mapping, a list or a dataclass, with all that is in it."""
     if isinstance(value, str):
-        return _ACTS.sub(lambda found: f"&#{ord(found[0])};", visible(" ".join(value.split())))
+        text = _ACTS.sub(lambda found: f"&#{ord(found[0])};", visible(" ".join(value.split())))
+        return _LINKS.sub(APART, text)
     if isinstance(value, Mapping):
         return {escaped(key): escaped(its) for key, its in value.items()}
     if isinstance(value, list | tuple):
@@ -72,6 +83,7 @@ def _digest(text: str) -> str:
 
 def head_card(config: HeadConfig, plots: Sequence[str] = (), **extra: Any) -> ModelCard:
     """The card of a head. `plots`: names of image files that lie beside it."""
+    config = dataclasses.replace(config, metrics=figures(config.metrics))
     metrics, training, shown = config.metrics, config.training, escaped(config)
     found = (
         method(config.method) if config.method in Names("method") else None
@@ -95,11 +107,39 @@ def head_card(config: HeadConfig, plots: Sequence[str] = (), **extra: Any) -> Mo
     )  # fmt: skip
 
 
+def figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """What a card shows of `metrics`: the numbers, and the tables whose rows are what the package writes; the rest may be anybody's."""
+    tables = ("thresholds", "comparison")
+    found: dict[str, Any] = {str(k): value for k, value in metrics.items() if _number(value) and k not in tables}
+    rows = metrics.get("thresholds")
+    if any(_table(rows, names) for names in ROWS):
+        found["thresholds"] = rows
+    rows = metrics.get("comparison")
+    if rows is not None and _table(rows, COMPARED):
+        if all(isinstance(row.get(name), str) for row in rows for name in ("group", "input")):
+            found["comparison"] = rows
+    return found
+
+
+def _table(rows: Any, names: Sequence[str]) -> bool:
+    """Whether these are rows, each with a number under every one of `names`."""
+    if not isinstance(rows, list | tuple) or not rows:
+        return False
+    return all(isinstance(row, Mapping) and all(_number(row.get(name)) for name in names) for row in rows)
+
+
+def _number(value: Any) -> bool:
+    """Whether this is a number that a float holds, and a hundred times it."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return -LARGEST <= value <= LARGEST  # NaN is not
+
+
 def policy_card(
     spec: dict[str, Any], lossless: bool, heads: Sequence[Any] = (), measured: Sequence[tuple[str, str]] = ()
 ) -> ModelCard:
     """The card of a policy in its JSON form `spec`. `measured`: rows (what, figure) for its table of figures."""
-    configs = [head.config for head in heads]
+    configs = [dataclasses.replace(head.config, metrics=figures(head.config.metrics)) for head in heads]
     models = [m.id for c in configs for m in (c.target, c.draft) if m is not None]
     data = _data(
         models,

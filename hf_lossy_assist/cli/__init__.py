@@ -83,14 +83,14 @@ def generate(
     from ..policy.methods import SpeculativeVerification
     from ..stats.report import SpeculationStats
     from ..tasks.prompts import read_prompts
-    from ..validation import LONGEST_DRAFT, MOST_NEW_TOKENS, MOST_ROWS, check_int, check_number, check_positive
+    from ..validation import LONGEST_DRAFT, MOST_NEW_TOKENS, MOST_ROWS, check_int, check_positive
 
     check_int("--max-new-tokens", max_new_tokens, 1, MOST_NEW_TOKENS)
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
     check_int("--seed", seed, 0)
     check_int("--gamma", 1 if gamma is None else gamma, 1, LONGEST_DRAFT)
     check_int("--top-k", top_k, 0)
-    check_number("--top-p", top_p, 0.0, 1.0)
+    check_positive("--top-p", top_p, 1.0, hint=": leave --do-sample out for greedy decoding")
     check_positive("--temperature", temperature)
     if stream and (as_json or batch_size > 1):
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")

@@ -75,6 +75,8 @@ def mine(
         raise ValueError(
             "--target-url needs --assistant, the draft, whose tokenizer is the target's (without it: --task demo)"
         )
+    if task != "qa" and (judge_url is not None or judge_model is not None):
+        raise ValueError(f"--judge-url and --judge-model are for --task qa, not {task}: leave them out")
     if not do_sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
         raise ValueError("--temperature, --top-k and --top-p are for --do-sample: pass it, or leave them out")
     check_int("--limit", MINED if limit is None else limit, 1, MOST_NEW_TOKENS)

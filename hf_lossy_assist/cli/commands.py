@@ -6,9 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from ..terminal import console, show, show_json
+from ..validation import one_line
 
 
 DEMO = "demo"
+MIX = 0.15  # of `--for specdec`
 DEMO_PROMPTS = 64  # of `--prompts demo` without --limit
 
 Model = Annotated[str | None, typer.Option(help="target: a path or Hub id; default the embedded demo")]
@@ -41,8 +43,9 @@ def collect(
         str, typer.Option("--for", help="which head: sprinter (four rows a prompt) or specdec (one)")
     ] = "sprinter",
     mix: Annotated[
-        float, typer.Option(help="of specdec: share of the draft's tokens replaced by the target's")
-    ] = 0.15,
+        float | None,
+        typer.Option(help="of specdec: share of the draft's tokens replaced by the target's; default 0.15"),
+    ] = None,
     lam: Annotated[float, typer.Option("--lambda", help="a token is acceptable where q(x) ≤ λ·p(x)")] = 1.2,
     limit: Annotated[int | None, typer.Option(help="prompts to use; default all (of the demo 64)")] = None,
     new_tokens: Annotated[int, typer.Option(help="positions of each row")] = 64,
@@ -68,6 +71,9 @@ def collect(
     check_int("--seed", seed, 0)
     if method not in ("sprinter", "specdec"):
         raise ValueError(f"--for: {nearest('method', method, ('sprinter', 'specdec'))}")
+    if mix is not None and method != "specdec":
+        raise ValueError(f"--mix is for --for specdec, not {method}: leave it out")
+    check_greedy(greedy, temperature, top_k, top_p)
     if prompts == DEMO and model is not None:
         raise ValueError("--prompts demo is for the demo models: pass a file of prompts with --model")
     from datasets import load_from_disk
@@ -76,7 +82,9 @@ def collect(
     from ..methods.sprinter.collect import CollectSettings
     from ..methods.sprinter.collect import collect as run
 
-    own: dict[str, Any] = {} if method == "sprinter" else {"features": FeatureSpec(position="token"), "mix": mix}
+    own: dict[str, Any] = (
+        {} if method == "sprinter" else {"features": FeatureSpec(position="token"), "mix": MIX if mix is None else mix}
+    )
     settings = CollectSettings(new_tokens, lam, not greedy, temperature, top_k, top_p, batch_size, seed, **own)
     source = f"the demo task, calibration problems of seed {seed}" if prompts == DEMO else Path(prompts).name
     if prompts == DEMO:
@@ -227,15 +235,27 @@ def pull(
     )
 
 
+def check_greedy(greedy: bool, temperature: float, top_k: int, top_p: float) -> None:
+    """Refuse settings of sampling beside `--greedy`, which has no use for them."""
+    if greedy and (temperature, top_k, top_p) != (1.0, 0, 1.0):
+        raise ValueError("--temperature, --top-k and --top-p are of sampling: leave them or --greedy out")
+
+
 # -- parts ------------------------------------------------------------------------------------------------------------
 
 
 def chats(tokenizer: Any, prompts: list[str]) -> list[str]:
     """Prompts in the tokenizer's chat template, without the begin token that the tokenizer will add itself."""
-    texts = [
-        tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
-        for p in prompts
-    ]
+    try:
+        texts = [
+            tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
+            for p in prompts
+        ]
+    except Exception as error:  # the template is a program of the model's, and may raise whatever it likes
+        raise ValueError(
+            f"--chat: the tokenizer's chat template failed ({type(error).__name__}: {one_line(error)}): leave --chat out, or use "
+            "another tokenizer"
+        ) from None
     begin = tokenizer.bos_token
     if begin and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
         texts = [text.removeprefix(begin) for text in texts]

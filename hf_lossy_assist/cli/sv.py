@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ..terminal import console, show
-from .commands import DEMO, Assistant, Chat, Device, DType, Model, Prompts, chats
+from .commands import DEMO, Assistant, Chat, Device, DType, Model, Prompts, chats, check_greedy
 
 
 PROFILED = 512  # prompts, as in the paper
@@ -59,6 +59,7 @@ def profile(
         raise ValueError("--prompts demo is for the demo models: pass a file of prompts with --model")
     check_int("--limit", PROFILED if limit is None else limit, 1)
     check_int("--seed", seed, 0)
+    check_greedy(greedy, temperature, top_k, top_p)
     if out.exists():  # before models are loaded
         raise ValueError(f"{out} exists: choose another --out, or delete it to profile again")
     from ..methods.sv.instrument import ProfileSettings

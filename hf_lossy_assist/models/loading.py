@@ -1,34 +1,53 @@
 """Models and tokenizers by name: no code of theirs is run and no pickle is read, whatever their repository holds."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ..validation import one_line
 
 
 def load_model(source: str, **settings: Any) -> Any:
     """The causal model in a folder or on the Hub; `settings` as for `from_pretrained`.
 
-    Raises: `OSError`, one line with the name: it is not there, it needs code of its own, or it has no safetensors.
+    Raises: `OSError`, one line with the name: it is not there, it needs code of its own, it has no safetensors, or its files are
+    damaged.
     """
-    try:
+    with _in_one_line(source):
         return AutoModelForCausalLM.from_pretrained(source, trust_remote_code=False, use_safetensors=True, **settings)
-    except (OSError, ValueError) as error:
-        raise _why(source, error) from None
 
 
 def load_tokenizer(source: str, **settings: Any) -> Any:
     """The tokenizer in a folder or on the Hub; `settings` and errors as for `load_model`."""
-    try:
+    with _in_one_line(source):
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **settings)
-    except (OSError, ValueError) as error:
+
+
+@contextmanager
+def _in_one_line(source: str) -> Iterator[None]:
+    """Damaged files end wherever Transformers and what it is made of first stumble, in errors of any kind."""
+    try:
+        yield
+    except (ImportError, MemoryError, torch.OutOfMemoryError):  # not the files' fault
+        raise
+    except Exception as error:
+        raise _why(source, error) from None
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # a tokenizer's Rust; of no kind that could be imported
+            raise
         raise _why(source, error) from None
 
 
-def _why(source: str, error: Exception) -> OSError:
+def _why(source: str, error: BaseException) -> OSError:
     """What Transformers says in several lines, and with advice that is none here, as one."""
     said = " ".join(str(error).split())
     if "trust_remote_code" in said:
         said = "it needs code of its own, which is never run here; load it in Python and pass the model"
     elif "safetensors" in said and ("no file named" in said or "does not appear to have a file" in said):
         said = "it has no model.safetensors, and pickles are never loaded: save it as safetensors first"
-    return OSError(f"{source} was not loaded: {said}")
+    elif not isinstance(error, OSError | ValueError):
+        said = f"its files are damaged or do not belong together ({type(error).__name__}: {one_line(said)})"
+    return OSError(f"{source} was not loaded: {one_line(said, 1000)}")

@@ -15,12 +15,16 @@ from .wrapping import WrappingRun, WrappingStop
 class Fallback(WrappingStop):
     """`stop` while drafting pays, the target alone while it does not; both are measured during the call.
 
-    With n̄ the mean tokens that a round gives each row (the target's own included), T the median seconds of a round that drafts and
-    T₀ of one that does not, drafting is worth v = n̄ ÷ (T/T₀) times the target alone. Off where v < 1 − `margin`, on again where
-    v > 1 + `margin`; `margin=1` never switches off. T₀ comes from one round without drafts, the call's second one, and again whenever
-    half of the rows have ended; while it is off, every round measures it. After `wait` such rounds one round drafts again and its n̄ counts,
-    after 2·`wait` more the next one, and so on; and two as soon as half of the rows have ended, for T has changed with T₀. All rows
-    draft or none does: n̄ is the mean over them. A round whose drafts a filter dropped one and all has drafted. Lossless, as every stop.
+    Let n̄ be the mean tokens that a round gives each row (the target's own included), T the median seconds of a round that drafts, and
+    T₀ those of a round that does not. Drafting is then worth v = n̄ ÷ (T/T₀) times the target alone. It is switched off where
+    v < 1 − `margin` and on again where v > 1 + `margin`; `margin=1` never switches off.
+
+    - T₀ comes from one round without drafts, the second of the call. It is measured again whenever half of the rows have ended.
+    - While drafting is off, every round measures T₀. After `wait` such rounds one round drafts again and its n̄ counts, after 2·`wait`
+      more the next one, and so on. As soon as half of the rows have ended, two rounds draft, because T has changed with T₀.
+    - All rows draft or none does: n̄ is the mean over them. A round counts as drafted even if a filter dropped all its drafts.
+
+    Lossless, as every stop.
 
     Args:
         stop (`DraftStop`): what drafts while that pays.

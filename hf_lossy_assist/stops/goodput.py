@@ -190,7 +190,7 @@ class BatchSchedule(DraftStop):
 
     def with_longest(self, gamma: int) -> "BatchSchedule":
         """The same table with no γ above `gamma`."""
-        return BatchSchedule(tuple((rows, min(own, gamma)) for rows, own in self.table))
+        return BatchSchedule(tuple((rows, min(length, gamma)) for rows, length in self.table))
 
     def limits(self, rows: list[int]) -> list[int]:
         return [max((line for line in self.table if line[0] <= len(rows)), default=(0, 0))[1]] * len(rows)

@@ -98,9 +98,8 @@ class SpecDecPP(HiddenStateStop):
     """Stop where a rejection somewhere in the draft is likely by now: 1 − Π a > `threshold`, a: the head's P(accepted) of each token.
 
     Huang et al., SpecDec++ (huggingface.co/papers/2405.19715), Algorithm 1; `threshold` is the paper's h. The head reads the state
-    that encodes a token, which comes with the draft step for the next one. So, as in the authors' code, a token is judged one step late and
-    at no cost: the next one is drawn by then and stays in the draft unjudged. That makes at least 2 tokens, as there; `AtLeast` asks
-    for more. The head comes from `hf-lossy fit specdec`. `threshold=1` never stops early.
+    that encodes a token, which comes with the draft step for the next one. So, as in the authors' code, a token is judged one step late,
+    at no cost. The next token is drawn by then and stays in the draft unjudged, so a draft has at least 2 tokens; `AtLeast` asks for more. The head comes from `hf-lossy fit specdec`. `threshold=1` never stops early.
     """
 
     threshold: float = 0.7

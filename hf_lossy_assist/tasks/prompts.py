@@ -44,6 +44,8 @@ def read_texts(path: str | Path, limit: int | None = None) -> list[Text]:
             if prompt is None:
                 given = line[:80].decode("utf-8", "replace")[:60]
                 raise ValueError(f"{where}: expected a text under one of {', '.join(FIELDS)}, got {shown(given, 200)}")
+            if not prompt.strip():
+                raise ValueError(f"{where}: the prompt is blank: every prompt needs some text")
             texts.append(Text(prompt, _first(row, CONTINUATIONS)))
     if not texts:
         raise ValueError(f"{path} holds no prompts")

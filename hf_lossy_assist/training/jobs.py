@@ -22,6 +22,14 @@ FREE = ("source", "served_at")  # entries of a record that may differ when a run
 LATER = ("found", "files")  # entries that only a finished run has
 
 
+def folders(out: str | Path) -> tuple[Path, Path]:
+    """The folder of a run's outcome, and beside it that of the unfinished run. `ValueError`, one line, for a path without a name."""
+    out = Path(out)
+    if out.name in ("", ".."):
+        raise ValueError(f"--out: expected the name of a new folder, got {shown(str(out))}")
+    return out, out.with_name(out.name + ".partial")
+
+
 def prepare(out: Path, part: Path, facts: dict[str, Any], resume: bool, record: str) -> bool:
     """Make or check the folder of the unfinished run. True: the run was killed after its last step, all is there.
 

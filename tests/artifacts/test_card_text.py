@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.hub_server import card_problems
 
-from hf_lossy_assist import HeadConfig, LinearHead, Sprinter, demo
+from hf_lossy_assist import HeadConfig, HeadStop, LinearHead, LossyPolicy, Sprinter, demo
 from hf_lossy_assist.artifacts.cards import escaped, head_card
 from hf_lossy_assist.methods.autojudge import mined
 from hf_lossy_assist.models.identity import ModelIdentity
@@ -68,6 +68,45 @@ def test_nothing_in_a_datasets_card_acts(tmp_path):
         "versions": TEXTS, "source": WILD, "prompts": 1, "hidden_size": 4,
     }  # fmt: skip
     check(dataset.data_card(facts, data).partition("\n---\n")[2])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["https://evil.example/x", "HTTP://evil.example", "see (www.evil.example)", "ftp://evil.example", "mailto:a@evil.example",
+     "xmpp:a@evil.example", "write to a.b+c@evil.example", "https://a.b https://c.d"],
+)  # fmt: skip
+def test_an_address_is_no_link(text):
+    """GitHub-style Markdown links it without any brackets."""
+    shown = escaped(text)
+    assert shown.replace("<!-- -->", "") == text
+    assert not re.search(r"(?i)(https?|ftp)://|www\.|mailto:|xmpp:|\w@\w", shown), shown
+
+
+THRESHOLDS = [{"threshold": 0.5, "eta_tp": 0.9, "eta_fp": 0.1}]
+HOSTILE = [
+    {"thresholds": 5}, {"thresholds": [{}]}, {"thresholds": [5]}, {"thresholds": {"a": 1}}, {"thresholds": [{"threshold": "x", "recall": 1}]},
+    {"thresholds": [{"threshold": 0.5, "recall": None, "accepted": 1}]}, {"thresholds": [*THRESHOLDS, {}]},
+    {"thresholds": [{"threshold": 0.5, "drafted": [1], "accepted": "x"}]}, {"auroc": None}, {"auroc": "high"}, {"brier": [1]},
+    {"auroc": True}, {"auroc": float("nan")}, {"auroc": 10**400}, {"comparison": 5}, {"comparison": [{}]}, {"comparison": [[1]]},
+    {"comparison": [{"group": 1, "input": 2, "auroc": "x", "auroc_train": None}]}, {"threshold": "x", "recall_goal": []},
+    {"items": 5, "thresholds": THRESHOLDS}, {"threshold": [1], "thresholds": [{"threshold": 1, "recall": 1, "accepted": 1}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["sprinter", "autojudge", "specdec"])
+@pytest.mark.parametrize("metrics", HOSTILE, ids=str)
+def test_metrics_that_are_none_are_left_out_of_the_card(tmp_path, metrics, method):
+    """A head from anybody: its card is written again wherever it is saved."""
+    config = HeadConfig(
+        4, method=method, metrics=metrics, training={"items": 5, "C": [], "prompts": {"a": [1]}}, versions={"a": [1]}
+    )
+    head = LinearHead(config).eval()
+    head.save_pretrained(tmp_path / "head")
+    LossyPolicy(stop=HeadStop(head)).save_pretrained(tmp_path / "policy")
+    for card in (tmp_path / "head", tmp_path / "policy"):
+        assert card_problems((card / "README.md").read_text())[0] == []
+    whole = head_card(HeadConfig(4, method=method, metrics=metrics | {"brier": 0.25}))
+    assert "| brier | 0.25 |" in whole.text
 
 
 def test_plain_names_stay_as_they_are():

@@ -186,6 +186,23 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
         (["collect", "--out", "{tmp}/x", "--lambda", "-1"], "lambda"),
         (["collect", "--out", "{tmp}/x", "--temperature", "0"], "--greedy"),
         (["collect", "--out", "{tmp}/x", "--top-p", "1.5"], "top_p"),
+        (["collect", "--out", "{tmp}/x", "--top-p", "0"], "top_p: expected a number above 0"),
+        (["generate", "--do-sample", "--top-p", "0"], "--top-p: expected a number above 0"),
+        (["mine", "--out", "{tmp}/x", "--do-sample", "--top-p", "0"], "top_p: expected a number above 0"),
+        (
+            ["mine", "--out", "{tmp}/x", "--judge-url", "http://127.0.0.1:9/v1"],
+            "--judge-url and --judge-model are for --task qa",
+        ),
+        (["collect", "--out", "{tmp}/x", "--mix", "0.3"], "--mix is for --for specdec"),
+        (["collect", "--out", "{tmp}/x", "--greedy", "--temperature", "0.7"], "are of sampling"),
+        (["collect", "--out", "{tmp}/x", "--greedy", "--top-k", "3"], "are of sampling"),
+        (["profile", "--out", "{tmp}/x", "--greedy", "--top-p", "0.5"], "are of sampling"),
+        (["collect", "--out", "", *QUICK], "--out: expected the name of a new folder, got '.'"),
+        (["mine", "--out", "", "--limit", "1"], "--out: expected the name of a new folder, got '.'"),
+        (
+            ["collect", "--out", "{tmp}/x", "--prompts", "{tmp}/blank.jsonl"],
+            "blank.jsonl, line 2: the prompt is blank",
+        ),
         (["collect", "--out", "{tmp}/x", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (["collect", "--out", "{tmp}/there"], "exists"),
         (["collect", "--out", "{tmp}/x", *DEMO[:2]], "--assistant"),
@@ -206,9 +223,10 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
 def test_one_line(hf_lossy, tmp_path, arguments, says):
     (tmp_path / "there").mkdir()
     prompts_file(tmp_path)
+    (tmp_path / "blank.jsonl").write_text('{"prompt": "1 + 1"}\n{"prompt": " \\n"}\n')
     done = hf_lossy(*(a.replace("{tmp}", str(tmp_path)) for a in arguments))
     assert says in done.line and not done.out
-    assert {p.name for p in tmp_path.iterdir()} <= {"there", "prompts.jsonl", "x.partial"}
+    assert {p.name for p in tmp_path.iterdir()} <= {"there", "prompts.jsonl", "blank.jsonl", "x.partial"}
 
 
 def test_a_head_for_other_models_is_refused(hf_lossy, tmp_path):

@@ -36,6 +36,7 @@ NOT_CALLED_BY_USERS = {
     "RowStats",
     "SpeculationStats",
     "StoppingCandidateGenerator",
+    "StopRun",
 }
 REGISTERING = {name for name in hla.__all__ if name.startswith("register_")} | {
     "forget"

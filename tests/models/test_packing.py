@@ -19,6 +19,7 @@ from hf_lossy_assist.models.inspect import NAME
 from hf_lossy_assist.models.packing import Layout, packed
 from hf_lossy_assist.models.row_model import PACKED_BELOW, RowModel
 from hf_lossy_assist.models.trials import why_not_rows
+from hf_lossy_assist.round import Selection
 
 
 LIMIT = 64
@@ -283,9 +284,9 @@ class Staircase(VerifyFilter):
     first: int = 0
     steps: int = 5
 
-    def __call__(self, block):
-        number = torch.arange(block.drafted.shape[0], device=block.drafted.device)
-        return torch.minimum(block.drafted, (number + self.first) % self.steps)
+    def select(self, draft, companion, randomness):
+        number = torch.arange(draft.lengths.shape[0], device=draft.lengths.device)
+        return Selection(draft, torch.minimum(draft.lengths, (number + self.first) % self.steps))
 
 
 @pytest.mark.parametrize("name", PACKING)

@@ -67,6 +67,6 @@ def test_what_it_says_of_itself():
     for function, words, error in (
         (lambda laws: laws.px, "must give a tensor of bool, it gave torch.float32", TypeError),
         (lambda laws: True, "must give a tensor of bool, it gave bool", TypeError),
-        (lambda laws: laws.p > 0, r"shape \[200, 4, 1\], as laws.px, it gave \[200, 4, 6\]", ValueError),
+        (lambda laws: laws.p > 0, r"shape \[200, 4, 1\], as dists.px, it gave \[200, 4, 6\]", ValueError),
     ):
         refused(lambda function=function: decide(OwnRule(function), random_block(0)), words, error)

@@ -92,3 +92,10 @@ def test_wrong_arguments_are_refused_in_one_line(call, error, words):
     with pytest.raises(error, match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_so_many_tokens_that_no_count_holds_are_refused_in_one_line():
+    for tokens, past in ((10**9, 0), (1, 10**9)):
+        with pytest.raises(ValueError, match="(tokens|past): expected a whole number from [01] to 100000000") as error:
+            forward_flops(tiny_llama(), tokens, past)
+        assert "\n" not in str(error.value)

@@ -11,6 +11,7 @@ import torch
 from support import tiny
 from support.stop_cases import CASES
 from support.stops import LEAVES, ROUNDS, stock_lengths, walk
+from transformers import StoppingCriteria
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import LossyPolicy, as_policy
@@ -81,7 +82,7 @@ def test_with_longest(name, gamma):
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_of_its_own_is_for_state(name):
     run = CASES[name].stop.start(2)
-    assert isinstance(run, StopRun) and run.settings is CASES[name].stop
+    assert isinstance(run, StopRun) and isinstance(run, StoppingCriteria) and run.settings is CASES[name].stop
     assert (type(run) is not StopRun) == CASES[name].state
 
 

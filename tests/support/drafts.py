@@ -1,5 +1,6 @@
 """Shared by several tests."""
 
+import math
 from functools import cache
 from typing import Any
 
@@ -31,3 +32,12 @@ def head_for(draft: Any, kind: str = "linear") -> hla.Head:
 @cache
 def draft_of(name: str, kind: str = "often") -> Any:
     return tiny.draft_of(tiny.shared(name), kind)
+
+
+def sure(value: float) -> LinearHead:
+    """A head that always computes `value`."""
+    head = LinearHead(HeadConfig(32)).eval()
+    with torch.no_grad():
+        head.linear.weight.zero_()
+        head.linear.bias.fill_(math.log(value / (1 - value)))
+    return head

@@ -23,7 +23,7 @@ from ...models.rope import ChangingRope
 from ...models.trials import why_not_rows
 from ...tasks.endpoint import Endpoint
 from ...tasks.tasks import AnswerTask, Problem
-from ...training.jobs import key_of, prepare
+from ...training.jobs import folders, key_of, prepare
 from ...validation import (
     MOST_FACTOR,
     MOST_NEW_TOKENS,
@@ -63,7 +63,7 @@ class MineSettings:
         check_int("top_k", self.top_k, 0)
         check_flag("do_sample", self.do_sample)
         check_flag("naive", self.naive)
-        check_number("top_p", self.top_p, 0.0, 1.0)
+        check_positive("top_p", self.top_p, 1.0, hint=": leave --do-sample out for greedy decoding")
         check_positive("temperature", self.temperature, hint=": leave --do-sample out for greedy decoding")
         if self.max_mismatches is not None:
             check_int("max_mismatches", self.max_mismatches, 1)
@@ -103,8 +103,7 @@ def mine(
     check_int("workers", workers, 1, MOST_THREADS)
     if not problems:
         raise ValueError("nothing to mine: there are no problems")
-    out = Path(out)
-    part = out.with_name(out.name + ".partial")
+    out, part = folders(out)
     texts = [wrap(p.prompt) for p in problems]
     contents = [[text, p.gold, dict(p.extra)] for text, p in zip(texts, problems, strict=True)]
     _prepared(target, draft, tokenizer, texts, settings)  # before anything is written
@@ -287,8 +286,8 @@ def _prepared(
     if isinstance(target, Endpoint) and settings.do_sample:
         raise ValueError("a target behind a server is mined greedily: its random numbers are its own")
     prompts = [tokenizer(text)["input_ids"] for text in texts]
-    for number, prompt in enumerate(prompts):
-        if not prompt:
+    for number, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
+        if not prompt or not text.strip():
             raise ValueError(f"problem {number} has an empty prompt")
     longest, models = max(map(len, prompts)), [("target", target), ("draft", draft)]
     models = [(name, model) for name, model in models if not isinstance(model, Endpoint)]

@@ -34,7 +34,7 @@ from ...stats.report import RowStats, SpeculationStats
 from ...stops import Constant
 from ...tasks.prompts import Text
 from ...training.dataset import KINDS, RECORD, REPLACED, acceptable, assemble, schema
-from ...training.jobs import key_of, prepare, read_part, write_part
+from ...training.jobs import folders, key_of, prepare, read_part, write_part
 from ...validation import (
     MOST_FACTOR,
     MOST_NEW_TOKENS,
@@ -71,7 +71,7 @@ class CollectSettings:
         check_int("seed", self.seed, 0)
         check_flag("do_sample", self.do_sample)
         check_number("lambda", self.lam, 0.0, MOST_FACTOR)
-        check_number("top_p", self.top_p, 0.0, 1.0)
+        check_positive("top_p", self.top_p, 1.0, hint=": pass do_sample=False (--greedy) for greedy laws")
         check_positive("temperature", self.temperature, hint=": pass do_sample=False (--greedy) for greedy laws")
         if self.mix is not None:
             check_number("mix", self.mix, 0.0, 1.0)
@@ -118,8 +118,9 @@ def collect(
     disable_progress_bars()  # of `datasets`, one for each file
     if not texts:
         raise ValueError("nothing to collect from: the list of texts is empty")
-    out = Path(out)
-    part = out.with_name(out.name + ".partial")
+    if not all(text.prompt.strip() for text in texts):
+        raise ValueError("a prompt is blank: every prompt needs some text")
+    out, part = folders(out)
     for name, model in (("target", target), ("draft", draft)):
         reason = why_not_rows(model)
         if reason is not None:

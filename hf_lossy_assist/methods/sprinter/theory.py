@@ -18,7 +18,10 @@ from typing import Any
 
 import torch
 
-from ...validation import check_int, check_number
+from ...validation import MOST_NEW_TOKENS, check_int, check_number, listed, shown
+
+
+LAWS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # of probabilities
 
 
 # -- one token ------------------------------------------------------------------------------------------------------------
@@ -149,8 +152,8 @@ def forward_flops(config: Any, tokens: int = 1, past: int = 0, embedding: bool =
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-    check_int("tokens", tokens, 1)
-    check_int("past", past, 0)
+    check_int("tokens", tokens, 1, MOST_NEW_TOKENS)
+    check_int("past", past, 0, MOST_NEW_TOKENS)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise TypeError(f"config: expected the config of a Transformers causal LM, got {type(config).__name__}")
     counter = FlopCounterMode(display=False)
@@ -239,11 +242,16 @@ def _check_flops(gamma: int, *flops: float) -> None:
 
 
 def _check_laws(p: torch.Tensor, q: torch.Tensor) -> None:
+    for name, law in (("p", p), ("q", q)):
+        if not isinstance(law, torch.Tensor):
+            raise TypeError(
+                f"{name}: expected a tensor of probabilities (..., V), got {shown(law)}: torch.tensor(…) of it"
+            )
+        if law.dtype not in LAWS:
+            raise TypeError(f"{name}: expected probabilities in floating point ({listed(LAWS)}), got {law.dtype}")
     if p.shape != q.shape or p.dim() == 0 or p.shape[-1] == 0:
         raise ValueError(f"p, q: expected two laws of one shape (..., V), got {tuple(p.shape)} and {tuple(q.shape)}")
     for name, law in (("p", p), ("q", q)):
-        if not law.is_floating_point():
-            raise TypeError(f"{name}: expected probabilities in floating point, got {law.dtype}")
         off = (law.double().sum(dim=-1) - 1).abs()  # bfloat16 has no better sums over a large vocabulary than 1e-2
         if not (off <= 1e-2).all() or (law < 0).any():
             values = f"values from {law.min():.4g} to {law.max():.4g} and a sum {off.max():.4g} off"

@@ -34,7 +34,7 @@ from ...policy.policy import LossyPolicy
 from ...round import Draft, Selection, Verified
 from ...rules.accepting import Randomness
 from ...stops import Constant
-from ...training.jobs import key_of, prepare, read_part, write_part
+from ...training.jobs import folders, key_of, prepare, read_part, write_part
 from .cells import Samples, build, cells, entropies
 from .instrument import InstrumentedRunner, ProfileSettings, run
 from .plots import cells_figure, goodput_figure
@@ -83,8 +83,7 @@ def profile(
 
     Raises: `ValueError`, one line, for models that cannot be used and for too few samples.
     """
-    out = Path(out)
-    part = out.with_name(out.name + ".partial")
+    out, part = folders(out)
     if out.exists():
         raise ValueError(f"{out} exists: choose another --out, or delete it to profile again")
     if len(texts) < 2:

@@ -24,6 +24,7 @@ from transformers import StoppingCriteria
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import SVIP, AutoJudge, Constant, FeatureSpec, HeadConfig, HeadStop, LinearHead
+from hf_lossy_assist.artifacts.features import FeatureTap
 from hf_lossy_assist.engine import loop as decoding
 
 
@@ -454,8 +455,8 @@ def test_only_what_strict_would_reject_is_lossy(rounds):
 class Half(hla.VerifyFilter):
     """Sends half of what was drafted."""
 
-    def __call__(self, block):
-        return (block.drafted + 1) // 2
+    def select(self, draft, companion, randomness):
+        return hla.Selection(draft, (draft.lengths + 1) // 2)
 
 
 def test_with_other_stops_and_filters(rounds):
@@ -510,7 +511,7 @@ def test_the_demo(rounds):
 def hooks(*models: Any) -> int:
     """Taps left on them. Transformers leaves hooks of its own, for `output_hidden_states`."""
     hooks = [hook for model in models for module in model.modules() for hook in module._forward_hooks.values()]
-    return sum(isinstance(getattr(hook, "__self__", None), hla.features.FeatureTap) for hook in hooks)
+    return sum(isinstance(getattr(hook, "__self__", None), FeatureTap) for hook in hooks)
 
 
 def test_a_head_that_reads_the_draft_needs_one():

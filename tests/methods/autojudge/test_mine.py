@@ -603,7 +603,7 @@ def test_two_processes_share_the_problems(tmp_path):
 
 def test_settings_that_make_no_sense():
     for wrong in (
-        {"max_new_tokens": 0}, {"top_k": -1}, {"top_p": 1.5}, {"temperature": 0.0}, {"temperature": float("nan")},
+        {"max_new_tokens": 0}, {"top_k": -1}, {"top_p": 1.5}, {"top_p": 0.0}, {"temperature": 0.0}, {"temperature": float("nan")},
         {"seed": -1}, {"seed": 2**63}, {"max_mismatches": 0}, {"max_seconds": -1.0},
     ):  # fmt: skip
         with pytest.raises(ValueError) as error:

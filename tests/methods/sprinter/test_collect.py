@@ -250,7 +250,7 @@ def test_label_and_settings():
     assert acceptable(p, q, 1.25).tolist() == [True, True, False, False, True]
     assert acceptable(p, q, 1.0).tolist() == [True, False, False, False, True]
     for wrong in (
-        {"new_tokens": 0}, {"batch_size": -1}, {"top_k": -1}, {"top_p": 1.5}, {"temperature": 0.0}, {"temperature": -1.0},
+        {"new_tokens": 0}, {"batch_size": -1}, {"top_k": -1}, {"top_p": 1.5}, {"top_p": 0.0}, {"temperature": 0.0}, {"temperature": -1.0},
         {"lam": float("nan")}, {"lam": -0.1}, {"features": FeatureSpec(model="target")},
         {"features": FeatureSpec(position="token")},
     ):  # fmt: skip

@@ -1,40 +1,36 @@
 """`Runner`: a policy and a draft as the decoding loop that Transformers' `generate` calls with everything prepared."""
 
-import copy
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from ..artifacts.features import FeatureTap
 from ..artifacts.sampling_settings import decoding_at
-from ..batch.positions import Positions, keep_within
-from ..batch.processing import Processing, from_transformers, without_callers
+from ..batch.positions import Positions
+from ..batch.processing import Processing, from_transformers
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
-from ..batch.token_types import shared_types, types_for
-from ..drafters.base import DraftContext, Drafter, DrafterRun
-from ..drafters.candidates import CandidateRun
-from ..drafters.model import AssistantRun
-from ..drafters.suffix import SuffixDrafter
+from ..batch.token_types import types_for
+from ..drafters.base import DraftContext, Drafter
 from ..engine.call import Call
 from ..engine.commit import new_tokens_first
 from ..engine.loop import decode, prefill
 from ..models.cached import CachedModel
 from ..models.identity import same_ids
-from ..models.inspect import base_of, device_of, has_fixed_rows, is_tested, learned_positions, vocabulary_of
+from ..models.inspect import base_of, device_of, has_fixed_rows, is_tested, vocabulary_of
 from ..models.lengths import refuse_by_length
-from ..models.stock_exit import check_exit, early_twin
+from ..models.stock_exit import check_exit
 from ..models.trials import refuse_length, why_not_rows
 from ..policy.forms import as_policy
 from ..stats.clock import Clock
 from ..stats.report import SpeculationStats
-from ..stops import Confidence, Constant, DraftStop, Heuristic, StopRun
+from ..stops import Confidence, Constant, DraftStop, Heuristic
 from ..validation import LONGEST_DRAFT, check_int, check_number, shown
-from .inputs import assistant_inputs, cropping, hidden, mask_name, refuse_positions, rowwise
+from .drafting import DraftWith, Prepared, start_drafter
+from .inputs import cropping, hidden, mask_name, refuse_positions, rowwise
 from .output import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput, cuts_outputs
 from .pairs import refuse_helpers, refuse_models, refuse_vocabularies, without_checkpointing
 from .passed_cache import check_passed
@@ -42,6 +38,7 @@ from .unsupported import Settings, refuse_extra_inputs, refuse_modes
 
 
 # Read at the call, then from the policy, then from the draft's generation config; never written anywhere.
+CANDIDATES = ("prompt_lookup_num_tokens", "assistant_early_exit")
 DRAFT_SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
 
@@ -147,6 +144,18 @@ class Runner:
                 f"{name} needs no draft model, and assistant_model=… is given: leave one out, or pass CompositeDrafter({name}())"
             )
 
+    def _draft_with(self) -> DraftWith:
+        lookup, exit_ = (self.generator_settings.get(name) for name in CANDIDATES)
+        return DraftWith(
+            self.assistant,
+            self.drafter,
+            lookup,
+            exit_,
+            self.other_tokenizer(),
+            self.tokenizer,
+            self.assistant_tokenizer,
+        )
+
     def other_tokenizer(self) -> bool:
         """True when both tokenizers were given and give other ids to the same tokens, or have other tokens."""
         if self.tokenizer is None or self.assistant_tokenizer is None:
@@ -212,9 +221,9 @@ class Runner:
         for name, head in self.policy.heads().items():  # here: in inference mode it would be made untrainable
             on_draft = name.startswith("stop") and self.assistant is not None
             head.to(device_of(self.assistant) if on_draft else input_ids.device)
-        drafter = self._drafter(
-            model, rows, stop, processing, vocabulary, sampling, clock, generation_config, inputs_tensor, model_kwargs
-        )
+        context = DraftContext(model, rows, stop, processing, vocabulary, sampling, clock)
+        made = Prepared(context, generation_config, inputs_tensor, model_kwargs)
+        drafter = start_drafter(self._draft_with(), made, self.policy.rule.features)
         companion, rule = self.policy.filter.companion_for(base_of(model)), self.policy.rule
         if companion is not None or rule.needs_draft_probs:
             drafter.keep_probs()
@@ -294,82 +303,3 @@ class Runner:
                 return target
             reason = "its window counts the tokens that attention_mask hides in the middle of a row"
         return cropping(model, rows, model_kwargs, reason)
-
-    def _drafter(
-        self, model: Any, rows: Rows, stop: StopRun, processing: Processing, vocabulary: int, sampling: bool,
-        clock: Clock, generation_config: GenerationConfig, inputs_tensor: torch.Tensor | None, model_kwargs: dict[str, Any],
-    ) -> DrafterRun:  # fmt: skip
-        def assistant_run() -> DrafterRun:
-            reason = why_not_rows(self.assistant)
-            if reason is None:
-                draft: CachedModel = rowwise(self.assistant, model, rows, vocabulary)
-            else:
-                inputs = assistant_inputs(self.assistant, rows, inputs_tensor, model_kwargs, generation_config)
-                inputs["token_type_ids"] = shared_types(self.assistant, model, rows.types)
-                draft = cropping(self.assistant, rows, inputs, reason, way_out="choose another assistant_model")
-            tap = None if stop.settings.features is None else FeatureTap(self.assistant, stop.settings.features)
-            own = self.policy.rule.features
-            states = FeatureTap(self.assistant, own) if own is not None and own.reads("draft") else None
-            return AssistantRun(draft, stop, processing, vocabulary, sampling, clock, tap=tap, states=states)
-
-        if self.drafter is not None:
-            if stop.settings.adaptive and not self.drafter.needs_assistant:
-                raise ValueError(
-                    f"{type(stop.settings).__name__} reads what a draft model computes, and {type(self.drafter).__name__} has none: "
-                    "use a stop that plans ahead, such as Constant(8)"
-                )
-            made = assistant_run if self.assistant is not None else None
-            return self.drafter.start(DraftContext(model, rows, stop, processing, vocabulary, sampling, clock, made))
-        if self.assistant is not None and not self.other_tokenizer():
-            return assistant_run()
-        lookup = self.generator_settings.get("prompt_lookup_num_tokens")
-        if len(rows.index) > 1 and lookup is not None:  # Transformers' own drafts for one row
-            return SuffixDrafter(max_draft=lookup).start(
-                DraftContext(model, rows, stop, processing, vocabulary, sampling, clock, None)
-            )
-        if len(rows.index) > 1:
-            what = "early exit and other tokenizers"
-            raise ValueError(
-                f"{what} draft for one row at a time; this batch has {len(rows.index)}: pass prompts one by one"
-            )
-        if stop.settings.adaptive:
-            early = self.generator_settings.get("assistant_early_exit")
-            other = "use a constant draft length here"
-            if early is not None:
-                other = f"pass assistant_model=hf_lossy_assist.early_exit(model, {early}) in place of assistant_early_exit={early}"
-            raise ValueError(
-                f"{type(stop.settings).__name__} needs a draft model with the target's tokenizer: {other}"
-            )
-        config = copy.copy(generation_config)
-        config.max_length = rows.max_length
-        for name, value in self.generator_settings.items():
-            setattr(config, name, value)
-        if self.assistant is not None:
-            # With sampling, Transformers would prune the draft's own head for good and give its laws to the wrong tokens.
-            # Drafted greedily, each token counts as certain (q = 1), and the output's law is exact all the same.
-            config.do_sample = False
-        if self.assistant is not None:
-            config.assistant_early_exit = None  # else Transformers would take it, and never ask the assistant
-        processors, exits = processing.processors, config.assistant_early_exit is not None
-        if not exits or any(rows.pads):
-            # These would ask the caller's processors in ids of another tokenizer, behind an end token, or without padding.
-            processors = without_callers(processors)
-        generator = (early_twin(model) if exits else model)._get_candidate_generator(
-            generation_config=config,
-            input_ids=rows.prompts()[0][None],
-            inputs_tensor=inputs_tensor,
-            assistant_model=self.assistant,
-            logits_processor=processors,
-            target_tokenizer=self.tokenizer,
-            assistant_tokenizer=self.assistant_tokenizer,
-            model_kwargs={
-                k: v for k, v in model_kwargs.items() if k not in ("past_key_values", "position_ids", "attention_mask")
-            },
-        )
-        if isinstance(generator, AssistedCandidateGenerator):
-            generator.num_assistant_tokens = stop.settings.longest
-            keep_within(generator, learned_positions(base_of(model if self.assistant is None else self.assistant)))
-            for its in (generator.assistant_generation_config, generator.generation_config):
-                its.assistant_confidence_threshold = 0.0  # on by default in Transformers, and it refits itself
-                its.num_assistant_tokens_schedule = "constant"
-        return CandidateRun(generator, vocabulary, sampling, clock)

@@ -1,0 +1,145 @@
+"""What a call drafts with: its drafter, its assistant, or one of Transformers' candidate generators."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
+
+from ..artifacts.features import FeatureSpec, FeatureTap
+from ..batch.positions import keep_within
+from ..batch.processing import without_callers
+from ..batch.token_types import shared_types
+from ..drafters.base import DraftContext, Drafter, DrafterRun
+from ..drafters.candidates import CandidateRun
+from ..drafters.model import AssistantRun
+from ..drafters.suffix import SuffixDrafter
+from ..models.cached import CachedModel
+from ..models.inspect import base_of, learned_positions
+from ..models.stock_exit import early_twin
+from ..models.trials import why_not_rows
+from .inputs import assistant_inputs, cropping, rowwise
+
+
+# What Transformers makes a candidate generator's own.
+NOT_FOR_DRAFTS = ("past_key_values", "position_ids", "attention_mask")
+
+
+@dataclass(frozen=True)
+class DraftWith:
+    """What the caller passed to draft with."""
+
+    assistant: Any  # the draft model, or None
+    drafter: Drafter | None
+    lookup: int | None  # `prompt_lookup_num_tokens`
+    exit: int | None  # `assistant_early_exit`
+    other_tokenizer: bool
+    tokenizer: Any = None
+    assistant_tokenizer: Any = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `generate` prepared for the target, and a draft may need."""
+
+    context: DraftContext
+    config: GenerationConfig
+    inputs_tensor: torch.Tensor | None
+    model_kwargs: Mapping[str, Any]
+
+
+def start_drafter(given: DraftWith, made: Prepared, spec: FeatureSpec | None) -> DrafterRun:
+    """The drafter of one call. `spec`: what the rule's head reads.
+
+    Raises: `ValueError`, one line, for what cannot draft for this batch or with this stop.
+    """
+    context = made.context
+    if given.assistant is not None and not given.other_tokenizer:
+        context = replace(context, assistant_run=lambda: _assistant_run(given.assistant, made, spec))
+    _refuse_stop(given, context)
+    if given.drafter is not None:
+        return given.drafter.start(context)
+    if context.assistant_run is not None:
+        return context.assistant_run()
+    rows = len(context.rows.index)
+    if rows > 1 and given.lookup is not None:  # Transformers' own drafts for one row
+        return SuffixDrafter(max_draft=given.lookup).start(context)
+    if rows > 1:
+        what = "early exit and other tokenizers draft for one row at a time"
+        raise ValueError(f"{what}; this batch has {rows}: pass prompts one by one")
+    return _candidate_run(given, made)
+
+
+def _refuse_stop(given: DraftWith, context: DraftContext) -> None:
+    """Refuse a stop that reads what a draft model computes where there is none with the target's tokenizer."""
+    if not context.stop.settings.adaptive or context.assistant_run is not None:
+        return
+    name = type(context.stop.settings).__name__
+    if given.drafter is not None:
+        raise ValueError(
+            f"{name} reads what a draft model computes, and {type(given.drafter).__name__} has none: use a stop that plans ahead, "
+            "such as Constant(8)"
+        )
+    other = "use a constant draft length here"
+    if given.exit is not None:
+        other = f"pass assistant_model=hf_lossy_assist.early_exit(model, {given.exit}) in place of assistant_early_exit={given.exit}"
+    raise ValueError(f"{name} needs a draft model with the target's tokenizer: {other}")
+
+
+def _assistant_run(assistant: Any, made: Prepared, spec: FeatureSpec | None) -> DrafterRun:
+    """The assistant on a cache of rows where it can be, else on Transformers' own."""
+    context = made.context
+    model, rows, stop = context.target, context.rows, context.stop
+    reason = why_not_rows(assistant)
+    if reason is None:
+        draft: CachedModel = rowwise(assistant, model, rows, context.vocabulary)
+    else:
+        inputs = assistant_inputs(assistant, rows, made.inputs_tensor, dict(made.model_kwargs), made.config)
+        inputs["token_type_ids"] = shared_types(assistant, model, rows.types)
+        draft = cropping(assistant, rows, inputs, reason, way_out="choose another assistant_model")
+    return AssistantRun(
+        draft,
+        stop,
+        context.processing,
+        context.vocabulary,
+        context.sampling,
+        context.clock,
+        tap=None if stop.settings.features is None else FeatureTap(assistant, stop.settings.features),
+        states=FeatureTap(assistant, spec) if spec is not None and spec.reads("draft") else None,
+    )
+
+
+def _candidate_run(given: DraftWith, made: Prepared) -> DrafterRun:
+    """One of Transformers' candidate generators, for one row."""
+    context, config = made.context, copy.copy(made.config)
+    model, rows = context.target, context.rows
+    config.max_length = rows.max_length
+    config.prompt_lookup_num_tokens, config.assistant_early_exit = given.lookup, given.exit
+    if given.assistant is not None:
+        # With sampling, Transformers would prune the draft's own head for good and give its probabilities to the wrong tokens.
+        # Drafted greedily, each token counts as certain (q = 1), and the output distribution is exact all the same.
+        config.do_sample = False
+    processors = context.processing.processors
+    if given.exit is None or any(rows.pads):
+        # These would ask the caller's processors in ids of another tokenizer, behind an end token, or without padding.
+        processors = without_callers(processors)
+    generator = (model if given.exit is None else early_twin(model))._get_candidate_generator(
+        generation_config=config,
+        input_ids=rows.prompts()[0][None],
+        inputs_tensor=made.inputs_tensor,
+        assistant_model=given.assistant,
+        logits_processor=processors,
+        target_tokenizer=given.tokenizer,
+        assistant_tokenizer=given.assistant_tokenizer,
+        model_kwargs={name: value for name, value in made.model_kwargs.items() if name not in NOT_FOR_DRAFTS},
+    )
+    if isinstance(generator, AssistedCandidateGenerator):
+        generator.num_assistant_tokens = context.stop.settings.longest
+        keep_within(generator, learned_positions(base_of(model if given.assistant is None else given.assistant)))
+        for its in (generator.assistant_generation_config, generator.generation_config):
+            its.assistant_confidence_threshold = 0.0  # on by default in Transformers, and it refits itself
+            its.num_assistant_tokens_schedule = "constant"
+    return CandidateRun(generator, context.vocabulary, context.sampling, context.clock)

@@ -31,9 +31,8 @@ class DraftContext:
     vocabulary: int  # how many token ids the target has
     sampling: bool
     clock: Clock
-    assistant_run: (
-        Callable[[], "DrafterRun"] | None
-    )  # makes the drafter of `assistant_model=`; None: the call has none
+    # Makes the drafter of `assistant_model=`; None: the call has none.
+    assistant_run: Callable[[], "DrafterRun"] | None = None
 
 
 @dataclass(frozen=True)

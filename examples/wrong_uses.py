@@ -290,7 +290,6 @@ case(
     lambda: generate(watermarking_config=SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)),
 )
 case("custom_generate and a policy", lambda: generate(custom_generate=hla.Runner("svip", draft())))
-case("prompt lookup, a batch", lambda: generate(input_ids=ids(2), assistant_model=None, prompt_lookup_num_tokens=3))
 case("prompt_lookup_num_tokens=0", lambda: generate(assistant_model=None, prompt_lookup_num_tokens=0))
 case("streamer, a batch", lambda: generate(input_ids=ids(2), streamer=Printer()))
 case("stop_strings without a tokenizer", lambda: generate(stop_strings=["end"]))

@@ -30,7 +30,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli.commands import chats
+from hf_lossy_assist.cli.options import chats
 from hf_lossy_assist.stats.report import SpeculationStats
 from hf_lossy_assist.tasks.tasks import AnswerTask, Problem, task_named
 

@@ -28,8 +28,8 @@ from sv_pairs import noisy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli.commands import chats
-from hf_lossy_assist.cli.sv import PROFILED
+from hf_lossy_assist.cli.options import chats
+from hf_lossy_assist.cli.profile import PROFILED
 from hf_lossy_assist.methods.sprinter.theory import forward_flops
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile

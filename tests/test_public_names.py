@@ -40,8 +40,12 @@ def test_a_name_that_is_not_there():
 
 def test_every_module_can_be_imported_first():
     """No module leans on another one having been imported before it."""
-    names = [".".join(path.relative_to(SOURCE.parent.parent).with_suffix("").parts) for path in SOURCE.parent.rglob("*.py")]
-    names = sorted(name.removesuffix(".__init__") for name in names if not name.endswith(("__main__", "custom_generate")))
+    names = [
+        ".".join(path.relative_to(SOURCE.parent.parent).with_suffix("").parts) for path in SOURCE.parent.rglob("*.py")
+    ]
+    names = sorted(
+        name.removesuffix(".__init__") for name in names if not name.endswith(("__main__", "custom_generate"))
+    )
     code = (
         "import importlib, sys, torch, transformers\n"
         f"for name in {names!r}:\n"

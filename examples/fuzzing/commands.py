@@ -40,7 +40,7 @@ WRONG = [
 MEANT = {
     "--policy": ["strict", "svip", "sprinter", "autojudge", "sv", "target", '{"stop": {"name": "constant", "gamma": 2}}'],
     "--dtype": ["float32", "bfloat16", "float16"], "--device": ["cpu", "auto"], "--task": ["demo", "gsm8k", "math", "code", "qa"],
-    "--kind": ["rule", "stop", "filter", "policy"], "--for": ["sprinter", "specdec"], "--temperature": ["0.7", "1"], "--top-k": ["0", "5"],
+    "--kind": ["method", "rule", "stop", "filter", "drafter"], "--for": ["sprinter", "specdec"], "--temperature": ["0.7", "1"], "--top-k": ["0", "5"],
     "--top-p": ["0.9", "1"], "--seed": ["0", "7"], "--threshold": ["0.2", "1.5"], "--window": ["4"], "--gamma": ["1", "2"], "--mix": ["0.3"],
     "--lambda": ["1.2", "3"], "--prompt": ["w1 w2 w3", "w4"], "--head": ["linear", "mlp"], "--max-draft": ["3"], "--shots": ["0", "2"],
     "--features": ["draft", "target", "both"], "--position": ["token", "predicting"], "--folds": ["0", "3"], "--recall": ["0.9"],

@@ -128,11 +128,6 @@ register_method(
     summary="Stop after a token whose draft entropy H says that acceptance is unlikely: √(c·H) > h, H in nats.",
 )  # fmt: skip
 register_method(
-    "specdec", recipe=specdec, title="SpecDec++", guarantee="lossless", paper="2405.19715", needs=("head",),
-    head_kind=HeadKind("acceptable", "token", "min(1, p/q)"),
-    summary="Stop where the head finds a rejection in the draft likely by now.",
-)  # fmt: skip
-register_method(
     "sprinter", recipe=sprinter, title="SPRINTER", guarantee="lossy", paper="2502.04557", needs=("head",),
     head_kind=HeadKind("acceptable", "predicting", "q ≤ λ·p, for any λ"),
     neutral={"threshold": 2.0}, neutral_text="threshold above 1",
@@ -142,6 +137,11 @@ register_method(
     "autojudge", recipe=autojudge, title="AutoJudge", guarantee="lossy", paper="2504.20039", needs=("head",),
     head_kind=HeadKind("important", None, "another token here changes the answer"), neutral={"threshold": 0.0},
     summary="Strict acceptance, but a mismatch that the head finds unimportant is kept, and the rest of the draft with it.",
+)  # fmt: skip
+register_method(
+    "specdec", recipe=specdec, title="SpecDec++", guarantee="lossless", paper="2405.19715", needs=("head",),
+    head_kind=HeadKind("acceptable", "token", "min(1, p/q)"),
+    summary="Stop where the head finds a rejection in the draft likely by now.",
 )  # fmt: skip
 register_method(
     "sv", recipe=sv, title="Speculative Verification", paper="2509.24328", needs=("profile", "companion"),

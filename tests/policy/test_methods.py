@@ -64,7 +64,7 @@ def test_generate_takes_it():
         ("sv", {"companion": "org/name"}, "sv needs a profile and a companion: pass profile=….*--profile"),
         ("svip", {"head": "org/name"}, "svip takes no head"),
         ("sprinter", {"head": "org/name", "profile": "org/name"}, "sprinter takes no profile"),
-        ("typical", {"head": "org/name"}, 'head=… is for lossy_policy="specdec" or .*not for lossy_policy=.typical'),
+        ("typical", {"head": "org/name"}, 'head=… is for lossy_policy="sprinter" or .*not for lossy_policy=.typical'),
         ({"stop": "svip"}, {"companion": "org/name"}, 'companion=… is for lossy_policy="sv"'),
     ],
 )

@@ -505,7 +505,11 @@ def test_wrong_heads_and_values_are_refused():
 
 def test_the_command_lines_policy(tmp_path):
     """`--policy autojudge` with its options, and each option with a policy that has no use for it."""
-    from hf_lossy_assist.cli import _policy, check_options
+    from hf_lossy_assist.cli.policy_options import PolicyOptions
+
+    def _policy(policy, head, threshold, window, demo_models):
+        options = PolicyOptions(policy=policy, head=head, threshold=threshold, window=window)
+        return options.read(demo_models)(None, None, None)
 
     head_of(threshold=0.25).save_pretrained(tmp_path / "judge")
     LinearHead(HeadConfig(32)).save_pretrained(tmp_path / "doubt")
@@ -519,9 +523,9 @@ def test_the_command_lines_policy(tmp_path):
     assert _policy("sprinter", doubt, None, None, False) == Sprinter(hla.Head.from_pretrained(doubt), 0.5)
     assert _policy("sprinter", doubt, 0.0, None, False).stop.threshold == 0.0
     for policy, own, threshold, window, words in (
-        ("svip", judge, None, None, "--head is for --policy sprinter or autojudge, not 'svip'"),
+        ("svip", judge, None, None, "--head is for --policy sprinter or autojudge or specdec, not 'svip'"),
         ("target", judge, None, None, "--head is for"),
-        ("strict", None, 0.5, None, "--threshold is for --policy sprinter or autojudge, not 'strict'"),
+        ("strict", None, 0.5, None, "--threshold is for --policy sprinter or autojudge or specdec, not 'strict'"),
         ("strict", None, 0.0, None, "--threshold is for"),
         ("sprinter", doubt, None, 4, "--window is for --policy autojudge, not 'sprinter'"),
         ("target", None, None, 0, "--window is for"),
@@ -531,8 +535,8 @@ def test_the_command_lines_policy(tmp_path):
         ("sprinter", judge, None, None, r"P\(important\)"),
         ("autojudge", str(tmp_path / "none"), None, None, "neither a folder here"),
     ):  # fmt: skip
-        options = {"--head": own, "--threshold": threshold, "--window": window}
-        refused(lambda p=policy, o=options: (check_options(p, o), _policy(p, *o.values(), True)), words)
+        given = (policy, own, threshold, window)
+        refused(lambda given=given: _policy(*given, True), words)
     refused(lambda: _policy("autojudge", None, None, None, False), "--policy autojudge needs --head.*fit")
 
 

@@ -27,7 +27,7 @@ MINE = ("mine", "--task", "demo", "--limit", PROBLEMS, "--batch-size", 12)
 @pytest.fixture(scope="module")
 def mined(tmp_path_factory):
     """A mined dataset of the demo, by `mine` in this process."""
-    from hf_lossy_assist.cli.autojudge import mine
+    from hf_lossy_assist.cli.mine import mine
 
     out = tmp_path_factory.mktemp("mined") / "mined"
     mine(out, limit=PROBLEMS, batch_size=12)

@@ -4,33 +4,25 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from ..terminal import console, show
-from .commands import fit_app
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add it to the `fit` of `app`."""
-    fit_app.command("specdec")(fit_specdec)
+from ..validation import check_number
+from .options import FitSeed, Out, needs
 
 
 def fit_specdec(
     data: Annotated[Path, typer.Argument(help="folder that `hf-lossy collect --for specdec` wrote")],
-    out: Annotated[Path, typer.Option(help="folder of the head; must not exist")],
-    head: Annotated[str, typer.Option(help="linear or mlp")] = "mlp",
+    out: Out,
+    head: Annotated[str, typer.Option(help="shape of the head: linear or mlp")] = "mlp",
     width: Annotated[int, typer.Option(help="hidden units of an mlp")] = 64,
-    weight: Annotated[float, typer.Option(help="of a refusal in the loss; an acceptance weighs 1")] = 6.0,
+    weight: Annotated[float, typer.Option(help="weight of a rejection in the loss; an acceptance weighs 1")] = 6.0,
     calibrated: Annotated[
-        bool, typer.Option(help="move the intercept back by log(weight), so that the head says probabilities")
+        bool, typer.Option(help="shift the intercept by log(weight), so that outputs are probabilities")
     ] = True,
-    seed: Annotated[int, typer.Option(help="of the split by prompt and of training")] = 0,
+    seed: FitSeed = 0,
 ) -> None:
     """Train SpecDec++'s acceptance head and say on held-out prompts how good it is."""
-    from rich.table import Table
-
-    from ..validation import check_number
-    from . import needs
-
     needs("train", "datasets", "sklearn", "matplotlib")
     check_number("--weight", weight, 1e-3, 1e3)
     from ..methods.specdec.fit import fit_specdec as run

@@ -1,0 +1,42 @@
+"""The command `hf-lossy`: which commands there are. Each stands in a file of its own; how they end is in `exits`.
+
+Imports inside a command's functions are of what loads torch, Transformers or an optional extra, so that `--help` is quick.
+"""
+
+import sys
+
+import typer
+
+from . import exits
+from .collect import collect
+from .fit_autojudge import fit_autojudge
+from .fit_specdec import fit_specdec
+from .fit_sprinter import fit_sprinter
+from .generate import generate
+from .mine import mine
+from .plan import plan
+from .policies import policies
+from .profile import profile
+from .pull import pull
+from .push import push
+
+
+app = typer.Typer(
+    help="Assisted generation for Hugging Face Transformers: faster, batched, measured.",
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    add_completion=False,
+)
+fit_app = typer.Typer(help="Train a head on collected data.", no_args_is_help=True)
+
+for command in (generate, collect, plan, push, pull, mine, profile, policies):
+    app.command()(command)
+app.add_typer(fit_app, name="fit")
+fit_app.command("sprinter")(fit_sprinter)
+fit_app.command("autojudge")(fit_autojudge)
+fit_app.command("specdec")(fit_specdec)
+
+
+def main() -> None:
+    """Entry point: what users can mend is one line on stderr and exit code 2."""
+    sys.exit(exits.run(app))

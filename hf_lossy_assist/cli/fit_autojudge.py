@@ -1,0 +1,96 @@
+"""`hf-lossy fit autojudge`: from mined mismatches to the head that tells important tokens from unimportant ones."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from ..terminal import console, show
+from .options import Assistant, Device, DType, FitSeed, Model, Out, check_pair, load, needs
+
+
+if TYPE_CHECKING:
+    from ..methods.autojudge.fit import JudgeReport
+
+SHOWN = 8  # rows of the thresholds' table
+
+
+def fit_autojudge(
+    data: Annotated[Path, typer.Argument(help="folder that `hf-lossy mine` wrote")],
+    out: Out,
+    model: Model = None,
+    assistant: Assistant = None,
+    head: Annotated[str, typer.Option(help="shape of the head: linear or mlp")] = "linear",
+    features: Annotated[
+        str, typer.Option(help="hidden states that the head reads: of draft, target or both")
+    ] = "both",
+    position: Annotated[
+        str, typer.Option(help="position of the state: token (the drafted token) or predicting (the one before)")
+    ] = "token",
+    folds: Annotated[int, typer.Option(help="folds by problem for the figures; 0 for one 90/10 split")] = 0,
+    recall: Annotated[
+        float, typer.Option(help="share of important tokens that the head's threshold must reject")
+    ] = 0.9,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="compare other classifiers and inputs too, with plots")
+    ] = False,
+    seed: FitSeed = 0,
+    dtype: DType = "float32",
+    device: Device = "auto",
+) -> None:
+    """Train AutoJudge's classifier on mined mismatches and say on held-out problems how good it is."""
+    needs("train", "datasets", "sklearn", "matplotlib")
+    untargeted = features == "draft" and assistant is not None and model is None  # the target may be behind a server
+    if not untargeted:
+        check_pair(model, assistant)
+    if out.exists():  # before models are loaded
+        raise ValueError(f"{out} exists: choose another --out, or delete it to fit again")
+    from ..methods.autojudge.classifiers import JudgeSettings
+    from ..methods.autojudge.fit import fit_autojudge as run
+
+    settings = JudgeSettings(model=features, position=position, head=head, recall=recall, folds=folds, seed=seed)
+    if untargeted:
+        target, (draft, _, tokenizer) = None, load(assistant, None, dtype, device)
+    else:
+        target, draft, tokenizer = load(model, assistant, dtype, device)
+    fitted, report = run(data, out, target, draft, tokenizer, settings, compare)
+    screen = console()
+    screen.print(_thresholds(report, folds))
+    if report.comparison:
+        screen.print(_comparison(report.comparison))
+    chosen = "" if report.c is None else f", C = {report.c:g}"
+    late = f"; {report.unconverged} fits ended before they converged" if report.unconverged else ""
+    kept, accepted = report.at(report.threshold)
+    show(
+        f"{out}: a {head} head on the {fitted.config.features}{chosen}, AUROC {report.auroc:.3f}, Brier {report.brier:.4f}{late}; "
+        f"its threshold {report.threshold:.10g} rejects {kept:.1%} of the important tokens and accepts {accepted:.1%} of the others"
+    )
+
+
+def _thresholds(report: "JudgeReport", folds: int) -> Any:
+    """A few of the tabled thresholds, the head's own among them."""
+    rows = report.thresholds
+    step = max(1, len(rows) // SHOWN)
+    table = Table("threshold", "important rejected", "unimportant accepted")
+    for i, row in enumerate(rows):
+        own = row["threshold"] == report.threshold
+        if own or i % step == 0:
+            mark = " (default)" if own else ""
+            table.add_row(f"{row['threshold']:.10g}{mark}", f"{row['recall']:.3f}", f"{row['accepted']:.3f}")
+    source = f"out of {folds} folds" if folds else "held out"
+    table.caption = (
+        f"{report.held_out} mismatches {source}, {report.held_out_important} important; in all {report.mismatches} of "
+        f"{report.problems} problems, {report.important:.1%} important"
+    )
+    return table
+
+
+def _comparison(rows: list[dict[str, Any]]) -> Any:
+    """Every variant's AUROC."""
+    table = Table("varied", "", "AUROC", "in training")
+    for i, row in enumerate(rows):
+        first = i == 0 or rows[i - 1]["group"] != row["group"]
+        name = row["group"] if first else ""
+        table.add_row(name, row["input"], f"{row['auroc']:.3f}", f"{row['auroc_train']:.3f}")
+    return table

@@ -1,0 +1,41 @@
+"""`hf-lossy fit sprinter`: from collected tokens to SPRINTER's verifier."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ..terminal import console, show
+from .options import FitSeed, Out, needs
+
+
+def fit_sprinter(
+    data: Annotated[Path, typer.Argument(help="folder that `hf-lossy collect` wrote")],
+    out: Out,
+    lam: Annotated[
+        list[float] | None,
+        typer.Option("--lambda", help="λ to try; repeatable; the head for the dataset's own λ is saved"),
+    ] = None,
+    head: Annotated[str, typer.Option(help="shape of the head: linear or mlp")] = "linear",
+    width: Annotated[int, typer.Option(help="hidden units of an mlp")] = 64,
+    balance: Annotated[bool, typer.Option(help="weight both labels equally in the loss")] = True,
+    seed: FitSeed = 0,
+) -> None:
+    """Train SPRINTER's verifier and say on held-out prompts how good it is."""
+    needs("train", "datasets", "sklearn", "matplotlib")
+    from ..methods.sprinter.fit import FitSettings
+    from ..methods.sprinter.fit import fit_sprinter as run
+
+    fitted, reports = run(data, out, lam or (), FitSettings(kind=head, width=width, balance=balance, seed=seed))
+    kinds = reports[0].auroc_by_kind
+    table = Table("λ", "AUROC", *kinds, "Brier", "acceptable", "η_TP", "η_FP")
+    table.caption = f"AUROC on all held-out prompts and by prefix ({', '.join(kinds)}); η at τ = 0.5"
+    for r in reports:
+        tp, fp = r.at(0.5)
+        aurocs = [f"{value:.3f}" for value in (r.auroc, *r.auroc_by_kind.values())]
+        table.add_row(f"{r.lam:g}", *aurocs, f"{r.brier:.4f}", f"{r.acceptable:.1%}", f"{tp:.3f}", f"{fp:.3f}")
+    console().print(table)
+    same = len(reports) > 1 and not fitted.config.decoding.get("do_sample")
+    note = "; greedy distributions are 0 or 1, so every λ ≥ 1 gives the same labels" if same else ""
+    show(f"{out}: the head for λ = {fitted.config.lam:g}, with its card and plots{note}")

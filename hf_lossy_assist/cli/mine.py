@@ -1,0 +1,226 @@
+"""`hf-lossy mine`: the tokens whose replacement by the draft's changes the answer."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..artifacts.reading import read_object
+from ..terminal import show
+from ..validation import MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int, check_number
+from .options import (
+    DEMO,
+    Assistant,
+    Chat,
+    Device,
+    DoSample,
+    DType,
+    Model,
+    Out,
+    Resume,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    chats,
+    check_pair,
+    demo_source,
+    load,
+    needs,
+)
+
+
+MINED = 64  # problems of `--task demo` without --limit
+NEW_TOKENS = {DEMO: 96}  # of a whole response, by task; 512 elsewhere
+
+
+@dataclass(frozen=True, kw_only=True)
+class Servers:
+    """OpenAI-compatible servers: one that runs the target, one with a judge of answers."""
+
+    target_url: str | None
+    target_model: str | None
+    judge_url: str | None
+    judge_model: str | None
+    per_minute: float | None
+    timeout: float
+
+    def __post_init__(self) -> None:
+        if (self.target_url is None) != (self.target_model is None):
+            raise ValueError("--target-url and --target-model belong together")
+        check_number("--timeout", self.timeout, 0.001, 86400.0)
+        check_number("--per-minute", 1.0 if self.per_minute is None else self.per_minute, 0.001, 1e9)
+
+    def open(self, role: str) -> Any:
+        """The endpoint of "target" or "judge", once it has answered."""
+        from ..tasks.endpoint import Endpoint
+
+        url, model = getattr(self, f"{role}_url"), getattr(self, f"{role}_model")
+        if url is None or model is None:
+            raise ValueError(
+                f"this needs --{role}-url and --{role}-model: an OpenAI-compatible server and a model's name there"
+            )
+        endpoint = Endpoint(url, model, timeout=self.timeout, per_minute=self.per_minute)
+        try:
+            endpoint.check()
+        except BaseException:
+            endpoint.close()
+            raise
+        return endpoint
+
+
+def mine(
+    out: Out,
+    model: Model = None,
+    assistant: Assistant = None,
+    task: Annotated[
+        str, typer.Option(help="demo, gsm8k, math, code, qa, or a file of JSON lines (exact match)")
+    ] = DEMO,
+    data: Annotated[Path | None, typer.Option(help="problems of gsm8k, math or qa: JSON lines")] = None,
+    shots: Annotated[int, typer.Option(help="worked examples before each problem of gsm8k (0 to 8)")] = 0,
+    limit: Annotated[int | None, typer.Option(help="most problems to mine (default: all; 64 of the demo)")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="most tokens of a whole response (default: 512; 96 for the demo)")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="problems in flight")] = 16,
+    allow_code_execution: Annotated[
+        bool,
+        typer.Option(
+            "--allow-code-execution", help="run the programs that a model writes for code (docs/security.md)"
+        ),
+    ] = False,
+    workers: Annotated[int, typer.Option(help="threads for servers and for running programs")] = 4,
+    resume: Resume = False,
+    naive: Annotated[bool, typer.Option("--naive", help="try each mismatch by itself, for comparison")] = False,
+    max_mismatches: Annotated[
+        int | None, typer.Option(help="most mismatches of a problem; further ones are counted")
+    ] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="most seconds for a problem; then it is cut short")] = None,
+    do_sample: DoSample = False,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    target_url: Annotated[str | None, typer.Option(help="OpenAI-compatible server that runs the target")] = None,
+    target_model: Annotated[str | None, typer.Option(help="name of the target on that server")] = None,
+    judge_url: Annotated[str | None, typer.Option(help="server with a judge model, for qa")] = None,
+    judge_model: Annotated[str | None, typer.Option(help="name of the judge on that server")] = None,
+    per_minute: Annotated[float | None, typer.Option(help="most requests a minute to each server")] = None,
+    timeout: Annotated[float, typer.Option(help="seconds to wait for a server's reply")] = 120.0,
+    dtype: DType = "float32",
+    device: Device = "auto",
+    chat: Chat = False,
+) -> None:
+    """Mine the tokens whose replacement by the draft's changes the answer (AutoJudge, Algorithm 1)."""
+    needs("train", "accelerate", "datasets")
+    servers = Servers(
+        target_url=target_url, target_model=target_model, judge_url=judge_url, judge_model=judge_model,
+        per_minute=per_minute, timeout=timeout,
+    )  # fmt: skip
+    _check_models(model, assistant, task, remote=target_url is not None)
+    if task != "qa" and (judge_url is not None or judge_model is not None):
+        raise ValueError(f"--judge-url and --judge-model are for --task qa, not {task}: leave them out")
+    if not do_sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
+        raise ValueError("--temperature, --top-k and --top-p are for --do-sample: pass it, or leave them out")
+    check_int("--limit", MINED if limit is None else limit, 1, MOST_NEW_TOKENS)
+    check_int("--batch-size", batch_size, 1, MOST_ROWS)
+    check_int("--workers", workers, 1, MOST_THREADS)
+    from ..methods.autojudge.mine import MineSettings
+    from ..methods.autojudge.mine import mine as run
+    from ..tasks.tasks import task_named
+
+    settings = MineSettings(
+        max_new_tokens=NEW_TOKENS.get(task, 512) if max_new_tokens is None else max_new_tokens, do_sample=do_sample,
+        temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, naive=naive, max_mismatches=max_mismatches,
+        max_seconds=max_seconds,
+    )  # fmt: skip
+    with ExitStack() as opened:
+        judge = opened.enter_context(servers.open("judge")) if task == "qa" else None
+        chosen = task_named(
+            task, data=data, split="calibration", seed=seed, shots=shots, judge=judge, chat=chat,
+            allow_code_execution=allow_code_execution,
+        )  # fmt: skip
+        problems = chosen.problems(MINED if limit is None and task == DEMO else limit)
+        target, draft, tokenizer = _models(model, assistant, dtype, device, remote=target_url is not None)
+        if target_url is not None:
+            target = opened.enter_context(servers.open("target"))
+        wrap = (lambda text: chats(tokenizer, [text])[0]) if chat else str
+        source = demo_source(seed) if task == DEMO else (data or Path(task)).name
+        with _going_on(out):
+            run(
+                target, draft, tokenizer, chosen, problems, out, settings,
+                batch_size=batch_size, workers=workers, resume=resume, wrap=wrap, source=source,
+            )  # fmt: skip
+    if int(os.environ.get("RANK", "0")) == 0:
+        show(_report(out))
+
+
+def _check_models(model: str | None, assistant: str | None, task: str, remote: bool) -> None:
+    """Refuse models that do not go together, or not with the task. `remote`: a server runs the target."""
+    if remote and model is not None:
+        raise ValueError("--model and --target-url are two targets: pass one of them (--assistant is the draft)")
+    if not remote:
+        check_pair(model, assistant)
+    elif assistant is None and task != DEMO:
+        raise ValueError(
+            "--target-url needs --assistant, the draft, whose tokenizer is the target's (without it: --task demo)"
+        )
+    if task == DEMO and assistant is not None:
+        raise ValueError("--task demo is for the demo models: name another task with --assistant")
+
+
+def _models(model: str | None, assistant: str | None, dtype: str, device: str, remote: bool) -> tuple[Any, Any, Any]:
+    """Target (None where a server runs it), draft and tokenizer."""
+    if not remote or assistant is None:
+        return load(model, assistant, dtype, device)
+    draft, _, tokenizer = load(assistant, None, dtype, device)
+    return None, draft, tokenizer
+
+
+@contextmanager
+def _going_on(out: Path) -> Iterator[None]:
+    """Says where what is done lies, if mining ends early."""
+    from torch import OutOfMemoryError
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        show(f"interrupted; what is done is in {out}.partial: the same command with --resume goes on")
+        raise
+    except (OSError, ValueError) as error:
+        if any(Path(f"{out}.partial").glob("*.jsonl")):
+            # Others, of Python or of a library, are made of more than a line.
+            plain = type(error) in (ValueError, OSError, PermissionError, TimeoutError, ConnectionError)
+            kind = type(error) if plain else OSError if isinstance(error, OSError) else ValueError
+            raise kind(f"{error}. What is done is in {out}.partial: --resume goes on from there") from None
+        raise
+    except OutOfMemoryError:
+        raise ValueError(
+            "the device has no room for so many problems at once: a smaller --batch-size and --resume go on"
+        ) from None
+
+
+def _report(out: Path) -> str:
+    """What a dataset holds, in a few lines."""
+    from ..methods.autojudge.mined import RECORD
+
+    facts = read_object(out / RECORD)
+    found = facts["found"]
+    share = found["important"] / max(found["mismatches"], 1)
+    lines = [
+        f"{out}: {found['mismatches']} mismatches of {facts['problems']} problems, {found['important']} important ({share:.1%}), "
+        "with a data card"
+    ]
+    for count, what in (
+        (found["problems_without_answer"], "problems were not searched: the target's response has no answer"),
+        (found["cut_by_mismatches"], "problems were cut off at --max-mismatches"),
+        (found["cut_by_seconds"], "problems were cut off at --max-seconds"),
+        (found["retokenised"], "continuations have another spelling in tokens than the server's text suggests"),
+    ):
+        if count:
+            lines.append(f"{count} {what}")
+    return "\n".join(lines)

@@ -1,0 +1,141 @@
+"""What several commands share: their options, the checks between options, and the models that options name."""
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import hf_lossy_assist as hla
+
+from ..tasks.prompts import Text
+from ..validation import one_line
+
+
+DEMO = "demo"
+DEMO_PROMPTS = 64  # of `--prompts demo` without --limit
+INT8 = "int8"
+
+Model = Annotated[str | None, typer.Option(help="target model: a folder or Hub id (default: the bundled demo)")]
+Assistant = Annotated[str | None, typer.Option(help="draft model: a folder or Hub id (default: the bundled demo)")]
+Companion = Annotated[
+    str | None,
+    typer.Option(help=f"sv's companion model: a folder, a Hub id or {INT8} (the draft in int8) (default: the demo's)"),
+]
+Prompts = Annotated[str, typer.Option(help="JSON lines with `prompt` (or rows of GSM8K or Spec-Bench), or `demo`")]
+Chat = Annotated[bool, typer.Option("--chat", help="apply the tokenizer's chat template to each prompt")]
+DType = Annotated[str, typer.Option(help="float32, bfloat16 or float16")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes cuda where there is one")]
+DoSample = Annotated[bool, typer.Option("--do-sample", help="sample instead of greedy decoding")]
+Temperature = Annotated[float, typer.Option(help="sampling temperature")]
+TopK = Annotated[int, typer.Option(help="sample from the k likeliest tokens; 0 for all tokens")]
+TopP = Annotated[
+    float, typer.Option(help="sample from the likeliest tokens of this total probability; 1 for all tokens")
+]
+Seed = Annotated[int, typer.Option(help="random seed, of sampling and of the demo problems")]
+FitSeed = Annotated[int, typer.Option(help="random seed, of the held-out split and of training")]
+Greedy = Annotated[bool, typer.Option("--greedy", help="greedy decoding instead of sampling")]
+Out = Annotated[Path, typer.Option(help="folder to write; must not exist")]
+Resume = Annotated[bool, typer.Option("--resume", help="continue an interrupted run")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON and nothing else")]
+Token = Annotated[str | None, typer.Option(help="access token of the Hub (default: the stored one, or HF_TOKEN)")]
+Revision = Annotated[str | None, typer.Option(help="branch, tag or commit")]
+
+
+def check_pair(model: str | None, assistant: str | None) -> None:
+    """Both or neither: the demo's draft fits the demo's target alone."""
+    if (model is None) != (assistant is None):
+        given, missing = ("--model", "--assistant") if assistant is None else ("--assistant", "--model")
+        raise ValueError(f"{given} needs {missing} beside it (without both, the demo models run)")
+
+
+def check_prompts(prompts: str, model: str | None) -> None:
+    """The demo's prompts are for the demo's models."""
+    if prompts == DEMO and model is not None:
+        raise ValueError("--prompts demo is for the demo models: pass a file of prompts with --model")
+
+
+def check_greedy(greedy: bool, temperature: float, top_k: int, top_p: float) -> None:
+    """Refuse settings of sampling beside `--greedy`, which has no use for them."""
+    if greedy and (temperature, top_k, top_p) != (1.0, 0, 1.0):
+        raise ValueError("--temperature, --top-k and --top-p are of sampling: leave them or --greedy out")
+
+
+def needs(extra: str, *modules: str) -> None:
+    """Refuse in one line where an optional dependency is missing."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f"this command needs {', '.join(missing)}: pip install 'hf_lossy_assist[{extra}]'")
+
+
+def load(model: str | None, assistant: str | None, dtype: str, device: str) -> tuple[Any, Any, Any]:
+    """Target, draft and tokenizer as the options name them; the demo's where both are None."""
+    import torch
+
+    from ..models.loading import load_model, load_tokenizer
+
+    if device == "auto":  # under `accelerate launch` each process has its own
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype not in kinds:
+        raise ValueError(f"--dtype: expected {', '.join(kinds)}, got {dtype!r}")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    if model is None and assistant is None:
+        models = hla.demo.load(kinds[dtype], device)
+        return models.target, models.draft, models.tokenizer
+
+    def read(source: str | None) -> Any:
+        return None if source is None else load_model(source, dtype=kinds[dtype]).to(device).eval()
+
+    source = model or str(hla.demo.FOLDER / "target")
+    tokenizer = load_tokenizer(source, padding_side="left")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return read(source), read(assistant), tokenizer
+
+
+def load_companion(companion: str | None, target: Any, draft: Any, tokenizer: Any) -> Any:
+    """`--companion`, in the target's precision and place; the demo's where it is None."""
+    from ..models.identity import same_ids
+    from ..models.int8 import int8
+
+    if companion is None:
+        return hla.demo.load(target.dtype, target.device).companion
+    if companion == INT8:
+        return int8(draft)
+    model, _, its = load(companion, None, str(target.dtype).removeprefix("torch."), str(target.device))
+    if not same_ids(tokenizer, its):
+        raise ValueError(f"--companion {companion} has another tokenizer than the target: token ids mean other words")
+    return model
+
+
+def chats(tokenizer: Any, prompts: list[str]) -> list[str]:
+    """Prompts in the tokenizer's chat template, without the begin token that the tokenizer will add itself."""
+    try:
+        texts = [
+            tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
+            for p in prompts
+        ]
+    except Exception as error:  # the template is a program of the model's, and may raise whatever it likes
+        raise ValueError(
+            f"--chat: the tokenizer's chat template failed ({type(error).__name__}: {one_line(error)}): leave --chat out, or use "
+            "another tokenizer"
+        ) from None
+    begin = tokenizer.bos_token
+    if begin and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
+        texts = [text.removeprefix(begin) for text in texts]
+    return texts
+
+
+def demo_texts(count: int, seed: int) -> list[Text]:
+    """Demo problems, and their solutions, that neither the models were trained on nor a test uses."""
+    return [Text(p.prompt, p.solution) for p in hla.demo.problems(count, seed, "calibration")]
+
+
+def demo_source(seed: int) -> str:
+    """How records name the demo problems."""
+    return f"the demo task, calibration problems of seed {seed}"

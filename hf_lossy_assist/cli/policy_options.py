@@ -1,0 +1,94 @@
+"""`--policy` and the options beside it. Which option goes with which method follows from the parameters of its recipe."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hf_lossy_assist as hla
+
+from ..registry import Method, Names, entries, method
+from ..validation import LONGEST_DRAFT, check_int
+from .options import load_companion
+
+
+TARGET = "target"  # `--policy target`: no draft
+Finish = Callable[[Any, Any, Any], "hla.LossyPolicy | None"]  # (target, draft, tokenizer) → policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """The options as they were typed; each but `policy` and `fallback` is a parameter of some method's recipe."""
+
+    policy: str
+    head: str | None = None
+    threshold: float | None = None
+    window: int | None = None
+    profile: str | None = None
+    companion: str | None = None
+    gamma: int | None = None
+    fallback: bool = False
+
+    def check(self) -> None:
+        """Refuse an option that this policy has no use for."""
+        check_int("--gamma", 1 if self.gamma is None else self.gamma, 1, LONGEST_DRAFT)
+        for name in ("head", "threshold", "window", "profile", "companion", "gamma"):
+            takers = [m.name for m in entries("method") if name in m.parameters]
+            if getattr(self, name) is not None and self.policy not in takers:
+                raise ValueError(f"--{name} is for --policy {' or '.join(takers)}, not {self.policy!r}")
+        if self.fallback and self.policy == TARGET:
+            raise ValueError("--fallback switches drafting off, and --policy target has none: leave it out")
+
+    def read(self, demo_models: bool) -> Finish:
+        """Load heads and profiles; what is left needs the models: a companion.
+
+        Args:
+            demo_models: the demo's models run, so its head, profile and companion stand in for those that are not named.
+
+        Raises: `ValueError`, one line, for what is missing and for what cannot be loaded.
+        """
+        self.check()
+        if self.policy == TARGET:
+            return lambda *models: None
+        if self.policy in Names("method") and method(self.policy).needs:
+            return self._of_method(method(self.policy), demo_models)
+        policy = self._of_text()
+        return lambda *models: self._finished(policy)
+
+    def _of_method(self, found: Method, demo_models: bool) -> Finish:
+        from ..policy.forms import of_name
+
+        for need in found.needs:
+            if getattr(self, need) is None and not demo_models:
+                made_by = "hf-lossy profile" if "profile" in found.needs else "hf-lossy fit"
+                raise ValueError(
+                    f"--policy {found.name} needs --{need} for models of your own: a folder or org/name ({made_by})"
+                )
+        beside: dict[str, Any] = {}
+        if "head" in found.needs:
+            beside["head"] = hla.demo.head(found.name) if self.head is None else hla.Head.from_pretrained(self.head)
+        if "profile" in found.needs:
+            beside["profile"] = (
+                hla.demo.profile() if self.profile is None else hla.Profile.from_pretrained(self.profile)
+            )
+        given = {"threshold": self.threshold, "window": self.window, "gamma": self.gamma}
+        settings = {name: value for name, value in given.items() if value is not None}
+        if "companion" not in found.needs:
+            policy = of_name(found.name, beside, **settings)
+            return lambda *models: self._finished(policy)
+
+        def finish(target: Any, draft: Any, tokenizer: Any) -> "hla.LossyPolicy | None":
+            companion = load_companion(self.companion, target, draft, tokenizer)
+            return self._finished(of_name(found.name, {**beside, "companion": companion}, **settings))
+
+        return finish
+
+    def _of_text(self) -> "hla.LossyPolicy":
+        text = self.policy
+        on_the_hub = text.count("/") == 1 and not text.endswith(".json") and not text.lstrip().startswith("{")
+        if on_the_hub and not Path(text).exists():
+            return hla.LossyPolicy.from_pretrained(text)
+        return hla.as_policy(text)
+
+    def _finished(self, policy: "hla.LossyPolicy") -> "hla.LossyPolicy":
+        return policy.with_fallback() if self.fallback else policy

@@ -116,7 +116,7 @@ class OwnRule(Pointwise):
 
     `OwnRule(lambda dists: dists.px > 0.1 * dists.top)`: `function` gets the `Distributions` of all drafted tokens of a round and gives
     (..., n) bool, as `dists.px` has them. a = 1 where it is true and min(1, p/q) elsewhere; r = norm((p − q)⁺). Greedy and sampling.
-    Neutral: false everywhere. It has no JSON form; a rule with a name is `Pointwise` and a line in `RULES` (CONTRIBUTING.md).
+    Neutral: false everywhere. It has no JSON form; `register_rule` gives a subclass of `Pointwise` a name.
     """
 
     function: Callable[[Distributions], torch.Tensor]

@@ -131,3 +131,18 @@ def test_the_stops_of_others_are_lossless_too():
         assert json.loads(str(hla.as_policy("two"))) == {"stop": {"name": "two", "gamma": 2}}
     finally:
         registry.forget("stop", "two")
+
+
+def test_entry_points_bring_names_along(monkeypatch):
+    """A package of one's own is imported when a name is first looked up, so the command line knows its rules."""
+
+    class Point:
+        def load(self):
+            register_rule("half", Half, guarantee="lossy", neutral={"share": 1.1}, summary="For a test.")
+
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()] if group == "hf_lossy_assist" else [])
+    registry._loaded.discard(registry.PLUGINS)
+    try:
+        assert RULES["half"] is Half
+    finally:
+        registry.forget("rule", "half")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.cli.commands import chats
+from hf_lossy_assist.cli.options import chats
 from hf_lossy_assist.models.loading import load_model, load_tokenizer
 
 

@@ -22,7 +22,7 @@ from hf_lossy_assist import BatchSchedule, LossyPolicy, MovingAverage, as_policy
 from hf_lossy_assist.artifacts.machine import machine
 from hf_lossy_assist.artifacts.profile import Profile
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
-from hf_lossy_assist.methods.sv.profiling import LookingOn
+from hf_lossy_assist.methods.sv.profiling import ObserveOnlyFilter
 from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.stops import DraftStop, StopRun
 from hf_lossy_assist.stops.goodput import choose_for_batch, choose_for_rows
@@ -218,7 +218,7 @@ def test_a_draft_that_was_not_asked_for_a_while_catches_up(name):
 
 def test_a_companion_has_nothing_to_read_in_a_round_without_drafts():
     companion = tiny.noisy(tiny.shared("llama"), 0.2)
-    greedy_equals(LossyPolicy(stop=Sometimes(), filter=LookingOn(companion)), RAGGED)
+    greedy_equals(LossyPolicy(stop=Sometimes(), filter=ObserveOnlyFilter(companion)), RAGGED)
 
 
 def test_samples_have_the_targets_law(monkeypatch):

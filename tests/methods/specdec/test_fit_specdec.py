@@ -99,7 +99,7 @@ def table(prompts: int = 100, each: int = 40, seed: int = 0) -> Table:
     generator = torch.Generator().manual_seed(seed)
     count = prompts * each
     x = torch.randn(count, H, generator=generator)
-    q, places = torch.rand(count, generator=generator) + 0.01, torch.arange(count)
+    q, places = 0.01 + 0.99 * torch.rand(count, generator=generator), torch.arange(count)
     settings = {
         "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "lam": 1.2, "mix": 0.15,
         "features": {"model": "draft", "position": "token", "layer": -1, "norm": True},

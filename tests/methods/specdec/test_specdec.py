@@ -37,7 +37,7 @@ WHOLE = {"eos_token_id": tiny.NEVER_EMITTED}
 @cache
 def head_of(draft: Any) -> LinearHead:
     """A random head on the state that encodes a token; most of what it says is above a half, so that products last a while."""
-    head = LinearHead(HeadConfig(draft.config.hidden_size, features=TOKEN)).eval()
+    head = LinearHead(HeadConfig(draft.config.hidden_size, features=TOKEN, method="specdec")).eval()
     head.load_state_dict(head_for(draft).state_dict())
     with torch.no_grad():
         head.linear.bias += 4.0

@@ -213,8 +213,8 @@ def test_calibration_of_tiny_models(target, draft, prompts, sampling, form):
     assert found.means["cross_entropy"] == pytest.approx(found.means["entropy"] + found.means["kl"])
     assert found.reliability[0]["c"] == found.c and found.reliability[0]["empirical"] >= 0.9
     assert found.reliability[1]["c"] == 0.15
-    assert found.argmax["speed"] == max(row["speed"] for row in found.grid)
-    assert found.stop == hla.SVIP(found.argmax["h"], form=form)
+    assert found.best["speed"] == max(row["speed"] for row in found.grid)
+    assert found.stop == hla.SVIP(found.best["h"], form=form)
 
     read = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert hla.LossyPolicy.from_dict({"stop": read["stop"]}).stop == found.stop
@@ -245,7 +245,7 @@ def test_batches_padding_and_kinds_of_prompts_do_not_matter(target, draft, promp
         calibrate(target, draft, texts, tokenizer=tokenizer),
     ):
         assert other.positions == one.positions and other.means == pytest.approx(one.means, rel=1e-4)
-        assert other.argmax["speed"] == pytest.approx(one.argmax["speed"])
+        assert other.best["speed"] == pytest.approx(one.best["speed"])
 
 
 def test_texts_follow_the_raw_law_whatever_the_generation_config_says(target, draft, prompts):
@@ -264,7 +264,7 @@ def test_texts_follow_the_raw_law_whatever_the_generation_config_says(target, dr
 def test_a_sampled_text_came_from_the_draft_as_often_as_beta_says(target, draft, prompts):
     found = calibrate(target, draft, prompts * 8, do_sample=True, thresholds=[0.0], max_draft=1)
     # One drafted token a round: the acceptance rate is the mean of β over round starts, which are every position or second one.
-    assert found.argmax["acceptance_rate"] == pytest.approx(found.means["beta"], abs=0.03)
+    assert found.best["acceptance_rate"] == pytest.approx(found.means["beta"], abs=0.03)
 
 
 @torch.no_grad()

@@ -23,6 +23,13 @@ class WithCompanion(VerifyFilter):
 
     companion: Any
 
+    def __post_init__(self) -> None:
+        """Refuse what can be no companion. None is one for tests of the choice alone: `generate` refuses it."""
+        if self.companion is not None and not isinstance(self.companion, str | torch.nn.Module):
+            raise TypeError(
+                f"{type(self).__name__}.companion: expected a Transformers model or the name of one, got {shown(self.companion)}"
+            )
+
     def __eq__(self, other: object) -> bool:
         """Equal settings; a loaded companion is equal to itself alone."""
         if type(self) is not type(other):

@@ -47,6 +47,7 @@ class Verification(WithCompanion):
     joint: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.profile, Profile):
             raise TypeError(f"Verification.profile: expected a Profile, got {type(self.profile).__name__}")
         if self.exact not in EXACT:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, EncoderDecoderCache
 
 from ..models.inspect import base_of
 from ..models.trials import crops
@@ -43,6 +43,12 @@ def check_passed(model: Any, cache: Any, input_ids: torch.Tensor) -> None:
     reason = why_not_croppable(cache)
     if reason is not None:
         raise ValueError(f"{NAME}: {reason}: pass a DynamicCache, or leave it out")
+    if base_of(model).config.is_encoder_decoder and not isinstance(cache, EncoderDecoderCache):
+        # Such a model would write both attentions' states into one cache, one behind the other.
+        raise ValueError(
+            f"{NAME}: {type(base_of(model)).__name__} is an encoder-decoder and keeps two caches: pass "
+            f"EncoderDecoderCache(DynamicCache(), DynamicCache()), got a {type(cache).__name__}"
+        )
     base, filled = (
         base_of(model),
         [layer for layer in layers_of(cache) or [] if getattr(layer, "keys", None) is not None],

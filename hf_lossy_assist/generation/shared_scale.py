@@ -15,12 +15,15 @@ from ..policy.policy import LossyPolicy
 
 
 TRIALS, WIDTH = 4, 12  # forwards, and tokens in each; the first half of them is the same everywhere
-_found: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_found: WeakKeyDictionary[Any, bool | None] = WeakKeyDictionary()
 _warned: WeakSet[Any] = WeakSet()
 
 
-def shares_scale(model: Any) -> bool:
-    """Whether other tokens behind it change a token's logits in this causal model; False for one that is not quantised."""
+def shares_scale(model: Any) -> bool | None:
+    """Whether other tokens behind it change a token's logits in this causal model; False for one that is not quantised.
+
+    None for a quantised model that does not run on tokens alone, so that it could not be tried.
+    """
     if model not in _found:
         _found[model] = _looks_quantised(model) and _tokens_behind_matter(model)
     return _found[model]
@@ -34,7 +37,7 @@ def _looks_quantised(model: Any) -> bool:
 
 
 @torch.no_grad()
-def _tokens_behind_matter(model: Any) -> bool:
+def _tokens_behind_matter(model: Any) -> bool | None:
     table, config = model.get_input_embeddings().weight, model.config
     size = min(config.get_text_config(decoder=True).vocab_size, 1000)
     ids = torch.arange(TRIALS * WIDTH, device=table.device).view(TRIALS, 1, WIDTH) * 31 % size
@@ -44,7 +47,7 @@ def _tokens_behind_matter(model: Any) -> bool:
     try:
         first = [model(**fixed, **{names[-1]: one}).logits[0, : WIDTH // 2].float() for one in ids]
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
-        return False  # it needs more than tokens: nothing is known of it
+        return None  # it needs more than tokens
     return any(float((one - first[0]).abs().max()) > 1e-4 * float(first[0].abs().max()) for one in first[1:])
 
 
@@ -57,7 +60,18 @@ def warn_of_shared_scales(policy: LossyPolicy, target: Any, sampling: bool) -> N
     models = {"target": target, "companion": policy.filter.companion_for(target) if sampling else None}
     for name, model in models.items():
         model = None if model is None else base_of(model)
-        if model is not None and model not in _warned and shares_scale(model):
+        if model is None or model in _warned:
+            continue
+        found = shares_scale(model)
+        if found is None:
+            _warned.add(model)
+            warnings.warn(
+                f"the {name} is quantised and needs more than tokens, so nobody tried whether tokens behind change its logits: "
+                "if its activations are quantised dynamically, this policy is lossless only up to that",
+                UserWarning,
+                stacklevel=4,
+            )
+        elif found:
             _warned.add(model)
             what = (
                 "what a block writes can differ from what generate writes"

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ..validation import check_int, listed, shown
+from ..validation import check_int, listed, one_line, shown
 from .inspect import base_of, blocks_of
+
+
+LONGEST = 100  # characters of a name in a message: a record from the Hub may hold any
 
 
 @dataclass(frozen=True)
@@ -57,22 +60,22 @@ class ModelIdentity:
 
     def __str__(self) -> str:
         sizes = f"{self.num_layers} layers × {self.hidden_size}, {self.vocab_size} tokens"
-        return f"{listed([self.id])} ({listed([self.model_type])}, {sizes})"
+        return f"{one_line(listed([self.id]), LONGEST)} ({one_line(listed([self.model_type]), LONGEST)}, {sizes})"
 
     def conflict(self, other: "ModelIdentity") -> str | None:
         """The first fact that makes what was trained with `self` meaningless with `other`, or None."""
         for name in ("model_type", "hidden_size", "num_layers", "vocab_size"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
-                return f"{name} {ours!r} there, {theirs!r} here"
+                return f"{name} {shown(ours)} there, {shown(theirs)} here"
         return None
 
     def doubt(self, other: "ModelIdentity") -> str | None:
         """What may be another model under the same sizes: the id or the revision; or None."""
         if self.id != other.id:
-            return f"id {self.id!r} there, {other.id!r} here"
+            return f"id {shown(self.id)} there, {shown(other.id)} here"
         if None not in (self.revision, other.revision) and self.revision != other.revision:
-            return f"revision {self.revision!r} there, {other.revision!r} here"
+            return f"revision {shown(self.revision)} there, {shown(other.revision)} here"
         return None
 
     def to_dict(self) -> dict[str, Any]:

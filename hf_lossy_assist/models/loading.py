@@ -7,17 +7,25 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..validation import one_line
+from ..validation import listed, one_line
 
 
 def load_model(source: str, **settings: Any) -> Any:
     """The causal model in a folder or on the Hub; `settings` as for `from_pretrained`.
 
-    Raises: `OSError`, one line with the name: it is not there, it needs code of its own, it has no safetensors, or its files are
-    damaged.
+    Raises: `OSError`, one line with the name: it is not there, it needs code of its own, it has no safetensors, its files are
+    damaged, or they lack weights (which Transformers would draw at random).
     """
     with _in_one_line(source):
-        return AutoModelForCausalLM.from_pretrained(source, trust_remote_code=False, use_safetensors=True, **settings)
+        model, said = AutoModelForCausalLM.from_pretrained(
+            source, trust_remote_code=False, use_safetensors=True, output_loading_info=True, **settings
+        )
+        lacking = sorted(said["missing_keys"])
+        if lacking:
+            raise ValueError(
+                f"{len(lacking)} of its weights are not in its files ({listed(lacking, 3)}): save the whole causal model"
+            )
+        return model
 
 
 def load_tokenizer(source: str, **settings: Any) -> Any:

@@ -4,7 +4,8 @@ name of what is wrong; and what is deleted then is made again."""
 import json
 import re
 import shutil
-from dataclasses import asdict
+import tracemalloc
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from hf_lossy_assist.models.identity import ModelIdentity, weights_hash
 from hf_lossy_assist.tasks.prompts import Text
 from hf_lossy_assist.tasks.tasks import ExactTask
 from hf_lossy_assist.training.dataset import read_table
+from hf_lossy_assist.training.jobs import read_part, write_part
 
 
 @cache
@@ -174,6 +176,24 @@ def test_a_damaged_part_is_named_and_made_again(job):
         with pytest.raises(KeyboardInterrupt):
             job(resume=True, stop=True)
         assert [p.name for p in job.parts()][0] == file.name
+
+
+def test_a_seal_of_any_size_is_refused_for_little_memory(tmp_path):
+    """Somebody else's sparse file: a gigabyte that costs the disk nothing would cost as much memory."""
+    part, seal = tmp_path / "0.safetensors", tmp_path / "0.safetensors.sha256"
+    write_part(part, b"data", "key")
+    whole = seal.read_bytes()
+    with open(seal, "ab") as file:
+        file.truncate(2**30)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"^[^\n]*delete it and resume$"):
+            read_part(part, "key")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    seal.write_bytes(whole.strip() + b"\r\n")  # an editor's line end is no damage
+    assert read_part(part, "key") == b"data"
 
 
 def test_parts_that_changed_places_are_found(job):
@@ -348,3 +368,14 @@ def test_an_identity_is_of_its_entries_and_types():
     ):
         error = wrong_uses.refusal(lambda: ModelIdentity.from_dict(asdict(made) | change))  # noqa: B023
         assert wrong_uses.fault(error) is None, f"{change}: {error!r}"
+
+
+@pytest.mark.parametrize("name", ["id", "model_type", "revision"])
+def test_an_endless_name_is_not_said_whole(name):
+    """A config from the Hub may name its model as it likes."""
+    made = ModelIdentity.of(models()["target"])
+    said = replace(made, revision="one")
+    endless = replace(said, **{name: "x\n" * 20_000})
+    for text in (str(endless), said.conflict(endless) or "", said.doubt(endless) or ""):
+        assert len(text) < 400 and "\n" not in text
+    assert (said.conflict(endless), said.doubt(endless)) != (None, None)

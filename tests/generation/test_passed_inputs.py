@@ -6,7 +6,15 @@ import pytest
 import torch
 import transformers
 from support import tiny
-from transformers import Cache, DynamicCache, ErnieConfig, ErnieForCausalLM, GenerationMixin, StaticCache
+from transformers import (
+    Cache,
+    DynamicCache,
+    EncoderDecoderCache,
+    ErnieConfig,
+    ErnieForCausalLM,
+    GenerationMixin,
+    StaticCache,
+)
 from transformers.cache_utils import QuantizedLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -59,6 +67,17 @@ def test_a_cache_that_cannot_serve_is_refused_by_what_it_is(cache, settings, lin
     }
     with pytest.raises(ValueError, match=rf"^past_key_values[^\n]*{line}[^\n]*$"):
         call(past_key_values=cache(), **settings, **own if runner else {})
+
+
+def test_an_encoder_decoder_keeps_two_caches():
+    model, draft, ids = hla.enable(tiny.build("t5")), tiny.build("t5", seed=1), torch.arange(4, 13)[None]
+    settings = {"max_new_tokens": 8, "do_sample": False}
+    alone = tiny.shared("t5").generate(ids, **settings)
+    two = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    settings |= {"assistant_model": draft, "lossy_policy": "strict"}
+    assert torch.equal(model.generate(ids, past_key_values=two, **settings), alone)
+    with pytest.raises(ValueError, match=r"^past_key_values[^\n]*EncoderDecoderCache[^\n]*got a DynamicCache$"):
+        model.generate(ids, past_key_values=DynamicCache(), **settings)
 
 
 def test_an_input_with_an_entry_for_each_token_is_refused_where_nobody_says_how_it_goes_on():

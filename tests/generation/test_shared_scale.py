@@ -73,6 +73,27 @@ def test_no_other_model_is():
     written(small.llama(), quantised())  # a draft's laws are those that its tokens were drawn from
 
 
+def test_a_quantised_model_that_could_not_be_tried_is_named():
+    class Quantised(torch.nn.Linear):
+        pass
+
+    target, draft = small.llama(), small.near(small.llama())
+    target.model.layers[0].mlp.down_proj.__class__ = Quantised
+    whole = target.forward
+
+    def forward(input_ids=None, past_key_values=None, **others):
+        if past_key_values is None:
+            raise ValueError("this model needs more than tokens")
+        return whole(input_ids=input_ids, past_key_values=past_key_values, **others)
+
+    target.forward = forward
+    assert shares_scale(target) is None
+    with pytest.warns(UserWarning, match=r"^the target is quantised and needs more than tokens[^\n]*$") as seen:
+        for _ in range(2):
+            written(target, draft)
+    assert len(seen) == 1
+
+
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_a_lossy_policy_has_said_so_itself():
     with warnings.catch_warnings(record=True) as seen:

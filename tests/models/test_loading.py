@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from hf_lossy_assist import demo
 from hf_lossy_assist.cli.options import chats
@@ -42,6 +43,20 @@ def test_weights_that_are_damaged_are_one_line(tmp_path, how):
     with pytest.raises(OSError, match="was not loaded: ") as error:
         load_model(str(folder))
     assert str(folder) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_weights_that_lack_tensors_are_refused(tmp_path):
+    """Transformers draws what is missing at random and says so in its log alone."""
+    folder = draft(tmp_path)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    gone = [name for name in tensors if "layers.0.mlp" in name]
+    save_file({name: tensor for name, tensor in tensors.items() if name not in gone}, file, {"format": "pt"})
+    with pytest.raises(
+        OSError, match=f"was not loaded: {len(gone)} of its weights are not in its files .*layers.0.mlp"
+    ) as error:
+        load_model(str(folder))
+    assert gone and "\n" not in str(error.value)
 
 
 CONFIGS = {

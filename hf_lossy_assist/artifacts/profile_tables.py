@@ -11,6 +11,10 @@ import numpy as np
 import torch
 
 
+SHORTEST, LONGEST = 1e-9, 1e6  # seconds that a round may be said to take
+MOST_ROWS = 2**20
+
+
 @dataclass(frozen=True, eq=False)
 class Bins:
     """P̂(accept | S, A): cells of S, and in each of them cells of A of its own."""
@@ -85,6 +89,14 @@ class Latency:
         falling = (np.diff(self.seconds, axis=1) < 0).any() or (self.seconds[:, 0] <= 0).any()
         if not rising or falling or (self.tokens[:, 0] != 0).any() or min(self.step.min(), self.companion.min()) < 0:
             raise ValueError("the latency table is out of order: measure it again (hf-lossy profile)")
+        least, most = self.seconds.min(), max(table.max() for table in (self.seconds, self.step, self.companion))
+        if (
+            least < SHORTEST or most > LONGEST or self.batches[-1] > MOST_ROWS
+        ):  # divided by, they would become 0 or infinite
+            raise ValueError(
+                f"the latency table holds rounds of {least:.3g} to {most:.3g} s for up to {self.batches[-1]} rows, expected "
+                f"{SHORTEST:g} to {LONGEST:g} s and at most {MOST_ROWS} rows: measure it again (hf-lossy profile)"
+            )
 
     def of(self, batch: int, gamma: int) -> np.ndarray:
         """Seconds of a round of `batch` rows that drafts and then verifies 0, 1, … `batch`·`gamma` tokens, float64.

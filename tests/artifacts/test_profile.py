@@ -169,6 +169,12 @@ def with_one(values, value, *place):
         ({"batches": np.array([1, 16, 4])}, "out of order"),
         ({"batches": np.array([1, 4, 4])}, "out of order"),
         ({"batches": np.array([0, 4, 16])}, "out of order"),
+        ({"batches": np.array([1, 4, 2**40])}, f"up to {2**40} rows, expected .*1048576 rows"),
+        (
+            {"seconds": latency().seconds * 1e-300},
+            "holds rounds of .*e-30. to .* s for up to 16 rows, expected 1e-09 .*rows",
+        ),
+        ({"step": latency().step * 1e300}, "s for up to 16 rows, expected 1e-09 to 1e.06 s .*rows"),
         ({"tokens": latency().tokens[:, ::-1]}, "out of order"),
         ({"tokens": latency().tokens + 1}, "out of order"),
         ({"seconds": latency().seconds[:, ::-1]}, "out of order"),

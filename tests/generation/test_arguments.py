@@ -279,6 +279,21 @@ def test_every_honoured_name_is_tried():
 
 # -- refused ----------------------------------------------------------------------------------------------------------------
 
+
+def test_weights_spread_over_ranks_are_refused(monkeypatch):
+    """`generate` would keep the ranks in step by itself; rows here need different numbers of forwards, so the ranks would wait for ever."""
+    target = hla.enable(llama())
+    target._is_fsdp_managed_module = True  # as FullyShardedDataParallel marks what it wraps
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+    call = {"assistant_model": llama(seed=1), "lossy_policy": "strict", "max_new_tokens": 3, "do_sample": False}
+    with pytest.raises(
+        ValueError, match=r"^the model's weights are spread over ranks [^\n]*pass synced_gpus=False [^\n]*$"
+    ):
+        target.generate(**PROMPT, **call)
+    assert target.generate(**PROMPT, **call, synced_gpus=False).shape[1] > PROMPT["input_ids"].shape[1]
+
+
 VALUES = {
     "synced_gpus": True,
     "custom_generate": hla.Runner("svip", llama()),

@@ -49,6 +49,13 @@ class Call:
 
     def __post_init__(self) -> None:
         self.renewing = renewing(self.target, *self.drafter.cached_models, self.companion)
+        # A row is written anew by a forward of its own, which would be given row 0's adapter.
+        changes = [rope.renewed_after for _, rope in self.renewing if rope.renewed_after is not None]
+        if self.fixed_rows and len(self.rows.index) > 1 and changes and self.rows.max_length > min(changes):
+            raise ValueError(
+                f"adapter_names gives each row its adapter, and this model's RoPE changes beyond {min(changes)} tokens for each row by "
+                "itself: end the texts before that, or generate the rows of one adapter at a time with set_adapter"
+            )
         self.scores, self.logits = [[] for _ in self.rows.index], [[] for _ in self.rows.index]
 
     def target_hidden(self) -> torch.Tensor | None:

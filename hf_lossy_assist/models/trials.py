@@ -46,7 +46,7 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
         if any(buffer.dim() == 4 for buffer in base.buffers()):
             return "it cuts a causal mask of its own from the sizes of q and k, as if all rows were of one length"
         if base not in _in_rows and has_fixed_rows(base):
-            return "it has an adapter for each row, and so cannot be tried on rows of different length"
+            return "it has an adapter for each row, and so cannot be tried on rows of different length: call it once without adapter_names"
         if base not in _in_rows:
             _in_rows[base] = _told(base, "rows of different length", lambda: _try_rows(base))
         return _in_rows[base]
@@ -66,6 +66,8 @@ def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> str |
         if getattr(base, "_is_stateful", False) or "linear_attention" in kinds:
             return RECURRENT
         return "it takes no cache of Transformers' kind, which could be rolled back"
+    if base not in _alone and has_fixed_rows(base):
+        return "it has an adapter for each row, and so cannot be tried on one: call it once without adapter_names"
     if base not in _alone:
         _alone[base] = _told(base, "a block that is rolled back", lambda: _try_alone(base, model_kwargs))
     return _alone[base]

@@ -8,6 +8,7 @@ an entry point of the group "hf_lossy_assist" that imports it.
 import dataclasses
 import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,13 @@ KINDS: tuple[Kind, ...] = ("method", "rule", "stop", "filter", "drafter")
 GUARANTEES: tuple[Guarantee, ...] = ("lossless", "lossy", "depends")
 NEEDS: tuple[Need, ...] = ("head", "profile", "companion")
 PLUGINS = "hf_lossy_assist"  # the group of entry points that register more
-ROOMS = ("rules", "stops", "filters", "drafters", "policy.methods")  # where this package registers what it has
+ROOMS = (
+    "rules",
+    "stops",
+    "filters",
+    "drafters",
+    "policy.methods",
+)  # every file of these is read for what it registers
 REQUIRED = "required"
 _ARXIV = re.compile(r"\d{4}\.\d{5}")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -288,7 +295,9 @@ def _load() -> None:
     for room in ROOMS:
         if room not in _loaded:
             _loaded.add(room)
-            importlib.import_module(f"{__package__}.{room}")
+            made = importlib.import_module(f"{__package__}.{room}")
+            for file in pkgutil.iter_modules(getattr(made, "__path__", ())):
+                importlib.import_module(f"{made.__name__}.{file.name}")
     if PLUGINS not in _loaded:
         _loaded.add(PLUGINS)
         for point in entry_points(group=PLUGINS):

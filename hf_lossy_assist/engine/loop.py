@@ -12,7 +12,7 @@ from ..round import Draft, Selection, Verified
 from ..rules import accept
 from ..stats.clock import Clock
 from ..stats.report import RowStats, SpeculationStats
-from ..stops import Fallback
+from ..stops.fallback import Fallback
 from .call import Call
 from .commit import commit
 from .companion import companion_probs

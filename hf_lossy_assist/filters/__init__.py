@@ -4,11 +4,8 @@ from collections.abc import Mapping
 
 from ..registry import Names
 from .base import VerifyAll, VerifyFilter
-from .companion import WithCompanion
-from .staged import Staged
-from .sv import Verification
 
 
-__all__ = ["FILTERS", "Staged", "Verification", "VerifyAll", "VerifyFilter", "WithCompanion"]
+__all__ = ["FILTERS", "VerifyAll", "VerifyFilter"]
 
-FILTERS: Mapping[str, type[VerifyFilter]] = Names("filter")  # by name, as they register themselves
+FILTERS: Mapping[str, type[VerifyFilter]] = Names("filter")  # by name; every file of this room is read

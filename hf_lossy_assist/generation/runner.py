@@ -27,7 +27,8 @@ from ..models.trials import refuse_length, why_not_rows
 from ..policy.forms import as_policy
 from ..stats.clock import Clock
 from ..stats.report import SpeculationStats
-from ..stops import Confidence, Constant, DraftStop, Heuristic
+from ..stops import DraftStop
+from ..stops.basic import Confidence, Constant, Heuristic
 from ..validation import LONGEST_DRAFT, check_int, check_number, shown
 from .drafting import DraftWith, Prepared, start_drafter
 from .inputs import cropping, hidden, mask_name, refuse_positions, rowwise

@@ -11,8 +11,9 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 
 from ..models.inspect import base_of
 from ..round import Draft, Selection, Verified
-from ..rules import AcceptanceRule, Pointwise, RuleRun
+from ..rules import AcceptanceRule, RuleRun
 from ..rules.base import accepted_by
+from ..rules.pointwise import Pointwise
 from ..stops import DraftStop
 from ..validation import shown
 

@@ -6,8 +6,10 @@ from ..artifacts.heads import Head
 from ..artifacts.profile import Profile
 from ..filters.sv import Verification
 from ..registry import HeadKind, register_method
-from ..rules import AllButLast, Judge
-from ..stops import SVIP, Constant, DraftStop, HeadStop, SpecDecPP
+from ..rules.learned import AllButLast, Judge
+from ..stops import DraftStop
+from ..stops.basic import SVIP, Constant
+from ..stops.heads import HeadStop, SpecDecPP
 from ..validation import LONGEST_DRAFT, check_int
 from .policy import LossyPolicy
 

@@ -17,8 +17,11 @@ from ..artifacts.profile import Profile
 from ..artifacts.references import check_shareable, load_parts
 from ..filters.base import VerifyAll, VerifyFilter
 from ..registry import Kind, method
-from ..rules import AcceptanceRule, BlockVerification, Strict
-from ..stops import Constant, DraftStop, Fallback
+from ..rules import AcceptanceRule, Strict
+from ..rules.joint import BlockVerification
+from ..stops import DraftStop
+from ..stops.basic import Constant
+from ..stops.fallback import Fallback
 from ..validation import shown
 from .serialise import SAVED, as_text, parts_in, plain, spec_from, spec_in, walk
 

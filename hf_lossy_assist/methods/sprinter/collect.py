@@ -31,7 +31,7 @@ from ...policy.policy import LossyPolicy
 from ...round import Selection, Verified
 from ...rules import RuleRun, Strict, accept, draw
 from ...stats.report import RowStats, SpeculationStats
-from ...stops import Constant
+from ...stops.basic import Constant
 from ...tasks.prompts import Text
 from ...training.dataset import KINDS, RECORD, REPLACED, acceptable, assemble, schema
 from ...training.jobs import folders, key_of, prepare, read_part, write_part

@@ -27,7 +27,8 @@ from ...generation.enable import speculative_generate
 from ...models.inspect import base_of
 from ...policy.policy import LossyPolicy
 from ...stats.report import SpeculationStats
-from ...stops import Constant, HeadStop
+from ...stops.basic import Constant
+from ...stops.heads import HeadStop
 from ...training.dataset import KINDS, Table, acceptable, check_records
 from ...validation import LONGEST_DRAFT, MOST_FACTOR, MOST_NEW_TOKENS, check_int, check_number
 from .fit import THRESHOLDS

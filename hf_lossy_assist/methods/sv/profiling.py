@@ -33,7 +33,7 @@ from ...models.trials import why_not_rows
 from ...policy.policy import LossyPolicy
 from ...round import Draft, Selection, Verified
 from ...rules.accepting import Randomness
-from ...stops import Constant
+from ...stops.basic import Constant
 from ...training.jobs import folders, key_of, prepare, read_part, write_part
 from .cells import Samples, build, cells, entropies
 from .instrument import InstrumentedRunner, ProfileSettings, run

@@ -20,7 +20,7 @@ from ...models.identity import ModelIdentity
 from ...policy.policy import LossyPolicy
 from ...round import Draft, Selection, Verified
 from ...rules.accepting import Randomness
-from ...stops import Constant
+from ...stops.basic import Constant
 from .instrument import InstrumentedRunner, ProfileSettings, run
 
 

@@ -17,7 +17,7 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel
 
 from ...models.inspect import base_of, vocabulary_of
-from ...stops import SVIP
+from ...stops.basic import SVIP
 from ...validation import MOST_FACTOR, MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int, check_number
 from .bounds import ENTROPY_FLOOR, SVIPCalibration, bounds, judge, replay
 

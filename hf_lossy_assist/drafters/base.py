@@ -53,6 +53,8 @@ class DrafterRun:
     # Which hidden states of the target `learn` is given; None: none.
     target_features: FeatureSpec | None = None
     gives_probs = False  # its drafts have distributions, which rules and filters may read
+    # Its tokens cannot be other than the target's. False: the engine looks at each draft, which costs a device sync.
+    tokens_are_sure = False
 
     @property
     def cached_models(self) -> Sequence[CachedModel]:
@@ -68,7 +70,7 @@ class DrafterRun:
         """Told before the first round that a rule or a filter reads `Draft.probs` in greedy decoding too."""
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        """Up to `limits[b]` tokens for row b; leaves them written behind each row's text (`Rows.write`)."""
+        """Up to `limits[b]` tokens for row b."""
         raise NotImplementedError(f"{type(self).__name__} needs a method propose(rows, limits, randomness)")
 
     def learn(

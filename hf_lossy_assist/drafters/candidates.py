@@ -32,7 +32,6 @@ class CandidateRun(DrafterRun):
         if self.sampling and logits is not None and gamma:
             logits = logits[:, :gamma, : self.vocabulary].to(device=rows.ids.device, dtype=torch.float32)
             probs = logits.softmax(dim=-1)
-        rows.write(tokens)
         lengths = torch.tensor([gamma], device=rows.ids.device)
         return Draft(tokens, lengths, rows.order, max(limits), self.sampling, probs)
 

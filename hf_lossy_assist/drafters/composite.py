@@ -53,6 +53,7 @@ class CompositeRun(DrafterRun):
 
     def __init__(self, first: DrafterRun, then: DrafterRun, vocabulary: int):
         self.first, self.then, self.vocabulary = first, then, vocabulary
+        self.tokens_are_sure = first.tokens_are_sure and then.tokens_are_sure
         self.must_give_probs = False
 
     @property
@@ -80,9 +81,7 @@ class CompositeRun(DrafterRun):
             model.rollback([min(m, t) if n else m for m, t, n in zip(model.lengths, texts, lengths, strict=True)])
         if not any(lengths):
             return replace(drafted, planned=found.planned)
-        both = merged(self._with_probs(found) if drafted.probs is not None else found, drafted)
-        rows.write(both.tokens)
-        return both
+        return merged(self._with_probs(found) if drafted.probs is not None else found, drafted)
 
     def _with_probs(self, draft: Draft) -> Draft:
         """The same draft with q = 1 written out, (B, γ, V)."""

@@ -58,7 +58,7 @@ class AssistantRun(DrafterRun):
     the call's logits processors (applied once), and q is kept for the acceptance rule.
     """
 
-    gives_probs = True
+    gives_probs = tokens_are_sure = True
 
     def __init__(
         self,
@@ -154,7 +154,6 @@ class AssistantRun(DrafterRun):
             self._logits(steps.tokens[-1][:, None], alone, device)
             hidden = hidden[1:] + [self._last(self.states, alone)]
         tokens = torch.stack(steps.tokens, dim=1)  # (B, γ)
-        rows.write(tokens)
         lengths = torch.tensor(steps.counted if self.stop.settings.adaptive else list(limits), device=device)
         if not self.stop.settings.adaptive:  # up to the first end, with it
             lengths = torch.minimum(1 + (rows.ends(tokens).long().cumsum(dim=1) == 0).sum(dim=1), lengths)

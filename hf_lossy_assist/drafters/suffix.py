@@ -72,7 +72,7 @@ class SuffixDrafter(Drafter):
             raise TypeError(f"SuffixDrafter.memory: expected a SuffixMemory, got {shown(self.memory)}")
 
     def start(self, context: DraftContext) -> "SuffixRun":
-        return SuffixRun(self, context.sampling, context.rows.eos)
+        return SuffixRun(self, context.sampling, context.rows.eos, context.vocabulary)
 
 
 class IndexedText:
@@ -108,8 +108,10 @@ class IndexedText:
 class SuffixRun(DrafterRun):
     """The texts of one call, indexed as they grow."""
 
-    def __init__(self, settings: SuffixDrafter, sampling: bool, eos: set[int]):
-        self.settings, self.sampling, self.eos = settings, sampling, eos
+    tokens_are_sure = True
+
+    def __init__(self, settings: SuffixDrafter, sampling: bool, eos: set[int], vocabulary: int):
+        self.settings, self.sampling, self.eos, self.vocabulary = settings, sampling, eos, vocabulary
         self.texts: dict[int, IndexedText] = {}  # by the row of the call
         self.remembered: set[int] = set()
 
@@ -120,7 +122,6 @@ class SuffixRun(DrafterRun):
         if gamma == 0:
             return empty_draft(rows, limits, self.sampling)
         tokens = torch.tensor([draft + [0] * (gamma - len(draft)) for draft in drafts], device=device)
-        rows.write(tokens)
         lengths = torch.tensor([len(draft) for draft in drafts], device=device)
         return Draft(tokens, lengths, rows.order, max(limits), self.sampling)
 
@@ -150,9 +151,13 @@ class SuffixRun(DrafterRun):
         return self._until_end(out)
 
     def _until_end(self, tokens: list[int]) -> list[int]:
-        """Up to the first end token, with it."""
-        ends = [i for i, token in enumerate(tokens) if token in self.eos]
-        return tokens[: ends[0] + 1] if ends else tokens
+        """Up to the first end token, with it, and without what is no token of this target: texts may be another model's."""
+        for i, token in enumerate(tokens):
+            if token >= self.vocabulary:
+                return tokens[:i]
+            if token in self.eos:
+                return tokens[: i + 1]
+        return tokens
 
     def learn(
         self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None

@@ -16,6 +16,7 @@ from ..stops.fallback import Fallback
 from .call import Call
 from .commit import commit
 from .companion import companion_probs
+from .propose import propose
 from .verify import verify
 
 
@@ -43,7 +44,7 @@ def open_round(call: Call) -> tuple[Verified, torch.Tensor]:
     """The first half of a round, draft → select → verify: what waits for its verdict, and the target's raw logits (B, γ + 1, V)."""
     call.randomness.begin_round(call.rows.index)
     renew(call.renewing, call.rows, call.clock)
-    draft = call.drafter.propose(call.rows, limits(call), call.randomness)  # each row until its stop ends it
+    draft = propose(call, limits(call))  # each row until its stop ends it
     selection = select(call, draft)
     return verify(call, selection)
 

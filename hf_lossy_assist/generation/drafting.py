@@ -21,6 +21,7 @@ from ..models.cached import CachedModel
 from ..models.inspect import base_of, learned_positions
 from ..models.stock_exit import early_twin
 from ..models.trials import why_not_rows
+from ..stops.wrapping import WrappingStop
 from .inputs import assistant_inputs, cropping, rowwise
 
 
@@ -66,18 +67,28 @@ def start_drafter(given: DraftWith, made: Prepared, spec: FeatureSpec | None) ->
         return context.assistant_run()
     rows = len(context.rows.index)
     if rows > 1 and given.lookup is not None:  # Transformers' own drafts for one row
-        return SuffixDrafter(max_draft=given.lookup).start(context)
+        return _lookup(given.lookup, made.config.max_matching_ngram_size).start(context)
     if rows > 1:
         what = "early exit and other tokenizers draft for one row at a time"
         raise ValueError(f"{what}; this batch has {rows}: pass prompts one by one")
     return _candidate_run(given, made)
 
 
+def _lookup(tokens: int, longest_match: int | None) -> SuffixDrafter:
+    """Prompt lookup for a batch; with the caller's size of an n-gram, as Transformers has it: any match drafts all the tokens."""
+    if longest_match is None:
+        return SuffixDrafter(max_draft=tokens)
+    return SuffixDrafter(1, longest_match, float(tokens), tokens)
+
+
 def _refuse_stop(given: DraftWith, context: DraftContext) -> None:
     """Refuse a stop that reads what a draft model computes where there is none with the target's tokenizer."""
     if not context.stop.settings.adaptive or context.assistant_run is not None:
         return
-    name = type(context.stop.settings).__name__
+    blamed = context.stop.settings
+    while isinstance(blamed, WrappingStop):  # which reads what the stop inside it reads
+        blamed = blamed.stop
+    name = type(blamed).__name__
     if given.drafter is not None:
         raise ValueError(
             f"{name} reads what a draft model computes, and {type(given.drafter).__name__} has none: use a stop that plans ahead, "

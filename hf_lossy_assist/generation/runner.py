@@ -236,6 +236,7 @@ class Runner:
         call = Call(
             rows=rows, target=target, drafter=drafter, stop=stop, rule=rule.start(rows.prompts()), policy=self.policy,
             processing=processing, randomness=Randomness(self.generator, len(rows.index)), clock=clock, positions=positions,
+            vocabulary=vocabulary,
             companion=None if companion is None else rowwise(companion, model, rows, vocabulary),
             tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
             drafter_tap=None if drafter.target_features is None else FeatureTap(model, drafter.target_features),

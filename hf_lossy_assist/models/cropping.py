@@ -91,6 +91,8 @@ class CroppingModel:
 
     def rollback(self, lengths: Sequence[int]) -> None:
         surplus = self.lengths[0] - lengths[0]
+        if surplus == 0:  # perhaps nothing was ever fed, and a cache that has recorded nothing refuses to be cropped
+            return
         self.cache.crop(-surplus)
         self.ids = self.ids[:, : self.ids.shape[1] - surplus]
         self.lengths = list(lengths)

@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 import torch
+from scipy.stats import kstest
 from support import tiny
 
 import hf_lossy_assist as hla
@@ -87,3 +88,30 @@ def test_what_is_refused():
         write(7, tiny.prompts((5,)))
     with pytest.raises(ValueError, match="2 generators were given, and this call has 1 rows"):
         write([seeded(1), seeded(2)], tiny.prompts((5,)))
+
+
+def test_a_rows_numbers_never_come_back():
+    """torch's generator for the CPU keeps 32 bits of a seed: numbers whose seed was made of round and place came back after 2048 rounds."""
+    own, seen = RowRandomness(seeded(1)), {}
+    for number in range(5000):
+        own.begin_round()
+        for what, x in (
+            ("coins", own.coins(2)),
+            ("drawn", own.exponentials(3, 2)),
+            ("filter", own.for_filters().coins(2)),
+        ):
+            assert (key := tuple(x.tolist())) not in seen, (what, number, seen.get(key))
+            seen[key] = what, number
+
+
+def test_a_rows_numbers_are_spread_as_they_should_be():
+    own, coins, waits = RowRandomness(seeded(2)), [], []
+    for _ in range(200):
+        own.begin_round()
+        coins.append(own.coins(100))
+        waits.append(own.exponentials(0, 100))
+    coins, waits = torch.cat(coins).double(), torch.cat(waits).double()
+    assert kstest(coins.numpy(), "uniform").pvalue > 1e-3 and kstest(waits.numpy(), "expon").pvalue > 1e-3
+    assert 0 <= coins.min() and coins.max() < 1 and waits.min() > 0
+    one, next_ = coins.view(200, 100)[:-1].flatten(), coins.view(200, 100)[1:].flatten()
+    assert abs(float(torch.corrcoef(torch.stack([one, next_]))[0, 1])) < 0.03  # rounds beside each other

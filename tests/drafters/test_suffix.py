@@ -15,7 +15,7 @@ PROMPTS = (9, 1, 4, 14)
 
 
 def drafted(tokens, limit=9, eos=(), **settings):
-    run = SuffixRun(hla.SuffixDrafter(**settings), False, set(eos))
+    run = SuffixRun(hla.SuffixDrafter(**settings), False, set(eos), 100)
     text = IndexedText(run.settings.min_match, run.settings.max_match)
     text.extend(tokens)
     return run.draft(text, limit)
@@ -40,7 +40,7 @@ def test_earlier_texts_are_remembered_and_the_oldest_forgotten():
         text = IndexedText(2, 8)
         text.extend(tokens)
         memory.add(text)
-    run, new = SuffixRun(settings, False, set()), IndexedText(2, 8)
+    run, new = SuffixRun(settings, False, set(), 100), IndexedText(2, 8)
     new.extend([9, 1, 2])
     assert run.draft(new, 9) == [8], "the latest text first"
     new.extend([3])
@@ -94,6 +94,12 @@ def test_what_is_refused():
     draft = tiny.draft_of(target, "often")
     for policy, assistant, drafter, says in (
         ("svip", None, hla.SuffixDrafter(), "SVIP reads what a draft model computes"),
+        (
+            hla.LossyPolicy(stop=hla.Fallback(hla.SVIP())),
+            None,
+            hla.SuffixDrafter(),
+            "^SVIP reads what a draft model computes",
+        ),
         ("strict", draft, hla.SuffixDrafter(), "needs no draft model"),
         ("strict", None, hla.CompositeDrafter(), "drafts with a draft model"),
         (hla.Mentored(0.1), None, hla.SuffixDrafter(), "needs an assistant_model"),

@@ -25,6 +25,7 @@ from transformers.generation.streamers import BaseStreamer
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import arguments
 from hf_lossy_assist.generation.arguments import HONOURED, MODES, REFUSED, WITHOUT_EFFECT
+from hf_lossy_assist.generation.drafting import _lookup
 
 
 NEW = 16
@@ -234,6 +235,8 @@ def test_other_ways_to_draft(models):
         drafter(models, prompt_lookup_num_tokens=4, max_matching_ngram_size=n, assistant_model=None) for n in (1, 3)
     ]
     assert [its.max_matching_ngram_size for its in generators] == [1, 3]
+    assert _lookup(4, 3) == hla.SuffixDrafter(min_match=1, max_match=3, factor=4.0, max_draft=4)  # in a batch
+    assert _lookup(4, None) == hla.SuffixDrafter(max_draft=4)
 
 
 def test_settings_of_a_draft_with_another_tokenizer(models):

@@ -172,6 +172,20 @@ def test_target_and_draft_of_different_kinds():
     assert torch.equal(out.sequences, reference("t5", (14,), NEVER_EMITTED))
 
 
+@pytest.mark.parametrize(
+    "drafter", [None, hla.CompositeDrafter(first=hla.SuffixDrafter(min_match=1))], ids=["model", "composite"]
+)
+@pytest.mark.parametrize("new", [1, 2, 9])
+@pytest.mark.parametrize("target, draft", [("llama", "lfm2"), ("lfm2", "lfm2"), ("t5", "t5")])
+def test_a_prompt_of_one_token(target, draft, new, drafter):
+    """The first round may draft nothing, so that the draft's cache has been fed nothing when it is rolled back by nothing."""
+    inputs, settings = tiny.prompts((1,)), {"max_new_tokens": new, "eos_token_id": NEVER_EMITTED}
+    out = assisted(
+        tiny.shared(target), inputs, tiny.draft_of(tiny.shared(draft), "often"), drafter=drafter, **settings
+    )
+    assert torch.equal(out.sequences, greedy(tiny.shared(target), inputs, **settings))
+
+
 @pytest.mark.parametrize("settings", [{"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}], ids=str)
 def test_candidate_generators(settings):
     for gamma in (1, 3, 10):

@@ -1,0 +1,105 @@
+"""A drafter of one's own can be slow, and never wrong in silence: the engine writes what it proposes and refuses what is no draft."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from support import small, tiny
+
+import hf_lossy_assist as hla
+
+
+@dataclass(frozen=True)
+class Says(hla.Drafter):
+    """Proposes what `what` makes of (rows, limits, sampling)."""
+
+    what: object
+
+    def start(self, context):
+        return SaysRun(self.what, context.sampling)
+
+
+class SaysRun(hla.DrafterRun):
+    def __init__(self, what, sampling):
+        self.what, self.sampling = what, sampling
+
+    def propose(self, rows, limits, randomness):
+        return self.what(rows, limits, self.sampling)
+
+
+def drafted(rows, limits, sampling, token=7, lengths=None, **changes):
+    """`token` three times for each row, not written anywhere."""
+    lengths = [min(3, limit) for limit in limits] if lengths is None else lengths
+    tokens = torch.full((len(limits), max(3, *lengths)), token)
+    return replace(hla.Draft(tokens, torch.tensor(lengths), rows.order, max(limits), sampling), **changes)
+
+
+def call(what, **settings):
+    model = hla.enable(tiny.build("llama"))
+    settings = {
+        "max_new_tokens": 12,
+        "do_sample": False,
+        "eos_token_id": tiny.NEVER_EMITTED,
+        "pad_token_id": 0,
+    } | settings
+    return model.generate(**tiny.prompts((5, 3)), lossy_policy="strict", drafter=Says(what), **settings)
+
+
+def test_what_is_proposed_need_not_be_written():
+    """A drafter that knows the text: what is accepted is what it said, not what happened to stand behind the row."""
+    text = tiny.greedy(tiny.shared("llama"), tiny.prompts((5, 3)), max_new_tokens=12)[:, 5:]
+
+    def knows(rows, limits, sampling):
+        done = [length - 5 for length in rows.lengths]
+        counts = [min(3, limit) for limit in limits]
+        tokens = torch.stack(
+            [torch.nn.functional.pad(text[row], (0, 3))[n : n + 3] for row, n in zip(rows.index, done, strict=True)]
+        )
+        return hla.Draft(tokens, torch.tensor(counts), rows.order, max(limits), sampling)
+
+    out = call(knows, return_dict_in_generate=True)
+    assert torch.equal(out.sequences[:, 5:], text) and out.speculation.draft_acceptance_rate == 1
+
+
+NO_DRAFTS = {
+    "nothing": (lambda *given: None, TypeError, "expected a Draft, got None"),
+    "tokens alone": (lambda *given: torch.zeros(2, 3, dtype=torch.long), TypeError, "expected a Draft, got tensor"),
+    "a foreign token": (lambda *given: drafted(*given, token=10_000), ValueError, "expected token ids from 0 to .*, got 10000"),
+    "a token below 0": (lambda *given: drafted(*given, token=-1), ValueError, "got -1"),
+    "more than asked for": (lambda *given: drafted(*given, lengths=[60, 60]), ValueError, "row 0 was to draft at most 5 tokens"),
+    "more than it has": (lambda *given: drafted(*given, lengths=[5, 5], tokens=torch.zeros(2, 3, dtype=torch.long)), ValueError,
+                         "has 3 of which 5 count"),
+    "fewer than none": (lambda *given: drafted(*given, lengths=[0, -1]), ValueError, "has 3 of which -1 count"),
+    "one row of two": (lambda *given: drafted(*given, tokens=torch.zeros(1, 3, dtype=torch.long)), ValueError,
+                       r"tokens: expected int64 \(B, γ\) with B = 2, got torch.int64 \(1, 3\)"),
+    "numbers that are no ids": (lambda *given: drafted(*given, tokens=torch.zeros(2, 3)), ValueError, "got torch.float32"),
+    "lengths of one row": (lambda *given: drafted(*given, lengths=[1, 1], call_rows=torch.zeros(1).long()), ValueError, "call_rows: "),
+    "q of another size": (lambda *given: drafted(*given, probs=torch.rand(2, 3, 5)), ValueError, r"probs: expected \(B, γ, V\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what, error, line", NO_DRAFTS.values(), ids=NO_DRAFTS)
+def test_what_is_no_draft_is_refused_in_one_line(what, error, line):
+    with pytest.raises(error, match=rf"^SaysRun.propose: [^\n]*{line}[^\n]*$"):
+        call(what)
+
+
+def test_padding_behind_a_draft_may_be_anything():
+    def two_of_three(rows, limits, sampling):
+        lengths = [min(2, limit) for limit in limits]
+        return drafted(rows, limits, sampling, lengths=lengths, tokens=torch.tensor([[7, 7, 0]] * len(limits)))
+
+    assert torch.equal(call(two_of_three), tiny.greedy(tiny.shared("llama"), tiny.prompts((5, 3)), max_new_tokens=12))
+
+
+def test_texts_of_a_larger_vocabulary_are_no_drafts():
+    """A memory that was filled beside another model: its ids that this target has not end the draft."""
+    large, few = hla.enable(small.llama(0)), hla.enable(small.llama(1, vocab=40))
+    drafter = hla.SuffixDrafter(min_match=1, memory=hla.SuffixMemory())
+    settings = {"lossy_policy": "strict", "drafter": drafter, "max_new_tokens": 40, "do_sample": False}
+    large.generate(**small.one(9), **settings)
+    assert max(max(text.tokens) for text in drafter.memory.texts.values()) >= 40
+    for seed in range(6):
+        ids = torch.randint(4, 40, (2, 9), generator=torch.Generator().manual_seed(seed))
+        alone = type(few).generate(few, input_ids=ids, max_new_tokens=40, do_sample=False)
+        assert torch.equal(few.generate(input_ids=ids, **settings), alone)

@@ -10,12 +10,16 @@ import importlib
 import inspect
 import pkgutil
 import re
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Literal, TypeVar
 
-from .validation import nearest, shown
+from .entry_checks import LONGEST_NAME, check_class, check_fields, check_line, check_promise, check_recipe
+from .validation import nearest, one_line, shown
 
 
 Kind = Literal["method", "rule", "stop", "filter", "drafter"]
@@ -80,12 +84,15 @@ class Entry:
         what = f"register_{self.kind}"
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ValueError(f"{what}: expected a name of a-z, 0-9 and _, got {shown(self.name)}")
+        if len(self.name) > LONGEST_NAME:
+            raise ValueError(f"{what}: expected a name of at most {LONGEST_NAME} characters, got {len(self.name)}")
         what = f"{what}: {self.name}"
         if not callable(self.make):
             raise TypeError(f"{what}: expected a class or a function, got {shown(self.make)}")
         for name in ("guarantee", "paper", "summary", "condition", "neutral_text"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{what}: {name}: expected a text, got {shown(getattr(self, name))}")
+            check_line(f"{what}: {name}", getattr(self, name))
         for name in ("neutral", "beside", "example"):
             if not isinstance(getattr(self, name) or {}, Mapping):
                 raise TypeError(f"{what}: {name}: expected a dict of parameters, got {shown(getattr(self, name))}")
@@ -102,10 +109,8 @@ class Entry:
         unknown = sorted(set(map(str, self.neutral or {})) - set(self.parameters))
         if unknown:
             raise ValueError(f"{what}: neutral: {nearest('parameter', unknown[0], self.parameters)}")
-        if not self.summary.endswith(".") or "\n" in self.summary:
-            raise ValueError(
-                f"{what}: expected a summary of one line that ends with a full stop, got {shown(self.summary)}"
-            )
+        if not self.summary.endswith("."):
+            raise ValueError(f"{what}: expected a summary that ends with a full stop, got {shown(self.summary)}")
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -162,6 +167,7 @@ class Method(Entry):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_line(f"register_method: {self.name}: title", self.title)
         for need in self.needs:
             if need not in NEEDS or need not in self.parameters:
                 raise ValueError(
@@ -172,7 +178,14 @@ class Method(Entry):
 
 
 _entries: dict[Kind, dict[str, Entry]] = {kind: {} for kind in KINDS}
+_bases: dict[Kind, type] = {}
 _loaded: set[str] = set()
+_reading = threading.local()  # .now: this thread is importing what registers
+
+
+def set_base(kind: Kind, cls: type) -> None:
+    """Say what every class of a kind derives from. A room says it of its own base, which stands above this file in the layers."""
+    _bases[kind] = cls
 
 
 def register_rule(name: str, cls: T, *, guarantee: Guarantee, summary: str, neutral: Mapping[str, Any] | None = None,
@@ -213,7 +226,11 @@ def forget(kind: Kind, name: str) -> None:
     """Take a name back, for a cell of a notebook that is run again. Raises: `ValueError` for a name that nobody registered."""
     if kind not in KINDS:
         raise ValueError(f"forget: {nearest('kind', str(kind), KINDS)}")
-    entry(kind, name)
+    _load_rooms()
+    if (
+        name not in _entries[kind]
+    ):  # a plugin that cannot be imported is no reason to keep a name that stands in its way
+        entry(kind, name)
     del _entries[kind][name]
 
 
@@ -279,6 +296,9 @@ class Names(Mapping[str, Any]):
 
 
 def _add(made: Entry) -> Any:
+    if not _of_a_room_being_read(made.make):
+        _load_rooms()  # or else the name of a room that nobody has read yet would look free
+    _check(made)
     taken = _entries[made.kind].get(made.name)
     if taken is not None:
         raise ValueError(
@@ -289,19 +309,74 @@ def _add(made: Entry) -> Any:
     return made.make
 
 
+def _check(made: Entry) -> None:
+    """Refuse what could not be listed, written as JSON or read back."""
+    what = f"register_{made.kind}: {made.name}"
+    if made.kind == "method":
+        check_recipe(what, made.make)
+        return
+    check_class(what, made.make, _bases.get(made.kind))
+    assert inspect.isclass(made.make)
+    if made.kind != "drafter":  # which no policy holds
+        check_fields(what, made.make)
+        check_promise(what, made.make, made.guarantee)
+
+
+def _of_a_room_being_read(make: Any) -> bool:
+    """Whether a file of this package registers it, in its last lines: to read all rooms then would be to read it within itself."""
+    name = str(getattr(make, "__module__", ""))
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return name.startswith(f"{__package__}.") and getattr(spec, "_initializing", False)
+
+
 def _load() -> None:
     """Import what registers: this package's own rooms, and the entry points of others. Once, and when a name is first looked up:
-    an entry stands above this file in the layers."""
+    an entry stands above this file in the layers. What could not be imported is tried again at the next look-up.
+
+    Raises: `ImportError`, one line, for an entry point that cannot be loaded.
+    """
+    _load_rooms()
+    if PLUGINS in _loaded or getattr(_reading, "now", False):
+        return
+    for point in entry_points(group=PLUGINS):
+        try:
+            with _reading_on():
+                point.load()
+        except (Exception, SystemExit) as error:
+            raise ImportError(
+                f"the entry point {point.name} = {point.value} of the group {PLUGINS!r} cannot be loaded: "
+                f"{type(error).__name__}: {one_line(error)}; mend its package, or uninstall that"
+            ) from error
+    _loaded.add(PLUGINS)
+
+
+def _load_rooms() -> None:
+    if getattr(_reading, "now", False):
+        return
     for room in ROOMS:
         if room not in _loaded:
+            with _reading_on():
+                made = importlib.import_module(f"{__package__}.{room}")
+                for file in pkgutil.iter_modules(getattr(made, "__path__", ())):
+                    importlib.import_module(f"{made.__name__}.{file.name}")
             _loaded.add(room)
-            made = importlib.import_module(f"{__package__}.{room}")
-            for file in pkgutil.iter_modules(getattr(made, "__path__", ())):
-                importlib.import_module(f"{made.__name__}.{file.name}")
-    if PLUGINS not in _loaded:
-        _loaded.add(PLUGINS)
-        for point in entry_points(group=PLUGINS):
-            point.load()
+
+
+@contextmanager
+def _reading_on() -> Iterator[None]:
+    """Import in here. Where that fails, names go that came with a module which Python took back: it will register them once more."""
+    before = {kind: set(names) for kind, names in _entries.items()}
+    _reading.now = True
+    try:
+        yield
+    except BaseException:
+        for kind, names in _entries.items():
+            for name in set(names) - before[kind]:
+                if names[name].make.__module__ not in sys.modules:
+                    del names[name]
+        raise
+    finally:
+        _reading.now = False
 
 
 def _default(parameter: "dataclasses.Field[Any]") -> Any:

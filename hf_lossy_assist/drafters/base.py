@@ -15,6 +15,7 @@ from ..batch.processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.cached import CachedModel
+from ..registry import set_base
 from ..round import Draft, Verified
 from ..stats.clock import Clock
 from ..stops import StopRun
@@ -97,3 +98,6 @@ def empty_draft(rows: Rows, limits: Sequence[int], sampling: bool) -> Draft:
     """No token for any row."""
     none = torch.zeros(len(limits), dtype=torch.int64, device=rows.ids.device)
     return Draft(rows.ids[:, :0], none, rows.order, max(limits, default=0), sampling)
+
+
+set_base("drafter", Drafter)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..registry import register_filter
+from ..registry import register_filter, set_base
 from ..round import Draft, Selection
 from ..rules.accepting import Randomness
 
@@ -53,6 +53,7 @@ class VerifyAll(VerifyFilter):
         return Selection(draft, draft.lengths, sends_all=True, companion=companion)
 
 
+set_base("filter", VerifyFilter)
 register_filter(
     "all", VerifyAll,
     summary="Every drafted token is verified.",

@@ -9,8 +9,8 @@ from ..artifacts.heads import Head
 from ..artifacts.references import load_parts
 from ..registry import NEEDS, Names, entries, method
 from ..validation import shown
-from .names import by_name
-from .policy import LossyPolicy, of_head, parse
+from .names import SEAMS, by_name
+from .policy import LossyPolicy, made_by, of_head, parse
 from .serialise import PARTS, SAVED, spec_in
 
 
@@ -25,7 +25,7 @@ MAY_BE = {
 def as_policy(given: Any, *, head: Any = None, profile: Any = None, companion: Any = None) -> LossyPolicy:
     """What `lossy_policy=` accepts: a `LossyPolicy`, a rule, a stop or a filter alone, a trained head, a name (of a method,
     or of a rule, stop or filter that needs no parameter), the JSON form as a dict or as text, the path of a JSON file or of a
-    folder that `save_pretrained` wrote. A file, like a folder, names heads by its own sub-folders or by repositories on the Hub
+    folder that `save_pretrained` wrote. A name is never a folder: one that is called like it is written ./strict. A file, like a folder, names heads by its own sub-folders or by repositories on the Hub
     alone; a dict or a text may name any folder.
 
     Args:
@@ -37,7 +37,7 @@ def as_policy(given: Any, *, head: Any = None, profile: Any = None, companion: A
     beside: dict[str, Any] = {
         name: value for name, value in zip(NEEDS, (head, profile, companion), strict=True) if value is not None
     }
-    if isinstance(given, str) and given in Names("method") and not (os.path.isdir(given) and not beside):
+    if isinstance(given, str) and given in Names("method"):
         return of_name(given, beside)
     if beside:
         name = next(iter(beside))
@@ -80,12 +80,12 @@ def of_name(name: str, beside: Mapping[str, Any], **settings: Any) -> LossyPolic
         on_the_line = " and ".join(f"--{need}" for need in missing)
         raise ValueError(
             f"lossy_policy: {name} needs {' and '.join(f'a {need}' for need in found.needs)}: pass {options} beside its name, "
-            f"on the command line {on_the_line}"
+            f"on the command line {on_the_line}{_folder_of(name)}"
         )
     for need in beside:
         if need not in found.parameters:
             raise ValueError(f"lossy_policy: {name} takes no {need}: leave {need}=… out")
-    return found.make(**{need: _loaded(need, value) for need, value in beside.items()}, **settings)
+    return made_by(found, **{need: _loaded(need, value) for need, value in beside.items()}, **settings)
 
 
 def _loaded(need: str, value: Any) -> Any:
@@ -96,10 +96,17 @@ def _loaded(need: str, value: Any) -> Any:
     return str(value) if saved is None else saved.from_pretrained(value)
 
 
+def _folder_of(name: str) -> str:
+    """What to write for the folder that has a method's name, if there is one."""
+    return f"; the folder of that name here is ./{name}" if os.path.isdir(name) else ""
+
+
 def _of_text(given: str | Path) -> LossyPolicy:
     """A name, JSON, a file or a folder."""
     if isinstance(given, str) and given.lstrip().startswith("{"):
         return parse(given, "the text")
+    if isinstance(given, str) and any(given in Names(seam) for seam in SEAMS):
+        return by_name(given, Names("method"))
     # `os.path`, not `Path`: what is too long for a path is none there, and an error of the system here.
     if os.path.isdir(given):
         return LossyPolicy.from_pretrained(given)

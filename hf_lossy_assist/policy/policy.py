@@ -16,7 +16,7 @@ from ..artifacts.hub import fetch, holds, hub_errors
 from ..artifacts.profile import Profile
 from ..artifacts.references import check_shareable, load_parts
 from ..filters.base import VerifyAll, VerifyFilter
-from ..registry import Kind, method
+from ..registry import Kind, Method, method
 from ..rules import AcceptanceRule, Strict
 from ..rules.joint import BlockVerification
 from ..stops import DraftStop
@@ -197,7 +197,22 @@ def of_head(head: Head) -> LossyPolicy:
         raise ValueError(
             f"this head says P({polarity}), and its config names the method {found.name!r}: {of_its}. Give HeadConfig(method=…) its own"
         )
-    return found.make(head)
+    return made_by(found, head)
+
+
+def made_by(found: Method, *given: Any, **settings: Any) -> LossyPolicy:
+    """The policy that a method's recipe makes. Raises: what the recipe raises, and one line where it makes another than it promised."""
+    made = found.make(*given, **settings)
+    if not isinstance(made, LossyPolicy):
+        raise TypeError(
+            f"the recipe of the method {found.name!r} must return a LossyPolicy, it returned {shown(made)}"
+        )
+    if found.guarantee == "lossless" and not made.lossless:
+        raise ValueError(
+            f"the method {found.name!r} is registered as lossless, and its recipe returned the lossy {made}: "
+            "register it with guarantee='lossy'"
+        )
+    return made
 
 
 def parse(text: str, where: str, folder: Path | None = None) -> LossyPolicy:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from ..artifacts.features import FeatureSpec
-from ..registry import register_rule
+from ..registry import register_rule, set_base
 from ..round import Verdict, Verified
 
 
@@ -139,6 +139,7 @@ def accepted_by(run: RuleRun, verified: Verified, coins: torch.Tensor | None) ->
     return own | Strict().accepts(verified, coins)
 
 
+set_base("rule", AcceptanceRule)
 register_rule(
     "strict", Strict, guarantee="lossless", paper="2211.17192",
     summary="Lossless acceptance: the output has exactly the target's law.",

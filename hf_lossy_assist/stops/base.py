@@ -8,6 +8,7 @@ import torch
 from transformers import StoppingCriteria
 
 from ..artifacts.features import FeatureSpec
+from ..registry import set_base
 from ..validation import check_nesting, shown
 
 
@@ -122,3 +123,6 @@ def check_stop(name: str, value: Any) -> None:
     if not isinstance(value, DraftStop):
         raise TypeError(f"{name}: expected a stop such as SVIP(), got {shown(value)}")
     check_nesting(name, value.depth + 1)
+
+
+set_base("stop", DraftStop)

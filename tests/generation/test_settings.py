@@ -2,6 +2,7 @@
 and two settings together, a tokenizer of the target's and one of the draft's, let them differ."""
 
 import copy
+import json
 from contextlib import nullcontext
 
 import pytest
@@ -81,6 +82,19 @@ def test_a_policy_that_came_with_a_models_files_is_not_switched_on(target, draft
     with pytest.warns(UserWarning, match="this policy is lossy") if policy is LOOSE else nullcontext():
         out = again.generate(**one(), **settings, lossy_policy=again.generation_config.lossy_policy)
     assert out.speculation.num_spec_tokens == hla.as_policy(policy).stop.longest
+
+
+def test_a_policy_is_kept_in_a_folder_of_its_own(tmp_path):
+    """What docs/get-started.md promises of the demo's models: Transformers forgets the entry of a config that it derived itself."""
+    target, policy = hla.demo.load().target, hla.as_policy("svip")
+    target.generation_config.lossy_policy = policy
+    target.save_pretrained(tmp_path / "model")
+    written = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert written["_from_model_config"] and written["lossy_policy"] == policy.to_dict()
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert not hasattr(again.generation_config, "lossy_policy")
+    policy.save_pretrained(tmp_path / "policy")
+    assert hla.as_policy(tmp_path / "policy") == policy
 
 
 def test_a_policy_set_as_an_object_is_the_users_own(target, draft, tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from support import tiny
 from support.drafts import draft_of, head_for
 from support.policies import Unregistered, stops
+from support.refusals import refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import (
@@ -200,3 +202,15 @@ def test_a_policy_with_a_head_in_a_generation_config():
     settings = {"max_new_tokens": tiny.NEW, "do_sample": False}
     text = target.generate(**tiny.prompts((9, 1, 4, 14)), **settings, assistant_model=draft)
     assert torch.equal(text, expected)
+
+
+def test_a_name_is_no_folder(tmp_path, monkeypatch):
+    """Whatever lies in the working directory; a folder that is called like a name is written with ./ before it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("strict", "svip", "typical", "sprinter"):
+        LossyPolicy(stop=hla.Constant(7)).save_pretrained(name)
+    assert as_policy("strict") == LossyPolicy() and as_policy("svip") == hla.svip()
+    assert as_policy("typical") == LossyPolicy(hla.Typical())
+    refused(lambda: as_policy("sprinter"), r"sprinter needs a head: .*; the folder of that name here is \./sprinter$")
+    for folder in ("./strict", "./typical", Path("svip"), tmp_path / "sprinter"):
+        assert as_policy(folder) == LossyPolicy(stop=hla.Constant(7))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -105,6 +106,11 @@ def test_a_taken_name_is_refused(half):
         ({"neutral": None}, "a lossy rule needs a neutral setting"),
         ({"neutral": {"shares": 1.0}}, "Did you mean 'share'"),
         ({"summary": "No full stop"}, "ends with a full stop"),
+        ({"summary": "Two\nlines."}, "summary: expected one line without control"),
+        ({"summary": "Red \x1b[31m."}, "summary: expected one line without control"),
+        ({"paper": "a\rb"}, "paper: expected one line without control"),
+        ({"summary": "a" * 10**6 + "."}, "summary: expected at most 500 characters, got 1000001"),
+        ({"name": "a" * 100_000}, "expected a name of at most 64 characters, got 100000"),
     ],
 )
 def test_an_entry_that_contradicts_itself_is_refused(given, line):
@@ -113,6 +119,79 @@ def test_an_entry_that_contradicts_itself_is_refused(given, line):
     for name, wrong in {"cls": "a class", "paper": "a text", "summary": "a text", "neutral": "a dict of"}.items():
         refused(lambda name=name: register_rule(**(fine | {name: 3})), f"expected {wrong}", TypeError)
     assert "half" not in RULES
+
+
+class OwnInit(hla.Pointwise):
+    def __init__(self, t=0.5):
+        object.__setattr__(self, "t", t)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnInitDecorated(hla.Pointwise):
+    t: float = 0.5
+
+    def __init__(self, threshold=0.5):
+        object.__setattr__(self, "t", threshold)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting(hla.Pointwise):
+    t: float = 0.5
+    seen: int = dataclasses.field(default=0, init=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loose(hla.TopK):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Forgot(hla.AcceptanceRule):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("cls", "guarantee", "line"),
+    [
+        (OwnInit, "lossy", "OwnInit is no frozen dataclass.*@dataclass"),
+        (OwnInitDecorated, "lossy", "takes threshold, and its fields are t: "),
+        (Counting, "lossy", "takes t, and its fields are t, seen: "),
+        (int, "lossless", "expected a subclass of AcceptanceRule, got <class 'int'>"),
+        (hla.Constant, "lossless", "expected a subclass of AcceptanceRule, got"),
+        (hla.Strict(), "lossless", "expected a class or a function, got Strict"),
+        (lambda: None, "lossless", "expected a class, got <function"),
+        (Loose, "lossless", "guarantee='lossless', and Loose.lossless is False"),
+        (Forgot, "lossy", "guarantee='lossy', and Forgot.lossless is True"),
+    ],
+)
+def test_a_class_that_json_could_not_hold_is_refused(cls, guarantee, line):
+    kind = ValueError if "guarantee" in line else TypeError
+    refused(lambda: register_rule("x", cls, guarantee=guarantee, neutral={}, summary="For a test."), line, kind)
+    assert "x" not in RULES
+
+
+@pytest.mark.parametrize("register", [register_stop, registry.register_filter, registry.register_drafter])
+def test_every_kind_has_its_base(register):
+    refused(lambda: register("x", Half, summary="For a test."), "expected a subclass of .*, got .*Half", TypeError)
+
+
+def test_a_recipe_has_a_name_and_makes_a_policy():
+    said = {"guarantee": "lossless", "summary": "For a test."}
+    refused(
+        lambda: hla.register_method("x", recipe=partial(hla.svip, h=0.2), **said),
+        "register_method: x: expected a recipe with a name of its own, got functools.partial",
+        TypeError,
+    )
+    for made, line, kind in (
+        (None, "must return a LossyPolicy, it returned None", TypeError),
+        ({"stop": "svip"}, "must return a LossyPolicy, it returned {'stop': 'svip'}", TypeError),
+        (hla.LossyPolicy(hla.TopK(3)), "registered as lossless, and its recipe returned the lossy", ValueError),
+    ):
+        hla.register_method("x", recipe=lambda made=made: made, **said)
+        try:
+            refused(lambda: hla.as_policy("x"), line, kind)
+        finally:
+            registry.forget("method", "x")
 
 
 def test_what_nobody_registered_cannot_be_forgotten():
@@ -131,18 +210,3 @@ def test_the_stops_of_others_are_lossless_too():
         assert json.loads(str(hla.as_policy("two"))) == {"stop": {"name": "two", "gamma": 2}}
     finally:
         registry.forget("stop", "two")
-
-
-def test_entry_points_bring_names_along(monkeypatch):
-    """A package of one's own is imported when a name is first looked up, so the command line knows its rules."""
-
-    class Point:
-        def load(self):
-            register_rule("half", Half, guarantee="lossy", neutral={"share": 1.1}, summary="For a test.")
-
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()] if group == "hf_lossy_assist" else [])
-    registry._loaded.discard(registry.PLUGINS)
-    try:
-        assert RULES["half"] is Half
-    finally:
-        registry.forget("rule", "half")

@@ -49,6 +49,7 @@ from .round import Verified as Verified
 from .rules.base import AcceptanceRule as AcceptanceRule
 from .rules.base import RuleRun as RuleRun
 from .rules.base import Strict as Strict
+from .rules.csd import CSD as CSD
 from .rules.divergences import KLJudge as KLJudge
 from .rules.joint import BlockVerification as BlockVerification
 from .rules.joint import FLy as FLy
@@ -56,6 +57,7 @@ from .rules.joint import SyntheticForBenchmarks as SyntheticForBenchmarks
 from .rules.learned import AllButLast as AllButLast
 from .rules.learned import Judge as Judge
 from .rules.limits import Limited as Limited
+from .rules.mars import MARS as MARS
 from .rules.mentored import Mentored as Mentored
 from .rules.mixtures import Cascade as Cascade
 from .rules.mixtures import Ensemble as Ensemble
@@ -63,6 +65,7 @@ from .rules.nesting import Union as Union
 from .rules.pointwise import Distributions as Distributions
 from .rules.pointwise import OwnRule as OwnRule
 from .rules.pointwise import Pointwise as Pointwise
+from .rules.quantile_gate import QuantileGate as QuantileGate
 from .rules.ranked import RelaxedTopK as RelaxedTopK
 from .rules.ranked import TopK as TopK
 from .rules.ranked import TopKTolerance as TopKTolerance

@@ -26,6 +26,7 @@ from hf_lossy_assist.methods.autojudge.mine import MineSettings
 from hf_lossy_assist.methods.sprinter.collect import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import FitSettings
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.registry import KINDS, entries
 from hf_lossy_assist.rules import RULES
 from hf_lossy_assist.stops import STOPS
 from hf_lossy_assist.validation import shown
@@ -45,12 +46,11 @@ REFUSED_BY_ALL = ("-1", "10**30", "10**400", "10**5000", "'3'")  # of whole numb
 
 @cache
 def needed():
-    """What fields without a default are given."""
+    """What fields without a default are given where their entry has no example that could run."""
     target, draft = small.llama(), small.near(small.llama())
     return {
         "rule": hla.TopK(2), "rules": (hla.TopK(2), hla.Typical()), "stop": hla.Constant(3), "stops": (hla.Constant(3), hla.SVIP()),
-        "table": {1: 3}, "k": 2, "threshold": 0.5, "budget": 1.0, "weight": 0.5, "alpha": 0.5, "lenience": 0.5, "step": 0.1,
-        "hidden_size": 8, "profile": profile(), "companion": draft, "target": target, "draft": draft,
+        "table": {1: 3}, "step": 0.1, "hidden_size": 8, "profile": profile(), "companion": draft, "target": target, "draft": draft,
     }  # fmt: skip
 
 
@@ -67,6 +67,11 @@ def parts():
                 yield kind, name, field.name
 
 
+def example(cls, name):
+    """What the registry's entry of a rule, stop or filter gives for a parameter without a default."""
+    return next((e.example.get(name) for kind in KINDS for e in entries(kind) if e.make is cls), None)
+
+
 def built(cls, name, field, value):
     given = {}
     for other in dataclasses.fields(cls):
@@ -74,7 +79,9 @@ def built(cls, name, field, value):
         if other.name != field and (
             bare or (cls is hla.MovingAverage and other.name == "step" and field != "profile")
         ):
-            given[other.name] = heads(name) if other.name == "head" else needed()[other.name]
+            given[other.name] = (
+                heads(name) if other.name == "head" else needed().get(other.name, example(cls, other.name))
+            )
     return cls(**given, **{field: value})
 
 

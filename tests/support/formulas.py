@@ -75,6 +75,14 @@ def entropy_verify(alpha, threshold):
     return formula
 
 
+def csd(ratio, known):
+    def kept(p, q):
+        y = int(p.argmax())
+        return np.array([(y, x) in known and p[x] > ratio * p[y] for x in range(len(p))])
+
+    return surely(kept)
+
+
 def thresholds(single, accumulated):
     def formula(p, q):
         a, r = strict(p, q)

@@ -28,6 +28,10 @@ class Case:
     modes: tuple[str, ...] = BOTH
     above_strict: bool = True  # never accepts less than strict acceptance, whatever the coins
     monotone: bool = True  # a looser setting accepts a superset
+    reads_states: bool = False  # of the target: only a call can show what it accepts
+    rare: bool = False  # a short text may have nothing that it accepts and strict acceptance does not
+    # Greedy rounds of one row, in order: a rule, then for each round the target's logits (γ + 1, V), the drafted tokens, how many pass.
+    by_hand: tuple[tuple[AcceptanceRule, tuple[tuple[list[list[float]], list[int], int], ...]], ...] = ()
 
 
 CASES = {
@@ -105,6 +109,34 @@ CASES = {
         hla.KLJudge(0.0),
         (hla.KLJudge(0.2, 0.5), hla.KLJudge(0.8, 0.5), hla.KLJudge(0.8), hla.KLJudge(INF, 1.0)),
         tuple(formulas.kl_judge(*x) for x in ((0.2, 0.5), (0.8, 0.5), (0.8, 0.9), (INF, 1.0))),
+    ),
+    "mars": Case(
+        hla.MARS(1.0),
+        (hla.MARS(0.9), hla.MARS(0.5), hla.MARS(0.0)),
+        (formulas.strict,) * 3,  # of log-probabilities, none of which is above 0
+        by_hand=(
+            (hla.MARS(), (([[2.0, 1.9, 1.85], [0.0, 0.0, 1.0]], [1], 1), ([[2.0, 1.9, 1.85], [0.0, 0.0, 1.0]], [2], 0),
+                          ([[2.0, 1.8, 0.0], [0.0, 0.0, 1.0]], [1], 0), ([[-1.0, -1.01, -9.0], [0.0, 0.0, 1.0]], [1], 0))),
+            (hla.MARS(0.5), (([[2.0, 1.1, 1.0], [2.0, 0.9, 0.0], [1.0, 0.0, 0.0]], [1, 1], 1),)),
+        ),
+    ),
+    "csd": Case(
+        hla.CSD(1.0, 1, ((0, 1), (2, 1))),
+        tuple(hla.CSD(r, 1, ((0, 1), (2, 1), (2, 0), (1, 2))) for r in (0.8, 0.4, 0.0)),
+        tuple(formulas.csd(r, ((0, 1), (2, 1), (2, 0), (1, 2))) for r in (0.8, 0.4, 0.0)),
+        rare=True,
+        by_hand=(
+            # rejected twice, then accepted, and only where the target finds it likely enough
+            (hla.CSD(0.5), (([[1.0, 0.9, 0.0], [0.0, 0.0, 1.0]], [1], 0),) * 2 + (
+                ([[1.0, 0.9, 0.0], [0.0, 0.0, 1.0]], [1], 1), ([[2.0, 0.9, 0.0], [0.0, 0.0, 1.0]], [1], 0),
+                ([[0.9, 1.0, 0.0], [0.0, 0.0, 1.0]], [0], 0), ([[1.0, 0.9, 0.0]] * 3, [1, 1], 2))),
+            # what was never looked at, behind the rejection, is no rejection
+            (hla.CSD(0.5, 1), (([[1.0, 0.9, 0.0], [0.0, 0.9, 1.0], [1.0, 0.0, 0.0]], [2, 1], 0),
+                               ([[0.0, 0.9, 1.0], [0.0, 0.0, 1.0]], [1], 0), ([[0.0, 0.9, 1.0], [0.0, 0.0, 1.0]], [1], 1))),
+        ),
+    ),
+    "quantile_gate": Case(
+        hla.QuantileGate(1.0), (hla.QuantileGate(0.9), hla.QuantileGate(0.2), hla.QuantileGate(-1.0)), reads_states=True
     ),
     "regret_budget": Case(
         hla.RegretBudget(0.0),

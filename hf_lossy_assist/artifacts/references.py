@@ -36,20 +36,25 @@ def own_folders(spec: Any) -> set[str]:
     return {name for name in names if isinstance(name, str) and OWN.fullmatch(name)}
 
 
-def load_parts(spec: Any, source: str, folder: Path, **kwargs: Any) -> None:
+def load_parts(spec: Any, source: str, folder: Path, *, companion: Any = None, **kwargs: Any) -> None:
     """Put heads and profiles into a policy's JSON form in the place of their names.
 
     Args:
         source: where the policy is, a folder or a repository; `folder`: where its policy.json is on this disk.
+        companion: takes the place of every companion that the policy names; the caller's own, so it may be anything.
         kwargs: as for `hub.fetch`.
     """
+    if companion is not None and not any("companion" in part for part in entries(spec)):
+        raise ValueError(f"{source}: this policy has no companion: leave companion=… out")
     for part in entries(spec):
         for key, kind, files in KINDS:
             if isinstance(name := part.get(key), str):
                 if OWN.fullmatch(name) and os.path.isdir(source):
                     _check_own(folder / name, files, f"{source}: the {key} {shown(name)}")
                 part[key] = _load(kind, key, name, source, folder, kwargs)
-        if isinstance(name := part.get("companion"), str) and not os.path.isdir(source):
+        if "companion" in part and companion is not None:
+            part["companion"] = companion
+        elif isinstance(name := part.get("companion"), str):
             _check_on_the_hub("companion", name)
 
 
@@ -85,8 +90,9 @@ def _check_own(own: Path, files: Iterable[str], what: str) -> None:
 def _check_on_the_hub(key: str, name: str) -> None:
     if not ON_THE_HUB.fullmatch(name):
         own = "" if key == "companion" else "one of its own sub-folders or "
+        way_out = ": pass one on this disk yourself, from_pretrained(…, companion=…)" if key == "companion" else ""
         raise ValueError(
-            f"a policy's folder names as its {key} {own}a repository on the Hub (org/name), not {shown(name)}"
+            f"a policy's folder names as its {key} {own}a repository on the Hub (org/name), not {shown(name)}{way_out}"
         )
     if os.path.exists(name):
         raise ValueError(

@@ -4,9 +4,11 @@ Imports inside a command's functions are of what loads torch, Transformers or an
 """
 
 import sys
+from typing import Annotated
 
 import typer
 
+from .. import __version__
 from . import exits
 from .collect import collect
 from .fit_autojudge import fit_autojudge
@@ -21,13 +23,29 @@ from .pull import pull
 from .push import push
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"hf-lossy {__version__}")
+        raise typer.Exit
+
+
 app = typer.Typer(
-    help="Assisted generation for Hugging Face Transformers: faster, batched, measured.",
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     add_completion=False,
 )
 fit_app = typer.Typer(help="Train a head on collected data.", no_args_is_help=True)
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="print the version and nothing else", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None:
+    """Assisted generation for Hugging Face Transformers: faster, batched, measured."""
+
 
 for command in (generate, collect, plan, push, pull, mine, profile, policies):
     app.command()(command)

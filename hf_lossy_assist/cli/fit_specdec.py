@@ -8,14 +8,14 @@ from rich.table import Table
 
 from ..terminal import console, show
 from ..validation import check_number
-from .options import FitSeed, Out, needs
+from .options import FitSeed, Out, Width, needs, width_of
 
 
 def fit_specdec(
     data: Annotated[Path, typer.Argument(help="folder that `hf-lossy collect --for specdec` wrote")],
     out: Out,
     head: Annotated[str, typer.Option(help="shape of the head: linear or mlp")] = "mlp",
-    width: Annotated[int, typer.Option(help="hidden units of an mlp")] = 64,
+    width: Width = None,
     weight: Annotated[float, typer.Option(help="weight of a rejection in the loss; an acceptance weighs 1")] = 6.0,
     calibrated: Annotated[
         bool, typer.Option(help="shift the intercept by log(weight), so that outputs are probabilities")
@@ -28,7 +28,7 @@ def fit_specdec(
     from ..methods.specdec.fit import fit_specdec as run
     from ..methods.sprinter.fit import FitSettings
 
-    settings = FitSettings(kind=head, width=width, seed=seed)
+    settings = FitSettings(kind=head, seed=seed, **width_of(head, width))
     fitted, report = run(data, out, settings, weight=weight, calibrated=calibrated)
     if report.thresholds:
         table = Table("threshold h", "tokens drafted a round", "of them accepted")

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from ..terminal import console, show
-from .options import FitSeed, Out, needs
+from .options import FitSeed, Out, Width, needs, width_of
 
 
 def fit_sprinter(
@@ -18,7 +18,7 @@ def fit_sprinter(
         typer.Option("--lambda", help="λ to try; repeatable; the head for the dataset's own λ is saved"),
     ] = None,
     head: Annotated[str, typer.Option(help="shape of the head: linear or mlp")] = "linear",
-    width: Annotated[int, typer.Option(help="hidden units of an mlp")] = 64,
+    width: Width = None,
     balance: Annotated[bool, typer.Option(help="weight both labels equally in the loss")] = True,
     seed: FitSeed = 0,
 ) -> None:
@@ -27,7 +27,9 @@ def fit_sprinter(
     from ..methods.sprinter.fit import FitSettings
     from ..methods.sprinter.fit import fit_sprinter as run
 
-    fitted, reports = run(data, out, lam or (), FitSettings(kind=head, width=width, balance=balance, seed=seed))
+    fitted, reports = run(
+        data, out, lam or (), FitSettings(kind=head, balance=balance, seed=seed, **width_of(head, width))
+    )
     kinds = reports[0].auroc_by_kind
     table = Table("λ", "AUROC", *kinds, "Brier", "acceptable", "η_TP", "η_FP")
     table.caption = f"AUROC on all held-out prompts and by prefix ({', '.join(kinds)}); η at τ = 0.5"

@@ -28,6 +28,7 @@ from .options import (
     TopP,
     chats,
     check_pair,
+    check_sampling,
     load,
 )
 from .policy_options import TARGET, PolicyOptions
@@ -56,6 +57,7 @@ class Decoding:
         check_int("--top-k", self.top_k, 0)
         check_positive("--top-p", self.top_p, 1.0, hint=": leave --do-sample out for greedy decoding")
         check_positive("--temperature", self.temperature)
+        check_sampling(self.do_sample, self.temperature, self.top_k, self.top_p)
 
     def settings(self) -> dict[str, Any]:
         """Arguments of `generate`."""
@@ -159,7 +161,8 @@ def _write(
     settings = decoding.settings()
     if policy is not None:  # else the target's own `generate`, whatever policy came with its files
         hla.enable(target)
-        settings |= {"assistant_model": draft, "lossy_policy": policy}
+        # The tokenizer too: heads and profiles refuse one that they were not made with.
+        settings |= {"assistant_model": draft, "lossy_policy": policy, "tokenizer": tokenizer}
     torch.manual_seed(decoding.seed)
     outputs: list[Output] = []
     seconds = 0.0
@@ -177,11 +180,17 @@ def _write(
         for i, padded in enumerate(new.tolist()):
             row = None if stats is None else stats.rows[i]
             ids = _trimmed(padded, target.generation_config) if row is None else padded[: row.num_new_tokens]
-            outputs.append(Output(batch[i], ids, row, stats))
+            outputs.append(
+                Output(batch[i], ids, row, stats, cut=not set(ids[-1:]) & set(_ends(target.generation_config)))
+            )
     return outputs, seconds
 
 
 def _trimmed(ids: list[int], config: Any) -> list[int]:
     """New tokens up to the first end token; the rest is padding."""
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    ends = _ends(config)
     return next((ids[: i + 1] for i, token in enumerate(ids) if token in ends), ids)
+
+
+def _ends(config: Any) -> list[int | None]:
+    return config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]

@@ -25,6 +25,7 @@ class Output:
     ids: list[int]  # new tokens, without padding
     row: "RowStats | None"  # None: there was no draft
     stats: "SpeculationStats | None"  # of the batch that it was written in
+    cut: bool  # at --max-new-tokens: it has no end token
 
 
 def json_report(outputs: list[Output], tokenizer: Any, names: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -55,7 +56,9 @@ def show_outputs(outputs: list[Output], tokenizer: Any, problems: list[Any], str
         if problems:
             solved += hla.demo.answer(tokenizer.decode(output.ids)) == problems[i].answer
     if problems:
-        screen.print(f"solved {solved} of {len(problems)} problems")
+        cut = sum(output.cut for output in outputs)
+        note = f" ({cut} cut off before the end: a larger --max-new-tokens writes on)" if cut else ""
+        screen.print(f"solved {solved} of {len(problems)} problems{note}")
 
 
 def show_report(outputs: list[Output], seconds: float, policy: str) -> None:

@@ -28,6 +28,7 @@ from .options import (
     TopP,
     chats,
     check_pair,
+    check_sampling,
     demo_source,
     load,
     needs,
@@ -124,8 +125,7 @@ def mine(
     _check_models(model, assistant, task, remote=target_url is not None)
     if task != "qa" and (judge_url is not None or judge_model is not None):
         raise ValueError(f"--judge-url and --judge-model are for --task qa, not {task}: leave them out")
-    if not do_sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
-        raise ValueError("--temperature, --top-k and --top-p are for --do-sample: pass it, or leave them out")
+    check_sampling(do_sample, temperature, top_k, top_p)
     check_int("--limit", MINED if limit is None else limit, 1, MOST_NEW_TOKENS)
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
     check_int("--workers", workers, 1, MOST_THREADS)
@@ -196,7 +196,9 @@ def _going_on(out: Path) -> Iterator[None]:
             # Others, of Python or of a library, are made of more than a line.
             plain = type(error) in (ValueError, OSError, PermissionError, TimeoutError, ConnectionError)
             kind = type(error) if plain else OSError if isinstance(error, OSError) else ValueError
-            raise kind(f"{error}. What is done is in {out}.partial: --resume goes on from there") from None
+            said = str(error)
+            end = "" if said.endswith((".", "?", "!", "…")) else "."
+            raise kind(f"{said}{end} What is done is in {out}.partial: --resume goes on from there") from None
         raise
     except OutOfMemoryError:
         raise ValueError(

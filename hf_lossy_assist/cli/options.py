@@ -35,6 +35,7 @@ TopP = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="random seed, of sampling and of the demo problems")]
 FitSeed = Annotated[int, typer.Option(help="random seed, of the held-out split and of training")]
+Width = Annotated[int | None, typer.Option(help="hidden units of an mlp (default: 64)")]
 Greedy = Annotated[bool, typer.Option("--greedy", help="greedy decoding instead of sampling")]
 Out = Annotated[Path, typer.Option(help="folder to write; must not exist")]
 Resume = Annotated[bool, typer.Option("--resume", help="continue an interrupted run")]
@@ -62,6 +63,21 @@ def check_greedy(greedy: bool, temperature: float, top_k: int, top_p: float) -> 
         raise ValueError("--temperature, --top-k and --top-p are of sampling: leave them or --greedy out")
 
 
+def check_sampling(do_sample: bool, temperature: float, top_k: int, top_p: float) -> None:
+    """Refuse settings of sampling without `--do-sample`: greedy decoding has no use for them."""
+    if not do_sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
+        raise ValueError("--temperature, --top-k and --top-p are for --do-sample: pass it, or leave them out")
+
+
+def width_of(head: str, width: int | None) -> dict[str, Any]:
+    """`--width` as a setting, if it was given. Refuses it for a head without hidden units."""
+    if width is not None and head != "mlp":
+        raise ValueError(
+            f"--width is for --head mlp, and this head is {one_line(head)}: leave it out, or pass --head mlp"
+        )
+    return {} if width is None else {"width": width}
+
+
 def needs(extra: str, *modules: str) -> None:
     """Refuse in one line where an optional dependency is missing."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
@@ -80,6 +96,10 @@ def load(model: str | None, assistant: str | None, dtype: str, device: str) -> t
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if dtype not in kinds:
         raise ValueError(f"--dtype: expected {', '.join(kinds)}, got {dtype!r}")
+    if device.partition(":")[0] == "meta":
+        raise ValueError(
+            f"--device {device!r} holds no weights, so nothing can run there: expected cpu, cuda, cuda:1, …"
+        )
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -126,6 +126,7 @@ class LossyPolicy:
     def save_pretrained(self, save_directory: str | Path, measured: Sequence[tuple[str, str]] = ()) -> None:
         """Write policy.json, a folder for each head and README.md, all or nothing. Another README.md there stays.
 
+        A companion is not written, only its name: one on this disk is passed again, `from_pretrained(…, companion=…)`.
         A head that has no name yet gets that of its folder here. `measured`: rows (what, figure) for the card's table of figures.
         """
         self._write(Path(save_directory), measured)
@@ -159,23 +160,31 @@ class LossyPolicy:
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> "LossyPolicy":
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *, companion: Any = None, **kwargs: Any
+    ) -> "LossyPolicy":
         """Load a policy from a folder or from the Hub (`org/name`, `org/name@revision`).
 
         Its heads and its profile are sub-folders of its own or other repositories on the Hub; nothing else on this disk is read.
         A repository that holds a head alone becomes the policy that it was trained for: `Sprinter(head)`, `AutoJudge(head)` or `SpecDecPP(head)`.
 
         Args:
+            companion (`PreTrainedModel` or `str`, *optional*): in the place of the companion that the policy names, which is a repository
+                on the Hub; any folder of yours, or a loaded model.
             kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, as everywhere on the Hub.
 
         Raises: `ValueError`, one line, for what is missing or damaged; `huggingface_hub`'s errors for the repository itself.
         """
         source = str(pretrained_model_name_or_path)
         if not holds(source, POLICY, **kwargs):
+            if companion is not None:
+                raise ValueError(
+                    f"{shown(source)} holds a head, and no policy with a companion: leave companion=… out"
+                )
             return of_head(Head.from_pretrained(source, **kwargs))
         [file] = fetch(source, [POLICY], **kwargs)
         spec = spec_in(file)
-        load_parts(spec, source, file.parent, **kwargs)
+        load_parts(spec, source, file.parent, companion=companion, **kwargs)
         return cls.from_dict(spec)
 
     def __str__(self) -> str:

@@ -117,7 +117,19 @@ def test_a_companion_on_this_disk_is_for_this_disk(hub, tmp_path):
     own = str(demo.FOLDER / "companion")
     policy = LossyPolicy(filter=Staged(own))
     policy.save_pretrained(tmp_path / "policy")
-    assert LossyPolicy.from_pretrained(tmp_path / "policy").filter.companion == own
+    folder = tmp_path / "policy"
+    for given in (folder, folder / "policy.json"):  # which may come from anybody
+        with pytest.raises(ValueError, match=r"a repository on the Hub.*from_pretrained\(…, companion=…\)") as error:
+            as_policy(given)
+        line(error)
+    for form in (policy.to_dict(), json.dumps(policy.to_dict())):  # which the user wrote
+        assert as_policy(form).filter.companion == own
+    assert LossyPolicy.from_pretrained(folder, companion=own).filter.companion == own
+    model = demo.load().companion
+    assert LossyPolicy.from_pretrained(folder, companion=model).filter.companion is model
+    LossyPolicy().save_pretrained(tmp_path / "strict")
+    with pytest.raises(ValueError, match="no companion: leave companion=… out"):
+        LossyPolicy.from_pretrained(tmp_path / "strict", companion=own)
     with pytest.raises(ValueError, match="a repository on the Hub") as error:
         LossyPolicy.from_pretrained(shared(policy.to_dict()))
     line(error)

@@ -1,6 +1,7 @@
 """collect, fit, plan, push, pull and generate with a head, from the command line as a user types them: what comes out, and that
 what users can mend is one line and exit code 2."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -17,13 +18,16 @@ from huggingface_hub import constants
 from support.commands import DEMO, prompts_file
 from support.hub_server import card_problems
 
+import hf_lossy_assist
 from hf_lossy_assist import Head, HeadConfig, LinearHead, Sprinter, demo
+from hf_lossy_assist.cli.mine import _going_on
 from hf_lossy_assist.training.dataset import read_table
 
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning"),
     pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning"),
+    pytest.mark.filterwarnings("ignore:the profile's .* may differ:UserWarning"),
 ]
 
 SHIPPED = demo.FOLDER / "sprinter_head"
@@ -212,6 +216,15 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
         (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/there"], "exists"),
         (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/x", "--head", "tree"], "linear"),
         (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/x", "--width", "-1"], "width"),
+        (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/x", "--width", "5"], "--width is for --head mlp"),
+        (
+            ["fit", "specdec", "{tmp}/there", "--out", "{tmp}/x", "--head", "linear", "--width", "5"],
+            "--width is for --head mlp, and this head is linear",
+        ),
+        (["generate", "--temperature", "2"], "are for --do-sample: pass it"),
+        (["generate", "--top-k", "3"], "are for --do-sample: pass it"),
+        (["mine", "--out", "{tmp}/x", "--top-p", "0.5"], "are for --do-sample: pass it"),
+        (["generate", "--device", "meta"], "--device 'meta' holds no weights"),
         (["push", "{tmp}/there", "org/x"], "is no head"),
         (["push", "{tmp}/nowhere", "org/x"], "no folder"),
         (["push", str(SHIPPED), "org/x"], "HF_HUB_OFFLINE"),
@@ -245,6 +258,43 @@ def test_models_that_do_not_fit_the_given_head_are_refused(hf_lossy, tmp_path):
     pair = ("--model", demo.FOLDER / "target", "--assistant", companion, "--prompts", prompts_file(tmp_path))
     assert "trained for the draft" in hf_lossy("plan", *pair, "--head", SHIPPED).line
     assert "trained for the draft" in hf_lossy("generate", *pair, "--policy", "sprinter", "--head", SHIPPED).line
+
+
+@pytest.mark.parametrize("what", ["head", "profile"])
+def test_another_tokenizer_than_a_head_or_profile_was_made_with_is_refused(hf_lossy, tmp_path, what):
+    """`generate` compares them, as `plan` and Python's `check` do: the sizes of the models may well agree."""
+    made = demo.head("sprinter") if what == "head" else demo.profile()
+    if what == "head":
+        config = HeadConfig.from_dict(made.config.to_dict() | {"tokenizer_hash": "0" * 64})
+        torch.manual_seed(0)
+        made = LinearHead(dataclasses.replace(config, kind="linear", width=None)).eval()
+    else:
+        made = dataclasses.replace(made, tokenizer_hash="0" * 64)
+    made.save_pretrained(tmp_path / what)
+    policy = {"head": "sprinter", "profile": "sv"}[what]
+    done = hf_lossy("generate", "--policy", policy, f"--{what}", tmp_path / what, "--max-new-tokens", 4)
+    assert "token ids mean other words" in done.line and not done.out
+
+
+def test_the_version(hf_lossy):
+    assert hf_lossy("--version") == (0, f"hf-lossy {hf_lossy_assist.__version__}\n", "")
+
+
+def test_an_answer_that_was_cut_off_is_no_wrong_one(hf_lossy):
+    short, long = (hf_lossy("generate", *more).out for more in (("--max-new-tokens", 8), ()))
+    assert "solved 0 of 3 problems (3 cut off before the end: a larger --max-new-tokens writes on)" in short
+    assert "solved 3 of 3 problems\n" in long
+
+
+@pytest.mark.parametrize(
+    ("said", "line"), [("no room", "no room. What"), ("no room.", "no room. What"), ("so?", "so? What")]
+)
+def test_what_is_done_stands_behind_one_full_stop(tmp_path, said, line):
+    (tmp_path / "x.partial").mkdir()
+    (tmp_path / "x.partial" / "mined.jsonl").touch()
+    with pytest.raises(ValueError) as error, _going_on(tmp_path / "x"):
+        raise ValueError(said)
+    assert str(error.value).startswith(line)
 
 
 def test_damaged_files_are_one_line(hf_lossy, tmp_path):

@@ -201,6 +201,7 @@ BESIDE = {
     "generate --gamma": ["--policy", "sv"], "generate --threshold": ["--policy", "sprinter"], "collect --mix": ["--for", "specdec"],
     "generate --window": ["--policy", "autojudge"], "mine --per-minute": SERVER, "mine --timeout": SERVER,
     "mine --shots": ["--task", "gsm8k", "--data", "DATA"], "fit specdec --width": ["--head", "mlp"],
+    "fit sprinter --width": ["--head", "mlp"],
 } | {f"{command} {option}": ["--do-sample"] for command in ("generate", "mine") for option in ("--temperature", "--top-k", "--top-p")}  # fmt: skip
 
 

@@ -122,7 +122,7 @@ def test_a_companion_by_name_is_loaded_once_and_a_policy_goes_through_files(mode
     inputs = models.tokenizer([p.prompt for p in hla.demo.problems(3, 5)], return_tensors="pt", padding=True)
     made = steep(models.target, models.draft, models.companion, bins(np.random.default_rng(0)), batch=3)
     hla.SpeculativeVerification(made, by_name, 5).save_pretrained(tmp_path / "policy")
-    loaded = hla.LossyPolicy.from_pretrained(tmp_path / "policy")
+    loaded = hla.LossyPolicy.from_pretrained(tmp_path / "policy", companion=by_name)
     assert loaded.to_dict()["filter"]["companion"] == by_name
     texts = []
     for policy in (loaded, loaded, hla.SpeculativeVerification(made, models.companion, 5)):

@@ -3,11 +3,22 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ..validation import check_flag, check_int, check_positive
+
 
 def decoding_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The part of `settings` that shapes p and q; greedy laws have no other setting than that."""
     names = ("do_sample", "temperature", "top_k", "top_p") if settings.get("do_sample") else ("do_sample",)
     return {name: settings.get(name, False) for name in names}
+
+
+def check_decoding(settings: Mapping[str, Any]) -> None:
+    """Refuse `settings` that a file says and no run had. Raises: `ValueError` or `TypeError`, one line."""
+    check_flag("do_sample", settings.get("do_sample"))
+    if settings["do_sample"]:
+        check_positive("temperature", settings.get("temperature"))
+        check_positive("top_p", settings.get("top_p"), 1.0)
+        check_int("top_k", settings.get("top_k"), 0)
 
 
 def decoding_at(config: Any) -> dict[str, Any]:

@@ -16,9 +16,12 @@ from ..artifacts.cards import TEMPLATES, escaped
 from ..artifacts.features import FeatureSpec
 from ..artifacts.files import new_folder, write_text
 from ..artifacts.reading import read_object
+from ..artifacts.sampling_settings import check_decoding
 from ..models.identity import ModelIdentity
 from ..registry import method_of_head
-from .jobs import WHOLE, check_entries, check_files, digests, key_of, read_part
+from ..validation import MOST_FACTOR, check_int, check_number
+from .finished import check_entries, check_files, seal
+from .jobs import WHOLE, clear, key_of, read_part
 
 
 KINDS = ("original", "draft", "target", "mixed")  # SPRINTER's
@@ -85,12 +88,12 @@ def assemble(out: Path, part: Path, facts: dict[str, Any], count: int) -> None:
                 raise ValueError(f"{file} is missing: resume")
         data = concatenate_datasets([Dataset.from_parquet(str(file), cache_dir=str(cache)) for file in files])
         data.save_to_disk(str(folder))
-        facts = facts | {"files": digests(folder)}
+        facts = facts | {"files": seal(folder)}
         write_text(folder / RECORD, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
         write_text(folder / "README.md", data_card(facts, data))
         shutil.rmtree(cache)
     os.rename(part / WHOLE, out)
-    shutil.rmtree(part)
+    clear(part, RECORD)
 
 
 # -- reading ------------------------------------------------------------------------------------------------------------
@@ -144,6 +147,11 @@ def read_table(path: str | Path) -> Table:
     check_files(path, facts)
     kinds, column = _columns(path)
     check_records(column, kinds, f"{path}: ")
+    if column["features"].shape[1:] != (facts["hidden_size"],):
+        raise ValueError(
+            f"{path} holds {column['features'].shape[-1]} numbers of each state, and its {RECORD} says {facts['hidden_size']}: collect it "
+            "again"
+        )
     if not (column["features"].isfinite().all() and (column["prompt"] >= 0).all() and (column["position"] >= 0).all()):
         raise ValueError(f"{path} holds states that are NaN or infinite, or numbers below 0: collect it again")
     return Table(
@@ -184,12 +192,22 @@ def _columns(path: Path) -> tuple[list[str], dict[str, torch.Tensor]]:
 
 def _check(facts: dict[str, Any], where: Path) -> None:
     """Refuse a record that lacks what fitting reads."""
-    kinds = {"settings": dict, "target": dict, "draft": dict, "tokenizer_hash": str, "source": str, "prompts": int}
-    check_entries(facts, kinds, where)
-    check_entries(facts["settings"], {"lam": (int, float), "features": dict}, where)
+    texts = dict.fromkeys(("tokenizer_hash", "source"), str)
+    objects = dict.fromkeys(("settings", "target", "draft", "versions"), dict)
+    check_entries(facts, objects | texts | dict.fromkeys(("prompts", "hidden_size"), int), where)
+    settings = facts["settings"]
+    check_entries(settings, {"lam": (int, float), "features": dict}, where)
     try:
         for name in ("target", "draft"):
-            ModelIdentity.from_dict(facts[name])
-        FeatureSpec(**facts["settings"]["features"])
+            identity = ModelIdentity.from_dict(facts[name])
+        check_int("prompts", facts["prompts"], 1)
+        check_int("hidden_size", facts["hidden_size"], identity.hidden_size, identity.hidden_size)
+        check_number("lam", settings["lam"], 0.0, MOST_FACTOR)
+        check_decoding(settings)
+        features, mix = FeatureSpec(**settings["features"]), settings.get("mix")
+        if features.model != "draft":
+            raise ValueError(f"features: expected a state of the draft, got the {features}")
+        if mix is not None or features.position == "token":  # SpecDec++'s, as `collect` has it
+            check_number("mix", mix, 0.0, 1.0)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}: collect it again") from None

@@ -6,19 +6,24 @@ run is of, so a flipped byte, two files that changed places and a file of anothe
 
 import hashlib
 import json
+import re
 import shutil
-from collections.abc import Mapping
+import warnings
 from pathlib import Path
 from typing import Any
 
 from ..artifacts.files import write_bytes, write_text
 from ..artifacts.reading import parse, read_object
-from ..validation import shown
+from ..validation import listed, shown
 
 
 WHOLE = "whole"  # where the dataset is put together, inside the folder of the unfinished run
 SEAL = ".sha256"  # behind the name of a part: the file with its seal
 FREE = ("source", "served_at")  # entries of a record that may differ when a run is gone on with
+# What runs write: parts and their seals, the folder in which a dataset is put together, and what that holds beside its record.
+_PART = re.compile(r"(\d{5,}\.(parquet|jsonl)|\d+-\d{6,}\.safetensors)(\.sha256)?|\d{5,}\.part")
+_UNFINISHED = re.compile(rf"\.{WHOLE}\.\w{{8}}")
+_DATASET = re.compile(r"data-\d+-of-\d+\.arrow|state\.json|dataset_info\.json|README\.md")
 LATER = ("found", "files")  # entries that only a finished run has
 
 
@@ -37,7 +42,7 @@ def prepare(out: Path, part: Path, facts: dict[str, Any], resume: bool, record: 
     """
     if resume and part.is_dir() and (out / record).is_file():
         _compare(out / record, facts)
-        shutil.rmtree(part)
+        clear(part, record)
         return True
     if out.exists():
         raise ValueError(f"{out} exists: choose another --out, or delete it to start again")
@@ -48,13 +53,51 @@ def prepare(out: Path, part: Path, facts: dict[str, Any], resume: bool, record: 
         _compare(written, facts)
     else:
         part.mkdir(parents=True, exist_ok=True)
+        others = [file.name for file in part.iterdir() if file.name != f".{record}.part"]
+        if others:
+            raise ValueError(
+                f"{part} is to hold the unfinished run, and it has other files and no {record}: {listed(sorted(others), 5)}; choose "
+                "another --out, or move them"
+            )
         write_text(written, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
-    for left in part.glob("*.part"):
-        left.unlink()
-    # Of a run that was killed while it put the dataset together.
-    for left in (part / WHOLE, *part.glob(f".{WHOLE}.*")):
-        shutil.rmtree(left, ignore_errors=True)
+    for left in list(part.iterdir()):
+        if left.suffix == ".part" and _is_ours(left, record):
+            left.unlink()
+    _drop_wholes(part, record)
+    if (part / WHOLE).exists():
+        raise ValueError(f"{part / WHOLE} holds files that no run wrote: move them, or delete it")
     return False
+
+
+def clear(part: Path, record: str) -> None:
+    """Take the folder of a run away that is over: what the run wrote, its record last, and then the folder, if nothing else is in it."""
+    if (part / record).is_file():  # without one it is somebody else's
+        _drop_wholes(part, record)
+        for file in sorted(part.iterdir(), key=lambda file: file.name == record):
+            if _is_ours(file, record):
+                file.unlink()
+    try:
+        part.rmdir()
+    except OSError:
+        found = listed(sorted(file.name for file in part.iterdir()), 5)
+        warnings.warn(f"{part} stays, for it holds files that the run did not write: {found}", stacklevel=2)
+
+
+def _is_ours(file: Path, record: str) -> bool:
+    """Whether a run writes files of this name, or of that under which they are unfinished."""
+    hidden = file.name.startswith(".") and file.name.endswith(".part")
+    name = file.name[1 : -len(".part")] if hidden else file.name
+    return (name == record or _PART.fullmatch(name) is not None) and not file.is_dir()
+
+
+def _drop_wholes(part: Path, record: str) -> None:
+    """Take away what a run left that was killed while it put the dataset together."""
+    for left in list(part.iterdir()):
+        if _UNFINISHED.fullmatch(left.name):
+            shutil.rmtree(left, ignore_errors=True)
+    whole = part / WHOLE
+    if whole.is_dir() and {file.name for file in whole.iterdir() if not _DATASET.fullmatch(file.name)} == {record}:
+        shutil.rmtree(whole)
 
 
 def _compare(written: Path, facts: dict[str, Any]) -> None:
@@ -135,39 +178,6 @@ def unsealed(line: bytes, where: str, key: str) -> dict[str, Any]:
     raise ValueError(
         f"{where} is damaged, or of another run (its SHA-256 is not the recorded one): delete it and resume"
     )
-
-
-def check_entries(facts: dict[str, Any], kinds: Mapping[str, Any], where: Path) -> None:
-    """Refuse a record that lacks one of the entries `kinds`, or has another type there."""
-    for name, kind in kinds.items():
-        if name not in facts:
-            raise ValueError(f"{where} does not say its {name}: make the dataset again")
-        if not isinstance(facts[name], kind) or isinstance(facts[name], bool):
-            raise ValueError(f"{where}: {name}: got {shown(facts[name])}: make the dataset again")
-
-
-def digests(folder: Path, pattern: str = "*.arrow") -> dict[str, str]:
-    """The SHA-256 of each file of a finished dataset, by its name."""
-    return {file.name: _digest(file) for file in sorted(folder.glob(pattern))}
-
-
-def check_files(folder: Path, facts: dict[str, Any]) -> None:
-    """Refuse a finished dataset whose files are not those that its record names; an older record names none."""
-    recorded = facts.get("files", {})
-    if not isinstance(recorded, dict):
-        raise ValueError(f"{folder}: files: expected an object in the record, got {shown(recorded)}")
-    for name, digest in recorded.items():
-        file = folder / Path(name).name
-        if not file.is_file() or _digest(file) != digest:
-            raise ValueError(f"{file} is damaged (its SHA-256 is not the recorded one): make the dataset again")
-
-
-def _digest(file: Path) -> str:
-    with open(file, "rb") as data:
-        sha = hashlib.sha256()
-        while block := data.read(2**20):
-            sha.update(block)
-    return sha.hexdigest()
 
 
 def _seal_file(file: Path) -> Path:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from hf_lossy_assist import demo, enable
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.methods.autojudge import mine as mining
+from hf_lossy_assist.methods.autojudge.fit import check_models
 from hf_lossy_assist.methods.autojudge.hidden_states import read_mined
 from hf_lossy_assist.methods.autojudge.mine import MineSettings
 from hf_lossy_assist.methods.sprinter import collect as collecting
@@ -302,17 +303,92 @@ def test_a_finished_dataset_is_whole(dataset):
     folder, read, record = dataset
     before = len(read(folder))
     facts = json.loads((folder / record).read_text())
-    assert (
-        set(facts["files"]) == {p.name for p in folder.glob("*.arrow")} and len(load_from_disk(str(folder))) == before
-    )
+    assert set(facts["files"]) == {p.name for p in folder.iterdir()} - {record, "README.md"}
+    assert len(load_from_disk(str(folder))) == before
     [file] = folder.glob("*.arrow")
     for place in (len(file.read_bytes()) // 2, 8, -8):
         flip(file, place)
         error = wrong_uses.refusal(lambda: read(folder))
         assert wrong_uses.fault(error) is None and str(file) in str(error)
         flip(file, place)
+    arrow = {name: value for name, value in facts["files"].items() if name.endswith(".arrow")}
+    (folder / record).write_text(json.dumps(facts | {"files": arrow}))
+    assert len(read(folder)) == before  # version 0.1.0 recorded those alone
+    for change in ({"files": {}}, {"files": None}, {"files": 3}):
+        (folder / record).write_text(json.dumps(facts | change))
+        error = wrong_uses.refusal(lambda: read(folder))
+        assert wrong_uses.fault(error) is None and str(folder) in str(error), repr(error)
     (folder / record).write_text(json.dumps({name: value for name, value in facts.items() if name != "files"}))
-    assert len(read(folder)) == before  # an older version recorded none
+    error = wrong_uses.refusal(lambda: read(folder))
+    assert wrong_uses.fault(error) is None and "expected the SHA-256 of each file" in str(error)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_dataset_reads_no_other_folder(dataset, sealed):
+    """Its checksums passed, and training read what lay elsewhere."""
+    folder, read, record = dataset
+    shutil.copytree(folder, folder.with_name("other"))
+    state, facts = json.loads((folder / "state.json").read_text()), json.loads((folder / record).read_text())
+    [file] = state["_data_files"]
+    if not sealed:  # as version 0.1.0 left it
+        facts["files"] = {name: value for name, value in facts["files"].items() if name.endswith(".arrow")}
+        (folder / record).write_text(json.dumps(facts))
+    for name in (
+        f"../other/{file['filename']}",
+        str(folder.with_name("other") / file["filename"]),
+        "data-9.arrow",
+        3,
+        None,
+    ):
+        (folder / "state.json").write_text(json.dumps(state | {"_data_files": [{"filename": name}]}))
+        error = wrong_uses.refusal(lambda: read(folder))
+        assert wrong_uses.fault(error) is None and str(folder / "state.json") in str(error), repr(error)
+
+
+# -- whose files --------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_the_users_own_is_not_taken(job):
+    (job.part / "whole").mkdir(parents=True)
+    (job.part / "notes.txt").write_text("mine")
+    (job.part / "whole" / "more.part").write_text("mine")
+    for resume in (False, True):
+        error = wrong_uses.refusal(lambda: job(resume=resume))  # noqa: B023
+        assert wrong_uses.fault(error) is None and f"{job.part} is to hold" in str(error) and "notes.txt" in str(error)
+    assert (job.part / "whole" / "more.part").read_text() == "mine" == (job.part / "notes.txt").read_text()
+    assert not job.out.exists()
+
+
+def test_files_of_the_users_own_beside_a_run_stay(job):
+    job.left()
+    own = {"notes.txt", "mine.part", "data.parquet", ".config.json", f".{job.record}"}
+    for name in own:
+        (job.part / name).write_text("mine")
+    with pytest.warns(
+        UserWarning, match=r"out.partial stays, for it holds files that the run did not write: .*notes.txt"
+    ):
+        job(resume=True)
+    assert job.out.is_dir() and {file.name for file in job.part.iterdir()} == own
+
+
+def test_a_run_leaves_nothing_behind(job):
+    job.left()
+    (job.part / f".{job.record}.part").write_text("")  # as when it was killed while it wrote
+    (job.part / ".whole.abcd_123").mkdir()
+    job(resume=True)
+    assert job.out.is_dir() and not job.part.exists()
+
+
+def test_a_dataset_that_was_not_moved_any_more_is_made_again(tmp_path, monkeypatch):
+    job = Job("collect", tmp_path, monkeypatch)
+    whole = Path(shutil.copytree(job(), tmp_path / "kept"))
+    shutil.rmtree(job.out)
+    job.left()
+    shutil.copytree(whole, job.part / "whole")
+    (job.part / "whole" / "notes.txt").write_text("mine")
+    job.refused(str(job.part / "whole"), "no run wrote")
+    (job.part / "whole" / "notes.txt").unlink()
+    assert job(resume=True) == job.out and not job.part.exists()
 
 
 @pytest.mark.parametrize(
@@ -349,10 +425,51 @@ def test_a_record_without_what_fitting_reads(finished, tmp_path):
         {"settings": facts["settings"] | {"features": {"model": "x"}}},
         {"draft": facts["draft"] | {"hidden_size": "3"}},
     ]
+    settings = (
+        {"do_sample": "x"},
+        {"temperature": "x"},
+        {"temperature": 0},
+        {"top_p": -5},
+        {"top_k": 0.5},
+        {"lam": -1},
+        {"mix": 2},
+    )
+    changes += [{"settings": facts["settings"] | wrong} for wrong in settings]
+    changes += [{"settings": facts["settings"] | {"features": facts["settings"]["features"] | {"model": "target"}}}]
+    changes += [{"versions": 5}, {"hidden_size": 7}, {"hidden_size": True}, {"prompts": -1}]
     for change in changes:
         (folder / "collect.json").write_text(json.dumps(facts | change))
         error = wrong_uses.refusal(lambda: read_table(folder))
-        assert wrong_uses.fault(error) is None, f"{change}: {error!r}"
+        assert error is not None and wrong_uses.fault(error) is None, f"{change}: {error!r}"
+        assert next(iter(change)) in str(error) or "collect.json" in str(error), f"{change}: {error!r}"
+
+
+def test_a_record_of_mining_that_no_run_wrote(finished, tmp_path):
+    folder = Path(shutil.copytree(finished["mine"][0], tmp_path / "data"))
+    facts = json.loads((folder / "mine.json").read_text())
+    settings = (
+        {"do_sample": "x"},
+        {"do_sample": True, "temperature": "x"},
+        {"do_sample": True, "top_p": -5},
+        {"naive": 3},
+    )
+    changes = [{"settings": facts["settings"] | wrong} for wrong in settings]
+    changes += [
+        {"versions": 5},
+        {"dtypes": "x"},
+        {"dtypes": [1, 2]},
+        {"problems": 0},
+        {"task": 5},
+        {"source": []},
+        {"draft": {}},
+    ]
+    for change in changes:
+        (folder / "mine.json").write_text(json.dumps(facts | change))
+        error = wrong_uses.refusal(
+            lambda: check_models(read_mined(folder), models()["target"], models()["draft"], words())
+        )
+        assert error is not None and wrong_uses.fault(error) is None, f"{change}: {error!r}"
+        assert "mine.json" in str(error), f"{change}: {error!r}"
 
 
 def test_an_identity_is_of_its_entries_and_types():

@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset
 
 from hf_lossy_assist.training.dataset import Table, schema
+from hf_lossy_assist.training.finished import digests
 
 
 H = 6
@@ -19,5 +21,10 @@ def write(given: Table, folder: Path) -> Path:
     columns = {name: getattr(given, name).tolist() for name in names} | {"token": [5] * len(given)}
     columns = {name: columns[name] for name in schema(H)}
     Dataset.from_dict(columns, features=schema(H)).save_to_disk(str(folder))
-    (folder / "collect.json").write_text(json.dumps(given.facts))
+    return record(folder, "collect.json", given.facts)
+
+
+def record(folder: Path, name: str, facts: dict[str, Any]) -> Path:
+    """Write the record of a dataset that is there, with its files."""
+    (folder / name).write_text(json.dumps(facts | {"files": digests(folder)}))
     return folder

@@ -20,10 +20,10 @@ from ...artifacts.features import FeatureSpec
 from ...artifacts.files import new_folder
 from ...artifacts.head_config import HeadConfig
 from ...artifacts.heads import Head
-from ...artifacts.sampling_settings import decoding_of
+from ...artifacts.sampling_settings import check_decoding, decoding_of
 from ...models.identity import ModelIdentity, tokenizer_hash, versions
-from ...training.jobs import check_entries
-from ...validation import shown
+from ...training.finished import check_entries
+from ...validation import check_flag, check_int, shown
 from .classifiers import (
     PAPER,
     SOURCES,
@@ -81,7 +81,7 @@ def check_models(mined: MinedTable, target: Any, draft: Any, tokenizer: Any) -> 
     missing = [name for name in ("settings", "target", "draft", "tokenizer_hash") if name not in facts]
     if missing:
         raise ValueError(f"the dataset's mine.json does not say its {', '.join(missing)}: mine it again")
-    check_entries(facts, {"settings": dict, "draft": dict, "tokenizer_hash": str}, Path("mine.json"))
+    _check_record(facts, Path("mine.json"))
     identities: dict[str, ModelIdentity | None] = {}
     models = {"target": target, "draft": draft}
     for (name, model), dtype in zip(models.items(), facts.get("dtypes") or (None, None), strict=True):
@@ -118,6 +118,24 @@ def check_models(mined: MinedTable, target: Any, draft: Any, tokenizer: Any) -> 
             f"{here[:12]}…: pass the models it names (--model), or mine with these"
         )
     return identities
+
+
+def _check_record(facts: dict[str, Any], where: Path) -> None:
+    """Refuse a record that says what no run of `hf-lossy mine` had."""
+    objects = dict.fromkeys(("settings", "draft", "versions"), dict)
+    texts = dict.fromkeys(("task", "source", "tokenizer_hash"), str)
+    check_entries(facts, objects | texts | {"problems": int, "dtypes": list}, where)
+    try:
+        check_int("problems", facts["problems"], 1)
+        check_decoding(facts["settings"])
+        check_flag("naive", facts["settings"].get("naive", False))
+        if len(facts["dtypes"]) != 2 or not all(dtype is None or isinstance(dtype, str) for dtype in facts["dtypes"]):
+            raise ValueError(f"dtypes: expected those of the target and the draft, got {shown(facts['dtypes'])}")
+        for name in ("target", "draft"):
+            if facts[name] is not None:  # a target behind a server
+                ModelIdentity.from_dict(facts[name])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}: mine it again") from None
 
 
 def check_labels(important: np.ndarray, problem: np.ndarray, parts: Parts, mlp: bool) -> None:

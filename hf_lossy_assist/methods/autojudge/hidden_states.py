@@ -19,7 +19,7 @@ from ...artifacts.reading import read_object
 from ...models.row_cache import visibility
 from ...models.row_model import RowModel
 from ...models.trials import why_not_rows
-from ...training.jobs import check_files
+from ...training.finished import check_files
 from .mined import RECORD
 
 

@@ -112,7 +112,7 @@ def mine(
     if state.is_main_process:
         prepare(out, part, facts, resume, RECORD)
     state.wait_for_everyone()
-    if not part.is_dir():  # all was there already
+    if not (part / RECORD).is_file():  # all was there already
         return out
 
     key = key_of(part / RECORD)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,8 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from ...artifacts.cards import TEMPLATES, escaped
 from ...artifacts.files import new_folder, write_text
 from ...models.identity import ModelIdentity
-from ...training.jobs import WHOLE, digests, key_of, sealed_line, unsealed
+from ...training.finished import seal
+from ...training.jobs import WHOLE, clear, key_of, sealed_line, unsealed
 from ...validation import listed
 from .search import Mined, Mismatch
 
@@ -102,11 +102,11 @@ def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: Any) -> No
         found, columns = rows(mined, tokenizer), schema()
         data = Dataset.from_dict({name: [row[name] for row in found] for name in columns}, features=columns)
         data.save_to_disk(str(folder), num_shards=1)  # one even for no rows: none at all could not be read back
-        facts = facts | {"files": digests(folder)}
+        facts = facts | {"files": seal(folder)}
         write_text(folder / RECORD, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
         write_text(folder / "README.md", card(facts))
     os.rename(part / WHOLE, out)
-    shutil.rmtree(part)
+    clear(part, RECORD)
 
 
 def rows(mined: Sequence[Mined], tokenizer: Any) -> list[dict[str, Any]]:

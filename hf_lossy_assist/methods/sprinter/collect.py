@@ -130,7 +130,7 @@ def collect(
     if state.is_main_process:
         prepare(out, part, facts, resume, RECORD)
     state.wait_for_everyone()
-    if not part.is_dir():  # all was there already
+    if not (part / RECORD).is_file():  # all was there already
         return out
 
     key, count = key_of(part / RECORD), -(-len(texts) // settings.batch_size)

@@ -6,7 +6,6 @@ taken from strict decoding with the real engine: the samples with the companion 
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -34,7 +33,7 @@ from ...policy.policy import LossyPolicy
 from ...round import Draft, Selection, Verified
 from ...rules.accepting import Randomness
 from ...stops.basic import Constant
-from ...training.jobs import folders, key_of, prepare, read_part, write_part
+from ...training.jobs import clear, folders, key_of, prepare, read_part, write_part
 from .cells import Samples, build, cells, entropies
 from .instrument import InstrumentedRunner, ProfileSettings, run
 from .plots import cells_figure, goodput_figure
@@ -96,7 +95,7 @@ def profile(
     prepare(out, part, facts(target, draft, companion, tokenizer, texts, settings), resume, STARTED)
     samples = collect(target, draft, companion, tokenizer, texts, settings, part)
     if len(samples.x) < FEWEST:
-        shutil.rmtree(part)
+        clear(part, STARTED)
         raise ValueError(
             f"{len(texts)} prompts gave {len(samples.x)} drafted tokens; at least {FEWEST} are needed: pass more prompts"
         )
@@ -123,7 +122,7 @@ def profile(
         made.write(folder)
         cells_figure(bins, folder / "cells.png")
         goodput_figure(next(expected(bins, kept, largest, gamma, settings.seed))[0], latency, folder / "goodput.png")
-    shutil.rmtree(part)
+    clear(part, STARTED)
     return made
 
 

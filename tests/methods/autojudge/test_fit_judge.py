@@ -1,6 +1,5 @@
 """Proves that a judge learns a labelling that is known, that its figures are of problems it has not seen, and that its folder is whole."""
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from matplotlib.image import imread
+from support.fitting import record
 from support.hub_server import card_problems
 
 import hf_lossy_assist as hla
@@ -89,8 +89,7 @@ def facts(**changes: Any) -> dict[str, Any]:
 
 def write(folder: Path, rows: list[dict[str, Any]], **changes: Any) -> Path:
     Dataset.from_list(rows).save_to_disk(str(folder))
-    (folder / "mine.json").write_text(json.dumps(facts(**changes)))
-    return folder
+    return record(folder, "mine.json", facts(**changes))
 
 
 @pytest.fixture(scope="module")
@@ -408,7 +407,7 @@ def test_other_models_are_refused(tmp_path, data):
     with pytest.raises(ValueError, match="tokenizer of hash 000000000000…, and the tokenizer here"):
         fit(other, tmp_path / "head")
     bare = write(tmp_path / "bare", mismatches())
-    (bare / "mine.json").write_text("{}")
+    record(bare, "mine.json", {})
     with pytest.raises(ValueError, match="does not say its settings, target"):
         fit(bare, tmp_path / "head")
     renamed = write(tmp_path / "renamed", mismatches(), draft=facts()["draft"] | {"id": "org/copy"})

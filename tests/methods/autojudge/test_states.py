@@ -1,6 +1,5 @@
 """Proves that one masked forward gives the states that separate forwards on prefix + token give."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from datasets import Dataset
 from support import tiny
+from support.fitting import record
 
 from hf_lossy_assist import FeatureSpec, demo
 from hf_lossy_assist.artifacts.features import FeatureTap
@@ -133,8 +133,7 @@ def write(folder: Path, **changes: Any) -> Path:
     shards = changes.pop("shards", None)
     rows = {name: column for name, column in (rows | changes).items() if column is not None}
     Dataset.from_dict(rows).save_to_disk(str(folder), num_shards=shards)
-    (folder / "mine.json").write_text(json.dumps({"problems": 10}))
-    return folder
+    return record(folder, "mine.json", {"problems": 10})
 
 
 def test_a_folder_comes_back(tmp_path):
@@ -142,7 +141,7 @@ def test_a_folder_comes_back(tmp_path):
     assert len(data) == 3 and data.problem.tolist() == [4, 4, 9] and data.position.tolist() == [0, 2, 1]
     assert data.target_token.tolist() == [5, 7, 8] and data.draft_token.tolist() == [6, 9, 5]
     assert data.important.tolist() == [True, False, True] and data.important.dtype == torch.bool
-    assert data.texts == {4: ([1, 2], [5, 6, 9]), 9: ([3], [4, 8])} and data.facts == {"problems": 10}
+    assert data.texts == {4: ([1, 2], [5, 6, 9]), 9: ([3], [4, 8])} and data.facts["problems"] == 10
     assert [(n, rows.tolist()) for n, rows in data.by_problem()] == [(4, [0, 1]), (9, [2])]
 
 
@@ -174,8 +173,7 @@ def test_folders_that_are_something_else(tmp_path):
     with pytest.raises(ValueError, match=r"x.partial is unfinished: hf-lossy mine --resume"):
         read_mined(tmp_path / "x")
     folder = write(tmp_path / "broken")
-    (folder / "state.json").unlink()
-    for text, says in (("{}", "cannot be read"), ("{", "mine.json is not JSON")):
+    for text, says in (("{}", "files: expected the SHA-256"), ("{", "mine.json is not JSON")):
         (folder / "mine.json").write_text(text)
         with pytest.raises(ValueError, match=says) as error:
             read_mined(folder)

@@ -27,6 +27,7 @@ from hf_lossy_assist.methods.sprinter.fit import (
 )
 from hf_lossy_assist.methods.sprinter.plan import HELD_OUT
 from hf_lossy_assist.training.dataset import KINDS, Table, acceptable, read_table
+from hf_lossy_assist.training.finished import digests
 
 
 W = torch.tensor([1.5, -1.0, 0.5, 0.0, 2.0, -0.5])
@@ -271,7 +272,7 @@ def test_a_dataset_comes_back_as_it_was(data):
     given, back = table(prompts=40, each=5), read_table(data)
     for name in ("features", "p", "q", "distance", "prompt", "kind", "position"):
         assert torch.equal(getattr(given, name), getattr(back, name)), name
-    assert (back.kinds, back.facts) == (given.kinds, given.facts)
+    assert (back.kinds, back.facts) == (given.kinds, given.facts | {"files": digests(data)})
 
 
 @pytest.mark.parametrize(

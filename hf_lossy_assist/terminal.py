@@ -4,12 +4,16 @@ Everything that this package prints goes through here (`tests/test_terminal.py` 
 """
 
 import json
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from .validation import UNSEEN, visible
+from .validation import UNSEEN, one_line, visible
+
+
+LONGEST = 1000  # characters of a warning: what it quotes may be of any length
 
 
 def show(*texts: object, file: TextIO | None = None) -> None:
@@ -18,9 +22,20 @@ def show(*texts: object, file: TextIO | None = None) -> None:
 
 
 def show_json(value: Any, **settings: Any) -> None:
-    """`value` as JSON, whose texts are whole: what a terminal would act on is written as \\u…, which JSON reads back."""
-    text = json.dumps(value, ensure_ascii=False, **settings)
+    """`value` as JSON, whose texts are whole: what a terminal would act on is written as \\u…, which JSON reads back.
+
+    Of an infinite number and of NaN, which JSON does not have, the name is a text.
+    """
+    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, **settings)
     print(UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_finite(name): _finite(inside) for name, inside in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inside) for inside in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def console(**settings: Any) -> Any:
@@ -53,7 +68,7 @@ def plain_warnings() -> Iterator[None]:
     import sys
 
     def tell(message: Warning | str, *_: Any, **__: Any) -> None:
-        show(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+        show(f"warning: {one_line(message, LONGEST)}", file=sys.stderr)
 
     before, warnings.showwarning = warnings.showwarning, tell
     try:

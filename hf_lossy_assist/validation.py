@@ -13,6 +13,7 @@ MOST_NEW_TOKENS = 10**8  # of one text
 MOST_ROWS = 10**5  # of one batch
 MOST_NESTED = 16  # rules or stops inside one another
 MOST_THREADS = 1000
+LONGEST_NAME = 200  # characters of one in a list of names
 MOST_FACTOR = 1e9  # of a number that others are multiplied with or divided by, where float32 must hold the outcome
 # What a terminal acts on (but for tabs and line ends), what turns the reading direction around, and halves of characters.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -27,14 +28,15 @@ def visible(text: str) -> str:
 
 
 def listed(names: Iterable[object], most: int = 20) -> str:
-    """Names from outside, such as those of files, for a line of text: without line ends, and not too many of them."""
-    all_ = [visible(" ".join(str(name).split())) for name in names]
-    return ", ".join(all_[:most]) + (f" and {len(all_) - most} more" if len(all_) > most else "")
+    """Names from outside, such as those of files, for a line of text: without line ends, and neither too many nor too long."""
+    all_ = list(names)
+    said = ", ".join(one_line(name, LONGEST_NAME) for name in all_[:most])
+    return said + (f" and {len(all_) - most} more" if len(all_) > most else "")
 
 
 def one_line(text: object, longest: int = 200) -> str:
     """A text from outside, fit for an error message of one line."""
-    line = visible(" ".join(str(text).split()))
+    line = visible(" ".join(str(text)[: 100 * longest].split()))  # what is left out is not gone through
     return line if len(line) <= longest else f"{line[:longest]}…"
 
 

@@ -1,11 +1,15 @@
 """Files and folders that appear whole or not at all."""
 
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from ..validation import one_line
 
 
 @contextmanager
@@ -29,6 +33,26 @@ def new_folder(path: str | Path) -> Iterator[Path]:
             os.rename(made, path)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def readable(what: str, folder: Path) -> Iterator[None]:
+    """For the block that writes files into a temporary `folder` and reads them back, before they replace what can be read.
+
+    Raises: `ValueError`, one line, where that fails; it names `what` and not the temporary folder.
+    """
+    try:
+        yield
+    except RecursionError:
+        raise ValueError(f"{what} could not be read back: lists and objects without end inside one another") from None
+    except (TypeError, ValueError) as error:
+        said = str(error).replace(f"{folder}{os.sep}", "")
+        raise ValueError(f"{what} could not be read back, so nothing was saved: {one_line(said, 400)}") from None
+
+
+def json_text(value: Any) -> str:
+    """`value` as our JSON files have it. `ValueError` or `TypeError` for what JSON does not have, NaN among it."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -13,6 +13,7 @@ from .features import FeatureSpec
 
 
 WIDEST = 2**20  # numbers of a hidden state
+LARGEST = 2**30  # weights of a head's first layer: 4 GiB in float32
 SHAPES = ("linear", "mlp")
 POLARITIES = ("acceptable", "important")  # what the probability is of: SPRINTER's label, AutoJudge's
 
@@ -65,8 +66,13 @@ class HeadConfig:
         check_int("HeadConfig.hidden_size", self.hidden_size, 1, WIDEST)
         if not isinstance(self.kind, str) or self.kind not in SHAPES:
             raise ValueError(f"HeadConfig: {nearest('kind', str(self.kind), SHAPES)}")
-        if self.kind == "mlp":
+        if self.kind == "mlp" or self.width is not None:
             check_int("HeadConfig.width", self.width, 1, WIDEST)
+        if self.numbers > LARGEST:
+            raise ValueError(
+                f"HeadConfig: {self.hidden_size} numbers × {self.width} hidden units are more than {LARGEST} weights: choose a "
+                "smaller width"
+            )
         if self.polarity not in POLARITIES:
             raise ValueError(f"HeadConfig: {nearest('polarity', str(self.polarity), POLARITIES)}")
         for name in ("threshold", "lam"):
@@ -77,6 +83,11 @@ class HeadConfig:
             optional = name in ("target", "draft", "tokenizer_hash", "width") and value is None
             if not optional and (not isinstance(value, kind) or isinstance(value, bool)):
                 raise TypeError(f"HeadConfig.{name}: expected {expected}, got {shown(value)}")
+
+    @property
+    def numbers(self) -> int:
+        """Weights of the first layer."""
+        return self.hidden_size * (self.width if self.kind == "mlp" and self.width is not None else 1)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

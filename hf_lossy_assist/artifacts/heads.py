@@ -5,7 +5,6 @@ A head says a probability; what of is in its config ("polarity"). Nothing here i
 
 import copy
 import hashlib
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from safetensors import SafetensorError
 from torch.nn import functional as F
 
 from ..models.identity import ModelIdentity, tokenizer_hash
-from ..validation import listed
+from ..validation import listed, one_line
 from .cards import head_card, save_card
-from .files import new_folder
+from .files import json_text, new_folder, readable
 from .head_config import HeadConfig
 from .hub import AGAIN, fetch, hub_errors
 from .reading import read_json, read_whole
@@ -129,11 +128,13 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
             return super(Head, clone).push_to_hub(repo_id, **kwargs)
 
     def write(self, folder: Path) -> None:
-        """config.json and model.safetensors alone."""
+        """config.json and model.safetensors alone. `ValueError`, one line, where `read` would refuse them."""
         data = safetensors.torch.save(self.weights)
-        (folder / WEIGHTS).write_bytes(data)
-        config = self.config.to_dict() | {"weights_sha256": hashlib.sha256(data).hexdigest()}
-        (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        with readable("this head", folder):
+            config = self.config.to_dict() | {"weights_sha256": hashlib.sha256(data).hexdigest()}
+            (folder / WEIGHTS).write_bytes(data)
+            (folder / CONFIG).write_text(json_text(config), encoding="utf-8")
+            self.read(folder / CONFIG, folder / WEIGHTS)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> "Head":
@@ -162,8 +163,8 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
             raise ValueError(f"{config_file} is not the config of a head (no hidden_size and weights_sha256 in it)")
         digest = spec.pop("weights_sha256")
         config = HeadConfig.from_dict(spec, str(config_file))
-        numbers = (config.hidden_size + 4) * (config.width or 1)
-        data = read_whole(weights_file, 8 * numbers + 2**20)  # of float64, and the file's own header
+        # Of float64, with the biases and a second layer of an MLP, and the file's own header.
+        data = read_whole(weights_file, 8 * (config.numbers + 4 * (config.width or 1)) + 2**20)
         try:
             weights = safetensors.torch.load(data)
         except (SafetensorError, ValueError) as error:
@@ -189,9 +190,7 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
         try:
             head.load_state_dict(weights, strict=True, assign=True)
         except RuntimeError as error:
-            raise ValueError(
-                f"{weights_file} does not fit {config_file.name}: {' '.join(str(error).split())}"
-            ) from None
+            raise ValueError(f"{weights_file} does not fit {config_file.name}: {one_line(error, 400)}") from None
         return head.eval()
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:

@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ..validation import HTTP_CLIENTS, listed, shown, unreached
+from ..validation import HTTP_CLIENTS, listed, one_line, shown, unreached
 
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
@@ -48,7 +48,7 @@ def _line(error: Exception, repo: str, said: str) -> str:
         return f"{repo} is not on the Hub, or private and not for this token: check the name, pass token=… or set HF_TOKEN"
     if isinstance(error, RevisionNotFoundError):
         return f"{repo} on the Hub has no such revision: check the branch, tag or commit after @ or in revision=…"
-    return listed([said])
+    return one_line(said, 1000)
 
 
 def fetch(

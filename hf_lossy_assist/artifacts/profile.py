@@ -7,7 +7,6 @@ profile.safetensors, made by `hf-lossy profile`.
 
 import dataclasses
 import hashlib
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,8 +18,8 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from ..models.identity import ModelIdentity, tokenizer_hash
-from ..validation import check_int, nearest, shown
-from .files import new_folder
+from ..validation import check_int, nearest, one_line, shown
+from .files import json_text, new_folder, readable
 from .hub import AGAIN, fetch
 from .machine import machine
 from .profile_tables import Bins, Latency
@@ -32,6 +31,7 @@ MODELS = ("target", "draft", "companion")
 LONGEST_PROFILED = (
     128  # tokens a round: what a round is expected to cost is worked out for each number of verified tokens
 )
+FASTEST = 1e6  # times strict acceptance that a round may be said to be
 # The other entries of profile.json, and how JSON has them.
 FACTS = {
     "gamma": int, "tokenizer_hash": str, "decoding": dict, "machine": str, "training": dict, "metrics": dict, "versions": dict,
@@ -66,10 +66,15 @@ class Profile:
         check_int("gamma", self.gamma, 1, LONGEST_PROFILED)
         if self.pays.shape != self.latency.batches.shape or not np.isfinite(self.pays).all():
             raise ValueError("the predicted speeds have gaps: make the profile again (hf-lossy profile)")
-        if (self.latency.tokens[:, -1] < self.gamma * self.latency.batches).any():
+        if (self.pays < 0).any() or (self.pays > FASTEST).any():
             raise ValueError(
-                f"the latency table has gaps: it ends before all of γ = {self.gamma} tokens a row are verified: measure it again "
-                "(hf-lossy profile)"
+                f"the predicted speeds go from {self.pays.min():.3g} to {self.pays.max():.3g} times that of strict acceptance, "
+                f"expected 0 to {FASTEST:g}: make the profile again (hf-lossy profile)"
+            )
+        if (self.latency.tokens[:, -1] != self.gamma * self.latency.batches).any():
+            raise ValueError(
+                f"the latency table was not measured up to γ = {self.gamma} tokens a row, where the profile's drafts end: measure it "
+                "again (hf-lossy profile)"
             )
 
     def __repr__(self) -> str:  # in one line: a policy's name where it was never saved
@@ -123,7 +128,7 @@ class Profile:
         here = machine(target.device)
         if here != self.machine:
             warnings.warn(
-                f"the profile's seconds were taken on another machine ({self.machine}; this is {here}): what pays may differ",
+                f"the profile's seconds were taken on another machine ({one_line(self.machine)}; this is {here}): what pays may differ",
                 stacklevel=3,
             )
 
@@ -138,7 +143,7 @@ class Profile:
     def check_decoding(self, decoding: Mapping[str, Any]) -> None:
         """Warn where a call samples otherwise than the profile was made with: P̂ is then a guess."""
         differs = [
-            f"{k} {self.decoding[k]!r} there, {v!r} here"
+            f"{k} {shown(self.decoding[k])} there, {shown(v)} here"
             for k, v in decoding.items()
             if k in self.decoding and self.decoding[k] != v
         ]
@@ -152,11 +157,10 @@ class Profile:
     # -- files --------------------------------------------------------------------------------------------------------
 
     def write(self, folder: Path) -> None:
-        """profile.json and profile.safetensors alone."""
+        """profile.json and profile.safetensors alone. `ValueError`, one line, where `from_pretrained` would refuse them."""
         tables = {f"bins.{f.name}": getattr(self.bins, f.name) for f in dataclasses.fields(Bins)}
         tables |= {f"latency.{f.name}": getattr(self.latency, f.name) for f in dataclasses.fields(Latency)}
         data = safetensors.numpy.save({"pays": self.pays} | tables)
-        (folder / TABLES).write_bytes(data)
         facts = {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)
@@ -164,7 +168,10 @@ class Profile:
         }
         facts |= {name: facts[name].to_dict() for name in MODELS}
         facts["tables_sha256"] = hashlib.sha256(data).hexdigest()
-        (folder / PROFILE).write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        with readable("this profile", folder):
+            (folder / TABLES).write_bytes(data)
+            (folder / PROFILE).write_text(json_text(facts), encoding="utf-8")
+            Profile.from_pretrained(folder)
 
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Write the profile into a folder, all or nothing."""

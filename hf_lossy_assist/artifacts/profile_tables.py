@@ -12,6 +12,7 @@ import torch
 
 
 SHORTEST, LONGEST = 1e-9, 1e6  # seconds that a round may be said to take
+LOUDEST = 1e6  # of the median: more is no spread of seconds
 MOST_ROWS = 2**20
 
 
@@ -36,6 +37,11 @@ class Bins:
         if any((x < 0).any() or not (x <= 1).all() for x in (self.accept, self.accept_by_s)):
             raise ValueError(
                 "the tables of acceptance hold what is no probability: make the profile again (hf-lossy profile)"
+            )
+
+        if (self.counts < 0).any():
+            raise ValueError(
+                "the tables of acceptance count fewer than 0 samples: make the profile again (hf-lossy profile)"
             )
 
     def of_s(self, s: torch.Tensor) -> torch.Tensor:
@@ -96,6 +102,12 @@ class Latency:
             raise ValueError(
                 f"the latency table holds rounds of {least:.3g} to {most:.3g} s for up to {self.batches[-1]} rows, expected "
                 f"{SHORTEST:g} to {LONGEST:g} s and at most {MOST_ROWS} rows: measure it again (hf-lossy profile)"
+            )
+
+        if (self.noise < 0).any() or (self.noise > LOUDEST).any():  # below 0 it would count as a gain
+            raise ValueError(
+                f"the latency table has a noise of {self.noise.min():.3g} to {self.noise.max():.3g} of its seconds, expected 0 to "
+                f"{LOUDEST:g}: measure it again (hf-lossy profile)"
             )
 
     def of(self, batch: int, gamma: int) -> np.ndarray:

@@ -5,6 +5,7 @@ an object has twice, NaN and infinities, numbers that no float holds, halves of 
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..validation import shown
 
 
 LONGEST = 16 * 2**20  # bytes of a file, of a line of a JSON-lines file, or of a reply
+BLOCK = 2**24  # bytes that are read at a time
 DEEPEST = 64  # lists and objects inside one another
 DIGITS = 308  # of a whole number: floats go so far
 _MARKS = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
@@ -26,20 +28,25 @@ def read_json(path: str | Path, where: str | None = None, *, infinite: bool = Fa
     Raises: `ValueError`, one line; `OSError` of a file that cannot be read.
     """
     where = str(path) if where is None else where
-    with open(path, "rb") as file:
-        data = file.read(longest + 1)  # no more: it may be a device, or grow
-    if len(data) > longest:
-        raise ValueError(f"{where} has more than {longest} bytes: this is not what belongs there")
-    return parse(data, where, infinite=infinite)
+    return parse(read_whole(path, longest, where), where, infinite=infinite)
 
 
-def read_whole(path: str | Path, most: int = LONGEST) -> bytes:
-    """A file's bytes. `ValueError`, one line, where there are more than `most`: no more are read."""
+def read_whole(path: str | Path, most: int = LONGEST, where: str | None = None) -> bytes:
+    """A file's bytes. `ValueError`, one line, where there are more than `most`: no more are read, and no memory is taken for them.
+
+    `where`: the file's name in errors, by default the path.
+    """
     with open(path, "rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"{path} has more than {most} bytes: this is not what belongs there")
-    return data
+        size = os.fstat(file.fileno()).st_size  # 0 of a device
+        data = bytearray()
+        # Not of `most` bytes at once, which Python would allocate; and to the end, not to the size: the file may grow.
+        while size <= most and len(data) <= most and (block := file.read(min(most + 1 - len(data), BLOCK))):
+            data += block
+    if max(size, len(data)) > most:
+        raise ValueError(
+            f"{path if where is None else where} has more than {most} bytes: this is not what belongs there"
+        )
+    return bytes(data)
 
 
 def read_object(path: str | Path, what: str = "an object") -> dict[str, Any]:

@@ -10,10 +10,11 @@ from typing import Any
 from huggingface_hub import HfApi
 
 from ..artifacts.cards import policy_card, save_card
-from ..artifacts.files import new_folder
+from ..artifacts.files import new_folder, readable
 from ..artifacts.heads import Head
 from ..artifacts.hub import fetch, holds, hub_errors
 from ..artifacts.profile import Profile
+from ..artifacts.reading import check_depth
 from ..artifacts.references import check_shareable, load_parts
 from ..filters.base import VerifyAll, VerifyFilter
 from ..registry import Kind, Method, method
@@ -140,7 +141,9 @@ class LossyPolicy:
                 (folder / name).mkdir()
                 part.write(folder / name)
             spec = self._spec({id(part): name for name, part in saved.items()})
-            (folder / POLICY).write_text(as_text(spec), encoding="utf-8")
+            with readable("this policy", folder):
+                (folder / POLICY).write_text(as_text(spec), encoding="utf-8")
+                check_depth(spec_in(folder / POLICY), POLICY)
             save_card(policy_card(spec, self.lossless, list(self.heads().values()), measured), folder, goal)
 
     def push_to_hub(

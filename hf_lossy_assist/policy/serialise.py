@@ -142,4 +142,4 @@ def _build(kind: Kind, spec: Any, folder: Path | None) -> Any:
 
 def as_text(spec: dict[str, Any]) -> str:
     """A JSON form as policy.json has it."""
-    return json.dumps(spec, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(spec, indent=2, ensure_ascii=False) + "\n"  # with Infinity, which policies may hold

@@ -3,7 +3,9 @@
 import dataclasses
 import hashlib
 import json
+import math
 import pickle
+import tracemalloc
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -336,6 +338,79 @@ def test_other_configs_are_refused(saved, text, words):
 def test_edited_configs_are_refused(saved, changes, words):
     edit(saved, **changes)
     refused(lambda: Head.from_pretrained(saved), words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"width": 2**61}, "width: expected a whole number from 1 to"),
+        ({"width": -5}, "width: expected a whole number of at least 1"),
+        ({"kind": "mlp", "width": 2**20, "hidden_size": 2**20}, "are more than 1073741824 weights"),
+        ({"kind": "mlp", "width": 2**15, "hidden_size": 2**15}, "does not fit config.json"),
+    ],
+)
+def test_sizes_that_no_machine_holds_cost_no_memory(saved, changes, words):
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps(config | changes))
+    tracemalloc.start()
+    try:
+        refused(lambda: Head.from_pretrained(saved), words)
+        assert tracemalloc.get_traced_memory()[1] < 2**26
+    finally:
+        tracemalloc.stop()
+
+
+ENDLESS: dict[str, Any] = {}
+ENDLESS["a"] = ENDLESS
+DEEP: Any = []
+for _ in range(70):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"metrics": {"brier": math.nan}}, "not JSON compliant"),
+        ({"threshold": math.inf}, "not JSON compliant"),
+        ({"label": "x" * 2**24}, "has more than 16777216 bytes"),
+        ({"training": {"a": DEEP}}, "more than 64 lists and objects inside one another"),
+        ({"training": ENDLESS}, "without end"),
+        ({"training": {"a": {1, 2}}}, "not JSON serializable"),
+        ({"training": {"a": 10**400}}, "401 digits"),
+        ({"training": {1: 2, "1": 3}}, "the key '1' twice"),
+        ({"label": "\ud800"}, "surrogates not allowed"),
+    ],
+)
+def test_what_could_not_be_read_back_replaces_no_head(tmp_path, changes, words):
+    made = LinearHead(HeadConfig(4, **changes)).eval()
+    for folder, wrong in ((tmp_path / "head", made), (tmp_path / "policy", hla.LossyPolicy(stop=HeadStop(made)))):
+        good = LinearHead(HeadConfig(4)).eval()
+        (good if folder.name == "head" else hla.LossyPolicy(stop=HeadStop(good))).save_pretrained(folder)
+        before = contents(tmp_path)
+        refused(lambda: wrong.save_pretrained(folder), f"^this head could not be read back.*{words}")  # noqa: B023
+        assert contents(tmp_path) == before and made.source is None
+
+
+def test_a_policy_that_could_not_be_read_back_replaces_none(tmp_path, monkeypatch):
+    hla.LossyPolicy().save_pretrained(tmp_path)
+    before = contents(tmp_path)
+    monkeypatch.setattr(hla.LossyPolicy, "_spec", lambda *_: {"rule": {"name": "typical", "epsilon": math.nan}})
+    refused(lambda: hla.LossyPolicy().save_pretrained(tmp_path), "^this policy could not be read back.*NaN")
+    assert contents(tmp_path) == before
+
+
+def test_what_a_head_says_is_not_said_whole(saved):
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps(config | {"x" * 10**6: 1}))
+    with pytest.warns(UserWarning, match="not known to this version") as said:
+        Head.from_pretrained(saved)
+    assert len(str(said[0].message)) < 1000
+    tensors = safetensors.torch.load((saved / "model.safetensors").read_bytes())
+    data = safetensors.torch.save(tensors | {f"\x1b[31m{n}": torch.zeros(1) for n in range(2000)})
+    (saved / "model.safetensors").write_bytes(data)
+    (saved / "config.json").write_text(json.dumps(config | {"weights_sha256": hashlib.sha256(data).hexdigest()}))
+    text = refused(lambda: Head.from_pretrained(saved), "does not fit config.json")
+    assert len(text) < 1000 and text.isprintable()
 
 
 def test_places_that_hold_no_head(tmp_path):

@@ -101,7 +101,7 @@ def test_a_policys_folder(tmp_path):
         (lambda f: edit(f, decoding=[1]), r"decoding: expected an object, got \[1\]"),
         (lambda f: edit(f, draft={"id": "x"}), "draft: expected the entries id, .*vocab_size, got id"),
         (lambda f: edit(f, draft={"id": "x", "size": 3}), "draft: expected the entries .*got id, size"),
-        (lambda f: edit(f, gamma=5), "ends before all of γ = 5 tokens"),
+        (lambda f: edit(f, gamma=5), "not measured up to γ = 5 tokens"),
         (lambda f: (f / TABLES).write_bytes((f / TABLES).read_bytes()[:-8]), "SHA-256 differs"),
         (lambda f: edit(f, tables_sha256="0" * 64), "SHA-256 differs"),
         (
@@ -186,11 +186,52 @@ def test_tables_with_gaps_or_out_of_order(changes, says):
     refused(lambda: latency(**changes), f"the latency table .*{says}: measure it again")
 
 
-def test_a_table_that_ends_too_early():
-    refused(lambda: profile(gamma=GAMMA + 1), f"ends before all of γ = {GAMMA + 1} tokens a row")
+def test_a_table_that_ends_elsewhere_than_the_drafts():
+    refused(lambda: profile(gamma=GAMMA + 1), f"not measured up to γ = {GAMMA + 1} tokens a row")
+    refused(lambda: profile(gamma=GAMMA - 1), f"not measured up to γ = {GAMMA - 1} tokens a row")
     short = latency().tokens.copy()
     short[2, 3] -= 1  # of 16 rows 63 tokens at most
-    refused(lambda: profile(latency=latency(tokens=short)), f"ends before all of γ = {GAMMA} tokens a row")
+    refused(lambda: profile(latency=latency(tokens=short)), f"not measured up to γ = {GAMMA} tokens a row")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda: profile(pays=np.array([0.9, -1.1, 1.3])), "from -1.1 to 1.3 times"),
+        (lambda: profile(pays=np.array([0.9, 1.1, 1e300])), "to 1e\\+300 times"),
+        (lambda: latency(noise=np.array([0.01, -1.0, 0.01])), "a noise of -1 to 0.01"),
+        (lambda: latency(noise=np.full(3, 1e300)), "a noise of 1e\\+300"),
+        (lambda: dataclasses.replace(bins(), counts=bins().counts - 99), "fewer than 0 samples"),
+    ],
+)
+def test_figures_that_no_measurement_gives(change, says):
+    """A noise of −1 counted as a gain: it made a companion pay that does not."""
+    assert not profile(pays=np.full(3, 0.5)).worthwhile(4)
+    refused(change, f"{says}.*hf-lossy profile")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"metrics": {"samples": float("nan")}}, {"training": {"source": "\ud800"}}, {"machine": None}]
+)
+def test_a_profile_that_could_not_be_read_back_replaces_none(tmp_path, wrong):
+    profile().save_pretrained(tmp_path / "p")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "p").iterdir()}
+    refused(
+        lambda: profile(**wrong).save_pretrained(tmp_path / "p"),
+        "this profile could not be read back, so nothing was saved",
+    )
+    assert before == {file.name: file.read_bytes() for file in (tmp_path / "p").iterdir()}
+
+
+def test_what_a_profile_says_is_not_said_whole():
+    made = profile(machine="x\x1b" * 50_000, decoding={"do_sample": "y\x1b" * 50_000})
+    with pytest.warns(UserWarning) as said:
+        made.check(target(), draft(), companion())
+        made.check_decoding({"do_sample": True})
+    for warning in said:
+        text = str(warning.message)
+        assert len(text) < 1000 and text.isprintable()
+    assert len(said) == 2
 
 
 def test_latency_by_hand():

@@ -2,7 +2,9 @@
 
 import ast
 import json
+import math
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist import HeadConfig, LinearHead, demo
 from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.policy.sharing import kind_of
-from hf_lossy_assist.terminal import console, show, show_json, streamer
+from hf_lossy_assist.terminal import console, plain_warnings, show, show_json, streamer
 from hf_lossy_assist.validation import listed, one_line, visible
 
 
@@ -60,6 +62,29 @@ def test_what_a_terminal_acts_on_is_written_out(capsys):
     assert quiet(given) and json.loads(given) == {WILD: [WILD]}
     assert "[link=http://x]a[/link]" in rich and "\\x1b]0;title" in rich
     assert set(rich.replace("\n", "").split("\x1b[")[1:]) and "\x07" not in rich and "\x9b" not in rich
+
+
+def test_json_has_no_infinity(capsys):
+    show_json({"threshold": math.inf, "a": [-math.inf, (math.nan, 0.5)]})
+    text = capsys.readouterr().out
+    assert json.loads(text, parse_constant=pytest.fail) == {"threshold": "inf", "a": ["-inf", ["nan", 0.5]]}
+
+
+@pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+def test_an_infinite_threshold_is_json(hf_lossy):
+    arguments = "--policy", "sprinter", "--threshold", "inf", "--prompt", "a", "--max-new-tokens", "2", "--json"
+    done = hf_lossy("generate", *arguments)
+    assert done.code == 0 and json.loads(done.out, parse_constant=pytest.fail)["policy"]["rule"]
+
+
+def test_a_warning_has_an_end(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with plain_warnings():
+            warnings.warn("x\x1b\n" * 10**6, stacklevel=1)
+    said = capsys.readouterr().err
+    assert said.startswith("warning: x") and len(said) < 1100 and said.count("\n") == 1 and quiet(said)
+    assert len(listed(["y\x1b" * 10**6] * 3)) < 1000
 
 
 def test_text_that_streams(capsys):

@@ -1,11 +1,13 @@
 """Names, files and replies that no right use has, each found by `examples/fuzz.py`: one line of this package."""
 
+import hashlib
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from starlette.responses import Response
 from support.openai_server import OpenAIServer
@@ -22,6 +24,7 @@ from hf_lossy_assist import (
     as_policy,
     demo,
 )
+from hf_lossy_assist.artifacts.heads import CONFIG, WEIGHTS
 from hf_lossy_assist.methods.autojudge.mined import RECORD, read_lines
 from hf_lossy_assist.policy.contents import kind_of
 from hf_lossy_assist.tasks.endpoint import Endpoint
@@ -49,7 +52,13 @@ def test_a_head_with_weights_that_are_no_numbers(tmp_path, wrong):
     head = LinearHead(HeadConfig(4))
     with torch.no_grad():
         head.linear.weight[0, 2] = wrong
-    head.save_pretrained(tmp_path / "head")
+    refused(lambda: head.save_pretrained(tmp_path / "head"), "NaN or infinite")
+    assert not (tmp_path / "head").exists()
+    LinearHead(HeadConfig(4)).save_pretrained(tmp_path / "head")
+    data = safetensors.torch.save(head.weights)
+    (tmp_path / "head" / WEIGHTS).write_bytes(data)
+    config = json.loads((tmp_path / "head" / CONFIG).read_text())
+    (tmp_path / "head" / CONFIG).write_text(json.dumps(config | {"weights_sha256": hashlib.sha256(data).hexdigest()}))
     refused(lambda: Head.from_pretrained(tmp_path / "head"), "NaN or infinite")
 
 

@@ -17,7 +17,6 @@ from hf_lossy_assist import (
     Head,
     HeadConfig,
     LinearHead,
-    LossyPolicy,
     ModelIdentity,
     MovingAverage,
     Staged,
@@ -131,7 +130,7 @@ def test_an_acceptance_that_is_no_probability(table):
 
 
 def test_a_companion_that_is_no_name():
-    refused(LossyPolicy(filter=Staged(Path("nowhere"))).to_dict, "has no JSON form")
+    refused(lambda: Staged(Path("nowhere")), "expected a Transformers model or the name of one")
 
 
 def test_entries_of_a_model_with_a_name_that_a_terminal_acts_on():

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from ..terminal import show
 from . import exits
 from .collect import collect
 from .fit_autojudge import fit_autojudge
@@ -25,7 +26,7 @@ from .push import push
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"hf-lossy {__version__}")
+        show(f"hf-lossy {__version__}")
         raise typer.Exit
 
 

@@ -8,6 +8,7 @@ import torch
 import wrong_uses
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.registry import KINDS, entries
 
 
 def head(**config):
@@ -65,10 +66,17 @@ def given(name):
     return GIVEN[name]()
 
 
+@functools.cache
+def examples(its):
+    """What the registry's entry of a rule, stop or filter gives for parameters that are not in `GIVEN`."""
+    found = [entry.example for kind in KINDS for entry in entries(kind) if entry.make is its]
+    return {name: value for example in found for name, value in example.items() if name not in GIVEN}
+
+
 def attempt(name, parameter, value):
     its = getattr(hla, name)
     needed = [p.name for p in inspect.signature(its).parameters.values() if p.default is p.empty and p.name in GIVEN]
-    out = its(**{p: given(p) for p in needed if p != parameter} | {parameter: value})
+    out = its(**{**examples(its), **{p: given(p) for p in needed if p != parameter}, parameter: value})
     return out.__enter__() if name == "stock_stop" else out
 
 

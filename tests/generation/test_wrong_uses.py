@@ -29,7 +29,7 @@ NAMES = {
     "top_p=2": r"top_p.*2",
     "max_new_tokens=-3": r"max_new_tokens.*-3",
     "a profile of another target": r"9.*1.*hf-lossy profile",
-    "a profile whose seconds end too early": r"latency table has gaps",
+    "a profile whose seconds end too early": r"latency table was not measured up to γ = 4",
     "a profile whose seconds have a gap": r"latency table has gaps",
     "more drafted tokens than were profiled": r"up to 4.*5.*--gamma 5",
     "a companion of another vocabulary": r"97.*60",

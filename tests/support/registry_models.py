@@ -50,4 +50,5 @@ def shipped(size: int = SIZE) -> Profile:
 def of_these(cells: Bins, latency: Latency, size: int) -> Profile:
     own = (ModelIdentity.of(m) for m in models(size))
     pays = np.full(latency.batches.size, 2.0)
-    return Profile(cells, latency, 7, pays, *own, "", {}, machine(torch.device("cpu")))
+    gamma = int(latency.tokens[0, -1] // latency.batches[0])  # where the table ends
+    return Profile(cells, latency, gamma, pays, *own, "", {}, machine(torch.device("cpu")))

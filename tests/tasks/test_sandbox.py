@@ -65,7 +65,7 @@ def test_what_a_program_writes_to_every_descriptor_is_no_verdict(task):
     assert outcome(task, "import os", "os._exit(0)") == "failed: it ended before its tests did"
 
 
-MARK = "left-behind-by-a-test"
+MARK = f"left-behind-by-test-{os.getpid()}"  # of this run: another one beside it has processes of its own
 DAEMON = [
     "import posix, sys",
     "if posix.fork() == 0:",

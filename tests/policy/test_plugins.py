@@ -10,7 +10,7 @@ from support.refusals import refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import registry
-from hf_lossy_assist.registry import register_rule
+from hf_lossy_assist.registry import reading, register_rule
 from hf_lossy_assist.rules import RULES
 
 
@@ -41,11 +41,11 @@ def plugins(monkeypatch):
 
     def installed(*loads):
         points = [Point(load) for load in loads]
-        monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "hf_lossy_assist" else [])
-        registry._loaded.discard(registry.PLUGINS)
+        monkeypatch.setattr(reading, "entry_points", lambda group: points if group == "hf_lossy_assist" else [])
+        reading._loaded.discard(registry.PLUGINS)
 
     yield installed
-    registry._loaded.add(registry.PLUGINS)
+    reading._loaded.add(registry.PLUGINS)
 
 
 def half_again():

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 from typing import Any
 
-from .validation import UNSEEN, shown
+from ..validation import UNSEEN, shown
 
 
 LONGEST_NAME = 64

@@ -1,0 +1,164 @@
+"""What one name stands for: a rule, a stop, a filter, a drafter or a method, and what readers and policies must know of it."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from ..validation import nearest, shown
+from .checks import LONGEST_NAME, check_line
+
+
+Kind = Literal["method", "rule", "stop", "filter", "drafter"]
+Guarantee = Literal["lossless", "lossy", "depends"]
+Need = Literal["head", "profile", "companion"]
+T = TypeVar("T", bound=Callable[..., Any])
+
+KINDS: tuple[Kind, ...] = ("method", "rule", "stop", "filter", "drafter")
+GUARANTEES: tuple[Guarantee, ...] = ("lossless", "lossy", "depends")
+NEEDS: tuple[Need, ...] = ("head", "profile", "companion")
+REQUIRED = "required"
+_ARXIV = re.compile(r"\d{4}\.\d{5}")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class HeadKind:
+    """The heads that a method is made for: what their probability is of, and where the state stands that they read."""
+
+    polarity: Literal["acceptable", "important"]
+    position: Literal["predicting", "token"] | None = None  # None: either
+    label: str = ""  # the label of the training data, as a formula or a sentence
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name that a policy's JSON form, `lossy_policy=` or the command line may hold.
+
+    Args:
+        make: the class of a rule, stop, filter or drafter; the recipe of a method, a function that returns a `LossyPolicy`.
+        guarantee: "lossless", "lossy", or "depends": then `condition` says on what.
+        neutral: parameters, in JSON form, with which a rule is strict acceptance bit by bit, and a filter or a method lossless,
+            whatever the other parameters are. None: there is nothing to set, every setting is lossless.
+        neutral_text: the same for readers, where the parameters alone do not say it.
+        beside: other parts of a policy, in JSON form, that the neutral setting needs.
+        paper: an arXiv number, an address, or the name of an engine; "" for this package's own.
+        summary: one sentence.
+        example: a value, in JSON form, for each parameter without a default.
+    """
+
+    kind: Kind
+    name: str
+    make: Callable[..., Any]
+    guarantee: Guarantee
+    neutral: Mapping[str, Any] | None
+    paper: str
+    summary: str
+    condition: str = ""
+    neutral_text: str = ""
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    example: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        what = f"register_{self.kind}"
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ValueError(f"{what}: expected a name of a-z, 0-9 and _, got {shown(self.name)}")
+        if len(self.name) > LONGEST_NAME:
+            raise ValueError(f"{what}: expected a name of at most {LONGEST_NAME} characters, got {len(self.name)}")
+        what = f"{what}: {self.name}"
+        if not callable(self.make):
+            raise TypeError(f"{what}: expected a class or a function, got {shown(self.make)}")
+        for name in ("guarantee", "paper", "summary", "condition", "neutral_text"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"{what}: {name}: expected a text, got {shown(getattr(self, name))}")
+            check_line(f"{what}: {name}", getattr(self, name))
+        for name in ("neutral", "beside", "example"):
+            if not isinstance(getattr(self, name) or {}, Mapping):
+                raise TypeError(f"{what}: {name}: expected a dict of parameters, got {shown(getattr(self, name))}")
+        if self.guarantee not in GUARANTEES:
+            raise ValueError(f"{what}: {nearest('guarantee', str(self.guarantee), GUARANTEES)}")
+        if (self.guarantee == "depends") != bool(self.condition):
+            raise ValueError(
+                f"{what}: condition='…' says on what a guarantee depends: pass it with guarantee='depends'"
+            )
+        if self.guarantee == "lossy" and self.neutral is None:
+            raise ValueError(
+                f"{what}: a lossy {self.kind} needs a neutral setting, such as neutral={{'threshold': 0.0}}"
+            )
+        unknown = sorted(set(map(str, self.neutral or {})) - set(self.parameters))
+        if unknown:
+            raise ValueError(f"{what}: neutral: {nearest('parameter', unknown[0], self.parameters)}")
+        if not self.summary.endswith("."):
+            raise ValueError(f"{what}: expected a summary that ends with a full stop, got {shown(self.summary)}")
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Each parameter's default; `REQUIRED` where it has none."""
+        if dataclasses.is_dataclass(self.make):
+            return {f.name: _default(f) for f in dataclasses.fields(self.make) if f.init}
+        if inspect.isclass(self.make):  # a drafter: the engine makes it, not a user
+            return {}
+        given = inspect.signature(self.make).parameters.values()
+        return {p.name: REQUIRED if p.default is p.empty else p.default for p in given}
+
+    @property
+    def required(self) -> list[str]:
+        """The parameters without a default."""
+        return [name for name, default in self.parameters.items() if default == REQUIRED]
+
+    @property
+    def source(self) -> str:
+        """Where it comes from: the paper's address, an engine, or this package."""
+        return f"huggingface.co/papers/{self.paper}" if _ARXIV.fullmatch(self.paper) else self.paper or "this package"
+
+    @property
+    def guarantee_text(self) -> str:
+        return self.condition or self.guarantee
+
+    @property
+    def neutral_in_words(self) -> str:
+        """The neutral setting, for readers."""
+        if self.neutral_text:
+            return self.neutral_text
+        if self.neutral:
+            return ", ".join(f"{name} = {value}" for name, value in self.neutral.items())
+        return "every setting" if self.parameters else "itself"
+
+    @property
+    def neutral_spec(self) -> dict[str, Any]:
+        """The JSON form of a policy with this rule, stop or filter at its neutral setting."""
+        return {self.kind: {"name": self.name, **self.example, **(self.neutral or {})}, **self.beside}
+
+
+@dataclass(frozen=True)
+class Method(Entry):
+    """A published method: a recipe, and what must stand beside its name.
+
+    Args:
+        needs: what the recipe cannot do without: "head", "profile", "companion"; each is a parameter of it.
+        head_kind: of a method with a head.
+        title: its name in a text.
+    """
+
+    needs: tuple[Need, ...] = ()
+    head_kind: HeadKind | None = None
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_line(f"register_method: {self.name}: title", self.title)
+        for need in self.needs:
+            if need not in NEEDS or need not in self.parameters:
+                raise ValueError(
+                    f"register_method: {self.name}: the recipe has no parameter {shown(need)}: see needs="
+                )
+        if ("head" in self.needs) != (self.head_kind is not None):
+            raise ValueError(f"register_method: {self.name}: needs=('head',) and head_kind= belong together")
+
+
+def _default(parameter: "dataclasses.Field[Any]") -> Any:
+    if parameter.default_factory is not dataclasses.MISSING:
+        return parameter.default_factory()
+    return REQUIRED if parameter.default is dataclasses.MISSING else parameter.default

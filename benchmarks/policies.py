@@ -159,7 +159,7 @@ def figures(models: Any, task: AnswerTask, problems: Sequence[Problem], arms: li
             "rule": arm.rule, "setting": arm.setting, "mode": arm.mode, "right": statistics.mean(right),
             "tokens_per_target_call": total.num_new_tokens / total.num_spec_steps,
             "lossy": total.num_lossy_accepts / total.num_new_tokens,
-            "unseen": total.num_unchecked_tokens / total.num_new_tokens,
+            "unchecked": total.num_unchecked_tokens / total.num_new_tokens,
             "of_strict": statistics.median(a / b for a, b in zip(arm.speeds, strict.speeds, strict=True)),
             "tokens_per_second": statistics.median(arm.speeds),
         })  # fmt: skip
@@ -182,7 +182,7 @@ def dominates(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def share(row: dict[str, Any]) -> str:
     """Of lossy tokens; where the target's word was not asked, of tokens without it."""
-    return f"{row['unseen']:.1%} unseen" if row["unseen"] else f"{row['lossy']:.1%}"
+    return f"{row['unchecked']:.1%} unchecked" if row["unchecked"] else f"{row['lossy']:.1%}"
 
 
 def markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:

@@ -80,7 +80,7 @@ def report(arms: list[Arm], tokenizer: Any, problems: list[Any]) -> list[dict[st
             row |= {
                 "tokens_per_target_call": new
                 / stats.summary()["num_spec_steps"],  # each row's own calls, as in the paper
-                "unseen": stats.num_unchecked_tokens / new,
+                "unchecked": stats.num_unchecked_tokens / new,
                 "lossy": stats.num_lossy_accepts / new,
             }
         else:
@@ -94,7 +94,7 @@ def show(rows: list[dict[str, Any]], new_tokens: int, console: Console) -> None:
                   "ROUGE-L", "equal texts", "right", title=f"{new_tokens} new tokens")  # fmt: skip
     for r in rows:
         share = [
-            f"{r[name]:.1%}" if name in r else "" for name in ("unseen", "lossy", "rouge_l", "equal_texts", "right")
+            f"{r[name]:.1%}" if name in r else "" for name in ("unchecked", "lossy", "rouge_l", "equal_texts", "right")
         ]
         table.add_row(
             str(r["batch_size"]), r["arm"], f"{r['tokens_per_second']:.0f}", f"{r['of_strict']:.2f}",

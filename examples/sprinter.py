@@ -33,9 +33,9 @@ def main() -> None:
             calls.append(out.speculation)
             right += hla.demo.answer(tokenizer.decode(out.sequences[0])) == problem.answer
         stats = SpeculationStats.merge(calls)
-        unseen = stats.num_unchecked_tokens / stats.num_new_tokens
+        unchecked = stats.num_unchecked_tokens / stats.num_new_tokens
         print(
-            f"{name:18} {stats.mean_acceptance_length:5.2f} tokens a target call, {unseen:5.1%} of them never checked, "
+            f"{name:18} {stats.mean_acceptance_length:5.2f} tokens a target call, {unchecked:5.1%} of them never checked, "
             f"{right} of {len(problems)} answers right"
         )
 

@@ -106,7 +106,7 @@ case("a union of rules for different decoding", lambda: hla.Union((hla.Mentored(
 case("a limit around no rule", lambda: generate(lossy_policy={"rule": "limited"}))
 case("a budget below 0", lambda: hla.Limited(hla.TopK(2), per_request=-1))
 case("a span between the same marks", lambda: hla.Limited(hla.TopK(2), inside=(3, 3)))
-case("a rule of one's own that gives no bool", lambda: generate(lossy_policy=hla.OwnRule(lambda laws: laws.px)))
+case("a rule of one's own that gives no bool", lambda: generate(lossy_policy=hla.OwnRule(lambda dists: dists.px)))
 case("a fallback without a stop", lambda: generate(lossy_policy={"stop": "fallback"}))
 case("a fallback that never drafts", lambda: hla.Fallback(hla.SVIP(), first=0))
 case("a stock rule that judges whole blocks", lambda: hla.StockRule(hla.FLy()))

@@ -43,7 +43,7 @@ FACTS = {
 class Profile:
     """What `SpeculativeVerification` decides by. Made by `hf-lossy profile`, loaded by `Profile.from_pretrained`.
 
-    `gamma` is the longest draft that was profiled, `decoding` the sampling settings of the laws, `machine` where the seconds were
+    `gamma` is the longest draft that was profiled, `decoding` the sampling settings of the distributions, `machine` where the seconds were
     taken, `pays[i]` the predicted speed against strict acceptance at `latency.batches[i]` rows (1.1: a tenth faster).
     """
 
@@ -150,7 +150,7 @@ class Profile:
         if differs:
             warnings.warn(
                 f"this profile was made with other sampling settings ({', '.join(differs)}): what it expects may be wrong, and the "
-                "speed with it; the output's law is not affected. Make one for these (hf-lossy profile)",
+                "speed with it; the output's distribution is not affected. Make one for these (hf-lossy profile)",
                 stacklevel=3,
             )
 

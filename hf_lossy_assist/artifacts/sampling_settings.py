@@ -1,4 +1,4 @@
-"""On which laws p and q something was measured: sampling settings, as `generate` names them."""
+"""On which distributions p and q something was measured: sampling settings, as `generate` names them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from ..validation import check_flag, check_int, check_positive
 
 
 def decoding_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of `settings` that shapes p and q; greedy laws have no other setting than that."""
+    """The part of `settings` that shapes p and q; greedy distributions have no other setting than that."""
     names = ("do_sample", "temperature", "top_k", "top_p") if settings.get("do_sample") else ("do_sample",)
     return {name: settings.get(name, False) for name in names}
 

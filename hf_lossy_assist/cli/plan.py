@@ -89,7 +89,7 @@ def _plan_text(found: Any) -> str:
     for line in found.lines:
         table.add_row(
             f"{line.threshold:g}", f"{line.eta_tp:.3f}", f"{line.eta_fp:.3f}", f"{line.tokens_per_call:.2f}",
-            f"{line.by_theorem:.2f}", f"{line.unseen:.1%}", f"{line.distance:.4f}", f"{line.tokens_per_second:.0f}",
+            f"{line.by_theorem:.2f}", f"{line.unchecked:.1%}", f"{line.distance:.4f}", f"{line.tokens_per_second:.0f}",
             f"{line.of_strict:.2f}", f"{line.of_target:.2f}",
         )  # fmt: skip
     screen = console(width=120, color_system=None)  # its text is shown once more

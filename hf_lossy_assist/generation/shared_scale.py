@@ -56,7 +56,7 @@ def warn_of_shared_scales(policy: LossyPolicy, target: Any, sampling: bool) -> N
     if not policy.lossless:
         return
     target = base_of(target)
-    # A companion's laws decide what is drafted or verified; greedily, the target's choice stands whatever they are.
+    # A companion's distributions decide what is drafted or verified; greedily, the target's choice stands whatever they are.
     models = {"target": target, "companion": policy.filter.companion_for(target) if sampling else None}
     for name, model in models.items():
         model = None if model is None else base_of(model)
@@ -79,7 +79,7 @@ def warn_of_shared_scales(policy: LossyPolicy, target: Any, sampling: bool) -> N
                 else "sampling is exact only up to that"
             )
             warnings.warn(
-                f"the {name}'s activations are quantised by a scale that all tokens of a forward share (dynamic quantisation), so its laws "
+                f"the {name}'s activations are quantised by a scale that all tokens of a forward share (dynamic quantisation), so its distributions "
                 f"depend on the tokens behind and {what}: quantise its weights alone",
                 UserWarning,
                 stacklevel=4,

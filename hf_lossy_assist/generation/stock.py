@@ -101,8 +101,8 @@ class StockRule(LogitsProcessor):
     `model.generate(**inputs, assistant_model=draft, logits_processor=LogitsProcessorList([StockRule(Typical())]))`.
 
     That loop runs the same processors over the draft's scores and then, with the same prefixes, over the target's; so at the target's
-    turn both laws of a place are known. Greedy, the target's scores are changed so that their argmax is the drafted token where the
-    rule keeps it. Sampling, they become log λ, λ = q·a + (1 − Σ q·a)·r the rule's output law: strict acceptance of λ, which the stock
+    turn both distributions of a place are known. Greedy, the target's scores are changed so that their argmax is the drafted token where the
+    rule keeps it. Sampling, they become log λ, λ = q·a + (1 − Σ q·a)·r the rule's output distribution: strict acceptance of λ, which the stock
     loop does, is then the rule (`Pointwise.output_distribution`). What the loop returns as scores is what was decided by.
 
     Sampling is exact at temperature 1 without top-k, top-p and other warpers, which Transformers applies after every processor of
@@ -136,7 +136,7 @@ class StockRule(LogitsProcessor):
             finite = scores[scores.isfinite()]
             if bool((finite == finite[:1]).all()):
                 raise ValueError(
-                    "StockRule: these drafts have no law (prompt lookup): use lossy_policy=…, or a draft model"
+                    "StockRule: these drafts have no distribution (prompt lookup): use lossy_policy=…, or a draft model"
                 )
             self._drafts[input_ids.shape[1]] = (input_ids.clone(), scores.clone())
             return scores

@@ -71,7 +71,7 @@ class LossyPolicy:
 
     @property
     def lossless(self) -> bool:
-        """True when the output has exactly the target's law (and greedy output is the target's own)."""
+        """True when the output has exactly the target's distribution (and greedy output is the target's own)."""
         return self.rule.lossless and self.filter.lossless
 
     def to_dict(self) -> dict[str, Any]:

@@ -142,5 +142,5 @@ def accepted_by(run: RuleRun, verified: Verified, coins: torch.Tensor | None) ->
 set_base("rule", AcceptanceRule)
 register_rule(
     "strict", Strict, guarantee="lossless", paper="2211.17192",
-    summary="Lossless acceptance: the output has exactly the target's law.",
+    summary="Lossless acceptance: the output has exactly the target's distribution.",
 )  # fmt: skip

@@ -42,6 +42,6 @@ class KLJudge(Pointwise):
 
 register_rule(
     "kl_judge", KLJudge, guarantee="lossy", neutral={"threshold": 0.0}, paper="2601.04766",
-    summary="Accept whatever was drafted where the two laws are close and the target is not sure of itself: a judge without training.",
+    summary="Accept whatever was drafted where the two distributions are close and the target is not sure of itself: a judge without training.",
     example={"threshold": 0.1},
 )  # fmt: skip

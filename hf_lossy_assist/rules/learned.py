@@ -110,7 +110,7 @@ class Judge(AcceptanceRule):
 
 register_rule(
     "all_but_last", AllButLast, guarantee="lossy", neutral={}, neutral_text="one drafted token a round", paper="2502.04557",
-    summary="SPRINTER's rule: a row's drafted tokens are accepted unseen, all but the last, and that one strictly.",
+    summary="SPRINTER's rule: a row's drafted tokens are accepted unchecked, all but the last, and that one strictly.",
     beside={"stop": {"name": "constant", "gamma": 1}},
 )  # fmt: skip
 register_rule(

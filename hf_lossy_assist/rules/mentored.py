@@ -96,6 +96,6 @@ def _sums(x: torch.Tensor) -> torch.Tensor:
 
 register_rule(
     "mentored", Mentored, guarantee="lossy", neutral={"budget": 0.0}, example={"budget": 0.5},
-    summary="Mentored decoding: of all laws π with KL(p‖π) ≤ D at every drafted place, the one whose draft is rejected least.",
+    summary="Mentored decoding: of all distributions π with KL(p‖π) ≤ D at every drafted place, the one whose draft is rejected least.",
     paper="huggingface.co/blog/vivien/optimal-lossy-variant-of-speculative-decoding",
 )  # fmt: skip

@@ -107,7 +107,7 @@ register_rule(
 )  # fmt: skip
 register_rule(
     "lenience", Lenience, guarantee="lossy", neutral={"lenience": 1.0}, paper="2211.17192",
-    summary="Strict acceptance of a draft law that counts for less: no token becomes more than 1/l times as likely as it should be.",
+    summary="Strict acceptance of a draft distribution that counts for less: no token becomes more than 1/l times as likely as it should be.",
     example={"lenience": 0.5},
 )  # fmt: skip
 register_rule(

@@ -31,11 +31,11 @@ class RowStats:
     token_sources: list[int] = field(default_factory=list)  # index into SOURCES, one for each new token
 
     def record(
-        self, drafted: int, sent: int, accepted: int, lossy: Sequence[int], taken: int, unseen: Sequence[int] = ()
+        self, drafted: int, sent: int, accepted: int, lossy: Sequence[int], taken: int, unchecked: Sequence[int] = ()
     ) -> None:
         """Add one round: `accepted` by the rule, `taken` tokens committed (accepted + 1, or fewer where the row ended).
 
-        `lossy[i]` is 1 where accepted token i needed the rule, `unseen[i]` where the rule did not look at it.
+        `lossy[i]` is 1 where accepted token i needed the rule, `unchecked[i]` where the rule did not look at it.
         """
         kept = min(accepted, taken)
         self.num_spec_steps += 1
@@ -44,7 +44,7 @@ class RowStats:
         self.num_draft_tokens += sent
         self.num_dropped_tokens += drafted - sent
         self.num_accepted_draft_tokens += kept
-        self.num_unchecked_tokens += sum(unseen[:kept])
+        self.num_unchecked_tokens += sum(unchecked[:kept])
         self.steps[sent, kept] += 1
         for place in range(kept):
             self.num_lossy_accepts += lossy[place]

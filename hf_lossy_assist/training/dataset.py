@@ -47,7 +47,7 @@ def schema(hidden_size: int, kinds: Sequence[str] = KINDS) -> Any:
             "token": Value("int32"),  # what the draft proposes
             "p": Value("float32"),
             "q": Value("float32"),
-            "distance": Value("float32"),  # d_TV(p, q) of the two laws here
+            "distance": Value("float32"),  # d_TV(p, q) of the two distributions here
             "features": List(Value("float32"), length=hidden_size),
         }
     )

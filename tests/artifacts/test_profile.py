@@ -390,7 +390,7 @@ def test_other_sampling_settings_warn():
     made.check_decoding({"temperature": 0.7})
     with pytest.warns(UserWarning, match=r"\(temperature 0.7 there, 1.0 here\)") as caught:
         made.check_decoding(made.decoding | {"temperature": 1.0})
-    assert "\n" not in str(caught[0].message) and "law is not affected" in str(caught[0].message)
+    assert "\n" not in str(caught[0].message) and "distribution is not affected" in str(caught[0].message)
     with pytest.warns(UserWarning, match="do_sample True there, False here"):
         made.check_decoding({"do_sample": False})
     policy = SpeculativeVerification(made, companion())

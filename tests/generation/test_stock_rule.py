@@ -147,7 +147,7 @@ def test_other_vocabularies_and_prompt_lookup_are_refused():
     with pytest.raises(ValueError, match="the draft has 7 token ids, the target 5"):
         processor(prefix, torch.rand(1, 5))
     ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
-    with pytest.raises(ValueError, match="these drafts have no law .prompt lookup."):
+    with pytest.raises(ValueError, match="these drafts have no distribution .prompt lookup."):
         tiny.build("llama").generate(
             ids, attention_mask=torch.ones_like(ids), prompt_lookup_num_tokens=3, max_new_tokens=8, do_sample=False,
             logits_processor=LogitsProcessorList([StockRule(hla.TopK(2))]),

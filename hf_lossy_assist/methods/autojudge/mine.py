@@ -71,7 +71,7 @@ class MineSettings:
             check_number("max_seconds", self.max_seconds, 0.0, MOST_FACTOR)
 
     def decoding(self) -> dict[str, Any]:
-        """The settings of the models' laws, as `generate` names them."""
+        """The settings of the models' distributions, as `generate` names them."""
         return decoding_of(asdict(self))
 
 

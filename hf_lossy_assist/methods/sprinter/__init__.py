@@ -1,1 +1,1 @@
-"""SPRINTER: a head that accepts drafted tokens unseen."""
+"""SPRINTER: a head that accepts drafted tokens unchecked."""

@@ -71,8 +71,8 @@ class CollectSettings:
         check_int("seed", self.seed, 0)
         check_flag("do_sample", self.do_sample)
         check_number("lambda", self.lam, 0.0, MOST_FACTOR)
-        check_positive("top_p", self.top_p, 1.0, hint=": pass do_sample=False (--greedy) for greedy laws")
-        check_positive("temperature", self.temperature, hint=": pass do_sample=False (--greedy) for greedy laws")
+        check_positive("top_p", self.top_p, 1.0, hint=": pass do_sample=False (--greedy) for greedy decoding")
+        check_positive("temperature", self.temperature, hint=": pass do_sample=False (--greedy) for greedy decoding")
         if self.mix is not None:
             check_number("mix", self.mix, 0.0, 1.0)
         if not isinstance(self.features, FeatureSpec):
@@ -88,7 +88,7 @@ class CollectSettings:
         return KINDS if self.mix is None else (REPLACED,)
 
     def decoding(self) -> dict[str, Any]:
-        """The settings of the laws p and q, as `generate` names them."""
+        """The settings of the distributions p and q, as `generate` names them."""
         return decoding_of(asdict(self))
 
 
@@ -173,7 +173,7 @@ def run_batch(
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     ids = torch.tensor([[pad] * (width - len(s)) + s for s in starts], device=target.device)
     mask = torch.tensor([[0] * (width - len(s)) + [1] * len(s) for s in starts], device=target.device)
-    # `generate` prepares processors and stop conditions as it will when decoding, so p and q are decoding's own laws.
+    # `generate` prepares processors and stop conditions as it will when decoding, so p and q are decoding's own distributions.
     config = GenerationConfig(
         max_new_tokens=settings.new_tokens + 1, pad_token_id=pad, eos_token_id=target.generation_config.eos_token_id,
         **settings.decoding(),
@@ -248,7 +248,7 @@ class _Walk(Runner):
                 if rows.finished[b]:
                     continue
                 position = rows.lengths[b] - rows.width
-                if record[-1] != record[-1]:  # NaN: the distance of two laws of which one is none
+                if record[-1] != record[-1]:  # NaN: the distance of two distributions of which one is none
                     raise ValueError(
                         f"the target or the draft gave NaN or infinite logits in row {rows.index[b]}, after {position} new tokens"
                     )
@@ -271,9 +271,9 @@ class _Walk(Runner):
 
 
 def judged(verified: Verified) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The first drafted token x, p(x), q(x) and d_TV(p, q) at its position, each (B,), by the laws that decoding uses.
+    """The first drafted token x, p(x), q(x) and d_TV(p, q) at its position, each (B,), by the distributions that decoding uses.
 
-    Greedy laws are certain: q(x) = 1, and p(x) is 1 or 0.
+    Greedy distributions are certain: q(x) = 1, and p(x) is 1 or 0.
     """
     x = verified.tokens[:, 0]
     if verified.q is None:

@@ -50,8 +50,8 @@ class Line:
     eta_fp: float
     tokens_per_call: float  # the bonus or correction token included
     by_theorem: float  # the same by Theorem 3.3
-    unseen: float  # share of the new tokens
-    distance: float  # mean d_TV of a token's law from the target's
+    unchecked: float  # share of the new tokens
+    distance: float  # mean d_TV of a token's distribution from the target's
     tokens_per_second: float
     of_strict: float
     of_target: float
@@ -143,8 +143,8 @@ class Replay:
     tokens: int
     calls: int
     drafted: int
-    unseen: int
-    distance: float  # sum of d_TV over the unseen tokens
+    unchecked: int
+    distance: float  # sum of d_TV over the unchecked tokens
     texts: int = 1
 
 
@@ -154,7 +154,7 @@ def replay(
     """One text of N positions through SPRINTER's rounds.
 
     v (N,): the verifier's word on the token proposed at each position; accept (N,) bool: whether the target's strict test would
-    pass it; distance (N,): d_TV(p, q) there. V does not depend on the proposed token, so an unseen token's law is q, and its
+    pass it; distance (N,): d_TV(p, q) there. V does not depend on the proposed token, so an unchecked token's distribution is q, and its
     distance from p exactly d_TV.
     """
     n = min(len(v), new_tokens)
@@ -165,7 +165,7 @@ def replay(
         stop = next((i for i in range(room) if v[at + i] < threshold), room - 1)
         drafted = stop + 1 if room > 0 else 0
         seen = at + drafted - 1
-        out.unseen += max(drafted - 1, 0)
+        out.unchecked += max(drafted - 1, 0)
         out.distance += float(distance[at : at + max(drafted - 1, 0)].sum())
         out.drafted += drafted
         out.calls += 1
@@ -241,9 +241,9 @@ def plan(
         # Counts per token, so that the two replays can be mixed.
         parts = [(1 - eta_fp, replay_all(data, mixed, threshold, max_draft, new_tokens)),
                  (eta_fp, replay_all(data, drafts, threshold, max_draft, new_tokens))]  # fmt: skip
-        calls, drafted, unseen, distance = (
+        calls, drafted, unchecked, distance = (
             sum(weight * getattr(part, name) / part.tokens for weight, part in parts)
-            for name in ("calls", "drafted", "unseen", "distance")
+            for name in ("calls", "drafted", "unchecked", "distance")
         )
         texts = sum(weight * part.texts / part.tokens for weight, part in parts)
         speed = 1 / (times["per_text"] * texts + times["per_round"] * calls + times["per_token"] * drafted)
@@ -258,7 +258,7 @@ def plan(
                 eta_fp=eta_fp,
                 tokens_per_call=1 / calls,
                 by_theorem=1 + last + sum(e * c for e, c in in_a_round) / sum(c for _, c in in_a_round),
-                unseen=unseen,
+                unchecked=unchecked,
                 distance=distance,
                 tokens_per_second=speed,
                 of_strict=speed / times["strict_per_second"],

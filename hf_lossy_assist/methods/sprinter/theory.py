@@ -1,11 +1,11 @@
-"""What SPRINTER promises: its law, its round lengths and its FLOPs as formulas, and an ideal verifier to check them by.
+"""What SPRINTER promises: its distribution, its round lengths and its FLOPs as formulas, and an ideal verifier to check them by.
 
 p = target, q = draft, V tokens in the vocabulary, γ = drafted tokens. A drafted token x is acceptable if q(x) ≤ p(x); a
-verifier accepts it unseen with probability η_TP if it is and η_FP if it is not, independently of everything else. Numbers
+verifier accepts it unchecked with probability η_TP if it is and η_FP if it is not, independently of everything else. Numbers
 are those of Zhong et al. (huggingface.co/papers/2502.04557), unless another paper is named. Wrong arguments raise a
 ValueError or TypeError of one line.
 
-A real verifier is no coin: its rates depend on x. Then the law of Theorem 3.1 is no longer a mixture, but its distance, and
+A real verifier is no coin: its rates depend on x. Then the distribution of Theorem 3.1 is no longer a mixture, but its distance, and
 Theorem A.4, hold with the mean of the false-positive rate over norm((q − p)⁺). An ROC curve shows another mean, the one over
 the unacceptable tokens as they were drafted.
 """
@@ -21,14 +21,14 @@ import torch
 from ...validation import MOST_NEW_TOKENS, check_int, check_number, listed, shown
 
 
-LAWS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # of probabilities
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # of probabilities
 
 
 # -- one token ------------------------------------------------------------------------------------------------------------
 
 
 def sprinter_law(p: torch.Tensor, q: torch.Tensor, eta_fp: float) -> torch.Tensor:
-    """The law of one token under SPRINTER, (1 − η_FP)·p + η_FP·q (Theorem 3.1, Eq. 2); η_TP does not matter.
+    """The distribution of one token under SPRINTER, (1 − η_FP)·p + η_FP·q (Theorem 3.1, Eq. 2); η_TP does not matter.
 
     Args: `p`, `q` (..., V) probabilities; returns (..., V).
     """
@@ -38,13 +38,13 @@ def sprinter_law(p: torch.Tensor, q: torch.Tensor, eta_fp: float) -> torch.Tenso
 
 
 def total_variation(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """d_TV(p, q) = ½ Σ |p − q| of laws (..., V), (...)."""
+    """d_TV(p, q) = ½ Σ |p − q| of distributions (..., V), (...)."""
     _check_laws(p, q)
     return (p - q).abs().sum(dim=-1) / 2
 
 
 def sprinter_distance(p: torch.Tensor, q: torch.Tensor, eta_fp: float) -> torch.Tensor:
-    """How far SPRINTER's law is from the target's, η_FP · d_TV(p, q) (Theorem 3.1), (...)."""
+    """How far SPRINTER's distribution is from the target's, η_FP · d_TV(p, q) (Theorem 3.1), (...)."""
     check_number("eta_fp", eta_fp, 0, 1)
     return eta_fp * total_variation(p, q)
 
@@ -78,7 +78,7 @@ def expected_accepted(r: int, eta_tp: float, eta_fp: float, cap: int | None = No
 
     E[min(N, cap)] = Σ_{k=1..cap} P(N ≥ k), and P(N ≥ k) = η_TP^min(k, r) · η_FP^max(k − r, 0): two geometric sums, which
     for cap → ∞ are Eq. 3. Infinite where the verifier never says no: η_FP = 1 without a cap, unless η_TP^r = 0.
-    An engine that gives the last drafted token to the target in any case accepts min(N, cap − 1) unseen.
+    An engine that gives the last drafted token to the target in any case accepts min(N, cap − 1) unchecked.
     """
     _check_verifier(r, eta_tp, eta_fp)
     if cap is not None:
@@ -189,7 +189,7 @@ class IIDVerifier:
         check_number("eta_fp", self.eta_fp, 0, 1)
 
     def __call__(self, acceptable: torch.Tensor) -> torch.Tensor:
-        """Which tokens to accept unseen, bool in the shape of `acceptable` (bool)."""
+        """Which tokens to accept unchecked, bool in the shape of `acceptable` (bool)."""
         if acceptable.dtype != torch.bool:
             raise TypeError(f"acceptable: expected a bool tensor, got {acceptable.dtype}")
         coins = torch.rand(acceptable.shape, dtype=torch.float64, device=acceptable.device, generator=self.generator)
@@ -203,7 +203,7 @@ def simulate_round(
     n: int,
     generator: torch.Generator | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`n` independent tokens by SPRINTER's step for the laws `p` and `q` (V,).
+    """`n` independent tokens by SPRINTER's step for the distributions `p` and `q` (V,).
 
     x ~ q. Where the verifier says yes, x stays; else it stays with probability min(1, p(x)/q(x)) or is replaced by a draw
     from norm((p − q)⁺). Returns the tokens (n,) int64 and whether the drafted token stayed (n,) bool.
@@ -211,7 +211,7 @@ def simulate_round(
     _check_laws(p, q)
     check_int("n", n, 1)
     if p.dim() != 1:
-        raise ValueError(f"p, q: expected laws of shape (V,), got {tuple(p.shape)}")
+        raise ValueError(f"p, q: expected distributions of shape (V,), got {tuple(p.shape)}")
     drafted = q.multinomial(n, replacement=True, generator=generator)
     coins = torch.rand(n, dtype=torch.float64, device=p.device, generator=generator)
     kept = verifier((q <= p)[drafted]) | (coins < (p / q)[drafted])
@@ -242,17 +242,23 @@ def _check_flops(gamma: int, *flops: float) -> None:
 
 
 def _check_laws(p: torch.Tensor, q: torch.Tensor) -> None:
-    for name, law in (("p", p), ("q", q)):
-        if not isinstance(law, torch.Tensor):
+    for name, distribution in (("p", p), ("q", q)):
+        if not isinstance(distribution, torch.Tensor):
             raise TypeError(
-                f"{name}: expected a tensor of probabilities (..., V), got {shown(law)}: torch.tensor(…) of it"
+                f"{name}: expected a tensor of probabilities (..., V), got {shown(distribution)}: torch.tensor(…) of it"
             )
-        if law.dtype not in LAWS:
-            raise TypeError(f"{name}: expected probabilities in floating point ({listed(LAWS)}), got {law.dtype}")
+        if distribution.dtype not in DTYPES:
+            raise TypeError(
+                f"{name}: expected probabilities in floating point ({listed(DTYPES)}), got {distribution.dtype}"
+            )
     if p.shape != q.shape or p.dim() == 0 or p.shape[-1] == 0:
-        raise ValueError(f"p, q: expected two laws of one shape (..., V), got {tuple(p.shape)} and {tuple(q.shape)}")
-    for name, law in (("p", p), ("q", q)):
-        off = (law.double().sum(dim=-1) - 1).abs()  # bfloat16 has no better sums over a large vocabulary than 1e-2
-        if not (off <= 1e-2).all() or (law < 0).any():
-            values = f"values from {law.min():.4g} to {law.max():.4g} and a sum {off.max():.4g} off"
+        raise ValueError(
+            f"p, q: expected two distributions of one shape (..., V), got {tuple(p.shape)} and {tuple(q.shape)}"
+        )
+    for name, distribution in (("p", p), ("q", q)):
+        off = (
+            distribution.double().sum(dim=-1) - 1
+        ).abs()  # bfloat16 has no better sums over a large vocabulary than 1e-2
+        if not (off <= 1e-2).all() or (distribution < 0).any():
+            values = f"values from {distribution.min():.4g} to {distribution.max():.4g} and a sum {off.max():.4g} off"
             raise ValueError(f"{name}: expected probabilities that sum to 1, got {values}")

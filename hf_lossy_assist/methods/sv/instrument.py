@@ -50,11 +50,11 @@ class ProfileSettings:
         check_int("top_k", self.top_k, 0)
         check_int("seed", self.seed, 0)
         check_flag("do_sample", self.do_sample)
-        check_positive("top_p", self.top_p, 1.0, hint=": pass do_sample=False (--greedy) for greedy laws")
-        check_positive("temperature", self.temperature, hint=": pass do_sample=False (--greedy) for greedy laws")
+        check_positive("top_p", self.top_p, 1.0, hint=": pass do_sample=False (--greedy) for greedy decoding")
+        check_positive("temperature", self.temperature, hint=": pass do_sample=False (--greedy) for greedy decoding")
 
     def decoding(self) -> dict[str, Any]:
-        """The settings of the laws, as `generate` names them."""
+        """The settings of the distributions, as `generate` names them."""
         return decoding_of(asdict(self))
 
     def to_dict(self) -> dict[str, Any]:

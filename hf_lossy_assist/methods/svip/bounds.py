@@ -54,7 +54,7 @@ def chosen_c(gamma: torch.Tensor, coverage: float) -> float:
 def fit_gamma(gamma: torch.Tensor) -> tuple[float, float] | None:
     """Shape α and rate β of γ − 1 ~ Gamma(α, β), by maximum likelihood over `gamma` (N,) (Eq. 9).
 
-    γ = 1 has no density there and is left out. None where fewer than two different values remain: no Gamma law fits them.
+    γ = 1 has no density there and is left out. None where fewer than two different values remain: no Gamma distribution fits them.
     """
     from scipy import stats
 

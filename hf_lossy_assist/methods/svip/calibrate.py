@@ -142,7 +142,7 @@ def _measure(
             if int(ids.max()) >= base_of(model).get_input_embeddings().weight.shape[0]:
                 raise ValueError(f"the target wrote token {int(ids.max())}, which the {name} does not have")
         logits = [_logits(model, ids, mask, real.shape[1]) for model in (target, draft)]
-        for b, (p, q) in enumerate(zip(*logits, strict=True)):  # one text at a time: float64 laws are large
+        for b, (p, q) in enumerate(zip(*logits, strict=True)):  # one text at a time: float64 distributions are large
             p, q = p[real[b]], q[real[b]].to(p.device)[:, : p.shape[-1]]
             q = torch.nn.functional.pad(q, (0, p.shape[-1] - q.shape[-1]), value=-math.inf)
             found.append({name: x.cpu() for name, x in bounds(p, q).items()})
@@ -168,14 +168,20 @@ def _continue(
     pad = torch.nn.functional.pad
     prompt = torch.stack([pad(row, (width - len(row), 0)) for row in rows])
     mask = torch.stack([pad(torch.ones_like(row), (width - len(row), 0)) for row in rows])
-    # Neutral values, so that the target's generation config cannot warp the law that `_measure` takes its texts to follow.
-    law: dict[str, Any] = {"top_p": 1.0, "typical_p": 1.0, "min_p": None, "repetition_penalty": 1.0, "num_beams": 1}
+    # Neutral values, so that the target's generation config cannot warp the distribution that `_measure` takes its texts to follow.
+    sampling: dict[str, Any] = {
+        "top_p": 1.0,
+        "typical_p": 1.0,
+        "min_p": None,
+        "repetition_penalty": 1.0,
+        "num_beams": 1,
+    }
     greedy = temperature is None
-    law |= {"do_sample": not greedy, "temperature": 1.0 if greedy else temperature, "top_k": 50 if greedy else 0}
+    sampling |= {"do_sample": not greedy, "temperature": 1.0 if greedy else temperature, "top_k": 50 if greedy else 0}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         ids = type(base).generate(  # the class's: an enabled model's own may ask for a policy
-            base, prompt.to(device), attention_mask=mask.to(device), max_new_tokens=new, pad_token_id=0, **law
+            base, prompt.to(device), attention_mask=mask.to(device), max_new_tokens=new, pad_token_id=0, **sampling
         ).cpu()  # fmt: skip
     ends = base.generation_config.eos_token_id
     ended = torch.isin(ids[:, width:], torch.tensor([] if ends is None else ends, dtype=torch.int64)).long()

@@ -77,7 +77,7 @@ CASES = {
 def test_rounds_by_hand(case):
     v, accept, cap, (tokens, calls, drafted, unseen) = CASES[case]
     got = replayed(v, accept, cap=cap)
-    assert (got.tokens, got.calls, got.drafted, got.unseen) == (tokens, calls, drafted, len(unseen))
+    assert (got.tokens, got.calls, got.drafted, got.unchecked) == (tokens, calls, drafted, len(unseen))
     assert got.distance == pytest.approx(sum(2.0**-i for i in unseen))
 
 
@@ -85,7 +85,7 @@ def test_a_budget_ends_a_text_early():
     v, accept = [YES] * 10, "+" * 10
     assert replayed(v, accept, new=4) == replayed(v[:4], accept[:4])
     got = replayed(v, accept, new=4)
-    assert (got.tokens, got.calls, got.drafted, got.unseen) == (4, 1, 3, 2)
+    assert (got.tokens, got.calls, got.drafted, got.unchecked) == (4, 1, 3, 2)
     assert replayed(v, accept, new=1).drafted == 0
 
 
@@ -99,10 +99,10 @@ def test_thresholds_at_both_ends(cap):
     generator = np.random.default_rng(cap)
     v, accept, distance = generator.random(50), generator.random(50) < 0.6, generator.random(50)
     strict = replay(v, accept, distance, 1.5, cap, 50)
-    assert strict.unseen == strict.distance == 0
+    assert strict.unchecked == strict.distance == 0
     assert strict.drafted in (strict.calls, strict.calls - 1)  # one a call, and none where one place is left
     trusting = replay(v, accept, distance, 0.0, cap, 50)
-    assert trusting.drafted >= cap * (trusting.calls - 2) and trusting.drafted - trusting.unseen <= trusting.calls
+    assert trusting.drafted >= cap * (trusting.calls - 2) and trusting.drafted - trusting.unchecked <= trusting.calls
     assert replay(v, np.zeros(50, bool), distance, 0.0, cap, 50).calls == math.ceil(49 / cap) + 1
     assert replay(v, np.ones(50, bool), distance, 0.0, cap, 50).calls == math.ceil(50 / (cap + 1))
 
@@ -125,7 +125,7 @@ def test_a_replayed_text_has_the_rounds_it_was_written_in(threshold, cap):
     proposed, best = seen.logits[0, at].argmax(dim=-1), target(out.sequences).logits[0, at].argmax(dim=-1)
     got = replay(v.numpy(), (proposed == best).numpy(), np.zeros(new), threshold, cap, new)
     row = out.speculation.rows[0]
-    assert (got.tokens, got.calls, got.drafted, got.unseen) == (
+    assert (got.tokens, got.calls, got.drafted, got.unchecked) == (
         row.num_new_tokens, row.num_spec_steps, row.num_draft_tokens, row.num_unchecked_tokens,
     )  # fmt: skip
     assert 0 < int((proposed == best).sum()) < new
@@ -242,15 +242,15 @@ def test_a_plan_is_consistent(found):
         says = data["v"] >= one.threshold
         assert one.eta_tp == pytest.approx(float(says[fits].float().mean()))
         assert one.eta_fp == pytest.approx(float(says[~fits].float().mean()))
-        assert 1 <= one.tokens_per_call <= 21 and 0 <= one.unseen < 1 and 0 <= one.distance < 1
+        assert 1 <= one.tokens_per_call <= 21 and 0 <= one.unchecked < 1 and 0 <= one.distance < 1
         assert one.of_strict == pytest.approx(one.tokens_per_second / found.strict_per_second)
         assert one.of_target == pytest.approx(one.tokens_per_second / found.target_per_second)
-    for name in ("eta_tp", "eta_fp", "tokens_per_call", "unseen", "distance"):
+    for name in ("eta_tp", "eta_fp", "tokens_per_call", "unchecked", "distance"):
         values = [getattr(one, name) for one in found.lines]
         assert values == sorted(values, reverse=True), name
     assert (found.lines[0].eta_tp, found.lines[0].eta_fp) == (1, 1)
     never = found.lines[-1]
-    assert (never.eta_tp, never.eta_fp, never.unseen, never.distance) == (0, 0, 0, 0)
+    assert (never.eta_tp, never.eta_fp, never.unchecked, never.distance) == (0, 0, 0, 0)
     # By Theorem 3.3 with every token doubted: the target's own token and, by the strict test, the doubted one.
     strict_test = float((data["p"] / data["q"]).clamp(max=1).mean())
     assert never.by_theorem == pytest.approx(1 + strict_test, abs=1e-5)
@@ -271,7 +271,7 @@ def test_predicted_tokens_a_call_are_those_of_really_generating(found):
         )  # fmt: skip
         whole = out.speculation.total()
         assert predicted.tokens_per_call == pytest.approx(whole.num_new_tokens / whole.num_spec_steps, rel=0.2)
-        assert predicted.unseen == pytest.approx(whole.num_unchecked_tokens / whole.num_new_tokens, abs=0.1)
+        assert predicted.unchecked == pytest.approx(whole.num_unchecked_tokens / whole.num_new_tokens, abs=0.1)
     hla.disable(m.target)
 
 

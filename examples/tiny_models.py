@@ -63,9 +63,7 @@ def shrunk(cls: Any) -> dict[str, Any]:
             if hasattr(kind, "__dataclass_fields__"):
                 out[name] = shrunk(kind)
         elif name in lists:
-            out[name] = [value[i] for i in chosen]
-            if out[name] and isinstance(out[name][0], int):
-                out[name] = [small(name, item) for item in out[name]]
+            out[name] = small_list(name, [value[i] for i in chosen])
         elif name.endswith(("_token_id", "_token_index", "token_id")) and name not in SPECIAL:
             out[name] = value if not isinstance(value, int) else NEVER_EMITTED + 1
         elif value is not None:
@@ -76,12 +74,16 @@ def shrunk(cls: Any) -> dict[str, Any]:
     for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
         if name in out and lists:
             out[name] = len(chosen)
-    for name, token in SPECIAL.items():
-        if name in fields and fields[name] is not None or name in ("pad_token_id", "bos_token_id"):
-            out[name] = token
+    needed = ("pad_token_id", "bos_token_id")  # also where the default has none
+    out |= {name: token for name, token in SPECIAL.items() if fields.get(name) is not None or name in needed}
     if "rope_parameters" in out:
         out["rope_parameters"] = small_rope(out["rope_parameters"])
     return out
+
+
+def small_list(name: str, items: list[Any]) -> list[Any]:
+    """Tiny values where the layers have numbers; kinds of layers stay."""
+    return [small(name, item) for item in items] if items and isinstance(items[0], int) else items
 
 
 def one_of_each(lists: dict[str, Any], depth: int) -> list[int]:

@@ -68,13 +68,7 @@ def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfi
     decoder_only = not base_of(model).config.is_encoder_decoder
     if ids is None and decoder_only and settings["bos_token_id"] is None:
         raise ValueError("there is no prompt, and the target has no BOS token to start from: pass input_ids=…")
-    if ids is not None and model.main_input_name == "input_ids":
-        refuse_prompt(model, ids)
-    for name in ("decoder_input_ids", "token_type_ids"):
-        if kwargs.get(name) is not None:
-            refuse_ids(name, kwargs[name])
-    if kwargs.get("decoder_input_ids") is not None:
-        refuse_outside("decoder_input_ids", kwargs["decoder_input_ids"], "decoder", vocabulary_of(model))
+    _refuse_tokens(model, ids, kwargs)
     if not (kwargs.get("logits_to_keep") is None or type(kwargs["logits_to_keep"]) is int):
         raise TypeError("lossy_policy decides which logits a forward computes: leave logits_to_keep out")
     if decoder_only:
@@ -83,17 +77,32 @@ def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfi
             raise TypeError("past_key_values: an EncoderDecoderCache is for encoder-decoders; pass a DynamicCache")
     if isinstance(ids, torch.Tensor) and model.main_input_name == "input_ids":
         refuse_mask(ids, kwargs.get("attention_mask"), decoder_only)
-    if ids is not None and decoder_only:
-        new, limit = settings["max_new_tokens"], settings["max_length"]
-        if new is None and limit is not None and limit <= ids.shape[1]:
-            raise ValueError(
-                f"max_length={limit} leaves no room behind a prompt of {ids.shape[1]} tokens: pass max_new_tokens=…"
-            )
-    if settings["max_new_tokens"] is not None:
-        check_int("max_new_tokens", settings["max_new_tokens"], 1)
+    _refuse_lengths(ids if decoder_only else None, settings)
     copies = settings["num_return_sequences"] or 1
     if kwargs.get("streamer") is not None and ids is not None and copies * len(ids) > 1:
         raise ValueError("a streamer serves one row; pass prompts one by one, or leave streamer out")
+
+
+def _refuse_tokens(model: Any, ids: Any, kwargs: dict[str, Any]) -> None:
+    """Refuse token ids that are none, or that the model has no embedding of."""
+    if ids is not None and model.main_input_name == "input_ids":
+        refuse_prompt(model, ids)
+    for name in ("decoder_input_ids", "token_type_ids"):
+        if kwargs.get(name) is not None:
+            refuse_ids(name, kwargs[name])
+    if kwargs.get("decoder_input_ids") is not None:
+        refuse_outside("decoder_input_ids", kwargs["decoder_input_ids"], "decoder", vocabulary_of(model))
+
+
+def _refuse_lengths(prompt: Any, settings: Settings) -> None:
+    """Refuse lengths that leave nothing to generate; `prompt` is None where it does not count, as an encoder's."""
+    new, limit = settings["max_new_tokens"], settings["max_length"]
+    if prompt is not None and new is None and limit is not None and limit <= prompt.shape[1]:
+        raise ValueError(
+            f"max_length={limit} leaves no room behind a prompt of {prompt.shape[1]} tokens: pass max_new_tokens=…"
+        )
+    if new is not None:
+        check_int("max_new_tokens", new, 1)
 
 
 def _refuse_unknown(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
@@ -138,6 +147,19 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
         raise ValueError(
             f"lossy_policy does not run classifier-free guidance: {settings.way_out('guidance_scale', 1.0)}"
         )
+    _refuse_caches(kwargs, settings)
+    if settings["token_healing"]:
+        raise ValueError(f"lossy_policy does not heal tokens: {settings.way_out('token_healing', False)}")
+    if isinstance(settings["watermarking_config"], SynthIDTextWatermarkingConfig):
+        raise ValueError(
+            "SynthID watermarking counts its calls, one a token, which blocks break: use WatermarkingConfig, or drop lossy_policy"
+        )
+    if settings["assistant_ensemble_weight"] is not None:
+        raise ValueError("assistant_ensemble_weight is Transformers' own lossy rule: leave it or lossy_policy out")
+
+
+def _refuse_caches(kwargs: dict[str, Any], settings: Settings) -> None:
+    """Refuse to go without a cache, and caches that cannot be rolled back."""
     if settings["use_cache"] is False:
         if "use_cache" not in kwargs:  # MPT's config comes with it
             raise ValueError(
@@ -156,14 +178,6 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
         raise ValueError(
             "past_key_values: a StaticCache cannot be rolled back, as a cache must be here: pass a DynamicCache, or leave it out"
         )
-    if settings["token_healing"]:
-        raise ValueError(f"lossy_policy does not heal tokens: {settings.way_out('token_healing', False)}")
-    if isinstance(settings["watermarking_config"], SynthIDTextWatermarkingConfig):
-        raise ValueError(
-            "SynthID watermarking counts its calls, one a token, which blocks break: use WatermarkingConfig, or drop lossy_policy"
-        )
-    if settings["assistant_ensemble_weight"] is not None:
-        raise ValueError("assistant_ensemble_weight is Transformers' own lossy rule: leave it or lossy_policy out")
 
 
 def _refuse_sampling(settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 from typing import Any
 
 from ..validation import UNSEEN, shown
@@ -9,6 +10,16 @@ from ..validation import UNSEEN, shown
 
 LONGEST_NAME = 64
 LONGEST_TEXT = 500  # characters of a summary, or of another line for readers
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def check_name(what: str, name: Any) -> None:
+    """Refuse what a policy's JSON form or the command line could not name."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"{what}: expected a name of a-z, 0-9 and _, got {shown(name)}")
+    if len(name) > LONGEST_NAME:
+        raise ValueError(f"{what}: expected a name of at most {LONGEST_NAME} characters, got {len(name)}")
 
 
 def check_line(what: str, text: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from ..validation import nearest, shown
-from .checks import LONGEST_NAME, check_line
+from .checks import check_line, check_name
 
 
 Kind = Literal["method", "rule", "stop", "filter", "drafter"]
@@ -21,7 +21,6 @@ GUARANTEES: tuple[Guarantee, ...] = ("lossless", "lossy", "depends")
 NEEDS: tuple[Need, ...] = ("head", "profile", "companion")
 REQUIRED = "required"
 _ARXIV = re.compile(r"\d{4}\.\d{5}")
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         what = f"register_{self.kind}"
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise ValueError(f"{what}: expected a name of a-z, 0-9 and _, got {shown(self.name)}")
-        if len(self.name) > LONGEST_NAME:
-            raise ValueError(f"{what}: expected a name of at most {LONGEST_NAME} characters, got {len(self.name)}")
+        check_name(what, self.name)
         what = f"{what}: {self.name}"
         if not callable(self.make):
             raise TypeError(f"{what}: expected a class or a function, got {shown(self.make)}")

@@ -18,7 +18,8 @@ from sklearn.metrics import roc_auc_score
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.methods.autojudge.hidden_states import hidden_states, read_mined
-from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine
+from hf_lossy_assist.methods.autojudge.mine import mine
+from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 from hf_lossy_assist.tasks.tasks import DemoTask
 
 

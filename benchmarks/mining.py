@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine_problems
+from hf_lossy_assist.methods.autojudge.in_flight import mine_problems
+from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 from hf_lossy_assist.methods.autojudge.search import Mined
 from hf_lossy_assist.tasks.tasks import DemoTask
 

@@ -11,7 +11,7 @@ from .options import Assistant, Device, DType, FitSeed, Model, Out, check_pair, 
 
 
 if TYPE_CHECKING:
-    from ..methods.autojudge.fit import JudgeReport
+    from ..methods.autojudge.report import JudgeReport
 
 SHOWN = 8  # rows of the thresholds' table
 

@@ -15,7 +15,8 @@ import pytest
 from support.openai_server import OpenAIServer, demo_completions
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine
+from hf_lossy_assist.methods.autojudge.mine import mine
+from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 from hf_lossy_assist.tasks import bounds
 from hf_lossy_assist.tasks.endpoint import Completion, Endpoint
 from hf_lossy_assist.tasks.tasks import DemoTask

@@ -37,7 +37,9 @@ from hf_lossy_assist import demo
 from hf_lossy_assist.methods.autojudge import mine as module
 from hf_lossy_assist.methods.autojudge import mined as mined_module
 from hf_lossy_assist.methods.autojudge.continuing import Choice
-from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine, mine_problems
+from hf_lossy_assist.methods.autojudge.in_flight import mine_problems
+from hf_lossy_assist.methods.autojudge.mine import mine
+from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 from hf_lossy_assist.methods.autojudge.mined import RECORD, assemble, read_lines
 from hf_lossy_assist.methods.autojudge.remote import Remote
 from hf_lossy_assist.methods.autojudge.search import Mined
@@ -512,7 +514,8 @@ import resource, sys
 sys.path.insert(0, "tests")
 from support import small
 from hf_lossy_assist.tasks.tasks import ExactTask
-from hf_lossy_assist.methods.autojudge.mine import MineSettings, mine
+from hf_lossy_assist.methods.autojudge.mine import mine
+from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 task, target = ExactTask(sys.argv[1]), small.llama()
 if len(sys.argv) > 3:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

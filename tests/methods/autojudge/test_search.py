@@ -21,7 +21,7 @@ from transformers import (
 from hf_lossy_assist import demo
 from hf_lossy_assist.methods.autojudge import continuing
 from hf_lossy_assist.methods.autojudge.continuing import Batch, Choice, DraftChoices, decoding_processors
-from hf_lossy_assist.methods.autojudge.mine import ended
+from hf_lossy_assist.methods.autojudge.in_flight import ended
 from hf_lossy_assist.methods.autojudge.search import Continue, Limits, Mined, Mismatch, Work, search
 
 

@@ -1,6 +1,5 @@
 """A decoder on a cache of rows: any number of rows, each with its own length, rolled back by assignment."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -8,16 +7,15 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from .inspect import attention_of, base_of, device_of, has_fixed_rows, is_tested, learned_positions
-from .packing import ORDINARY, Layout, packed
+from .architecture import Architecture
+from .inspect import base_of, has_fixed_rows
+from .packing import Layout, packed
 from .rope import ChangingRope
-from .row_cache import RowCache, visibility
+from .row_cache import RowCache
 from .temperature import with_temperature
 
 
 PACKED_BELOW = 0.9  # of a padded block's tokens: packing costs a little itself
-
-
 # Products that the padding must waste in each layer, tokens × weights, before packing pays for its own copies: on two CPU cores a
 # layer of 0.11 million weights breaks even at about 100 tokens (docs/log.md).
 PACKED_FROM = 1e7
@@ -40,62 +38,39 @@ class RowModel:
 
         `types` (B, n): `token_type_ids` of each row's first n tokens; those behind have the last one's.
         """
+        self.model, self.facts = model, Architecture.of(model)
         base = base_of(model)
-        config = base.config.get_text_config(decoder=True)
-        self.model, self.config = model, config
-        self.cache = RowCache(config.num_hidden_layers, limit)
+        self.cache = RowCache(self.facts.config.num_hidden_layers, limit)
         self.lengths = [0] * rows
         self._open: torch.Tensor | None = None
-        self.device = device_of(base)
+        self.device, self.dtype = self.facts.device, self.facts.dtype
         self.types = None if types is None else types.to(self.device)
         # Padding alone lies beyond the limit; beyond a table of positions, rows for which this draft guesses no more.
-        self.last = min(limit, learned_positions(base) or limit) - 1
-        self.dtype = base.get_input_embeddings().weight.dtype
-        self.known = base.get_input_embeddings().weight.shape[0]
-        self.narrow = vocabulary is not None and self.known < vocabulary
-        # An early exit's blocks look at the config of the model that they belong to.
-        own = all(getattr(module, "config", config) is config for module in base.modules())
+        self.last = min(limit, self.facts.table_end or limit) - 1
+        self.narrow = vocabulary is not None and self.facts.known < vocabulary
         self.rope = ChangingRope.of(base, rows)
         self.run: Callable[..., Any] = with_temperature(model, base)
         if self.rope is not None:
             self.run = partial(self.rope.run, self.run)
-        # Attention of tested models goes through Transformers' table of attention functions and knows no other cache position.
-        self.packs = (
-            attention_of(config) == ORDINARY
-            and is_tested(base)
-            and own
-            and self.run is model
-            and not has_fixed_rows(base)
-        )
-        self.weights = sum(p.numel() for p in base.parameters()) / max(
-            config.num_hidden_layers, 1
-        )  # of a layer, about
-        self.keeps_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
-        self.mask_each_row = not is_tested(base)  # XGLM's attention checks for it
-        kinds = getattr(config, "layer_types", None)
-        window = getattr(config, "sliding_window", None)
-        if not getattr(config, "use_sliding_window", True):
-            window = None
-        self.windows = dict.fromkeys(kinds or [], None) or {"sliding_attention" if window else "full_attention": None}
-        if "sliding_attention" in self.windows:
-            self.windows["sliding_attention"] = window
-        self.chunk = getattr(config, "attention_chunk_size", None) if "chunked_attention" in self.windows else None
+        self.packs = self.facts.may_pack and self.run is model and not has_fixed_rows(base)
 
     @property
     def reach(self) -> float:
-        """How many tokens every layer sees whatever their places: its shortest window or chunk."""
-        limits = [*self.windows.values(), self.chunk]
-        return min((limit for limit in limits if limit is not None), default=float("inf"))
+        """As `Architecture.reach`."""
+        return self.facts.reach
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device)
         if self.narrow:  # shown an id beyond its own, it guesses badly, and the guess is verified as any other
-            tokens = tokens.clamp(max=self.known - 1)
+            tokens = tokens.clamp(max=self.facts.known - 1)
         width = tokens.shape[1]
         prefill = not any(self.lengths)
         if keep == width and not prefill and sum(counts) > 0:
             wasted = max(counts) * len(counts) - sum(counts)
-            pays = wasted >= (1 - PACKED_BELOW) * max(counts) * len(counts) and wasted * self.weights >= PACKED_FROM
+            pays = (
+                wasted >= (1 - PACKED_BELOW) * max(counts) * len(counts)
+                and wasted * self.facts.layer_weights >= PACKED_FROM
+            )
             if self.packs and pays:
                 return self._feed_packed(tokens, counts)
             if max(counts) < width:  # columns that no row needs
@@ -104,7 +79,7 @@ class RowModel:
         slots = self.cache.plan(self.lengths, width, self.device)
         positions = slots if self.cache.visible <= self.last + 1 else slots.clamp(max=self.last)
         keep = width if keep is None else keep
-        extra: dict[str, Any] = {"logits_to_keep": max(keep, 1)} if self.keeps_logits and keep < width else {}
+        extra: dict[str, Any] = {"logits_to_keep": max(keep, 1)} if self.facts.keeps_logits and keep < width else {}
         if self.types is not None:
             places = slots.clamp(max=self.types.shape[1] - 1).expand(len(self.types), -1)
             extra["token_type_ids"] = self.types.gather(1, places)
@@ -131,7 +106,7 @@ class RowModel:
         extra: dict[str, Any] = {}
         if self.types is not None:
             extra["token_type_ids"] = self.types[layout.rows, slots.clamp(max=self.types.shape[1] - 1)][None]
-        with packed(self.config, layout):
+        with packed(self.facts.config, layout):
             out = self.model(
                 input_ids=layout.pack(tokens[:, : layout.shape[1]]),
                 position_ids=slots[None],
@@ -146,18 +121,16 @@ class RowModel:
     def _mask(self, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor] | None:
         """An additive mask (1 or B, 1, Q, visible) in the model's dtype, one for each kind of layer if there are several."""
         visible = self.cache.visible
-        if positions.shape == (1, 1) and all(
-            (w is None or visible <= w) and kind != "chunked_attention" for kind, w in self.windows.items()
-        ):
+        if positions.shape == (1, 1) and self.facts.sees_all(visible):
             # One token that sees everything before it needs no mask. On a CPU a ready one is still cheaper than the model's own
             # way of finding that out (0.29 ms against 0.34 ms for the demo draft's step).
             return self._open_mask(visible) if self.device.type == "cpu" else None
         lowest = torch.finfo(self.dtype).min
         masks = {}
-        for kind, window in self.windows.items():
-            seen = visibility(positions, visible, window, self.chunk if kind == "chunked_attention" else None)
+        for kind in self.facts.windows:
+            seen = self.facts.visibility(kind, positions, visible)
             masks[kind] = torch.zeros_like(seen, dtype=self.dtype).masked_fill_(~seen, lowest)
-            if self.mask_each_row:
+            if self.facts.mask_each_row:
                 masks[kind] = masks[kind].expand(len(self.lengths), -1, -1, -1)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
@@ -165,9 +138,9 @@ class RowModel:
         if self._open is None or self._open.shape[-1] < visible:
             self._open = torch.zeros(1, 1, 1, self.cache.capacity, dtype=self.dtype, device=self.device)
         mask = self._open[..., :visible]
-        if self.mask_each_row:
+        if self.facts.mask_each_row:
             mask = mask.expand(len(self.lengths), -1, -1, -1)
-        return mask if len(self.windows) == 1 else dict.fromkeys(self.windows, mask)
+        return mask if len(self.facts.windows) == 1 else dict.fromkeys(self.facts.windows, mask)
 
     def rollback(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
@@ -213,7 +186,7 @@ class RowModel:
         `seen` (width,) bool: which tokens of the prompt as given the mask shows. The others have their place in a cache of
         Transformers' own; here they get zeros there, since the mask that goes with the text hides them.
         """
-        out, length = DynamicCache(config=self.config), self.lengths[0]
+        out, length = DynamicCache(config=self.facts.config), self.lengths[0]
         for i, layer in enumerate(self.cache.layers):
             kept = [states[:, :, :length] for states in (layer.keys, layer.values)]
             if seen is None:

@@ -206,7 +206,7 @@ def test_when_it_is_taken(taken):
 def test_it_must_be_worth_its_copies(taken, monkeypatch, wasted, packs):
     """Ten tokens' worth of one layer's weights."""
     rows = RowModel(tiny.shared("llama"), 2, LIMIT)
-    monkeypatch.setattr("hf_lossy_assist.models.row_model.PACKED_FROM", 10 * rows.weights)
+    monkeypatch.setattr("hf_lossy_assist.models.row_model.PACKED_FROM", 10 * rows.facts.layer_weights)
     tokens = torch.randint(1, tiny.VOCABULARY, (2, 20))
     rows.feed(tokens, [20, 1], keep=0)
     rows.feed(tokens, [20, 20 - wasted], keep=20)

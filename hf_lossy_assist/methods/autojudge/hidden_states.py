@@ -16,8 +16,7 @@ from huggingface_hub.utils import tqdm
 
 from ...artifacts.features import FeatureSpec, FeatureTap
 from ...artifacts.reading import read_object
-from ...models.row_cache import visibility
-from ...models.row_model import RowModel
+from ...models.architecture import Architecture
 from ...models.trials import why_not_rows
 from ...training.finished import check_files
 from .mined import RECORD
@@ -123,23 +122,22 @@ def hidden_states(
     reason = why_not_rows(model)
     if reason is not None:
         raise ValueError(f"hidden states need a model that takes a 4-D mask; the {name} does not: {reason}")
-    # Never fed: it knows the model's kinds of layers, its windows and its vocabulary.
-    runner = RowModel(model, 1, 1)
-    extra: dict[str, Any] = {"logits_to_keep": 1} if runner.keeps_logits else {}
+    facts = Architecture.of(model)
+    extra: dict[str, Any] = {"logits_to_keep": 1} if facts.keeps_logits else {}
     found: dict[str, torch.Tensor] = {}
     with FeatureTap(model, FeatureSpec("target")) as tap:
         for problem, rows in tqdm(
             mined.by_problem(), desc=f"states of the {name}", total=len(mined.texts), unit="problem"
         ):
             text, others, columns = _layout(mined, problem, rows, places)
-            tokens = torch.tensor(text + [token for token, _ in others], device=runner.device)[None]
-            at = torch.tensor([t for _, t in others], device=runner.device, dtype=torch.long)
-            places_of = torch.cat([torch.arange(len(text), device=runner.device), at])[None]
+            tokens = torch.tensor(text + [token for token, _ in others], device=facts.device)[None]
+            at = torch.tensor([t for _, t in others], device=facts.device, dtype=torch.long)
+            places_of = torch.cat([torch.arange(len(text), device=facts.device), at])[None]
             model(
                 # As the engine shows a draft of a smaller vocabulary what it cannot know.
-                input_ids=tokens.clamp(max=runner.known - 1),
+                input_ids=tokens.clamp(max=facts.known - 1),
                 position_ids=places_of,
-                attention_mask=_masks(runner, places_of, len(text)),
+                attention_mask=_masks(facts, places_of, len(text)),
                 use_cache=False,
                 **extra,
             )
@@ -178,7 +176,7 @@ def _layout(
     return text, others, columns
 
 
-def _masks(runner: RowModel, positions: torch.Tensor, length: int) -> torch.Tensor | dict[str, torch.Tensor]:
+def _masks(facts: Architecture, positions: torch.Tensor, length: int) -> torch.Tensor | dict[str, torch.Tensor]:
     """An additive mask (1, 1, Q, Q) in the model's dtype, one for each kind of layer if there are several.
 
     `positions` (1, Q) are the `position_ids`; the first `length` tokens are the text. It never sees what is appended, and an
@@ -188,11 +186,10 @@ def _masks(runner: RowModel, positions: torch.Tensor, length: int) -> torch.Tens
     alone = torch.eye(width, dtype=torch.bool, device=positions.device)
     added = torch.arange(length, width, device=positions.device)
     masks = {}
-    for kind, window in runner.windows.items():
+    for kind in facts.windows:
         seen = alone.clone()
-        chunk = runner.chunk if kind == "chunked_attention" else None
-        seen[:, :length] |= visibility(positions, length, window, chunk)[0, 0]
+        seen[:, :length] |= facts.visibility(kind, positions, length)[0, 0]
         seen[added, positions[0, length:]] = False  # the text's own token there
-        mask = torch.zeros(1, 1, width, width, dtype=runner.dtype, device=positions.device)
-        masks[kind] = mask.masked_fill_(~seen, torch.finfo(runner.dtype).min)
+        mask = torch.zeros(1, 1, width, width, dtype=facts.dtype, device=positions.device)
+        masks[kind] = mask.masked_fill_(~seen, torch.finfo(facts.dtype).min)
     return masks if len(masks) > 1 else next(iter(masks.values()))

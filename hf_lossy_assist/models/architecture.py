@@ -1,0 +1,76 @@
+"""What a decoder's forward on rows depends on: facts read off its config and code, the same whatever cache it runs on."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from .inspect import attention_of, base_of, device_of, is_tested, learned_positions
+from .packing import ORDINARY
+from .row_cache import visibility
+
+
+CHUNKED = "chunked_attention"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Facts of one decoder. A config may change between calls (early exit), so each call reads them anew."""
+
+    config: Any  # of the text part
+    device: torch.device
+    dtype: torch.dtype  # of its weights and masks
+    known: int  # token ids that its embedding has
+    table_end: int | None  # positions that its table of learned ones has; None: it has no table
+    windows: dict[str, int | None]  # tokens that each kind of layer sees; None: all before
+    chunk: int | None  # tokens of a chunk, where a kind of layer is chunked
+    layer_weights: float  # of one layer, about
+    keeps_logits: bool  # `logits_to_keep` spares logits that nobody reads
+    mask_each_row: bool  # its attention wants a mask for each row (XGLM checks for it)
+    may_pack: (
+        bool  # its attention goes through Transformers' table of attention functions and knows no other cache position
+    )
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "Architecture":
+        """The facts of a model, wrapped or not."""
+        base = base_of(model)
+        config, table = base.config.get_text_config(decoder=True), base.get_input_embeddings().weight
+        # An early exit's blocks look at the config of the model that they belong to.
+        own = all(getattr(module, "config", config) is config for module in base.modules())
+        windows = _windows(config)
+        return cls(
+            config=config,
+            device=device_of(base),
+            dtype=table.dtype,
+            known=table.shape[0],
+            table_end=learned_positions(base),
+            windows=windows,
+            chunk=getattr(config, "attention_chunk_size", None) if CHUNKED in windows else None,
+            layer_weights=sum(p.numel() for p in base.parameters()) / max(config.num_hidden_layers, 1),
+            keeps_logits="logits_to_keep" in inspect.signature(base.forward).parameters,
+            mask_each_row=not is_tested(base),
+            may_pack=attention_of(config) == ORDINARY and is_tested(base) and own,
+        )
+
+    @property
+    def reach(self) -> float:
+        """How many tokens every layer sees whatever their places: its shortest window or chunk."""
+        limits = [*self.windows.values(), self.chunk]
+        return min((limit for limit in limits if limit is not None), default=float("inf"))
+
+    def sees_all(self, visible: int) -> bool:
+        """Whether a text of `visible` tokens is in view of its last one in every layer."""
+        return all((w is None or visible <= w) and kind != CHUNKED for kind, w in self.windows.items())
+
+    def visibility(self, kind: str, positions: torch.Tensor, visible: int) -> torch.Tensor:
+        """Which of `visible` tokens a layer of `kind` sees from `positions` (B, Q), (B, 1, Q, visible) bool."""
+        return visibility(positions, visible, self.windows[kind], self.chunk if kind == CHUNKED else None)
+
+
+def _windows(config: Any) -> dict[str, int | None]:
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
+    return {kind: window if kind == "sliding_attention" else None for kind in dict.fromkeys(kinds)}

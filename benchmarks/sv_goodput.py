@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli.options import chats
 from hf_lossy_assist.cli.profile import PROFILED
-from hf_lossy_assist.methods.sprinter.theory import forward_flops
+from hf_lossy_assist.methods.sprinter.flops import forward_flops
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
 from hf_lossy_assist.models.int8 import int8

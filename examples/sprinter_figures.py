@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from sklearn.metrics import roc_auc_score, roc_curve
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.methods.sprinter.plan import read_held_out
+from hf_lossy_assist.methods.sprinter.held_out import read_held_out
 from hf_lossy_assist.methods.sprinter.theory import expected_accepted, expected_stop_time
 from hf_lossy_assist.training.dataset import acceptable
 from hf_lossy_assist.training.plots import roc_figure, save

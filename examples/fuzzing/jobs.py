@@ -15,6 +15,7 @@ from datasets import disable_progress_bars, load_from_disk
 from hf_lossy_assist.methods.autojudge import mine as mining
 from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 from hf_lossy_assist.methods.sprinter import collect as collecting
+from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
 from hf_lossy_assist.methods.sv import profiling
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.tasks.prompts import Text
@@ -29,7 +30,7 @@ from .verdicts import Case, Wrong
 
 KINDS = ("collect", "mine", "profile", "table")
 RECORDS = {"collect": "collect.json", "mine": "mine.json", "profile": "started.json", "table": "collect.json"}
-COLLECT = collecting.CollectSettings(new_tokens=3, batch_size=1)
+COLLECT = CollectSettings(new_tokens=3, batch_size=1)
 MINE = MineSettings(max_new_tokens=4)
 PROFILE = ProfileSettings(gamma=(1, 2), new_tokens=6, batch_size=1, batches=(1,), rounds=3)
 LINES = [

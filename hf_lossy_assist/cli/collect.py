@@ -79,8 +79,8 @@ def collect(
     check_prompts(prompts, model)
     from datasets import load_from_disk
 
-    from ..methods.sprinter.collect import CollectSettings
     from ..methods.sprinter.collect import collect as run
+    from ..methods.sprinter.collect_settings import CollectSettings
 
     settings = CollectSettings(
         new_tokens=new_tokens, lam=lam, do_sample=not greedy, temperature=temperature, top_k=top_k, top_p=top_p,

@@ -26,7 +26,7 @@ def fit_specdec(
     needs("train", "datasets", "sklearn", "matplotlib")
     check_number("--weight", weight, 1e-3, 1e3)
     from ..methods.specdec.fit import fit_specdec as run
-    from ..methods.sprinter.fit import FitSettings
+    from ..methods.sprinter.train import FitSettings
 
     settings = FitSettings(kind=head, seed=seed, **width_of(head, width))
     fitted, report = run(data, out, settings, weight=weight, calibrated=calibrated)

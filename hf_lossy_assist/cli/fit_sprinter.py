@@ -24,8 +24,8 @@ def fit_sprinter(
 ) -> None:
     """Train SPRINTER's verifier and say on held-out prompts how good it is."""
     needs("train", "datasets", "sklearn", "matplotlib")
-    from ..methods.sprinter.fit import FitSettings
     from ..methods.sprinter.fit import fit_sprinter as run
+    from ..methods.sprinter.train import FitSettings
 
     fitted, reports = run(
         data, out, lam or (), FitSettings(kind=head, balance=balance, seed=seed, **width_of(head, width))

@@ -53,8 +53,8 @@ def plan(
     check_int("--new-tokens", new_tokens, 2, MOST_NEW_TOKENS)
     check_int("--max-draft", max_draft, 1, LONGEST_DRAFT)
     check_number("--max-distance", max_distance, 0.0, 1.0)
+    from ..methods.sprinter.held_out import read_held_out
     from ..methods.sprinter.plan import plan as run
-    from ..methods.sprinter.plan import read_held_out
 
     if head is None and model is not None:
         raise ValueError("--model needs --head: the demo head is for the demo models alone")

@@ -9,7 +9,7 @@ from huggingface_hub import constants, create_repo, hf_hub_download
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
 from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Profile, Sprinter, demo
-from hf_lossy_assist.methods.sprinter.plan import read_held_out
+from hf_lossy_assist.methods.sprinter.held_out import read_held_out
 from hf_lossy_assist.policy.sharing import pull, push
 
 

@@ -23,8 +23,8 @@ from hf_lossy_assist.cli import app
 from hf_lossy_assist.filters import FILTERS
 from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
 from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
-from hf_lossy_assist.methods.sprinter.collect import CollectSettings
-from hf_lossy_assist.methods.sprinter.fit import FitSettings
+from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
+from hf_lossy_assist.methods.sprinter.train import FitSettings
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.registry import KINDS, entries
 from hf_lossy_assist.rules import RULES

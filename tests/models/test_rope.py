@@ -27,7 +27,8 @@ from transformers import (
     PhimoeForCausalLM,
 )
 
-from hf_lossy_assist.methods.sprinter.collect import CollectSettings, collect
+from hf_lossy_assist.methods.sprinter.collect import collect
+from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
 from hf_lossy_assist.models.rope import ChangingRope
 from hf_lossy_assist.models.row_model import RowModel
 from hf_lossy_assist.tasks.prompts import Text

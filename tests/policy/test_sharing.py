@@ -22,7 +22,7 @@ from support.hub_server import card_problems
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Sprinter, demo
-from hf_lossy_assist.methods.sprinter.plan import HELD_OUT, read_held_out
+from hf_lossy_assist.methods.sprinter.held_out import HELD_OUT, read_held_out
 from hf_lossy_assist.policy.sharing import kind_of, pull, push
 
 

@@ -8,7 +8,8 @@ import torch
 from datasets import load_from_disk
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.methods.sprinter.collect import CollectSettings, collect
+from hf_lossy_assist.methods.sprinter.collect import collect
+from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
 from hf_lossy_assist.tasks.prompts import Text
 from support import small, tiny
 

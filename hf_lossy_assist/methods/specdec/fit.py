@@ -18,7 +18,7 @@ from ...artifacts.heads import Head
 from ...training.dataset import Table, read_table
 from ...training.plots import reliability_figure
 from ...validation import check_number
-from ..sprinter.fit import FitSettings, config_of, split, train_head
+from ..sprinter.train import FitSettings, config_of, split, train_head
 
 
 WEIGHT = 6.0  # of a refusal in the loss; the paper tries 1, 3, 6 and 12

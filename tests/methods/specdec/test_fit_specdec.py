@@ -18,8 +18,9 @@ from support.refusals import refused
 import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, Head, HeadConfig, LinearHead, SpecDecPP, demo
 from hf_lossy_assist.methods.specdec.fit import fit_head, fit_specdec, labels_of, measure, replay
-from hf_lossy_assist.methods.sprinter.collect import CollectSettings
-from hf_lossy_assist.methods.sprinter.fit import FitSettings, fit_sprinter, split
+from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
+from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
+from hf_lossy_assist.methods.sprinter.train import FitSettings, split
 from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.training.dataset import REPLACED, Table, read_table
 

@@ -20,7 +20,8 @@ from support.hub_server import card_problems
 from transformers import MambaConfig, MambaForCausalLM
 
 from hf_lossy_assist import FeatureSpec, ModelIdentity, demo
-from hf_lossy_assist.methods.sprinter.collect import CollectSettings, collect
+from hf_lossy_assist.methods.sprinter.collect import collect
+from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
 from hf_lossy_assist.tasks.prompts import Text, read_texts
 from hf_lossy_assist.training.dataset import KINDS, acceptable, read_table
 

@@ -16,16 +16,10 @@ from support.hub_server import card_problems
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, MLPHead
-from hf_lossy_assist.methods.sprinter.fit import (
-    THRESHOLDS,
-    FitSettings,
-    Report,
-    fit_head,
-    fit_sprinter,
-    measure,
-    split,
-)
-from hf_lossy_assist.methods.sprinter.plan import HELD_OUT
+from hf_lossy_assist.methods.sprinter.figures import THRESHOLDS, Report, measure
+from hf_lossy_assist.methods.sprinter.fit import fit_head, fit_sprinter
+from hf_lossy_assist.methods.sprinter.held_out import HELD_OUT
+from hf_lossy_assist.methods.sprinter.train import FitSettings, split
 from hf_lossy_assist.training.dataset import KINDS, Table, acceptable, read_table
 from hf_lossy_assist.training.finished import digests
 

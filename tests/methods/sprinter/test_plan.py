@@ -18,18 +18,9 @@ from support import tiny
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import HeadConfig, LinearHead, demo
-from hf_lossy_assist.methods.sprinter.plan import (
-    DIGEST,
-    HELD_OUT,
-    Line,
-    _advice,
-    held_out,
-    plan,
-    read_held_out,
-    replay,
-    replay_all,
-    run_lengths,
-)
+from hf_lossy_assist.methods.sprinter.held_out import DIGEST, HELD_OUT, held_out, read_held_out
+from hf_lossy_assist.methods.sprinter.plan import Line, _advice, plan
+from hf_lossy_assist.methods.sprinter.replay import replay, replay_all, run_lengths
 from hf_lossy_assist.methods.sprinter.theory import expected_accepted
 from hf_lossy_assist.training.dataset import KINDS, Table
 
@@ -357,7 +348,7 @@ def test_held_out_records_of_another_head_are_refused(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=f"{HELD_OUT} is not the file that config.json was saved with") as error:
             read_held_out(beside(tmp_path, data, digest))
         assert "\n" not in str(error.value)
-    monkeypatch.setattr("hf_lossy_assist.methods.sprinter.plan.LARGEST", 1000)
+    monkeypatch.setattr("hf_lossy_assist.methods.sprinter.held_out.LARGEST", 1000)
     with pytest.raises(ValueError, match=f"{HELD_OUT} has more than 1000 bytes"):
         read_held_out(beside(tmp_path, data))
 

@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 from support.blocks import decide, round_of
 
 from hf_lossy_assist import AcceptanceRule, Strict, Verified
+from hf_lossy_assist.methods.sprinter.ideal import IIDVerifier, simulate_round
 from hf_lossy_assist.methods.sprinter.theory import (
-    IIDVerifier,
     accepted_probability,
     expected_accepted,
     expected_stop_time,
     expected_strict_tokens,
-    simulate_round,
     sprinter_acceptance_rate,
     sprinter_distance,
     sprinter_law,

@@ -31,6 +31,11 @@ class SuffixMemory:
         self.texts: OrderedDict[int, IndexedText] = OrderedDict()
         self._next = 0
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self.texts.clear()
+        self.tokens = 0
+
     def add(self, text: "IndexedText") -> None:
         """Remember a finished text."""
         self.texts[self._next] = text

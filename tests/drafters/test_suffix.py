@@ -49,6 +49,8 @@ def test_earlier_texts_are_remembered_and_the_oldest_forgotten():
     text.extend([5] * 7)
     memory.add(text)
     assert memory.tokens == 10 and run.draft(new, 9) == []
+    memory.clear()
+    assert memory.tokens == 0 and not memory.texts
 
 
 @pytest.mark.parametrize("lengths", [(9,), PROMPTS])

@@ -1,0 +1,91 @@
+"""Tokens per second by what drafts: a draft model, the text itself, or the text where it has a proposal and else the model.
+
+    python benchmarks/drafters.py                                            # the demo pair, CPU
+    python benchmarks/drafters.py --model M --assistant D --prompts gsm8k.jsonl --chat --problems 8
+
+Arms: `target` (Transformers' generate alone), `lookup` (Transformers' own prompt lookup, batch 1), `suffix` (`SuffixDrafter`),
+`suffix, earlier texts` (one with a memory, emptied before each repeat), `model γ` (strict acceptance of γ tokens of the draft model) and
+`composite` (`CompositeDrafter`). Interleaved and counted as in benchmarks/engine.py, whose options it has.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine import Arm, load, machine, one_repeat, row_of
+from rich.console import Console
+from rich.table import Table
+
+import hf_lossy_assist as hla
+
+
+def arms_for(target: Any, draft: Any, args: argparse.Namespace, memories: dict[int, hla.SuffixMemory]) -> list[Arm]:
+    """`memories`: by batch size; one that another size has filled would hold this one's own texts."""
+    plain = type(target).generate
+
+    def ours(**settings: Any) -> Callable[..., Any]:
+        return lambda **kwargs: target.generate(lossy_policy="strict", **settings, **kwargs)
+
+    arms = []
+    for size, memory in memories.items():
+        arms.append(Arm("target", size, lambda **kwargs: plain(target, **kwargs)))
+        if size == 1:
+            arms.append(
+                Arm("lookup", size, lambda **kwargs: plain(target, prompt_lookup_num_tokens=args.gamma, **kwargs))
+            )
+        model = {"assistant_model": draft, "num_assistant_tokens": args.gamma}
+        arms.append(Arm("suffix", size, ours(drafter=hla.SuffixDrafter())))
+        arms.append(Arm("suffix, earlier texts", size, ours(drafter=hla.SuffixDrafter(memory=memory))))
+        arms.append(Arm(f"model γ={args.gamma}", size, ours(**model)))
+        arms.append(Arm("composite", size, ours(**model, drafter=hla.CompositeDrafter())))
+    return arms
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="target: a path or Hub id; default the demo pair")
+    parser.add_argument("--assistant", help="draft: a path or Hub id")
+    parser.add_argument("--prompts", type=Path, help="JSON lines (needed with --model)")
+    parser.add_argument("--chat", action="store_true", help="put prompts through the chat template")
+    parser.add_argument("--problems", type=int, default=32, help="how many prompts (default 32)")
+    parser.add_argument("--seed", type=int, default=777, help="of the demo problems")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--gamma", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="the figure is the median of these (default 5)")
+    parser.add_argument("--batch-sizes", type=int, nargs="*", default=[1, 8])
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+
+    target, draft, tokenizer, prompts = load(args)
+    hla.enable(target)
+    ends = target.generation_config.eos_token_id
+    ends = set(ends if isinstance(ends, list) else [ends])
+    memories = {size: hla.SuffixMemory() for size in sorted({1, *args.batch_sizes})}
+    arms = arms_for(target, draft, args, memories)
+    one_repeat(arms, tokenizer, prompts[: min(len(prompts), 2)], args, ends)  # warm-up
+    for arm in arms:
+        arm.speeds.clear()
+    for _ in range(args.repeats):
+        for memory in memories.values():
+            memory.clear()
+        one_repeat(arms, tokenizer, prompts, args, ends)
+
+    table = Table(
+        "arm", "batch", "tokens/s", "range", "× target", "equal", "accepted", "a call", title=machine(args.device)
+    )
+    for size in memories:
+        same = [arm for arm in arms if arm.batch_size == size]
+        for arm in same:
+            r = row_of(arm, [same[0], same[0], *arms])
+            accepted = "" if r["draft_acceptance_rate"] is None else f"{r['draft_acceptance_rate']:.1%}"
+            table.add_row(
+                arm.name, str(size), str(r["tokens_per_second"]), f"{r['lowest']}–{r['highest']}", str(r["over_target"]),
+                f"{r['texts_equal_to_target']:.0%}", accepted, str(r["mean_acceptance_length"] or ""),
+            )  # fmt: skip
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,8 +10,9 @@ from functools import cache
 from typing import Any
 
 import torch
+from refused import refusal
+from right_use import SIZES, VOCAB, draft, generate, ids, llama, mask, two_layers
 from transformers import CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration
-from wrong_uses import SIZES, VOCAB, draft, generate, ids, llama, mask, refusal, two_layers
 
 import hf_lossy_assist as hla
 

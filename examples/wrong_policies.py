@@ -1,6 +1,6 @@
 """Wrong heads, judges, profiles and companions, and the one line that each gets.
 
-Run `python examples/wrong_policies.py`. It exits with 1 as `wrong_uses.py` does, whose tiny random models these use.
+Run `python examples/wrong_policies.py`. It exits with 1 as `wrong_uses.py` does. Nothing is downloaded: the models are random and tiny.
 """
 
 import dataclasses
@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from wrong_uses import PACKAGE, draft, generate, llama, main, t5, target
+from refused import PACKAGE, main
+from right_use import draft, generate, llama, t5, target
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.machine import machine

@@ -93,7 +93,8 @@ def test_no_example_is_forgotten():
         "tiny_models.py",
         "tiny_sizes.py",
     }  # tried by test_supported_models.py
-    assert scripts == set(EXAMPLES) | of_models | {"train_demo_models.py"}  # the last by test_demo.py
+    of_uses = {"right_use.py", "refused.py"}  # imported by wrong_uses.py
+    assert scripts == set(EXAMPLES) | of_models | of_uses | {"train_demo_models.py"}  # the last by test_demo.py
 
 
 def test_the_readme_is_short_and_names_every_method():

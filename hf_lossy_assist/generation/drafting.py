@@ -25,6 +25,8 @@ from ..stops.wrapping import WrappingStop
 from .inputs import assistant_inputs, cropping, rowwise
 
 
+# The settings with which Transformers drafts without a draft model.
+CANDIDATES = ("prompt_lookup_num_tokens", "assistant_early_exit")
 # What Transformers makes a candidate generator's own.
 NOT_FOR_DRAFTS = ("past_key_values", "position_ids", "attention_mask")
 
@@ -40,6 +42,11 @@ class DraftWith:
     other_tokenizer: bool
     tokenizer: Any = None
     assistant_tokenizer: Any = None
+
+    @property
+    def candidates(self) -> list[str]:
+        """The settings given that have Transformers draft without a draft model."""
+        return [name for name, value in zip(CANDIDATES, (self.lookup, self.exit), strict=True) if value is not None]
 
 
 @dataclass(frozen=True)

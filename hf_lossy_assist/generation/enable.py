@@ -20,8 +20,10 @@ from ..models.inspect import base_of
 from ..policy.forms import as_policy
 from ..policy.policy import LossyPolicy
 from ..validation import shown
+from .draft_stop import DRAFT_SETTINGS
+from .drafting import CANDIDATES
 from .preparing import refusals_in_one_line
-from .runner import DRAFT_SETTINGS, Runner
+from .runner import Runner
 from .shared_scale import warn_of_shared_scales
 from .unsupported import refuse_arguments
 
@@ -141,7 +143,7 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
         drafter=drafter,
     )
     # A candidate generator's settings must not make Transformers choose its own assisted mode before the runner is reached.
-    for name in ("prompt_lookup_num_tokens", "assistant_early_exit"):
+    for name in CANDIDATES:
         runner.generator_settings[name] = kwargs.get(name, getattr(config, name, None))
     runner.validate(model)
     policy.rule.check_mode(bool(kwargs.get("do_sample", config.do_sample)))
@@ -156,7 +158,7 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
         kwargs["stopping_criteria"] = StoppingCriteriaList(
             [*criteria, StopStringCriteria(runner.tokenizer, stop_strings)]
         )
-    kwargs |= dict.fromkeys(("prompt_lookup_num_tokens", "assistant_early_exit", "stop_strings"))
+    kwargs |= dict.fromkeys((*CANDIDATES, "stop_strings"))
     given = copy.deepcopy(given)
     for name in [name for name in kwargs if hasattr(given, name)]:
         # Handing Transformers a config and settings is deprecated and warns, so they join the config; but a None that the

@@ -16,31 +16,25 @@ from ..batch.rows import Rows
 from ..batch.token_types import types_for
 from ..drafters.base import DraftContext, Drafter
 from ..engine.call import Call
-from ..engine.commit import new_tokens_first
 from ..engine.loop import decode, prefill
 from ..models.cached import CachedModel
 from ..models.identity import same_ids
 from ..models.inspect import base_of, device_of, has_fixed_rows, is_tested, vocabulary_of
 from ..models.lengths import refuse_by_length
-from ..models.stock_exit import check_exit
 from ..models.trials import refuse_length, why_not_rows
 from ..policy.forms import as_policy
 from ..stats.clock import Clock
 from ..stats.report import SpeculationStats
 from ..stops import DraftStop
-from ..stops.basic import Confidence, Constant, Heuristic
-from ..validation import LONGEST_DRAFT, check_int, check_number, shown
-from .drafting import DraftWith, Prepared, start_drafter
+from ..validation import shown
+from .draft_checks import refuse_draft, refuse_missing
+from .draft_stop import DRAFT_SETTINGS, draft_stop
+from .drafting import CANDIDATES, DraftWith, Prepared, start_drafter
 from .inputs import cropping, hidden, mask_name, refuse_positions, rowwise
-from .output import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput, cuts_outputs
-from .pairs import refuse_helpers, refuse_models, refuse_vocabularies, without_checkpointing
+from .output import output_of
+from .pairs import refuse_helpers, refuse_models, without_checkpointing
 from .passed_cache import check_passed
 from .unsupported import Settings, refuse_extra_inputs, refuse_modes
-
-
-# Read at the call, then from the policy, then from the draft's generation config; never written anywhere.
-CANDIDATES = ("prompt_lookup_num_tokens", "assistant_early_exit")
-DRAFT_SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
 
 class Runner:
@@ -91,59 +85,11 @@ class Runner:
         refuse_by_length(model)
         refuse_models(model, self.assistant)
         refuse_helpers(self.streamer, tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
-        wanted = [name for name, value in self.generator_settings.items() if value is not None]
-        if self.drafter is not None:
-            self._refuse_drafter(model, wanted)
-        elif self.assistant is None and not wanted:
-            raise ValueError(
-                "lossy_policy needs something to draft with: pass assistant_model=… (or drafter=…, or prompt_lookup_num_tokens=…)"
-            )
-        if self.assistant is not None:
-            if wanted:
-                raise ValueError(f"assistant_model and {wanted[0]} are two ways to draft: pass one of them")
-            if not self.other_tokenizer():
-                refuse_vocabularies(model, self.assistant)
-        if self.generator_settings.get("prompt_lookup_num_tokens") is not None:
-            lookup = self.generator_settings["prompt_lookup_num_tokens"]
-            check_int("prompt_lookup_num_tokens", lookup, 1, LONGEST_DRAFT)
-        if self.generator_settings.get("assistant_early_exit") is not None:
-            check_exit(model, self.generator_settings["assistant_early_exit"])
-        stop, rule, spec = self.draft_stop(), self.policy.rule, self.policy.rule.features
-        if rule.needs_draft_probs and (self.assistant is None or self.other_tokenizer()):
-            raise ValueError(
-                f"{type(rule).__name__} compares the target's distribution with the draft's: it needs an assistant_model with the target's "
-                "tokenizer (prompt lookup, early exit and other tokenizers have no such distribution), or another rule"
-            )
-        if spec is not None and spec.reads("draft") and (self.assistant is None or self.other_tokenizer()):
-            raise ValueError(
-                f"the rule's head reads the {spec}: it needs a draft model with the target's tokenizer. Without one, use a head "
-                "that reads the target alone (hf-lossy fit autojudge --features target)"
-            )
-        if self.other_tokenizer() and self.policy.filter.companion_for(base_of(model)) is not None:
-            raise ValueError(
-                "the policy's filter compares distributions of the draft with a companion's: it needs a draft model with the target's tokenizer"
-            )
+        given = self._draft_with()
+        refuse_draft(model, given, self.policy)
+        stop = self.draft_stop()
+        refuse_missing(model, given, self.policy)
         self.policy.check(model, self.assistant, self.tokenizer, stop.longest)
-
-    def _refuse_drafter(self, model: Any, wanted: list[str]) -> None:
-        """Refuse a drafter beside other ways to draft, or without what it needs."""
-        drafter, name = self.drafter, type(self.drafter).__name__
-        assert drafter is not None
-        if wanted:
-            raise ValueError(f"drafter and {wanted[0]} are two ways to draft: pass one of them")
-        if self.other_tokenizer():
-            raise ValueError(f"{name} drafts in the target's token ids, and the assistant has another tokenizer")
-        if drafter.needs_assistant and self.assistant is None:
-            raise ValueError(f"{name} drafts with a draft model: pass assistant_model=… too")
-        spec = self.policy.rule.features
-        if spec is not None and spec.reads("draft"):
-            raise ValueError(f"the rule's head reads the {spec}, which {name} does not have: leave drafter=… out")
-        if not drafter.gives_probs and self.policy.filter.companion_for(base_of(model)) is not None:
-            raise ValueError(f"the policy's filter compares distributions of the draft, and {name} has none")
-        if not drafter.needs_assistant and self.assistant is not None:
-            raise ValueError(
-                f"{name} needs no draft model, and assistant_model=… is given: leave one out, or pass CompositeDrafter({name}())"
-            )
 
     def _draft_with(self) -> DraftWith:
         lookup, exit_ = (self.generator_settings.get(name) for name in CANDIDATES)
@@ -167,30 +113,8 @@ class Runner:
 
     def draft_stop(self) -> DraftStop:
         """The stop of this call: the call's settings win, then the policy's stop, then the draft's generation config."""
-        own = base_of(self.assistant).generation_config if self.assistant is not None else GenerationConfig()
-        at_call = {name: value for name, value in self.settings.items() if value is not None}
-        if "num_assistant_tokens" in at_call:
-            check_int("num_assistant_tokens", at_call["num_assistant_tokens"], 1, LONGEST_DRAFT)
-        if self.policy.stop is not None:
-            for name in DRAFT_SETTINGS[1:]:
-                if name in at_call:
-                    raise ValueError(
-                        f"{name} is itself a draft stop, and the policy has one ({self.policy}): pass one of them"
-                    )
-            gamma = at_call.get("num_assistant_tokens")
-            return self.policy.stop.with_longest(gamma) if gamma else self.policy.stop
-        settings = {name: at_call.get(name, getattr(own, name, None)) for name in DRAFT_SETTINGS}
-        gamma, schedule, threshold = settings.values()
-        if threshold:
-            check_number("assistant_confidence_threshold", threshold, 0.0, 1.0)
-            return Confidence(threshold, gamma or Confidence.max_draft)
-        if schedule in ("heuristic", "heuristic_transient"):
-            return Heuristic(gamma or Heuristic.initial, max(gamma or 0, Heuristic.max_draft))
-        if schedule not in (None, "constant"):
-            raise ValueError(
-                f'num_assistant_tokens_schedule: expected "constant" or "heuristic", got {shown(schedule)}'
-            )
-        return Constant(gamma or self.generator_settings.get("prompt_lookup_num_tokens") or Constant.gamma)
+        lookup = self.generator_settings.get("prompt_lookup_num_tokens")
+        return draft_stop(self.policy, self.assistant, self.settings, lookup)
 
     # -- the call -----------------------------------------------------------------------------------------------------
 
@@ -272,16 +196,8 @@ class Runner:
             self.streamer.end()
         if not wants:
             return sequences
-        length = sequences.shape[1] - input_ids.shape[1]
-        fields: dict[str, Any] = {
-            "sequences": sequences,
-            "scores": new_tokens_first(call.scores, length) if call.keep_scores else None,
-            "logits": new_tokens_first(call.logits, length) if call.keep_logits else None,
-            "past_key_values": target.export(len(input_ids), model_kwargs.get(mask_name(model))),
-            "speculation": None if cuts_outputs(model) else stats,
-        }
-        kind = SpeculativeEncoderDecoderOutput if model.config.is_encoder_decoder else SpeculativeDecoderOnlyOutput
-        return kind(**fields)
+        cache = target.export(len(input_ids), model_kwargs.get(mask_name(model)))
+        return output_of(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, stats)
 
     def decode(self, call: Call) -> SpeculationStats:
         """The rounds themselves; a subclass may walk otherwise."""

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-import wrong_uses
+import refused
 from support.profiles import profile
 
 from hf_lossy_assist import LossyPolicy, as_policy, demo
@@ -82,8 +82,8 @@ BAD = {
 
 
 def refusal(call, *given):
-    error = wrong_uses.refusal(lambda: call(*given))
-    assert wrong_uses.fault(error) is None, f"{wrong_uses.fault(error)}: {str(error)[:200]!r}"
+    error = refused.refusal(lambda: call(*given))
+    assert refused.fault(error) is None, f"{refused.fault(error)}: {str(error)[:200]!r}"
     return str(error)
 
 

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import refused
 import torch
-import wrong_uses
 from datasets import load_from_disk
 from support import small
 from typer.testing import CliRunner
@@ -92,8 +92,8 @@ class Job:
         return sorted(p for p in self.part.iterdir() if p.suffix in (".parquet", ".jsonl", ".safetensors"))
 
     def refused(self, *names, **given):
-        error = wrong_uses.refusal(lambda: self(resume=True, **given))
-        assert wrong_uses.fault(error) is None, f"{wrong_uses.fault(error)}: {error!r}"
+        error = refused.refusal(lambda: self(resume=True, **given))
+        assert refused.fault(error) is None, f"{refused.fault(error)}: {error!r}"
         for name in names:
             assert name in str(error), str(error)
         assert not self.out.exists()
@@ -250,7 +250,7 @@ def test_the_command_says_so_in_one_line(tmp_path, monkeypatch):
     file = tmp_path / "out.partial" / "00000.jsonl"
     file.write_text("nonsense\n")
     error = CliRunner().invoke(app, [*arguments, "--resume"]).exception
-    assert wrong_uses.fault(error) is None and f"{file}, line 1" in str(error), repr(error)
+    assert refused.fault(error) is None and f"{file}, line 1" in str(error), repr(error)
 
 
 # -- records ------------------------------------------------------------------------------------------------------------
@@ -308,19 +308,19 @@ def test_a_finished_dataset_is_whole(dataset):
     [file] = folder.glob("*.arrow")
     for place in (len(file.read_bytes()) // 2, 8, -8):
         flip(file, place)
-        error = wrong_uses.refusal(lambda: read(folder))
-        assert wrong_uses.fault(error) is None and str(file) in str(error)
+        error = refused.refusal(lambda: read(folder))
+        assert refused.fault(error) is None and str(file) in str(error)
         flip(file, place)
     arrow = {name: value for name, value in facts["files"].items() if name.endswith(".arrow")}
     (folder / record).write_text(json.dumps(facts | {"files": arrow}))
     assert len(read(folder)) == before  # version 0.1.0 recorded those alone
     for change in ({"files": {}}, {"files": None}, {"files": 3}):
         (folder / record).write_text(json.dumps(facts | change))
-        error = wrong_uses.refusal(lambda: read(folder))
-        assert wrong_uses.fault(error) is None and str(folder) in str(error), repr(error)
+        error = refused.refusal(lambda: read(folder))
+        assert refused.fault(error) is None and str(folder) in str(error), repr(error)
     (folder / record).write_text(json.dumps({name: value for name, value in facts.items() if name != "files"}))
-    error = wrong_uses.refusal(lambda: read(folder))
-    assert wrong_uses.fault(error) is None and "expected the SHA-256 of each file" in str(error)
+    error = refused.refusal(lambda: read(folder))
+    assert refused.fault(error) is None and "expected the SHA-256 of each file" in str(error)
 
 
 @pytest.mark.parametrize("sealed", [True, False])
@@ -341,8 +341,8 @@ def test_a_dataset_reads_no_other_folder(dataset, sealed):
         None,
     ):
         (folder / "state.json").write_text(json.dumps(state | {"_data_files": [{"filename": name}]}))
-        error = wrong_uses.refusal(lambda: read(folder))
-        assert wrong_uses.fault(error) is None and str(folder / "state.json") in str(error), repr(error)
+        error = refused.refusal(lambda: read(folder))
+        assert refused.fault(error) is None and str(folder / "state.json") in str(error), repr(error)
 
 
 # -- whose files --------------------------------------------------------------------------------------------------------
@@ -353,8 +353,8 @@ def test_a_folder_of_the_users_own_is_not_taken(job):
     (job.part / "notes.txt").write_text("mine")
     (job.part / "whole" / "more.part").write_text("mine")
     for resume in (False, True):
-        error = wrong_uses.refusal(lambda: job(resume=resume))  # noqa: B023
-        assert wrong_uses.fault(error) is None and f"{job.part} is to hold" in str(error) and "notes.txt" in str(error)
+        error = refused.refusal(lambda: job(resume=resume))  # noqa: B023
+        assert refused.fault(error) is None and f"{job.part} is to hold" in str(error) and "notes.txt" in str(error)
     assert (job.part / "whole" / "more.part").read_text() == "mine" == (job.part / "notes.txt").read_text()
     assert not job.out.exists()
 
@@ -397,8 +397,8 @@ def test_a_dataset_that_was_not_moved_any_more_is_made_again(tmp_path, monkeypat
 def test_a_finished_record_that_is_none(dataset, text):
     folder, read, record = dataset
     (folder / record).write_text(text)
-    error = wrong_uses.refusal(lambda: read(folder))
-    assert wrong_uses.fault(error) is None and record in str(error), repr(error)
+    error = refused.refusal(lambda: read(folder))
+    assert refused.fault(error) is None and record in str(error), repr(error)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"null", b"\xff"])
@@ -406,8 +406,8 @@ def test_a_finished_record_that_is_none(dataset, text):
 def test_what_datasets_wrote_beside_it_is_damaged(dataset, name, content):
     folder, read, _ = dataset
     (folder / name).write_bytes(content)
-    error = wrong_uses.refusal(lambda: read(folder))
-    assert error is None or (wrong_uses.fault(error) is None and str(folder) in str(error)), repr(error)
+    error = refused.refusal(lambda: read(folder))
+    assert error is None or (refused.fault(error) is None and str(folder) in str(error)), repr(error)
 
 
 def test_a_record_without_what_fitting_reads(finished, tmp_path):
@@ -439,8 +439,8 @@ def test_a_record_without_what_fitting_reads(finished, tmp_path):
     changes += [{"versions": 5}, {"hidden_size": 7}, {"hidden_size": True}, {"prompts": -1}]
     for change in changes:
         (folder / "collect.json").write_text(json.dumps(facts | change))
-        error = wrong_uses.refusal(lambda: read_table(folder))
-        assert error is not None and wrong_uses.fault(error) is None, f"{change}: {error!r}"
+        error = refused.refusal(lambda: read_table(folder))
+        assert error is not None and refused.fault(error) is None, f"{change}: {error!r}"
         assert next(iter(change)) in str(error) or "collect.json" in str(error), f"{change}: {error!r}"
 
 
@@ -465,10 +465,10 @@ def test_a_record_of_mining_that_no_run_wrote(finished, tmp_path):
     ]
     for change in changes:
         (folder / "mine.json").write_text(json.dumps(facts | change))
-        error = wrong_uses.refusal(
+        error = refused.refusal(
             lambda: check_models(read_mined(folder), models()["target"], models()["draft"], words())
         )
-        assert error is not None and wrong_uses.fault(error) is None, f"{change}: {error!r}"
+        assert error is not None and refused.fault(error) is None, f"{change}: {error!r}"
         assert "mine.json" in str(error), f"{change}: {error!r}"
 
 
@@ -483,8 +483,8 @@ def test_an_identity_is_of_its_entries_and_types():
         {"more": 1},
         {"num_layers": 10**400},
     ):
-        error = wrong_uses.refusal(lambda: ModelIdentity.from_dict(asdict(made) | change))  # noqa: B023
-        assert wrong_uses.fault(error) is None, f"{change}: {error!r}"
+        error = refused.refusal(lambda: ModelIdentity.from_dict(asdict(made) | change))  # noqa: B023
+        assert refused.fault(error) is None, f"{change}: {error!r}"
 
 
 @pytest.mark.parametrize("name", ["id", "model_type", "revision"])

@@ -9,8 +9,8 @@ from functools import cache
 
 import numpy as np
 import pytest
+import refused
 import torch
-import wrong_uses
 from support import small
 from support.profiles import profile
 from typer.testing import CliRunner
@@ -86,9 +86,7 @@ def built(cls, name, field, value):
 
 
 def one_line(error, what):
-    assert wrong_uses.fault(error) is None, (
-        f"{what}: {wrong_uses.fault(error)}: {type(error).__name__}: {str(error)[:300]}"
-    )
+    assert refused.fault(error) is None, f"{what}: {refused.fault(error)}: {type(error).__name__}: {str(error)[:300]}"
     assert len(str(error)) < 400, f"{what}: {len(str(error))} characters"
 
 
@@ -114,7 +112,7 @@ def test_every_field_of_a_policy(kind, name, field):
     accepted = 0
     for what, value in VALUES.items():
         kept = []
-        error = wrong_uses.refusal(lambda: kept.append(built(cls, name, field, value)))  # noqa: B023
+        error = refused.refusal(lambda: kept.append(built(cls, name, field, value)))  # noqa: B023
         if error is not None:
             one_line(error, f"{field}={what}")
         elif kept and runnable and accepted < 4:
@@ -140,7 +138,7 @@ def test_a_policy_file(tmp_path, number):
         spec = {f: plain.get(f, needed().get(f)) for f in names - {field, "profile"} if f in needed()}
         text = json.dumps({kind: {"name": name} | spec | {field: "HERE"}}, default=str)
         (tmp_path / "policy.json").write_text(text.replace('"HERE"', number))
-        error = wrong_uses.refusal(lambda: hla.as_policy(tmp_path / "policy.json"))
+        error = refused.refusal(lambda: hla.as_policy(tmp_path / "policy.json"))
         if error is not None:
             one_line(error, f"{name}.{field}={number[:20]}")
         whole = isinstance(next(f for f in dataclasses.fields(cls) if f.name == field).default, int)
@@ -157,7 +155,7 @@ def test_every_field_of_settings(cls):
     for field in dataclasses.fields(cls):
         for what, value in VALUES.items():
             given = {"hidden_size": 8} if cls is HeadConfig else {}
-            error = wrong_uses.refusal(lambda: cls(**given | {field.name: value}))  # noqa: B023
+            error = refused.refusal(lambda: cls(**given | {field.name: value}))  # noqa: B023
             if error is not None:
                 one_line(error, f"{field.name}={what}")
             elif isinstance(field.default, int) and not isinstance(field.default, bool):
@@ -256,17 +254,17 @@ def test_parts_inside_one_another(seam, parts, level, deep):
     if deep == 16:
         runs(hla.as_policy(spec))
         return
-    error = wrong_uses.refusal(lambda: hla.as_policy(spec))
+    error = refused.refusal(lambda: hla.as_policy(spec))
     one_line(error, deep)
     assert "inside one another" in str(error)
 
 
 def test_a_long_moving_average_ends():
     """Costs are worked out for every number of verified tokens of every γ: 128 is the longest."""
-    error = wrong_uses.refusal(lambda: hla.MovingAverage(step=0.1, max_draft=10**20))
+    error = refused.refusal(lambda: hla.MovingAverage(step=0.1, max_draft=10**20))
     one_line(error, "max_draft")
     runs(hla.LossyPolicy(stop=hla.MovingAverage(step=0.1, max_draft=128)))
-    assert wrong_uses.refusal(lambda: hla.MovingAverage(step=0.1).with_longest(129)) is not None
+    assert refused.refusal(lambda: hla.MovingAverage(step=0.1).with_longest(129)) is not None
 
 
 def test_a_window_that_no_draft_has_is_strict():

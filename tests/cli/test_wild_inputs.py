@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from refused import fault
 from starlette.responses import Response
 from support.openai_server import OpenAIServer
-from wrong_uses import fault
 
 from hf_lossy_assist import (
     Head,

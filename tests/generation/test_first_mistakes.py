@@ -5,7 +5,8 @@ import re
 
 import first_mistakes
 import pytest
-import wrong_uses
+import refused
+import right_use
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.policy.names import SEAMS
@@ -34,10 +35,10 @@ LINES = {
 
 @pytest.mark.parametrize("what", first_mistakes.MISTAKES)
 def test_a_first_mistake_prints_one_line_with_the_way_out(what):
-    error = wrong_uses.refusal(first_mistakes.MISTAKES[what][1])
+    error = refused.refusal(first_mistakes.MISTAKES[what][1])
     assert re.search(LINES[what], str(error)), str(error)
     if what != "forgot enable":  # Transformers' own line: nothing is patched at import
-        assert wrong_uses.fault(error) is None
+        assert refused.fault(error) is None
 
 
 def test_the_script_prints_them_all(capsys, monkeypatch):
@@ -67,7 +68,7 @@ def test_a_bare_name_is_a_policy_or_is_told_how_to_write_it(seam, name):
 
 
 def test_a_rule_by_its_bare_name_writes_what_the_object_writes():
-    texts = [wrong_uses.generate(lossy_policy=policy) for policy in ("block_verification", hla.BlockVerification())]
+    texts = [right_use.generate(lossy_policy=policy) for policy in ("block_verification", hla.BlockVerification())]
     assert texts[0].equal(texts[1])
 
 

@@ -3,9 +3,9 @@ what a caller's own code raises, and what says that memory is out, stays as it i
 
 import pytest
 import torch
+from refused import fault
 from support import small
 from transformers import GenerationConfig, LogitsProcessorList
-from wrong_uses import fault
 
 from hf_lossy_assist import enable
 from hf_lossy_assist.generation.preparing import refusals_in_one_line

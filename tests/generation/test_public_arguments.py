@@ -4,8 +4,9 @@ import functools
 import inspect
 
 import pytest
+import refused
+import right_use
 import torch
-import wrong_uses
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.registry import KINDS, entries
@@ -18,9 +19,9 @@ def head(**config):
 # What a parameter without a default is given while another one is tried.
 GIVEN = {
     "head": head, "stop": hla.SVIP, "stops": lambda: (hla.SVIP(),), "rule": hla.Typical, "rules": lambda: (hla.Typical(),),
-    "policy": lambda: "svip", "model": wrong_uses.target, "config": lambda: hla.HeadConfig(16), "table": lambda: ((1, 2),),
+    "policy": lambda: "svip", "model": right_use.target, "config": lambda: hla.HeadConfig(16), "table": lambda: ((1, 2),),
     "layers": lambda: 1, "hidden_size": lambda: 16, "alpha": lambda: 0.5, "weight": lambda: 0.5, "threshold": lambda: 0.1,
-    "budget": lambda: 0.5, "lenience": lambda: 0.5, "k": lambda: 4, "companion": wrong_uses.draft, "given": lambda: "svip",
+    "budget": lambda: 0.5, "lenience": lambda: 0.5, "k": lambda: 4, "companion": right_use.draft, "given": lambda: "svip",
     "function": lambda: max, "name": lambda: "x",
 }  # fmt: skip
 WRONG = (object(), "x", -3, 2.5, float("nan"), True, [], {}, None, "\n", torch.zeros(2))
@@ -83,9 +84,9 @@ def attempt(name, parameter, value):
 @pytest.mark.parametrize(("name", "parameter"), [pair for pair in parameters() if pair not in LATER])
 def test_a_wrong_argument_gets_one_line(name, parameter):
     for value in WRONG:
-        error = wrong_uses.refusal(functools.partial(attempt, name, parameter, value))
-        assert error is None or wrong_uses.fault(error) is None, f"{value!r}: {error!r}"
-    assert wrong_uses.refusal(functools.partial(attempt, name, parameter, WRONG[0])) is not None
+        error = refused.refusal(functools.partial(attempt, name, parameter, value))
+        assert error is None or refused.fault(error) is None, f"{value!r}: {error!r}"
+    assert refused.refusal(functools.partial(attempt, name, parameter, WRONG[0])) is not None
 
 
 def test_what_is_looked_at_later_exists():

@@ -3,6 +3,8 @@
 import re
 
 import pytest
+import refused
+import right_use
 import torch
 import wrong_policies
 import wrong_uses
@@ -50,8 +52,8 @@ NAMES = {
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_a_wrong_use_is_refused_in_one_line(name):
-    error = wrong_uses.refusal(CASES[name])
-    fault = wrong_uses.fault(error)
+    error = refused.refusal(CASES[name])
+    fault = refused.fault(error)
     assert fault is None, f"{fault}: {error!r}"
     assert re.search(NAMES.get(name, ""), str(error)), str(error)
 
@@ -62,13 +64,13 @@ def test_every_name_belongs_to_a_case():
 
 def test_the_right_use_beside_them_is_accepted():
     """Otherwise a wrong use could be refused for another reason than the one in its name."""
-    for model in (wrong_uses.target(), wrong_uses.t5()):
-        assistant = {"assistant_model": model} if model is wrong_uses.t5() else {}
-        assert wrong_uses.generate(model, **assistant).shape[0] == 1
-    prompts = wrong_uses.mask([1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1])
-    for use in (wrong_uses.generate, wrong_uses.by_runner):
+    for model in (right_use.target(), right_use.t5()):
+        assistant = {"assistant_model": model} if model is right_use.t5() else {}
+        assert right_use.generate(model, **assistant).shape[0] == 1
+    prompts = right_use.mask([1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1])
+    for use in (right_use.generate, right_use.by_runner):
         assert use(**prompts).shape == (2, 14) and use(**prompts, do_sample=True).shape == (2, 14)
-    assert wrong_uses.generate(assistant_model=None, prompt_lookup_num_tokens=3).shape == (1, 14)
+    assert right_use.generate(assistant_model=None, prompt_lookup_num_tokens=3).shape == (1, 14)
 
 
 def two_lines():
@@ -83,10 +85,10 @@ def test_the_script_finds_each_kind_of_fault(capsys):
         "from torch": (lambda: torch.nn.Linear(2, 2).load_state_dict(3), "found out only in modules/module.py"),
     }
     for call, found in faults.values():
-        assert wrong_uses.fault(wrong_uses.refusal(call)) == found
-    assert wrong_uses.main({name: call for name, (call, _) in faults.items()}) == 1
+        assert refused.fault(refused.refusal(call)) == found
+    assert refused.main({name: call for name, (call, _) in faults.items()}) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 * len(faults) + 1 and lines[0] == " 1 accepted: NoneType: None"
     good = "unknown policy name"
-    assert wrong_uses.main({good: lambda: wrong_uses.generate(lossy_policy="svipp")}) == 0
+    assert refused.main({good: lambda: right_use.generate(lossy_policy="svipp")}) == 0
     assert re.match(r" 1 unknown policy name: ValueError: .*'svip'", capsys.readouterr().out)

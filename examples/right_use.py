@@ -1,0 +1,130 @@
+"""Tiny random models and a call of generate that is right: what the wrong uses beside this file change one thing of."""
+
+import copy
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from transformers.generation.streamers import BaseStreamer
+
+import hf_lossy_assist as hla
+
+
+VOCAB = 97
+
+
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+def llama(vocab: int = VOCAB, **config: Any) -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocab, **SIZES | config)).eval()
+
+
+@cache
+def target() -> Any:
+    return hla.enable(llama())
+
+
+@cache
+def two_layers() -> Any:
+    return hla.enable(llama(num_hidden_layers=2))
+
+
+@cache
+def draft() -> Any:
+    return llama()
+
+
+@cache
+def t5() -> Any:
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    return hla.enable(T5ForConditionalGeneration(T5Config(vocab_size=VOCAB, decoder_start_token_id=0, **sizes)).eval())
+
+
+def ids(rows: int = 1, width: int = 6) -> torch.Tensor:
+    return torch.arange(4, 4 + rows * width).view(rows, width)
+
+
+def mask(*rows: list[int]) -> dict[str, torch.Tensor]:
+    return {"input_ids": ids(len(rows)), "attention_mask": torch.tensor(rows)}
+
+
+def generate(model: Any = None, **settings: Any) -> Any:
+    """A call that would be right if `settings` were empty."""
+    given = {"input_ids": ids(), "assistant_model": draft(), "lossy_policy": "strict", "max_new_tokens": 8}
+    given |= {"do_sample": False} | settings
+    return (target() if model is None else model).generate(**{k: v for k, v in given.items() if v is not ...})
+
+
+def broken(model: Any) -> Any:
+    """A copy that gives NaN as soon as a text holds token 10, as weights damaged on the way would."""
+    model = hla.disable(copy.deepcopy(model))
+    with torch.no_grad():
+        model.get_input_embeddings().weight[10] = float("nan")
+    return model
+
+
+@cache
+def gpt2(positions: int) -> Any:
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}
+    return hla.enable(GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=positions, **sizes)).eval())
+
+
+class StatesReader(LlamaForCausalLM):
+    """With the inputs of Gemma 4's assistants, which draft from the target's keys and values."""
+
+    def forward(self, input_ids: Any = None, inputs_embeds: Any = None, shared_kv_states: Any = None) -> Any:
+        raise AssertionError("never run")
+
+
+class NoiseReader(LlamaForCausalLM):
+    """With the inputs of DFlash's assistants, which denoise a block from the target's hidden states."""
+
+    def forward(self, noise_embeds: Any, context_hidden_states: Any, past_key_values: Any = None) -> Any:
+        raise AssertionError("never run")
+
+
+class Printer(BaseStreamer):
+    def put(self, value: Any) -> None:
+        print(value)
+
+    def end(self) -> None:
+        print()
+
+
+def by_runner(**settings: Any) -> Any:
+    """The same without `enable`."""
+    return generate(
+        draft(), assistant_model=..., lossy_policy=..., custom_generate=hla.Runner("svip", draft()), **settings
+    )
+
+
+def flash(model: Any) -> Any:
+    model = copy.deepcopy(model)
+    model.config._attn_implementation = "flash_attention_2"
+    return model
+
+
+def filled(cache: Any) -> Any:
+    """`cache`, holding the prompt's first tokens."""
+    draft()(ids()[:, :3], past_key_values=cache)
+    return cache

@@ -57,6 +57,7 @@ def load() -> None:
 
 
 def load_rooms() -> None:
+    """The first half of `load`: each file of this package's own rooms. Nothing where it is called while such a file is imported."""
     if getattr(_reading, "now", False):
         return
     for room in ROOMS:

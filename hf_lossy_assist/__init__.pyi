@@ -7,6 +7,9 @@ from .artifacts.heads import Head as Head
 from .artifacts.heads import LinearHead as LinearHead
 from .artifacts.heads import MLPHead as MLPHead
 from .artifacts.profile import Profile as Profile
+from .batch.randomness import Randomness as Randomness
+from .batch.rows import Rows as Rows
+from .drafters.base import DraftContext as DraftContext
 from .drafters.base import Drafter as Drafter
 from .drafters.base import DrafterRun as DrafterRun
 from .drafters.composite import CompositeDrafter as CompositeDrafter

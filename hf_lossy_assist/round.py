@@ -12,20 +12,33 @@ from functools import cached_property
 import torch
 
 
+# The place in a round of the token behind the draft: no drafted one comes so far.
+BEHIND_THE_DRAFT = (1 << 32) - 1
+
+
 @dataclass(frozen=True)
 class Draft:
-    """What a drafter proposes."""
+    """What a drafter proposes.
 
-    tokens: torch.Tensor  # (B, γ) int64   on the target's device
-    lengths: torch.Tensor  # (B,) int64    how many of them each row drafted
-    call_rows: torch.Tensor  # (B,) int64  which row of the call each row is
-    planned: int  # the most tokens that a row might have drafted, known before the round
-    sampling: bool  # False: greedy, tokens are argmax
-    # (B, γ, V) float32: the distributions that the tokens were drawn from (greedy: whose argmax they are, if a rule or a filter reads
-    # them). None: each token was certain, q = 1.
+    Args:
+        tokens (B, γ) int64: on the target's device; rows that drafted less are padded on the right with anything.
+        lengths (B,) int64: how many of them each row drafted.
+        call_rows (B,) int64: which row of the call each row is, `Rows.order`.
+        planned: the most tokens that a row might have drafted, known before the round.
+        sampling: False: greedy, each token is an argmax.
+        probs (B, γ, V) float32: the distributions that the tokens were drawn from; greedy: whose argmax they are, if a rule or a filter
+            reads them. None: each token counts as certain, q = 1, which is lossless however it was found.
+        hidden (B, γ, H): the draft's hidden states, if the rule's head reads them.
+        peaks (B, γ): one number of each token's distribution (greedy: its largest logit), not finite where the logits make no distribution.
+    """
+
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+    call_rows: torch.Tensor
+    planned: int
+    sampling: bool
     probs: torch.Tensor | None = None
-    hidden: torch.Tensor | None = None  # (B, γ, H)  the draft's hidden states, if the rule's head reads them
-    # (B, γ): one number of each token's distribution (greedy: its largest logit), not finite where the logits make no distribution.
+    hidden: torch.Tensor | None = None
     peaks: torch.Tensor | None = None
 
     @property
@@ -126,14 +139,20 @@ class Verified:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a round ends with: each row commits its first `accepted` drafted tokens and then `token`."""
+    """What a round ends with: each row commits its first `accepted` drafted tokens and then `token`.
 
-    accepted: torch.Tensor  # (B,) int64    n
-    token: torch.Tensor  # (B,) int64       the correction after a rejection, else the bonus token
-    lossy: torch.Tensor  # (B, γ) bool      accepted tokens that strict acceptance would have rejected
-    unchecked: torch.Tensor | None = (
-        None  # (B, γ) bool   accepted tokens that were not compared with the target; None: all were
-    )
-    coins: torch.Tensor | None = (
-        None  # (B, γ) in [0, 1)   what acceptance probabilities were compared with; None: greedy
-    )
+    A row whose text ends within them commits less.
+
+    Args:
+        accepted (B,) int64: n.
+        token (B,) int64: the correction after a rejection, else the bonus token.
+        lossy (B, γ) bool: accepted tokens that strict acceptance would have rejected.
+        unchecked (B, γ) bool: accepted tokens that were not compared with the target; None: all were.
+        coins (B, γ) float32 in [0, 1): what acceptance probabilities were compared with; None: greedy.
+    """
+
+    accepted: torch.Tensor
+    token: torch.Tensor
+    lossy: torch.Tensor
+    unchecked: torch.Tensor | None = None
+    coins: torch.Tensor | None = None

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..round import Verified
+from ..round import BEHIND_THE_DRAFT, Verified
 from ..rules.base import draw
 from ..validation import shown
 
 
-BEHIND_THE_DRAFT, COINS = (1 << 32) - 1, (1 << 32) - 2  # places of one round behind all that can be drafted
+COINS = BEHIND_THE_DRAFT - 1  # the place of a round's coins
 
 
 class Randomness:
@@ -58,10 +58,11 @@ class Randomness:
         own = [self.rows[row].coins(tokens.shape[1]) for row in verified.call_rows.tolist()]
         return torch.stack(own).to(tokens.device)
 
-    def draw(self, probs: torch.Tensor, call_rows: torch.Tensor, place: int = BEHIND_THE_DRAFT) -> torch.Tensor:
+    def draw(self, probs: torch.Tensor, call_rows: torch.Tensor, place: int) -> torch.Tensor:
         """One token from each distribution (B, V), not necessarily normalised → (B,) int64.
 
-        `place`: which of the round's tokens it is, the drafted ones from 0.
+        `call_rows` (B,): the number in the call of each row, `Rows.order`. `place`: which of the round's tokens it is, the drafted ones
+        from 0; two draws of one place are not independent where each row has a generator of its own.
         """
         if self.rows is None:
             return draw(probs, self.generator)

@@ -87,7 +87,7 @@ class Rows:
         """True where a row's mask hides more than padding on its left."""
         return self._columns is not None
 
-    def prompts(self) -> list[torch.Tensor]:
+    def texts(self) -> list[torch.Tensor]:
         """Each row's text so far without padding, (n,)."""
         if self._columns is None:
             return [self.ids[b, pad:n] for b, (pad, n) in enumerate(zip(self.pads, self.lengths, strict=True))]

@@ -4,7 +4,7 @@
 propose is verified.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,30 +15,45 @@ from ..batch.processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.cached import CachedModel
-from ..registry import set_base
+from ..registry import entry, set_base
 from ..round import Draft, Verified
 from ..stats.clock import Clock
 from ..stops import StopRun
+from ..validation import nearest, shown
 
 
 @dataclass(frozen=True)
 class DraftContext:
-    """What one generate call hands to a drafter."""
+    """What one generate call hands to a drafter.
 
-    target: Any  # the Transformers model
+    Args:
+        target: the Transformers model.
+        rows (`Rows`): the texts of the call.
+        stop (`StopRun`): how much each row may draft; its limits reach `propose`.
+        processing: the call's logits processors.
+        vocabulary: how many token ids the target has.
+        sampling: False: greedy.
+        clock: where seconds are counted.
+        assistant_run: makes the drafter of `assistant_model=`; None: the call has none.
+    """
+
+    target: Any
     rows: Rows
     stop: StopRun
     processing: Processing
-    vocabulary: int  # how many token ids the target has
+    vocabulary: int
     sampling: bool
     clock: Clock
-    # Makes the drafter of `assistant_model=`; None: the call has none.
     assistant_run: Callable[[], "DrafterRun"] | None = None
 
 
 @dataclass(frozen=True)
 class Drafter:
-    """The base of drafters: settings, and `start`. Pass one as `generate(…, lossy_policy=…, drafter=…)`."""
+    """The base of drafters: settings, and `start`. Pass one as `generate(…, lossy_policy=…, drafter=…)`.
+
+    What a subclass says of itself: `needs_assistant`, it drafts with the call's `assistant_model`; `gives_probs`, its drafts have
+    distributions, which rules and filters may read.
+    """
 
     needs_assistant: ClassVar[bool] = False  # drafts with the call's `assistant_model`
     gives_probs: ClassVar[bool] = False  # its drafts have distributions, which rules and filters may read
@@ -48,8 +63,37 @@ class Drafter:
         raise NotImplementedError(f"{type(self).__name__} needs a method start(context)")
 
 
+def as_drafter(given: Any) -> Drafter | None:
+    """A drafter as `generate(…, drafter=…)` takes it: one, the name of one, or its JSON form, a dict with the name and parameters.
+
+    Raises: `TypeError` or `ValueError`, one line with the nearest match.
+    """
+    if given is None or isinstance(given, Drafter):
+        return given
+    if isinstance(given, str):
+        given = {"name": given}
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise TypeError(
+            f"drafter: expected a drafter such as SuffixDrafter(), its name, or a dict with its name, got {shown(given)}"
+        )
+    found, settings = entry("drafter", given["name"], "drafter: "), {k: v for k, v in given.items() if k != "name"}
+    what = f"drafter {found.name}"
+    unknown = [str(name) for name in settings if name not in found.parameters]
+    if unknown:
+        raise ValueError(f"{what}: {nearest('parameter', unknown[0], found.parameters)}")
+    missing = [name for name in found.required if name not in settings]
+    if missing:
+        raise ValueError(f"{what}: the parameter {missing[0]} is missing: it has no default")
+    made: Drafter = found.make(**settings)
+    return made
+
+
 class DrafterRun:
-    """A drafter at work in one generate call."""
+    """A drafter at work in one generate call.
+
+    What a subclass says of itself: `gives_probs` as in the settings; `tokens_are_sure`, what it proposes needs no look;
+    `target_features` (`FeatureSpec`), the hidden states of the target that `learn` is given.
+    """
 
     # Which hidden states of the target `learn` is given; None: none.
     target_features: FeatureSpec | None = None

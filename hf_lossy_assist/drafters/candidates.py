@@ -20,7 +20,7 @@ class CandidateRun(DrafterRun):
         self.generator, self.vocabulary, self.sampling, self.clock = generator, vocabulary, sampling, clock
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        text = rows.prompts()[0][None]
+        text = rows.texts()[0][None]
         with self.clock.time("draft"):
             try:
                 candidates, logits = self.generator.get_candidates(text)
@@ -38,7 +38,7 @@ class CandidateRun(DrafterRun):
     def learn(
         self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None
     ) -> None:
-        text = rows.prompts()[0][None]
+        text = rows.texts()[0][None]
         self.generator.update_candidate_strategy(text, verified.logits, accepted[0])
 
     def select(self, keep: Sequence[int]) -> None:

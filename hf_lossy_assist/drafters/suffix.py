@@ -132,7 +132,7 @@ class SuffixRun(DrafterRun):
 
     def _read(self, rows: Rows) -> None:
         """Index what was committed since the last round."""
-        for row, text in zip(rows.index, rows.prompts(), strict=True):
+        for row, text in zip(rows.index, rows.texts(), strict=True):
             if row not in self.texts:
                 self.texts[row] = IndexedText(self.settings.min_match, self.settings.max_match)
             known = self.texts[row]

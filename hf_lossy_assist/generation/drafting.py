@@ -146,7 +146,7 @@ def _candidate_run(given: DraftWith, made: Prepared) -> DrafterRun:
         processors = without_callers(processors)
     generator = (model if given.exit is None else early_twin(model))._get_candidate_generator(
         generation_config=config,
-        input_ids=rows.prompts()[0][None],
+        input_ids=rows.texts()[0][None],
         inputs_tensor=made.inputs_tensor,
         assistant_model=given.assistant,
         logits_processor=processors,

@@ -47,7 +47,7 @@ def cropping(model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str, 
     if not base_of(model).config.is_encoder_decoder:
         _refuse_ungrown(model_kwargs, rows.width)
     whole = model_kwargs.get(mask_name(model)) is not None  # a draft is not told of the tokens that are hidden
-    return CroppingModel(model, model_kwargs, rows.ids[:, : rows.width] if whole else rows.prompts()[0][None])
+    return CroppingModel(model, model_kwargs, rows.ids[:, : rows.width] if whole else rows.texts()[0][None])
 
 
 def _refuse_ungrown(model_kwargs: dict[str, Any], width: int) -> None:

@@ -1,6 +1,6 @@
 """`Runner`: a policy and a draft as the decoding loop that Transformers' `generate` calls with everything prepared."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..batch.processing import Processing, from_transformers
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
 from ..batch.token_types import types_for
-from ..drafters.base import DraftContext, Drafter
+from ..drafters.base import DraftContext, Drafter, as_drafter
 from ..engine.call import Call
 from ..engine.loop import decode, prefill
 from ..models.cached import CachedModel
@@ -46,7 +46,7 @@ class Runner:
         streamer, tokenizer, assistant_tokenizer: what `generate` would be given; it does not hand them to a callable.
         settings (`dict`, *optional*): `num_assistant_tokens`, `num_assistant_tokens_schedule`, `assistant_confidence_threshold`.
         generator: where random numbers come from: one generator, or one for each row of the call; by default torch's global one.
-        drafter: what drafts, in place of the assistant alone.
+        drafter: what drafts, in place of the assistant alone: a `Drafter`, or its name or JSON form.
         cache_given: the caller passes `past_key_values`, which must be the cache that is filled, even if it is empty yet.
     """
 
@@ -61,7 +61,7 @@ class Runner:
         settings: dict[str, Any] | None = None,
         cache_given: bool = False,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
-        drafter: Drafter | None = None,
+        drafter: Drafter | str | Mapping[str, Any] | None = None,
     ):
         self.policy, self.streamer = as_policy(policy), streamer
         # As Transformers has it, torch.compile(model).generate runs the model inside, and so does a draft.
@@ -71,9 +71,7 @@ class Runner:
             raise TypeError(f"Runner: settings: expected a dict of {', '.join(DRAFT_SETTINGS)}, got {shown(settings)}")
         self.settings, self.cache_given = dict(settings or {}), cache_given
         self.generator = check_generator(generator)
-        if drafter is not None and not isinstance(drafter, Drafter):
-            raise TypeError(f"drafter: expected a drafter such as SuffixDrafter(), got {shown(drafter)}")
-        self.drafter = drafter
+        self.drafter = as_drafter(drafter)
         self.generator_settings: dict[str, Any] = {}
         self._other: bool | None = None
         self.called = False
@@ -158,7 +156,7 @@ class Runner:
         wants, spec = generation_config.return_dict_in_generate, rule.features
         rows.keeps_scores = bool(wants and generation_config.output_scores)
         call = Call(
-            rows=rows, target=target, drafter=drafter, stop=stop, rule=rule.start(rows.prompts()), policy=self.policy,
+            rows=rows, target=target, drafter=drafter, stop=stop, rule=rule.start(rows.texts()), policy=self.policy,
             processing=processing, randomness=Randomness(self.generator, len(rows.index)), clock=clock, positions=positions,
             vocabulary=vocabulary,
             companion=None if companion is None else rowwise(companion, model, rows, vocabulary),

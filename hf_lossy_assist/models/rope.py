@@ -152,7 +152,7 @@ def renew(models: Sequence[tuple[Any, ChangingRope]], rows: Any, clock: Any) -> 
         for b in rope.due(rows.held()) if hasattr(model, "renew") else []:  # Transformers' own cache needs no telling
             if not rows.finished[b]:
                 with clock.time("prefill"):
-                    model.renew(b, rows.prompts()[b][: model.lengths[b]])
+                    model.renew(b, rows.texts()[b][: model.lengths[b]])
 
 
 def _distinct(clean: torch.nn.Module, lengths: torch.Tensor, layer_type: str | None) -> torch.Tensor:

@@ -84,7 +84,7 @@ class Entry:
                 f"{what}: a lossy {self.kind} needs a neutral setting, such as neutral={{'threshold': 0.0}}"
             )
         unknown = sorted(set(map(str, self.neutral or {})) - set(self.parameters))
-        if unknown:
+        if unknown and self.parameters:  # a class without any is no dataclass, which is refused with its reason
             raise ValueError(f"{what}: neutral: {nearest('parameter', unknown[0], self.parameters)}")
         if not self.summary.endswith("."):
             raise ValueError(f"{what}: expected a summary that ends with a full stop, got {shown(self.summary)}")
@@ -106,8 +106,11 @@ class Entry:
 
     @property
     def source(self) -> str:
-        """Where it comes from: the paper's address, an engine, or this package."""
-        return f"huggingface.co/papers/{self.paper}" if _ARXIV.fullmatch(self.paper) else self.paper or "this package"
+        """Where it comes from: the paper's address, an engine, this package or another one."""
+        if _ARXIV.fullmatch(self.paper):
+            return f"huggingface.co/papers/{self.paper}"
+        package = str(getattr(self.make, "__module__", "")).partition(".")[0]
+        return self.paper or ("this package" if package == __name__.partition(".")[0] else package)
 
     @property
     def guarantee_text(self) -> str:

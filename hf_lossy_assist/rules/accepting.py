@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from ..round import Verdict, Verified
+from ..round import BEHIND_THE_DRAFT, Verdict, Verified
 from .base import RuleRun, Strict
 
 
@@ -14,8 +14,8 @@ class Randomness(Protocol):
     def coins(self, verified: Verified) -> torch.Tensor:
         """(B, γ) float32 in [0, 1)."""
 
-    def draw(self, probs: torch.Tensor, call_rows: torch.Tensor) -> torch.Tensor:
-        """One token from each distribution (B, V), not necessarily normalised → (B,) int64."""
+    def draw(self, probs: torch.Tensor, call_rows: torch.Tensor, place: int) -> torch.Tensor:
+        """One token from each distribution (B, V), not necessarily normalised → (B,) int64; `place`: which of the round's."""
 
 
 def accept(run: RuleRun, verified: Verified, randomness: Randomness) -> Verdict:
@@ -28,7 +28,9 @@ def accept(run: RuleRun, verified: Verified, randomness: Randomness) -> Verdict:
     runs, lossy = prefix(run, verified, coins)
     accepted, unchecked = runs.sum(dim=1), run.unchecked(verified, coins)
     if verified.sampling:
-        token = randomness.draw(next_distribution(run, verified, coins, accepted), verified.call_rows)
+        token = randomness.draw(
+            next_distribution(run, verified, coins, accepted), verified.call_rows, BEHIND_THE_DRAFT
+        )
     else:
         token = next_token(run, verified, coins, accepted)
     verdict = Verdict(accepted, token, lossy, None if unchecked is None else unchecked & runs, coins)

@@ -27,13 +27,24 @@ def draw(probs: torch.Tensor, generator: torch.Generator | None = None) -> torch
 
 @dataclass(frozen=True)
 class AcceptanceRule:
-    """The base of every rule, and the lossless one. Settings only: what a rule counts during a call stands in its `RuleRun`.
+    """The base of every rule; what it does not override is strict acceptance. Settings only: what a rule counts during a call stands in
+    its `RuleRun`.
+
+    What a subclass says of itself, as class attributes:
+
+    - `lossless`: the output has exactly the target's distribution, whatever the parameters are. False unless it says so.
+    - `accepts_all_strict`: what it accepts is OR-ed with strict acceptance, under the same coins (True). False: what it accepts is all.
+    - `modes`: of decoding, in which it is defined: ("greedy", "sampling").
+    - `needs_draft_probs`: it reads q over the whole vocabulary, in greedy decoding too, where nobody keeps it else.
+    - `needs_coins`: it tosses coins in greedy decoding too.
+    - `nestable`: it makes sense inside `Union` and `Limited`.
+    - `features` (`FeatureSpec`): the hidden states that `judge` is given.
 
     Greedy: accept x iff x = argmax p. Sampling: a(x) = min(1, p(x)/q(x)), r = norm((p − q)⁺)
     (Leviathan et al., Algorithm 1, huggingface.co/papers/2211.17192).
     """
 
-    lossless: ClassVar[bool] = True
+    lossless: ClassVar[bool] = False  # the output has exactly the target's distribution, whatever the parameters are
     # OR-ed with strict acceptance, under the same coins. False: what this rule accepts is all.
     accepts_all_strict: ClassVar[bool] = True
     modes: ClassVar[tuple[str, ...]] = ("greedy", "sampling")  # of decoding, in which the rule's source defines it
@@ -129,6 +140,8 @@ class RuleRun:
 @dataclass(frozen=True)
 class Strict(AcceptanceRule):
     """Lossless acceptance: the output has exactly the target's distribution. It has no parameter; it is what others are neutral to."""
+
+    lossless: ClassVar[bool] = True
 
 
 def accepted_by(run: RuleRun, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:

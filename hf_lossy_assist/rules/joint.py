@@ -23,6 +23,7 @@ class BlockVerification(AcceptanceRule):
     It has no parameter.
     """
 
+    lossless: ClassVar[bool] = True
     nestable: ClassVar[bool] = False  # its correction belongs to its own decisions
     accepts_all_strict: ClassVar[bool] = False
 

@@ -71,6 +71,11 @@ class Pointwise(AcceptanceRule):
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
         """The tokens that need no coin, (..., n) bool."""
+        if type(self).chance is not Pointwise.chance:
+            raise NotImplementedError(
+                f"{type(self).__name__} has chance(dists) alone, and greedy decoding tosses no coins: give it keeps(dists) as well, or "
+                'modes = ("sampling",)'
+            )
         raise NotImplementedError(f"{type(self).__name__} needs a method keeps(dists), or chance(dists)")
 
     def chance(self, dists: Distributions) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """What a draft stop is: settings, and a run for each generate call. And the entropy that several stops compute."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -24,6 +24,10 @@ class DraftStop:
 
     A stop without state overrides `longest` and one method: `should_stop`, which is asked after each drafted token, or `limits`,
     which plans a round ahead (then `adaptive = False`). A stop with state overrides `start` and returns a `StopRun` of its own.
+
+    What a subclass says of itself: `adaptive`, it looks at every drafted token, which costs a look at the device each (True);
+    `features` (`FeatureSpec`), the hidden state that it is given as `features=`; `patience`, in a batch the share of drafting rows that
+    must have stopped before the round ends, 0 to 1 (1: all).
     """
 
     # True if the stop inspects every drafted token. If False, the limits fix the draft length before the round,
@@ -43,7 +47,15 @@ class DraftStop:
         raise NotImplementedError(f"{type(self).__name__} needs a property longest")
 
     def with_longest(self, gamma: int) -> "DraftStop":
-        """The same stop with another longest draft; what `num_assistant_tokens=` at the call does."""
+        """The same stop with another longest draft; what `num_assistant_tokens=` at the call does.
+
+        Raises: `ValueError` for a stop that has no field `max_draft` and does not override this.
+        """
+        if "max_draft" not in {field.name for field in fields(self)}:
+            raise ValueError(
+                f"num_assistant_tokens: {type(self).__name__} has no field max_draft that could be set to {gamma}: leave it out, or give the "
+                "stop one (or a method with_longest)"
+            )
         return replace(self, max_draft=gamma)  # type: ignore[call-arg]
 
     def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
@@ -103,7 +115,13 @@ class StopRun(StoppingCriteria):
         """
         if not self.settings.adaptive:
             return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-        return self.settings.should_stop(input_ids, scores, rows=rows, features=features)
+        stops = self.settings.should_stop(input_ids, scores, rows=rows, features=features)
+        if not isinstance(stops, torch.Tensor) or stops.shape != input_ids.shape[:1]:
+            name = type(self.settings).__name__
+            raise TypeError(
+                f"{name}.should_stop: expected a tensor of bool with one entry for each of {len(input_ids)} rows, got {shown(stops)}"
+            )
+        return stops
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
         """Told after each round how many tokens each of `rows` sent to the target, and how many were accepted."""

@@ -29,6 +29,9 @@ WRONG = (object(), "x", -3, 2.5, float("nan"), True, [], {}, None, "\n", torch.z
 # Made by the engine and handed to rules and stops, or bases without parameters.
 NOT_CALLED_BY_USERS = {
     "Draft",
+    "DraftContext",
+    "Randomness",
+    "Rows",
     "Selection",
     "Verified",
     "Verdict",

@@ -170,11 +170,11 @@ class Enumerating(Runner):
         rows, (end,) = call.rows, call.rows.eos or {None}
         if call.stop.settings.features is None:  # a head reads what real forwards leave
             call.target, call.drafter.model = (
-                Remembered(m.model, rows.prompts()) for m in (call.target, call.drafter.model)
+                Remembered(m.model, rows.texts()) for m in (call.target, call.drafter.model)
             )
-            call.companion = call.companion and Remembered(call.companion.model, rows.prompts())
+            call.companion = call.companion and Remembered(call.companion.model, rows.texts())
         size = call.target.model.config.vocab_size
-        texts = [Texts(call.target.model, prompt, size, self.length, end) for prompt in rows.prompts()]
+        texts = [Texts(call.target.model, prompt, size, self.length, end) for prompt in rows.texts()]
         for _ in range(self.rounds):
             verified = self._open(call)
             verdict = accept(call.rule, verified, call.randomness)

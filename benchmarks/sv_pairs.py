@@ -19,8 +19,9 @@ from rich.table import Table
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli.profile import PROFILED
+from hf_lossy_assist.methods.sv.held_out import report
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
-from hf_lossy_assist.methods.sv.profiling import collect, report
+from hf_lossy_assist.methods.sv.sampling import collect
 from hf_lossy_assist.models.int8 import int8
 
 

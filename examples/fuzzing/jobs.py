@@ -16,11 +16,13 @@ from hf_lossy_assist.methods.autojudge import mine as mining
 from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 from hf_lossy_assist.methods.sprinter import collect as collecting
 from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
-from hf_lossy_assist.methods.sv import profiling
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.methods.sv.profiling import facts
+from hf_lossy_assist.methods.sv.sampling import STARTED, collect
 from hf_lossy_assist.tasks.prompts import Text
 from hf_lossy_assist.tasks.tasks import ExactTask
 from hf_lossy_assist.training.dataset import read_table
+from hf_lossy_assist.training.jobs import prepare
 
 from .made import home
 from .models import pair, tokenizer
@@ -63,14 +65,14 @@ def start(kind: str, out: Path, resume: bool = False, draft: Any = None) -> None
             target, draft, tokenizer(), task, task.problems(), out, MINE, batch_size=2, resume=resume, source="fuzz"
         )
     else:
-        profiling.prepare(
+        prepare(
             out,
             _part(out),
-            profiling.facts(target, draft, draft, tokenizer(), words, PROFILE),
+            facts(target, draft, draft, tokenizer(), words, PROFILE),
             resume,
-            profiling.STARTED,
+            STARTED,
         )
-        profiling.collect(target, draft, draft, tokenizer(), words, PROFILE, _part(out))
+        collect(target, draft, draft, tokenizer(), words, PROFILE, _part(out))
 
 
 def _part(out: Path) -> Path:

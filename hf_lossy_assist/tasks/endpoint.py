@@ -4,7 +4,6 @@ judge."""
 import json
 import os
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from ..artifacts.reading import parse
 from ..validation import check_int, check_number, nearest, one_line, shown
 from .address import Address
 from .bounds import Bound, TooMuch, put_bound
+from .pace import Pace
 from .secrets import check_key, spellings, without
 
 
@@ -23,24 +23,6 @@ class Completion(NamedTuple):
 
     text: str
     finished: bool
-
-
-class Pace:
-    """At most `per_minute` turns a minute over all threads, evenly spaced; None: no limit."""
-
-    def __init__(self, per_minute: float | None):
-        self.gap = 60.0 / per_minute if per_minute else 0.0
-        self._next = 0.0
-        self._lock = threading.Lock()
-
-    def wait(self) -> None:
-        """Sleep until it is this caller's turn."""
-        with self._lock:
-            now = time.monotonic()
-            turn = max(now, self._next)
-            self._next = turn + self.gap
-        if turn > now:
-            time.sleep(turn - now)
 
 
 def _in_utf8(response: Any) -> None:

@@ -85,14 +85,7 @@ def task_named(
     check_int("shots", shots, 0)
     name = str(name_or_path)
     if name not in NAMES:
-        if not Path(name).is_file():
-            if name.endswith((".json", ".jsonl", ".gz")) or "/" in name:
-                raise FileNotFoundError(
-                    f"there is no file {shown(name, 200)}; a task is {', '.join(NAMES)} or a JSON-lines file"
-                )
-            raise ValueError(f"{nearest('task', name, NAMES)} Or name a JSON-lines file with `prompt` and `answer`.")
-        if data is not None:
-            raise ValueError(f"--task {name} is a file already; drop --data {data}")
+        _check_file(name, data)
     if shots and name != "gsm8k":
         raise ValueError(f"shots are for the task gsm8k, not {name}; got {shots}")
     if allow_code_execution and name != "code":
@@ -115,3 +108,15 @@ def task_named(
         assert judge is not None
         return QATask(data, judge)
     return GSM8K(data, shots) if name == "gsm8k" else MathTask(data)
+
+
+def _check_file(name: str, data: str | Path | None) -> None:
+    """Refuse a task that is neither one of `NAMES` nor a file, and a file with another one beside it."""
+    if not Path(name).is_file():
+        if name.endswith((".json", ".jsonl", ".gz")) or "/" in name:
+            raise FileNotFoundError(
+                f"there is no file {shown(name, 200)}; a task is {', '.join(NAMES)} or a JSON-lines file"
+            )
+        raise ValueError(f"{nearest('task', name, NAMES)} Or name a JSON-lines file with `prompt` and `answer`.")
+    if data is not None:
+        raise ValueError(f"--task {name} is a file already; drop --data {data}")

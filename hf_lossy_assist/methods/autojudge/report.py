@@ -43,6 +43,12 @@ def report_of(
     mined: MinedTable, parts: Parts, said: Sequence[np.ndarray], aligned: np.ndarray, trained: Trained,
     grid: dict[float, Trained], c: float | None, settings: JudgeSettings,
 ) -> JudgeReport:  # fmt: skip
+    """The figures of what the heads said of each part's held-out rows.
+
+    Args:
+        said: part after part, in each head's own words; `aligned`: all of it on the scale of the head that is saved.
+        grid: the logistic regressions by C, where any were fitted; `c`: the head's own, None for an MLP.
+    """
     from sklearn.metrics import roc_auc_score
 
     y = mined.important.numpy()

@@ -7,19 +7,19 @@ Equations are those of Zhang et al., "Draft Model Knows When to Stop" (huggingfa
 import inspect
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import torch
 from huggingface_hub.utils import tqdm
-from transformers import PreTrainedModel
 
-from ...models.inspect import base_of, vocabulary_of
+from ...models.inspect import base_of
 from ...stops.basic import SVIP
-from ...validation import MOST_FACTOR, MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int, check_number
+from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int
 from .bounds import ENTROPY_FLOOR, SVIPCalibration, bounds, judge, replay
+from .inputs import check_settings, read_prompts
 
 
 FEWEST = 20  # positions; with fewer, quantiles and fits mean nothing
@@ -52,13 +52,13 @@ def calibrate_svip(
     except ImportError:
         raise ImportError("calibrate_svip needs SciPy: pip install hf_lossy_assist[train]") from None
 
-    _check_settings(thresholds or (), coverage=coverage, temperature=temperature, c=c, cost_ratio=cost_ratio)
+    check_settings(thresholds or (), coverage=coverage, temperature=temperature, c=c, cost_ratio=cost_ratio)
     check_int("max_new_tokens", max_new_tokens, 1, MOST_NEW_TOKENS)
     check_int("batch_size", batch_size, 1, MOST_ROWS)
     check_int("seed", seed, 0)
     check_flag("do_sample", do_sample)
     stop = SVIP(SVIP.h, c, form, max_draft)
-    rows = _read(target, draft, prompts, tokenizer)
+    rows = read_prompts(target, draft, prompts, tokenizer)
 
     warmth = temperature if do_sample else None
     found, accept, valid = _measure(target, draft, rows, batch_size, seed, warmth, max_new_tokens)
@@ -81,52 +81,6 @@ def calibrate_svip(
         best=best,
         constant=constant,
     )
-
-
-def _check_settings(thresholds: Sequence[float], **values: float | None) -> None:
-    for h in thresholds:
-        check_number("thresholds", h, 0.0, math.inf)
-    for name, value in values.items():
-        high = 1.0 if name == "coverage" else MOST_FACTOR
-        if value is not None:
-            check_number(name, value, 0.0, high)
-            if value in (0.0, high):
-                raise ValueError(f"{name}: expected a number above 0 and below {high:g}, got {value}")
-
-
-def _read(target: Any, draft: Any, prompts: Any, tokenizer: Any) -> list[torch.Tensor]:
-    """Check models and prompts; the prompts as ids (L,) on the CPU."""
-    for name, model in (("target", target), ("draft", draft)):
-        if not isinstance(base_of(model), PreTrainedModel):
-            raise TypeError(f"{name}: expected a loaded Transformers model, got {type(model).__name__}")
-        if base_of(model).config.is_encoder_decoder:
-            raise ValueError(f"{name}: expected a decoder-only model, got the encoder-decoder {type(model).__name__}")
-    sizes = [vocabulary_of(m) for m in (target, draft)]
-    if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):  # the rule of `lossy_policy=`: more than padding differs
-        raise ValueError(f"the target has {sizes[0]} token ids, the draft {sizes[1]}: they need one tokenizer")
-    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
-        raise TypeError(f"prompts: expected a list of id tensors or texts, got {type(prompts).__name__}")
-    rows = []
-    for i, prompt in enumerate(prompts):
-        if isinstance(prompt, str):
-            if tokenizer is None:
-                raise TypeError(f"prompts[{i}] is a text: pass tokenizer=… as well")
-            prompt = torch.tensor(tokenizer(prompt)["input_ids"], dtype=torch.int64)
-        if not isinstance(prompt, torch.Tensor) or prompt.dtype not in (torch.int64, torch.int32):
-            kind = getattr(prompt, "dtype", type(prompt).__name__)
-            raise TypeError(f"prompts[{i}]: expected an int64 tensor of token ids or a text, got {kind}")
-        ids = prompt.cpu().long()
-        ids = ids[0] if ids.dim() == 2 and len(ids) == 1 else ids
-        if ids.dim() != 1 or not len(ids):
-            raise ValueError(
-                f"prompts[{i}]: expected at least 1 token of shape (L,) or (1, L), got {tuple(prompt.shape)}"
-            )
-        if int(ids.min()) < 0 or int(ids.max()) >= min(sizes):
-            raise ValueError(f"prompts[{i}]: token ids must be from 0 to {min(sizes) - 1}, for both models have these")
-        rows.append(ids)
-    if not rows:
-        raise ValueError("prompts: expected at least one, got none")
-    return rows
 
 
 @torch.no_grad()

@@ -15,11 +15,13 @@ from support.refusals import refused
 from hf_lossy_assist import SpeculativeVerification, demo, enable
 from hf_lossy_assist.artifacts.profile import PROFILE, TABLES, Profile
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
-from hf_lossy_assist.methods.sv import profiling, round_costs
+from hf_lossy_assist.methods.sv import profiling, round_costs, sampling
 from hf_lossy_assist.methods.sv.cells import PRIOR, Samples, build, cells, cross_entropy, edges, entropies, quantiles
+from hf_lossy_assist.methods.sv.held_out import SHAPES, predicted
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
-from hf_lossy_assist.methods.sv.profiling import SHAPES, collect, predicted, profile
+from hf_lossy_assist.methods.sv.profiling import profile
 from hf_lossy_assist.methods.sv.round_costs import LEVELS, measure
+from hf_lossy_assist.methods.sv.sampling import collect
 
 
 QUICK = ProfileSettings(gamma=(2, 4), new_tokens=24, batch_size=20, batches=(1, 2), rounds=3)
@@ -295,7 +297,7 @@ def test_timed_rounds_are_whole(models, monkeypatch):
 
 def test_an_interrupted_profile_goes_on(models, plain, monkeypatch, tmp_path):
     """What was sampled is not sampled again, and nothing tells that there was a break; another profile may not go on with it."""
-    out, runs, begin = tmp_path / "profile", [], profiling.run
+    out, runs, begin = tmp_path / "profile", [], sampling.run
 
     def go(settings=QUICK, **others):
         profile(models.target, models.draft, models.companion, models.tokenizer, texts(6), out, settings, **others)
@@ -306,7 +308,7 @@ def test_an_interrupted_profile_goes_on(models, plain, monkeypatch, tmp_path):
             raise KeyboardInterrupt
         begin(*args, **kwargs)
 
-    monkeypatch.setattr(profiling, "run", interrupted)
+    monkeypatch.setattr(sampling, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         go()
     part = tmp_path / "profile.partial"

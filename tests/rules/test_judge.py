@@ -3,11 +3,7 @@
 Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039), §3.3 and §4.1.
 """
 
-import copy
-import json
 import math
-import pickle
-import shutil
 import warnings
 from typing import Any
 
@@ -19,27 +15,17 @@ from support import tiny
 from support.blocks import changed, decide, greedy_block, random_block, round_of, sampling_block
 from support.distributions import REJECT, Tables, V, first_two, goodness
 from support.judging import head_of
-from support.refusals import names, refused
 from support.tiny import NEVER_EMITTED, assisted, greedy, prompts
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import (
-    SVIP,
-    AllButLast,
     AutoJudge,
-    Constant,
-    FeatureSpec,
     HeadConfig,
-    HeadStop,
     Judge,
-    LinearHead,
-    LossyPolicy,
     MLPHead,
-    Sprinter,
     Strict,
     TopK,
     Verified,
-    as_policy,
 )
 from hf_lossy_assist.rules import draw
 
@@ -354,207 +340,6 @@ def test_decide_draws_by_that_law(certain):
             assert goodness(counts, p) < REJECT, "the samples cannot tell it from the target"
         free = torch.tensor([token in passing(rule, p) for token in range(V)])
         assert (verdict.accepted[free[tokens[:, 0]]] == 1).all(), "a = 1: no coin can say no"
-
-
-# -- its forms ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_parts():
-    head = head_of()
-    policy = AutoJudge(head, 0.3)
-    assert policy == LossyPolicy(Judge(head, 0.3), Constant(32)) and not policy.lossless
-    assert hash(policy) == hash(LossyPolicy(Judge(head, 0.3), Constant(32)))
-    assert AutoJudge(head, 0.3, 7).stop == Constant(7) and AutoJudge(head, 0.3, stop=SVIP()).stop == SVIP()
-    assert AutoJudge(head_of(), 0.3) == policy and AutoJudge(head, 1) == AutoJudge(head, 1.0)
-    others = (
-        AutoJudge(head, 0.4),
-        AutoJudge(head_of(bias=1.0), 0.3),
-        AutoJudge(head, 0.3, 8),
-        LossyPolicy(Strict(), Constant(32)),
-    )
-    assert all(policy != other for other in others)
-    assert policy.heads() == {"rule_head": head} and policy.rule.features == head.config.features
-    assert not AutoJudge(head, 0).lossless and not Judge.lossless and not TopK.lossless, (
-        "the class says it, not the value"
-    )
-    for rule in (Strict(), TopK(2), AllButLast()):
-        assert rule.features is None
-    own = head_of(threshold=0.25)
-    assert AutoJudge(own) == AutoJudge(own, 0.25) == as_policy(own) and Judge(own, 0.5).threshold == 0.5
-    assert AutoJudge(own).rule.threshold == 0.25 and Judge(own, 0).threshold == 0
-    for again in (copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
-        assert again == policy and again.rule.head is not head
-    plain = LinearHead(HeadConfig(32))
-    assert as_policy(plain) == Sprinter(plain)
-    assert as_policy(Judge(head, 0.3)) == LossyPolicy(Judge(head, 0.3)) and as_policy(TopK(3)) == LossyPolicy(TopK(3))
-
-
-def test_judges_that_read_other_states_differ():
-    predicting = head_of(features=FeatureSpec("target", "predicting"))
-    assert Judge(head_of(), 0.3) != Judge(predicting, 0.3)
-
-
-def test_json(tmp_path):
-    assert as_policy({"rule": {"name": "top_k", "k": 4}}) == LossyPolicy(TopK(4))
-    assert LossyPolicy(TopK(4)).to_dict() == {"rule": {"name": "top_k", "k": 4}}
-    fresh = AutoJudge(head_of(), 0.3)
-    refused(fresh.to_dict, "never saved has no JSON form: head.save_pretrained")
-    assert "LinearHead" in str(fresh) and "0.3" in str(fresh)
-    head_of(threshold=0.25).save_pretrained(tmp_path / "head")
-    loaded = hla.Head.from_pretrained(tmp_path / "head")
-    policy, place = AutoJudge(loaded, 0.3, 7), str(tmp_path / "head")
-    assert policy.to_dict() == {
-        "rule": {"name": "judge", "head": place, "threshold": 0.3}, "stop": {"name": "constant", "gamma": 7},
-    }  # fmt: skip
-    text = json.dumps(policy.to_dict())
-    (tmp_path / "p.json").write_text(text.replace(json.dumps(place), '"head"'))  # a file names what lies beside it
-    for form in (policy.to_dict(), text, str(policy), tmp_path / "p.json", str(tmp_path / "p.json")):
-        assert as_policy(form) == policy
-    own = {"rule": {"name": "judge", "head": "head"}}
-    assert LossyPolicy.from_dict(own, tmp_path).rule == Judge(loaded, 0.25), "no threshold: the head's own"
-    assert as_policy({"rule": {"name": "judge", "head": loaded, "threshold": 1}}).rule == Judge(loaded, 1)
-    refused(lambda: as_policy({"rule": "judge"}), "rule 'judge' needs head")
-    refused(lambda: as_policy({"rule": "top_k"}), "rule 'top_k' needs k")
-    refused(lambda: as_policy({"rule": {"name": "judge", "head": 5}}), "expected a Head, got int", TypeError)
-    refused(lambda: as_policy({"rule": {"name": "judge", "hed": place}}), "'hed'.*'head'")
-    refused(lambda: as_policy({"rule": {"name": "judge", "head": str(tmp_path / "no")}}), "neither a folder here")
-    refused(lambda: as_policy({"rule": {"name": "judge", "head": place, "threshold": 2}}), "Judge.threshold.*2")
-    refused(lambda: as_policy({"rule": "topk"}), "'topk'.*'top_k'")
-
-
-def test_a_policys_folder(tmp_path):
-    """Both heads have folders of their own inside it, so that it can be moved."""
-    head, doubt = head_of(weight=torch.randn(32), threshold=0.25), LinearHead(HeadConfig(32)).eval()
-    policy = AutoJudge(head, 0.4, stop=HeadStop(doubt, 0.6, 9))
-    assert policy.heads() == {"rule_head": head, "stop_head": doubt}
-    policy.save_pretrained(tmp_path / "made")
-    assert names(tmp_path / "made") == {"policy.json", "README.md", "rule_head", "stop_head"}
-    assert policy.rule.head.source == str(tmp_path / "made" / "rule_head")
-    shutil.move(tmp_path / "made", folder := tmp_path / "moved")
-    spec = json.loads((folder / "policy.json").read_text())
-    assert (
-        spec["rule"] == {"name": "judge", "head": "rule_head", "threshold": 0.4}
-        and spec["stop"]["head"] == "stop_head"
-    )
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    assert "**Lossy**" in card and '"judge"' in card
-    for form in (folder, str(folder), folder / "policy.json", str(folder / "policy.json")):
-        loaded = as_policy(form)
-        assert loaded == policy == LossyPolicy.from_pretrained(folder) and not loaded.lossless
-        for name, its in policy.heads().items():
-            assert loaded.heads()[name].config == its.config
-            assert all(torch.equal(loaded.heads()[name].weights[key], its.weights[key]) for key in its.weights)
-        assert as_policy(loaded.to_dict()) == policy
-    LossyPolicy(TopK(3)).save_pretrained(tmp_path / "top")
-    assert LossyPolicy.from_pretrained(tmp_path / "top") == LossyPolicy(TopK(3))
-
-
-def test_a_folder_with_a_head_alone(tmp_path):
-    """Its config names the method that it is for."""
-    head_of(threshold=0.25).save_pretrained(tmp_path / "important")
-    LinearHead(HeadConfig(32)).save_pretrained(tmp_path / "acceptable")
-    head_of().save_pretrained(tmp_path / "without")
-    for form in (tmp_path / "important", str(tmp_path / "important")):
-        for policy in (as_policy(form), LossyPolicy.from_pretrained(form)):
-            assert policy.rule.threshold == 0.25 and policy.stop == Constant(32)
-    assert as_policy(tmp_path / "acceptable") == Sprinter(hla.Head.from_pretrained(tmp_path / "acceptable"))
-    refused(lambda: as_policy(tmp_path / "without"), r"no threshold of its own.*AutoJudge\(head, threshold\)")
-
-
-# -- errors ---------------------------------------------------------------------------------------------------------------
-
-
-def test_wrong_heads_and_values_are_refused():
-    head = head_of()
-    for make in (Judge, AutoJudge):
-        refused(lambda make=make: make(LinearHead(HeadConfig(32)), 0.5), r"P\(acceptable\).*Sprinter.*fit autojudge")
-        refused(lambda make=make: make("org/head", 0.5), "Judge.head: expected a Head, got str", TypeError)
-        refused(lambda make=make: make(head), r"no threshold of its own.*AutoJudge\(head, threshold\)")
-        for threshold, error in ((1.5, ValueError), (-0.1, ValueError), (math.nan, ValueError), (INF, ValueError), ("a", TypeError),
-                                 (True, TypeError)):  # fmt: skip
-            refused(
-                lambda make=make, t=threshold: make(head, t), f"Judge.threshold.*from 0 to 1.*{threshold!r}", error
-            )
-        high = head_of(threshold=2)
-        refused(lambda make=make, h=high: make(h), "Judge.threshold.*from 0 to 1")
-        assert make(high, 0.5)
-        companion = head_of(features=FeatureSpec("companion"))
-        refused(lambda make=make, h=companion: make(h, 0.5), "companion")
-    for window, error in ((0, ValueError), (-3, ValueError), (2.0, TypeError), ("a", TypeError)):
-        refused(
-            lambda w=window: AutoJudge(head, 0.5, w),
-            f"autojudge: window.*whole number of at least 1.*{window!r}",
-            error,
-        )
-    refused(lambda: AutoJudge(head, 0.5, 8, SVIP()), "window and stop")
-    refused(lambda: AutoJudge(head, 0.5, stop="svip"), "LossyPolicy.stop.*DraftStop.*'svip'", TypeError)
-    refused(lambda: Sprinter(head), r"P\(acceptable\).*P\(important\)")
-    refused(lambda: HeadStop(head), r"P\(important\)")
-    refused(lambda: as_policy("autojudge"), "autojudge needs a head: pass head=….*--head")
-    refused(lambda: as_policy("autojuge"), "unknown policy 'autojuge'")
-    refused(lambda: as_policy(AutoJudge), "the function autojudge", TypeError)
-    for k, error in ((-1, ValueError), (1.5, TypeError), ("2", TypeError), (True, TypeError), (None, TypeError)):
-        refused(lambda k=k: TopK(k), "TopK.k: expected a whole number of at least 0", error)
-    refused(
-        lambda: hla.demo.head("autojuge"),
-        "unknown method 'autojuge'; there are autojudge, specdec, sprinter.*'autojudge'",
-    )
-    refused(lambda: hla.demo.head(None), "demo.head: unknown method")
-    assert hla.demo.head().config.polarity == hla.demo.head("sprinter").config.polarity == "acceptable"
-
-
-def test_the_command_lines_policy(tmp_path):
-    """`--policy autojudge` with its options, and each option with a policy that has no use for it."""
-    from hf_lossy_assist.cli.policy_options import PolicyOptions
-
-    def _policy(policy, head, threshold, window, demo_models):
-        options = PolicyOptions(policy=policy, head=head, threshold=threshold, window=window)
-        return options.read(demo_models)(None, None, None)
-
-    head_of(threshold=0.25).save_pretrained(tmp_path / "judge")
-    LinearHead(HeadConfig(32)).save_pretrained(tmp_path / "doubt")
-    judge, doubt = str(tmp_path / "judge"), str(tmp_path / "doubt")
-    head = hla.Head.from_pretrained(judge)
-    for options, expected in (
-        ((None, None), AutoJudge(head, 0.25, 32)), ((0.5, None), AutoJudge(head, 0.5)), ((None, 9), AutoJudge(head, window=9)),
-        ((0.0, 5), AutoJudge(head, 0, 5)),
-    ):  # fmt: skip
-        assert _policy("autojudge", judge, *options, True) == expected == _policy("autojudge", judge, *options, False)
-    assert _policy("sprinter", doubt, None, None, False) == Sprinter(hla.Head.from_pretrained(doubt), 0.5)
-    assert _policy("sprinter", doubt, 0.0, None, False).stop.threshold == 0.0
-    for policy, own, threshold, window, words in (
-        ("svip", judge, None, None, "--head is for --policy sprinter or autojudge or specdec, not 'svip'"),
-        ("target", judge, None, None, "--head is for"),
-        ("strict", None, 0.5, None, "--threshold is for --policy sprinter or autojudge or specdec, not 'strict'"),
-        ("strict", None, 0.0, None, "--threshold is for"),
-        ("sprinter", doubt, None, 4, "--window is for --policy autojudge, not 'sprinter'"),
-        ("target", None, None, 0, "--window is for"),
-        ("autojudge", judge, 1.5, None, "threshold.*from 0 to 1.*1.5"),
-        ("autojudge", judge, None, 0, "at least 1"),
-        ("autojudge", doubt, 0.5, None, r"P\(acceptable\).*Sprinter"),
-        ("sprinter", judge, None, None, r"P\(important\)"),
-        ("autojudge", str(tmp_path / "none"), None, None, "neither a folder here"),
-    ):  # fmt: skip
-        given = (policy, own, threshold, window)
-        refused(lambda given=given: _policy(*given, True), words)
-    refused(lambda: _policy("autojudge", None, None, None, False), "--policy autojudge needs --head.*fit")
-
-
-def test_the_command_refuses_in_one_line(capsys, monkeypatch):
-    """Through `main`, as a user has it: exit code 2, one line."""
-    from hf_lossy_assist import cli
-
-    for arguments, words in (
-        (["--policy", "svip", "--head", "x"], "--head"),
-        (["--window", "3"], "--window is for --policy autojudge"),
-    ):
-        monkeypatch.setattr("sys.argv", ["hf-lossy", "generate", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        assert ended.value.code == 2 and said.out == ""
-        (line,) = [line for line in said.err.splitlines() if line.startswith("hf-lossy:")]
-        assert words in line
 
 
 # -- in the engine --------------------------------------------------------------------------------------------------------

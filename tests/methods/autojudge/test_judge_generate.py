@@ -1,257 +1,51 @@
-"""Proves that `generate` runs AutoJudge: against a slow version of it with plain forwards, and number by number in what its head reads.
+"""Proves that `generate` runs AutoJudge: against a slow version of it with plain forwards, and beside other parts of a policy.
 
 Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039), §3.3.
 """
 
 import itertools
 import json
-import math
-from collections import Counter
 from dataclasses import dataclass
-from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support import small, tiny
 from support.distributions import PROMPT, REJECT, SIZE, goodness, pair, sample, target_law
-from support.end_tokens import some_eos
+from support.judge_rounds import (
+    BOTH,
+    ONE,
+    POSITIONS,
+    RAGGED,
+    SPECS,
+    Recorder,
+    check_features,
+    constant_head,
+    draft_of,
+    eos_of,
+    features_of,
+    foreign,
+    ids_of,
+    judge_of,
+    record_rounds,
+    texts,
+)
 from support.refusals import refused
-from support.tiny import NEVER_EMITTED, NEW, assisted, greedy, prompts
-from torch.nn.utils.rnn import pad_sequence
+from support.tiny import NEVER_EMITTED, NEW, assisted, prompts
 from transformers import StoppingCriteria
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import SVIP, AutoJudge, Constant, FeatureSpec, HeadConfig, HeadStop, LinearHead
 from hf_lossy_assist.artifacts.features import FeatureTap
-from hf_lossy_assist.engine import loop as decoding
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
-
-RAGGED, EVEN, ONE = (9, 1, 4, 14), (6, 6, 6), (9,)
-MODELS, POSITIONS = ("draft", "target", "both"), ("token", "predicting")
-SPECS = [FeatureSpec(model, position) for model in MODELS for position in POSITIONS]
-TOGETHER = SPECS[4:]  # "both", whose halves are what "draft" and "target" read
-BOTH = TOGETHER[0]
-EACH = [("llama", spec) for spec in SPECS] + [*itertools.product(("qwen2", "gpt2", "gemma2", "gpt_neox"), TOGETHER)]
-
-
-def ids_of(value: Any) -> str:
-    return f"{value.model}-{value.position}" if isinstance(value, FeatureSpec) else str(value)
-
-
-@cache
-def draft_of(name: str, kind: str = "rarely") -> Any:
-    return tiny.draft_of(tiny.shared(name), kind)
-
-
-def constant_head(value: float, model: str = "both", position: str = "token", **config: Any) -> LinearHead:
-    """A judge that always says `value`."""
-    size = 64 if model == "both" else 32
-    config = {"polarity": "important", "method": "autojudge", "features": FeatureSpec(model, position)} | config
-    head = LinearHead(HeadConfig(size, **config)).eval()
-    with torch.no_grad():
-        head.linear.weight.zero_()
-        head.linear.bias.fill_(math.log(value / (1 - value)) if 0 < value < 1 else math.copysign(300, value - 0.5))
-    return head
-
-
-# -- what its head reads, from plain forwards -----------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def plain(model: Any, ids: torch.Tensor, spec: FeatureSpec, encoded: torch.Tensor | None = None) -> torch.Tensor:
-    """The states (B, length, H) of texts (B, length) from position 0 on, by one forward without any cache."""
-    inputs = {"input_ids": ids}
-    if encoded is not None:
-        inputs = {"input_ids": encoded.expand(len(ids), -1), "decoder_input_ids": ids}
-    out = model(**inputs, output_hidden_states=True, use_cache=False)
-    states = out.hidden_states if encoded is None else out.decoder_hidden_states
-    return states[-1 if spec.norm else spec.layer]
-
-
-def features_of(spec: FeatureSpec, target: Any, draft: Any, ids: torch.Tensor, **more: Any) -> torch.Tensor:
-    """What the spec says of every token but the first, (B, length − 1, H), the draft's numbers first."""
-    models = {"draft": [draft], "target": [target], "both": [draft, target]}[spec.model]
-    states = torch.cat([plain(model, ids, spec, **more) for model in models], dim=-1)
-    return states[:, 1:] if spec.position == "token" else states[:, :-1]
-
-
-@cache
-def judge_of(name: str, kind: str, spec: FeatureSpec) -> LinearHead:
-    """A random head whose logits over random texts have mean 0 and spread 2, so that thresholds around 0.5 divide tokens."""
-    target, draft = tiny.shared(name), draft_of(name, kind)
-    torch.manual_seed(5)
-    ids = torch.randint(4, tiny.VOCABULARY, (6, 24))
-    more = {"encoded": prompts((14,))["input_ids"]} if name == "t5" else {}
-    states = features_of(spec, target, draft, ids, **more)
-    head = LinearHead(
-        HeadConfig(states.shape[-1], polarity="important", method="autojudge", features=spec, threshold=0.5)
-    )
-    with torch.no_grad():
-        logits = head.logit(states)
-        head.linear.weight *= 2 / logits.std()
-        head.linear.bias.copy_((head.linear.bias - logits.mean()) * 2 / logits.std())
-    return head.eval()
-
-
-class Recorder(LinearHead):
-    """The same head, which keeps what it is shown."""
-
-    def __init__(self, head: LinearHead):
-        super().__init__(head.config)
-        self.load_state_dict(head.state_dict())
-        self.shown: list[torch.Tensor] = []
-
-    def logit(self, features):
-        self.shown.append(features.clone())
-        return super().logit(features)
 
 
 @pytest.fixture
 def rounds(monkeypatch):
     """Every round of the calls in a test."""
-    verify, out = decoding.verify, []
-
-    def spy(call, selection):
-        rows, draft = call.rows, selection.draft
-        texts = [rows.ids[b : b + 1, pad : rows.lengths[b]].clone() for b, pad in enumerate(rows.pads)]
-        found = SimpleNamespace(
-            texts=texts, tokens=draft.tokens.clone(), drafted=draft.lengths.tolist(), kept=selection.sent.tolist(),
-            finished=list(rows.finished),
-        )  # fmt: skip
-        out.append(found)
-        found.verified, raw = verify(call, selection)
-        return found.verified, raw
-
-    monkeypatch.setattr(decoding, "verify", spy)
-    return out
-
-
-@torch.no_grad()
-def check_features(rounds: list[Any], head: Recorder, target: Any, draft: Any, **more: Any) -> int:
-    """Compare what `head` was shown with plain forwards; returns how many tokens were compared."""
-    asked = [r for r in rounds if r.tokens.shape[1]]
-    assert len(asked) == len(head.shown), "the head is asked once a round"
-    whole, shown = [], []
-    for r, seen in zip(asked, head.shown, strict=True):
-        assert seen.shape == (*r.tokens.shape, head.config.hidden_size)
-        assert torch.equal(r.verified.head_accepts, LinearHead.logit(head, seen).sigmoid() < head.config.threshold)
-        for b, (text, n) in enumerate(zip(r.texts, r.kept, strict=True)):
-            if n and not r.finished[b]:
-                whole.append(torch.cat([text[0], r.tokens[b, :n]]))
-                shown.append(seen[b, :n])
-    # All texts in one forward: they start at position 0, and a causal model does not see the padding on the right.
-    expected = features_of(head.config.features, target, draft, pad_sequence(whole, batch_first=True), **more)
-    for text, seen, states in zip(whole, shown, expected, strict=True):
-        torch.testing.assert_close(seen, states[len(text) - 1 - len(seen) : len(text) - 1], atol=2e-4, rtol=1e-3)
-    return sum(len(seen) for seen in shown)
-
-
-def eos_of(target: Any, lengths: tuple[int, ...]) -> int:
-    return some_eos(greedy(target, prompts(lengths), eos_token_id=NEVER_EMITTED), max(lengths))
-
-
-@pytest.mark.parametrize(("name", "spec"), EACH, ids=ids_of)
-def test_features_are_those_of_plain_forwards(name, spec, rounds):
-    """Prompts of one length, whose first block brings them along, and ragged ones; rows that end at different times."""
-    target, draft = tiny.shared(name), draft_of(name)
-    stops = [Constant(6), SVIP(h=0.6, max_draft=8)] if name == "llama" else [Constant(6)]
-    eos = eos_of(target, RAGGED)
-    lossy, seen = 0, Counter()
-    for lengths, stop in itertools.product((EVEN, RAGGED), stops):
-        rounds.clear()
-        head = Recorder(judge_of(name, "rarely", spec))
-        out = assisted(target, prompts(lengths), draft, AutoJudge(head, 0.5, stop=stop), eos_token_id=eos)
-        assert check_features(rounds, head, target, draft) >= 15
-        seen += out.speculation.total().steps
-        lossy += out.speculation.num_lossy_accepts
-        if isinstance(stop, SVIP):
-            assert any(n < r.tokens.shape[1] for r in rounds for n in r.drafted), "no row stopped before another"
-    assert lossy > 0 and len({n for _, n in seen}) > 2, "rounds of one kind prove little"
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_features_of_an_inner_layer_and_of_models_of_different_size(position, rounds):
-    """The draft's numbers come first; `layer=1, norm=False` is Transformers' `hidden_states[1]`."""
-    target, draft = tiny.shared("llama"), tiny.build("gpt2", seed=3, n_embd=16)
-    spec = FeatureSpec("both", position, 1, False)
-    head = LinearHead(HeadConfig(48, polarity="important", features=spec, threshold=0.5)).eval()
-    with torch.no_grad():
-        head.linear.weight *= 0.1
-    recorder = Recorder(head)
-    assisted(target, prompts(RAGGED), draft, AutoJudge(recorder, window=5), eos_token_id=NEVER_EMITTED)
-    assert check_features(rounds, recorder, target, draft) >= 10
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_features_where_the_draft_is_the_target_itself(position, rounds):
-    """Two taps on one model; and a prompt of one token, which has nothing to bring along."""
-    target = tiny.shared("llama")
-    for lengths in ((1,), EVEN):
-        rounds.clear()
-        head = Recorder(judge_of("llama", "always", FeatureSpec("both", position)))
-        out = assisted(target, prompts(lengths), target, AutoJudge(head, 0.5, window=4), eos_token_id=NEVER_EMITTED)
-        assert check_features(rounds, head, target, target) > 10 and out.speculation.num_lossy_accepts == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "spec"), [*itertools.product(("t5", "lfm2"), TOGETHER), ("t5", SPECS[2])], ids=ids_of
-)
-def test_features_on_transformers_own_cache(name, spec, rounds):
-    target, draft = tiny.shared(name), draft_of(name)
-    more = {"encoded": prompts((14,))["input_ids"]} if name == "t5" else {}
-    head = Recorder(judge_of(name, "rarely", spec))
-    assisted(target, prompts((14,)), draft, AutoJudge(head, 0.5, window=5), eos_token_id=NEVER_EMITTED)
-    assert check_features(rounds, head, target, draft, **more) >= 10
-
-
-@pytest.mark.parametrize("settings", [{"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}], ids=str)
-@pytest.mark.parametrize("position", POSITIONS)
-def test_features_with_transformers_candidate_generators(settings, position, rounds):
-    """Early exit drafts with the target itself, whose forwards must not be taken for those that verify."""
-    target = tiny.build("llama", seed=4)
-    head = Recorder(judge_of("llama", "rarely", FeatureSpec("target", position)))
-    out = assisted(
-        target,
-        prompts(ONE),
-        None,
-        AutoJudge(head, 0.5, window=4),
-        max_new_tokens=60,
-        eos_token_id=NEVER_EMITTED,
-        **settings,
-    )
-    assert check_features(rounds, head, target, None) >= 10
-    assert 0 < out.speculation.num_lossy_accepts
-    strict = assisted(
-        target, prompts(ONE), None, Constant(4), max_new_tokens=60, eos_token_id=NEVER_EMITTED, **settings
-    )
-    zero = assisted(
-        target, prompts(ONE), None, AutoJudge(head, 0, 4), max_new_tokens=60, eos_token_id=NEVER_EMITTED, **settings
-    )
-    assert torch.equal(zero.sequences, strict.sequences) and zero.speculation.rows == strict.speculation.rows
-
-
-def foreign() -> dict[str, Any]:
-    """A draft that has the same words in reverse order."""
-    moved = small.near(small.llama())
-    order = torch.cat([torch.arange(4), torch.arange(4, small.VOCAB).flip(0)])
-    with torch.no_grad():
-        for weight in (moved.get_input_embeddings().weight, moved.get_output_embeddings().weight):
-            weight.copy_(weight[order])
-    theirs = small.tokenizer(small.words()[::-1])
-    return {"assistant_model": moved, "tokenizer": small.tokenizer(), "assistant_tokenizer": theirs}
-
-
-def test_features_with_another_tokenizer(rounds):
-    target, settings = small.llama(), foreign()
-    head = Recorder(constant_head(0.2, "target", threshold=0.5))
-    out = assisted(target, small.one(), None, AutoJudge(head, window=4), **settings)
-    assert check_features(rounds, head, target, None) > 0 and out.speculation.num_lossy_accepts > 0
-    zero = assisted(target, small.one(), None, AutoJudge(head, 0, 4), **settings)
-    assert torch.equal(zero.sequences, greedy(target, small.one()))
+    return record_rounds(monkeypatch)
 
 
 # -- the loop, slowly -----------------------------------------------------------------------------------------------------
@@ -300,12 +94,6 @@ def slow(target, draft, head, threshold, prompt, eos, window, new=16) -> tuple[l
         if kept[-1] == eos:
             break
     return text[0, prompt.shape[1] :].tolist(), stats
-
-
-def texts(out: Any, width: int) -> list[list[int]]:
-    """The new tokens of each row, without the padding behind its end."""
-    rows = zip(out.sequences, out.speculation.rows, strict=True)
-    return [row[width : width + stats.num_new_tokens].tolist() for row, stats in rows]
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,14 @@
-"""Proves what a mined dataset says with plain forwards and `generate`, and that neither the batch, nor a server with faults, nor
-a kill, nor a full disk changes it."""
+"""Proves what a mined dataset says with plain forwards and `generate`, and that neither the batch, nor a kill, nor a full disk
+changes it."""
 
-import html
 import json
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,91 +17,37 @@ import torch
 from datasets import Value, load_from_disk
 from support import small
 from support.hub_server import card_problems
-from support.openai_server import OpenAIServer, demo_completions
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from support.mining import (
+    COUNT,
+    NEW,
+    SETTINGS,
+    SOURCE,
+    TASK,
+    demo_mine,
+    found,
+    loaded,
+    local,
+    one_line,
+    same_dataset,
+    undisturbed,
+)
 from transformers import (
     LogitsProcessorList,
     MambaConfig,
     MambaForCausalLM,
-    PreTrainedTokenizerFast,
     TemperatureLogitsWarper,
 )
 
-from hf_lossy_assist import demo
 from hf_lossy_assist.methods.autojudge import mine as module
 from hf_lossy_assist.methods.autojudge import mined as mined_module
 from hf_lossy_assist.methods.autojudge.continuing import Choice
-from hf_lossy_assist.methods.autojudge.in_flight import mine_problems
 from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 from hf_lossy_assist.methods.autojudge.mined import RECORD, assemble, read_lines
-from hf_lossy_assist.methods.autojudge.remote import Remote
 from hf_lossy_assist.methods.autojudge.search import Mined
 from hf_lossy_assist.tasks.answers import AnswerTask, Problem
 from hf_lossy_assist.tasks.endpoint import Endpoint
 from hf_lossy_assist.tasks.tasks import DemoTask, ExactTask
-
-
-NEW, COUNT = 80, 6
-TASK = DemoTask("calibration", 0)
-SETTINGS = MineSettings(NEW)
-SOURCE = "the demo task, calibration problems of seed 0"
-
-
-@cache
-def loaded() -> demo.Demo:
-    return demo.load()
-
-
-def found(target: Any, problems: list[Problem], settings: MineSettings = SETTINGS, **options: Any) -> list[Mined]:
-    """What the demo's mining finds, by problem."""
-    m = loaded()
-    task = options.pop("task", TASK)
-    out = mine_problems(target or m.target, m.draft, m.tokenizer, task, problems, settings, **options)
-    return sorted(out, key=lambda one: one.problem)
-
-
-@cache
-def undisturbed() -> tuple[Path, list[Mined], tempfile.TemporaryDirectory]:
-    """A whole run of `mine`: its dataset, and what went into it."""
-    where, kept = tempfile.TemporaryDirectory(), []
-
-    def tee(*args: Any, **options: Any) -> Iterator[Mined]:
-        for one in mine_problems(*args, **options):
-            kept.append(one)
-            yield one
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "mine_problems", tee)
-        out = demo_mine(Path(where.name) / "data")
-    return out, sorted(kept, key=lambda one: one.problem), where
-
-
-def local() -> list[Mined]:
-    return undisturbed()[1]
-
-
-def demo_mine(out: Path, count: int = COUNT, settings: MineSettings = SETTINGS, **options: Any) -> Path:
-    m = loaded()
-    options = {"batch_size": COUNT, "source": SOURCE} | options
-    return mine(m.target, m.draft, m.tokenizer, TASK, TASK.problems(count), out, settings, **options)
-
-
-def same_dataset(a: Path, b: Path) -> bool:
-    assert {p.name for p in a.iterdir()} == {p.name for p in b.iterdir()}
-    return (
-        load_from_disk(str(a)).to_list() == load_from_disk(str(b)).to_list()
-        and all((a / name).read_text() == (b / name).read_text() for name in ("README.md", RECORD))
-    )  # fmt: skip
-
-
-def without_costs(mined: list[Mined]) -> list[Mined]:
-    return [replace(one, continuations=0, new_tokens=0, retokenised=0) for one in mined]
-
-
-def one_line(error: Any, *says: str) -> None:
-    text = str(error.value)
-    assert "\n" not in text and all(word in text for word in says), text
 
 
 # -- what the labels mean -----------------------------------------------------------------------------------------------
@@ -222,149 +162,6 @@ class Slow(DemoTask):
 
 def test_answers_worked_out_in_threads():
     assert found(None, TASK.problems(3), task=Slow("calibration"), batch_size=2, workers=2) == local()[:3]
-
-
-# -- a server -----------------------------------------------------------------------------------------------------------
-
-
-@cache
-def served() -> Callable[..., tuple[str, str]]:
-    m, known = loaded(), {}
-    complete = demo_completions(m.target, m.tokenizer)
-
-    def remembered(prompt: str, max_tokens: int, body: dict) -> tuple[str, str]:
-        key = prompt, max_tokens, str(body.get("stop"))
-        if key not in known:
-            known[key] = complete(prompt, max_tokens, body)
-        return known[key]
-
-    return remembered
-
-
-@pytest.fixture
-def server() -> Iterator[OpenAIServer]:
-    with OpenAIServer(complete=served()) as server:
-        yield server
-
-
-def test_a_server_gives_what_the_model_gives(server):
-    for fault in ("500", "429", "close"):
-        server.fail(fault)
-    with Endpoint(server.url, "target") as endpoint:
-        remote = found(endpoint, TASK.problems(3), batch_size=3, workers=3)
-        assert endpoint.requests == len(server.asked)
-    assert remote == local()[:3]
-    assert len(server.asked) == sum(one.continuations for one in remote) + 3, "three were sent again"
-
-
-class Stopping(DemoTask):
-    """Responses are over at the closing phrase; the answer is the last sum."""
-
-    ends = (" That is all", " What a nice", " Done")
-
-    def extract(self, problem: Problem, response: str) -> str | None:
-        sums = re.findall(r"= (\d+)", self.cut(response))
-        return sums[-1] if sums else None
-
-
-def test_a_task_with_end_texts_over_a_server(server):
-    task = Stopping("calibration")
-    here = found(None, TASK.problems(2), task=task)
-    assert all(len(one.target_response) < len(full.target_response) for one, full in zip(here, local(), strict=False))
-    with Endpoint(server.url, "target") as endpoint:
-        remote = found(endpoint, TASK.problems(2), task=task, batch_size=2)
-    assert without_costs(remote) == without_costs(here)
-
-
-def spelling() -> Any:
-    """A BPE tokenizer that merges a and b, whatever stands around them."""
-    vocabulary = {"a": 0, "b": 1, "c": 2, "ab": 3, "</s>": 4}
-    inner = Tokenizer(models.BPE(vocabulary, [("a", "b")]))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split("\n", "isolated"), decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>")
-
-
-def test_other_spellings_are_counted():
-    tokenizer, asked = spelling(), []
-    assert tokenizer("cab")["input_ids"] == [2, 3]
-    says = {"ca": ("b", "length"), "cc": ("b", "stop"), "a": ("cab", "stop"), "cca": ("", "stop"), "b": ("cc", "stop")}
-
-    def complete(prompt: str, max_tokens: int, body: dict) -> tuple[str, str]:
-        asked.append((prompt, max_tokens))
-        return says[prompt]
-
-    with (
-        OpenAIServer(complete=complete) as server,
-        ThreadPoolExecutor(2) as pool,
-        Endpoint(server.url, "target") as end,
-    ):
-        remote, got = Remote(end, tokenizer, [4], lambda response: response[-1] == 4, pool), {}
-        cases = [([2], [0], 3), ([2], [2], 3), ([0], [], 2), ([2, 2], [0], 5), ([1], [], 2)]
-        for place, (prompt, prefix, budget) in enumerate(cases):
-            remote.start(place, prompt, prefix, budget)
-        remote.narrow([4, 3, 2, 1, 0])
-        while remote.busy:
-            got |= {place: rest for place, *rest in remote.step()}
-    assert [got[4 - place] for place in range(5)] == [
-        [[1], True],  # "cab" would be c + ab
-        [[1, 4], False],  # ended, and there is room to say so
-        [[2, 3], False],  # as long as allowed: nobody knows whether it would have ended
-        [[4], False],
-        [[2, 2], False],
-    ]
-    assert sorted(asked) == sorted([("ca", 3), ("cc", 3), ("a", 2), ("cca", 5), ("b", 2)])
-
-
-def test_a_server_that_dies_is_gone_on_with(tmp_path, server):
-    m = loaded()
-
-    def run(resume: bool) -> Path:
-        with Endpoint(server.url, "target", retries=0) as endpoint:
-            given = TASK.problems(3)
-            return mine(endpoint, m.draft, m.tokenizer, TASK, given, tmp_path / "data", SETTINGS, batch_size=2, workers=2, resume=resume)  # fmt: skip
-
-    needed = sorted(one.continuations for one in local()[:3])
-    served_before, answer = [], server.complete
-
-    def mortal(*request: Any) -> Any:
-        served_before.append(request)
-        if len(served_before) == needed[0] + needed[1] + 1:
-            server.fail("close", 1000)
-        return answer(*request)
-
-    server.complete = mortal
-    with pytest.raises(OSError) as error:
-        run(resume=False)
-    one_line(error, server.url)
-    kept = read_lines(tmp_path / "data.partial")
-    assert 1 <= len(kept) < 3 and not (tmp_path / "data").exists()
-    server._faults.clear()
-    sent = len(served_before)
-    out = run(resume=True)
-    assert len(served_before) - sent == sum(
-        one.continuations for one in local()[:3] if one.problem not in {k.problem for k in kept}
-    )
-    rows = load_from_disk(str(out)).to_list()
-    assert [(r["problem"], r["position"], r["important"]) for r in rows] == [
-        (one.problem, x.position, x.important) for one in local()[:3] for x in one.mismatches
-    ]
-    facts, card = json.loads((out / RECORD).read_text()), (out / "README.md").read_text()
-    assert (
-        facts["served_at"] == server.url
-        and facts["served"] == "target"
-        and facts["target"] is None
-        and facts["found"]["retokenised"] == 0
-    )
-    assert server.url not in card and server.url.removeprefix("http") in html.unescape(card), "shown, and no link"
-    assert "another spelling in tokens | 0 |" in card and card_problems(card) == ([], [])
-
-
-def test_an_unreachable_server(tmp_path):
-    m = loaded()
-    with Endpoint("http://127.0.0.1:9/v1", "target", retries=0) as endpoint, pytest.raises(OSError) as error:
-        mine(endpoint, m.draft, m.tokenizer, TASK, TASK.problems(2), tmp_path / "data", SETTINGS)
-    one_line(error, "http://127.0.0.1:9/v1")
-    assert not (tmp_path / "data").exists()
 
 
 # -- the dataset --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,175 @@
+"""Proves that mining over a server gives what the model itself gives, through other spellings, faults and the server's death."""
+
+import html
+import json
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import load_from_disk
+from support.hub_server import card_problems
+from support.mining import (
+    SETTINGS,
+    TASK,
+    found,
+    loaded,
+    local,
+    one_line,
+    without_costs,
+)
+from support.openai_server import OpenAIServer, demo_completions
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    PreTrainedTokenizerFast,
+)
+
+from hf_lossy_assist.methods.autojudge.mine import mine
+from hf_lossy_assist.methods.autojudge.mined import RECORD, read_lines
+from hf_lossy_assist.methods.autojudge.remote import Remote
+from hf_lossy_assist.tasks.answers import Problem
+from hf_lossy_assist.tasks.endpoint import Endpoint
+from hf_lossy_assist.tasks.tasks import DemoTask
+
+
+@cache
+def served() -> Callable[..., tuple[str, str]]:
+    m, known = loaded(), {}
+    complete = demo_completions(m.target, m.tokenizer)
+
+    def remembered(prompt: str, max_tokens: int, body: dict) -> tuple[str, str]:
+        key = prompt, max_tokens, str(body.get("stop"))
+        if key not in known:
+            known[key] = complete(prompt, max_tokens, body)
+        return known[key]
+
+    return remembered
+
+
+@pytest.fixture
+def server() -> Iterator[OpenAIServer]:
+    with OpenAIServer(complete=served()) as server:
+        yield server
+
+
+def test_a_server_gives_what_the_model_gives(server):
+    for fault in ("500", "429", "close"):
+        server.fail(fault)
+    with Endpoint(server.url, "target") as endpoint:
+        remote = found(endpoint, TASK.problems(3), batch_size=3, workers=3)
+        assert endpoint.requests == len(server.asked)
+    assert remote == local()[:3]
+    assert len(server.asked) == sum(one.continuations for one in remote) + 3, "three were sent again"
+
+
+class Stopping(DemoTask):
+    """Responses are over at the closing phrase; the answer is the last sum."""
+
+    ends = (" That is all", " What a nice", " Done")
+
+    def extract(self, problem: Problem, response: str) -> str | None:
+        sums = re.findall(r"= (\d+)", self.cut(response))
+        return sums[-1] if sums else None
+
+
+def test_a_task_with_end_texts_over_a_server(server):
+    task = Stopping("calibration")
+    here = found(None, TASK.problems(2), task=task)
+    assert all(len(one.target_response) < len(full.target_response) for one, full in zip(here, local(), strict=False))
+    with Endpoint(server.url, "target") as endpoint:
+        remote = found(endpoint, TASK.problems(2), task=task, batch_size=2)
+    assert without_costs(remote) == without_costs(here)
+
+
+def spelling() -> Any:
+    """A BPE tokenizer that merges a and b, whatever stands around them."""
+    vocabulary = {"a": 0, "b": 1, "c": 2, "ab": 3, "</s>": 4}
+    inner = Tokenizer(models.BPE(vocabulary, [("a", "b")]))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split("\n", "isolated"), decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>")
+
+
+def test_other_spellings_are_counted():
+    tokenizer, asked = spelling(), []
+    assert tokenizer("cab")["input_ids"] == [2, 3]
+    says = {"ca": ("b", "length"), "cc": ("b", "stop"), "a": ("cab", "stop"), "cca": ("", "stop"), "b": ("cc", "stop")}
+
+    def complete(prompt: str, max_tokens: int, body: dict) -> tuple[str, str]:
+        asked.append((prompt, max_tokens))
+        return says[prompt]
+
+    with (
+        OpenAIServer(complete=complete) as server,
+        ThreadPoolExecutor(2) as pool,
+        Endpoint(server.url, "target") as end,
+    ):
+        remote, got = Remote(end, tokenizer, [4], lambda response: response[-1] == 4, pool), {}
+        cases = [([2], [0], 3), ([2], [2], 3), ([0], [], 2), ([2, 2], [0], 5), ([1], [], 2)]
+        for place, (prompt, prefix, budget) in enumerate(cases):
+            remote.start(place, prompt, prefix, budget)
+        remote.narrow([4, 3, 2, 1, 0])
+        while remote.busy:
+            got |= {place: rest for place, *rest in remote.step()}
+    assert [got[4 - place] for place in range(5)] == [
+        [[1], True],  # "cab" would be c + ab
+        [[1, 4], False],  # ended, and there is room to say so
+        [[2, 3], False],  # as long as allowed: nobody knows whether it would have ended
+        [[4], False],
+        [[2, 2], False],
+    ]
+    assert sorted(asked) == sorted([("ca", 3), ("cc", 3), ("a", 2), ("cca", 5), ("b", 2)])
+
+
+def test_a_server_that_dies_is_gone_on_with(tmp_path, server):
+    m = loaded()
+
+    def run(resume: bool) -> Path:
+        with Endpoint(server.url, "target", retries=0) as endpoint:
+            given = TASK.problems(3)
+            return mine(endpoint, m.draft, m.tokenizer, TASK, given, tmp_path / "data", SETTINGS, batch_size=2, workers=2, resume=resume)  # fmt: skip
+
+    needed = sorted(one.continuations for one in local()[:3])
+    served_before, answer = [], server.complete
+
+    def mortal(*request: Any) -> Any:
+        served_before.append(request)
+        if len(served_before) == needed[0] + needed[1] + 1:
+            server.fail("close", 1000)
+        return answer(*request)
+
+    server.complete = mortal
+    with pytest.raises(OSError) as error:
+        run(resume=False)
+    one_line(error, server.url)
+    kept = read_lines(tmp_path / "data.partial")
+    assert 1 <= len(kept) < 3 and not (tmp_path / "data").exists()
+    server._faults.clear()
+    sent = len(served_before)
+    out = run(resume=True)
+    assert len(served_before) - sent == sum(
+        one.continuations for one in local()[:3] if one.problem not in {k.problem for k in kept}
+    )
+    rows = load_from_disk(str(out)).to_list()
+    assert [(r["problem"], r["position"], r["important"]) for r in rows] == [
+        (one.problem, x.position, x.important) for one in local()[:3] for x in one.mismatches
+    ]
+    facts, card = json.loads((out / RECORD).read_text()), (out / "README.md").read_text()
+    assert (
+        facts["served_at"] == server.url
+        and facts["served"] == "target"
+        and facts["target"] is None
+        and facts["found"]["retokenised"] == 0
+    )
+    assert server.url not in card and server.url.removeprefix("http") in html.unescape(card), "shown, and no link"
+    assert "another spelling in tokens | 0 |" in card and card_problems(card) == ([], [])
+
+
+def test_an_unreachable_server(tmp_path):
+    m = loaded()
+    with Endpoint("http://127.0.0.1:9/v1", "target", retries=0) as endpoint, pytest.raises(OSError) as error:
+        mine(endpoint, m.draft, m.tokenizer, TASK, TASK.problems(2), tmp_path / "data", SETTINGS)
+    one_line(error, "http://127.0.0.1:9/v1")
+    assert not (tmp_path / "data").exists()

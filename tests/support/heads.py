@@ -1,0 +1,79 @@
+"""Heads with something in every entry, and ways to damage their files."""
+
+import dataclasses
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_lossy_assist import FeatureSpec, HeadConfig, LinearHead, ModelIdentity
+from hf_lossy_assist.models.identity import tokenizer_hash
+from support import tiny
+from support.small import tokenizer
+
+
+FIGURES = {
+    "auroc": 0.8125,
+    "brier": 0.125,
+    "acceptable_share": 0.75,
+    "thresholds": [
+        {"threshold": 0.3, "eta_tp": 0.91, "eta_fp": 0.42},
+        {"threshold": 0.5, "eta_tp": 0.8, "eta_fp": 0.25},
+    ],
+}
+
+
+@cache
+def target() -> Any:
+    return tiny.build("llama")
+
+
+@cache
+def draft() -> Any:
+    return tiny.noisy(tiny.build("llama"), 0.05)
+
+
+def full_config(**changes: Any) -> HeadConfig:
+    """A config with something in every entry."""
+    return dataclasses.replace(
+        HeadConfig(
+            hidden_size=32,
+            label="q(x) ≤ 1.2·p(x)",
+            features=FeatureSpec(layer=1, norm=False),
+            target=dataclasses.replace(ModelIdentity.of(target()), id="org/target", revision="a" * 40),
+            draft=dataclasses.replace(ModelIdentity.of(draft()), id="org/draft"),
+            tokenizer_hash=tokenizer_hash(tokenizer()),
+            decoding={"do_sample": True, "temperature": 0.7},
+            training={"prompts": "some prompts", "number_of_prompts": 40, "seed": 3},
+            metrics=FIGURES,
+            versions={"torch": "2.9", "hf_lossy_assist": "0.1.0"},
+        ),
+        **changes,
+    )
+
+
+def linear(config: HeadConfig | None = None, seed: int = 0) -> LinearHead:
+    torch.manual_seed(seed)
+    return LinearHead(HeadConfig(32) if config is None else config).eval()
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Change entries of a saved config.json; None takes one out."""
+    spec = json.loads((folder / "config.json").read_text(encoding="utf-8")) | changes
+    spec = {name: value for name, value in spec.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(spec), encoding="utf-8")
+
+
+def rewrite(folder: Path, data: bytes, and_digest: bool = False) -> None:
+    (folder / "model.safetensors").write_bytes(data)
+    if and_digest:
+        edit(folder, weights_sha256=hashlib.sha256(data).hexdigest())
+
+
+def save(folder: Path) -> Path:
+    """The folder of a saved head with something in every entry."""
+    linear(full_config()).save_pretrained(folder)
+    return folder

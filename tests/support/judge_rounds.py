@@ -1,0 +1,153 @@
+"""AutoJudge's heads over tiny models, the rounds of a call, and what plain forwards say of what a head reads."""
+
+import itertools
+import math
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from hf_lossy_assist import FeatureSpec, HeadConfig, LinearHead
+from hf_lossy_assist.engine import loop as decoding
+from support import small, tiny
+from support.end_tokens import some_eos
+from support.tiny import NEVER_EMITTED, greedy, prompts
+
+
+RAGGED, EVEN, ONE = (9, 1, 4, 14), (6, 6, 6), (9,)
+MODELS, POSITIONS = ("draft", "target", "both"), ("token", "predicting")
+SPECS = [FeatureSpec(model, position) for model in MODELS for position in POSITIONS]
+TOGETHER = SPECS[4:]  # "both", whose halves are what "draft" and "target" read
+BOTH = TOGETHER[0]
+EACH = [("llama", spec) for spec in SPECS] + [*itertools.product(("qwen2", "gpt2", "gemma2", "gpt_neox"), TOGETHER)]
+
+
+def ids_of(value: Any) -> str:
+    return f"{value.model}-{value.position}" if isinstance(value, FeatureSpec) else str(value)
+
+
+@cache
+def draft_of(name: str, kind: str = "rarely") -> Any:
+    return tiny.draft_of(tiny.shared(name), kind)
+
+
+def constant_head(value: float, model: str = "both", position: str = "token", **config: Any) -> LinearHead:
+    """A judge that always says `value`."""
+    size = 64 if model == "both" else 32
+    config = {"polarity": "important", "method": "autojudge", "features": FeatureSpec(model, position)} | config
+    head = LinearHead(HeadConfig(size, **config)).eval()
+    with torch.no_grad():
+        head.linear.weight.zero_()
+        head.linear.bias.fill_(math.log(value / (1 - value)) if 0 < value < 1 else math.copysign(300, value - 0.5))
+    return head
+
+
+@torch.no_grad()
+def plain(model: Any, ids: torch.Tensor, spec: FeatureSpec, encoded: torch.Tensor | None = None) -> torch.Tensor:
+    """The states (B, length, H) of texts (B, length) from position 0 on, by one forward without any cache."""
+    inputs = {"input_ids": ids}
+    if encoded is not None:
+        inputs = {"input_ids": encoded.expand(len(ids), -1), "decoder_input_ids": ids}
+    out = model(**inputs, output_hidden_states=True, use_cache=False)
+    states = out.hidden_states if encoded is None else out.decoder_hidden_states
+    return states[-1 if spec.norm else spec.layer]
+
+
+def features_of(spec: FeatureSpec, target: Any, draft: Any, ids: torch.Tensor, **more: Any) -> torch.Tensor:
+    """What the spec says of every token but the first, (B, length − 1, H), the draft's numbers first."""
+    models = {"draft": [draft], "target": [target], "both": [draft, target]}[spec.model]
+    states = torch.cat([plain(model, ids, spec, **more) for model in models], dim=-1)
+    return states[:, 1:] if spec.position == "token" else states[:, :-1]
+
+
+@cache
+def judge_of(name: str, kind: str, spec: FeatureSpec) -> LinearHead:
+    """A random head whose logits over random texts have mean 0 and spread 2, so that thresholds around 0.5 divide tokens."""
+    target, draft = tiny.shared(name), draft_of(name, kind)
+    torch.manual_seed(5)
+    ids = torch.randint(4, tiny.VOCABULARY, (6, 24))
+    more = {"encoded": prompts((14,))["input_ids"]} if name == "t5" else {}
+    states = features_of(spec, target, draft, ids, **more)
+    head = LinearHead(
+        HeadConfig(states.shape[-1], polarity="important", method="autojudge", features=spec, threshold=0.5)
+    )
+    with torch.no_grad():
+        logits = head.logit(states)
+        head.linear.weight *= 2 / logits.std()
+        head.linear.bias.copy_((head.linear.bias - logits.mean()) * 2 / logits.std())
+    return head.eval()
+
+
+class Recorder(LinearHead):
+    """The same head, which keeps what it is shown."""
+
+    def __init__(self, head: LinearHead):
+        super().__init__(head.config)
+        self.load_state_dict(head.state_dict())
+        self.shown: list[torch.Tensor] = []
+
+    def logit(self, features):
+        self.shown.append(features.clone())
+        return super().logit(features)
+
+
+def record_rounds(monkeypatch: Any) -> list[Any]:
+    """Every round of the calls from here on."""
+    verify, out = decoding.verify, []
+
+    def spy(call, selection):
+        rows, draft = call.rows, selection.draft
+        texts = [rows.ids[b : b + 1, pad : rows.lengths[b]].clone() for b, pad in enumerate(rows.pads)]
+        found = SimpleNamespace(
+            texts=texts, tokens=draft.tokens.clone(), drafted=draft.lengths.tolist(), kept=selection.sent.tolist(),
+            finished=list(rows.finished),
+        )  # fmt: skip
+        out.append(found)
+        found.verified, raw = verify(call, selection)
+        return found.verified, raw
+
+    monkeypatch.setattr(decoding, "verify", spy)
+    return out
+
+
+@torch.no_grad()
+def check_features(rounds: list[Any], head: Recorder, target: Any, draft: Any, **more: Any) -> int:
+    """Compare what `head` was shown with plain forwards; returns how many tokens were compared."""
+    asked = [r for r in rounds if r.tokens.shape[1]]
+    assert len(asked) == len(head.shown), "the head is asked once a round"
+    whole, shown = [], []
+    for r, seen in zip(asked, head.shown, strict=True):
+        assert seen.shape == (*r.tokens.shape, head.config.hidden_size)
+        assert torch.equal(r.verified.head_accepts, LinearHead.logit(head, seen).sigmoid() < head.config.threshold)
+        for b, (text, n) in enumerate(zip(r.texts, r.kept, strict=True)):
+            if n and not r.finished[b]:
+                whole.append(torch.cat([text[0], r.tokens[b, :n]]))
+                shown.append(seen[b, :n])
+    # All texts in one forward: they start at position 0, and a causal model does not see the padding on the right.
+    expected = features_of(head.config.features, target, draft, pad_sequence(whole, batch_first=True), **more)
+    for text, seen, states in zip(whole, shown, expected, strict=True):
+        torch.testing.assert_close(seen, states[len(text) - 1 - len(seen) : len(text) - 1], atol=2e-4, rtol=1e-3)
+    return sum(len(seen) for seen in shown)
+
+
+def eos_of(target: Any, lengths: tuple[int, ...]) -> int:
+    return some_eos(greedy(target, prompts(lengths), eos_token_id=NEVER_EMITTED), max(lengths))
+
+
+def foreign() -> dict[str, Any]:
+    """A draft that has the same words in reverse order."""
+    moved = small.near(small.llama())
+    order = torch.cat([torch.arange(4), torch.arange(4, small.VOCAB).flip(0)])
+    with torch.no_grad():
+        for weight in (moved.get_input_embeddings().weight, moved.get_output_embeddings().weight):
+            weight.copy_(weight[order])
+    theirs = small.tokenizer(small.words()[::-1])
+    return {"assistant_model": moved, "tokenizer": small.tokenizer(), "assistant_tokenizer": theirs}
+
+
+def texts(out: Any, width: int) -> list[list[int]]:
+    """The new tokens of each row, without the padding behind its end."""
+    rows = zip(out.sequences, out.speculation.rows, strict=True)
+    return [row[width : width + stats.num_new_tokens].tolist() for row, stats in rows]

@@ -71,6 +71,9 @@ def test_the_pages_have_blocks_that_run():
 
 
 @pytest.mark.filterwarnings("default")  # examples are for people, who see warnings; `make test` makes them errors
+@pytest.mark.filterwarnings(
+    "ignore:.*this policy is lossy:UserWarning"
+)  # which the wrong uses of some policies come to say
 @pytest.mark.parametrize("script", sorted(EXAMPLES))
 def test_example_runs(script, tmp_path, monkeypatch, capsys):
     """In this process, as `python examples/…` runs it: an import of torch for each would take longer than the examples."""

@@ -110,7 +110,21 @@ def test_what_is_refused():
             tiny.assisted(
                 target, inputs, assistant, policy, drafter=drafter, do_sample=policy not in ("svip", "strict")
             )
-    with pytest.raises(TypeError, match="expected a drafter"):
-        tiny.assisted(target, inputs, None, "strict", drafter="suffix")
+    for drafter, error, says in (
+        (3, TypeError, "expected a drafter such as SuffixDrafter.., its name, or a dict with its name, got 3"),
+        ({"min_match": 3}, TypeError, "its name, or a dict with its name"),
+        ("sufix", ValueError, "suffix"),
+        ({"name": "suffix", "min_mach": 3}, ValueError, "suffix: unknown parameter .*min_match"),
+    ):
+        with pytest.raises(error, match=rf"^drafter[^\n]*{says}[^\n]*$"):
+            tiny.assisted(target, inputs, None, "strict", drafter=drafter)
     with pytest.raises(ValueError, match="max_match"):
         hla.SuffixDrafter(min_match=3, max_match=2)
+
+
+@pytest.mark.parametrize("drafter", ["suffix", {"name": "suffix", "min_match": 1}, "composite"], ids=str)
+def test_drafters_by_name(drafter):
+    target, inputs = tiny.shared("llama"), tiny.prompts(PROMPTS)
+    assistant = tiny.draft_of(target, "often") if drafter == "composite" else None
+    out = tiny.assisted(target, inputs, assistant, "strict", drafter=drafter)
+    assert torch.equal(out.sequences, tiny.greedy(target, inputs))

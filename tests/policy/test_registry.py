@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -84,7 +85,8 @@ def half():
 def test_a_rule_of_ones_own_has_a_name(half):
     policy = hla.LossyPolicy(Half(0.5))
     assert policy.to_dict() == {"rule": {"name": "half", "share": 0.5}} and hla.as_policy(policy.to_dict()) == policy
-    assert RULES["half"] is Half and registry.entry("rule", "half").source == "this package"
+    assert RULES["half"] is Half and registry.entry("rule", "half").source == Half.__module__
+    assert registry.entry("rule", "limited").source == "this package"
     refused(lambda: hla.as_policy("half"), 'needs share.*"share": 0.5')
     refused(lambda: hla.as_policy("hafl"), "Did you mean 'half'")
 
@@ -147,7 +149,7 @@ class Loose(hla.TopK):
 
 @dataclasses.dataclass(frozen=True)
 class Forgot(hla.AcceptanceRule):
-    pass
+    lossless: ClassVar[bool] = True
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,10 @@ def check_types(model: Any, given: Any, input_ids: torch.Tensor) -> None:
         raise TypeError(f"{NAME}: expected a tensor of shape (batch, length), got {type(given).__name__}")
     if given.shape != input_ids.shape:
         raise ValueError(f"{NAME} has shape {tuple(given.shape)}, input_ids {tuple(input_ids.shape)}: they must agree")
+    if given.device.type not in ("cpu", input_ids.device.type):  # "meta" has no values
+        raise ValueError(
+            f"{NAME} are on {given.device}, input_ids on {input_ids.device}: move them with .to({str(input_ids.device)!r})"
+        )
     values = tuple(given.unique().tolist())
     count = getattr(base.config, "type_vocab_size", None) or base.get_input_embeddings().weight.shape[0]
     if values[0] < 0 or values[-1] >= count:

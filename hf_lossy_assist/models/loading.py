@@ -58,4 +58,4 @@ def _why(source: str, error: BaseException) -> OSError:
         said = "it has no model.safetensors, and pickles are never loaded: save it as safetensors first"
     elif not isinstance(error, OSError | ValueError):
         said = f"its files are damaged or do not belong together ({type(error).__name__}: {one_line(said)})"
-    return OSError(f"{source} was not loaded: {one_line(said, 1000)}")
+    return OSError(f"{one_line(source)} was not loaded: {one_line(said, 1000)}")

@@ -104,6 +104,10 @@ def test_types_beside_holes_packing_and_a_companion():
         "a list": ([[0] * 9], "expected a tensor .* got list"),
         "out of range": (torch.full((1, 9), 2), "type 2 is none of the model's 2"),
         "negative": (torch.full((1, 9), -1), "type -1 is none"),
+        "without values": (
+            torch.zeros(1, 9, dtype=torch.long, device="meta"),
+            "are on meta, input_ids on cpu: move them",
+        ),
     }.values(),
 )
 def test_types_that_do_not_belong_to_the_prompt_are_refused(given, line):

@@ -59,6 +59,12 @@ def test_weights_that_lack_tensors_are_refused(tmp_path):
     assert gone and "\n" not in str(error.value)
 
 
+def test_a_name_that_a_terminal_acts_on_is_shown_harmless():
+    with pytest.raises(OSError, match=r"was not loaded: ") as error:
+        load_model("\x1b]0;owned\x07\x1b[31mred" + "x" * 5000)
+    assert "\x1b" not in str(error.value) and "\x07" not in str(error.value) and len(str(error.value)) < 1500
+
+
 CONFIGS = {
     "a list": lambda folder: b"[1]",
     "no JSON": lambda folder: b"{",

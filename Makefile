@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install check fix test test-machines docs demo bench-smoke clean
+.PHONY: install check fix test test-fast test-machines docs demo bench-smoke clean
 
 install: $(VENV)/installed
 
@@ -26,6 +26,10 @@ fix: install
 
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2  # two processes of one thread each: tiny models, two cores
+
+# Something of every room but tasks, in a minute: for while one works.
+test-fast: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow"
 
 # What another machine may change: its instruction set, its threads, the order of tests, a shell that ignores interrupts.
 test-machines: install

@@ -16,6 +16,9 @@ from hf_lossy_assist import demo
 from hf_lossy_assist.demo import task
 
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(__file__).parent.parent
 EXAMPLES = {
     "generate.py": [],

@@ -11,6 +11,9 @@ import pytest
 import hf_lossy_assist as hla
 
 
+pytestmark = pytest.mark.slow
+
+
 SOURCE = Path(hla.__file__)
 
 

@@ -12,6 +12,9 @@ from hf_lossy_assist import SVIP, Head, HeadConfig, Judge, LinearHead, LossyPoli
 from hf_lossy_assist.policy.sharing import pull, push
 
 
+pytestmark = pytest.mark.slow
+
+
 SHIPPED = demo.FOLDER / "sprinter_head"
 
 

@@ -20,6 +20,9 @@ from hf_lossy_assist.artifacts.features import FeatureTap
 from hf_lossy_assist.drafters.model import AssistantRun
 
 
+pytestmark = pytest.mark.slow
+
+
 RAGGED = (9, 1, 4, 14)
 LAST, RAW, FIRST = FeatureSpec(), FeatureSpec(norm=False), FeatureSpec(layer=1, norm=False)
 FINAL_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "embedding_norm")

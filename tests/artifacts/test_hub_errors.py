@@ -13,6 +13,9 @@ from hf_lossy_assist.methods.sprinter.held_out import read_held_out
 from hf_lossy_assist.policy.sharing import pull, push
 
 
+pytestmark = pytest.mark.slow
+
+
 SHIPPED = demo.FOLDER / "sprinter_head"
 LOADERS = (Head.from_pretrained, LossyPolicy.from_pretrained, Profile.from_pretrained, read_held_out, pull)
 

@@ -9,6 +9,9 @@ import pytest
 from hf_lossy_assist import demo
 
 
+pytestmark = pytest.mark.slow
+
+
 def hf_lossy(*arguments):
     command = [sys.executable, "-m", "hf_lossy_assist.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=200)

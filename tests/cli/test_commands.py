@@ -25,6 +25,7 @@ from hf_lossy_assist.training.dataset import read_table
 
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning"),
     pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning"),
     pytest.mark.filterwarnings("ignore:the profile's .* may differ:UserWarning"),

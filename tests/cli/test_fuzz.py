@@ -7,6 +7,9 @@ from fuzzing.verdicts import ELSE, REFUSED, RIGHT, Case, Refused, Wrong, judge
 from hf_lossy_assist import SVIP
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.mark.parametrize("area", fuzz.AREAS)
 def test_a_short_run(area, capsys):
     fuzz.quiet()

@@ -34,6 +34,9 @@ from hf_lossy_assist.training.dataset import read_table
 from hf_lossy_assist.training.jobs import read_part, write_part
 
 
+pytestmark = pytest.mark.slow
+
+
 @cache
 def models():
     target = small.llama()

@@ -32,6 +32,9 @@ from hf_lossy_assist.stops import STOPS
 from hf_lossy_assist.validation import shown
 
 
+pytestmark = pytest.mark.slow
+
+
 NUMBERS = {
     "0": 0, "-1": -1, "NaN": math.nan, "inf": math.inf, "-inf": -math.inf, "2**31": 2**31, "10**20": 10**20, "10**30": 10**30,
     "10**400": 10**400, "10**5000": 10**5000, "1e308": 1e308, "1e-320": 1e-320, "1.5": 1.5, "True": True, "'3'": "3",

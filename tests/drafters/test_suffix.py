@@ -11,6 +11,9 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.suffix import IndexedText, SuffixRun
 
 
+pytestmark = pytest.mark.slow
+
+
 PROMPTS = (9, 1, 4, 14)
 
 

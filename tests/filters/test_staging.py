@@ -18,6 +18,9 @@ from hf_lossy_assist.filters import staged as staging
 from hf_lossy_assist.round import Verdict
 
 
+pytestmark = pytest.mark.slow
+
+
 def outcomes(tokens, q, c):
     """What strict acceptance of `tokens` by the laws c can say, by the formulas: (accepted, token, probability)."""
     alive = 1.0

@@ -15,6 +15,9 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.profile_tables import Bins
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def models():
     found = hla.demo.load()

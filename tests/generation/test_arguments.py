@@ -28,6 +28,9 @@ from hf_lossy_assist.generation.arguments import HONOURED, MODES, REFUSED, WITHO
 from hf_lossy_assist.generation.drafting import _lookup
 
 
+pytestmark = pytest.mark.slow
+
+
 NEW = 16
 LISTS = {"Honoured": HONOURED, "Refused": REFUSED, "Without effect": frozenset(WITHOUT_EFFECT)}
 

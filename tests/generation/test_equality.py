@@ -27,6 +27,9 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.models.row_cache import RowCache
 
 
+pytestmark = pytest.mark.slow
+
+
 RAGGED = (9, 1, 4, 14)  # prompt lengths of the batch: one row starts from a single token
 GAMMAS = (1, 2, 5, 13, 40)
 

@@ -24,6 +24,9 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 import hf_lossy_assist as hla
 
 
+pytestmark = pytest.mark.slow
+
+
 PROMPTS = {"one": one(), "ragged": ragged()}
 NEW = 24
 

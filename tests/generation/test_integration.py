@@ -15,6 +15,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin
 import hf_lossy_assist as hla
 
 
+pytestmark = pytest.mark.slow
+
+
 NEW = 20
 ENDS = {"max_new_tokens": NEW, "do_sample": False}
 

@@ -22,6 +22,9 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.generation.unsupported import TEXT_INPUTS, refuse_extra_inputs
 
 
+pytestmark = pytest.mark.slow
+
+
 class Kept(QuantizedLayer):
     """A quantised layer whose quantisation loses nothing, so that only its `crop` is at fault."""
 

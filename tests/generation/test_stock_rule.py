@@ -11,7 +11,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist import StockRule
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
 
 GREEDY = [
     hla.TopK(0), hla.TopK(3), hla.RelaxedTopK(4, 0.5), hla.TopKTolerance(3, 2.0), hla.Typical(0.2, 0.5), hla.Lenience(0.3),

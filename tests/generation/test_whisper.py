@@ -9,6 +9,9 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.generation.output import cuts_outputs
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def models():
     torch.manual_seed(0)

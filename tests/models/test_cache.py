@@ -13,6 +13,9 @@ from hf_lossy_assist.models.row_cache import STEP, RowCache, visibility
 from hf_lossy_assist.models.row_model import RowModel
 
 
+pytestmark = pytest.mark.slow
+
+
 ROWS, LIMIT = 3, 64
 
 

@@ -13,6 +13,9 @@ from hf_lossy_assist.generation import pairs
 from hf_lossy_assist.models.inspect import learned_positions
 
 
+pytestmark = pytest.mark.slow
+
+
 NEW = {"max_new_tokens": 16, "do_sample": False}
 
 

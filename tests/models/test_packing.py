@@ -22,6 +22,9 @@ from hf_lossy_assist.models.trials import why_not_rows
 from hf_lossy_assist.round import Selection
 
 
+pytestmark = pytest.mark.slow
+
+
 LIMIT = 64
 PACKING = [name for name in tiny.BATCHED if RowModel(tiny.shared(name), 1, LIMIT).packs]
 

@@ -35,6 +35,9 @@ from hf_lossy_assist.tasks.prompts import Text
 from hf_lossy_assist.training.dataset import KINDS
 
 
+pytestmark = pytest.mark.slow
+
+
 RAGGED = (20, 30, 24, 5)
 BOTH, EDGES = [(9,), RAGGED], [(ORIGINAL,), (ORIGINAL + 1,)]
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}

@@ -17,6 +17,9 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.models.trials import RECURRENT, why_not_rows
 
 
+pytestmark = pytest.mark.slow
+
+
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "models.md"
 # Models with a peculiar feature each, and the first seed whose reference text varies.
 SAMPLE = {

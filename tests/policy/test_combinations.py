@@ -20,6 +20,9 @@ from hf_lossy_assist.rules import RULES
 from hf_lossy_assist.stops import STOPS
 
 
+pytestmark = pytest.mark.slow
+
+
 INF = math.inf
 unit, counts = st.floats(0, 1), st.integers(1, 6)
 ids = st.integers(0, tiny.VOCABULARY - 1)

@@ -14,6 +14,9 @@ from hf_lossy_assist.registry import reading, register_rule
 from hf_lossy_assist.rules import RULES
 
 
+pytestmark = pytest.mark.slow
+
+
 @dataclasses.dataclass(frozen=True)
 class Half(hla.TopK):
     """A rule of one's own."""

@@ -17,6 +17,9 @@ from hf_lossy_assist.registry import register_rule, register_stop
 from hf_lossy_assist.rules import RULES
 
 
+pytestmark = pytest.mark.slow
+
+
 def doubting():
     """A head that says P(acceptable) = 0.5 of the state that predicts a token."""
     return hla.LinearHead(hla.HeadConfig(SIZE)).eval()

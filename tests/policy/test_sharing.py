@@ -26,6 +26,9 @@ from hf_lossy_assist.methods.sprinter.held_out import HELD_OUT, read_held_out
 from hf_lossy_assist.policy.sharing import kind_of, pull, push
 
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(__file__).parent.parent.parent
 SHIPPED = demo.FOLDER / "sprinter_head"
 REPO = "org/head"

@@ -30,6 +30,9 @@ from hf_lossy_assist import (
 from hf_lossy_assist.rules import draw
 
 
+pytestmark = pytest.mark.slow
+
+
 INF = math.inf
 
 

@@ -18,6 +18,9 @@ from hf_lossy_assist import AcceptanceRule, Strict
 from hf_lossy_assist.rules import draw
 
 
+pytestmark = pytest.mark.slow
+
+
 # -- exact enumeration ----------------------------------------------------------------------------------------------------
 
 

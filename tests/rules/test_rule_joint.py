@@ -21,7 +21,7 @@ from hf_lossy_assist.rules import draw
 from hf_lossy_assist.rules.accepting import prefix
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
 
 # -- block verification ---------------------------------------------------------------------------------------------------
 

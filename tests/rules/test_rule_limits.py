@@ -18,7 +18,7 @@ from hf_lossy_assist import AllButLast, Limited, LossyPolicy, Strict, TopK, Unio
 from hf_lossy_assist.rules.spans import at_end, within
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
 
 
 # -- spans ----------------------------------------------------------------------------------------------------------------

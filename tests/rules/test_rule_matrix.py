@@ -23,7 +23,7 @@ from hf_lossy_assist.rules import RULES, AcceptanceRule
 from hf_lossy_assist.rules.accepting import prefix
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
 
 
 ELSEWHERE = {"all_but_last": "test_sprinter.py", "judge": "test_judge.py"}  # they need a stop and a head

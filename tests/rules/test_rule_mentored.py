@@ -14,6 +14,9 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.rules.mentored import split
 
 
+pytestmark = pytest.mark.slow
+
+
 def laws(seed: int, size: int, holes: float) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed)
     out = []

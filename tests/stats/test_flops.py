@@ -6,6 +6,9 @@ from transformers import GPT2Config, GPTNeoConfig, LlamaConfig, T5Config
 from hf_lossy_assist.methods.sprinter.flops import forward_flops, sprinter_flops, strict_flops
 
 
+pytestmark = pytest.mark.slow
+
+
 def llama_flops(c, t: int, past: int) -> int:
     d, wide, narrow = c.hidden_size, c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
     projections = 2 * t * (d * wide + 2 * d * narrow + wide * d)

@@ -33,6 +33,9 @@ from hf_lossy_assist import (
 )
 
 
+pytestmark = pytest.mark.slow
+
+
 RAGGED = (9, 1, 4, 14)
 
 

@@ -18,6 +18,9 @@ from hf_lossy_assist import LossyPolicy, as_policy
 from hf_lossy_assist.stops import STOPS, DraftStop, StopRun
 
 
+pytestmark = pytest.mark.slow
+
+
 RAGGED = (9, 1, 4, 14)
 WHOLE = {"eos_token_id": tiny.NEVER_EMITTED}
 LONGEST = [name for name, case in CASES.items() if case.longest is not None]

@@ -12,6 +12,9 @@ from hf_lossy_assist.tasks import programs, sandbox, workers
 from hf_lossy_assist.tasks.programs import CodeTask
 
 
+pytestmark = pytest.mark.slow
+
+
 PLACES = [False] if sandbox.why_not() else [True, False]
 NAMES = {True: "sandbox", False: "bare"}
 ROW = {

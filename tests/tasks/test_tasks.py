@@ -18,7 +18,10 @@ from hf_lossy_assist.tasks.tasks import GSM8K, DemoTask, ExactTask, MathTask, Pr
 
 
 # Where bubblewrap is missing, all but what tests/test_sandbox.py says of it is to hold.
-pytestmark = pytest.mark.filterwarnings("ignore:the task code runs programs with your rights:UserWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:the task code runs programs with your rights:UserWarning"),
+]
 
 
 @pytest.fixture

@@ -24,6 +24,9 @@ from hf_lossy_assist.methods.autojudge.continuing import Batch, Choice, DraftCho
 from hf_lossy_assist.methods.autojudge.in_flight import ended
 
 
+pytestmark = pytest.mark.slow
+
+
 NOTHING = LogitsProcessorList()
 
 

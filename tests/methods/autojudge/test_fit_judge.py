@@ -29,6 +29,9 @@ from hf_lossy_assist.methods.autojudge.report import JudgeReport
 from hf_lossy_assist.models.identity import ModelIdentity, tokenizer_hash
 
 
+pytestmark = pytest.mark.slow
+
+
 PROBLEMS = 96
 QUICK = JudgeSettings(grid=(1e-2, 1e-4))
 SETTINGS = {

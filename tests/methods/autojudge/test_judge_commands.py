@@ -16,6 +16,7 @@ from hf_lossy_assist.methods.autojudge.mined import RECORD
 
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning"),
     pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning"),
 ]

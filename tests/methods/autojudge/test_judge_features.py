@@ -32,7 +32,7 @@ from support.tiny import NEVER_EMITTED, assisted, greedy, prompts
 from hf_lossy_assist import SVIP, AutoJudge, Constant, FeatureSpec, HeadConfig, LinearHead
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ from hf_lossy_assist import SVIP, AutoJudge, Constant, FeatureSpec, HeadConfig, 
 from hf_lossy_assist.artifacts.features import FeatureTap
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
 
 
 @pytest.fixture

@@ -50,6 +50,9 @@ from hf_lossy_assist.tasks.endpoint import Endpoint
 from hf_lossy_assist.tasks.tasks import DemoTask, ExactTask
 
 
+pytestmark = pytest.mark.slow
+
+
 # -- what the labels mean -----------------------------------------------------------------------------------------------
 
 

@@ -35,6 +35,9 @@ from hf_lossy_assist.tasks.endpoint import Endpoint
 from hf_lossy_assist.tasks.tasks import DemoTask
 
 
+pytestmark = pytest.mark.slow
+
+
 @cache
 def served() -> Callable[..., tuple[str, str]]:
     m, known = loaded(), {}

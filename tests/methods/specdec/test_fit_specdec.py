@@ -25,6 +25,9 @@ from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.training.dataset import REPLACED, Table, read_table
 
 
+pytestmark = pytest.mark.slow
+
+
 TOKEN = FeatureSpec(position="token")
 QUICK = FitSettings("linear", learning_rate=0.01)
 

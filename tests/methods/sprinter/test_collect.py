@@ -26,6 +26,9 @@ from hf_lossy_assist.tasks.prompts import Text, read_texts
 from hf_lossy_assist.training.dataset import KINDS, acceptable, read_table
 
 
+pytestmark = pytest.mark.slow
+
+
 ORIGINAL, DRAFT, TARGET, MIXED = range(4)
 NEW = 12
 

@@ -24,6 +24,9 @@ from hf_lossy_assist.training.dataset import KINDS, Table, acceptable, read_tabl
 from hf_lossy_assist.training.finished import digests
 
 
+pytestmark = pytest.mark.slow
+
+
 W = torch.tensor([1.5, -1.0, 0.5, 0.0, 2.0, -0.5])
 BIAS = 1.0
 SCALE = torch.tensor([0.1, 1.0, 5.0, 20.0, 0.5, 1.0])  # features of very different spread, far from 0

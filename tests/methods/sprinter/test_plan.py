@@ -25,7 +25,7 @@ from hf_lossy_assist.methods.sprinter.theory import expected_accepted
 from hf_lossy_assist.training.dataset import KINDS, Table
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
 
 
 @cache

@@ -33,7 +33,7 @@ def Sprinter(head, threshold=0.5, max_draft=20, patience=1.0):  # patience 1: ea
     return hla.Sprinter(head, threshold, max_draft, patience)
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
 
 RAGGED = (9, 1, 4, 14)
 DRAFT, CORRECTION, BONUS = 0, 2, 3  # places in SOURCES; 1 is lossy

@@ -13,6 +13,9 @@ from hf_lossy_assist import demo
 from hf_lossy_assist.artifacts.profile import PROFILE, Profile
 
 
+pytestmark = pytest.mark.slow
+
+
 COMPANION = ("--companion", demo.FOLDER / "companion")
 SMALL = ("--gamma", 3, "--new-tokens", 24, "--batch-size", 20, "--batch", 2, "--batch", 1, "--rounds", 3)
 PROMPTS = 52

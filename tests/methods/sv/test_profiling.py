@@ -24,6 +24,9 @@ from hf_lossy_assist.methods.sv.round_costs import LEVELS, measure
 from hf_lossy_assist.methods.sv.sampling import collect
 
 
+pytestmark = pytest.mark.slow
+
+
 QUICK = ProfileSettings(gamma=(2, 4), new_tokens=24, batch_size=20, batches=(1, 2), rounds=3)
 PROMPTS = 40
 

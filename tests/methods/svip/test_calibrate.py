@@ -16,6 +16,9 @@ from hf_lossy_assist.methods.svip.bounds import ENTROPY_FLOOR, bounds, chosen_c,
 from hf_lossy_assist.methods.svip.calibrate import calibrate_svip
 
 
+pytestmark = pytest.mark.slow
+
+
 VOCAB = 40
 
 

@@ -165,9 +165,6 @@ def test_generate_hashes_no_weights(monkeypatch):
     enable(m.target).generate(**inputs, assistant_model=m.draft, lossy_policy=demo.head("specdec"), max_new_tokens=2)
 
 
-# -- damaged parts ------------------------------------------------------------------------------------------------------
-
-
 def test_a_damaged_part_is_named_and_made_again(job):
     whole = job.left().parts()[0].read_bytes()
     for damage in (flip, lambda file: file.write_bytes(b""), lambda file: file.write_bytes(whole[:-20] + b"\n")):

@@ -20,8 +20,9 @@ import statistics
 import sys
 from pathlib import Path
 
-from engine import machine, one_repeat, ratio
+from engine import one_repeat, ratio
 from judge_arms import Pair, Texts, arm, load, policies
+from pairs import machine
 from rich.console import Console
 from rich.table import Table
 

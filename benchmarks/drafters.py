@@ -10,10 +10,10 @@ Arms: `target` (Transformers' generate alone), `lookup` (Transformers' own promp
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from engine import Arm, load, machine, one_repeat, row_of
+from engine import Arm, one_repeat, row_of, warm_up
+from pairs import machine, opened, options, record
 from rich.console import Console
 from rich.table import Table
 
@@ -43,30 +43,16 @@ def arms_for(target: Any, draft: Any, args: argparse.Namespace, memories: dict[i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="target: a path or Hub id; default the demo pair")
-    parser.add_argument("--assistant", help="draft: a path or Hub id")
-    parser.add_argument("--prompts", type=Path, help="JSON lines (needed with --model)")
-    parser.add_argument("--chat", action="store_true", help="put prompts through the chat template")
-    parser.add_argument("--problems", type=int, default=32, help="how many prompts (default 32)")
-    parser.add_argument("--seed", type=int, default=777, help="of the demo problems")
+    parser = options(__doc__, seed=777)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--gamma", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=5, help="the figure is the median of these (default 5)")
     parser.add_argument("--batch-sizes", type=int, nargs="*", default=[1, 8])
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
 
-    target, draft, tokenizer, prompts = load(args)
-    hla.enable(target)
-    ends = target.generation_config.eos_token_id
-    ends = set(ends if isinstance(ends, list) else [ends])
+    target, draft, tokenizer, prompts, ends = opened(args)
     memories = {size: hla.SuffixMemory() for size in sorted({1, *args.batch_sizes})}
     arms = arms_for(target, draft, args, memories)
-    one_repeat(arms, tokenizer, prompts[: min(len(prompts), 2)], args, ends)  # warm-up
-    for arm in arms:
-        arm.speeds.clear()
+    warm_up(arms, tokenizer, prompts[:2], args, ends)
     for _ in range(args.repeats):
         for memory in memories.values():
             memory.clear()
@@ -75,16 +61,19 @@ def main() -> None:
     table = Table(
         "arm", "batch", "tokens/s", "range", "× target", "equal", "accepted", "a call", title=machine(args.device)
     )
+    rows = []
     for size in memories:
         same = [arm for arm in arms if arm.batch_size == size]
         for arm in same:
             r = row_of(arm, [same[0], same[0], *arms])
+            rows.append(r)
             accepted = "" if r["draft_acceptance_rate"] is None else f"{r['draft_acceptance_rate']:.1%}"
             table.add_row(
                 arm.name, str(size), str(r["tokens_per_second"]), f"{r['lowest']}–{r['highest']}", str(r["over_target"]),
                 f"{r['texts_equal_to_target']:.0%}", accepted, str(r["mean_acceptance_length"] or ""),
             )  # fmt: skip
     Console(width=120).print(table)
+    record(args, machine(args.device), arms=rows)
 
 
 if __name__ == "__main__":

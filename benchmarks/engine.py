@@ -13,49 +13,17 @@ row counts its tokens up to and with its end token.
 """
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
+from pairs import machine, opened, options, record, synchronize
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
-import hf_lossy_assist as hla
 from hf_lossy_assist.stats.report import SpeculationStats
-from hf_lossy_assist.tasks.prompts import read_prompts
-
-
-def load(args: argparse.Namespace) -> tuple[Any, Any, Any, list[str]]:
-    dtype = getattr(torch, args.dtype)
-    if args.model is None:
-        models = hla.demo.load(dtype, args.device)
-        return (
-            models.target,
-            models.draft,
-            models.tokenizer,
-            [p.prompt for p in hla.demo.problems(args.problems, args.seed)],
-        )
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(m, dtype=dtype).to(args.device).eval()
-        for m in (args.model, args.assistant)
-    )
-    tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
-    if args.prompts is None:
-        raise SystemExit("--model needs --prompts FILE.jsonl")
-    prompts = read_prompts(args.prompts, args.problems)
-    if args.chat:
-        prompts = [
-            tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
-            for p in prompts
-        ]
-    return target, draft, tokenizer, prompts
 
 
 class Arm:
@@ -103,14 +71,16 @@ def one_repeat(arms: list[Arm], tokenizer: Any, prompts: list[str], args: argpar
         arm.speeds.append(arm.tokens / arm.seconds)
 
 
+def warm_up(arms: list[Arm], tokenizer: Any, prompts: list[str], args: argparse.Namespace, ends: set[int]) -> None:
+    """One repeat that is not counted."""
+    one_repeat(arms, tokenizer, prompts, args, ends)
+    for arm in arms:
+        arm.speeds.clear()
+
+
 def ratio(arm: Arm, other: Arm) -> float:
     """Median over the repeats of how many times as fast `arm` was in the same repeat."""
     return round(statistics.median(a / b for a, b in zip(arm.speeds, other.speeds, strict=True)), 3)
-
-
-def synchronize(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
 
 
 def arms_for(target: Any, draft: Any, args: argparse.Namespace) -> list[Arm]:
@@ -175,40 +145,16 @@ def row_of(arm: Arm, arms: list[Arm]) -> dict[str, Any]:
     }
 
 
-def machine(device: str) -> str:
-    """What the figures were taken on."""
-    return (
-        torch.cuda.get_device_name()
-        if device.startswith("cuda")
-        else f"{platform.machine()}, {torch.get_num_threads()} threads"
-    )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="target: a path or Hub id; default the demo pair")
-    parser.add_argument("--assistant", help="draft: a path or Hub id")
-    parser.add_argument("--prompts", type=Path, help="JSON lines (needed with --model)")
-    parser.add_argument("--chat", action="store_true", help="put prompts through the chat template")
-    parser.add_argument("--problems", type=int, default=32, help="how many prompts (default 32)")
-    parser.add_argument("--seed", type=int, default=777, help="of the demo problems")
+    parser = options(__doc__, seed=777)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--gamma", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=5, help="the figure is the median of these (default 5)")
     parser.add_argument("--batch-sizes", type=int, nargs="*", default=[1, 4, 8, 16, 32])
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path, help="write the figures here as well")
     args = parser.parse_args()
 
-    target, draft, tokenizer, prompts = load(args)
-    hla.enable(target)
-    ends = target.generation_config.eos_token_id
-    ends = set(ends if isinstance(ends, list) else [ends])
+    target, draft, tokenizer, prompts, ends = opened(args)
     arms = arms_for(target, draft, args)
-    one_repeat(arms, tokenizer, prompts[: min(len(prompts), 2)], args, ends)  # warm-up
-    for arm in arms:
-        arm.speeds.clear()
+    warm_up(arms, tokenizer, prompts[:2], args, ends)
     for _ in range(args.repeats):
         one_repeat(arms, tokenizer, prompts, args, ends)
 
@@ -224,16 +170,7 @@ def main() -> None:
             str(r["over_assisted"]), str(r["over_batch_1"]), f"{r['texts_equal_to_target']:.0%}", accepted,
         )  # fmt: skip
     Console(width=120).print(table)
-    if args.json:
-        settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-        versions = {
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "hf_lossy_assist": hla.__version__,
-        }
-        args.json.write_text(
-            json.dumps({"where": where, "settings": settings, "versions": versions, "arms": rows}, indent=1)
-        )
+    record(args, where, arms=rows)
 
 
 if __name__ == "__main__":

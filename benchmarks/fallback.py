@@ -7,17 +7,14 @@ A draft that never agrees is the draft model with its logits negated: its favour
 length (end tokens are off), greedy, batch size 1; arms rotate at each prompt, ratios are medians over the repeats after one that is not counted.
 """
 
-import argparse
 import copy
-import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from engine import load, machine, synchronize
 from huggingface_hub.utils import disable_progress_bars
+from pairs import machine, opened, options, record, synchronize
 from rich.console import Console
 from rich.table import Table
 
@@ -45,24 +42,13 @@ def never(draft: Any) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="default: the embedded demo pair")
-    parser.add_argument("--assistant")
-    parser.add_argument("--prompts", type=Path)
-    parser.add_argument("--chat", action="store_true")
-    parser.add_argument("--problems", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=7)
+    parser = options(__doc__, problems=4)
     parser.add_argument("--gamma", type=int, default=5)
     parser.add_argument("--max-new-tokens", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     disable_progress_bars()
 
-    target, draft, tokenizer, prompts = load(args)
-    hla.enable(target)
+    target, draft, tokenizer, prompts, _ = opened(args)
     bad, constant = never(draft), hla.LossyPolicy(stop=hla.Constant(args.gamma))
     arms: dict[str, dict[str, Any]] = {
         "target alone": {},
@@ -114,8 +100,7 @@ def main() -> None:
     console = Console(width=120)
     console.print(table)
     console.print(machine(args.device))
-    if args.json:
-        args.json.write_text(json.dumps({"where": machine(args.device), "settings": {k: str(v) for k, v in vars(args).items()}, "results": rows}, indent=1, ensure_ascii=False) + "\n")  # fmt: skip
+    record(args, machine(args.device), results=rows)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import statistics
 import time
 
 import torch
-from engine import machine
+from pairs import machine
 from rich.console import Console
 from rich.table import Table
 

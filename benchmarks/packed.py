@@ -57,7 +57,7 @@ def compare(rows: int) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) < 2:
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         raise SystemExit(__doc__)
     if sys.argv[1] == "--time":
         for rows in sys.argv[2:]:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine import machine
 from huggingface_hub.utils import disable_progress_bars
+from pairs import machine
 from rich.console import Console
 from rich.table import Table
 from rule_arms import GREEDY, SAMPLING, STRICT, Arm, arms_for

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import torch
-from engine import synchronize
+from pairs import synchronize
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.stats.report import SpeculationStats

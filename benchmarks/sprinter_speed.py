@@ -10,12 +10,11 @@ demo the share of right answers (only where the text is long enough to state one
 """
 
 import argparse
-import json
 import statistics
-from pathlib import Path
 from typing import Any
 
-from engine import Arm, load, machine, one_repeat, ratio
+from engine import Arm, one_repeat, ratio, warm_up
+from pairs import machine, opened, options, record
 from rich.console import Console
 from rich.table import Table
 from rouge_score.rouge_scorer import RougeScorer
@@ -104,49 +103,31 @@ def show(rows: list[dict[str, Any]], new_tokens: int, console: Console) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="default: the embedded demo pair")
-    parser.add_argument("--assistant")
+    parser = options(__doc__)
     parser.add_argument("--head", help="a head's folder or Hub repository; default the demo head")
-    parser.add_argument("--prompts", type=Path)
-    parser.add_argument("--chat", action="store_true")
-    parser.add_argument("--problems", type=int, default=32)
-    parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--max-new-tokens", type=int, nargs="+", default=[20, 96])
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1])
     parser.add_argument("--threshold", type=float, nargs="+", default=[0.7, 0.5, 0.3])
     parser.add_argument("--patience", type=float, nargs="+", default=[1.0])
     parser.add_argument("--max-draft", type=int, default=hla.HeadStop.max_draft)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
-    target, draft, tokenizer, prompts = load(args)
+    target, draft, tokenizer, prompts, ends = opened(args)
     problems = hla.demo.problems(args.problems, args.seed) if args.model is None else []
     head = hla.demo.head() if args.head is None else hla.Head.from_pretrained(args.head)
-    hla.enable(target)
-    ends = target.generation_config.eos_token_id
-    ends = set(ends if isinstance(ends, list) else [ends])
     console, results = Console(), {}
     for new_tokens in args.max_new_tokens:
         arms = arms_for(target, draft, head, args)
         one = argparse.Namespace(**(vars(args) | {"max_new_tokens": new_tokens}))
         warm = argparse.Namespace(**(vars(args) | {"max_new_tokens": min(new_tokens, 8)}))
-        one_repeat(arms, tokenizer, prompts[: max(args.batch_sizes)], warm, ends)
-        for arm in arms:
-            arm.speeds.clear()
+        warm_up(arms, tokenizer, prompts[: max(args.batch_sizes)], warm, ends)
         for _ in range(args.repeats):
             one_repeat(arms, tokenizer, prompts, one, ends)
         rows = report(arms, tokenizer, problems if new_tokens >= 64 else [])
         results[new_tokens] = rows
         show(rows, new_tokens, console)
     console.print(machine(args.device))
-    if args.json:
-        settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-        found = {"where": machine(args.device), "settings": settings, "results": results}
-        args.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    record(args, machine(args.device), results=results)
 
 
 if __name__ == "__main__":

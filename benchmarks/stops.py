@@ -10,12 +10,11 @@ of constant drafts of this very run (a forward of some tokens more counts as fre
 """
 
 import argparse
-import json
 import statistics
-from pathlib import Path
 from typing import Any
 
-from engine import Arm, load, machine, one_repeat, ratio
+from engine import Arm, one_repeat, ratio, warm_up
+from pairs import machine, opened, options, record
 from rich.console import Console
 from rich.table import Table
 
@@ -95,30 +94,17 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="default: the embedded demo pair")
-    parser.add_argument("--assistant")
+    parser = options(__doc__)
     parser.add_argument("--head", help="a SpecDec++ head's folder or Hub repository; default the demo's")
-    parser.add_argument("--prompts", type=Path)
-    parser.add_argument("--chat", action="store_true")
-    parser.add_argument("--problems", type=int, default=32)
-    parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1])
     parser.add_argument("--threshold", type=float, nargs="+", default=[0.3, 0.5, 0.7, 0.9], help="of SpecDec++")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
-    target, draft, tokenizer, prompts = load(args)
+    target, draft, tokenizer, prompts, ends = opened(args)
     head = hla.Head.from_pretrained(args.head) if args.head else None
     if args.model is None and head is None:
         head = hla.demo.head("specdec")
-    hla.enable(target)
-    ends = target.generation_config.eos_token_id
-    ends = set(ends if isinstance(ends, list) else [ends])
     step, fixed = costs(target, draft, tokenizer, prompts, args)
 
     def ours(stop: hla.DraftStop) -> Any:
@@ -129,18 +115,13 @@ def main() -> None:
         arms.append(Arm("target", size, lambda **kwargs: type(target).generate(target, **kwargs)))
         arms += [Arm(name, size, ours(stop)) for name, stop in stops_for(head, step, fixed, args.threshold).items()]
     warm = argparse.Namespace(**(vars(args) | {"max_new_tokens": 8}))
-    one_repeat(arms, tokenizer, prompts[: max(args.batch_sizes)], warm, ends)
-    for arm in arms:
-        arm.speeds.clear()
+    warm_up(arms, tokenizer, prompts[: max(args.batch_sizes)], warm, ends)
     for _ in range(args.repeats):
         one_repeat(arms, tokenizer, prompts, args, ends)
     rows, console = report(arms), Console()
     show(rows, console)
     console.print(f"{machine(args.device)}; a draft step {step * 1e3:.2f} ms, a target forward {fixed * 1e3:.2f} ms")
-    if args.json:
-        settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-        found = {"where": machine(args.device), "settings": settings, "results": rows}
-        args.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    record(args, machine(args.device), results=rows)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine import synchronize
+from pairs import synchronize
 from sv_pairs import noisy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -17,8 +17,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from engine import machine
 from huggingface_hub.utils import disable_progress_bars
+from pairs import machine
 from rich.console import Console
 from rich.table import Table
 from sv_arms import Arm, Triple, arms_for, triples

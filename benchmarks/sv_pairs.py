@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine import machine
 from huggingface_hub.utils import disable_progress_bars
+from pairs import machine
 from rich.console import Console
 from rich.table import Table
 

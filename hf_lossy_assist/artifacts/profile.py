@@ -113,14 +113,8 @@ class Profile:
             if model is None:
                 continue
             recorded, given = getattr(self, name), ModelIdentity.of(model)
-            conflict, doubt = recorded.conflict(given), recorded.doubt(given)
-            if conflict is not None:
-                raise ValueError(
-                    f"this profile was made with the {name} {recorded}, and the {name} here is {given}: {conflict}. "
-                    "Use the models it names, or make one for these (hf-lossy profile)"
-                )
-            if doubt is not None:
-                warnings.warn(f"the profile's {name} and this {name} may differ: {doubt}", stacklevel=3)
+            instead = "Use the models it names, or make one for these (hf-lossy profile)"
+            recorded.check(given, name, "the profile", "this profile was made", instead)
         if tokenizer is not None and tokenizer_hash(tokenizer) != self.tokenizer_hash:
             raise ValueError(
                 "this profile was made with another tokenizer: token ids mean other words (hf-lossy profile)"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import platform
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
@@ -77,6 +78,18 @@ class ModelIdentity:
         if None not in (self.revision, other.revision) and self.revision != other.revision:
             return f"revision {shown(self.revision)} there, {shown(other.revision)} here"
         return None
+
+    def check(self, given: "ModelIdentity", name: str, owner: str, made: str, instead: str) -> None:
+        """Refuse `given` where it conflicts with this record; warn where it may be another model.
+
+        name: the model's part ("target", "draft"); owner, made: who recorded it ("the profile", "this profile was made");
+        instead: the way out. Raises: `ValueError`.
+        """
+        conflict, doubt = self.conflict(given), self.doubt(given)
+        if conflict is not None:
+            raise ValueError(f"{made} with the {name} {self}, and the {name} here is {given}: {conflict}. {instead}")
+        if doubt is not None:
+            warnings.warn(f"{owner}'s {name} and this {name} may differ: {doubt}", stacklevel=4)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -45,14 +45,8 @@ def check_models(mined: MinedTable, target: Any, draft: Any, tokenizer: Any) -> 
             )
             identities[name] = given
             continue
-        conflict, doubt = recorded.conflict(given), recorded.doubt(given)
-        if conflict is not None:
-            raise ValueError(
-                f"the dataset was mined with the {name} {recorded}, and the {name} here is {given}: {conflict}. "
-                "Pass the models it names (--model, --assistant), or mine with these"
-            )
-        if doubt is not None:
-            warnings.warn(f"the dataset's {name} and this {name} may differ: {doubt}", stacklevel=3)
+        instead = "Pass the models it names (--model, --assistant), or mine with these"
+        recorded.check(given, name, "the dataset", "the dataset was mined", instead)
     here = tokenizer_hash(tokenizer)
     if here != facts["tokenizer_hash"]:
         raise ValueError(

@@ -14,6 +14,7 @@ from ..terminal import show_json, streamer
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, check_positive
 from .generated import Output, json_report, show_outputs, show_report
 from .options import (
+    TARGET,
     AsJson,
     Assistant,
     Chat,
@@ -27,11 +28,11 @@ from .options import (
     TopK,
     TopP,
     chats,
-    check_pair,
     check_sampling,
     load,
+    read_drafter,
 )
-from .policy_options import TARGET, PolicyOptions
+from .policy_options import PolicyOptions
 
 
 DEMO_PROBLEMS = 3
@@ -86,6 +87,10 @@ def generate(
     ] = None,
     companion: Companion = None,
     gamma: Annotated[int | None, typer.Option(help="draft length for sv (default: the profile's)")] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(help="what drafts instead of the assistant: suffix, composite, …, or JSON with its name"),
+    ] = None,
     fallback: Annotated[bool, typer.Option("--fallback", help="stop drafting while it does not pay")] = False,
     prompt: Annotated[
         list[str] | None, typer.Option(help="a prompt; repeatable (default: a few demo problems)")
@@ -117,18 +122,22 @@ def generate(
     )  # fmt: skip
     if stream and (as_json or batch_size > 1):
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
-    if policy != TARGET:
-        check_pair(model, assistant)
+    drafts = read_drafter(drafter, policy, model, assistant)
     finish = options.read(demo_models=model is None)
     texts, problems = _texts(prompt, prompts, model, seed)
     target, draft, tokenizer = load(model, assistant, dtype, device)
     chosen = finish(target, draft, tokenizer)
-    outputs, seconds = _write(target, draft, tokenizer, chosen, chats(tokenizer, texts) if chat else texts, decoding)
+    if drafts is not None and not drafts.needs_assistant:
+        draft = None
+    asked = {"assistant_model": draft, "drafter": drafts, "lossy_policy": chosen}
+    outputs, seconds = _write(target, tokenizer, asked, chats(tokenizer, texts) if chat else texts, decoding)
     if as_json:
         names: dict[str, Any] = {
             "model": model or "demo/target",
-            "assistant": (assistant or "demo/draft") if chosen else None,
+            "assistant": (assistant or "demo/draft") if chosen and draft is not None else None,
         }
+        if drafter is not None:
+            names["drafter"] = drafter
         names["policy"] = policy if chosen is None else chosen.to_dict() or "strict"
         show_json(json_report(outputs, tokenizer, names, seconds))
         return
@@ -153,16 +162,16 @@ def _texts(
 
 
 def _write(
-    target: Any, draft: Any, tokenizer: Any, policy: Any, texts: list[str], decoding: Decoding
+    target: Any, tokenizer: Any, asked: dict[str, Any], texts: list[str], decoding: Decoding
 ) -> tuple[list[Output], float]:
-    """Each text's continuation, and the seconds that writing took."""
+    """Each text's continuation, and the seconds that writing took. `asked`: what drafts, and the policy."""
     import torch
 
     settings = decoding.settings()
-    if policy is not None:  # else the target's own `generate`, whatever policy came with its files
+    if asked["lossy_policy"] is not None:  # else the target's own `generate`, whatever policy came with its files
         hla.enable(target)
         # The tokenizer too: heads and profiles refuse one that they were not made with.
-        settings |= {"assistant_model": draft, "lossy_policy": policy, "tokenizer": tokenizer}
+        settings |= {name: value for name, value in asked.items() if value is not None} | {"tokenizer": tokenizer}
     torch.manual_seed(decoding.seed)
     outputs: list[Output] = []
     seconds = 0.0

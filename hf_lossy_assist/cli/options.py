@@ -16,6 +16,7 @@ from ..validation import one_line
 DEMO = "demo"
 DEMO_PROMPTS = 64  # of `--prompts demo` without --limit
 INT8 = "int8"
+TARGET = "target"  # `--policy target`: no draft
 
 Model = Annotated[str | None, typer.Option(help="target model: a folder or Hub id (default: the bundled demo)")]
 Assistant = Annotated[str | None, typer.Option(help="draft model: a folder or Hub id (default: the bundled demo)")]
@@ -49,6 +50,24 @@ def check_pair(model: str | None, assistant: str | None) -> None:
     if (model is None) != (assistant is None):
         given, missing = ("--model", "--assistant") if assistant is None else ("--assistant", "--model")
         raise ValueError(f"{given} needs {missing} beside it (without both, the demo models run)")
+
+
+def read_drafter(given: str | None, policy: str, model: str | None, assistant: str | None) -> "hla.Drafter | None":
+    """`--drafter`: a registered drafter's name, or JSON with the name and parameters. Raises: one line where it does not fit the rest."""
+    from ..artifacts.reading import parse
+    from ..drafters.base import as_drafter
+
+    drafter = None
+    if given is not None:
+        drafter = as_drafter(parse(given, "--drafter") if given.lstrip().startswith("{") else given)
+    if policy == TARGET:
+        if drafter is not None:
+            raise ValueError(f"--drafter drafts, and --policy {TARGET} has no draft: leave one of them out")
+    elif drafter is None or drafter.needs_assistant:
+        check_pair(model, assistant)
+    elif assistant is not None:
+        raise ValueError(f"--drafter {given} drafts without a model: leave --assistant out")
+    return drafter
 
 
 def check_prompts(prompts: str, model: str | None) -> None:

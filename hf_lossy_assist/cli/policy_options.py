@@ -9,10 +9,9 @@ import hf_lossy_assist as hla
 
 from ..registry import Method, Names, entries, method
 from ..validation import LONGEST_DRAFT, check_int
-from .options import load_companion
+from .options import TARGET, load_companion
 
 
-TARGET = "target"  # `--policy target`: no draft
 Finish = Callable[[Any, Any, Any], "hla.LossyPolicy | None"]  # (target, draft, tokenizer) → policy
 
 

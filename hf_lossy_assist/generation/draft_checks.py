@@ -45,7 +45,9 @@ def _refuse_drafter(target: Any, given: DraftWith, drafter: Drafter, policy: Los
     if spec is not None and spec.reads("draft"):
         raise ValueError(f"the rule's head reads the {spec}, which {name} does not have: leave drafter=… out")
     if not drafter.gives_probs and policy.filter.companion_for(base_of(target)) is not None:
-        raise ValueError(f"the policy's filter compares distributions of the draft, and {name} has none")
+        raise ValueError(
+            f"the policy's filter compares distributions of the draft, and {name} has none: pass a draft model, or a policy without a filter"
+        )
     if not drafter.needs_assistant and given.assistant is not None:
         raise ValueError(
             f"{name} needs no draft model, and assistant_model=… is given: leave one out, or pass CompositeDrafter({name}())"

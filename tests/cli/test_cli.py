@@ -52,6 +52,15 @@ def test_policies_agree_with_the_target_alone_and_a_policy_may_be_json_or_a_file
     assert all(t == texts[0] for t in texts)
 
 
+@pytest.mark.parametrize("drafter", ["suffix", "composite", '{"name": "suffix", "min_match": 3}'])
+def test_a_drafter_of_the_registry_writes_the_targets_text(hf_lossy, drafter):
+    call = ("generate", "--max-new-tokens", 24, "--batch-size", 3, "--json")
+    alone, report = hf_lossy(*call, "--policy", "target").json, hf_lossy(*call, "--drafter", drafter).json
+    assert [o["token_ids"] for o in report["outputs"]] == [o["token_ids"] for o in alone["outputs"]]
+    assert report["drafter"] == drafter and "drafter" not in alone
+    assert report["assistant"] == ("demo/draft" if drafter == "composite" else None)
+
+
 def test_sampling_is_reproducible_by_seed(hf_lossy):
     sampled = ("generate", "--do-sample", "--temperature", 1.5, "--json")
     runs = [hf_lossy(*sampled, "--seed", seed).json["outputs"] for seed in (1, 1, 2)]
@@ -80,6 +89,12 @@ def test_streaming_prints_the_text_once(hf_lossy):
         (["--max-new-tokens", "0"], "--max-new-tokens"),
         (["--batch-size", "-2"], "--batch-size"),
         (["--prompt", " "], "empty"),
+        (["--drafter", "sufix"], "suffix"),
+        (["--drafter", '{"name":'], "JSON"),
+        (["--drafter", "suffix", "--policy", "target"], "leave one of them out"),
+        (["--drafter", "suffix", "--policy", "svip"], "a stop that plans ahead"),
+        (["--drafter", "suffix", "--policy", "sv"], "a policy without a filter"),
+        (["--drafter", "suffix", "--assistant", "somewhere"], "--assistant"),
         (
             ["--model", "/nonexistent/model", "--assistant", "/nonexistent/model", "--prompt", "a"],
             "/nonexistent/model",

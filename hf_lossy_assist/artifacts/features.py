@@ -88,13 +88,19 @@ class FeatureTap:
             output = output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0]
         self.value = unpacked(output)
 
+    @property
+    def latest(self) -> torch.Tensor:
+        """`value`, after a forward. Raises: `RuntimeError` where none has run inside `with tap:`."""
+        if self.value is None:
+            raise RuntimeError("FeatureTap: no forward has run inside `with tap:`")
+        return self.value
+
     def at(self, columns: torch.Tensor | int) -> torch.Tensor:
         """Of the latest forward, the features at column `columns` (or at `columns[b]` of row b): (B, H)."""
-        assert self.value is not None, "no forward has run inside `with tap:`"
+        states = self.latest
         if isinstance(columns, int):
-            return self.value[:, columns]
-        rows = torch.arange(self.value.shape[0], device=self.value.device)
-        return self.value[rows, columns.to(self.value.device)]
+            return states[:, columns]
+        return states[torch.arange(states.shape[0], device=states.device), columns.to(states.device)]
 
 
 def _module(base: Any, spec: FeatureSpec) -> torch.nn.Module:

@@ -37,8 +37,8 @@ def _hidden(call: Call, draft: Draft, spec: FeatureSpec) -> torch.Tensor:
         assert draft.hidden is not None, "the runner has the drafter keep them"
         parts.append(draft.hidden)
     if spec.reads("target"):
-        assert call.tap is not None and call.tap.value is not None, "a forward has just run inside the tap"
-        seen = call.tap.value
+        assert call.tap is not None, "the runner puts it on the target"
+        seen = call.tap.latest
         if seen.shape[1] <= gamma:  # the forward left out columns that no row needs
             seen = torch.nn.functional.pad(seen, (0, 0, 0, gamma + 1 - seen.shape[1]))
         first = seen.shape[1] - gamma - (spec.position == "predicting")

@@ -35,8 +35,7 @@ class KLJudge(Pointwise):
         check_number("KLJudge.confident", self.confident, 0.0, 1.0)
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
-        assert dists.q is not None, "checked before the call"
-        close = kl(dists.p, dists.q) < self.threshold
+        close = kl(dists.p, dists.draft_probs) < self.threshold
         return (close & (dists.top <= self.confident)).expand_as(dists.px)
 
 

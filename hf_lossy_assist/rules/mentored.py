@@ -37,8 +37,7 @@ class Mentored(Pointwise):
     def chance(self, dists: Distributions) -> torch.Tensor:
         if self.budget == 0:
             return dists.strict
-        assert dists.q is not None, "checked before the call"
-        alpha = split(dists.p, dists.q, self.budget).alpha
+        alpha = split(dists.p, dists.draft_probs, self.budget).alpha
         return (dists.px / (alpha * dists.qx)).clamp(max=1.0).to(dists.px.dtype)
 
     def residual(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -41,8 +41,7 @@ class Ensemble(Pointwise):
         dists = Distributions.of(verified)
         if self.weight == 1 or verified.draft.gamma == 0:
             return verified.argmax[:, : verified.draft.gamma]
-        assert dists.q is not None, "checked before the call"
-        return (self.weight * dists.p + (1 - self.weight) * dists.q).argmax(dim=-1)
+        return (self.weight * dists.p + (1 - self.weight) * dists.draft_probs).argmax(dim=-1)
 
 
 FORMS = ("opt", "chow", "diff", "token")
@@ -80,8 +79,7 @@ class Cascade(Pointwise):
     def keeps(self, dists: Distributions) -> torch.Tensor:
         if self.form == "token":
             return dists.px >= (1 - self.alpha) * dists.top
-        assert dists.q is not None, "checked before the call"
-        return self._follows(dists.p, dists.q).expand_as(dists.px)
+        return self._follows(dists.p, dists.draft_probs).expand_as(dists.px)
 
     def matches(self, verified: Verified) -> torch.Tensor:
         own = (
@@ -92,8 +90,7 @@ class Cascade(Pointwise):
     def chance(self, dists: Distributions) -> torch.Tensor:
         if self.form != "token":
             return super().chance(dists)
-        assert dists.q is not None, "checked before the call"
-        return (dists.at(self._followed(dists.p, dists.q)) / dists.qx).clamp(max=1.0)
+        return (dists.at(self._followed(dists.p, dists.draft_probs)) / dists.qx).clamp(max=1.0)
 
     def residual(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         return (self._followed(p, q) - q).clamp(min=0.0)

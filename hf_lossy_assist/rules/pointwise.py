@@ -45,6 +45,15 @@ class Distributions:
         return torch.ones_like(self.px) if self.q is None else self.at(self.q)
 
     @property
+    def draft_probs(self) -> torch.Tensor:
+        """`q`, for rules that read it over the whole vocabulary. Raises: `ValueError` where nobody kept it."""
+        if self.q is None:
+            raise ValueError(
+                "this rule reads the draft's distributions, and nobody kept them: give it needs_draft_probs = True"
+            )
+        return self.q
+
+    @property
     def strict(self) -> torch.Tensor:
         """min(1, p/q), (..., n)."""
         return (self.px / self.qx).clamp(max=1.0)

@@ -52,8 +52,7 @@ class QuantileGate(AcceptanceRule):
         with torch.no_grad(), tap:
             for text in texts:
                 target(text[None].to(device_of(target)))
-                assert tap.value is not None
-                for window in tap.value[0].split(length):
+                for window in tap.latest[0].split(length):
                     if len(window) > 1:
                         scores.append(prefix_scores(window[None])[0, -1])
         if not scores:

@@ -100,12 +100,11 @@ def task_named(
         return ExactTask(name)
     if data is None:
         raise ValueError(f"the task {name} needs --data: {FILES[name]}")
-    if name == "qa" and judge is None:
-        raise ValueError(
-            "the task qa needs a judge: the address of an OpenAI-compatible server and the name of its model"
-        )
     if name == "qa":
-        assert judge is not None
+        if judge is None:
+            raise ValueError(
+                "the task qa needs a judge: the address of an OpenAI-compatible server and the name of its model"
+            )
         return QATask(data, judge)
     return GSM8K(data, shots) if name == "gsm8k" else MathTask(data)
 

@@ -162,8 +162,9 @@ class Batch:
     @torch.inference_mode()
     def step(self) -> list[tuple[int, list[int], bool]]:
         """One token for every place that is writing."""
-        writing = [b for b, new in enumerate(self.new) if new is not None]
-        texts = [self.prompts[b] + self.prefixes[b] + (self.new[b] or []) for b in writing]
+        started = [(b, new) for b, new in enumerate(self.new) if new is not None]
+        writing = [b for b, _ in started]
+        texts = [self.prompts[b] + self.prefixes[b] + new for b, new in started]
         feed = torch.zeros(len(self.new), 1, dtype=torch.int64)
         for b, text in zip(writing, texts, strict=True):
             feed[b, 0] = text[-1]
@@ -171,10 +172,8 @@ class Batch:
         logits = self.model.feed(feed, counts, keep=1)[:, -1]
         tokens = self.choice(texts, logits[torch.tensor(writing, device=logits.device)], "target")
         ready = []
-        for b, text, token in zip(writing, texts, tokens, strict=True):
+        for (b, new), text, token in zip(started, texts, tokens, strict=True):
             self.cached[b] = text
-            new = self.new[b]
-            assert new is not None
             new.append(token)
             if len(new) == self.budgets[b] or self.over(self.prefixes[b] + new):
                 ready.append((b, new, False))

@@ -141,9 +141,8 @@ def hidden_states(
                 use_cache=False,
                 **extra,
             )
-            assert tap.value is not None
             for place, wanted in columns.items():
-                states = tap.value[0, wanted].float().cpu()
+                states = tap.latest[0, wanted].float().cpu()
                 if place not in found:
                     found[place] = states.new_empty(len(mined), states.shape[1])
                 found[place][rows] = states

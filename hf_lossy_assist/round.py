@@ -7,9 +7,28 @@ padded on the right.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import torch
+
+
+T = TypeVar("T")
+
+
+class once(Generic[T]):
+    """`functools.cached_property` without its lock (Python 3.11 still has it), into which torch.compile cannot look."""
+
+    def __init__(self, method: Callable[[Any], T]):
+        self.method, self.__doc__ = method, method.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> T:
+        if instance is None:
+            return self  # type: ignore[return-value]  # for whoever reads the documentation
+        value = instance.__dict__[self.name] = self.method(instance)
+        return value
 
 
 # The place in a round of the token behind the draft: no drafted one comes so far.
@@ -117,17 +136,17 @@ class Verified:
         """The draft's distributions, (B, γ, V) float32; None: each drafted token was certain."""
         return self.draft.probs
 
-    @cached_property
+    @once
     def p(self) -> torch.Tensor:
         """The target's distributions, (B, γ + 1, V) float32; position γ is the one after the last drafted token."""
         return self.logits.softmax(dim=-1)
 
-    @cached_property
+    @once
     def argmax(self) -> torch.Tensor:
         """The target's choice at each position, (B, γ + 1) int64."""
         return self.logits.argmax(dim=-1)
 
-    @cached_property
+    @once
     def is_sent(self) -> torch.Tensor:
         """Which places hold a drafted token that the target read, (B, γ) bool."""
         return torch.arange(self.draft.gamma, device=self.sent.device) < self.sent[:, None]

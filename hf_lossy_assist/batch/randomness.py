@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..round import BEHIND_THE_DRAFT, Verified
-from ..rules.base import draw
+from ..rules.base import race
 from ..validation import shown
 
 
@@ -52,11 +52,14 @@ class Randomness:
 
     def coins(self, verified: Verified) -> torch.Tensor:
         """What acceptance probabilities are compared with, (B, γ) float32 in [0, 1)."""
-        tokens = verified.tokens
+        return self.uniforms(verified.call_rows, verified.draft.gamma, verified.tokens.device)
+
+    def uniforms(self, call_rows: torch.Tensor, count: int, device: torch.device) -> torch.Tensor:
+        """The round's coins for `count` places, (B, count) float32 in [0, 1)."""
         if self.rows is None:
-            return torch.rand(tokens.shape, device=tokens.device, generator=self.generator, dtype=torch.float32)
-        own = [self.rows[row].coins(tokens.shape[1]) for row in verified.call_rows.tolist()]
-        return torch.stack(own).to(tokens.device)
+            return torch.rand(len(call_rows), count, device=device, generator=self.generator, dtype=torch.float32)
+        own = [self.rows[row].coins(count) for row in call_rows.tolist()]
+        return torch.stack(own).to(device)
 
     def draw(self, probs: torch.Tensor, call_rows: torch.Tensor, place: int) -> torch.Tensor:
         """One token from each distribution (B, V), not necessarily normalised → (B,) int64.
@@ -64,10 +67,15 @@ class Randomness:
         `call_rows` (B,): the number in the call of each row, `Rows.order`. `place`: which of the round's tokens it is, the drafted ones
         from 0; two draws of one place are not independent where each row has a generator of its own.
         """
+        return race(probs, self.exponentials(call_rows, place, probs.shape[-1], probs.device))
+
+    def exponentials(self, call_rows: torch.Tensor, place: int, size: int, device: torch.device) -> torch.Tensor:
+        """What `draw` divides probabilities by, (B, size) float32; arguments as there."""
         if self.rows is None:
-            return draw(probs, self.generator)
-        own = [self.rows[row].exponentials(place, probs.shape[-1]) for row in call_rows.tolist()]
-        return (probs / torch.stack(own).to(probs)).argmax(dim=-1)
+            numbers = torch.empty(len(call_rows), size, device=device, dtype=torch.float32)
+            return numbers.exponential_(generator=self.generator)
+        own = [self.rows[row].exponentials(place, size) for row in call_rows.tolist()]
+        return torch.stack(own).to(device)
 
 
 class RowRandomness:

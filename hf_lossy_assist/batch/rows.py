@@ -156,15 +156,16 @@ class Rows:
         columns = columns[:, None] + torch.arange(tokens.shape[1], device=self.ids.device)
         self.ids.scatter_(1, columns.clamp(max=self.ids.shape[1] - 1), tokens)
 
-    def commit(self, row: int, tokens: Sequence[int], scores: torch.Tensor) -> int:
+    def commit(self, row: int, tokens: Sequence[int], scores: torch.Tensor | None) -> int:
         """Make `tokens`, already written, part of a row, up to the first one that ends it; returns how many were taken.
 
-        `scores` (≥ tokens, V) are the processed target scores that the tokens were judged by, for criteria that look at them.
+        `scores` (≥ tokens, V) are the processed target scores that the tokens were judged by, for criteria that look at them; None: the
+        call keeps none.
         """
         start, number = self.lengths[row], self.index[row]
         for i, token in enumerate(tokens):
             length = start + i + 1
-            if self._others and self.keeps_scores:
+            if self._others and self.keeps_scores and scores is not None:
                 self._scores[number].append(scores[i : i + 1])
             full = length >= self.max_length
             stop = self._ended[number] is None and (self._criteria_stop(row, length) or token in self.eos)

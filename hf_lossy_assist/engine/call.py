@@ -42,6 +42,7 @@ class Call:
     drafter_tap: FeatureTap | None = None  # on the target, where the drafter learns from its hidden states
     streamer: Any = None
     watch: Callable[[Verified, Verdict], None] | None = None  # is shown each round; for measuring
+    compiled: bool = False  # the caller asked for compiled rounds
     fixed_rows: bool = False  # every forward must have all rows of the call, finished ones too
     keep_scores: bool = False
     keep_logits: bool = False

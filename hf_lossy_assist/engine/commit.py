@@ -10,30 +10,56 @@ from ..stats.report import SpeculationStats
 from .call import Call
 
 
+MODELS = ("target", "draft", "companion")  # whose logits are looked at
+
+
 def commit(call: Call, verified: Verified, verdict: Verdict, raw: torch.Tensor, stats: SpeculationStats) -> list[int]:
     """Append what was accepted, stop each row at the first token that ends it, stream, count; returns n of each row."""
-    rows, gamma = call.rows, verified.draft.gamma
-    rows.write(verdict.token[:, None], verdict.accepted)
-    good = sound(verified)
-    head = [verdict.accepted, verdict.token, verified.drafted, verified.sent, *good.values()]
-    unchecked = [] if verdict.unchecked is None else [verdict.unchecked.long()]
-    parts = [torch.stack(head, dim=1), verified.tokens, verdict.lossy.long(), *unchecked]
-    table = torch.cat(parts, dim=1).tolist()  # the one device sync of a round whose filter and stop need none
+    call.rows.write(verdict.token[:, None], verdict.accepted)
+    table = table_of(verified, verdict).tolist()  # the one device sync of a round whose filter and stop need none
+    return write_down(call, table, stats, verified.logits, raw)
 
+
+def table_of(verified: Verified, verdict: Verdict) -> torch.Tensor:
+    """All that the host wants to know of a round, (B, 7 + 3γ) int64, to be read at once.
+
+    n, the token behind the accepted ones, drafted tokens, sent ones; of each of `MODELS`, at how many places from the first it gave a
+    distribution; then the drafted tokens, which of them are lossy, and which are unchecked, γ each.
+    """
+    good = sound(verified)
+    everywhere = torch.full_like(verdict.accepted, verified.draft.gamma + 1)
+    head = [verdict.accepted, verdict.token, verified.drafted, verified.sent]
+    head += [good.get(model, everywhere) for model in MODELS]
+    unchecked = torch.zeros_like(verdict.lossy) if verdict.unchecked is None else verdict.unchecked
+    return torch.cat([torch.stack(head, dim=1), verified.tokens, verdict.lossy.long(), unchecked.long()], dim=1)
+
+
+def write_down(
+    call: Call,
+    table: Sequence[Sequence[int]],
+    stats: SpeculationStats,
+    scores: torch.Tensor | None = None,
+    raw: torch.Tensor | None = None,
+) -> list[int]:
+    """`table_of` as lists becomes text; returns n of each row.
+
+    `scores` and `raw` (B, γ + 1, V): the target's logits, processed and not, where the call keeps them or a criterion reads them.
+    """
+    rows, gamma = call.rows, (len(table[0]) - 4 - len(MODELS)) // 3
     before, accepted = list(rows.lengths), []
     active = [b for b, finished in enumerate(rows.finished) if not finished]
     for b, (n, token, drafted, sent, *rest) in enumerate(table):
         accepted.append(n)
         if rows.finished[b]:
             continue
-        row, sound_places, rest = rows.index[b], rest[: len(good)], rest[len(good) :]
-        new, scores = rest[:n] + [token], verified.logits[b]
-        taken = rows.commit(b, new, scores)
-        refuse_unsound(dict(zip(good, sound_places, strict=True)), taken, gamma, row, before[b] - rows.width)
+        row, good, rest = rows.index[b], dict(zip(MODELS, rest, strict=False)), rest[len(MODELS) :]
+        new = rest[:n] + [token]
+        taken = rows.commit(b, new, None if scores is None else scores[b])
+        refuse_unsound(good, taken, gamma, row, before[b] - rows.width)
         stats.rows[row].record(drafted, sent, n, rest[gamma : 2 * gamma], taken, rest[2 * gamma :])
-        if call.keep_scores:
-            call.scores[row].append(scores[:taken].clone())
-        if call.keep_logits:
+        if call.keep_scores and scores is not None:
+            call.scores[row].append(scores[b, :taken].clone())
+        if call.keep_logits and raw is not None:
             call.logits[row].append(raw[b, :taken].clone())
         if call.streamer is not None:
             for t in new[:taken]:

@@ -16,6 +16,7 @@ from ..stops.fallback import Fallback
 from .call import Call
 from .commit import commit
 from .companion import companion_probs
+from .compiled import WholeRounds
 from .propose import propose
 from .verify import verify
 
@@ -26,13 +27,13 @@ def decode(call: Call) -> SpeculationStats:
     stats = SpeculationStats([RowStats() for _ in rows.index], call.stop.settings.longest, call.policy.lossless)
     stats.falls_back = isinstance(call.stop.settings, Fallback)
 
+    compiled = WholeRounds.of(call, stats) if call.compiled else None
     while rows.unfinished:
-        verified, raw = open_round(call)
-        verdict = accept(call.rule, verified, call.randomness)
-        accepted = commit(call, verified, verdict, raw, stats)
-        if call.watch is not None:
-            call.watch(verified, verdict)
-        roll_back(call, verified, accepted)
+        room = open_round(call)
+        if compiled is not None and compiled.fits(room):
+            compiled.run(room, stats)
+        else:
+            run_stages(call, room, stats)
         rows.check_time()
         drop_finished(call)
 
@@ -40,11 +41,26 @@ def decode(call: Call) -> SpeculationStats:
     return stats
 
 
-def open_round(call: Call) -> tuple[Verified, torch.Tensor]:
-    """The first half of a round, draft → select → verify: what waits for its verdict, and the target's raw logits (B, γ + 1, V)."""
+def run_stages(call: Call, room: list[int], stats: SpeculationStats) -> None:
+    """One round: draft → select → verify → accept → commit."""
+    verified, raw = read(call, room)
+    verdict = accept(call.rule, verified, call.randomness)
+    accepted = commit(call, verified, verdict, raw, stats)
+    if call.watch is not None:
+        call.watch(verified, verdict)
+    roll_back(call, verified, accepted)
+
+
+def open_round(call: Call) -> list[int]:
+    """How much each row may draft in the round that begins."""
     call.randomness.begin_round(call.rows.index)
     renew(call.renewing, call.rows, call.clock)
-    draft = propose(call, limits(call))  # each row until its stop ends it
+    return limits(call)
+
+
+def read(call: Call, room: list[int]) -> tuple[Verified, torch.Tensor]:
+    """The first half of a round, draft → select → verify: what waits for its verdict, and the target's raw logits (B, γ + 1, V)."""
+    draft = propose(call, room)  # each row until its stop ends it
     selection = select(call, draft)
     return verify(call, selection)
 
@@ -89,12 +105,22 @@ def drop_finished(call: Call) -> None:
     keep = [b for b, finished in enumerate(rows.finished) if not finished]
     if call.fixed_rows:
         return
+    if call.compiled:
+        keep = fewer_shapes(rows.finished)
     if keep and 4 * (len(rows.finished) - len(keep)) >= len(rows.finished):
         rows.select(keep)
         call.target.select(keep)
         call.drafter.select(keep)
         if call.companion is not None:
             call.companion.select(keep)
+
+
+def fewer_shapes(finished: list[bool]) -> list[int]:
+    """Rows to go on with, a power of two of them: each other number would be compiled for itself. Finished rows fill it up."""
+    going = [b for b, over in enumerate(finished) if not over]
+    size = 1 << max(len(going) - 1, 0).bit_length()
+    fill = [b for b, over in enumerate(finished) if over][: max(size - len(going), 0)]
+    return sorted(going + fill)
 
 
 def prefill(model: CachedModel, rows: Rows, clock: Clock) -> None:

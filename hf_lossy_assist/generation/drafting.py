@@ -19,6 +19,7 @@ from ..drafters.model import AssistantRun
 from ..drafters.suffix import SuffixDrafter
 from ..models.cached import CachedModel
 from ..models.inspect import base_of, learned_positions
+from ..models.static import Compilation
 from ..models.stock_exit import early_twin
 from ..models.trials import why_not_rows
 from ..stops.wrapping import WrappingStop
@@ -57,6 +58,7 @@ class Prepared:
     config: GenerationConfig
     inputs_tensor: torch.Tensor | None
     model_kwargs: Mapping[str, Any]
+    compilation: Compilation | None = None
 
 
 def start_drafter(given: DraftWith, made: Prepared, spec: FeatureSpec | None) -> DrafterRun:
@@ -113,7 +115,7 @@ def _assistant_run(assistant: Any, made: Prepared, spec: FeatureSpec | None) -> 
     model, rows, stop = context.target, context.rows, context.stop
     reason = why_not_rows(assistant)
     if reason is None:
-        draft: CachedModel = rowwise(assistant, model, rows, context.vocabulary)
+        draft: CachedModel = rowwise(assistant, model, rows, context.vocabulary, made.compilation)
     else:
         inputs = assistant_inputs(assistant, rows, made.inputs_tensor, dict(made.model_kwargs), made.config)
         inputs["token_type_ids"] = shared_types(assistant, model, rows.types)

@@ -20,6 +20,7 @@ from ..models.inspect import base_of
 from ..policy.forms import as_policy
 from ..policy.policy import LossyPolicy
 from ..validation import shown
+from .compiling import COMPILED
 from .draft_stop import DRAFT_SETTINGS
 from .drafting import CANDIDATES
 from .preparing import refusals_in_one_line
@@ -137,7 +138,8 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
         streamer=kwargs.get("streamer"),
         tokenizer=kwargs.pop("tokenizer", None),
         assistant_tokenizer=kwargs.pop("assistant_tokenizer", None),
-        settings={name: kwargs.pop(name) for name in DRAFT_SETTINGS if name in kwargs},
+        settings={name: kwargs.pop(name) for name in DRAFT_SETTINGS if name in kwargs}
+        | {name: kwargs.get(name, getattr(config, name, None)) for name in COMPILED},
         cache_given=kwargs.get("past_key_values") is not None,
         generator=generator,
         drafter=drafter,
@@ -158,7 +160,7 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
         kwargs["stopping_criteria"] = StoppingCriteriaList(
             [*criteria, StopStringCriteria(runner.tokenizer, stop_strings)]
         )
-    kwargs |= dict.fromkeys((*CANDIDATES, "stop_strings"))
+    kwargs |= dict.fromkeys((*CANDIDATES, "stop_strings", *COMPILED))
     given = copy.deepcopy(given)
     for name in [name for name in kwargs if hasattr(given, name)]:
         # Handing Transformers a config and settings is deprecated and warns, so they join the config; but a None that the

@@ -14,7 +14,9 @@ from ..models.cropping import CroppingModel
 from ..models.growing import GROWING
 from ..models.inspect import base_of
 from ..models.row_model import RowModel
+from ..models.static import Compilation, StaticRowModel
 from ..models.trials import why_not_alone
+from .compiling import why_not_compiled
 from .input_tensors import refuse_mask
 
 
@@ -28,9 +30,16 @@ def learned_prompt(model: Any) -> bool:
     return inside or getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
 
 
-def rowwise(model: Any, target: Any, rows: Rows, vocabulary: int | None = None) -> RowModel:
-    """`model` on a cache of rows; what else the target is fed, a draft and a companion of its kind are fed too."""
+def rowwise(
+    model: Any, target: Any, rows: Rows, vocabulary: int | None = None, compilation: Compilation | None = None
+) -> RowModel:
+    """`model` on a cache of rows; what else the target is fed, a draft and a companion of its kind are fed too.
+
+    `compilation`: its blocks are compiled so, where they can be.
+    """
     types = rows.types if model is target else shared_types(model, target, rows.types)
+    if compilation is not None and why_not_compiled(model) is None:
+        return StaticRowModel(model, len(rows.index), rows.max_length, vocabulary, types, compilation=compilation)
     return RowModel(model, len(rows.index), rows.max_length, vocabulary, types)
 
 

@@ -27,6 +27,7 @@ from ..stats.clock import Clock
 from ..stats.report import SpeculationStats
 from ..stops import DraftStop
 from ..validation import shown
+from .compiling import COMPILED, compilation_of
 from .draft_checks import refuse_draft, refuse_missing
 from .draft_stop import DRAFT_SETTINGS, draft_stop
 from .drafting import CANDIDATES, DraftWith, Prepared, start_drafter
@@ -44,7 +45,8 @@ class Runner:
         policy: whatever `lossy_policy=` accepts.
         assistant (`PreTrainedModel`, *optional*): the draft model.
         streamer, tokenizer, assistant_tokenizer: what `generate` would be given; it does not hand them to a callable.
-        settings (`dict`, *optional*): `num_assistant_tokens`, `num_assistant_tokens_schedule`, `assistant_confidence_threshold`.
+        settings (`dict`, *optional*): `num_assistant_tokens`, `num_assistant_tokens_schedule`, `assistant_confidence_threshold`,
+            `cache_implementation`, `compile_config`.
         generator: where random numbers come from: one generator, or one for each row of the call; by default torch's global one.
         drafter: what drafts, in place of the assistant alone: a `Drafter`, or its name or JSON form.
         cache_given: the caller passes `past_key_values`, which must be the cache that is filled, even if it is empty yet.
@@ -67,9 +69,11 @@ class Runner:
         # As Transformers has it, torch.compile(model).generate runs the model inside, and so does a draft.
         self.assistant = getattr(assistant, "_orig_mod", assistant)
         self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
-        if settings is not None and not (isinstance(settings, dict) and settings.keys() <= set(DRAFT_SETTINGS)):
-            raise TypeError(f"Runner: settings: expected a dict of {', '.join(DRAFT_SETTINGS)}, got {shown(settings)}")
+        known = (*DRAFT_SETTINGS, *COMPILED)
+        if settings is not None and not (isinstance(settings, dict) and settings.keys() <= set(known)):
+            raise TypeError(f"Runner: settings: expected a dict of {', '.join(known)}, got {shown(settings)}")
         self.settings, self.cache_given = dict(settings or {}), cache_given
+        self.compilation = compilation_of(*(self.settings.pop(name, None) for name in COMPILED))
         self.generator = check_generator(generator)
         self.drafter = as_drafter(drafter)
         self.generator_settings: dict[str, Any] = {}
@@ -145,7 +149,7 @@ class Runner:
             on_draft = name.startswith("stop") and self.assistant is not None
             head.to(device_of(self.assistant) if on_draft else input_ids.device)
         context = DraftContext(model, rows, stop, processing, vocabulary, sampling, clock)
-        made = Prepared(context, generation_config, inputs_tensor, model_kwargs)
+        made = Prepared(context, generation_config, inputs_tensor, model_kwargs, self.compilation)
         drafter = start_drafter(self._draft_with(), made, self.policy.rule.features)
         companion, rule = self.policy.filter.companion_for(base_of(model)), self.policy.rule
         if companion is not None or rule.needs_draft_probs:
@@ -163,6 +167,7 @@ class Runner:
             tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
             drafter_tap=None if drafter.target_features is None else FeatureTap(model, drafter.target_features),
             streamer=self.streamer,
+            compiled=self.compilation is not None,
             fixed_rows=any(has_fixed_rows(its) for its in (model, self.assistant, companion) if its is not None),
             keep_scores=rows.keeps_scores,
             keep_logits=bool(wants and generation_config.output_logits),
@@ -214,7 +219,7 @@ class Runner:
             refuse_extra_inputs(model_kwargs)
             mask = model_kwargs.get(mask_name(model))
             refuse_positions(rows.ids[:, : rows.width], mask, model_kwargs.get("position_ids"))
-            target = rowwise(model, model, rows)
+            target = rowwise(model, model, rows, compilation=self.compilation)
             if not rows.holes or target.reach >= rows.max_length:
                 return target
             reason = "its window counts the tokens that attention_mask hides in the middle of a row"

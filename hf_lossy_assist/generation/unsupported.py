@@ -20,6 +20,7 @@ from ..models.inspect import base_of, vocabulary_of
 from ..models.trials import why_not_rows
 from ..validation import check_int, check_number, shown
 from .arguments import refuse_modes_asked_for
+from .compiling import STATIC
 from .input_tensors import refuse_ids, refuse_mask, refuse_outside, refuse_prompt
 from .setting_types import check_settings
 
@@ -166,7 +167,7 @@ def _refuse_caches(kwargs: dict[str, Any], settings: Settings) -> None:
                 "the generation config says use_cache=False, and lossy_policy needs the cache: pass use_cache=True"
             )
         raise ValueError("lossy_policy needs the key-value cache, got use_cache=False: leave it out")
-    if settings["cache_implementation"] not in (None, "dynamic"):
+    if settings["cache_implementation"] not in (None, "dynamic", STATIC):
         raise ValueError(
             f"lossy_policy keeps its own cache, got cache_implementation={shown(settings['cache_implementation'])}: "
             f"{settings.way_out('cache_implementation', 'dynamic')}"

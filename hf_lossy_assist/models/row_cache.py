@@ -39,6 +39,13 @@ class RowLayer(CacheLayerMixin):
         storage[:, :, written:].zero_()
         return storage
 
+    def grow(self) -> None:
+        """Have the owner's capacity, which is larger by now."""
+        grown = [self._storage(x, self.owner.capacity, x.shape[2]) for x in (self.keys, self.values)]
+        for new, old in zip(grown, (self.keys, self.values), strict=True):
+            new[:, :, : old.shape[2]] = old
+        self.keys, self.values = grown
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,10 +54,7 @@ class RowLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         owner, visible = self.owner, self.owner.visible
         if self.keys.shape[2] < owner.capacity:
-            grown = [self._storage(x, owner.capacity, x.shape[2]) for x in (self.keys, self.values)]
-            for new, old in zip(grown, (self.keys, self.values), strict=True):
-                new[:, :, : old.shape[2]] = old
-            self.keys, self.values = grown
+            self.grow()
         if owner.slots is None:  # all rows write at the same place
             self.keys[:, :, owner.start : visible] = key_states
             self.values[:, :, owner.start : visible] = value_states
@@ -87,7 +91,7 @@ class RowCache(Cache):
         """Say where the next forward of `width` tokens writes; returns the `position_ids`, (1 or B, width) int64."""
         self.start, self.visible = min(starts), max(starts) + width
         if self.visible > self.capacity:
-            self.capacity = max(self.visible, min(self.limit + SPARE, max(2 * self.capacity, self.visible + STEP)))
+            self.capacity = self.capacity_for(self.visible)
         if len(set(starts)) == 1:
             self.slots = None
             return torch.arange(self.start, self.visible, device=device)[None]
@@ -103,7 +107,16 @@ class RowCache(Cache):
         """
         self.rows, self.slots, self.start, self.visible = rows[None], slots[None], start, visible
         if self.visible > self.capacity:
-            self.capacity = max(self.visible, min(self.limit + SPARE, max(2 * self.capacity, self.visible + STEP)))
+            self.capacity = self.capacity_for(self.visible)
+
+    def plan_static(self, slots: torch.Tensor) -> None:
+        """Say that the next forward writes at `slots` (B, Q), all of them within the capacity, and sees all of it."""
+        self.rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
+        self.slots, self.start, self.visible = slots, 0, self.capacity
+
+    def capacity_for(self, visible: int) -> int:
+        """How many slots to have where `visible` are needed, which is more than there are."""
+        return max(visible, min(self.limit + SPARE, max(2 * self.capacity, visible + STEP)))
 
     def row(self, b: int) -> "RowCache":
         """Row b alone on the same storage: what is written there is written here. Neither may grow afterwards."""

@@ -25,6 +25,7 @@ class RowModel:
     """A decoder on a `RowCache`: any number of rows, each with its own length."""
 
     needs_prefill = outlives_call = False
+    cache_type = RowCache
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class RowModel:
         """
         self.model, self.facts = model, Architecture.of(model)
         base = base_of(model)
-        self.cache = RowCache(self.facts.config.num_hidden_layers, limit)
+        self.cache = self.cache_type(self.facts.config.num_hidden_layers, limit)
         self.lengths = [0] * rows
         self._open: torch.Tensor | None = None
         self.device, self.dtype = self.facts.device, self.facts.dtype

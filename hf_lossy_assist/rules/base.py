@@ -22,7 +22,12 @@ def draw(probs: torch.Tensor, generator: torch.Generator | None = None) -> torch
 
     It needs no device sync, and NaN raises nothing here.
     """
-    return (probs / torch.empty_like(probs).exponential_(generator=generator)).argmax(dim=-1)
+    return race(probs, torch.empty_like(probs).exponential_(generator=generator))
+
+
+def race(probs: torch.Tensor, exponentials: torch.Tensor) -> torch.Tensor:
+    """The token that comes first in each race, (..., V) and (..., V) exponentially distributed → (...) int64."""
+    return (probs / exponentials).argmax(dim=-1)
 
 
 @dataclass(frozen=True)

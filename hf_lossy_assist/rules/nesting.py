@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from ..artifacts.features import FeatureSpec
 from ..registry import register_rule
-from ..round import Verdict, Verified
+from ..round import Verdict, Verified, once
 from ..validation import check_nesting, shown
 from .base import AcceptanceRule, RuleRun, accepted_by
 
@@ -42,29 +41,29 @@ class CompositeRule(AcceptanceRule):
         """The rules inside."""
         raise NotImplementedError(f"{type(self).__name__} needs a property parts")
 
-    @cached_property
+    @once
     def depth(self) -> int:
         """How many rules stand inside one another."""
         return 1 + max(map(depth_of, self.parts))
 
-    @cached_property
-    def lossless(self) -> bool:  # type: ignore[override]
+    @once
+    def lossless(self) -> bool:
         return all(rule.lossless for rule in self.parts)
 
-    @cached_property
-    def modes(self) -> tuple[str, ...]:  # type: ignore[override]
+    @once
+    def modes(self) -> tuple[str, ...]:
         return tuple(mode for mode in AcceptanceRule.modes if all(mode in rule.modes for rule in self.parts))
 
-    @cached_property
-    def needs_draft_probs(self) -> bool:  # type: ignore[override]
+    @once
+    def needs_draft_probs(self) -> bool:
         return any(rule.needs_draft_probs for rule in self.parts)
 
-    @cached_property
-    def needs_coins(self) -> bool:  # type: ignore[override]
+    @once
+    def needs_coins(self) -> bool:
         return any(rule.needs_coins for rule in self.parts)
 
-    @cached_property
-    def features(self) -> FeatureSpec | None:  # type: ignore[override]
+    @once
+    def features(self) -> FeatureSpec | None:
         return next((rule.features for rule in self.parts if rule.features is not None), None)
 
     def judge(self, features: torch.Tensor) -> torch.Tensor:
@@ -106,8 +105,8 @@ class Union(CompositeRule):
     def parts(self) -> tuple[AcceptanceRule, ...]:
         return self.rules
 
-    @cached_property
-    def accepts_all_strict(self) -> bool:  # type: ignore[override]
+    @once
+    def accepts_all_strict(self) -> bool:
         return any(rule.accepts_all_strict for rule in self.rules)
 
     def start(self, prompts: Sequence[torch.Tensor]) -> "UnionRun":

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 
-from ..round import Verified
+from ..round import Verified, once
 from ..validation import shown
 from .base import AcceptanceRule
 
@@ -34,12 +33,12 @@ class Distributions:
         """What `values` (..., V) holds for the tokens, (..., n)."""
         return values if self.tokens is None else values.gather(-1, self.tokens)
 
-    @cached_property
+    @once
     def px(self) -> torch.Tensor:
         """p(x), (..., n)."""
         return self.at(self.p)
 
-    @cached_property
+    @once
     def qx(self) -> torch.Tensor:
         """q(x), (..., n)."""
         return torch.ones_like(self.px) if self.q is None else self.at(self.q)

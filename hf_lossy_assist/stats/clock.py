@@ -39,6 +39,10 @@ class Clock:
             yield
             self._add(part, time.perf_counter() - began, read)
 
+    def count(self, part: str, forwards: int) -> None:
+        """Forwards of `part` that ran inside another part's time."""
+        self.forwards[part] += forwards
+
     def _add(self, part: str, seconds: float, read: tuple[int, int] | None) -> None:
         self._seconds[part] += seconds
         if read is not None:

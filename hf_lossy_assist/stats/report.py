@@ -69,6 +69,9 @@ class SpeculationStats:
     seconds: dict[str, float] = field(default_factory=dict)
     alone: TargetAlone | None = None
     falls_back: bool = False  # the policy's drafting switches itself off
+    num_compiled_rounds: int = 0  # that ran as one compiled function
+    num_graphs: int = 0  # compiled during the call
+    eager_because: str | None = None  # why rounds, or what else was to be compiled, ran stage by stage
 
     def close(self, clock: Clock) -> None:
         """Take over what `clock` has counted, once the call's rounds are over."""
@@ -93,6 +96,9 @@ class SpeculationStats:
             dict(seconds),
             TargetAlone.sum([call.alone for call in calls]),
             all(call.falls_back for call in calls),
+            sum(call.num_compiled_rounds for call in calls),
+            sum(call.num_graphs for call in calls),
+            next((call.eager_because for call in calls if call.eager_because), None),
         )
 
     def total(self) -> RowStats:
@@ -148,6 +154,9 @@ class SpeculationStats:
         """The JSON form of the call; with `rows`, each row's own under "rows"; with `sources`, one for each token."""
         out = self.summary() | {
             "lossless": self.lossless,
+            "num_compiled_rounds": self.num_compiled_rounds,
+            "num_graphs": self.num_graphs,
+            "eager_because": self.eager_because,
             "forwards": dict(self.forwards),
             "seconds": {part: round(s, 6) for part, s in self.seconds.items()},
             "target_alone_seconds": None if self.alone is None else round(self.alone.seconds, 6),

@@ -163,7 +163,8 @@ class Runner:
             tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
             drafter_tap=None if drafter.target_features is None else FeatureTap(model, drafter.target_features),
             streamer=self.streamer,
-            fixed_rows=any(has_fixed_rows(its) for its in (model, self.assistant, companion) if its is not None),
+            fixed_rows=len(rows.index) > 1
+            and any(has_fixed_rows(its) for its in (model, self.assistant, companion) if its is not None),
             keep_scores=rows.keeps_scores,
             keep_logits=bool(wants and generation_config.output_logits),
         )  # fmt: skip

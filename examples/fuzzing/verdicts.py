@@ -4,6 +4,7 @@ import faulthandler
 import resource
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import hf_lossy_assist as hla
 REFUSED, RIGHT, ELSE = "refused in one line", "accepted and right", "anything else"
 PACKAGE = Path(hla.__file__).resolve().parent
 LONGEST = 620  # characters of a refusal: the names of all rules and stops are 500
+STARVED = 5  # times as long may a case take that hardly had the processor
 LARGEST = 2**28  # bytes that a case may take more than all before it
 
 
@@ -118,10 +120,16 @@ def _place(error: BaseException) -> str:
 
 @contextmanager
 def _limited(seconds: float) -> Any:
-    """Raises `Late` after so many seconds; where not even that ends it, the process ends with every thread's traceback."""
+    """Raises `Late` after so many seconds, or later where other programs had the processor: then the case had no time, and does not hang.
+
+    Where not even that ends it, the process ends with every thread's traceback.
+    """
+    began, worked = time.monotonic(), time.process_time()
 
     def late(*_: Any) -> None:
-        raise Late
+        if time.process_time() - worked > seconds / 2 or time.monotonic() - began > STARVED * seconds:
+            raise Late
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
     before = signal.signal(signal.SIGALRM, late)
     left = signal.setitimer(signal.ITIMER_REAL, seconds)

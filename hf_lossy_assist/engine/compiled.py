@@ -9,7 +9,7 @@ import torch
 from ..batch.randomness import Randomness
 from ..drafters.model import AssistantRun
 from ..filters import VerifyAll
-from ..models.static import Compilation, StaticRowModel, compiled
+from ..models.static import Compilation, StaticRowModel, compiled, failure
 from ..round import BEHIND_THE_DRAFT
 from ..rules import RuleRun
 from ..stats.report import SpeculationStats
@@ -45,11 +45,11 @@ class WholeRounds:
     def fits(self, limits: Sequence[int]) -> bool:
         """Whether the coming round can be compiled: the caches are where rounds leave them, and something is drafted."""
         held = self.call.rows.held()
-        ready = self.target.is_filled and self.draft.is_filled and self.target.lengths == held and min(held) >= 1
+        ready = self.target.is_ready() and self.draft.is_ready() and self.target.lengths == held and min(held) >= 1
         return max(limits) > 0 and ready and all(n >= h - 1 for n, h in zip(self.draft.lengths, held, strict=True))
 
-    def run(self, limits: Sequence[int], stats: SpeculationStats) -> None:
-        """One round: drafted, verified, accepted in one function, and written down here."""
+    def run(self, limits: Sequence[int], stats: SpeculationStats) -> bool:
+        """One round: drafted, verified, accepted in one function, and written down here. False: it could not be compiled."""
         call, rows = self.call, self.call.rows
         held = rows.held()
         gamma = next(size for size in self.sizes if size >= max(limits))
@@ -67,11 +67,14 @@ class WholeRounds:
             self.ends,
         )
         numbers = draw_numbers(call.randomness, call.rule, plan, rows.order, device)
-        with call.clock.time("round"):
-            out = self.round(
-                plan, self.target.tensors, self.draft.tensors, call.rule, call.processing.processors, state, numbers
-            )
-            table = out.tolist()  # the one look at the device
+        inputs = plan, self.target.tensors, self.draft.tensors, call.rule, call.processing.processors, state, numbers
+        try:
+            with call.clock.time("round"):
+                out = self.round(*inputs)
+                table = out.tolist()  # the one look at the device
+        except RuntimeError as error:
+            stats.eager_because = self.target.eager_because = failure(error)
+            return False
         call.clock.count("draft", gamma)
         call.clock.count("target", 1)
         first = 4 + len(MODELS)
@@ -83,15 +86,21 @@ class WholeRounds:
         self.draft.rollback(
             [min(h + min(n + 1, gamma), now) for h, n, now in zip(held, accepted, rows.held(), strict=True)]
         )
+        return True
 
 
 def why_not_whole(call: Call) -> str | None:
     """Why the rounds of this call cannot be one compiled function, or None."""
     drafter = call.drafter
     if not isinstance(call.target, StaticRowModel):
-        return "the target is not compiled"
+        return "the target cannot be rolled back in place"
     if type(drafter) is not AssistantRun or not isinstance(drafter.model, StaticRowModel):
-        return "no compiled draft model drafts"
+        return "what drafts is no model that can be rolled back in place"
+    for model in (call.target, drafter.model):
+        if not model.is_ready() and model.eager_because is not None:
+            return model.eager_because
+    if not call.target.device == drafter.model.device == call.rows.ids.device:
+        return "target and draft are on two devices"
     reasons = {
         "the stop looks at each drafted token": call.stop.settings.adaptive,
         "a head reads hidden states": bool(drafter.taps) or call.tap is not None,

@@ -30,9 +30,7 @@ def decode(call: Call) -> SpeculationStats:
     compiled = WholeRounds.of(call, stats) if call.compiled else None
     while rows.unfinished:
         room = open_round(call)
-        if compiled is not None and compiled.fits(room):
-            compiled.run(room, stats)
-        else:
+        if compiled is None or not compiled.fits(room) or not compiled.run(room, stats):
             run_stages(call, room, stats)
         rows.check_time()
         drop_finished(call)

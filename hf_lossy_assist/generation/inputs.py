@@ -38,8 +38,11 @@ def rowwise(
     `compilation`: its blocks are compiled so, where they can be.
     """
     types = rows.types if model is target else shared_types(model, target, rows.types)
-    if compilation is not None and why_not_compiled(model) is None:
-        return StaticRowModel(model, len(rows.index), rows.max_length, vocabulary, types, compilation=compilation)
+    if compilation is not None:
+        reason, count = why_not_compiled(model), len(rows.index)
+        return StaticRowModel(
+            model, count, rows.max_length, vocabulary, types, compilation=compilation, eager_because=reason
+        )
     return RowModel(model, len(rows.index), rows.max_length, vocabulary, types)
 
 

@@ -168,7 +168,8 @@ class Runner:
             drafter_tap=None if drafter.target_features is None else FeatureTap(model, drafter.target_features),
             streamer=self.streamer,
             compiled=self.compilation is not None,
-            fixed_rows=any(has_fixed_rows(its) for its in (model, self.assistant, companion) if its is not None),
+            fixed_rows=len(rows.index) > 1
+            and any(has_fixed_rows(its) for its in (model, self.assistant, companion) if its is not None),
             keep_scores=rows.keeps_scores,
             keep_logits=bool(wants and generation_config.output_logits),
         )  # fmt: skip

@@ -3,6 +3,7 @@
 import inspect
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
@@ -49,7 +50,7 @@ class Architecture:
             table_end=learned_positions(base),
             windows=windows,
             chunk=getattr(config, "attention_chunk_size", None) if CHUNKED in windows else None,
-            layer_weights=sum(p.numel() for p in base.parameters()) / max(config.num_hidden_layers, 1),
+            layer_weights=_weights(base) / max(config.num_hidden_layers, 1),
             keeps_logits="logits_to_keep" in inspect.signature(base.forward).parameters,
             mask_each_row=not is_tested(base),
             may_pack=attention_of(config) == ORDINARY and is_tested(base) and own,
@@ -68,6 +69,16 @@ class Architecture:
     def visibility(self, kind: str, positions: torch.Tensor, visible: int) -> torch.Tensor:
         """Which of `visible` tokens a layer of `kind` sees from `positions` (B, Q), (B, 1, Q, visible) bool."""
         return visibility(positions, visible, self.windows[kind], self.chunk if kind == CHUNKED else None)
+
+
+_counted: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+def _weights(base: Any) -> int:
+    """How many numbers a model's parameters have; counted once, since a thousand parameters take a millisecond."""
+    if base not in _counted:
+        _counted[base] = sum(p.numel() for p in base.parameters())
+    return _counted[base]
 
 
 def _windows(config: Any) -> dict[str, int | None]:

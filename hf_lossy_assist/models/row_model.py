@@ -53,7 +53,7 @@ class RowModel:
         self.run: Callable[..., Any] = with_temperature(model, base)
         if self.rope is not None:
             self.run = partial(self.rope.run, self.run)
-        self.packs = self.facts.may_pack and self.run is model and not has_fixed_rows(base)
+        self.packs = rows > 1 and self.facts.may_pack and self.run is model and not has_fixed_rows(base)
 
     @property
     def reach(self) -> float:

@@ -5,6 +5,7 @@ padding is overwritten by the next block as rejected tokens are. Prompts, and bl
 """
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,12 +14,15 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
+from ..validation import one_line
 from .architecture import Architecture
 from .row_cache import SPARE, RowCache
 from .row_model import RowModel
 
 
 LEAST = 256  # slots of the smallest storage
+# Raised because somebody asked for it: `error_on_recompile`, `fail_on_recompile_limit_hit`.
+LOUD = ("RecompileError", "FailOnRecompileLimitHit")
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, SPARE)  # of blocks; each that a call meets is compiled once
 
 
@@ -49,9 +53,8 @@ class StaticRowCache(RowCache):
 
 
 class StaticRowModel(RowModel):
-    """A `RowModel` whose blocks behind the prompt are compiled."""
+    """A `RowModel` whose blocks behind the prompt are compiled, where they can be: `eager_because` says why they are not."""
 
-    needs_prefill = True  # a first block that brings the prompt along would have a shape of its own
     cache_type = StaticRowCache
     cache: StaticRowCache
 
@@ -64,10 +67,16 @@ class StaticRowModel(RowModel):
         types: torch.Tensor | None = None,
         *,
         compilation: Compilation,
+        eager_because: str | None = None,
     ):
         super().__init__(model, rows, limit, vocabulary, types)
-        self.compilation = compilation
+        if eager_because is None and types is not None:
+            eager_because = "token_type_ids are as long as the prompt, and every length would be compiled"
+        self.compilation, self.eager_because = compilation, eager_because
         self.block = compiled_block(model, compilation)
+        # A first block that brings the prompt along would have a shape of its own.
+        self.needs_prefill = eager_because is None
+        self._hooks_checked = False
 
     @property
     def tensors(self) -> "Block":
@@ -76,20 +85,28 @@ class StaticRowModel(RowModel):
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         width = tokens.shape[1]
-        if not self.is_filled or width > WIDTHS[-1]:
+        if not self.is_ready() or width > WIDTHS[-1]:
             return super().feed(tokens, counts, keep)
         wide = wide_enough(width)
         self.cache.reserve(max(self.lengths) + wide)
-        tokens = torch.nn.functional.pad(tokens.to(self.device), (0, wide - width))
+        padded = torch.nn.functional.pad(tokens.to(self.device), (0, wide - width))
         starts = torch.tensor(self.lengths, device=self.device)
-        logits = self.block(self.tensors, tokens, starts)
+        try:
+            logits = self.block(self.tensors, padded, starts)
+        except RuntimeError as error:
+            self.eager_because = failure(error)
+            return super().feed(tokens, counts, keep)
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         return logits[:, width - (width if keep is None else keep) : width]
 
-    @property
-    def is_filled(self) -> bool:
-        """Whether a prompt has been fed, so that the storage is there."""
-        return any(self.lengths) and self.cache.layers[0].is_initialized
+    def is_ready(self) -> bool:
+        """Whether the next block runs compiled: it can, and a prompt has been fed, so that the storage is there."""
+        if self.eager_because is not None or not any(self.lengths) or not self.cache.layers[0].is_initialized:
+            return False
+        if not self._hooks_checked:  # once a call: what the call itself hooks in is there by now
+            self._hooks_checked = True
+            self.eager_because = hooked(self.model)
+        return self.eager_because is None
 
 
 class Block(NamedTuple):
@@ -131,6 +148,24 @@ def run_block(block: Block, tokens: torch.Tensor, starts: torch.Tensor) -> torch
         **extra,
     ).logits
     return logits
+
+
+def hooked(model: Any) -> str | None:
+    """A line where something stands on a model's modules that a graph, once compiled, would not run again, or None."""
+    for name, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks or "_hf_hook" in module.__dict__:
+            return f"a forward hook stands on {name or type(model).__name__}"
+    return None
+
+
+def failure(error: RuntimeError) -> str:
+    """What the compiler could not do, in one line, said once. What is none of the compiler's is raised again."""
+    places = {kind.__module__.partition(".")[2].partition(".")[0] for kind in type(error).__mro__}
+    if not places & {"_dynamo", "_inductor"} or type(error).__name__ in LOUD:
+        raise error
+    reason = f"torch.compile could not compile it ({type(error).__name__}: {one_line(str(error), 200)})"
+    warnings.warn(f"{reason}: what was to be compiled runs eagerly", stacklevel=4)
+    return reason
 
 
 _blocks: WeakKeyDictionary[Any, dict[Compilation, Callable[..., torch.Tensor]]] = WeakKeyDictionary()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 LIMIT = 64
-PACKING = [name for name in tiny.BATCHED if RowModel(tiny.shared(name), 1, LIMIT).packs]
+PACKING = [name for name in tiny.BATCHED if RowModel(tiny.shared(name), 2, LIMIT).packs]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -91,7 +91,7 @@ def test_which_models_pack():
     assert any(getattr(c, "num_key_value_heads", 9) < c.num_attention_heads for c in heads), "no grouped queries"
     eager = tiny.build("llama")
     eager.config._attn_implementation = "eager"
-    assert not RowModel(eager, 1, LIMIT).packs
+    assert not RowModel(eager, 2, LIMIT).packs
 
 
 @pytest.mark.parametrize("name", PACKING)

@@ -1,0 +1,201 @@
+"""Compiled rounds write what rounds that run stage by stage write; what cannot be compiled says why and runs eagerly.
+
+The compiler's front end traces every function here, and its graphs run as they are (`backend="eager"`): what inductor makes of them is
+the benchmark's business, and one smoke test's.
+"""
+
+import functools
+import warnings
+
+import pytest
+import torch
+from support import tiny
+from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.models import static
+
+
+pytestmark = pytest.mark.slow
+GRAPHS = CompileConfig(backend="eager")
+RAGGED = (9, 4, 6, 7)
+
+
+@functools.cache
+def pair(name="llama"):
+    return hla.enable(tiny.build(name)), tiny.draft_of(tiny.shared(name), "often")
+
+
+def written(name="llama", policy="strict", lengths=RAGGED, **settings):
+    """The whole output, compiled."""
+    model, draft = pair(name)
+    settings = {"max_new_tokens": tiny.NEW, "do_sample": False, "num_assistant_tokens": 4} | settings
+    out = model.generate(
+        **tiny.prompts(lengths),
+        assistant_model=draft,
+        lossy_policy=policy,
+        return_dict_in_generate=True,
+        **{"compile_config": GRAPHS} | settings,
+    )
+    return out
+
+
+def stage_by_stage(*args, **settings):
+    return written(*args, compile_config=None, **settings)
+
+
+@pytest.mark.parametrize("name", sorted(tiny.BATCHED))
+def test_every_tested_architecture_writes_what_generate_writes(name):
+    model, _ = pair(name)
+    out = written(name)
+    assert torch.equal(out.sequences, tiny.greedy(tiny.shared(name), tiny.prompts(RAGGED)))
+    assert out.speculation.num_compiled_rounds > 2 and out.speculation.eager_because is None
+
+
+RULES = {
+    "strict": hla.Strict(),
+    "block": hla.BlockVerification(),
+    "lenience": hla.Lenience(0.3),
+    "typical": hla.Typical(0.09, 0.3),
+    "top_k": hla.TopK(3),
+    "tolerance": hla.TopKTolerance(5, 4.0),
+    "ensemble": hla.Ensemble(0.5),
+    "cascade": hla.Cascade(0.5),
+    "kl_judge": hla.KLJudge(0.5),
+    "fly": hla.FLy(1, 0.1),
+    "mars": hla.MARS(0.5),
+    "mentored": hla.Mentored(0.1),
+    "entropy_verify": hla.EntropyVerify(),
+    "thresholds": hla.Thresholds(0.2, 0.5),
+    "synthetic": hla.SyntheticForBenchmarks(0.7),
+    "union": hla.Union((hla.TopK(2), hla.Typical())),
+    "own": hla.OwnRule(lambda dists: dists.px > 0.2 * dists.top),
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "sampling"),
+    [(name, mode == "sampling") for name, rule in RULES.items() for mode in rule.modes],
+)
+def test_every_rule_of_tensors_decides_the_same(rule, sampling):
+    """Each row has random numbers of its own, which do not depend on how many the other rows draw."""
+    seeds = lambda: [torch.Generator().manual_seed(seed) for seed in (5, 6)]  # noqa: E731
+    settings = {"do_sample": sampling, "top_k": 0, "lengths": (9, 5), "max_new_tokens": 16}
+    policy = hla.LossyPolicy(rule=RULES[rule], stop=hla.Constant(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        runs = [
+            call(policy=policy, generator=seeds(), num_assistant_tokens=3, **settings)
+            for call in (stage_by_stage, written)
+        ]
+    assert torch.equal(runs[0].sequences, runs[1].sequences)
+    assert runs[1].speculation.num_compiled_rounds > 1
+    ours, theirs = (run.speculation.to_dict(rows=True, sources=True) for run in runs)
+    for key in ("num_lossy_accepts", "num_accepted_draft_tokens", "acceptance_histogram", "num_draft_tokens", "rows"):
+        assert ours[key] == theirs[key], key
+
+
+def test_warpers_of_transformers_are_in_the_graph():
+    settings = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "lengths": (9, 5)}
+    seeds = lambda: [torch.Generator().manual_seed(seed) for seed in (1, 2)]  # noqa: E731
+    one, other = (call(generator=seeds(), **settings) for call in (stage_by_stage, written))
+    assert torch.equal(one.sequences, other.sequences) and other.speculation.num_compiled_rounds > 2
+
+
+def test_texts_of_other_lengths_compile_nothing_again():
+    for lengths in ((9,), (5, 8)):
+        written(lengths=lengths)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for shorter in (1, 2, 3):
+                for new in (10, 30):
+                    assert (
+                        written(lengths=[n - shorter for n in lengths], max_new_tokens=new).speculation.num_graphs == 0
+                    )
+
+
+def test_a_text_that_outgrows_its_storage(monkeypatch):
+    monkeypatch.setattr(static, "LEAST", 16)
+    out = written(lengths=(9, 4), max_new_tokens=60, eos_token_id=tiny.NEVER_EMITTED)
+    alone = stage_by_stage(lengths=(9, 4), max_new_tokens=60, eos_token_id=tiny.NEVER_EMITTED)
+    assert torch.equal(out.sequences, alone.sequences) and out.speculation.num_compiled_rounds > 5
+
+
+def test_rows_that_end_leave_the_batch_in_powers_of_two():
+    settings = {"max_new_tokens": 60}  # rows come to their end tokens one after the other
+    out = written(**settings)
+    assert torch.equal(out.sequences, stage_by_stage(**settings).sequences)
+    assert len({row.num_new_tokens for row in out.speculation.rows}) > 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"policy": "svip", "num_assistant_tokens": None}, "looks at each drafted token"),
+        ({"repetition_penalty": 1.2}, "reads the text"),
+        ({"output_scores": True}, "scores or logits are kept"),
+        ({"output_logits": True}, "scores or logits are kept"),
+        ({"policy": hla.LossyPolicy(rule=hla.Limited(hla.TopK(3), per_request=2))}, "keeps a state"),
+        ({"drafter": hla.SuffixDrafter()}, "what drafts is no model"),
+    ],
+)
+def test_what_a_round_of_tensors_cannot_do_runs_stage_by_stage(settings, reason):
+    settings = {name: value for name, value in settings.items() if value is not None or name == "num_assistant_tokens"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out, alone = written(**settings), stage_by_stage(**settings)
+    assert torch.equal(out.sequences, alone.sequences)
+    assert reason in out.speculation.eager_because and out.speculation.num_compiled_rounds == 0
+
+
+def test_a_hook_is_run():
+    model, _ = pair()
+    seen = []
+    handle = model.model.layers[0].register_forward_hook(lambda *_: seen.append(1))
+    try:
+        out = written()
+    finally:
+        handle.remove()
+    assert "a forward hook stands on model.layers.0" in out.speculation.eager_because
+    assert len(seen) == out.speculation.forwards["target"] + out.speculation.forwards["prefill"] / 2
+
+
+class Hot(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores * 1.5
+
+
+def test_the_callers_processors_are_asked():
+    settings = {"logits_processor": LogitsProcessorList([Hot()]), "do_sample": True, "lengths": (9,)}
+    out = written(**settings)
+    assert "reads the text" in out.speculation.eager_because
+
+
+def broken(graph, inputs):
+    raise RuntimeError("no way\nno how")
+
+
+def test_a_compiler_that_fails_costs_a_line_and_no_text():
+    with pytest.warns(
+        UserWarning, match=r"torch.compile could not compile it .*: what was to be compiled runs eagerly"
+    ):
+        out = written(compile_config=CompileConfig(backend=broken))
+    assert torch.equal(out.sequences, stage_by_stage().sequences)
+    assert out.speculation.num_compiled_rounds == 0
+
+
+def test_what_is_no_compile_config_is_one_line():
+    with pytest.raises(TypeError, match="^compile_config: expected a transformers.CompileConfig, got 'fast'$"):
+        written(compile_config="fast")
+
+
+def test_static_caches_are_asked_for_by_their_name(monkeypatch):
+    monkeypatch.setattr("hf_lossy_assist.generation.compiling.CompileConfig", lambda: GRAPHS)
+    out = written(compile_config=None, cache_implementation="static")
+    assert out.speculation.num_compiled_rounds > 2
+
+
+def test_a_cache_goes_on_with_transformers():
+    model, _ = pair()
+    out = written(lengths=(9,), max_new_tokens=10)
+    more = model.generate(out.sequences, past_key_values=out.past_key_values, max_new_tokens=6, do_sample=False)
+    assert torch.equal(more, model.generate(out.sequences, max_new_tokens=6, do_sample=False))

@@ -1,6 +1,6 @@
 """Two drafters: one that costs nothing where it has a proposal, else the other."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from ..models.cached import CachedModel
 from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..validation import shown
-from .base import DraftContext, Drafter, DrafterRun
+from .base import DraftContext, Drafter, DrafterRun, as_drafter
 from .model import AssistantDrafter
 from .suffix import SuffixDrafter
 
@@ -22,7 +22,8 @@ from .suffix import SuffixDrafter
 class CompositeDrafter(Drafter):
     """`first` where it proposes something for a row, `then` for the other rows. Where all rows have a proposal, `then` does not run.
 
-    By default a look into the text, and the draft model where nothing matches. The output distribution is the target's.
+    By default a look into the text, and the draft model where nothing matches. The output distribution is the target's. A part may be
+    given by its name or JSON form, as `generate(drafter=…)` takes them.
     """
 
     first: Drafter = field(default_factory=SuffixDrafter)
@@ -33,6 +34,9 @@ class CompositeDrafter(Drafter):
     def __post_init__(self) -> None:
         for name in ("first", "then"):
             part = getattr(self, name)
+            if isinstance(part, str | Mapping):
+                part = as_drafter(part)
+                object.__setattr__(self, name, part)
             if not isinstance(part, Drafter) or isinstance(part, CompositeDrafter):
                 raise TypeError(
                     f"CompositeDrafter.{name}: expected a drafter such as SuffixDrafter(), got {shown(part)}"

@@ -8,6 +8,7 @@ from support.distributions import REJECT, goodness, sample, target_law
 from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.base import as_drafter
 from hf_lossy_assist.drafters.suffix import IndexedText, SuffixRun
 
 
@@ -131,3 +132,11 @@ def test_drafters_by_name(drafter):
     assistant = tiny.draft_of(target, "often") if drafter == "composite" else None
     out = tiny.assisted(target, inputs, assistant, "strict", drafter=drafter)
     assert torch.equal(out.sequences, tiny.greedy(target, inputs))
+
+
+def test_parts_of_a_composite_by_name():
+    made = as_drafter({"name": "composite", "first": {"name": "suffix", "min_match": 3}, "then": "model"})
+    assert made == hla.CompositeDrafter(hla.SuffixDrafter(min_match=3), hla.AssistantDrafter())
+    for first, says in (("sufix", "suffix"), ({"min_match": 3}, "its name"), (3, "expected a drafter such as")):
+        with pytest.raises((TypeError, ValueError), match=rf"^[^\n]*{says}[^\n]*$"):
+            hla.CompositeDrafter(first=first)

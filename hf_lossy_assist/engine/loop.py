@@ -8,6 +8,7 @@ import torch
 from ..batch.rows import Rows
 from ..models.cached import CachedModel
 from ..models.rope import renew
+from ..models.static import StaticRowModel
 from ..round import Draft, Selection, Verified
 from ..rules import accept
 from ..stats.clock import Clock
@@ -35,6 +36,10 @@ def decode(call: Call) -> SpeculationStats:
         rows.check_time()
         drop_finished(call)
 
+    for model in (call.target, *call.drafter.cached_models):
+        if isinstance(model, StaticRowModel):
+            stats.num_compiled_forwards += model.num_compiled
+            stats.num_graphs += model.num_graphs
     stats.close(call.clock)
     return stats
 

@@ -77,6 +77,7 @@ class StaticRowModel(RowModel):
         # A first block that brings the prompt along would have a shape of its own.
         self.needs_prefill = eager_because is None
         self._hooks_checked = False
+        self.num_compiled = self.num_graphs = 0  # blocks of this call that ran compiled, and what was compiled for them
 
     @property
     def tensors(self) -> "Block":
@@ -91,11 +92,14 @@ class StaticRowModel(RowModel):
         self.cache.reserve(max(self.lengths) + wide)
         padded = torch.nn.functional.pad(tokens.to(self.device), (0, wide - width))
         starts = torch.tensor(self.lengths, device=self.device)
+        known = graphs_made()
         try:
             logits = self.block(self.tensors, padded, starts)
         except RuntimeError as error:
             self.eager_because = failure(error)
             return super().feed(tokens, counts, keep)
+        self.num_compiled += 1
+        self.num_graphs += graphs_made() - known
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         return logits[:, width - (width if keep is None else keep) : width]
 
@@ -156,6 +160,11 @@ def hooked(model: Any) -> str | None:
         if module._forward_hooks or module._forward_pre_hooks or "_hf_hook" in module.__dict__:
             return f"a forward hook stands on {name or type(model).__name__}"
     return None
+
+
+def graphs_made() -> int:
+    """How many graphs the compiler has made in this process."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def failure(error: RuntimeError) -> str:

@@ -138,6 +138,11 @@ class RuleRun:
         """As `AcceptanceRule.correction`."""
         return self.rule.correction(verified, at)
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether what it decides depends on earlier rounds; it may then look at values, and its rounds are not compiled whole."""
+        return type(self).observe is not RuleRun.observe
+
     def observe(self, verified: Verified, verdict: Verdict) -> None:
         """Told after each round what was decided; `verified.call_rows` says about which rows of the call."""
 

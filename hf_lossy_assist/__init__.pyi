@@ -27,6 +27,8 @@ from .generation.runner import Runner as Runner
 from .generation.stock import StockRule as StockRule
 from .generation.stock import StoppingCandidateGenerator as StoppingCandidateGenerator
 from .generation.stock import stock_stop as stock_stop
+from .generation.warmup import WarmUp as WarmUp
+from .generation.warmup import warmup as warmup
 from .models.early_exit import early_exit as early_exit
 from .models.identity import ModelIdentity as ModelIdentity
 from .policy.forms import as_policy as as_policy

@@ -6,13 +6,13 @@ and one for the rest.
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
 from ..drafters.model import AssistantRun
 from ..filters import VerifyAll
-from ..models.static import Block, Compilation, StaticRowModel, compiled, failure, graphs_made
+from ..models.compilation import compiled_once, failure, graphs_made
+from ..models.static import Block, StaticRowModel
 from ..round import BEHIND_THE_DRAFT
 from ..stats.report import SpeculationStats
 from ..stops import StopRun
@@ -23,6 +23,7 @@ from .whole import Drafted, Numbers, Plan, State, draft_block, finish_round, fir
 
 SIZES = (8, 16, 24, 32, 48)  # of compiled drafts beside the longest that a stop allows: each is a graph
 BLOCK = 4  # tokens drafted between two looks at what a stop says
+WIDTHS = (4, 8, 16, 48)  # tokens that are verified behind such blocks: each is a graph
 
 
 class WholeRounds:
@@ -33,7 +34,8 @@ class WholeRounds:
         settings = call.stop.settings
         self.adaptive = settings.adaptive
         self.sizes = [*(size for size in SIZES if size < settings.longest), settings.longest]
-        self.functions = compiled_functions(target.model, target.compilation)
+        if self.adaptive:
+            self.sizes = [*WIDTHS, *range(2 * WIDTHS[-1], 2 * settings.longest, WIDTHS[-1])]
         self.device = call.rows.ids.device
         self.ends = torch.tensor(sorted(call.rows.eos), dtype=torch.int64, device=self.device)
 
@@ -83,35 +85,58 @@ class WholeRounds:
         )
         return True
 
+    def compile_all(self) -> None:
+        """Run each function that rounds of this call may come to, and write nothing down: what they leave in the caches is overwritten."""
+        held = self.call.rows.held()
+        longest = self.call.stop.settings.longest
+        limits = [longest] * len(held)
+        if not self.adaptive:
+            for size in self.sizes:
+                self._at_once([size] * len(held), held)
+            return
+        for size in self.sizes:
+            self._in_blocks(limits, held, only=size)
+            if size >= longest:
+                return
+
     def _at_once(self, limits: Sequence[int], held: list[int]) -> tuple[int, torch.Tensor]:
-        """A round of one function: γ, and what `commit` writes down."""
+        """A round of one function: how many tokens were drafted, and what `commit` writes down."""
         gamma = next(size for size in self.sizes if size >= max(limits))
         self._reserve(max(held) + gamma + 1)
         plan, state = self._plan(gamma), self._state(limits, held)
         races = self._races(plan, 0)
-        out = self.functions["round"](
+        out = self._compiled(whole_round)(
             plan, *self._models(), self.call.rule, self._processors, state, races, self._numbers(plan)
         )
         return gamma, out
 
-    def _in_blocks(self, limits: Sequence[int], held: list[int]) -> tuple[int, torch.Tensor]:
-        """A round of one function for each block of drafted tokens, and one for the rest."""
+    def _in_blocks(self, limits: Sequence[int], held: list[int], only: int | None = None) -> tuple[int, torch.Tensor]:
+        """A round of one function for each block of drafted tokens, and one for the rest; returns as `_at_once`.
+
+        `only`: draft one block, and verify as many tokens.
+        """
         gamma, stop, state = 0, self.call.stop.settings, self._state(limits, held)
         plan, progress, blocks, more = self._plan(BLOCK), first_progress(state), list[Drafted](), True
+        draft = self._compiled(draft_block)
         while more:
             self._reserve(max(held) + gamma + BLOCK + 1)
             races = self._races(plan, gamma)
-            block, progress, goes_on = self.functions["draft"](
-                plan, self.draft.tensors, stop, self._processors, state, progress, races
-            )
+            block, progress, goes_on = draft(plan, self.draft.tensors, stop, self._processors, state, progress, races)
             blocks.append(block)
             gamma += BLOCK
-            more = gamma < max(limits) and bool(goes_on)  # a look at the device
-        plan = self._plan(gamma)
-        out = self.functions["finish"](
-            plan, self.target.tensors, self.call.rule, self._processors, state, blocks, progress.lengths, self._numbers(plan)
+            more = only is None and gamma < max(limits) and bool(goes_on)  # a look at the device
+        size = only or next(size for size in self.sizes if size >= gamma)
+        self._reserve(max(held) + size + 1)
+        plan, drafted = self._plan(size), Drafted.join(blocks, size)
+        numbers, processors = self._numbers(plan), self._processors
+        out = self._compiled(finish_round)(
+            plan, self.target.tensors, self.call.rule, processors, state, drafted, progress.lengths, numbers
         )
         return gamma, out
+
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        models = [(model.model, model.signature) for model in (self.target, self.draft)]
+        return compiled_once(function, self.target.compilation, models)
 
     @property
     def _processors(self) -> Any:
@@ -189,15 +214,3 @@ def why_not_whole(call: Call) -> str | None:
         "rounds are watched": call.watch is not None,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-_functions: WeakKeyDictionary[Any, dict[Compilation, dict[str, Callable[..., Any]]]] = WeakKeyDictionary()
-
-
-def compiled_functions(target: Any, compilation: Compilation) -> dict[str, Callable[..., Any]]:
-    """The functions of a round, compiled for this target; once for each setting, whatever the number of calls."""
-    own = _functions.setdefault(target, {})
-    if compilation not in own:
-        functions = {"round": whole_round, "draft": draft_block, "finish": finish_round}
-        own[compilation] = {name: compiled(function, compilation) for name, function in functions.items()}
-    return own[compilation]

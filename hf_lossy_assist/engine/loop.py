@@ -3,6 +3,8 @@
 p = target, q = draft, γ = drafted tokens of a round, n = accepted (Leviathan et al., huggingface.co/papers/2211.17192).
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from ..batch.rows import Rows
@@ -109,7 +111,7 @@ def drop_finished(call: Call) -> None:
     if call.fixed_rows:
         return
     if call.compiled:
-        keep = fewer_shapes(rows.finished)
+        keep = fewer_shapes(rows.finished, call.sizes)
     if keep and 4 * (len(rows.finished) - len(keep)) >= len(rows.finished):
         rows.select(keep)
         call.target.select(keep)
@@ -118,10 +120,13 @@ def drop_finished(call: Call) -> None:
             call.companion.select(keep)
 
 
-def fewer_shapes(finished: list[bool]) -> list[int]:
-    """Rows to go on with, a power of two of them: each other number would be compiled for itself. Finished rows fill it up."""
+def fewer_shapes(finished: list[bool], sizes: Sequence[int] | None) -> list[int]:
+    """Rows to go on with, as many as one of `sizes` or a power of two: each number is compiled for itself. Finished rows fill it up."""
     going = [b for b, over in enumerate(finished) if not over]
-    size = 1 << max(len(going) - 1, 0).bit_length()
+    if sizes is None:
+        size = 1 << max(len(going) - 1, 0).bit_length()
+    else:
+        size = min((size for size in sizes if size >= len(going)), default=len(finished))
     fill = [b for b, over in enumerate(finished) if over][: max(size - len(going), 0)]
     return sorted(going + fill)
 

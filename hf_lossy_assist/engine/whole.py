@@ -61,18 +61,33 @@ class State(NamedTuple):
 class Progress(NamedTuple):
     """How far a draft has come."""
 
-    feed: torch.Tensor  # (B, 2) at first, then (B, 1): the tokens to go on from
+    feed: (
+        torch.Tensor
+    )  # (B, 2): the tokens to go on from, the first of them once more, so that all blocks have one shape
     drafted: torch.Tensor  # () int64: tokens of every row
     lengths: torch.Tensor  # (B,) int64: how many of them count
     going: torch.Tensor  # (B,) bool: which rows draft on
 
 
 class Drafted(NamedTuple):
-    """What a block of draft steps leaves behind; the fields as in `Draft`."""
+    """What draft steps leave behind; the fields as in `Draft`."""
 
     tokens: torch.Tensor
     probs: torch.Tensor | None
     peaks: torch.Tensor
+
+    @classmethod
+    def join(cls, blocks: Sequence["Drafted"], width: int) -> "Drafted":
+        """Several blocks as one of `width` tokens; those behind them are zeros, and nobody reads them."""
+
+        def cat(parts: list[torch.Tensor]) -> torch.Tensor:
+            missing = width - sum(part.shape[1] for part in parts)
+            behind = parts[0].new_zeros(parts[0].shape[0], missing, *parts[0].shape[2:])
+            return torch.cat([*parts, behind], dim=1)
+
+        probs = [block.probs for block in blocks if block.probs is not None]
+        tokens, peaks = cat([block.tokens for block in blocks]), cat([block.peaks for block in blocks])
+        return cls(tokens, cat(probs) if probs else None, peaks)
 
 
 def whole_round(
@@ -87,7 +102,7 @@ def whole_round(
 ) -> torch.Tensor:
     """One round → what `commit` writes down, (B, columns) int64. `races`: as of `draft_block`."""
     drafted, progress, _ = draft_block(plan, draft, None, processors, state, first_progress(state), races)
-    return finish_round(plan, target, run, processors, state, [drafted], progress.lengths, numbers)
+    return finish_round(plan, target, run, processors, state, drafted, progress.lengths, numbers)
 
 
 def first_progress(state: State) -> Progress:
@@ -129,7 +144,8 @@ def draft_block(
     drafted = Drafted(
         torch.stack(tokens, dim=1), torch.stack(probs, dim=1) if probs else None, torch.stack(peaks, dim=1)
     )
-    return drafted, Progress(feed, before + plan.gamma, lengths, going), going.any()
+    behind = torch.stack(tokens[-2:], dim=1) if plan.gamma > 1 else feed
+    return drafted, Progress(behind, before + plan.gamma, lengths, going), going.any()
 
 
 def finish_round(
@@ -138,21 +154,13 @@ def finish_round(
     run: RuleRun,
     processors: Any,
     state: State,
-    blocks: Sequence[Drafted],
+    drafted: Drafted,
     lengths: torch.Tensor,
     numbers: Numbers,
 ) -> torch.Tensor:
-    """Verify and accept what the `blocks` of a round drafted → what `commit` writes down, (B, columns) int64."""
-    probs = [block.probs for block in blocks if block.probs is not None]
-    draft = Draft(
-        torch.cat([block.tokens for block in blocks], dim=1),
-        lengths,
-        state.order,
-        plan.gamma,
-        plan.sampling,
-        probs=torch.cat(probs, dim=1) if probs else None,
-        peaks=torch.cat([block.peaks for block in blocks], dim=1),
-    )
+    """Verify and accept what a round drafted → what `commit` writes down, (B, columns) int64."""
+    tokens, probs, peaks = drafted
+    draft = Draft(tokens, lengths, state.order, plan.gamma, plan.sampling, probs=probs, peaks=peaks)
     verified = verify(target, draft, processors, state)
     verdict: Verdict = accept(run, verified, numbers)
     return table_of(verified, verdict)

@@ -18,8 +18,8 @@ from ..drafters.candidates import CandidateRun
 from ..drafters.model import AssistantRun
 from ..drafters.suffix import SuffixDrafter
 from ..models.cached import CachedModel
+from ..models.compilation import Compilation
 from ..models.inspect import base_of, learned_positions
-from ..models.static import Compilation
 from ..models.stock_exit import early_twin
 from ..models.trials import why_not_rows
 from ..stops.wrapping import WrappingStop

@@ -10,11 +10,12 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 
 from ..batch.rows import Rows
 from ..batch.token_types import shared_types
+from ..models.compilation import Compilation
 from ..models.cropping import CroppingModel
 from ..models.growing import GROWING
 from ..models.inspect import base_of
 from ..models.row_model import RowModel
-from ..models.static import Compilation, StaticRowModel
+from ..models.static import StaticRowModel
 from ..models.trials import why_not_alone
 from .compiling import why_not_compiled
 from .input_tensors import refuse_mask

@@ -18,16 +18,18 @@ from ..drafters.base import DraftContext, Drafter, as_drafter
 from ..engine.call import Call
 from ..engine.loop import decode, prefill
 from ..models.cached import CachedModel
+from ..models.compilation import Compilation
 from ..models.identity import same_ids
 from ..models.inspect import base_of, device_of, has_fixed_rows, is_tested, vocabulary_of
 from ..models.lengths import refuse_by_length
 from ..models.trials import refuse_length, why_not_rows
 from ..policy.forms import as_policy
+from ..policy.policy import LossyPolicy
 from ..stats.clock import Clock
 from ..stats.report import SpeculationStats
 from ..stops import DraftStop
 from ..validation import shown
-from .compiling import COMPILED, compilation_of
+from .compiling import COMPILED, compilation_of, ready_for
 from .draft_checks import refuse_draft, refuse_missing
 from .draft_stop import DRAFT_SETTINGS, draft_stop
 from .drafting import CANDIDATES, DraftWith, Prepared, start_drafter
@@ -46,7 +48,7 @@ class Runner:
         assistant (`PreTrainedModel`, *optional*): the draft model.
         streamer, tokenizer, assistant_tokenizer: what `generate` would be given; it does not hand them to a callable.
         settings (`dict`, *optional*): `num_assistant_tokens`, `num_assistant_tokens_schedule`, `assistant_confidence_threshold`,
-            `cache_implementation`, `compile_config`.
+            `cache_implementation`, `compile_config`, `disable_compile`.
         generator: where random numbers come from: one generator, or one for each row of the call; by default torch's global one.
         drafter: what drafts, in place of the assistant alone: a `Drafter`, or its name or JSON form.
         cache_given: the caller passes `past_key_values`, which must be the cache that is filled, even if it is empty yet.
@@ -73,7 +75,9 @@ class Runner:
         if settings is not None and not (isinstance(settings, dict) and settings.keys() <= set(known)):
             raise TypeError(f"Runner: settings: expected a dict of {', '.join(known)}, got {shown(settings)}")
         self.settings, self.cache_given = dict(settings or {}), cache_given
-        self.compilation = compilation_of(*(self.settings.pop(name, None) for name in COMPILED))
+        compiling = {name: self.settings.pop(name, None) for name in COMPILED}
+        self.compilation = compilation_of(**compiling)
+        self.automatic = self.compilation is None and not compiling["disable_compile"]
         self.generator = check_generator(generator)
         self.drafter = as_drafter(drafter)
         self.generator_settings: dict[str, Any] = {}
@@ -142,14 +146,15 @@ class Runner:
         rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)
         processing, sampling = Processing(logits_processor, len(rows.index)), bool(generation_config.do_sample)
 
+        compilation, sizes = self._compilation(model, (self.policy, stop.settings, processing, sampling), rows)
         if not model.config.is_encoder_decoder:
             rows.types = types_for(model, rows, model_kwargs.get("token_type_ids"), input_ids)
-        target = self._target(model, rows, model_kwargs)
+        target = self._target(model, rows, model_kwargs, compilation)
         for name, head in self.policy.heads().items():  # here: in inference mode it would be made untrainable
             on_draft = name.startswith("stop") and self.assistant is not None
             head.to(device_of(self.assistant) if on_draft else input_ids.device)
         context = DraftContext(model, rows, stop, processing, vocabulary, sampling, clock)
-        made = Prepared(context, generation_config, inputs_tensor, model_kwargs, self.compilation)
+        made = Prepared(context, generation_config, inputs_tensor, model_kwargs, compilation)
         drafter = start_drafter(self._draft_with(), made, self.policy.rule.features)
         companion, rule = self.policy.filter.companion_for(base_of(model)), self.policy.rule
         if companion is not None or rule.needs_draft_probs:
@@ -167,7 +172,8 @@ class Runner:
             tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
             drafter_tap=None if drafter.target_features is None else FeatureTap(model, drafter.target_features),
             streamer=self.streamer,
-            compiled=self.compilation is not None,
+            compiled=compilation is not None,
+            sizes=sizes,
             fixed_rows=len(rows.index) > 1
             and any(has_fixed_rows(its) for its in (model, self.assistant, companion) if its is not None),
             keep_scores=rows.keeps_scores,
@@ -203,11 +209,22 @@ class Runner:
         cache = target.export(len(input_ids), model_kwargs.get(mask_name(model)))
         return output_of(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, stats)
 
+    def _compilation(
+        self, model: Any, kind: tuple[LossyPolicy, DraftStop, Processing, bool], rows: Rows
+    ) -> tuple[Compilation | None, tuple[int, ...] | None]:
+        """How rounds are compiled, and for which numbers of rows: as the call asks, else as `warmup` found them to be worth it."""
+        if not self.automatic:
+            return self.compilation, None
+        ready = ready_for(model, self.assistant, kind, rows)
+        return (None, None) if ready is None else (ready.compilation, tuple(sorted(ready.reach)))
+
     def decode(self, call: Call) -> SpeculationStats:
         """The rounds themselves; a subclass may walk otherwise."""
         return decode(call)
 
-    def _target(self, model: Any, rows: Rows, model_kwargs: dict[str, Any]) -> CachedModel:
+    def _target(
+        self, model: Any, rows: Rows, model_kwargs: dict[str, Any], compilation: Compilation | None
+    ) -> CachedModel:
         given = model_kwargs.get("past_key_values")
         own = self.cache_given or getattr(given, "_is_user_defined", False)  # `generate` marks one that it was given
         continued = given is not None and (own or given.get_seq_length() > 0)
@@ -220,7 +237,7 @@ class Runner:
             refuse_extra_inputs(model_kwargs)
             mask = model_kwargs.get(mask_name(model))
             refuse_positions(rows.ids[:, : rows.width], mask, model_kwargs.get("position_ids"))
-            target = rowwise(model, model, rows, compilation=self.compilation)
+            target = rowwise(model, model, rows, compilation=compilation)
             if not rows.holes or target.reach >= rows.max_length:
                 return target
             reason = "its window counts the tokens that attention_mask hides in the middle of a row"

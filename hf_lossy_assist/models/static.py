@@ -4,37 +4,20 @@ A block's shapes are (rows, `WIDTHS`, capacity) and never depend on what was acc
 padding is overwritten by the next block as rejected tokens are. Prompts, and blocks wider than the widest, run as in `RowModel`.
 """
 
-import inspect
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
 
-from ..validation import one_line
 from .architecture import Architecture
+from .compilation import Compilation, Signature, compiled_once, failure, graphs_made
 from .row_cache import SPARE, RowCache
 from .row_model import RowModel
 
 
 LEAST = 256  # slots of the smallest storage
-# Raised because somebody asked for it: `error_on_recompile`, `fail_on_recompile_limit_hit`.
-LOUD = ("RecompileError", "FailOnRecompileLimitHit")
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, SPARE)  # of blocks; each that a call meets is compiled once
-
-
-@dataclass(frozen=True)
-class Compilation:
-    """How `torch.compile` is called; the names are its own."""
-
-    backend: str | Callable[..., Any] = "inductor"
-    mode: str | None = None
-    dynamic: bool | None = None
-    fullgraph: bool = True
-    options: tuple[tuple[str, Any], ...] = ()
 
 
 class StaticRowCache(RowCache):
@@ -73,11 +56,11 @@ class StaticRowModel(RowModel):
         if eager_because is None and types is not None:
             eager_because = "token_type_ids are as long as the prompt, and every length would be compiled"
         self.compilation, self.eager_because = compilation, eager_because
-        self.block = compiled_block(model, compilation)
+        self._signature: Signature | None = None
         # A first block that brings the prompt along would have a shape of its own.
         self.needs_prefill = eager_because is None
-        self._hooks_checked = False
-        self.num_compiled = self.num_graphs = 0  # blocks of this call that ran compiled, and what was compiled for them
+        # Blocks of this call that ran compiled, and what was compiled for them.
+        self.num_compiled = self.num_graphs = 0
 
     @property
     def tensors(self) -> "Block":
@@ -94,7 +77,8 @@ class StaticRowModel(RowModel):
         starts = torch.tensor(self.lengths, device=self.device)
         known = graphs_made()
         try:
-            logits = self.block(self.tensors, padded, starts)
+            block = compiled_once(run_block, self.compilation, [(self.model, self.signature)])
+            logits = block(self.tensors, padded, starts)
         except RuntimeError as error:
             self.eager_because = failure(error)
             return super().feed(tokens, counts, keep)
@@ -107,10 +91,18 @@ class StaticRowModel(RowModel):
         """Whether the next block runs compiled: it can, and a prompt has been fed, so that the storage is there."""
         if self.eager_because is not None or not any(self.lengths) or not self.cache.layers[0].is_initialized:
             return False
-        if not self._hooks_checked:  # once a call: what the call itself hooks in is there by now
-            self._hooks_checked = True
-            self.eager_because = hooked(self.model)
+        if self._signature is None:
+            self.eager_because = self.signature.hooked
+            if len(self.signature.devices) > 1:
+                self.eager_because = f"{type(self.model).__name__} is on several devices"
         return self.eager_because is None
+
+    @property
+    def signature(self) -> Signature:
+        """What graphs of the model rely on; read once a call, when what the call itself hooks in is there."""
+        if self._signature is None:
+            self._signature = Signature.of(self.model)
+        return self._signature
 
 
 class Block(NamedTuple):
@@ -152,47 +144,3 @@ def run_block(block: Block, tokens: torch.Tensor, starts: torch.Tensor) -> torch
         **extra,
     ).logits
     return logits
-
-
-def hooked(model: Any) -> str | None:
-    """A line where something stands on a model's modules that a graph, once compiled, would not run again, or None."""
-    for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks or "_hf_hook" in module.__dict__:
-            return f"a forward hook stands on {name or type(model).__name__}"
-    return None
-
-
-def graphs_made() -> int:
-    """How many graphs the compiler has made in this process."""
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-
-def failure(error: RuntimeError) -> str:
-    """What the compiler could not do, in one line, said once. What is none of the compiler's is raised again."""
-    places = {kind.__module__.partition(".")[2].partition(".")[0] for kind in type(error).__mro__}
-    if not places & {"_dynamo", "_inductor"} or type(error).__name__ in LOUD:
-        raise error
-    reason = f"torch.compile could not compile it ({type(error).__name__}: {one_line(str(error), 200)})"
-    warnings.warn(f"{reason}: what was to be compiled runs eagerly", stacklevel=4)
-    return reason
-
-
-_blocks: WeakKeyDictionary[Any, dict[Compilation, Callable[..., torch.Tensor]]] = WeakKeyDictionary()
-
-
-def compiled_block(model: Any, compilation: Compilation) -> Callable[..., torch.Tensor]:
-    """`run_block`, compiled for this model; once for each setting, whatever the number of calls."""
-    own = _blocks.setdefault(model, {})
-    if compilation not in own:
-        own[compilation] = compiled(run_block, compilation)
-    return own[compilation]
-
-
-def compiled(function: Callable[..., Any], compilation: Compilation) -> Callable[..., Any]:
-    """`function` through `torch.compile`, with a cache of its own: other models' graphs do not count towards its limit."""
-    known = inspect.signature(torch.compile).parameters
-    new = {"isolate_recompiles": True, "recompile_limit": 256}  # of torch 2.12
-    settings: dict[str, Any] = {name: value for name, value in new.items() if name in known}
-    for name in ("backend", "mode", "dynamic", "fullgraph"):
-        settings[name] = getattr(compilation, name)
-    return torch.compile(function, options=dict(compilation.options) or None, **settings)

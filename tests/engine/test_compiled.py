@@ -1,10 +1,11 @@
 """Compiled rounds write what rounds that run stage by stage write; what cannot be compiled says why and runs eagerly.
 
-The compiler's front end traces every function here, and its graphs run as they are (`backend="eager"`): what inductor makes of them is
-the benchmark's business, and one smoke test's.
+The compiler's front end traces every function here, and its graphs run as they are (`backend="eager"`), of the architectures as PyTorch's
+autograd sees them (`"aot_eager"`): what inductor makes of them is the benchmark's business, and one smoke test's.
 """
 
 import functools
+import shutil
 import warnings
 
 import pytest
@@ -48,7 +49,7 @@ def stage_by_stage(*args, **settings):
 @pytest.mark.parametrize("name", sorted(tiny.BATCHED))
 def test_every_tested_architecture_writes_what_generate_writes(name):
     model, _ = pair(name)
-    out = written(name)
+    out = written(name, compile_config=CompileConfig(backend="aot_eager"))
     assert torch.equal(out.sequences, tiny.greedy(tiny.shared(name), tiny.prompts(RAGGED)))
     assert out.speculation.num_compiled_rounds > 2 and out.speculation.eager_because is None
 
@@ -221,3 +222,17 @@ def test_a_cache_goes_on_with_transformers():
     out = written(lengths=(9,), max_new_tokens=10)
     more = model.generate(out.sequences, past_key_values=out.past_key_values, max_new_tokens=6, do_sample=False)
     assert torch.equal(more, model.generate(out.sequences, max_new_tokens=6, do_sample=False))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_inductor_writes_the_same_and_its_kernels_are_kept(tmp_path):
+    model, draft = pair("llama")
+    settings = {"num_assistant_tokens": 2, "max_new_tokens": 12}
+    found = hla.warmup(
+        model, draft, batch_sizes=[2], lengths=[64], num_assistant_tokens=2, repeats=1, artifacts=tmp_path / "rounds"
+    )
+    assert found[0].num_graphs == 1 and found[0].eager_because is None
+    out = written(lengths=(9, 5), compile_config=CompileConfig(), **settings)
+    assert torch.equal(out.sequences, stage_by_stage(lengths=(9, 5), **settings).sequences)
+    assert out.speculation.num_compiled_rounds > 1 and out.speculation.num_graphs == 0
+    assert (tmp_path / "rounds").stat().st_size > 1000

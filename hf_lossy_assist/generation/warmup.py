@@ -97,6 +97,7 @@ def warmup(
     for rows in sorted(set(batch_sizes)):
         for length in sorted(set(lengths)):
             runner, eager = (WarmingRunner(policy, draft, compile_config, settings, on) for on in (True, False))
+            runner.sizes = tuple(sorted(set(batch_sizes)))
             found.append(_measured(target, (runner, eager), rows, length, repeats))
             assert compilation is not None and runner.kind is not None
             if found[-1].pays:
@@ -119,9 +120,10 @@ class WarmingRunner(Runner):
         self.others = {name: value for name, value in settings.items() if name not in own}
         self.compile_seconds, self.num_graphs = 0.0, 0
         self.kind: Kind | None = None  # of its calls
+        self.sizes: tuple[int, ...] | None = None  # numbers of rows that its batches may shrink to
 
     def decode(self, call: Call) -> SpeculationStats:
-        known, began = graphs_made(), time.perf_counter()
+        known, began, call.sizes = graphs_made(), time.perf_counter(), self.sizes
         self.kind = Kind.of(call.policy, call.stop.settings, call.processing, getattr(call.drafter, "sampling", False))
         rounds = WholeRounds.of(call, SpeculationStats([], 0, True)) if call.compiled else None
         if rounds is not None:

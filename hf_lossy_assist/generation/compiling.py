@@ -9,10 +9,7 @@ from transformers import CompileConfig
 
 from ..batch.processing import Processing
 from ..batch.rows import Rows
-from ..models.architecture import Architecture
 from ..models.compilation import Compilation
-from ..models.inspect import base_of, has_fixed_rows, is_tested
-from ..models.rope import ChangingRope
 from ..policy.policy import LossyPolicy
 from ..stops import DraftStop
 from ..validation import shown
@@ -41,21 +38,6 @@ def compilation_of(cache_implementation: Any, compile_config: Any, disable_compi
         dynamic=bool(given.dynamic),  # a graph for each shape, of which there are few, unless dynamic ones are asked for
         options=tuple((given.options or {}).items()),
     )  # fmt: skip
-
-
-def why_not_compiled(model: Any) -> str | None:
-    """Why blocks of this model cannot be compiled, or None."""
-    base = base_of(model)
-    name = type(base).__name__
-    if not is_tested(base) or model is not base:
-        return f"{name} is none of the architectures that are tested compiled"
-    if ChangingRope.of(base, 1) is not None:
-        return f"{name}'s RoPE changes with the length of the text"
-    if has_fixed_rows(base):
-        return "adapter_names gives each row its adapter"
-    if Architecture.of(base).mask_each_row:
-        return f"{name} wants a mask for each row"
-    return None
 
 
 @dataclass(frozen=True)

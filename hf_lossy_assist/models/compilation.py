@@ -52,7 +52,7 @@ class Signature(NamedTuple):
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> "Signature":
-        seen: list[Any] = [getattr(getattr(model, "config", None), "_attn_implementation", None)]
+        seen: list[Any] = [*_settings(getattr(model, "config", None))]
         trusted, hooked, devices = True, None, set()
         waiting = [("", model)]
         while waiting:
@@ -70,6 +70,13 @@ class Signature(NamedTuple):
                 (f"{name}.{own}" if name else own, part) for own, part in module._modules.items() if part is not None
             ]
         return cls(_keys.setdefault(tuple(seen), len(_keys)), trusted, hooked, frozenset(devices))
+
+
+def _settings(config: Any) -> list[tuple[str, Any]]:
+    """What a forward may read of its config: an early exit, say, has another number of layers."""
+    return [
+        (name, value) for name, value in vars(config or object).items() if isinstance(value, int | float | str | None)
+    ]
 
 
 _keys: dict[Hashable, int] = {}  # by all that was read: a number is hashed faster

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from .architecture import Architecture
 from .compilation import Compilation, Signature, compiled_once, failure, graphs_made
+from .inspect import base_of, is_tested
 from .row_cache import SPARE, RowCache
 from .row_model import RowModel
 
@@ -50,17 +51,25 @@ class StaticRowModel(RowModel):
         types: torch.Tensor | None = None,
         *,
         compilation: Compilation,
-        eager_because: str | None = None,
     ):
         super().__init__(model, rows, limit, vocabulary, types)
-        if eager_because is None and types is not None:
-            eager_because = "token_type_ids are as long as the prompt, and every length would be compiled"
-        self.compilation, self.eager_because = compilation, eager_because
+        self.compilation, self.eager_because = compilation, self._why_not()
         self._signature: Signature | None = None
         # A first block that brings the prompt along would have a shape of its own.
-        self.needs_prefill = eager_because is None
+        self.needs_prefill = self.eager_because is None
         # Blocks of this call that ran compiled, and what was compiled for them.
         self.num_compiled = self.num_graphs = 0
+
+    def _why_not(self) -> str | None:
+        """Why blocks of this model cannot be compiled, as far as that is known before a prompt is fed, or None."""
+        base, name = base_of(self.model), type(base_of(self.model)).__name__
+        if not is_tested(base) or self.model is not base:
+            return f"{name} is none of the architectures that are tested compiled"
+        if self.rope is not None:
+            return f"{name}'s RoPE changes with the length of the text"
+        if self.types is not None:
+            return "token_type_ids are as long as the prompt, and every length would be compiled"
+        return None
 
     @property
     def tensors(self) -> "Block":

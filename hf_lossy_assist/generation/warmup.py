@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CompileConfig
+from transformers import CompileConfig, PreTrainedModel
 
 from ..artifacts.files import write_bytes
 from ..engine.call import Call
 from ..engine.compiled import WholeRounds
 from ..models.compilation import graphs_made
-from ..models.inspect import vocabulary_of
+from ..models.inspect import base_of, vocabulary_of
 from ..stats.report import SpeculationStats
-from ..validation import check_int
+from ..validation import check_int, shown
 from .compiling import Kind, compilation_of, forget, remember
 from .draft_stop import DRAFT_SETTINGS
 from .runner import Runner
@@ -83,9 +83,13 @@ def warmup(
 
     Returns: a `WarmUp` for each batch size and length.
 
-    Raises: `ValueError` for sizes and lengths that are no positive numbers.
+    Raises: `ValueError` or `TypeError`, one line, for sizes and lengths that are no positive numbers, and for what `generate` refuses.
     """
+    if not isinstance(base_of(target), PreTrainedModel):
+        raise TypeError(f"warmup: target: expected a model of Transformers, got {shown(target)}")
     for name, values in (("batch_sizes", batch_sizes), ("lengths", lengths)):
+        if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+            raise TypeError(f"warmup: {name}: expected whole numbers such as [1, 8], got {shown(values)}")
         for value in values:
             check_int(f"warmup: {name}", value, 1)
     check_int("warmup: repeats", repeats, 1)

@@ -20,6 +20,8 @@ from ..validation import one_line
 # Raised because somebody asked for it: `error_on_recompile`, `fail_on_recompile_limit_hit`.
 LOUD = ("RecompileError", "FailOnRecompileLimitHit")
 FILTERS_GUARDS = "guard_filter_fn" in inspect.signature(torch._dynamo.optimize).parameters
+# Transformers leaves its own hooks on a model that was once asked for its hidden states; they do nothing until it is asked again.
+CAPTURING = "transformers.utils.output_capturing"
 TRUSTED = (
     "torch.nn.",
     "transformers.",
@@ -58,7 +60,8 @@ class Signature(NamedTuple):
         while waiting:
             name, module = waiting.pop()
             kind = type(module)
-            if module._forward_hooks or module._forward_pre_hooks or "_hf_hook" in module.__dict__:
+            hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+            if "_hf_hook" in module.__dict__ or any(hook.__module__ != CAPTURING for hook in hooks):
                 hooked = hooked or f"a forward hook stands on {name or kind.__name__}"
             trusted = trusted and kind.__module__.startswith(TRUSTED) and "forward" not in module.__dict__
             seen += [kind, kind.forward, module.training]

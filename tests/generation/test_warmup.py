@@ -102,7 +102,34 @@ def test_random_numbers_are_as_before(pays):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("wrong", [{"sizes": (0,)}, {"lengths": (0,)}, {"repeats": 0}, {"sizes": ("two",)}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sizes": (0,)},
+        {"sizes": 2},
+        {"sizes": ("two",)},
+        {"sizes": ()},
+        {"lengths": (0,)},
+        {"lengths": "64"},
+        {"repeats": 0},
+    ],
+)
 def test_wrong_sizes_are_one_line(wrong):
     with pytest.raises((ValueError, TypeError), match="^warmup: [^\n]*$"):
         warm(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"target": "llama"}, "warmup: target: expected a model of Transformers, got 'llama'"),
+        ({"draft": "llama"}, "assistant"),
+        ({"policy": "nothing"}, "nothing"),
+        ({"compile_config": "fast"}, "compile_config: expected a transformers.CompileConfig, got 'fast'"),
+    ],
+)
+def test_what_generate_refuses_is_refused(wrong, line):
+    target, draft = pair()
+    given = {"target": target, "draft": draft, "policy": "strict"} | wrong
+    with pytest.raises((ValueError, TypeError), match=f"^[^\n]*{line}[^\n]*$"):
+        hla.warmup(**given)

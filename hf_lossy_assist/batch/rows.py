@@ -156,6 +156,12 @@ class Rows:
         columns = columns[:, None] + torch.arange(tokens.shape[1], device=self.ids.device)
         self.ids.scatter_(1, columns.clamp(max=self.ids.shape[1] - 1), tokens)
 
+    def write_at(self, tokens: torch.Tensor, places: torch.Tensor) -> None:
+        """`write` at columns `places` (B,) … of each row, which lie behind its text: nothing is uploaded."""
+        self._make_room(max(self.lengths) + tokens.shape[1] + 1)
+        columns = places[:, None] + torch.arange(tokens.shape[1], device=self.ids.device)
+        self.ids.scatter_(1, columns.clamp(max=self.ids.shape[1] - 1), tokens)
+
     def commit(self, row: int, tokens: Sequence[int], scores: torch.Tensor | None) -> int:
         """Make `tokens`, already written, part of a row, up to the first one that ends it; returns how many were taken.
 

@@ -38,6 +38,10 @@ class WholeRounds:
             self.sizes = [*WIDTHS, *range(2 * WIDTHS[-1], 2 * settings.longest, WIDTHS[-1])]
         self.device = call.rows.ids.device
         self.ends = torch.tensor(sorted(call.rows.eos), dtype=torch.int64, device=self.device)
+        # Where the rows stand, on the device, and what the host knows of it: as long as both agree, nothing is uploaded.
+        self._state: State | None = None
+        self._pads = self.ends
+        self._known: tuple[list[int], list[int], list[int]] | None = None
 
     @classmethod
     def of(cls, call: Call, stats: SpeculationStats) -> "WholeRounds | None":
@@ -64,9 +68,10 @@ class WholeRounds:
         """One round: drafted, verified, accepted in compiled functions, and written down here. False: they could not be compiled."""
         call, rows, held = self.call, self.call.rows, self.call.rows.held()
         known = graphs_made()
+        state = self._where(limits, held)
         try:
             with call.clock.time("round"):
-                gamma, out = (self._in_blocks if self.adaptive else self._at_once)(limits, held)
+                gamma, out, self._state = (self._in_blocks if self.adaptive else self._at_once)(limits, held, state)
                 table = out.tolist()  # the one look at the device, or the last one
         except RuntimeError as error:
             stats.eager_because = self.target.eager_because = failure(error)
@@ -76,9 +81,11 @@ class WholeRounds:
         call.clock.count("draft", gamma)
         call.clock.count("target", 1)
         first = 4 + len(MODELS)
-        rows.write(out[:, first : first + gamma])
-        rows.write(out[:, 1:2], out[:, 0])
+        places = state.held + self._pads + 1  # of the text behind each row
+        rows.write_at(out[:, first : first + gamma], places)
+        rows.write_at(out[:, 1:2], places + out[:, 0])
         accepted = write_down(call, table, stats)
+        self._known = [h + n + 1 for h, n in zip(held, accepted, strict=True)], list(limits), list(rows.index)
         self.target.rollback(rows.held())
         self.draft.rollback(
             [min(h + min(n + 1, gamma), now) for h, n, now in zip(held, accepted, rows.held(), strict=True)]
@@ -92,30 +99,33 @@ class WholeRounds:
         limits = [longest] * len(held)
         if not self.adaptive:
             for size in self.sizes:
-                self._at_once([size] * len(held), held)
+                planned = [size] * len(held)
+                self._at_once(planned, held, self._where(planned, held))
             return
         for size in self.sizes:
-            self._in_blocks(limits, held, only=size)
+            self._in_blocks(limits, held, self._where(limits, held), only=size)
             if size >= longest:
                 return
 
-    def _at_once(self, limits: Sequence[int], held: list[int]) -> tuple[int, torch.Tensor]:
-        """A round of one function: how many tokens were drafted, and what `commit` writes down."""
+    def _at_once(self, limits: Sequence[int], held: list[int], state: State) -> tuple[int, torch.Tensor, State]:
+        """A round of one function: how many tokens were drafted, what `commit` writes down, and the state behind it."""
         gamma = next(size for size in self.sizes if size >= max(limits))
         self._reserve(max(held) + gamma + 1)
-        plan, state = self._plan(gamma), self._state(limits, held)
+        plan = self._plan(gamma)
         races = self._races(plan, 0)
-        out = self._compiled(whole_round)(
+        out, last, now = self._compiled(whole_round)(
             plan, *self._models(), self.call.rule, self._processors, state, races, self._numbers(plan)
         )
-        return gamma, out
+        return gamma, out, state._replace(last=last, held=now)
 
-    def _in_blocks(self, limits: Sequence[int], held: list[int], only: int | None = None) -> tuple[int, torch.Tensor]:
+    def _in_blocks(
+        self, limits: Sequence[int], held: list[int], state: State, only: int | None = None
+    ) -> tuple[int, torch.Tensor, State]:
         """A round of one function for each block of drafted tokens, and one for the rest; returns as `_at_once`.
 
         `only`: draft one block, and verify as many tokens.
         """
-        gamma, stop, state = 0, self.call.stop.settings, self._state(limits, held)
+        gamma, stop = 0, self.call.stop.settings
         plan, progress, blocks, more = self._plan(BLOCK), first_progress(state), list[Drafted](), True
         draft = self._compiled(draft_block)
         while more:
@@ -129,10 +139,10 @@ class WholeRounds:
         self._reserve(max(held) + size + 1)
         plan, drafted = self._plan(size), Drafted.join(blocks, size)
         numbers, processors = self._numbers(plan), self._processors
-        out = self._compiled(finish_round)(
+        out, last, now = self._compiled(finish_round)(
             plan, self.target.tensors, self.call.rule, processors, state, drafted, progress.lengths, numbers
         )
-        return gamma, out
+        return gamma, out, state._replace(last=last, held=now)
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         models = [(model.model, model.signature) for model in (self.target, self.draft)]
@@ -152,8 +162,12 @@ class WholeRounds:
     def _plan(self, gamma: int) -> Plan:
         return Plan(gamma, self.drafter.sampling, self.drafter.keeps_probs, self.call.vocabulary)
 
-    def _state(self, limits: Sequence[int], held: list[int]) -> State:
+    def _where(self, limits: Sequence[int], held: list[int]) -> State:
+        """Where the rows stand: as the last round left it on the device, unless a row has ended or left, or drafts another number."""
         rows = self.call.rows
+        if self._state is not None and self._known == (held, list(limits), rows.index):
+            return self._state
+        self._pads = torch.tensor(rows.pads, device=self.device)
         last, _ = rows.after([n - 1 for n in held])
         # Copies: a graph is also of its inputs' strides, and of whether they were made in inference mode.
         return State(

@@ -99,8 +99,8 @@ def whole_round(
     state: State,
     races: Sequence[torch.Tensor] | None,
     numbers: Numbers,
-) -> torch.Tensor:
-    """One round → what `commit` writes down, (B, columns) int64. `races`: as of `draft_block`."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One round → what `commit` writes down, (B, columns) int64, and `State.last` and `held` behind it. `races`: as of `draft_block`."""
     drafted, progress, _ = draft_block(plan, draft, None, processors, state, first_progress(state), races)
     return finish_round(plan, target, run, processors, state, drafted, progress.lengths, numbers)
 
@@ -157,13 +157,19 @@ def finish_round(
     drafted: Drafted,
     lengths: torch.Tensor,
     numbers: Numbers,
-) -> torch.Tensor:
-    """Verify and accept what a round drafted → what `commit` writes down, (B, columns) int64."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Verify and accept what a round drafted; returns as `whole_round`."""
     tokens, probs, peaks = drafted
     draft = Draft(tokens, lengths, state.order, plan.gamma, plan.sampling, probs=probs, peaks=peaks)
     verified = verify(target, draft, processors, state)
     verdict: Verdict = accept(run, verified, numbers)
-    return table_of(verified, verdict)
+    return table_of(verified, verdict), *behind(state, tokens, verdict)
+
+
+def behind(state: State, tokens: torch.Tensor, verdict: Verdict) -> tuple[torch.Tensor, torch.Tensor]:
+    """`State.last` and `held` after a round, if no row has ended in it."""
+    before = torch.cat([state.last[:, 1:], tokens], dim=1).gather(1, verdict.accepted[:, None])
+    return torch.cat([before, verdict.token[:, None]], dim=1), state.held + verdict.accepted + 1
 
 
 def verify(target: Block, draft: Draft, processors: Any, state: State) -> Verified:

@@ -14,6 +14,7 @@ from support import tiny
 from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.engine import compiled
 from hf_lossy_assist.models import static
 
 
@@ -123,6 +124,35 @@ def test_warpers_of_transformers_are_in_the_graph():
     seeds = lambda: [torch.Generator().manual_seed(seed) for seed in (1, 2)]  # noqa: E731
     one, other = (call(generator=seeds(), **settings) for call in (stage_by_stage, written))
     assert torch.equal(one.sequences, other.sequences) and other.speculation.num_compiled_rounds > 2
+
+
+@pytest.mark.parametrize("policy", ["strict", "svip"])
+def test_rounds_upload_nothing_while_no_row_ends(monkeypatch, policy):
+    """On a GPU each tensor that the host makes is a copy, and each look at the device waits for it."""
+    made, looked = [], []
+    monkeypatch.setattr(
+        torch, "tensor", lambda *args, own=torch.tensor, **kwargs: made.append(args) or own(*args, **kwargs)
+    )
+    for name in ("tolist", "__bool__", "item", "__int__"):
+        own = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda self, own=own: looked.append(own) or own(self))
+    seen = []
+    own_round = compiled.WholeRounds.run
+
+    def counted(self, limits, stats):
+        before, drafted = (len(made), len(looked)), self.call.clock.forwards["draft"]
+        ran = own_round(self, limits, stats)
+        seen.append((len(made) - before[0], len(looked) - before[1], self.call.clock.forwards["draft"] - drafted))
+        return ran
+
+    monkeypatch.setattr(compiled.WholeRounds, "run", counted)
+    settings = {"num_assistant_tokens": None} if policy == "svip" else {}
+    written(policy=policy, max_new_tokens=60, eos_token_id=tiny.NEVER_EMITTED, **settings)  # compiles
+    seen.clear()
+    written(policy=policy, max_new_tokens=60, eos_token_id=tiny.NEVER_EMITTED, **settings)
+    between = seen[1:6]  # the first round uploads where the rows stand, the last ones draft less
+    assert [uploads for uploads, _, _ in between] == [0] * 5
+    assert all(looks <= 1 + drafted // 4 for _, looks, drafted in between)
 
 
 def test_texts_of_other_lengths_compile_nothing_again():

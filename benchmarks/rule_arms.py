@@ -68,6 +68,9 @@ def rules(judge: hla.Head) -> dict[str, list[hla.AcceptanceRule]]:
         "kl_judge": [hla.KLJudge(0.2), hla.KLJudge(2.0, 0.99), hla.KLJudge(4.0, 0.999)],
         "fly": [hla.FLy(), hla.FLy(3, 0.1), hla.FLy(1, 0.02)],
         "regret_budget": [hla.RegretBudget(2.06), hla.RegretBudget(8.0), hla.RegretBudget(16.0)],
+        "mars": [hla.MARS(), hla.MARS(0.7), hla.MARS(0.4)],
+        "csd": [hla.CSD(0.2), hla.CSD(0.02), hla.CSD(0.002, 1)],
+        "quantile_gate": [hla.QuantileGate(0.6), hla.QuantileGate(0.5), hla.QuantileGate(0.4)],
         "judge": [hla.Judge(judge, t) for t in spread],
         "limited": [hla.Limited(hla.TopK(4), per_request=n) for n in (1, 2, 4)],
         "union": [

@@ -6,7 +6,7 @@ import torch
 
 from ..batch.soundness import refuse_unsound, sound
 from ..round import Verdict, Verified
-from ..stats.report import SpeculationStats
+from ..stats.report import Record, SpeculationStats
 from .call import Call
 
 
@@ -30,7 +30,8 @@ def commit(call: Call, verified: Verified, verdict: Verdict, raw: torch.Tensor, 
         new, scores = rest[:n] + [token], verified.logits[b]
         taken = rows.commit(b, new, scores)
         refuse_unsound(dict(zip(good, sound_places, strict=True)), taken, gamma, row, before[b] - rows.width)
-        stats.rows[row].record(drafted, sent, n, rest[gamma : 2 * gamma], taken, rest[2 * gamma :])
+        record = Record(drafted, sent, n, rest[gamma : 2 * gamma], taken, rest[2 * gamma :])
+        stats.record(row, record, before[b] if rows.writes_on else None)
         if call.keep_scores:
             call.scores[row].append(scores[:taken].clone())
         if call.keep_logits:

@@ -60,6 +60,10 @@ class CompositeRule(AcceptanceRule):
         return any(rule.needs_draft_probs for rule in self.parts)
 
     @cached_property
+    def trusts_stop(self) -> bool:  # type: ignore[override]
+        return any(rule.trusts_stop for rule in self.parts)
+
+    @cached_property
     def needs_coins(self) -> bool:  # type: ignore[override]
         return any(rule.needs_coins for rule in self.parts)
 

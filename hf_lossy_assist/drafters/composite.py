@@ -14,6 +14,7 @@ from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..validation import shown
 from .base import DraftContext, Drafter, DrafterRun, as_drafter
+from .checks import fitting
 from .model import AssistantDrafter
 from .suffix import SuffixDrafter
 
@@ -74,6 +75,8 @@ class CompositeRun(DrafterRun):
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         found = self.first.propose(rows, limits, randomness)
+        if not self.first.tokens_are_sure:
+            found = fitting(found, limits, self.vocabulary, rows.order, type(self.first).__name__)
         lengths = found.lengths.tolist()
         missing = [0 if n else limit for n, limit in zip(lengths, limits, strict=True)]
         if not any(missing):

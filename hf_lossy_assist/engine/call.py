@@ -37,6 +37,7 @@ class Call:
     clock: Clock
     positions: Positions
     vocabulary: int  # how many token ids the target has
+    sampling: bool = False  # the call draws its tokens
     companion: RowModel | None = None  # that the filter reads
     tap: FeatureTap | None = None  # on the target, where the rule's head reads its hidden states
     drafter_tap: FeatureTap | None = None  # on the target, where the drafter learns from its hidden states

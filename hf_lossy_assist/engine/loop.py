@@ -15,7 +15,9 @@ from ..round import Draft, Selection, Verified
 from ..rules import accept
 from ..stats.clock import Clock
 from ..stats.report import RowStats, SpeculationStats
+from ..stops import DraftStop
 from ..stops.fallback import Fallback
+from ..validation import check_int, shown
 from .call import Call
 from .commit import commit
 from .companion import companion_probs
@@ -42,6 +44,7 @@ def decode(call: Call) -> SpeculationStats:
         if isinstance(model, StaticRowModel):
             stats.num_compiled_forwards += model.num_compiled
             stats.num_graphs += model.num_graphs
+    stats.settle(rows.max_length)
     stats.close(call.clock)
     return stats
 
@@ -74,12 +77,23 @@ def limits(call: Call) -> list[int]:
     """How much each row may draft in the coming round: what its stop plans and its text has room for; finished rows nothing."""
     rows = call.rows
     going = [row for row, finished in zip(rows.index, rows.finished, strict=True) if not finished]
-    planned = dict(zip(going, call.stop.begin_round(going), strict=True))
+    planned = dict(zip(going, refuse_plan(call.stop.begin_round(going), going, call.stop.settings), strict=True))
     call.positions.check(rows)
     rooms = call.positions.room(rows, rows.budgets())
     for _, rope in call.renewing:
         rooms = rope.room(rows.held(), rooms)
     return [min(planned.get(row, 0), room) for row, room in zip(rows.index, rooms, strict=True)]
+
+
+def refuse_plan(planned: list[int], rows: list[int], stop: DraftStop) -> list[int]:
+    """Refuse what somebody's own stop got wrong: the statistics count up to its `longest`, and nobody drafts less than nothing."""
+    if not isinstance(planned, list | tuple) or len(planned) != len(rows):
+        raise TypeError(
+            f"{type(stop).__name__}.limits: expected a list of {len(rows)} numbers, one a row, got {shown(planned)}"
+        )
+    for limit in planned:
+        check_int(f"{type(stop).__name__}.limits", limit, 0, stop.longest)
+    return planned
 
 
 def select(call: Call, draft: Draft) -> Selection:

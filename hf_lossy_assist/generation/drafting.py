@@ -23,6 +23,7 @@ from ..models.inspect import base_of, learned_positions
 from ..models.stock_exit import early_twin
 from ..models.trials import why_not_rows
 from ..stops.wrapping import WrappingStop
+from ..validation import shown
 from .inputs import assistant_inputs, cropping, rowwise
 
 
@@ -71,7 +72,10 @@ def start_drafter(given: DraftWith, made: Prepared, spec: FeatureSpec | None) ->
         context = replace(context, assistant_run=lambda: _assistant_run(given.assistant, made, spec))
     _refuse_stop(given, context)
     if given.drafter is not None:
-        return given.drafter.start(context)
+        run = given.drafter.start(context)
+        if not isinstance(run, DrafterRun):
+            raise TypeError(f"{type(given.drafter).__name__}.start: expected a DrafterRun, got {shown(run)}")
+        return run
     if context.assistant_run is not None:
         return context.assistant_run()
     rows = len(context.rows.index)

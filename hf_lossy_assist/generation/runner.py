@@ -28,7 +28,7 @@ from ..policy.policy import LossyPolicy
 from ..stats.clock import Clock
 from ..stats.report import SpeculationStats
 from ..stops import DraftStop
-from ..validation import shown
+from ..validation import check_int, shown
 from .compiling import COMPILED, compilation_of, ready_for
 from .draft_checks import refuse_draft, refuse_missing
 from .draft_stop import DRAFT_SETTINGS, draft_stop
@@ -94,6 +94,7 @@ class Runner:
         given = self._draft_with()
         refuse_draft(model, given, self.policy)
         stop = self.draft_stop()
+        check_int(f"{type(stop).__name__}.longest", stop.longest, 1)
         refuse_missing(model, given, self.policy)
         self.policy.check(model, self.assistant, self.tokenizer, stop.longest)
 
@@ -167,7 +168,7 @@ class Runner:
         call = Call(
             rows=rows, target=target, drafter=drafter, stop=stop, rule=rule.start(rows.texts()), policy=self.policy,
             processing=processing, randomness=Randomness(self.generator, len(rows.index)), clock=clock, positions=positions,
-            vocabulary=vocabulary,
+            vocabulary=vocabulary, sampling=sampling,
             companion=None if companion is None else rowwise(companion, model, rows, vocabulary),
             tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
             drafter_tap=None if drafter.target_features is None else FeatureTap(model, drafter.target_features),

@@ -42,6 +42,7 @@ class AcceptanceRule:
     - `modes`: of decoding, in which it is defined: ("greedy", "sampling").
     - `needs_draft_probs`: it reads q over the whole vocabulary, in greedy decoding too, where nobody keeps it else.
     - `needs_coins`: it tosses coins in greedy decoding too.
+    - `trusts_stop`: it accepts unchecked what the draft stop did not doubt.
     - `nestable`: it makes sense inside `Union` and `Limited`.
     - `features` (`FeatureSpec`): the hidden states that `judge` is given.
 
@@ -55,6 +56,7 @@ class AcceptanceRule:
     modes: ClassVar[tuple[str, ...]] = ("greedy", "sampling")  # of decoding, in which the rule's source defines it
     needs_draft_probs: ClassVar[bool] = False  # reads q over the whole vocabulary, in greedy decoding too
     needs_coins: ClassVar[bool] = False  # tosses coins in greedy decoding too
+    trusts_stop: ClassVar[bool] = False  # accepts unchecked what the draft stop did not doubt
     nestable: ClassVar[bool] = True  # makes sense inside `Union` and `Limited`
     features: ClassVar[FeatureSpec | None] = None  # what `judge` is given, if the rule has a head
 

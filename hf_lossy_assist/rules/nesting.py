@@ -59,6 +59,10 @@ class CompositeRule(AcceptanceRule):
         return any(rule.needs_draft_probs for rule in self.parts)
 
     @once
+    def trusts_stop(self) -> bool:
+        return any(rule.trusts_stop for rule in self.parts)
+
+    @once
     def needs_coins(self) -> bool:
         return any(rule.needs_coins for rule in self.parts)
 

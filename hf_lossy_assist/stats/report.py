@@ -4,7 +4,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .clock import Clock
 from .estimate import TargetAlone, target_alone
@@ -33,10 +33,7 @@ class RowStats:
     def record(
         self, drafted: int, sent: int, accepted: int, lossy: Sequence[int], taken: int, unchecked: Sequence[int] = ()
     ) -> None:
-        """Add one round: `accepted` by the rule, `taken` tokens committed (accepted + 1, or fewer where the row ended).
-
-        `lossy[i]` is 1 where accepted token i needed the rule, `unchecked[i]` where the rule did not look at it.
-        """
+        """Add one round; arguments as of `Record`."""
         kept = min(accepted, taken)
         self.num_spec_steps += 1
         self.num_plain_steps += drafted == 0
@@ -52,6 +49,20 @@ class RowStats:
             self.token_sources.append(lossy[place])
         if taken > accepted:
             self.token_sources.append(3 if accepted == sent else 2)
+
+
+class Record(NamedTuple):
+    """One row's part in one round: `accepted` by the rule, `taken` tokens committed (accepted + 1, or fewer where the row ended).
+
+    `lossy[i]` is 1 where accepted token i needed the rule, `unchecked[i]` where the rule did not look at it.
+    """
+
+    drafted: int
+    sent: int
+    accepted: int
+    lossy: Sequence[int]
+    taken: int
+    unchecked: Sequence[int] = ()
 
 
 @dataclass
@@ -73,6 +84,21 @@ class SpeculationStats:
     num_compiled_forwards: int = 0  # that ran compiled one by one, in rounds that ran stage by stage
     num_graphs: int = 0  # compiled during the call
     eager_because: str | None = None  # why rounds, or what else was to be compiled, ran stage by stage
+    # Rounds that `settle` counts: the row, its length before, and what happened.
+    later: list[tuple[int, int, Record]] = field(default_factory=list)
+
+    def record(self, row: int, record: Record, begins: int | None) -> None:
+        """Add one row's part in a round. `begins`: its length before, where rows that have ended are written on and cut in the end."""
+        if begins is None:
+            self.rows[row].record(*record)
+        else:
+            self.later.append((row, begins, record))
+
+    def settle(self, length: int) -> None:
+        """Count the rounds that were put aside, as far as their tokens are within the `length` that the texts were cut to."""
+        for row, begins, record in self.later:
+            self.rows[row].record(*record._replace(taken=max(min(record.taken, length - begins), 0)))
+        self.later.clear()
 
     def close(self, clock: Clock) -> None:
         """Take over what `clock` has counted, once the call's rounds are over."""

@@ -116,7 +116,7 @@ class StopRun(StoppingCriteria):
         if not self.settings.adaptive:
             return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
         stops = self.settings.should_stop(input_ids, scores, rows=rows, features=features)
-        if not isinstance(stops, torch.Tensor) or stops.shape != input_ids.shape[:1]:
+        if not isinstance(stops, torch.Tensor) or stops.shape != input_ids.shape[:1] or stops.dtype != torch.bool:
             name = type(self.settings).__name__
             raise TypeError(
                 f"{name}.should_stop: expected a tensor of bool with one entry for each of {len(input_ids)} rows, got {shown(stops)}"

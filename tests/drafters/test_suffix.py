@@ -108,7 +108,12 @@ def test_what_is_refused():
         ),
         ("strict", draft, hla.SuffixDrafter(), "needs no draft model"),
         ("strict", None, hla.CompositeDrafter(), "drafts with a draft model"),
-        (hla.Mentored(0.1), None, hla.SuffixDrafter(), "needs an assistant_model"),
+        (
+            hla.Mentored(0.1),
+            None,
+            hla.SuffixDrafter(),
+            "compares the target.s distribution with the draft.s, and SuffixDrafter has none",
+        ),
     ):
         with pytest.raises(ValueError, match=says):
             tiny.assisted(

@@ -120,6 +120,7 @@ def compiled_arms(target: Any, draft: Any, args: argparse.Namespace, ends: set[i
             Arm(f"strict γ={args.gamma} compiled", size, ours("strict", num_assistant_tokens=args.gamma)),
             Arm("svip compiled", size, ours("svip")),
         ]
+    arms = [arm for arm in arms if args.svip or not arm.name.startswith("svip")]
     return sorted(arms, key=lambda arm: arm.batch_size)
 
 
@@ -164,6 +165,12 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--gamma", type=int, default=5)
     parser.add_argument("--batch-sizes", type=int, nargs="*", default=[1, 4, 8, 32])
+    parser.add_argument(
+        "--no-svip",
+        dest="svip",
+        action="store_false",
+        help="leave SVIP out: it compiles five graphs for each number of rows",
+    )
     parser.add_argument("--capacity", type=int, default=256, help="slots of the target's own static cache")
     parser.add_argument("--mode", help="of torch.compile, for every arm that is compiled")
     args = parser.parse_args()

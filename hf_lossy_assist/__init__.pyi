@@ -79,8 +79,8 @@ from .rules.thresholds import EntropyVerify as EntropyVerify
 from .rules.thresholds import Lenience as Lenience
 from .rules.thresholds import Thresholds as Thresholds
 from .rules.thresholds import Typical as Typical
-from .stats.report import RowStats as RowStats
 from .stats.report import SpeculationStats as SpeculationStats
+from .stats.row import RowStats as RowStats
 from .stops.base import DraftStop as DraftStop
 from .stops.base import StopRun as StopRun
 from .stops.basic import SVIP as SVIP

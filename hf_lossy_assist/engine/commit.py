@@ -6,7 +6,8 @@ import torch
 
 from ..batch.soundness import refuse_unsound, sound
 from ..round import Verdict, Verified
-from ..stats.report import Record, SpeculationStats
+from ..stats.report import SpeculationStats
+from ..stats.row import Record
 from .call import Call
 
 

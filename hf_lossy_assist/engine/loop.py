@@ -14,7 +14,8 @@ from ..models.static import StaticRowModel
 from ..round import Draft, Selection, Verified
 from ..rules import accept
 from ..stats.clock import Clock
-from ..stats.report import RowStats, SpeculationStats
+from ..stats.report import SpeculationStats
+from ..stats.row import RowStats
 from ..stops import DraftStop
 from ..stops.fallback import Fallback
 from ..validation import check_int, shown

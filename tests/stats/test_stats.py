@@ -9,7 +9,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import RowStats, SpeculationStats
-from hf_lossy_assist.stats.report import SOURCES
+from hf_lossy_assist.stats.row import SOURCES
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ..artifacts.profile import Profile
 from ..artifacts.reading import check_depth
 from ..artifacts.references import check_shareable, load_parts
 from ..filters.base import VerifyAll, VerifyFilter
-from ..registry import Kind, Method, method
+from ..registry import Kind, Method, SharedByCopies, method
 from ..rules import AcceptanceRule, Strict
 from ..rules.joint import BlockVerification
 from ..stops import DraftStop
@@ -31,7 +31,7 @@ POLICY = "policy.json"
 
 
 @dataclass(frozen=True)
-class LossyPolicy:
+class LossyPolicy(SharedByCopies):
     """What a round does beyond lossless speculative decoding: nothing, unless you say so.
 
     Args:

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from support.small import PAD, VOCAB, llama, near, one, ragged, tokenizer, words
-from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin
+from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, LlamaForCausalLM
 
 import hf_lossy_assist as hla
 
@@ -113,6 +113,28 @@ def test_a_policy_set_as_an_object_is_the_users_own(target, draft, tmp_path):
         config.lossy_policy = policy
         out = target.generate(**ragged(), generation_config=config, assistant_model=draft)
         assert out.speculation.num_spec_tokens == 2
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["a policy", "a filter alone"])
+def test_a_companion_in_a_generation_config_is_not_copied(target, draft, whole):
+    """Transformers deep-copies a config several times in each call, and a companion is a whole model."""
+    copies = []
+
+    class Counted(LlamaForCausalLM):
+        def __deepcopy__(self, memo):
+            copies.append(1)
+            return self
+
+    companion = near(llama(), seed=8)
+    companion.__class__ = Counted
+    staged = hla.Staged(companion)
+    policy = hla.LossyPolicy(filter=staged) if whole else staged
+    config = GenerationConfig(**ENDS)
+    config.lossy_policy = policy
+    texts = [target.generate(**one(), generation_config=config, assistant_model=draft)]
+    target.generation_config.lossy_policy = policy
+    texts.append(target.generate(**one(), **ENDS, assistant_model=draft))
+    assert not copies and all(torch.equal(text, own(llama(), one())) for text in texts)
 
 
 def test_a_generation_config_that_says_nothing_leaves_the_models_policy(target, draft):

@@ -1,6 +1,7 @@
 """`LossyPolicy`: a rule, a stop and a filter in one frozen bundle, and its files."""
 
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from huggingface_hub import HfApi
 
 from ..artifacts.cards import policy_card, save_card
 from ..artifacts.files import new_folder, readable
-from ..artifacts.heads import Head
+from ..artifacts.heads import CONFIG, Head
 from ..artifacts.hub import fetch, holds, hub_errors
 from ..artifacts.profile import Profile
 from ..artifacts.reading import check_depth
@@ -23,7 +24,7 @@ from ..rules.joint import BlockVerification
 from ..stops import DraftStop
 from ..stops.basic import Constant
 from ..stops.fallback import Fallback
-from ..validation import shown
+from ..validation import listed, shown
 from .serialise import SAVED, as_text, parts_in, plain, spec_from, spec_in, walk
 
 
@@ -180,6 +181,9 @@ class LossyPolicy(SharedByCopies):
         """
         source = str(pretrained_model_name_or_path)
         if not holds(source, POLICY, **kwargs):
+            if os.path.isdir(source) and not holds(source, CONFIG):
+                found = listed(sorted(os.listdir(source))) or "nothing"
+                raise ValueError(f"{source} holds no policy ({POLICY}) and no head ({CONFIG}); it holds {found}")
             if companion is not None:
                 raise ValueError(
                     f"{shown(source)} holds a head, and no policy with a companion: leave companion=… out"

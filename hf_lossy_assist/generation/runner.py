@@ -27,6 +27,7 @@ from ..stats.clock import Clock
 from ..stats.report import SpeculationStats
 from ..stops import DraftStop
 from ..validation import shown
+from .asked import Asked
 from .draft_checks import refuse_draft, refuse_missing
 from .draft_stop import DRAFT_SETTINGS, draft_stop
 from .drafting import CANDIDATES, DraftWith, Prepared, start_drafter
@@ -40,10 +41,13 @@ from .unsupported import Settings, refuse_extra_inputs, refuse_modes
 class Runner:
     """A policy and a draft as `custom_generate=` callable: `model.generate(**inputs, custom_generate=Runner("svip", draft))`.
 
+    `generate` hands its settings to a callable, but not its `assistant_model`, `streamer`, `tokenizer` and `assistant_tokenizer`, which
+    are without effect there: they are arguments here.
+
     Args:
         policy: whatever `lossy_policy=` accepts.
         assistant (`PreTrainedModel`, *optional*): the draft model.
-        streamer, tokenizer, assistant_tokenizer: what `generate` would be given; it does not hand them to a callable.
+        streamer, tokenizer, assistant_tokenizer: what `generate` would be given.
         settings (`dict`, *optional*): `num_assistant_tokens`, `num_assistant_tokens_schedule`, `assistant_confidence_threshold`.
         generator: where random numbers come from: one generator, or one for each row of the call; by default torch's global one.
         drafter: what drafts, in place of the assistant alone: a `Drafter`, or its name or JSON form.
@@ -73,24 +77,29 @@ class Runner:
         self.generator = check_generator(generator)
         self.drafter = as_drafter(drafter)
         self.generator_settings: dict[str, Any] = {}
+        self.reads_call = True  # False: `enable` has read the call's settings for it
         self._other: bool | None = None
         self.called = False
 
     # -- what to draft with -------------------------------------------------------------------------------------------
 
-    def validate(self, model: Any) -> None:
-        """Refuse draft models and settings that cannot work, in one line each."""
+    def _own(self) -> Asked:
+        return Asked(self.settings, self.generator_settings)
+
+    def validate(self, model: Any, asked: Asked | None = None) -> None:
+        """Refuse draft models and settings that cannot work, in one line each. `asked`: a call's settings, else the runner's own."""
+        asked = asked or self._own()
         refuse_by_length(model)
         refuse_models(model, self.assistant)
         refuse_helpers(self.streamer, tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
-        given = self._draft_with()
+        given = self._draft_with(asked)
         refuse_draft(model, given, self.policy)
-        stop = self.draft_stop()
+        stop = self.draft_stop(asked)
         refuse_missing(model, given, self.policy)
         self.policy.check(model, self.assistant, self.tokenizer, stop.longest)
 
-    def _draft_with(self) -> DraftWith:
-        lookup, exit_ = (self.generator_settings.get(name) for name in CANDIDATES)
+    def _draft_with(self, asked: Asked) -> DraftWith:
+        lookup, exit_ = (asked.candidates.get(name) for name in CANDIDATES)
         return DraftWith(
             self.assistant,
             self.drafter,
@@ -109,10 +118,11 @@ class Runner:
             self._other = not same_ids(self.tokenizer, self.assistant_tokenizer)
         return self._other
 
-    def draft_stop(self) -> DraftStop:
-        """The stop of this call: the call's settings win, then the policy's stop, then the draft's generation config."""
-        lookup = self.generator_settings.get("prompt_lookup_num_tokens")
-        return draft_stop(self.policy, self.assistant, self.settings, lookup)
+    def draft_stop(self, asked: Asked) -> DraftStop:
+        """The stop of a call: the call's settings win, then the policy's stop, then the draft's generation config."""
+        return draft_stop(
+            self.policy, self.assistant, asked.settings, asked.candidates.get("prompt_lookup_num_tokens")
+        )
 
     # -- the call -----------------------------------------------------------------------------------------------------
 
@@ -124,17 +134,31 @@ class Runner:
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         inputs_tensor: torch.Tensor | None = None,
+        num_assistant_tokens: Any = None,
+        num_assistant_tokens_schedule: Any = None,
+        assistant_confidence_threshold: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Called by `generate` with everything prepared; returns what `generate` returns."""
+        """Called by `generate` with everything prepared; returns what `generate` returns.
+
+        The draft's settings have names of their own here, so that `generate` hands them on as they were given, and not among its defaults.
+        """
         self.called = True
-        self.validate(model)
-        refuse_modes({}, Settings({}, generation_config))  # again: not every call comes through `enable`
+        at_call = {
+            "num_assistant_tokens": num_assistant_tokens,
+            "num_assistant_tokens_schedule": num_assistant_tokens_schedule,
+            "assistant_confidence_threshold": assistant_confidence_threshold,
+        }
+        configs = generation_config, model.generation_config
+        asked = self._own().beside(at_call, *configs) if self.reads_call else self._own()
+        self.validate(model, asked)
+        # Again: not every call comes through `enable`.
+        refuse_modes({}, Settings({}, *configs))
         self.policy.rule.check_mode(bool(generation_config.do_sample))
         self.policy.filter.check_decoding(decoding_at(generation_config))
         pads, columns = hidden(input_ids, model_kwargs.get(mask_name(model)), mask_name(model))
         vocabulary = vocabulary_of(model)
-        clock, stop = Clock(input_ids.device), self.draft_stop().start(input_ids.shape[0])
+        clock, stop = Clock(input_ids.device), self.draft_stop(asked).start(input_ids.shape[0])
         rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)
         processing, sampling = Processing(logits_processor, len(rows.index)), bool(generation_config.do_sample)
 
@@ -146,7 +170,7 @@ class Runner:
             head.to(device_of(self.assistant) if on_draft else input_ids.device)
         context = DraftContext(model, rows, stop, processing, vocabulary, sampling, clock)
         made = Prepared(context, generation_config, inputs_tensor, model_kwargs)
-        drafter = start_drafter(self._draft_with(), made, self.policy.rule.features)
+        drafter = start_drafter(self._draft_with(asked), made, self.policy.rule.features)
         companion, rule = self.policy.filter.companion_for(base_of(model)), self.policy.rule
         if companion is not None or rule.needs_draft_probs:
             drafter.keep_probs()

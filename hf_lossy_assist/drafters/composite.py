@@ -38,7 +38,11 @@ class CompositeDrafter(Drafter):
             if isinstance(part, str | Mapping):
                 part = as_drafter(part)
                 object.__setattr__(self, name, part)
-            if not isinstance(part, Drafter) or isinstance(part, CompositeDrafter):
+            if isinstance(part, CompositeDrafter):
+                raise TypeError(
+                    f"CompositeDrafter.{name}: a composite cannot stand inside another: pass a drafter such as SuffixDrafter()"
+                )
+            if not isinstance(part, Drafter):
                 raise TypeError(
                     f"CompositeDrafter.{name}: expected a drafter such as SuffixDrafter(), got {shown(part)}"
                 )

@@ -81,11 +81,39 @@ def forget(target: Any, draft: Any, kind: Kind, rows: int) -> None:
         known.reach.pop(rows, None)
 
 
-def ready_for(
-    target: Any, draft: Any, call: tuple[LossyPolicy, DraftStop, Processing, bool], rows: Rows
-) -> Ready | None:
-    """What was compiled ahead for a call that asks for nothing: nothing is compiled that nobody asked for. `call`: as of `Kind.of`."""
-    if draft is None or not _ready.get(target):
-        return None
-    known = _ready[target].get((ref(draft), Kind.of(*call)))
-    return known if known is not None and rows.max_length <= known.reach.get(len(rows.index), 0) else None
+@dataclass(frozen=True)
+class Compiling:
+    """What a runner was asked for.
+
+    Args:
+        compilation: how rounds are compiled; None: nobody said.
+        automatic: calls of which nobody said anything run as `warmup` found them to be faster.
+    """
+
+    compilation: Compilation | None
+    automatic: bool
+
+    @classmethod
+    def asked(cls, settings: Mapping[str, Any]) -> "Compiling":
+        """`settings`: by the names in `COMPILED`."""
+        found = compilation_of(**settings)
+        return cls(found, found is None and not settings["disable_compile"])
+
+    def of_call(
+        self, config: Any, target: Any, draft: Any, kind: tuple[LossyPolicy, DraftStop, Processing, bool], rows: Rows
+    ) -> tuple[Compilation | None, tuple[int, ...] | None]:
+        """How the rounds of a call are compiled, and for which numbers of rows; nothing is compiled that nobody asked for.
+
+        `config`: the call's generation config, which says something where it does not come through `enable`. `kind`: as of `Kind.of`.
+        """
+        if not self.automatic:
+            return self.compilation, None
+        at_call = Compiling.asked({name: getattr(config, name, None) for name in COMPILED})
+        if at_call.compilation is not None or not at_call.automatic:
+            return at_call.compilation, None
+        known = None
+        if draft is not None and _ready.get(target):
+            known = _ready[target].get((ref(draft), Kind.of(*kind)))
+        if known is None or rows.max_length > known.reach.get(len(rows.index), 0):
+            return None, None
+        return known.compilation, tuple(sorted(known.reach))

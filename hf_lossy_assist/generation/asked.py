@@ -34,7 +34,9 @@ class Asked:
                 raise ValueError(
                     f"{name} is {shown(given[name])} at the call and {shown(mine[name])} in the settings of Runner: pass one of them"
                 )
-        candidates = {name: getattr(config, name, None) for name in CANDIDATES}
+        # Ways to draft that the call names; what stands in the model's own config does not take an assistant's place.
+        named = {name: getattr(config, name, None) for name in CANDIDATES}
+        candidates = {name: value for name, value in named.items() if value != getattr(own, name, None)}
         return Asked(given | mine, candidates | dict(self.candidates))
 
 

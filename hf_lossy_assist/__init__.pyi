@@ -31,6 +31,7 @@ from .generation.warmup import WarmUp as WarmUp
 from .generation.warmup import warmup as warmup
 from .models.early_exit import early_exit as early_exit
 from .models.identity import ModelIdentity as ModelIdentity
+from .models.prepack import prepack as prepack
 from .policy.forms import as_policy as as_policy
 from .policy.methods import AutoJudge as AutoJudge
 from .policy.methods import SpeculativeVerification as SpeculativeVerification

@@ -25,6 +25,7 @@ CAPTURING = "transformers.utils.output_capturing"
 TRUSTED = (
     "torch.nn.",
     "transformers.",
+    "hf_lossy_assist.models.prepack",
 )  # whose modules are what their class, their tensors and their config make them
 # Names of what guards are about: a model's own, and the modules whose code is in a graph.
 OF_A_MODEL = re.compile(r"\b(target|draft|block)\.model\b")

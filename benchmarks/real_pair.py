@@ -2,10 +2,11 @@
 
     python benchmarks/real_pair.py --model M --assistant D --prompts gsm8k/dev.jsonl --weights int8 --json int8.json
     python benchmarks/real_pair.py … --weights float32 --arms target "target compiled" "assisted" "strict 3 compiled"
-    python benchmarks/real_pair.py … --weights int8 --batch-size 8 --limit 48 --arms target "strict 3" "strict 3 fallback"
+    python benchmarks/real_pair.py … --weights bfloat16 --draft-weights int8 --arms "plain target" target "strict 3" svip
+    python benchmarks/real_pair.py … --weights int8 --batch-size 8 --limit 48 --arms "plain target" "plain strict 3" "plain strict 3 fallback"
 
-Both models are held twice: as PyTorch has them (`plain`; in int8 that is its dynamic quantisation) and as `hf_lossy_assist.prepack`
-lays them out, and the target alone has both. `compiled` is one compiled function a token for the target (benchmarks/compiled.py) and
+The target is held twice: as PyTorch has it (`plain`; in int8 that is its dynamic quantisation) and as `hf_lossy_assist.prepack` lays it
+out, and the target alone has both. `--draft-weights int8`: the draft in PyTorch's dynamic int8 beside a target in float. `compiled` is one compiled function a token for the target (benchmarks/compiled.py) and
 compiled rounds for the rest. A call in which something was compiled is done again and only then counts. Greedy, as chats.
 `--json FILE` is written after every call, and what it holds already is not done again.
 """
@@ -44,9 +45,8 @@ OURS: dict[str, tuple[Any, dict[str, Any]]] = {
     "strict 3 fallback": (hla.LossyPolicy(stop=hla.Constant(3)).with_fallback(), {}),
     "svip fallback": (hla.as_policy("svip").with_fallback(), {}),
 }
-TARGETS = ["target", "target compiled", PLAIN + "target"]
-FIRST = [*TARGETS, PLAIN + "assisted", "assisted", PLAIN + "strict 5", "strict 5", "svip"]
-FIRST += ["strict 5 compiled", "strict 4 compiled", "strict 3 compiled", "svip compiled", "suffix", "composite 3"]
+TARGETS = ["target", "target compiled", PLAIN + "target", PLAIN + "target compiled"]
+FIRST = [PLAIN + name for name in ("target", "assisted", "strict 3", "strict 5", "svip", "suffix", "composite 3")]
 WITHOUT_DRAFT = ("suffix",)
 
 
@@ -58,13 +58,13 @@ def quantised(model: Any) -> Any:
 
 
 def pair(args: argparse.Namespace, packed: bool) -> tuple[Any, Any, Any, list[str]]:
-    """Target, draft, tokenizer and prompts, the models with the weights that `args.weights` names."""
+    """Target, draft, tokenizer and prompts, the models with the weights that `args` names."""
     target, draft, tokenizer, prompts = load(args)
-    for model in (draft, target):
-        if packed:
-            hla.prepack(model, args.weights)
-        elif args.weights == "int8":
-            quantised(model)
+    for model, weights in ((draft, args.draft_weights or args.weights), (target, args.weights)):
+        if weights == "int8":
+            quantised(model.float())
+        elif packed:
+            hla.prepack(model)
         gc.collect()
     return hla.enable(target), draft, tokenizer, prompts
 
@@ -152,6 +152,7 @@ def row_of(name: str, done: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--weights", choices=["float32", "bfloat16", "int8"], default="int8")
+    parser.add_argument("--draft-weights", choices=["int8"], help="default: as --weights")
     parser.add_argument("--limit", type=int, default=6, help="prompts (default 6)")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=1)
@@ -174,6 +175,8 @@ def main() -> None:
     tokenizer, prompts, ends = None, list[str](), set[int]()
     for packed in (True, False):
         names = [name for name in args.arms if name.startswith(PLAIN) is not packed]
+        if packed and names and args.weights == "int8":
+            raise SystemExit(f"--arms: int8 is not packed: {', '.join(PLAIN + name for name in names)}")
         if not names:
             continue
         target, draft, tokenizer, prompts = pair(args, packed)

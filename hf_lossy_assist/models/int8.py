@@ -2,8 +2,6 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from transformers import PreTrainedModel
@@ -18,7 +16,10 @@ def int8(model: PreTrainedModel) -> PreTrainedModel:
         raise ValueError(
             f"an int8 companion is for the CPU, and this model is on {model.device}: pass another checkpoint"
         )
-    with deprecated_quantisation():
+    with warnings.catch_warnings():
+        # To be removed some day, PyTorch says. Its successor, torchao, takes several times as long without a compiler (docs/log.md).
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message="torch.quantize_per", category=UserWarning)
         try:
             from torch.ao.quantization import quantize_dynamic
 
@@ -29,13 +30,3 @@ def int8(model: PreTrainedModel) -> PreTrainedModel:
             ) from None
     out.config.name_or_path = f"{model.config.name_or_path}:int8"
     return out
-
-
-@contextmanager
-def deprecated_quantisation() -> Iterator[None]:
-    """Within this context PyTorch's quantisation is used without a word: to be removed some day, it says. Its successor, torchao, takes
-    several times as long without a compiler (docs/log.md)."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message="torch.quantize_per", category=UserWarning)
-        yield

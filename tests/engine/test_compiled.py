@@ -7,6 +7,7 @@ autograd sees them (`"aot_eager"`): what inductor makes of them is the benchmark
 import functools
 import shutil
 import warnings
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import compiled
-from hf_lossy_assist.models import static
+from hf_lossy_assist.models import compilation, static
 
 
 pytestmark = pytest.mark.slow
@@ -156,6 +157,37 @@ def test_rounds_upload_nothing_while_no_row_ends(monkeypatch, policy):
     between = seen[1:6]  # the first round uploads where the rows stand, the last ones draft less
     assert [uploads for uploads, _, _ in between] == [0] * 5
     assert all(looks <= 1 + drafted // 4 for _, looks, drafted in between)
+
+
+def test_what_a_model_is_made_of_is_not_checked_before_each_round(monkeypatch):
+    """A pair of small models has thousands of such checks, a fifth of a round."""
+    own, seen = compilation.is_worth_checking, {True: [], False: []}
+
+    def watched(guard):
+        seen[own(guard)].append(guard.name)
+        return own(guard)
+
+    monkeypatch.setattr(compilation, "is_worth_checking", watched)
+    monkeypatch.setattr(compilation, "_functions", WeakKeyDictionary())
+    written(lengths=(9,), num_assistant_tokens=1)
+    assert len(seen[False]) > 500 and len(seen[True]) < 200
+    assert {"plan.gamma", "state.last", "target.cache.layers[0].keys"} <= set(seen[True])
+
+
+def test_prompts_of_any_length_are_filled_in_by_one_graph(monkeypatch):
+    filled = []
+    monkeypatch.setattr(
+        static.StaticRowModel,
+        "_fill",
+        lambda self, *args, own=static.StaticRowModel._fill: filled.append(1) or own(self, *args),
+    )
+    written(lengths=(9, 4))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for lengths in ((5, 8), (3, 3), (7, 12), (30, 2)):
+            filled.clear()
+            out = written(lengths=lengths)
+            assert len(filled) == 2 and out.speculation.num_graphs == 0
+            assert torch.equal(out.sequences, stage_by_stage(lengths=lengths).sequences)
 
 
 def test_texts_of_other_lengths_compile_nothing_again():

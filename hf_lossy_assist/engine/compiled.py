@@ -94,6 +94,13 @@ class WholeRounds:
 
     def compile_all(self) -> None:
         """Run each function that rounds of this call may come to, and write nothing down: what they leave in the caches is overwritten."""
+        end = self.call.rows.max_length + self.call.stop.settings.longest + 1
+        self._compile_all()
+        if end > self.target.cache.capacity:  # the last rounds of the longest text have a larger storage
+            with self.target.cache.larger(end), self.draft.cache.larger(end):
+                self._compile_all()
+
+    def _compile_all(self) -> None:
         held = self.call.rows.held()
         longest = self.call.stop.settings.longest
         limits = [longest] * len(held)

@@ -49,7 +49,11 @@ class Compilation:
 
     def of_any_length(self) -> "Compilation":
         """For a function of a length that no two calls share: one graph for all, and none captured for a length."""
-        return replace(self, options=(*self.options, ("triton.cudagraphs", False))) if self.backend == "inductor" else self
+        return (
+            replace(self, options=(*self.options, ("triton.cudagraphs", False)))
+            if self.backend == "inductor"
+            else self
+        )
 
 
 class Signature(NamedTuple):

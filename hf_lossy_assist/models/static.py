@@ -5,7 +5,8 @@ padding is overwritten by the next block as rejected tokens are. A prompt's forw
 than the widest run as in `RowModel`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -36,6 +37,18 @@ class StaticRowCache(RowCache):
             for layer in self.layers:
                 if layer.is_initialized:
                     layer.grow()
+
+    @contextmanager
+    def larger(self, tokens: int) -> Iterator[None]:
+        """Room for `tokens` of each row for a while; then the storage is as it was."""
+        capacity, kept = self.capacity, [(layer.keys, layer.values) for layer in self.layers]
+        self.reserve(tokens)
+        try:
+            yield
+        finally:
+            self.capacity = capacity
+            for layer, (keys, values) in zip(self.layers, kept, strict=True):
+                layer.keys, layer.values = keys, values
 
     def allocate(self, likes: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: int, tokens: int) -> None:
         """Have the storage at once. `likes`: of each layer, keys and values of any one row and slot, (1, heads, 1, d)."""

@@ -125,7 +125,7 @@ class StaticRowModel(RowModel):
     def _fill(self, tokens: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """`feed` of the prompts, of which no logits are read."""
         if not self.cache.layers[0].is_initialized:
-            self.cache.allocate(storage_of(self.model), len(counts), tokens.shape[1])
+            self.cache.allocate(storage_of(self.model, len(self.cache.layers)), len(counts), tokens.shape[1])
         tokens = tokens.to(self.device).contiguous()
         torch._dynamo.maybe_mark_dynamic(tokens, 1)
         known = graphs_made()
@@ -180,10 +180,10 @@ def wide_enough(width: int) -> int:
 _storage: WeakKeyDictionary[Any, list[tuple[torch.Tensor, torch.Tensor]]] = WeakKeyDictionary()
 
 
-def storage_of(model: PreTrainedModel) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def storage_of(model: PreTrainedModel, layers: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Keys and values of one token in each layer, (1, heads, 1, d) each: no config says their shapes for every architecture."""
     known = _storage.get(model)
-    if known is None or len(known) != Architecture.of(model).config.num_hidden_layers:
+    if known is None or len(known) != layers:  # it exits early now, or no longer
         alone = RowModel(model, 1, 1)
         alone.feed(torch.zeros(1, 1, dtype=torch.long), [1], keep=0)
         _storage[model] = known = [(layer.keys[:, :, :1], layer.values[:, :, :1]) for layer in alone.cache.layers]

@@ -279,6 +279,30 @@ def test_a_compiler_that_fails_costs_a_line_and_no_text():
     assert out.speculation.num_compiled_rounds == 0
 
 
+def test_an_interrupted_compilation_leaves_nothing_behind(monkeypatch):
+    """The next call compiles what was not, and writes the same."""
+    impatient, made = [True], []
+
+    def backend(graph, inputs):
+        made.append(graph)
+        if len(made) == 3 and impatient:  # both prompts are through
+            impatient.clear()
+            raise KeyboardInterrupt
+        return graph
+
+    monkeypatch.setattr(compilation, "_functions", WeakKeyDictionary())
+    settings = {"compile_config": CompileConfig(backend=backend), "lengths": (9,), "num_assistant_tokens": 1}
+    pair()  # which draws its weights
+    state = torch.get_rng_state()
+    with pytest.raises(KeyboardInterrupt):
+        written(**settings)
+    assert torch.equal(torch.get_rng_state(), state) and not torch.is_inference_mode_enabled()
+    out = written(**settings)
+    assert torch.equal(out.sequences, stage_by_stage(lengths=(9,), num_assistant_tokens=1).sequences)
+    assert out.speculation.num_compiled_rounds > 2 and out.speculation.eager_because is None
+    assert out.speculation.num_graphs == 1  # the prompts' were there
+
+
 def test_what_is_no_compile_config_is_one_line():
     with pytest.raises(TypeError, match="^compile_config: expected a transformers.CompileConfig, got 'fast'$"):
         written(compile_config="fast")

@@ -38,15 +38,26 @@ class StaticRowCache(RowCache):
                 if layer.is_initialized:
                     layer.grow()
 
+    def sizes_up_to(self, tokens: int) -> list[int]:
+        """The capacities that texts of `tokens` tokens, and shorter ones, come to."""
+        sizes = [self.capacity_for(1)]
+        while sizes[-1] < tokens:
+            sizes.append(self.capacity_for(sizes[-1] + 1))
+        return sizes
+
     @contextmanager
-    def larger(self, tokens: int) -> Iterator[None]:
-        """Room for `tokens` of each row for a while; then the storage is as it was."""
-        capacity, kept = self.capacity, [(layer.keys, layer.values) for layer in self.layers]
-        self.reserve(tokens)
+    def other(self, capacity: int) -> Iterator[None]:
+        """Empty storage of another size for a while; then it is as it was."""
+        before, kept = self.capacity, [(layer.keys, layer.values) for layer in self.layers]
+        self.capacity = capacity
+        for layer in self.layers:
+            layer.keys, layer.values = (
+                x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in (layer.keys, layer.values)
+            )
         try:
             yield
         finally:
-            self.capacity = capacity
+            self.capacity = before
             for layer, (keys, values) in zip(self.layers, kept, strict=True):
                 layer.keys, layer.values = keys, values
 

@@ -10,6 +10,7 @@ import torch
 from ..round import Verified
 from ..validation import shown
 from ..vocabulary import at_places
+from .accepting import refuse_unfit
 from .base import AcceptanceRule, Strict
 from .distributions import Distributions, DraftedDistributions, answers
 
@@ -58,9 +59,11 @@ class Pointwise(AcceptanceRule):
     def _accepts_at(self, coins: torch.Tensor | None, dists: DraftedDistributions) -> torch.Tensor:
         """Which of its tokens the formula accepts, (..., 1) bool."""
         if not dists.verified.sampling:
-            return self.keeps(dists)
+            return refuse_unfit(self.keeps(dists), dists.tokens.shape, torch.bool, self, "keeps")
         assert coins is not None
-        return dists.pick(coins) < self.chance(dists)
+        return refuse_unfit(
+            dists.pick(coins) < self.chance(dists), dists.tokens.shape, torch.bool, self, "coins < chance"
+        )
 
     def matches(self, verified: Verified) -> torch.Tensor:
         if verified.draft.gamma == 0:  # no token, and no q either

@@ -158,6 +158,11 @@ class Verified:
         return self.draft.probs_of_tokens(values)
 
     @once
+    def kept(self) -> list[tuple[object, torch.Tensor]]:
+        """What a rule found out about drafted tokens and reads once more behind a rejection: the rule, and (B, γ) numbers."""
+        return []
+
+    @once
     def p_of_tokens(self) -> torch.Tensor:
         """p of each drafted token, (B, γ) float32: `of_tokens(p)`, for those who read no other token's. `p` itself is not kept."""
         gamma = self.draft.gamma

@@ -1,5 +1,6 @@
 """The two distributions at some places of a round, for rules that are formulas of them: nothing is worked out that no rule reads."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -130,6 +131,25 @@ class DraftedDistributions(Distributions):
         if self.verified.q is None:
             return torch.ones_like(self.px)
         return self.pick(self.verified.of_tokens(self.verified.q))
+
+    def keep(self, rule: object, values: torch.Tensor) -> None:
+        """Keep what `rule` found out about the places, (..., 1), for when it is asked about one of them again (`kept_of`).
+
+        Only where looks are free: in a graph nothing may be left behind.
+        """
+        if self.places is None or not looks_are_free(values):
+            return
+        tokens = self.verified.tokens
+        kept = kept_of(self.verified, rule)
+        if kept is None:
+            kept = torch.full(tokens.shape, math.nan, dtype=values.dtype, device=values.device)
+            self.verified.kept.append((rule, kept))
+        kept.view(-1).index_copy_(0, self.places, values.squeeze(-1))
+
+
+def kept_of(verified: Verified, rule: object) -> torch.Tensor | None:
+    """What `rule` kept of the round's drafted tokens, (B, γ), NaN where it was not asked; None: it kept nothing."""
+    return next((numbers for owner, numbers in verified.kept if owner is rule), None)
 
 
 def answers(

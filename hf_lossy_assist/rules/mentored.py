@@ -7,9 +7,10 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from ..registry import register_rule
+from ..round import Verified
 from ..validation import check_number
-from ..vocabulary import in_parts, looks_are_free, passing
-from .distributions import Distributions
+from ..vocabulary import at_places, in_parts, looks_are_free, passing
+from .distributions import Distributions, DraftedDistributions, kept_of
 from .pointwise import Pointwise
 
 
@@ -39,13 +40,32 @@ class Mentored(Pointwise):
     def chance(self, dists: Distributions) -> torch.Tensor:
         if self.budget == 0:
             return dists.strict
-        alpha = split(dists.p, dists.draft_probs, self.budget).alpha
+        alpha, beta = split(dists.p, dists.draft_probs, self.budget)
+        if isinstance(dists, DraftedDistributions):
+            dists.keep(self, beta)
         return (dists.px / (alpha * dists.qx)).clamp(max=1.0).to(dists.px.dtype)
 
     def residual(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         if self.budget == 0:
             return (p - q).clamp_(min=0.0)
-        return (p / split(p, q, self.budget).beta.to(p.dtype)).sub_(q).clamp_(min=0.0)
+        return _above(p, q, split(p, q, self.budget).beta)
+
+    def correction(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
+        kept = kept_of(verified, self) if looks_are_free(at) else None
+        if kept is None or verified.q is None:
+            return super().correction(verified, at)
+        p, q, beta = verified.p_at(at), at_places(verified.q, at), kept.gather(1, at[:, None])
+        unknown = (
+            beta.isnan().squeeze(1).nonzero().squeeze(1)
+        )  # rows that were accepted whole, or that a filter cut short
+        if len(unknown):
+            beta[unknown] = split(p[unknown], q[unknown], self.budget).beta
+        return _above(p, q, beta)
+
+
+def _above(p: torch.Tensor, q: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
+    """(p/β − q)⁺, (..., V)."""
+    return (p / beta.to(p.dtype)).sub_(q).clamp_(min=0.0)
 
 
 class Split(NamedTuple):
@@ -172,7 +192,7 @@ class Tokens:
 
 def log_ratio(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """log(p/q), and 0 where both are 0, (n, V)."""
-    return p.log().sub_(q.log()).nan_to_num_(nan=0.0, posinf=math.inf, neginf=-math.inf)
+    return (p / q).log_().nan_to_num_(nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
 def limits(p: torch.Tensor, q: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -9,9 +10,9 @@ import torch
 from ..registry import register_rule
 from ..round import Verified
 from ..validation import check_number, nearest
-from ..vocabulary import argmax, at_places, in_parts, passing
+from ..vocabulary import argmax, at_places, in_parts, looks_are_free, passing
 from .base import Strict
-from .distributions import Distributions
+from .distributions import Distributions, answers
 from .pointwise import Pointwise
 
 
@@ -53,6 +54,7 @@ class Ensemble(Pointwise):
         return argmax(torch.lerp(q.to(p.dtype), p, self.weight))[..., None]
 
 
+ROUNDING = 1e-3  # of log max p − log p(x), by far: a token this near to the bar is compared as a probability
 FORMS = ("opt", "chow", "diff", "token")
 
 
@@ -91,10 +93,18 @@ class Cascade(Pointwise):
         return dists.for_tokens(self._follows(dists.p, dists.draft_probs))
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
-        own = super().accepts(verified, coins)
-        if verified.sampling or self.form != "token":
-            return own
-        return own | Strict().accepts(verified, coins)  # deferring to the target, which means the same token
+        if self.form != "token":
+            return super().accepts(verified, coins)
+        if not verified.sampling:  # deferring to the target, which means the same token
+            return super().accepts(verified, coins) | Strict().accepts(verified, coins)
+        if verified.draft.gamma == 0 or not looks_are_free(verified.tokens):
+            return super().accepts(verified, coins)
+        # a = 1 in T, as π ≥ q there, and a ≤ p/q outside: so few tokens need sums over the vocabulary.
+        gap = Distributions.of(verified).gap.squeeze(-1)
+        bar = -math.log1p(-self.alpha) if self.alpha < 1 else math.inf
+        sure = verified.is_sent & (gap < bar - ROUNDING)
+        open_ = verified.is_sent & ~sure & (Strict().accepts(verified, coins) | (gap <= bar + ROUNDING))
+        return sure | answers(partial(self._accepts_at, coins), verified, open_)
 
     def chance(self, dists: Distributions) -> torch.Tensor:
         if self.form != "token":

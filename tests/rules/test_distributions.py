@@ -164,6 +164,22 @@ def test_where_nothing_is_rejected_no_formula_is_asked():
     assert decide(rule, changed(block, sent=torch.full((5,), 3))).accepted.tolist() == [3] * 5 and rule.asked == []
 
 
+@pytest.mark.parametrize("alpha", [-math.inf, -0.5, 0.0, 0.5, 0.75, 1.0, 2.0])
+def test_a_token_cascade_asks_where_it_matters(alpha):
+    """Ties, tokens on the bar itself (p is a power of two of max p) and tokens with p = 0: as the formula says of every token."""
+    block, rule = random_block(1, 300, 4, 12), hla.Cascade(alpha, "token")
+    logits = (block.logits / math.log(2)).round() * math.log(2)
+    logits[:, :, 5] = -math.inf
+    block, coins = changed(block, logits=logits), torch.rand(300, 4)
+    expected = hla.AcceptanceRule.accepts(rule, block, coins) & block.is_sent
+    assert torch.equal(rule.accepts(block, coins), expected)
+    assert (
+        (block.tokens == 5).any()
+        and 0 < int(expected.sum())
+        and (alpha >= 1 or bool((block.is_sent & ~expected).any()))
+    )
+
+
 def test_a_limited_rule_asks_once_a_round():
     block, rule = block_in(GREEDY), Listening()
     run = hla.Limited(rule, per_request=2, per_100=1).start([torch.zeros(0, dtype=torch.int64)] * 60)
@@ -200,7 +216,9 @@ def test_some_places_or_all_the_verdict_is_the_same(name, mode, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", [GREEDY, SAMPLING])
-@pytest.mark.parametrize("name", ["fly", "mars", "top_k", "ensemble", "cascade", "kl_judge", "typical"])
+@pytest.mark.parametrize(
+    "name", ["fly", "mars", "top_k", "ensemble", "cascade", "cascade token", "kl_judge", "typical"]
+)
 def test_over_a_vocabulary_of_several_groups(name, mode, monkeypatch):
     """Ties and all, some rows at a time or all at once."""
     block = random_block(0, 40, 4, SIZE)

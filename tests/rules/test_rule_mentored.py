@@ -8,11 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
+from support.blocks import changed, random_block
 from support.formulas import divergence
 from support.sorted_split import split_by_sorting
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.rules import mentored
+from hf_lossy_assist.rules.distributions import kept_of
 from hf_lossy_assist.rules.mentored import split
 
 
@@ -220,3 +222,16 @@ def test_without_a_look_it_stays_within_the_budget(seed, budget, size):
     assert law.sum() == pytest.approx(1, abs=1e-12) and law.min() >= 0
     assert divergence(p, law) <= budget + 1e-6
     assert rejected <= np.maximum(q - p, 0).sum() + 1e-12
+
+
+def test_what_acceptance_found_serves_the_correction(monkeypatch):
+    """Only rows whose token it was not asked about are solved once more, and r is that of a fresh round."""
+    block, rule, solve = random_block(5, 100, 4, 40), hla.Mentored(0.1), mentored.split
+    at, solved = torch.randint(0, 4, (100,)), []
+    rule.accepts(block, torch.rand(100, 4))
+    kept = kept_of(block, rule)
+    assert kept is not None and kept_of(block, hla.Mentored(0.2)) is None
+    unknown = int(kept.gather(1, at[:, None]).isnan().sum())
+    monkeypatch.setattr(mentored, "split", lambda p, q, budget: solved.append(len(p)) or solve(p, q, budget))
+    torch.testing.assert_close(rule.correction(block, at), rule.correction(changed(block), at))
+    assert solved == [unknown, 100] and 0 < unknown < 100

@@ -92,6 +92,8 @@ class Distributions:
 class DraftedDistributions(Distributions):
     """Those of a round's drafted tokens; what no rule asks for is neither copied nor worked out."""
 
+    tokens: torch.Tensor  # (..., 1)
+
     def __init__(self, verified: Verified, places: torch.Tensor | None):
         self.verified, self.places = verified, places
         self.tokens = self.pick(verified.tokens)

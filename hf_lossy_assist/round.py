@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from .vocabulary import at_places, in_parts
+from .vocabulary import argmax, at_places, in_parts
 
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ class Verified:
     @once
     def argmax(self) -> torch.Tensor:
         """The target's choice at each position, (B, γ + 1) int64."""
-        return self.logits.argmax(dim=-1)
+        return argmax(self.logits)
 
     @once
     def is_sent(self) -> torch.Tensor:

@@ -5,8 +5,9 @@
 
 Arms: `target` (Transformers' generate), `target static` (the same with a StaticCache of one size for all prompts, kept from call to call,
 and its forward compiled), `target loop` (the least that a compiled target can be: one compiled function a token, argmax within), `assisted γ`
-(Transformers', batch 1), and `strict γ` and `svip` of this package, eager and compiled. What each arm compiles it compiles in the warm-up,
-whose seconds are shown; after it nothing may be compiled again. Otherwise as benchmarks/engine.py.
+(Transformers', batch 1), and `strict γ` and `svip` of this package, eager, compiled, and `auto`: whichever of the two `hla.warmup` found faster.
+What each arm compiles it compiles in the warm-up, whose seconds are shown; after it nothing may be compiled again. Otherwise as
+benchmarks/engine.py.
 """
 
 import argparse
@@ -22,6 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from torch._dynamo.utils import counters
 from transformers import CompileConfig, StaticCache
+
+import hf_lossy_assist as hla
 
 
 class Text(NamedTuple):
@@ -104,24 +107,33 @@ def compiled_arms(target: Any, draft: Any, args: argparse.Namespace, ends: set[i
     whole = static(target, args.capacity, args.mode)
 
     def ours(policy: str, **settings: Any) -> Callable[..., Any]:
-        return lambda **kwargs: target.generate(
-            assistant_model=draft, lossy_policy=policy, compile_config=how, **settings, **kwargs
-        )
+        return lambda **kwargs: target.generate(assistant_model=draft, lossy_policy=policy, **settings, **kwargs)
 
     arms = [
         arm
         for arm in arms_for(target, draft, args)
-        if arm.name != "assisted default" and arm.batch_size in args.batch_sizes
+        if arm.name.startswith(("target", "assisted γ")) and arm.batch_size in args.batch_sizes
     ]
+    policies = {f"strict γ={args.gamma}": ("strict", {"num_assistant_tokens": args.gamma}), "svip": ("svip", {})}
+    forms = {"": {"disable_compile": True}, " compiled": {"compile_config": how}, " auto": {}}
     for size in args.batch_sizes:
-        arms += [
-            Arm("target static", size, whole),
-            Arm("target loop", size, loop),
-            Arm(f"strict γ={args.gamma} compiled", size, ours("strict", num_assistant_tokens=args.gamma)),
-            Arm("svip compiled", size, ours("svip")),
-        ]
-    arms = [arm for arm in arms if args.svip or not arm.name.startswith("svip")]
+        arms += [Arm("target static", size, whole), Arm("target loop", size, loop)]
+        for name, (policy, settings) in policies.items():
+            if args.svip or policy != "svip":
+                arms += [Arm(name + form, size, ours(policy, **settings, **asked)) for form, asked in forms.items()]
     return sorted(arms, key=lambda arm: arm.batch_size)
+
+
+def found_out(target: Any, draft: Any, args: argparse.Namespace) -> dict[str, list[hla.WarmUp]]:
+    """What `hla.warmup` finds for calls that ask for nothing, by policy."""
+    policies = {"strict": {"num_assistant_tokens": args.gamma}} | ({"svip": {}} if args.svip else {})
+    sizes, how = args.batch_sizes, CompileConfig(mode=args.mode)
+    return {
+        policy: hla.warmup(
+            target, draft, policy, batch_sizes=sizes, lengths=[args.capacity], compile_config=how, **settings
+        )
+        for policy, settings in policies.items()
+    }
 
 
 def warm_up(
@@ -143,7 +155,9 @@ def row_of(arm: Arm, arms: list[Arm], warm: float) -> dict[str, Any]:
     alone = max(
         (beside["target"], beside["target static"], beside["target loop"]), key=lambda a: statistics.median(a.speeds)
     )
-    eager = beside.get(arm.name.removesuffix(" compiled"), arm)
+    name = arm.name.removesuffix(" compiled").removesuffix(" auto")
+    eager, compiled = beside.get(name, arm), beside.get(f"{name} compiled", arm)
+    faster = max((eager, compiled), key=lambda a: statistics.median(a.speeds))
     texts = zip(arm.texts, beside["target"].texts, strict=True)
     return {
         "arm": arm.name,
@@ -152,6 +166,7 @@ def row_of(arm: Arm, arms: list[Arm], warm: float) -> dict[str, Any]:
         "lowest": round(min(arm.speeds), 1),
         "highest": round(max(arm.speeds), 1),
         "over_eager": ratio(arm, eager),
+        "over_better_form": ratio(arm, faster),
         "over_best_target": ratio(arm, alone),
         "best_target": alone.name,
         "over_assisted": ratio(arm, next(a for a in arms if a.name.startswith("assisted"))),
@@ -180,6 +195,13 @@ def main() -> None:
     target, draft, tokenizer, prompts, ends = opened(args)
     arms = compiled_arms(target, draft, args, ends)
     took = warm_up(arms, tokenizer, prompts, args, ends)
+    found = found_out(target, draft, args)
+    for policy, sizes in found.items():
+        for size in sizes:
+            print(
+                f"warmup: {policy}, {size.rows} rows: eager {size.eager:.0f}, compiled {size.compiled:.0f} tokens/s, pays: {size.pays}"
+            )
+    warm_up(arms, tokenizer, prompts, args, ends)  # of those that run compiled by now
     known = counters["stats"]["unique_graphs"]
     for _ in range(args.repeats):
         one_repeat(arms, tokenizer, prompts, args, ends)
@@ -194,6 +216,7 @@ def main() -> None:
         "tokens/s",
         "range",
         "× eager",
+        "× better form",
         "× best target",
         "× assisted",
         "equal",
@@ -203,10 +226,11 @@ def main() -> None:
     for r in rows:
         table.add_row(
             str(r["arm"]), str(r["batch_size"]), str(r["tokens_per_second"]), f"{r['lowest']}–{r['highest']}", str(r["over_eager"]),
-            str(r["over_best_target"]), str(r["over_assisted"]), f"{r['texts_equal_to_target']:.0%}", str(r["warm_up_seconds"]),
+            str(r["over_better_form"]), str(r["over_best_target"]), str(r["over_assisted"]), f"{r['texts_equal_to_target']:.0%}", str(r["warm_up_seconds"]),
         )  # fmt: skip
     Console(width=130).print(table)
-    record(args, where, arms=rows, compiled_again=again)
+    found_rows = {policy: [vars(size) | {"pays": size.pays} for size in sizes] for policy, sizes in found.items()}
+    record(args, where, arms=rows, compiled_again=again, warmup=found_rows)
 
 
 if __name__ == "__main__":

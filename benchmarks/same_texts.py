@@ -3,23 +3,26 @@
     git worktree add /tmp/before 7054678
     PYTHONPATH=/tmp/before python benchmarks/same_texts.py record texts.json     # a few minutes
     python benchmarks/same_texts.py compare texts.json                           # exit status 1 if one token differs
+    python benchmarks/same_texts.py compare texts.json --compile eager --models llama demo --problems 8   # compiled rounds
 
 Each policy writes 40 demo problems at batch 1 and at batch 8, and ragged prompts on six tiny random architectures where it needs no head
 of the demo's. Policies stand here in their JSON form, so that classes may be renamed between the two checkouts.
 """
 
 import argparse
+import collections
 import copy
 import itertools
 import json
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import CompileConfig
 
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))  # tiny_models.py
@@ -101,10 +104,26 @@ def demo_policies(hla: Any, companion: Any) -> Iterator[tuple[str, dict[str, Any
     yield "staged, top_k", {"filter": {"name": "staged", "companion": companion}, "rule": {"name": "top_k", "k": 2}}
 
 
+HOW: dict[str, Any] = {}  # how calls are compiled, in the words of `generate`
+COUNTED: collections.Counter[str] = collections.Counter()  # calls, by how their rounds ran
+
+
 def written(target: Any, draft: Any, inputs: Any, policy: Any, length: int) -> list[list[int]]:
     """Each row's new tokens, padding included."""
-    out = target.generate(**inputs, assistant_model=draft, lossy_policy=policy, max_new_tokens=length, do_sample=False)
-    return out[:, inputs["input_ids"].shape[1] :].tolist()
+    out = target.generate(
+        **inputs,
+        assistant_model=draft,
+        lossy_policy=policy,
+        max_new_tokens=length,
+        do_sample=False,
+        return_dict_in_generate=True,
+        **HOW,
+    )
+    if HOW:
+        stats = out.speculation
+        kind = "whole rounds" if stats.num_compiled_rounds else "models" if stats.num_compiled_forwards else "nothing"
+        COUNTED[f"{kind} compiled"] += 1
+    return out.sequences[:, inputs["input_ids"].shape[1] :].tolist()
 
 
 def on_demo(hla: Any, problems: int) -> Iterator[tuple[str, list[list[int]]]]:
@@ -123,11 +142,11 @@ def on_demo(hla: Any, problems: int) -> Iterator[tuple[str, list[list[int]]]]:
             yield f"demo, batch {batch}: {name}", texts
 
 
-def on_tiny(hla: Any) -> Iterator[tuple[str, list[list[int]]]]:
+def on_tiny(hla: Any, kinds: Sequence[str]) -> Iterator[tuple[str, list[list[int]]]]:
     from tiny_models import lively, tiny_config  # of this checkout, whichever engine runs
     from transformers import AutoModelForCausalLM
 
-    for kind in ARCHITECTURES:
+    for kind in kinds:
         model = lively(AutoModelForCausalLM.from_config(tiny_config(kind))).eval()
         draft = copy.deepcopy(model)  # often right, and often not
         with torch.no_grad():
@@ -144,12 +163,13 @@ def on_tiny(hla: Any) -> Iterator[tuple[str, list[list[int]]]]:
             yield f"{kind}: {name}", written(target, draft, inputs, policy, 24)
 
 
-def texts(problems: int) -> dict[str, list[list[int]]]:
+def texts(problems: int, models: Sequence[str]) -> dict[str, list[list[int]]]:
     import hf_lossy_assist as hla
 
     warnings.simplefilter("ignore")  # that policies are lossy, and that the demo's profile is of another machine
     out, began = {}, time.monotonic()
-    for name, rows in itertools.chain(on_tiny(hla), on_demo(hla, problems)):
+    tiny = on_tiny(hla, [kind for kind in ARCHITECTURES if kind in models])
+    for name, rows in itertools.chain(tiny, on_demo(hla, problems) if "demo" in models else []):
         out[name] = rows
         print(f"\r{len(out)} texts, {time.monotonic() - began:.0f} s", end="", file=sys.stderr)
     print(f"\n{hla.__file__}: {len(out)} policies on models", file=sys.stderr)
@@ -161,16 +181,22 @@ def main() -> int:
     parser.add_argument("action", choices=("record", "compare"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--problems", type=int, default=40)
+    parser.add_argument("--models", nargs="*", default=["demo", *ARCHITECTURES])
+    parser.add_argument("--compile", metavar="BACKEND", help="compare what compiled rounds write")
     args = parser.parse_args()
-    made = texts(args.problems)
+    if args.compile:
+        HOW["compile_config"] = CompileConfig(backend=args.compile)
+    made = texts(args.problems, args.models)
     if args.action == "record":
         args.file.write_text(json.dumps(made))
         return 0
     kept = json.loads(args.file.read_text())
+    kept = {name: rows for name, rows in kept.items() if name.partition(":")[0].partition(",")[0] in args.models}
+    kept = {name: rows[: args.problems] if name.startswith("demo") else rows for name, rows in kept.items()}
     differ = [name for name in sorted(kept.keys() | made.keys()) if kept.get(name) != made.get(name)]
     for name in differ:
         print(f"differs: {name}")
-    print(f"{len(kept) - len(differ)} of {len(kept)} equal")
+    print(f"{len(kept) - len(differ)} of {len(kept)} equal{'; calls: ' if COUNTED else ''}{dict(COUNTED) or ''}")
     return int(bool(differ))
 
 

@@ -56,6 +56,7 @@ from .rules.base import AcceptanceRule as AcceptanceRule
 from .rules.base import RuleRun as RuleRun
 from .rules.base import Strict as Strict
 from .rules.csd import CSD as CSD
+from .rules.distributions import Distributions as Distributions
 from .rules.divergences import KLJudge as KLJudge
 from .rules.joint import BlockVerification as BlockVerification
 from .rules.joint import FLy as FLy
@@ -68,7 +69,6 @@ from .rules.mentored import Mentored as Mentored
 from .rules.mixtures import Cascade as Cascade
 from .rules.mixtures import Ensemble as Ensemble
 from .rules.nesting import Union as Union
-from .rules.pointwise import Distributions as Distributions
 from .rules.pointwise import OwnRule as OwnRule
 from .rules.pointwise import Pointwise as Pointwise
 from .rules.quantile_gate import QuantileGate as QuantileGate

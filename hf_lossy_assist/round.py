@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from .vocabulary import argmax, at_places, in_parts
+
 
 T = TypeVar("T")
 
@@ -144,7 +146,7 @@ class Verified:
     @once
     def argmax(self) -> torch.Tensor:
         """The target's choice at each position, (B, γ + 1) int64."""
-        return self.logits.argmax(dim=-1)
+        return argmax(self.logits)
 
     @once
     def is_sent(self) -> torch.Tensor:
@@ -154,6 +156,25 @@ class Verified:
     def of_tokens(self, values: torch.Tensor) -> torch.Tensor:
         """What `values` (B, ≥ γ, V) holds for each drafted token, (B, γ)."""
         return self.draft.probs_of_tokens(values)
+
+    @once
+    def kept(self) -> list[tuple[object, torch.Tensor]]:
+        """What a rule found out about drafted tokens and reads once more behind a rejection: the rule, and (B, γ) numbers."""
+        return []
+
+    @once
+    def p_of_tokens(self) -> torch.Tensor:
+        """p of each drafted token, (B, γ) float32: `of_tokens(p)`, for those who read no other token's. `p` itself is not kept."""
+        gamma = self.draft.gamma
+
+        def probs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+            return logits[:, :gamma].softmax(dim=-1).gather(-1, tokens[..., None]).squeeze(-1)
+
+        return in_parts(probs, self.logits, self.tokens)
+
+    def p_at(self, places: torch.Tensor) -> torch.Tensor:
+        """The target's distribution at place `places` (B,), 0 to γ, of each row, (B, V) float32: `p` there."""
+        return at_places(self.logits, places).softmax(dim=-1)
 
 
 @dataclass(frozen=True)

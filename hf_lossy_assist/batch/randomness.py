@@ -72,10 +72,19 @@ class Randomness:
     def exponentials(self, call_rows: torch.Tensor, place: int, size: int, device: torch.device) -> torch.Tensor:
         """What `draw` divides probabilities by, (B, size) float32; arguments as there."""
         if self.rows is None:
-            numbers = torch.empty(len(call_rows), size, device=device, dtype=torch.float32)
-            return numbers.exponential_(generator=self.generator)
+            return exponentials(len(call_rows), size, device, self.generator)
         own = [self.rows[row].exponentials(place, size) for row in call_rows.tolist()]
         return torch.stack(own).to(device)
+
+
+def exponentials(batch: int, size: int, device: torch.device, generator: torch.Generator | None) -> torch.Tensor:
+    """`exponential_`, (batch, size) float32: the same numbers of the generator and the same results."""
+    if device.type != "cpu":
+        numbers = torch.empty(batch, size, device=device, dtype=torch.float32)
+        return numbers.exponential_(generator=generator)
+    # On the CPU `exponential_` takes a logarithm at a time, and more than twice as long.
+    numbers = torch.rand(batch, size, device=device, generator=generator, dtype=torch.float64)
+    return numbers.neg_().log1p_().neg_().to(torch.float32)
 
 
 class RowRandomness:

@@ -93,17 +93,23 @@ class WholeRounds:
         return True
 
     def compile_all(self) -> None:
-        """Run each function that rounds of this call may come to, and write nothing down: what they leave in the caches is overwritten."""
-        held = self.call.rows.held()
-        longest = self.call.stop.settings.longest
-        limits = [longest] * len(held)
-        if not self.adaptive:
-            for size in self.sizes:
-                planned = [size] * len(held)
-                self._at_once(planned, held, self._where(planned, held))
-            return
+        """Run each function that rounds of texts up to this call's may come to, on storage of every size that they may have."""
+        end = self.call.rows.max_length + self.call.stop.settings.longest + 1
+        for slots in self.target.cache.sizes_up_to(end):
+            with self.target.cache.other(slots), self.draft.cache.other(slots):
+                self._compile_all()
+        self._state = self._known = None
+
+    def _compile_all(self) -> None:
+        held, longest = self.call.rows.held(), self.call.stop.settings.longest
+        short = [1] * len(held)  # as if the text had just begun: no draft outgrows the storage
         for size in self.sizes:
-            self._in_blocks(limits, held, self._where(limits, held), only=size)
+            limits = [min(size, longest)] * len(held)
+            state = self._where(limits, held)._replace(held=torch.ones_like(self._pads))
+            if self.adaptive:
+                self._in_blocks(limits, short, state, only=size)
+            else:
+                self._at_once(limits, short, state)
             if size >= longest:
                 return
 

@@ -8,7 +8,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -19,7 +19,9 @@ from ..validation import one_line
 
 # Raised because somebody asked for it: `error_on_recompile`, `fail_on_recompile_limit_hit`.
 LOUD = ("RecompileError", "FailOnRecompileLimitHit")
-FILTERS_GUARDS = "guard_filter_fn" in inspect.signature(torch._dynamo.optimize).parameters
+FILTERS_GUARDS = (
+    "guard_filter_fn" in inspect.signature(torch._dynamo.eval_frame._optimize).parameters
+)  # since torch 2.7
 # Transformers leaves its own hooks on a model that was once asked for its hidden states; they do nothing until it is asked again.
 CAPTURING = "transformers.utils.output_capturing"
 TRUSTED = (
@@ -30,8 +32,10 @@ TRUSTED = (
 # Names of what guards are about: a model's own, and the modules whose code is in a graph.
 OF_A_MODEL = re.compile(r"\b(target|draft|block)\.model\b")
 OF_LIBRARIES = re.compile(
-    r"^G\['(?!__import_)|^G\['__import_(torch|transformers|hf_lossy_assist|math|typing|collections|functools)\b|^G\['__import_(torch|transformers|hf_lossy_assist)_"
+    r"\bG\['(?!__import_)|\bG\['__import_(torch|transformers|hf_lossy_assist|math|typing|collections|functools)(_dot_|')"
 )
+# A cache's layers are alike, and its class is ours.
+ONCE_SAID = re.compile(r"\.cache\.layers\[[1-9]\d*\]|\btype\(\w+\.cache\b")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,14 @@ class Compilation:
     dynamic: bool | None = None
     fullgraph: bool = True
     options: tuple[tuple[str, Any], ...] = ()
+
+    def of_any_length(self) -> "Compilation":
+        """For a function of a length that no two calls share: one graph for all, and none captured for a length."""
+        return (
+            replace(self, options=(*self.options, ("triton.cudagraphs", False)))
+            if self.backend == "inductor"
+            else self
+        )
 
 
 class Signature(NamedTuple):
@@ -88,9 +100,8 @@ _keys: dict[Hashable, int] = {}  # by all that was read: a number is hashed fast
 
 def is_worth_checking(guard: Any) -> bool:
     """Whether torch.compile shall check this before each call: the inputs and what code of the caller's reads, not the models' insides."""
-    if guard.guard_type == "NOT_PRESENT_IN_GENERIC_DICT" or OF_A_MODEL.search(guard.name):
-        return False
-    return not (guard.is_global and OF_LIBRARIES.search(guard.name))
+    unwanted = (OF_A_MODEL, OF_LIBRARIES, ONCE_SAID)
+    return guard.guard_type != "NOT_PRESENT_IN_GENERIC_DICT" and not any(name.search(guard.name) for name in unwanted)
 
 
 def compiled(

@@ -1,11 +1,14 @@
 """A decoder on rows whose blocks are one compiled function: storage of a fixed capacity, written at places that a tensor says.
 
 A block's shapes are (rows, `WIDTHS`, capacity) and never depend on what was accepted: short blocks are padded on the right, and the
-padding is overwritten by the next block as rejected tokens are. Prompts, and blocks wider than the widest, run as in `RowModel`.
+padding is overwritten by the next block as rejected tokens are. A prompt's forward is one function whatever its length; blocks wider
+than the widest run as in `RowModel`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
@@ -34,6 +37,38 @@ class StaticRowCache(RowCache):
             for layer in self.layers:
                 if layer.is_initialized:
                     layer.grow()
+
+    def sizes_up_to(self, tokens: int) -> list[int]:
+        """The capacities that texts of `tokens` tokens, and shorter ones, come to."""
+        sizes = [self.capacity_for(1)]
+        while sizes[-1] < tokens:
+            sizes.append(self.capacity_for(sizes[-1] + 1))
+        return sizes
+
+    @contextmanager
+    def other(self, capacity: int) -> Iterator[None]:
+        """Empty storage of another size for a while; then it is as it was."""
+        before, kept = self.capacity, [(layer.keys, layer.values) for layer in self.layers]
+        self.capacity = capacity
+        for layer in self.layers:
+            layer.keys, layer.values = (
+                x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in (layer.keys, layer.values)
+            )
+        try:
+            yield
+        finally:
+            self.capacity = before
+            for layer, (keys, values) in zip(self.layers, kept, strict=True):
+                layer.keys, layer.values = keys, values
+
+    def allocate(self, likes: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: int, tokens: int) -> None:
+        """Have the storage at once. `likes`: of each layer, keys and values of any one row and slot, (1, heads, 1, d)."""
+        self.capacity = self.capacity_for(tokens)
+        for layer, (keys, values) in zip(self.layers, likes, strict=True):
+            layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
+            layer.keys, layer.values = (
+                x.new_zeros(rows, x.shape[1], self.capacity, x.shape[3]) for x in (keys, values)
+            )
 
 
 class StaticRowModel(RowModel):
@@ -78,6 +113,8 @@ class StaticRowModel(RowModel):
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         width = tokens.shape[1]
+        if keep == 0 and width > 1 and not any(self.lengths) and self.can_compile():
+            return self._fill(tokens, counts)
         if not self.is_ready() or width > WIDTHS[-1]:
             return super().feed(tokens, counts, keep)
         wide = wide_enough(width)
@@ -96,9 +133,31 @@ class StaticRowModel(RowModel):
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         return logits[:, width - (width if keep is None else keep) : width]
 
+    def _fill(self, tokens: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """`feed` of the prompts, of which no logits are read."""
+        if not self.cache.layers[0].is_initialized:
+            self.cache.allocate(storage_of(self.model, len(self.cache.layers)), len(counts), tokens.shape[1])
+        tokens = tokens.to(self.device).contiguous()
+        torch._dynamo.maybe_mark_dynamic(tokens, 1)
+        known = graphs_made()
+        try:
+            compiled_once(fill_block, self.compilation.of_any_length(), [(self.model, self.signature)])(
+                self.tensors, tokens
+            )
+        except RuntimeError as error:
+            self.eager_because = failure(error)
+            return super().feed(tokens, counts, 0)
+        self.num_graphs += graphs_made() - known
+        self.lengths = list(counts)
+        return tokens.new_zeros(len(counts), 0, 0, dtype=self.dtype)
+
     def is_ready(self) -> bool:
         """Whether the next block runs compiled: it can, and a prompt has been fed, so that the storage is there."""
-        if self.eager_because is not None or not any(self.lengths) or not self.cache.layers[0].is_initialized:
+        return any(self.lengths) and self.cache.layers[0].is_initialized and self.can_compile()
+
+    def can_compile(self) -> bool:
+        """Whether blocks of this model can be compiled, as far as that is known now."""
+        if self.eager_because is not None:
             return False
         if self._signature is None:
             self.eager_because = self.signature.hooked
@@ -127,6 +186,34 @@ class Block(NamedTuple):
 def wide_enough(width: int) -> int:
     """The narrowest of `WIDTHS` that holds a block of `width` tokens."""
     return next(size for size in WIDTHS if size >= width)
+
+
+_storage: WeakKeyDictionary[Any, list[tuple[torch.Tensor, torch.Tensor]]] = WeakKeyDictionary()
+
+
+def storage_of(model: PreTrainedModel, layers: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of one token in each layer, (1, heads, 1, d) each: no config says their shapes for every architecture."""
+    known = _storage.get(model)
+    if known is None or len(known) != layers:  # it exits early now, or no longer
+        alone = RowModel(model, 1, 1)
+        alone.feed(torch.zeros(1, 1, dtype=torch.long), [1], keep=0)
+        _storage[model] = known = [(layer.keys[:, :, :1], layer.values[:, :, :1]) for layer in alone.cache.layers]
+    return known
+
+
+def fill_block(block: Block, tokens: torch.Tensor) -> None:
+    """`tokens` (B, Q) at the beginning of each row. What lies behind a shorter row's last one is overwritten by its next block."""
+    facts, cache = block.facts, block.cache
+    if block.narrow:
+        tokens = tokens.clamp(max=facts.known - 1)
+    positions = cache.plan([0] * tokens.shape[0], tokens.shape[1], tokens.device)
+    block.model(
+        input_ids=tokens,
+        position_ids=positions if facts.table_end is None else positions.clamp(max=facts.table_end - 1),
+        attention_mask=None,  # right padding is hidden by causality alone
+        past_key_values=cache,
+        use_cache=True,
+    )
 
 
 def run_block(block: Block, tokens: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch
 
 from ..round import BEHIND_THE_DRAFT, Verdict, Verified
 from ..validation import shown
+from ..vocabulary import at_places
 from .base import AcceptanceRule, RuleRun, Strict
 
 
@@ -84,16 +85,16 @@ def next_distribution(
     run: RuleRun, verified: Verified, coins: torch.Tensor | None, accepted: torch.Tensor
 ) -> torch.Tensor:
     """Sampling: the distribution of the token after the `accepted` (B,) ones, (B, V) float32, not normalised."""
-    gamma, rows = verified.draft.gamma, torch.arange(accepted.shape[0], device=accepted.device)
+    gamma, bonus = verified.draft.gamma, verified.p_at(accepted)
     if gamma == 0:
-        return verified.p[:, 0]
-    bonus, at, rejected = verified.p[rows, accepted], accepted.clamp(max=gamma - 1), accepted < verified.sent
+        return bonus
+    at, rejected = accepted.clamp(max=gamma - 1), accepted < verified.sent
     residual, would_verify = run.correction(verified, coins, at), verified.selection.would_verify
     refuse_unfit(residual, bonus.shape, bonus.dtype, run.rule, "correction")
     if would_verify is not None:
         # A filter that looked at the drafted token itself: r = norm(p − v·min(p, q)), at a token that it dropped as well.
         assert verified.q is not None, "a filter compares distributions of the draft"
-        either = torch.minimum(verified.p[rows, at], verified.q[rows, at])
+        either = torch.minimum(verified.p_at(at), at_places(verified.q, at))
         residual, rejected = residual + either.masked_fill(would_verify(at), 0.0), accepted < verified.drafted
     # Rounding can leave a residual of all zeros where p ≈ q; the token is then drawn from p, as it would be with exact numbers.
     use = rejected & (residual.sum(dim=1) > 0)

@@ -15,6 +15,7 @@ import torch
 from ..artifacts.features import FeatureSpec
 from ..registry import SharedByCopies, register_rule, set_base
 from ..round import Verdict, Verified
+from ..vocabulary import argmax, at_places
 
 
 def draw(probs: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -27,7 +28,7 @@ def draw(probs: torch.Tensor, generator: torch.Generator | None = None) -> torch
 
 def race(probs: torch.Tensor, exponentials: torch.Tensor) -> torch.Tensor:
     """The token that comes first in each race, (..., V) and (..., V) exponentially distributed → (...) int64."""
-    return (probs / exponentials).argmax(dim=-1)
+    return argmax(probs / exponentials)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class AcceptanceRule(SharedByCopies):
 
     def probability(self, verified: Verified) -> torch.Tensor:
         """Sampling: a(x) of each drafted token, (B, γ) float32 in [0, 1]."""
-        p = verified.of_tokens(verified.p)
+        p = verified.p_of_tokens
         return p.clamp(max=1.0) if verified.q is None else (p / verified.of_tokens(verified.q)).clamp(max=1.0)
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
@@ -100,11 +101,10 @@ class AcceptanceRule(SharedByCopies):
 
     def correction(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
         """Sampling: r at the rejected position `at` (B,) of each row, (B, V) float32, not normalised."""
-        rows = torch.arange(at.shape[0], device=at.device)
-        p = verified.p[rows, at]
+        p = verified.p_at(at)
         if verified.q is None:  # q = 1 on the drafted token: (p − q)⁺ is p without that token
-            return p.scatter(1, verified.tokens[rows, at][:, None], 0.0)
-        return (p - verified.q[rows, at]).clamp(min=0.0)
+            return p.scatter(1, verified.tokens.gather(1, at[:, None]), 0.0)
+        return p.sub_(at_places(verified.q, at)).clamp_(min=0.0)
 
     def check_mode(self, sampling: bool) -> None:
         """Refuse a kind of decoding in which the rule's source does not define it."""

@@ -54,8 +54,9 @@ class CSD(AcceptanceRule):
 
     def near(self, verified: Verified) -> torch.Tensor:
         """Where p(x) > `ratio`·p(y), (B, γ) bool."""
-        p = verified.p[:, : verified.draft.gamma]
-        return verified.of_tokens(verified.p) > self.ratio * p.amax(dim=-1)
+        choice = verified.argmax[:, : verified.draft.gamma, None]
+        best = verified.logits.gather(-1, choice).squeeze(-1)
+        return (verified.of_tokens(verified.logits) - best).exp() > self.ratio
 
 
 class CSDRun(RuleRun):

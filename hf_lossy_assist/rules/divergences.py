@@ -8,13 +8,18 @@ import torch
 
 from ..registry import register_rule
 from ..validation import check_number
-from .pointwise import Distributions, Pointwise
+from .distributions import Distributions
+from .pointwise import Pointwise
 
 
-def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """KL(p‖q) in nats of distributions (..., V), (..., 1); never below 0, which rounding could make it."""
-    terms = torch.where(p > 0, p * (p.log() - q.log()), torch.zeros_like(p))
-    return terms.sum(dim=-1, keepdim=True).clamp(min=0.0)
+def kl(dists: Distributions) -> torch.Tensor:
+    """KL(p‖q) in nats, (..., 1); never below 0, which rounding could make it."""
+    below = dists.logits - dists.logits.amax(
+        dim=-1, keepdim=True
+    )  # log p + log Σ e^(z − max z), and that Σ is 1 / max p
+    # 0 · (−∞ − …) and 0 · log 0 are no part of it; −p · log 0 = ∞ is.
+    terms = (below - dists.draft_probs.log()).mul_(dists.p).nan_to_num_(nan=0.0, posinf=math.inf)
+    return (terms.sum(dim=-1, keepdim=True) + dists.top.log()).clamp(min=0.0)
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,8 @@ class KLJudge(Pointwise):
         check_number("KLJudge.confident", self.confident, 0.0, 1.0)
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
-        close = kl(dists.p, dists.draft_probs) < self.threshold
-        return (close & (dists.top <= self.confident)).expand_as(dists.px)
+        close = kl(dists) < self.threshold
+        return dists.for_tokens(close & (dists.top <= self.confident))
 
 
 register_rule(

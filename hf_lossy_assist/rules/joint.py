@@ -9,7 +9,9 @@ import torch
 from ..registry import register_rule
 from ..round import Verified
 from ..validation import check_int, check_number
+from ..vocabulary import at_places, in_parts, largest
 from .base import AcceptanceRule, Strict
+from .distributions import Distributions, answers
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,9 @@ class BlockVerification(AcceptanceRule):
 
     def weights(self, verified: Verified) -> torch.Tensor:
         """w before the first and behind each drafted token, (B, γ + 1)."""
-        p = verified.of_tokens(verified.p)
+        p = verified.p_of_tokens
         ratio = p if verified.q is None else p / verified.of_tokens(verified.q)
-        out = [torch.ones_like(p[:, 0])] if p.shape[1] else [verified.p.new_ones(verified.tokens.shape[0])]
+        out = [p.new_ones(p.shape[0])]
         for i in range(p.shape[1]):
             out.append((out[-1] * ratio[:, i]).clamp(max=1.0))
         return torch.stack(out, dim=1)
@@ -42,11 +44,9 @@ class BlockVerification(AcceptanceRule):
         if gamma == 0:
             return w
         if verified.q is None:
-            rest = w[:, :-1] * (
-                1 - verified.of_tokens(verified.p)[:, 1:]
-            )  # q = 1 on the next token, where w·p − 1 ≤ 0
+            rest = w[:, :-1] * (1 - verified.p_of_tokens[:, 1:])  # q = 1 on the next token, where w·p − 1 ≤ 0
         else:
-            rest = (w[:, :-1, None] * verified.p[:, 1:gamma] - verified.q[:, 1:]).clamp(min=0.0).sum(dim=-1)
+            rest = in_parts(_above, verified.logits[:, 1:gamma], verified.q[:, 1:], w[:, :-1])
         # 0/0: both distributions agree there and w = 1, so that nothing behind can be rejected either. Behind a token that cannot be, there
         # may be no distribution at all.
         inner = (rest / (rest + 1 - w[:, :-1])).nan_to_num(1.0).masked_fill(~(w[:, :-1] > 0), 0.0)
@@ -61,11 +61,15 @@ class BlockVerification(AcceptanceRule):
         return passed.flip(1).cummax(dim=1).values.flip(1)  # everything up to the last one that passed
 
     def correction(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
-        rows = torch.arange(at.shape[0], device=at.device)
-        p = self.weights(verified)[rows, at][:, None] * verified.p[rows, at]
+        p = self.weights(verified).gather(1, at[:, None]) * verified.p_at(at)
         if verified.q is None:
-            return p.scatter(1, verified.tokens[rows, at][:, None], 0.0)
-        return (p - verified.q[rows, at]).clamp(min=0.0)
+            return p.scatter(1, verified.tokens.gather(1, at[:, None]), 0.0)
+        return p.sub_(at_places(verified.q, at)).clamp_(min=0.0)
+
+
+def _above(logits: torch.Tensor, q: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Σ (w·p − q)⁺, (B, n, V) each and (B, n) → (B, n)."""
+    return logits.softmax(dim=-1).mul_(w[..., None]).sub_(q).clamp_(min=0.0).sum(dim=-1)
 
 
 @dataclass(frozen=True)
@@ -97,9 +101,13 @@ class FLy(AcceptanceRule):
         )  # of the first i
         taken[:, gamma + 1 :] = -1  # no full window behind the last W tokens
         behind = taken[:, 1 + window : 1 + window + gamma] - taken[:, 1 : 1 + gamma]  # strictly taken among the next W
-        p = verified.p[:, :gamma]
-        top = torch.special.entr(p.topk(min(self.top_k, p.shape[-1]), dim=-1).values).sum(dim=-1)
-        return strict | ((behind == window) & (top >= self.entropy) & (verified.of_tokens(p) > 0))
+        return strict | answers(self.uncertain, verified, ~strict & verified.is_sent & (behind == window))
+
+    def uncertain(self, dists: Distributions) -> torch.Tensor:
+        """Where the target is, if the token is possible at all, (..., n) bool."""
+        return (torch.special.entr(largest(dists.p, self.top_k)).sum(dim=-1, keepdim=True) >= self.entropy) & (
+            dists.px > 0
+        )
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,7 @@ class SyntheticForBenchmarks(AcceptanceRule):
     def correction(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
         if self.rate is None:
             return super().correction(verified, at)
-        return verified.p[torch.arange(at.shape[0], device=at.device), at]
+        return verified.p_at(at)
 
 
 register_rule(

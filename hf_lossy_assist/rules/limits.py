@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from ..registry import register_rule
 from ..round import Verdict, Verified
 from ..validation import check_int, check_number, shown
+from ..vocabulary import in_parts
 from .base import AcceptanceRule, RuleRun, Strict, accepted_by
 from .nesting import CompositeRule, check_part
 from .spans import at_end, within
@@ -87,6 +88,15 @@ class BudgetState:
         return newest_first[:, (WINDOW - 1 - torch.arange(gamma, device=self.last.device)).clamp(min=0)]
 
 
+class Answer(NamedTuple):
+    """What a round's tokens are to a limited rule, (B, γ) bool each."""
+
+    own: torch.Tensor  # the rule accepts them
+    strict: torch.Tensor  # strict acceptance does
+    closed: torch.Tensor  # a limit forbids a lossy one at this place
+    banned: torch.Tensor  # it may not be this token
+
+
 class LimitedRun(RuleRun):
     """A limited rule at work: the rule inside, and what rows have used up."""
 
@@ -96,16 +106,17 @@ class LimitedRun(RuleRun):
         """`state`: of all rows of the call."""
         super().__init__(rule)
         self.inner, self.state = inner, state
+        self._known: tuple[Verified, torch.Tensor | None, Answer] | None = None  # of the round that is being decided
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
-        own, strict, closed, banned = self._split(verified, coins)
+        own, strict, closed, banned = self._answer(verified, coins)
         return torch.where(closed | banned, strict, own)
 
     def unchecked(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor | None:
         own = self.inner.unchecked(verified, coins)
         if own is None:
             return None
-        _, _, closed, banned = self._split(verified, coins)
+        _, _, closed, banned = self._answer(verified, coins)
         return own & ~closed & ~banned
 
     def choice(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
@@ -120,6 +131,7 @@ class LimitedRun(RuleRun):
         rows, n = verified.call_rows, verdict.accepted[:, None]
         # In a union, other rules may have accepted some of the lossy tokens.
         state, own = self.state.of(rows), verdict.lossy & self.accepts(verified, verdict.coins)
+        self._known = None  # the next round finds another state
         self.inner.observe(verified, verdict)
         self.state.used[rows] = state.used + own.sum(dim=1)
         # The text goes on with n drafted tokens and one of the target's, which is never a lossy one.
@@ -131,19 +143,25 @@ class LimitedRun(RuleRun):
 
     def _closed_at(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
         """Whether a limit forbids a lossy token at the place `at` (B,) of each row, whatever the token, (B,) bool."""
-        return self._split(verified, coins)[2].gather(1, at[:, None]).squeeze(1)
+        return self._answer(verified, coins).closed.gather(1, at[:, None]).squeeze(1)
 
-    def _split(
-        self, verified: Verified, coins: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What the rule accepts, what strict acceptance does, where a limit forbids it, and to which token; (B, γ) bool each."""
+    def _answer(self, verified: Verified, coins: torch.Tensor | None) -> "Answer":
+        """As `_split`, which several stages of a round ask: the first of them pays for it."""
+        known = self._known
+        if known is not None and known[0] is verified and known[1] is coins:
+            return known[2]
+        answer = self._split(verified, coins)
+        self._known = verified, coins, answer
+        return answer
+
+    def _split(self, verified: Verified, coins: torch.Tensor | None) -> "Answer":
         rule, gamma, state = self.rule, verified.draft.gamma, self.state.of(verified.call_rows)
         own, strict = accepted_by(self.inner, verified, coins), Strict().accepts(verified, coins)
         closed = torch.zeros_like(own)
         if rule.inside is not None:
             closed = ~within(verified.tokens, rule.inside, state.inside)[:, :gamma]
         if rule.max_top1 is not None:
-            closed = closed | (verified.p[:, :gamma].amax(dim=-1) > rule.max_top1)
+            closed = closed | (self._top1(verified) > rule.max_top1)
         banned = torch.isin(verified.tokens, torch.tensor(rule.never, dtype=torch.int64, device=own.device))
         # Up to the place where a budget ends, all of these are accepted; behind it the first of them ends the draft.
         lossy = (own & ~strict & ~closed & ~banned).long()
@@ -153,7 +171,13 @@ class LimitedRun(RuleRun):
         if rule.per_100 is not None:
             recent = before - torch.nn.functional.pad(before, (WINDOW - 1, 0))[:, :gamma] + state.recent_at(gamma)
             closed = closed | (recent >= rule.per_100)
-        return own, strict, closed, banned
+        return Answer(own, strict, closed, banned)
+
+    @staticmethod
+    def _top1(verified: Verified) -> torch.Tensor:
+        """max p at each drafted place, (B, γ)."""
+        gamma = verified.draft.gamma
+        return in_parts(lambda logits: logits[:, :gamma].softmax(dim=-1).amax(dim=-1), verified.logits)
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:

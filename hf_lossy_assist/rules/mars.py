@@ -6,7 +6,9 @@ import torch
 
 from ..registry import register_rule
 from ..validation import check_number
-from .pointwise import Distributions, Pointwise
+from ..vocabulary import largest
+from .distributions import Distributions
+from .pointwise import Pointwise
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class MARS(Pointwise):
         check_number("MARS.threshold", self.threshold, 0.0, 1.0)
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
-        first, second = dists.logits.topk(2, dim=-1).values.split(1, dim=-1)  # (..., 1) each
+        first, second = largest(dists.logits, 2).split(1, dim=-1)  # (..., 1) each
         close = (first > 0) & (second > self.threshold * first)
         return close & (dists.at(dists.logits) >= second)
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -9,7 +10,10 @@ import torch
 from ..registry import register_rule
 from ..round import Verified
 from ..validation import check_number, nearest
-from .pointwise import Distributions, Pointwise
+from ..vocabulary import argmax, at_places, in_parts, looks_are_free, passing
+from .base import Strict
+from .distributions import Distributions, answers
+from .pointwise import Pointwise
 
 
 @dataclass(frozen=True)
@@ -30,20 +34,27 @@ class Ensemble(Pointwise):
     def chance(self, dists: Distributions) -> torch.Tensor:
         return (1 - self.weight + self.weight * (dists.px / dists.qx)).clamp(max=1.0)
 
-    def matches(self, verified: Verified) -> torch.Tensor:
-        return verified.tokens == self._best(verified)
+    def keeps(self, dists: Distributions) -> torch.Tensor:
+        if self.weight == 1:  # the target's own choice, ties and all, and that is kept anyway
+            return torch.zeros_like(dists.ids, dtype=torch.bool)
+        return dists.ids == self._best(dists.p, dists.draft_probs)
 
     def choice(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
-        return self._best(verified)[torch.arange(at.shape[0], device=at.device), at]
+        if self.weight == 1:
+            return super().choice(verified, at)
+        q = Distributions.of(verified).draft_probs
+        return in_parts(self._best_at, verified.logits, q, at)
 
-    def _best(self, verified: Verified) -> torch.Tensor:
-        """argmax of the mixture at each drafted place, (B, γ); with w = 1 the target's own choice, ties and all."""
-        dists = Distributions.of(verified)
-        if self.weight == 1 or verified.draft.gamma == 0:
-            return verified.argmax[:, : verified.draft.gamma]
-        return (self.weight * dists.p + (1 - self.weight) * dists.draft_probs).argmax(dim=-1)
+    def _best_at(self, logits: torch.Tensor, q: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        """argmax of the mixture at place `at` (B,) of each row, (B,)."""
+        return self._best(at_places(logits, at).softmax(dim=-1), at_places(q, at)).squeeze(-1)
+
+    def _best(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        """argmax of the mixture of distributions (..., V) each, (..., 1)."""
+        return argmax(torch.lerp(q.to(p.dtype), p, self.weight))[..., None]
 
 
+ROUNDING = 1e-3  # of log max p − log p(x), by far: a token this near to the bar is compared as a probability
 FORMS = ("opt", "chow", "diff", "token")
 
 
@@ -78,37 +89,48 @@ class Cascade(Pointwise):
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
         if self.form == "token":
-            return dists.px >= (1 - self.alpha) * dists.top
-        return self._follows(dists.p, dists.draft_probs).expand_as(dists.px)
+            return (-dists.gap).exp() >= 1 - self.alpha
+        return dists.for_tokens(self._follows(dists.p, dists.draft_probs))
 
-    def matches(self, verified: Verified) -> torch.Tensor:
-        own = (
-            verified.tokens == verified.argmax[:, : verified.draft.gamma]
-        )  # deferring to the target, which means the same token
-        return own | super().matches(verified)
+    def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
+        if self.form != "token":
+            return super().accepts(verified, coins)
+        if not verified.sampling:  # deferring to the target, which means the same token
+            return super().accepts(verified, coins) | Strict().accepts(verified, coins)
+        if verified.draft.gamma == 0 or not looks_are_free(verified.tokens):
+            return super().accepts(verified, coins)
+        # a = 1 in T, as π ≥ q there, and a ≤ p/q outside: so few tokens need sums over the vocabulary.
+        gap = Distributions.of(verified).gap.squeeze(-1)
+        bar = -math.log1p(-self.alpha) if self.alpha < 1 else math.inf
+        sure = verified.is_sent & (gap < bar - ROUNDING)
+        open_ = verified.is_sent & ~sure & (Strict().accepts(verified, coins) | (gap <= bar + ROUNDING))
+        return sure | answers(partial(self._accepts_at, coins), verified, open_)
 
     def chance(self, dists: Distributions) -> torch.Tensor:
         if self.form != "token":
             return super().chance(dists)
-        return (dists.at(self._followed(dists.p, dists.draft_probs)) / dists.qx).clamp(max=1.0)
+        p, q = dists.p, dists.draft_probs
+        inside = self._inside(p)
+        followed = dists.at(inside) * dists.qx + (1 - (inside * q).sum(dim=-1, keepdim=True)) * dists.px
+        return (followed / dists.qx).clamp(max=1.0)
 
     def residual(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        return (self._followed(p, q) - q).clamp(min=0.0)
+        if self.form != "token":  # π = q, or π = p
+            return (p - q).clamp_(min=0.0).mul_(~self._follows(p, q))
+        kept = self._inside(p) * q
+        return (kept + (1 - kept.sum(dim=-1, keepdim=True)) * p).sub_(q).clamp_(min=0.0)
 
     def _follows(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """Whether the draft is followed, (..., 1) bool. Where p = q, −∞·0 is NaN, which compares as no: p is as good there."""
         sure = q.amax(dim=-1, keepdim=True)
         if self.form == "chow":
             return sure >= 1 - self.alpha
-        slack = torch.ones_like(sure) if self.form == "diff" else (p - q).abs().sum(dim=-1, keepdim=True) / 2
+        slack = torch.ones_like(sure) if self.form == "diff" else (p - q).abs_().sum(dim=-1, keepdim=True) / 2
         return sure >= p.amax(dim=-1, keepdim=True) - self.alpha * slack
 
-    def _followed(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """π, (..., V)."""
-        if self.form != "token":
-            return torch.where(self._follows(p, q), q, p)
-        kept = q.masked_fill(p < (1 - self.alpha) * p.amax(dim=-1, keepdim=True), 0.0)
-        return kept + (1 - kept.sum(dim=-1, keepdim=True)) * p
+    def _inside(self, p: torch.Tensor) -> torch.Tensor:
+        """1_T, (..., V)."""
+        return passing(torch.ge, p, (1 - self.alpha) * p.amax(dim=-1, keepdim=True))
 
 
 register_rule(

@@ -2,70 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 
-from ..round import Verified, once
+from ..round import Verified
 from ..validation import shown
-from .base import AcceptanceRule
-
-
-@dataclass(frozen=True)
-class Distributions:
-    """The distributions at some places, and the tokens there that are asked about.
-
-    `tokens` (..., n) int64; None: the whole vocabulary, n = V.
-    """
-
-    logits: torch.Tensor  # (..., V) float32   target logits after the logits processors
-    p: torch.Tensor  # (..., V) float32
-    q: torch.Tensor | None  # (..., V) float32   None: the drafted tokens were certain (q = 1), or nobody kept q
-    tokens: torch.Tensor | None = None
-
-    @classmethod
-    def of(cls, verified: Verified) -> "Distributions":
-        """Those of every drafted token: (B, γ) places with n = 1."""
-        gamma = verified.draft.gamma
-        return cls(verified.logits[:, :gamma], verified.p[:, :gamma], verified.q, verified.tokens[..., None])
-
-    def at(self, values: torch.Tensor) -> torch.Tensor:
-        """What `values` (..., V) holds for the tokens, (..., n)."""
-        return values if self.tokens is None else values.gather(-1, self.tokens)
-
-    @once
-    def px(self) -> torch.Tensor:
-        """p(x), (..., n)."""
-        return self.at(self.p)
-
-    @once
-    def qx(self) -> torch.Tensor:
-        """q(x), (..., n)."""
-        return torch.ones_like(self.px) if self.q is None else self.at(self.q)
-
-    @property
-    def draft_probs(self) -> torch.Tensor:
-        """`q`, for rules that read it over the whole vocabulary. Raises: `ValueError` where nobody kept it."""
-        if self.q is None:
-            raise ValueError(
-                "this rule reads the draft's distributions, and nobody kept them: give it needs_draft_probs = True"
-            )
-        return self.q
-
-    @property
-    def strict(self) -> torch.Tensor:
-        """min(1, p/q), (..., n)."""
-        return (self.px / self.qx).clamp(max=1.0)
-
-    @property
-    def top(self) -> torch.Tensor:
-        """max p, (..., 1)."""
-        return self.p.amax(dim=-1, keepdim=True)
-
-    @property
-    def entropy(self) -> torch.Tensor:
-        """H(p) in nats, (..., 1)."""
-        return torch.special.entr(self.p).sum(dim=-1, keepdim=True)
+from ..vocabulary import at_places
+from .accepting import refuse_unfit
+from .base import AcceptanceRule, Strict
+from .distributions import Distributions, DraftedDistributions, answers
 
 
 @dataclass(frozen=True)
@@ -92,7 +39,31 @@ class Pointwise(AcceptanceRule):
 
     def residual(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """r, not normalised, of distributions (..., V) each, (..., V)."""
-        return (p - q).clamp(min=0.0)
+        return (p - q).clamp_(min=0.0)
+
+    def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
+        """As `AcceptanceRule.accepts`.
+
+        Where looks are free, the formula is asked about those tokens alone that are sent and that strict acceptance rejects: what it says
+        of the others changes nothing.
+        """
+        formula = "probability" if verified.sampling else "matches"
+        if getattr(type(self), formula) is not getattr(Pointwise, formula):
+            return super().accepts(verified, coins)
+        answer = partial(self._accepts_at, coins)
+        if not self.accepts_all_strict:
+            return answers(answer, verified, verified.is_sent)
+        strict = Strict().accepts(verified, coins)
+        return strict | answers(answer, verified, ~strict & verified.is_sent)
+
+    def _accepts_at(self, coins: torch.Tensor | None, dists: DraftedDistributions) -> torch.Tensor:
+        """Which of its tokens the formula accepts, (..., 1) bool."""
+        if not dists.verified.sampling:
+            return refuse_unfit(self.keeps(dists), dists.tokens.shape, torch.bool, self, "keeps")
+        assert coins is not None
+        return refuse_unfit(
+            dists.pick(coins) < self.chance(dists), dists.tokens.shape, torch.bool, self, "coins < chance"
+        )
 
     def matches(self, verified: Verified) -> torch.Tensor:
         if verified.draft.gamma == 0:  # no token, and no q either
@@ -107,16 +78,16 @@ class Pointwise(AcceptanceRule):
     def correction(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
         if verified.q is None:
             return super().correction(verified, at)
-        rows = torch.arange(at.shape[0], device=at.device)
-        return self.residual(verified.p[rows, at], verified.q[rows, at])
+        return self.residual(verified.p_at(at), at_places(verified.q, at))
 
     def output_distribution(self, logits: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """λ = q·a + (1 − Σ q·a)·r, the distribution of the token that one place emits under this rule, (..., V).
 
         As r is 0 wherever a < 1, strict acceptance of λ is this rule: min(1, λ/q) = a and (λ − q)⁺ ∝ r.
         """
-        p = logits.softmax(dim=-1)
-        accepted = (q * self.chance(Distributions(logits, p, q))).nan_to_num()
+        dists = Distributions(logits, q)
+        p = dists.p
+        accepted = (q * self.chance(dists)).nan_to_num()
         r = self.residual(p, q)
         total = r.sum(dim=-1, keepdim=True)
         r = torch.where(total > 0, r / total, p)
@@ -137,6 +108,9 @@ class OwnRule(Pointwise):
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"OwnRule.function: expected a function of Distributions, got {shown(self.function)}")
+
+    def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
+        return AcceptanceRule.accepts(self, verified, coins)  # the function is told of all drafted tokens at once
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
         kept, shape = self.function(dists), dists.px.shape

@@ -9,7 +9,9 @@ import torch
 from ..registry import register_rule
 from ..round import Verified
 from ..validation import check_int, check_number
-from .pointwise import Distributions, Pointwise
+from ..vocabulary import passing
+from .distributions import Distributions
+from .pointwise import Pointwise
 
 
 def ranks(dists: Distributions) -> torch.Tensor:
@@ -18,9 +20,9 @@ def ranks(dists: Distributions) -> torch.Tensor:
     if dists.tokens is None:
         return scores.sort(dim=-1, descending=True, stable=True).indices.argsort(dim=-1)
     assert dists.tokens.shape[-1] == 1, "several tokens of one place would need the whole vocabulary"
-    mine, ids = dists.at(scores), torch.arange(scores.shape[-1], device=scores.device)
-    ahead = (scores > mine) | ((scores == mine) & (ids < dists.tokens))
-    return ahead.sum(dim=-1, keepdim=True)
+    mine, ids = dists.at(scores), torch.arange(scores.shape[-1], dtype=torch.float32, device=scores.device)
+    ahead = passing(torch.eq, scores, mine).mul_(passing(torch.lt, ids, dists.tokens.to(torch.float32)))
+    return ahead.add_(passing(torch.gt, scores, mine)).sum(dim=-1, keepdim=True).to(torch.int64)
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,7 @@ class TopKTolerance(Pointwise):
         check_number("TopKTolerance.tolerance", self.tolerance, 0.0, math.inf)
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
-        gap = dists.logits.amax(dim=-1, keepdim=True) - dists.at(dists.logits)  # logits differ as log-likelihoods do
-        return (ranks(dists) < self.k) & (gap <= self.tolerance)
+        return (ranks(dists) < self.k) & (dists.gap <= self.tolerance)
 
 
 register_rule(

@@ -41,7 +41,8 @@ class RegretBudget(AcceptanceRule):
 
     def regrets(self, verified: Verified) -> torch.Tensor:
         """max z − z(x) of each drafted token, and 0 for the argmax itself, (B, γ)."""
-        regret = verified.logits[:, : verified.draft.gamma].amax(dim=-1) - verified.of_tokens(verified.logits)
+        choice = verified.argmax[:, : verified.draft.gamma, None]
+        regret = verified.logits.gather(-1, choice).squeeze(-1) - verified.of_tokens(verified.logits)
         return regret.masked_fill(self.matches(verified), 0.0)
 
 

@@ -8,7 +8,8 @@ import torch
 
 from ..registry import register_rule
 from ..validation import check_number
-from .pointwise import Distributions, Pointwise
+from .distributions import Distributions
+from .pointwise import Pointwise
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Lenience(Pointwise):
         _check_positive("Lenience.lenience", self.lenience)
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
-        return dists.px > self.lenience * dists.top
+        return (-dists.gap).exp() > self.lenience
 
     def chance(self, dists: Distributions) -> torch.Tensor:
         return (dists.px / (self.lenience * dists.qx)).clamp(max=1.0)

@@ -8,7 +8,7 @@ from scipy.stats import kstest
 from support import tiny
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.batch.randomness import RowRandomness
+from hf_lossy_assist.batch.randomness import Randomness, RowRandomness
 
 
 PROMPTS = (9, 1, 4, 14)
@@ -115,3 +115,13 @@ def test_a_rows_numbers_are_spread_as_they_should_be():
     assert 0 <= coins.min() and coins.max() < 1 and waits.min() > 0
     one, next_ = coins.view(200, 100)[:-1].flatten(), coins.view(200, 100)[1:].flatten()
     assert abs(float(torch.corrcoef(torch.stack([one, next_]))[0, 1])) < 0.03  # rounds beside each other
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_waits_are_those_of_torch(seed):
+    """The same numbers of the generator, and of them the same waits, bit by bit: a seed stands for a text."""
+    own, theirs = seeded(seed), seeded(seed)
+    for shape in ((1, 1), (3, 5), (8, 50_000)):
+        waits = Randomness(own).exponentials(torch.arange(shape[0]), 0, shape[1], torch.device("cpu"))
+        assert torch.equal(waits, torch.empty(shape).exponential_(generator=theirs))
+        assert torch.equal(own.get_state(), theirs.get_state())

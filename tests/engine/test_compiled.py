@@ -7,6 +7,7 @@ autograd sees them (`"aot_eager"`): what inductor makes of them is the benchmark
 import functools
 import shutil
 import warnings
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import compiled
-from hf_lossy_assist.models import static
+from hf_lossy_assist.models import compilation, static
 
 
 pytestmark = pytest.mark.slow
@@ -47,11 +48,19 @@ def stage_by_stage(*args, **settings):
     return written(*args, compile_config=None, **settings)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def graphs_are_freed():
+    """They would stay with the process as long as it runs: gigabytes."""
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("name", sorted(tiny.BATCHED))
 def test_every_tested_architecture_writes_what_generate_writes(name):
-    model, _ = pair(name)
-    out = written(name, compile_config=CompileConfig(backend="aot_eager"), num_assistant_tokens=2)
-    assert torch.equal(out.sequences, tiny.greedy(tiny.shared(name), tiny.prompts(RAGGED)))
+    """Every row to its full length: a graph for each number of rows would be compiled otherwise."""
+    full = {"eos_token_id": tiny.NEVER_EMITTED}
+    out = written(name, compile_config=CompileConfig(backend="aot_eager"), num_assistant_tokens=2, **full)
+    assert torch.equal(out.sequences, tiny.greedy(tiny.shared(name), tiny.prompts(RAGGED), **full))
     assert out.speculation.num_compiled_rounds > 2 and out.speculation.eager_because is None
 
 
@@ -158,6 +167,37 @@ def test_rounds_upload_nothing_while_no_row_ends(monkeypatch, policy):
     assert all(looks <= 1 + drafted // 4 for _, looks, drafted in between)
 
 
+def test_what_a_model_is_made_of_is_not_checked_before_each_round(monkeypatch):
+    """A pair of small models has thousands of such checks, a fifth of a round."""
+    own, seen = compilation.is_worth_checking, {True: [], False: []}
+
+    def watched(guard):
+        seen[own(guard)].append(guard.name)
+        return own(guard)
+
+    monkeypatch.setattr(compilation, "is_worth_checking", watched)
+    monkeypatch.setattr(compilation, "_functions", WeakKeyDictionary())
+    written(lengths=(9,), num_assistant_tokens=1)
+    assert len(seen[False]) > 500 and len(seen[True]) < 200
+    assert {"plan.gamma", "state.last", "target.cache.layers[0].keys"} <= set(seen[True])
+
+
+def test_prompts_of_any_length_are_filled_in_by_one_graph(monkeypatch):
+    filled = []
+    monkeypatch.setattr(
+        static.StaticRowModel,
+        "_fill",
+        lambda self, *args, own=static.StaticRowModel._fill: filled.append(1) or own(self, *args),
+    )
+    written(lengths=(9, 4))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for lengths in ((5, 8), (3, 3), (7, 12), (30, 2)):
+            filled.clear()
+            out = written(lengths=lengths)
+            assert len(filled) == 2 and out.speculation.num_graphs == 0
+            assert torch.equal(out.sequences, stage_by_stage(lengths=lengths).sequences)
+
+
 def test_texts_of_other_lengths_compile_nothing_again():
     for lengths in ((9,), (5, 8)):
         written(lengths=lengths)
@@ -237,6 +277,30 @@ def test_a_compiler_that_fails_costs_a_line_and_no_text():
         out = written(compile_config=CompileConfig(backend=broken))
     assert torch.equal(out.sequences, stage_by_stage().sequences)
     assert out.speculation.num_compiled_rounds == 0
+
+
+def test_an_interrupted_compilation_leaves_nothing_behind(monkeypatch):
+    """The next call compiles what was not, and writes the same."""
+    impatient, made = [True], []
+
+    def backend(graph, inputs):
+        made.append(graph)
+        if len(made) == 3 and impatient:  # both prompts are through
+            impatient.clear()
+            raise KeyboardInterrupt
+        return graph
+
+    monkeypatch.setattr(compilation, "_functions", WeakKeyDictionary())
+    settings = {"compile_config": CompileConfig(backend=backend), "lengths": (9,), "num_assistant_tokens": 1}
+    pair()  # which draws its weights
+    state = torch.get_rng_state()
+    with pytest.raises(KeyboardInterrupt):
+        written(**settings)
+    assert torch.equal(torch.get_rng_state(), state) and not torch.is_inference_mode_enabled()
+    out = written(**settings)
+    assert torch.equal(out.sequences, stage_by_stage(lengths=(9,), num_assistant_tokens=1).sequences)
+    assert out.speculation.num_compiled_rounds > 2 and out.speculation.eager_because is None
+    assert out.speculation.num_graphs == 1  # the prompts' were there
 
 
 def test_what_is_no_compile_config_is_one_line():

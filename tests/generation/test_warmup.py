@@ -11,6 +11,7 @@ from transformers import CompileConfig
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import compiling
 from hf_lossy_assist.generation import warmup as module
+from hf_lossy_assist.models import static
 
 
 pytestmark = pytest.mark.slow
@@ -82,6 +83,16 @@ def test_stops_that_look_at_each_token_are_compiled_in_all_their_widths(pays):
         for lengths in ((9, 5), (8, 8), (4, 7)):
             out = written(lengths, lossy_policy=stop, num_assistant_tokens=None, max_new_tokens=40)
             assert out.speculation.num_compiled_rounds > 0 and out.speculation.num_graphs == 0
+
+
+def test_texts_as_long_as_their_storage_compile_nothing(pays, monkeypatch):
+    """Their last rounds have no room for a whole draft in it."""
+    monkeypatch.setattr(static, "LEAST", 32)
+    warm(sizes=(1,), lengths=(32,))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        out = written((9,), max_new_tokens=23, eos_token_id=tiny.NEVER_EMITTED)
+    assert out.sequences.shape[1] == 32
+    assert out.speculation.num_compiled_rounds > 0 and out.speculation.num_graphs == 0
 
 
 def test_where_it_does_not_pay_calls_run_eagerly(monkeypatch):

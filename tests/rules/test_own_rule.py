@@ -91,3 +91,16 @@ def test_a_class_that_answers_something_else_is_named(sampling, answer):
     )
     other = answering(correction=answer) if sampling else answering(choice=answer)
     refused(lambda: decide(other, block), f"Mine: {'correction' if sampling else 'choice'}: expected ", TypeError)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "answer"),
+    [(False, lambda laws: laws.px), (False, lambda laws: laws.p > 0.1), (False, lambda laws: laws.px[..., 0] > 0.1)]
+    + [(True, lambda laws: laws.p), (True, lambda laws: laws.px[..., 0])],
+)
+def test_a_formula_that_answers_something_else_is_named(sampling, answer):
+    """Where it is asked about some of the tokens, too."""
+    methods = {name: lambda self, laws: answer(laws) for name in ("keeps", "chance")}
+    rule = type("Mine", (hla.Pointwise,), methods)()
+    words = f"Mine: {'coins < chance' if sampling else 'keeps'}: expected bool of shape "
+    refused(lambda: decide(rule, changed(random_block(0), sampling=sampling)), words, TypeError)

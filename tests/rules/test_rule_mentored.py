@@ -8,9 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
+from support.blocks import changed, random_block
 from support.formulas import divergence
+from support.sorted_split import split_by_sorting
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.rules import mentored
+from hf_lossy_assist.rules.distributions import kept_of
 from hf_lossy_assist.rules.mentored import split
 
 
@@ -119,3 +123,115 @@ def test_in_float32_over_a_large_vocabulary():
         torch.testing.assert_close(law.sum(-1), torch.ones(3, dtype=torch.float64), atol=1e-4, rtol=0)
         kl = (p.double() * (p.double() / law).log()).sum(-1)
         assert (kl <= budget + 1e-4).all() and (kl > budget * 0.98).all()
+
+
+def emitted(p: np.ndarray, q: np.ndarray, log_alpha: float, log_beta: float) -> np.ndarray:
+    """π for α and β: two solvers may find others where no token lies between."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        kept = np.where(p > 0, np.minimum(q, p * np.exp(min(-log_alpha, 700.0))), 0.0)
+        rest = np.maximum(p * np.exp(-log_beta) - q, 0.0)
+    total = rest.sum()
+    return kept + (1 - kept.sum()) * (rest / total if total > 1e-14 else p)
+
+
+@settings(max_examples=150)
+@given(
+    st.integers(0, 2**31),
+    st.floats(1e-4, 4),
+    st.one_of(st.integers(2, 6), st.integers(2, 300)),
+    st.sampled_from([0.0, 0.3, 0.6]),
+)
+def test_it_is_what_a_sort_and_a_bisection_find(seed, budget, size, holes):
+    p, q = laws(seed, size, holes)
+    found = split(torch.from_numpy(p), torch.from_numpy(q), budget)
+    own = emitted(p, q, math.log(found.alpha), math.log(found.beta))
+    np.testing.assert_allclose(own, emitted(p, q, *split_by_sorting(p, q, budget)), atol=1e-8)
+
+
+def test_several_places_are_each_as_alone():
+    """Easy places beside hard ones, with more than one axis before the vocabulary."""
+    pairs = [laws(seed, 9, 0.3) for seed in range(6)]
+    p, q = (torch.from_numpy(np.stack(x)).view(2, 3, 9) for x in zip(*pairs, strict=True))
+    together = split(p, q, 0.2)
+    for i, pair in enumerate(pairs):
+        alone = split(*map(torch.from_numpy, pair), 0.2)
+        assert float(together.alpha.flatten()[i]) == pytest.approx(float(alone.alpha), rel=1e-9)
+        assert float(together.beta.flatten()[i]) == pytest.approx(float(alone.beta), rel=1e-6)
+
+
+EDGES = {
+    "equal": ([0.5, 0.3, 0.2], [0.5, 0.3, 0.2]),
+    "one token": ([0.0, 1.0, 0.0], [0.0, 1.0, 0.0]),
+    "another token": ([0.0, 1.0, 0.0], [1.0, 0.0, 0.0]),
+    "one token of several": ([0.0, 1.0, 0.0], [0.4, 0.3, 0.3]),
+    "several tokens of one": ([0.4, 0.3, 0.3], [0.0, 1.0, 0.0]),
+    "nothing in common": ([0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]),
+    "hardly anything": ([1 - 1e-7, 1e-7, 0.0], [1e-7, 0.0, 1 - 1e-7]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("budget", [1e-6, 0.1, 3.0, math.inf])
+@pytest.mark.parametrize("name", EDGES)
+def test_edges(name, budget, dtype):
+    p, q = (torch.tensor(x, dtype=dtype) for x in EDGES[name])
+    law = hla.Mentored(budget).output_distribution(p.log(), q)
+    torch.testing.assert_close(law.sum(), torch.ones((), dtype=dtype), rtol=0, atol=1e-5)
+    assert (law[p == 0] <= 1e-6).all()
+    assert divergence(p.double().tolist(), law.double().tolist()) <= budget + 1e-4
+    if name in ("equal", "one token"):
+        torch.testing.assert_close(law, p)
+
+
+def test_where_there_is_no_distribution_nothing_is_accepted():
+    p, q = torch.full((2, 4), math.nan), torch.full((2, 4), 0.25)
+    chance = hla.Mentored(0.1).chance(hla.Distributions(p, q, torch.zeros(2, 1, dtype=torch.int64)))
+    assert not (chance > 0).any()
+
+
+def like_a_model(seed: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """A few tokens above a long tail, mostly in the same order, (8, 20 000) each."""
+    torch.manual_seed(seed)
+    logits = torch.randn(8, 20_000) * 2
+    logits.scatter_add_(-1, torch.randint(20_000, (8, 16)), 22 - torch.empty(8, 16).exponential_(0.5).cumsum(-1))
+    return tuple((logits + noise * torch.randn(8, 20_000)).softmax(-1) for _ in range(2))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.7, 1.2, 2.0])
+@pytest.mark.parametrize("budget", [0.01, 0.1, 0.5])
+def test_a_few_steps_are_enough(noise, budget, monkeypatch):
+    """As many as a graph takes without looking; and they are within the budget, which they use up or need not."""
+    steps, sums = [], mentored.Tokens.sums
+    monkeypatch.setattr(mentored.Tokens, "sums", lambda self, at: steps.append(1) or sums(self, at))
+    p, q = like_a_model(int(noise * 10), noise)
+    law = hla.Mentored(budget).output_distribution(p.log(), q).double()
+    assert len(steps) <= 2 * mentored.BLIND  # α and β are asked for one after the other
+    kl = (p.double() * (p.double() / law).log()).sum(-1)
+    whole = (p.double() * (p.double() / q.double()).log()).sum(-1)
+    assert (kl <= budget + 1e-4).all() and ((kl > budget * 0.98) | (whole <= budget)).all()
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 2**31), st.floats(1e-3, 2), st.integers(2, 100))
+def test_without_a_look_it_stays_within_the_budget(seed, budget, size):
+    """In a graph the number of steps is fixed, whatever is left to be done."""
+    p, q = laws(seed, size, 0.3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        law, rejected = output(p, q, budget)
+    assert law.sum() == pytest.approx(1, abs=1e-12) and law.min() >= 0
+    assert divergence(p, law) <= budget + 1e-6
+    assert rejected <= np.maximum(q - p, 0).sum() + 1e-12
+
+
+def test_what_acceptance_found_serves_the_correction(monkeypatch):
+    """Only rows whose token it was not asked about are solved once more, and r is that of a fresh round."""
+    block, rule, solve = random_block(5, 100, 4, 40), hla.Mentored(0.1), mentored.split
+    at, solved = torch.randint(0, 4, (100,)), []
+    rule.accepts(block, torch.rand(100, 4))
+    kept = kept_of(block, rule)
+    assert kept is not None and kept_of(block, hla.Mentored(0.2)) is None
+    unknown = int(kept.gather(1, at[:, None]).isnan().sum())
+    monkeypatch.setattr(mentored, "split", lambda p, q, budget: solved.append(len(p)) or solve(p, q, budget))
+    torch.testing.assert_close(rule.correction(block, at), rule.correction(changed(block), at))
+    assert solved == [unknown, 100] and 0 < unknown < 100

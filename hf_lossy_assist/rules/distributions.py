@@ -1,0 +1,171 @@
+"""The two distributions at some places of a round, for rules that are formulas of them: nothing is worked out that no rule reads."""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from ..round import Verified, once
+from ..vocabulary import looks_are_free, rows_at_once
+
+
+class Distributions:
+    """The distributions at some places, and the tokens there that are asked about. What is read is worked out when it is first read.
+
+    Args:
+        logits (..., V) float32: the target's, after the logits processors.
+        q (..., V) float32: the draft's. None: the drafted tokens were certain (q = 1), or nobody kept q.
+        tokens (..., n) int64; None: the whole vocabulary, n = V.
+    """
+
+    logits: torch.Tensor
+    q: torch.Tensor | None
+
+    def __init__(self, logits: torch.Tensor, q: torch.Tensor | None, tokens: torch.Tensor | None = None):
+        self.logits, self.q, self.tokens = logits, q, tokens
+
+    @staticmethod
+    def of(verified: Verified, places: torch.Tensor | None = None) -> "DraftedDistributions":
+        """Those of drafted tokens, n = 1: of all of them, (B, γ) places, or of `places` (m,) int64, numbers from 0 to B·γ − 1."""
+        return DraftedDistributions(verified, places)
+
+    def at(self, values: torch.Tensor) -> torch.Tensor:
+        """What `values` (..., V) holds for the tokens, (..., n)."""
+        return values if self.tokens is None else values.gather(-1, self.tokens)
+
+    def for_tokens(self, values: torch.Tensor) -> torch.Tensor:
+        """What holds for a place, (..., 1), as what holds for each of its tokens, (..., n)."""
+        return values.expand(*values.shape[:-1], (self.logits if self.tokens is None else self.tokens).shape[-1])
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """The tokens' ids, (..., n), or (V,) where they are the whole vocabulary."""
+        return torch.arange(self.logits.shape[-1], device=self.logits.device) if self.tokens is None else self.tokens
+
+    @once
+    def p(self) -> torch.Tensor:
+        """The target's distributions, (..., V) float32."""
+        return self.logits.softmax(dim=-1)
+
+    @once
+    def px(self) -> torch.Tensor:
+        """p(x), (..., n)."""
+        return self.at(self.p)
+
+    @once
+    def qx(self) -> torch.Tensor:
+        """q(x), (..., n)."""
+        return torch.ones_like(self.px) if self.q is None else self.at(self.q)
+
+    @property
+    def draft_probs(self) -> torch.Tensor:
+        """`q`, for rules that read it over the whole vocabulary. Raises: `ValueError` where nobody kept it."""
+        if self.q is None:
+            raise ValueError(
+                "this rule reads the draft's distributions, and nobody kept them: give it needs_draft_probs = True"
+            )
+        return self.q
+
+    @property
+    def strict(self) -> torch.Tensor:
+        """min(1, p/q), (..., n)."""
+        return (self.px / self.qx).clamp(max=1.0)
+
+    @once
+    def top(self) -> torch.Tensor:
+        """max p, (..., 1)."""
+        return self.p.amax(dim=-1, keepdim=True)
+
+    @once
+    def gap(self) -> torch.Tensor:
+        """log max p − log p(x), at least 0, (..., n): a difference of logits, which needs no softmax."""
+        return self.logits.amax(dim=-1, keepdim=True) - self.at(self.logits)
+
+    @once
+    def entropy(self) -> torch.Tensor:
+        """H(p) in nats, (..., 1)."""
+        # Σ p·(log Σ e^(z − max z) − (z − max z)): no logarithm of each p. 0 · −∞ is no part of it.
+        below = (self.logits - self.logits.amax(dim=-1, keepdim=True)).clamp_(min=torch.finfo(self.logits.dtype).min)
+        return -self.top.log() - below.mul_(self.p).sum(dim=-1, keepdim=True)
+
+
+class DraftedDistributions(Distributions):
+    """Those of a round's drafted tokens; what no rule asks for is neither copied nor worked out."""
+
+    tokens: torch.Tensor  # (..., 1)
+
+    def __init__(self, verified: Verified, places: torch.Tensor | None):
+        self.verified, self.places = verified, places
+        self.tokens = self.pick(verified.tokens)
+
+    def pick(self, values: torch.Tensor) -> torch.Tensor:
+        """What `values` (B, γ) holds for the places, (..., 1)."""
+        return values[..., None] if self.places is None else values.flatten().index_select(0, self.places)[:, None]
+
+    def rows(self, values: torch.Tensor) -> torch.Tensor:
+        """What `values` (B, ≥ γ, V) holds for the places, (..., V)."""
+        gamma = self.verified.draft.gamma
+        if self.places is None:
+            return values[:, :gamma]
+        row = self.places // gamma * values.shape[1] + self.places % gamma
+        return values.flatten(0, 1).index_select(0, row)
+
+    @once
+    def logits(self) -> torch.Tensor:
+        return self.rows(self.verified.logits)
+
+    @once
+    def q(self) -> torch.Tensor | None:
+        return None if self.verified.q is None else self.rows(self.verified.q)
+
+    @once
+    def p(self) -> torch.Tensor:
+        return self.verified.p[:, : self.verified.draft.gamma] if self.places is None else self.logits.softmax(dim=-1)
+
+    @once
+    def px(self) -> torch.Tensor:
+        # Strict acceptance has worked them out when it samples; when it does not, who reads p(x) reads others as well.
+        return self.pick(self.verified.p_of_tokens) if self.verified.sampling else self.at(self.p)
+
+    @once
+    def qx(self) -> torch.Tensor:
+        """q(x), (..., n)."""
+        if self.verified.q is None:
+            return torch.ones_like(self.px)
+        return self.pick(self.verified.of_tokens(self.verified.q))
+
+    def keep(self, rule: object, values: torch.Tensor) -> None:
+        """Keep what `rule` found out about the places, (..., 1), for when it is asked about one of them again (`kept_of`).
+
+        Only where looks are free: in a graph nothing may be left behind.
+        """
+        if self.places is None or not looks_are_free(values):
+            return
+        tokens = self.verified.tokens
+        kept = kept_of(self.verified, rule)
+        if kept is None:
+            kept = torch.full(tokens.shape, math.nan, dtype=values.dtype, device=values.device)
+            self.verified.kept.append((rule, kept))
+        kept.view(-1).index_copy_(0, self.places, values.squeeze(-1))
+
+
+def kept_of(verified: Verified, rule: object) -> torch.Tensor | None:
+    """What `rule` kept of the round's drafted tokens, (B, γ), NaN where it was not asked; None: it kept nothing."""
+    return next((numbers for owner, numbers in verified.kept if owner is rule), None)
+
+
+def answers(
+    answer: Callable[[DraftedDistributions], torch.Tensor], verified: Verified, open_: torch.Tensor
+) -> torch.Tensor:
+    """What `answer(dists)` (..., 1) bool says of the drafted tokens where `open_` (B, γ) bool, false elsewhere, (B, γ) bool.
+
+    Where looks are free it is asked about those alone, some at a time.
+    """
+    if verified.draft.gamma == 0:
+        return open_
+    if not looks_are_free(open_):
+        return answer(Distributions.of(verified)).squeeze(-1) & open_
+    places = open_.flatten().nonzero().squeeze(-1)
+    at_once = rows_at_once(2 * verified.logits.shape[-1])  # of the two distributions
+    own = [answer(Distributions.of(verified, some)).squeeze(-1) for some in places.split(at_once) if len(some)]
+    return open_.flatten().index_copy(0, places, torch.cat(own)).view_as(open_) if own else open_

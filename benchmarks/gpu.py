@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,9 +30,11 @@ from torch._dynamo.utils import counters
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.stats.report import SpeculationStats
+from hf_lossy_assist.validation import one_line, shown
 
 
 ROOT = Path(__file__).parent.parent
+DEMO = "demo"
 LONGEST = ("target loop", "svip compiled")  # arms, to compile
 SPARE = 1.3  # bytes that a pair needs beside those of its weights: caches, graphs, a second set of buffers
 
@@ -57,6 +60,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="the figure is the median of these")
     parser.add_argument("--gamma", type=int, default=5)
     parser.add_argument("--agreement", type=float, default=0.8, help="of the synthetic pairs")
+    names = [DEMO, *(sizes.name for sizes in (synthetic.SMALL, *synthetic.LARGE))]
+    parser.add_argument(
+        "--pairs", nargs="+", choices=names, help="default: all; in small form the demo and the smallest"
+    )
     parser.add_argument("--batch-sizes", type=int, nargs="*", default=[1])
     parser.add_argument(
         "--all",
@@ -74,6 +81,7 @@ def options() -> argparse.Namespace:
     args.problems = args.problems or (3 if args.small else 8)
     args.max_new_tokens = args.max_new_tokens or (32 if args.small else 128)
     args.mode = args.mode or ("reduce-overhead" if cuda else None)
+    args.pairs = args.pairs or (names[:2] if args.small else [DEMO, *names[2:]])
     args.all = not args.small if args.all is None else args.all
     args.svip = True
     args.capacity = 256  # slots of the target's own static cache, as many as this package's have
@@ -95,23 +103,34 @@ def tests(device: str) -> str:
 
 def pairs(args: argparse.Namespace, left_out: list[str]) -> Iterator[Pair]:
     """One after the other, so that the last one's memory is free; those that do not fit into it are named in `left_out`."""
+    if DEMO in args.pairs:
+        yield demo(args)
+    dtype = torch.float32 if args.small else torch.bfloat16
+    for sizes in (synthetic.SMALL, *synthetic.LARGE):
+        if sizes.name not in args.pairs:
+            continue
+        needed = SPARE * synthetic.bytes_needed(sizes, dtype)
+        if args.device.startswith("cuda") and needed > torch.cuda.mem_get_info()[0]:
+            left_out.append(f"synthetic {sizes.name}: needs about {needed / bandwidth.GIB:.0f} GiB")
+            continue
+        yield made(sizes, dtype, args)
+
+
+def made(sizes: synthetic.Synthetic, dtype: torch.dtype, args: argparse.Namespace) -> Pair:
+    """A synthetic pair."""
+    target, draft = synthetic.models(sizes, args.agreement, dtype, args.device)
+    title = f"synthetic {sizes.name}, {str(dtype).removeprefix('torch.')}, agreement {args.agreement:.0%}"
+    texts = synthetic.prompts(sizes, args.problems, length=64)
+    return Pair(title, hla.enable(target), draft, synthetic.tokenizer, texts, set())
+
+
+def demo(args: argparse.Namespace) -> Pair:
+    """The embedded models."""
     models = hla.demo.load(torch.float32, args.device)
     prompts = [problem.prompt for problem in hla.demo.problems(args.problems, 777)]
     ends = models.target.generation_config.eos_token_id
     ends = set(ends if isinstance(ends, list) else [ends])
-    yield Pair("demo pair, float32", hla.enable(models.target), models.draft, models.tokenizer, prompts, ends)
-    del models
-    dtype = torch.float32 if args.small else torch.bfloat16
-    for sizes in (synthetic.SMALL,) if args.small else synthetic.LARGE:
-        needed = SPARE * synthetic.bytes_needed(sizes, dtype)
-        if args.device.startswith("cuda") and needed > torch.cuda.mem_get_info()[0]:
-            left_out.append(f"{sizes.name}: needs about {needed / bandwidth.GIB:.0f} GiB")
-            continue
-        target, draft = synthetic.models(sizes, args.agreement, dtype, args.device)
-        title = f"{sizes.name}, {str(dtype).removeprefix('torch.')}, agreement {args.agreement:.0%}"
-        texts = synthetic.prompts(sizes, args.problems, length=64)
-        yield Pair(title, hla.enable(target), draft, synthetic.tokenizer, texts, set())
-        del target, draft
+    return Pair("demo pair, float32", hla.enable(models.target), models.draft, models.tokenizer, prompts, ends)
 
 
 def measure(pair: Pair, args: argparse.Namespace, speed: float) -> dict[str, Any]:
@@ -119,10 +138,21 @@ def measure(pair: Pair, args: argparse.Namespace, speed: float) -> dict[str, Any
     target, draft = pair.target, pair.draft
     arms = compiled_arms(target, draft, args, pair.ends) + flashspec_arms(target, draft, args, pair.ends)
     arms = [arm for arm in arms if args.all or arm.name not in LONGEST]
-    took = []
+    took, running, failed = [], [], []
     for arm in arms:
-        took.append(warm_up([arm], pair.tokenizer, pair.prompts, args, pair.ends)[0])
+        try:
+            took.append(warm_up([arm], pair.tokenizer, pair.prompts, args, pair.ends)[0])
+        except (
+            Exception
+        ) as error:  # of one arm, on a device that nobody has tried: the others' figures are worth having
+            if arm.name in ("target", f"assisted γ={args.gamma}"):  # which all others are compared with
+                raise
+            failed.append(f"{arm.name}, batch {arm.batch_size}: {type(error).__name__}: {one_line(str(error), 300)}")
+            print(f"{pair.title}: {failed[-1]}", file=sys.stderr)
+            continue
+        running.append(arm)
         print(f"{pair.title}: {arm.name}, batch {arm.batch_size}: {took[-1]:.1f} s of warm-up", file=sys.stderr)
+    arms = running
     known = counters["stats"]["unique_graphs"]
     for _ in range(args.repeats):
         one_repeat(arms, pair.tokenizer, pair.prompts, args, pair.ends)
@@ -140,7 +170,8 @@ def measure(pair: Pair, args: argparse.Namespace, speed: float) -> dict[str, Any
         rows.append(row)
     read = {"target": bandwidth.of_weights(target), "draft": bandwidth.of_weights(draft)}
     cache = {"target": bandwidth.of_cache(target, length), "draft": bandwidth.of_cache(draft, length)}
-    return {"title": pair.title, "rows": rows, "again": again, "read": read, "cache": cache, "length": length}
+    found = {"title": pair.title, "rows": rows, "again": again, "failed": failed}
+    return found | {"read": read, "cache": cache, "length": length}
 
 
 def bytes_of(arm: Arm, pair: Pair, length: float) -> float | None:
@@ -175,6 +206,7 @@ def lines_of(found: dict[str, Any], args: argparse.Namespace) -> Iterator[str]:
             f"{r['over_assisted']} | {accepted} | {r['texts_equal_to_target']:.0%} | {limit} | {share} | {r['warm_up_seconds']} |"
         )
     yield ""
+    yield from (f"Failed: {line}.\n" for line in found["failed"])
 
 
 def main() -> None:
@@ -187,22 +219,23 @@ def main() -> None:
     name = name_of(args.device)
     said = tests(args.device) if args.tests else "left out"
     given = {key: value for key, value in vars(args).items() if key not in ("out", "svip", "capacity")}
-    settings = ", ".join(f"{key} {value}" for key, value in given.items())
+    settings = ", ".join(f"{key} {shown(value)}" for key, value in given.items())
     lines = [f"# {name}\n", f"Made by `python benchmarks/gpu.py` with {settings}.\n"]
     lines += ["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in facts.items()), ""]
     lines.append(f"Tests marked `gpu`: {said}.\n")
-    for pair in pairs(args, left_out):
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.md"
+    for pair in pairs(args, left_out):  # which holds none of them itself
         lines += lines_of(measure(pair, args, speed), args)
+        path.write_text("\n".join(lines), encoding="utf-8")  # what there is, should a later pair not come to its end
         del pair
         gc.collect()
         torch.compiler.reset()
         if args.device.startswith("cuda"):
             torch.cuda.empty_cache()
     lines += [f"Left out: {reason}.\n" for reason in left_out]
-    if not any(line.startswith("| flashspec") for line in lines):
+    if find_spec("flashspec") is None:
         lines.append(f"{MISSING}.\n")
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.md"
     path.write_text("\n".join(lines), encoding="utf-8")
     print("\n".join(lines))
 

@@ -42,18 +42,16 @@ class Synthetic:
     vocabulary: int
 
 
-SMALL = Synthetic(
-    "synthetic 6M/1M", Size("llama", 256, 704, 6, 4, 2, 64), Size("llama", 128, 352, 1, 2, 1, 64), vocabulary=4096
-)
+SMALL = Synthetic("6M/1M", Size("llama", 256, 704, 6, 4, 2, 64), Size("llama", 128, 352, 1, 2, 1, 64), vocabulary=4096)
 LARGE = (
     Synthetic(
-        "synthetic 1.5B/0.15B",
+        "1.5B/0.15B",
         Size("qwen2", 1536, 8960, 28, 12, 2, 128),
         Size("qwen2", 640, 2560, 10, 10, 2, 64),
         vocabulary=151936,
     ),
     Synthetic(
-        "synthetic 8B/0.6B",
+        "8B/0.6B",
         Size("qwen3", 4096, 12288, 36, 32, 8, 128),
         Size("qwen3", 1024, 3072, 28, 16, 8, 128),
         vocabulary=151936,

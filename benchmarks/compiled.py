@@ -35,7 +35,11 @@ class TargetLoop:
     """Greedy decoding with one compiled function a token: no processors, no criteria but the end token and the length."""
 
     def __init__(self, model: Any, capacity: int, ends: set[int], mode: str | None):
-        self.model, self.capacity, self.ends = model, capacity, torch.tensor(sorted(ends), device=model.device)
+        self.model, self.capacity, self.ends = (
+            model,
+            capacity,
+            torch.tensor(sorted(ends), dtype=torch.int64, device=model.device),
+        )
         self.step = torch.compile(self._step, mode=mode, dynamic=False, fullgraph=True)
         self.caches: dict[int, StaticCache] = {}
 
@@ -152,9 +156,8 @@ def warm_up(
 def row_of(arm: Arm, arms: list[Arm], warm: float) -> dict[str, Any]:
     """The figures of one arm."""
     beside = {a.name: a for a in arms if a.batch_size == arm.batch_size}
-    alone = max(
-        (beside["target"], beside["target static"], beside["target loop"]), key=lambda a: statistics.median(a.speeds)
-    )
+    targets = [a for a in beside.values() if a.name.startswith("target")]
+    alone = max(targets, key=lambda a: statistics.median(a.speeds))
     name = arm.name.removesuffix(" compiled").removesuffix(" auto")
     eager, compiled = beside.get(name, arm), beside.get(f"{name} compiled", arm)
     faster = max((eager, compiled), key=lambda a: statistics.median(a.speeds))

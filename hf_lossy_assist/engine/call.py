@@ -15,6 +15,7 @@ from ..drafters.base import DrafterRun
 from ..models.cached import CachedModel
 from ..models.rope import renewing
 from ..models.row_model import RowModel
+from ..models.static import StaticRowModel
 from ..policy.policy import LossyPolicy
 from ..round import Verdict, Verified
 from ..rules import RuleRun
@@ -61,6 +62,12 @@ class Call:
                 "itself: end the texts before that, or generate the rows of one adapter at a time with set_adapter"
             )
         self.scores, self.logits = [[] for _ in self.rows.index], [[] for _ in self.rows.index]
+
+    def close(self) -> None:
+        """The call is over, in whatever way: its models give back storage that outlives it."""
+        for model in (self.target, *self.drafter.cached_models):
+            if isinstance(model, StaticRowModel):
+                model.close()
 
     def target_hidden(self) -> torch.Tensor | None:
         """What `drafter_tap` holds of the latest target forward, (B, Q, H)."""

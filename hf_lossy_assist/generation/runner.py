@@ -1,6 +1,7 @@
 """`Runner`: a policy and a draft as the decoding loop that Transformers' `generate` calls with everything prepared."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -202,15 +203,16 @@ class Runner:
             keep_scores=rows.keeps_scores,
             keep_logits=bool(wants and generation_config.output_logits),
         )  # fmt: skip
-        stats = in_the_right_mode(call, model, self.assistant, self.decode)
-        pad = generation_config._pad_token_tensor
-        sequences = rows.sequences(input_ids, 0 if pad is None else int(pad))
-        if self.streamer is not None:
-            self.streamer.end()
-        if not wants:
-            return sequences
-        cache = target.export(len(input_ids), model_kwargs.get(mask_name(model)))
-        return output_of(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, stats)
+        with closing(call):
+            stats = in_the_right_mode(call, model, self.assistant, self.decode)
+            pad = generation_config._pad_token_tensor
+            sequences = rows.sequences(input_ids, 0 if pad is None else int(pad))
+            if self.streamer is not None:
+                self.streamer.end()
+            if not wants:
+                return sequences
+            cache = target.export(len(input_ids), model_kwargs.get(mask_name(model)))
+            return output_of(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, stats)
 
     def decode(self, call: Call) -> SpeculationStats:
         """The rounds themselves; a subclass may walk otherwise."""

@@ -132,7 +132,8 @@ class WarmingRunner(Runner):
         rounds = WholeRounds.of(call, SpeculationStats([], 0, True)) if call.compiled else None
         if rounds is not None:
             with torch.random.fork_rng():
-                rounds.compile_all()
+                for _ in range(2 if rounds.target.replays else 1):
+                    rounds.compile_all()
         stats = super().decode(call)
         self.num_graphs += graphs_made() - known
         if self.num_graphs and not self.compile_seconds:

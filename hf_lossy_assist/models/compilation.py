@@ -7,7 +7,7 @@ round. What belongs to a model is checked here once a call of `generate` instead
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -50,11 +50,19 @@ class Compilation:
 
     def of_any_length(self) -> "Compilation":
         """For a function of a length that no two calls share: one graph for all, and none captured for a length."""
-        return (
-            replace(self, options=(*self.options, ("triton.cudagraphs", False)))
-            if self.backend == "inductor"
-            else self
-        )
+        if self.backend != "inductor":
+            return self
+        return replace(self, options=(*self.options, ("triton.cudagraphs", False)))
+
+    def replays(self, devices: Collection[torch.device]) -> bool:
+        """Whether calls replay CUDA graphs, which read and write at the addresses that they were recorded with."""
+        if not devices or any(device.type != "cuda" for device in devices):
+            return False
+        if self.backend != "inductor":
+            return self.backend == "cudagraphs"
+        options = torch._inductor.list_mode_options(self.mode, self.dynamic) if self.mode is not None else {}
+        options = options | dict(self.options)
+        return bool(options.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs))
 
 
 class Signature(NamedTuple):
@@ -129,7 +137,7 @@ def compiled(
                 "cpp_wrapper_build_separate": True,
                 "aot_inductor.compile_wrapper_opt_level": "O0",
             } | options
-    return torch.compile(
+    made = torch.compile(
         function,
         backend=compilation.backend,
         dynamic=compilation.dynamic,
@@ -137,6 +145,18 @@ def compiled(
         options=options or None,
         **settings,
     )
+    devices = frozenset[torch.device]().union(*(signature.devices for signature in signatures))
+    return (lambda *args: copied(made(*args))) if compilation.replays(devices) else made
+
+
+def copied(out: Any) -> Any:
+    """`out` in tensors of its own: those that a CUDA graph returns are overwritten by the next one that is replayed."""
+    if isinstance(out, torch.Tensor):
+        return out.clone()
+    if isinstance(out, tuple):
+        parts = [copied(part) for part in out]
+        return type(out)(*parts) if hasattr(out, "_fields") else tuple(parts)
+    return out
 
 
 def graphs_made() -> int:

@@ -21,30 +21,25 @@ class RowLayer(CacheLayerMixin):
 
     is_sliding = False  # sliding layers keep the same storage; only their mask differs
 
-    def __init__(self, owner: "RowCache"):
+    def __init__(self, owner: "RowCache", number: int):
+        """`number`: which layer of the model it is."""
         super().__init__()
-        self.owner = owner
+        self.owner, self.number = owner, number
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         written = 0 if self.owner.slots is not None else self.owner.visible
-        self.keys, self.values = (self._storage(x, self.owner.capacity, written) for x in (key_states, value_states))
+        self.keys = self.owner.storage((self.number, "keys"), key_states, written)
+        self.values = self.owner.storage((self.number, "values"), value_states, written)
         self.is_initialized = True
-
-    @staticmethod
-    def _storage(like: torch.Tensor, capacity: int, written: int) -> torch.Tensor:
-        """Room for `capacity` slots, of which the caller fills the first `written` at once."""
-        storage = like.new_empty(like.shape[0], like.shape[1], capacity, like.shape[3])
-        # Zeros, not garbage: a hidden slot has weight 0, but 0 · NaN would still be NaN.
-        storage[:, :, written:].zero_()
-        return storage
 
     def grow(self) -> None:
         """Have the owner's capacity, which is larger by now."""
-        grown = [self._storage(x, self.owner.capacity, x.shape[2]) for x in (self.keys, self.values)]
-        for new, old in zip(grown, (self.keys, self.values), strict=True):
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = self.owner.storage((self.number, name), old, old.shape[2])
             new[:, :, : old.shape[2]] = old
-        self.keys, self.values = grown
+            setattr(self, name, new)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -55,7 +50,7 @@ class RowLayer(CacheLayerMixin):
         owner, visible = self.owner, self.owner.visible
         if self.keys.shape[2] < owner.capacity:
             self.grow()
-        if owner.slots is None:  # all rows write at the same place
+        if owner.slots is None or owner.rows is None:  # all rows write at the same place
             self.keys[:, :, owner.start : visible] = key_states
             self.values[:, :, owner.start : visible] = value_states
         else:
@@ -83,9 +78,9 @@ class RowCache(Cache):
         """`limit`: no row will ever be longer than this many tokens."""
         self.limit, self.capacity = limit, 0
         self.start = self.visible = 0
-        self.rows: torch.Tensor  # (B, 1)
+        self.rows: torch.Tensor | None = None  # (B, 1), where `slots` are not None
         self.slots: torch.Tensor | None = None  # (B, Q), or None when all rows start at `start`
-        super().__init__(layers=[RowLayer(self) for _ in range(layers)])
+        super().__init__(layers=[RowLayer(self, number) for number in range(layers)])
 
     def plan(self, starts: Sequence[int], width: int, device: torch.device) -> torch.Tensor:
         """Say where the next forward of `width` tokens writes; returns the `position_ids`, (1 or B, width) int64."""
@@ -114,9 +109,23 @@ class RowCache(Cache):
         self.rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
         self.slots, self.start, self.visible = slots, 0, self.capacity
 
+    def forget_plan(self) -> None:
+        """The forward has run: let go of the tensors that said where."""
+        self.rows = self.slots = None
+
     def capacity_for(self, visible: int) -> int:
         """How many slots to have where `visible` are needed, which is more than there are."""
         return max(visible, min(self.limit + SPARE, max(2 * self.capacity, visible + STEP)))
+
+    def storage(self, place: tuple[int, str], like: torch.Tensor, written: int) -> torch.Tensor:
+        """Room for `capacity` slots of rows such as `like`'s (B, heads, any, d), of which the caller fills the first `written` at once.
+
+        `place`: the layer's number, and "keys" or "values".
+        """
+        storage = like.new_empty(like.shape[0], like.shape[1], self.capacity, like.shape[3])
+        # Zeros, not garbage: a hidden slot has weight 0, but 0 · NaN would still be NaN.
+        storage[:, :, written:].zero_()
+        return storage
 
     def row(self, b: int) -> "RowCache":
         """Row b alone on the same storage: what is written there is written here. Neither may grow afterwards."""

@@ -18,6 +18,7 @@ from .compilation import Compilation, Signature, compiled_once, failure, graphs_
 from .inspect import base_of, is_tested
 from .row_cache import SPARE, RowCache
 from .row_model import RowModel
+from .storage import Loan
 
 
 LEAST = 256  # slots of the smallest storage
@@ -26,6 +27,21 @@ WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, SPARE)  # of blocks; each that a cal
 
 class StaticRowCache(RowCache):
     """A `RowCache` whose capacity is a power of two: blocks of texts of many lengths have one shape."""
+
+    loan: Loan | None = None  # of storage that outlives the call, where graphs rely on its addresses
+
+    def storage(self, place: tuple[int, str], like: torch.Tensor, written: int) -> torch.Tensor:
+        kept = None if self.loan is None else self.loan.take(place, like, self.capacity)
+        return super().storage(place, like, written) if kept is None else kept
+
+    def select(self, rows: torch.Tensor) -> None:
+        super().select(rows)
+        for layer in self.layers if self.loan is not None else ():
+            if layer.is_initialized:
+                layer.keys, layer.values = (
+                    self.storage((layer.number, name), states, 0).copy_(states)
+                    for name, states in (("keys", layer.keys), ("values", layer.values))
+                )
 
     def capacity_for(self, visible: int) -> int:
         return max(LEAST, 1 << (visible - 1).bit_length())
@@ -49,17 +65,17 @@ class StaticRowCache(RowCache):
     def other(self, capacity: int) -> Iterator[None]:
         """Empty storage of another size for a while; then it is as it was."""
         before, kept = self.capacity, [(layer.keys, layer.values) for layer in self.layers]
+        contents = [(keys.clone(), values.clone()) for keys, values in kept]  # what is lent may be the same once more
         self.capacity = capacity
         for layer in self.layers:
-            layer.keys, layer.values = (
-                x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in (layer.keys, layer.values)
-            )
+            layer.keys = self.storage((layer.number, "keys"), layer.keys, 0)
+            layer.values = self.storage((layer.number, "values"), layer.values, 0)
         try:
             yield
         finally:
             self.capacity = before
-            for layer, (keys, values) in zip(self.layers, kept, strict=True):
-                layer.keys, layer.values = keys, values
+            for layer, own, held in zip(self.layers, kept, contents, strict=True):
+                layer.keys, layer.values = (x.copy_(content) for x, content in zip(own, held, strict=True))
 
     def allocate(self, likes: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: int, tokens: int) -> None:
         """Have the storage at once. `likes`: of each layer, keys and values of any one row and slot, (1, heads, 1, d)."""
@@ -67,7 +83,8 @@ class StaticRowCache(RowCache):
         for layer, (keys, values) in zip(self.layers, likes, strict=True):
             layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
             layer.keys, layer.values = (
-                x.new_zeros(rows, x.shape[1], self.capacity, x.shape[3]) for x in (keys, values)
+                self.storage((layer.number, name), x.expand(rows, -1, -1, -1), 0)
+                for name, x in (("keys", keys), ("values", values))
             )
 
 
@@ -90,6 +107,8 @@ class StaticRowModel(RowModel):
         super().__init__(model, rows, limit, vocabulary, types)
         self.compilation, self.eager_because = compilation, self._why_not()
         self._signature: Signature | None = None
+        if self.eager_because is None and compilation.replays({self.device}):
+            self.cache.loan = Loan(model, len(self.cache.layers))
         # A first block that brings the prompt along would have a shape of its own.
         self.needs_prefill = self.eager_because is None
         # Blocks of this call that ran compiled, and what was compiled for them.
@@ -105,6 +124,11 @@ class StaticRowModel(RowModel):
         if self.types is not None:
             return "token_type_ids are as long as the prompt, and every length would be compiled"
         return None
+
+    @property
+    def replays(self) -> bool:
+        """Whether its compiled functions are CUDA graphs, each recorded when it runs for the second time."""
+        return self.cache.loan is not None
 
     @property
     def tensors(self) -> "Block":
@@ -165,6 +189,11 @@ class StaticRowModel(RowModel):
                 self.eager_because = f"{type(self.model).__name__} is on several devices"
         return self.eager_because is None
 
+    def close(self) -> None:
+        """The call is over: give back what of the cache's storage outlives it."""
+        if self.cache.loan is not None:
+            self.cache.loan.give_back()
+
     @property
     def signature(self) -> Signature:
         """What graphs of the model rely on; read once a call, when what the call itself hooks in is there."""
@@ -214,6 +243,7 @@ def fill_block(block: Block, tokens: torch.Tensor) -> None:
         past_key_values=cache,
         use_cache=True,
     )
+    cache.forget_plan()
 
 
 def run_block(block: Block, tokens: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
@@ -239,4 +269,5 @@ def run_block(block: Block, tokens: torch.Tensor, starts: torch.Tensor) -> torch
         use_cache=True,
         **extra,
     ).logits
+    cache.forget_plan()  # what the cache keeps of a graph is a result of it: a CUDA graph's must be let go before the next one
     return logits

@@ -1,0 +1,141 @@
+"""Pairs of random models whose agreement is set by construction: speed can be measured without trained weights.
+
+Both models are plain Transformers classes of any size. Token t's embedding is a random vector, and the row of the output embeddings of
+its one successor is the same vector: the successor's logit stands far above all others. The layers between are random and read in full,
+and what they add is too small to change a choice. All successors of the target form one cycle through the vocabulary; the draft has the
+same successor for a share of the tokens, and another one for the rest. So in greedy decoding each drafted token that follows a right
+one is right with a probability that is that share.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, BatchEncoding
+
+
+LOGIT = 20.0  # of the successor, in nats; of all others about ± LOGIT / √hidden_size
+UNSURE = 0.5  # of that, where the draft hesitates: its distribution is then nearly flat
+WHISPER = 1e-4  # standard deviation of the layers' last matrices: what they add stays far below an embedding
+
+
+@dataclass(frozen=True)
+class Size:
+    """A decoder, in the names of Transformers' configs."""
+
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """A pair by its sizes."""
+
+    name: str
+    target: Size
+    draft: Size
+    vocabulary: int
+
+
+SMALL = Synthetic("6M/1M", Size("llama", 256, 704, 6, 4, 2, 64), Size("llama", 128, 352, 1, 2, 1, 64), vocabulary=4096)
+LARGE = (
+    Synthetic(
+        "1.5B/0.15B",
+        Size("qwen2", 1536, 8960, 28, 12, 2, 128),
+        Size("qwen2", 640, 2560, 10, 10, 2, 64),
+        vocabulary=151936,
+    ),
+    Synthetic(
+        "8B/0.6B",
+        Size("qwen3", 4096, 12288, 36, 32, 8, 128),
+        Size("qwen3", 1024, 3072, 28, 16, 8, 128),
+        vocabulary=151936,
+    ),
+)
+
+
+def models(
+    pair: Synthetic,
+    agreement: float,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    hesitates: float = 0.7,
+    seed: int = 0,
+) -> tuple[Any, Any]:
+    """Target and draft, which agree about the next token at a share `agreement` of all tokens.
+
+    `hesitates`: at which share of the others the draft is unsure, so that stops that look at its distribution have something to see.
+    """
+    for name, value in (("agreement", agreement), ("hesitates", hesitates)):
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name}: expected a number from 0 to 1, got {value}")
+    generator = torch.Generator().manual_seed(seed)
+    cycle = torch.randperm(pair.vocabulary, generator=generator)
+    successor = torch.empty_like(cycle)
+    successor[cycle] = cycle.roll(-1)
+    others = torch.randperm(pair.vocabulary, generator=generator)[round(agreement * pair.vocabulary) :]
+    drafted = successor.clone()
+    drafted[others] = successor[others].roll(1)
+    certainty = torch.ones(pair.vocabulary)
+    certainty[others[: round(hesitates * len(others))]] = UNSURE
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        target = model(pair.target, pair.vocabulary, successor, torch.ones_like(certainty), dtype, device)
+        draft = model(pair.draft, pair.vocabulary, drafted, certainty, dtype, device)
+    return target, draft
+
+
+def model(
+    size: Size, vocabulary: int, successor: torch.Tensor, certainty: torch.Tensor, dtype: torch.dtype, device: Any
+) -> Any:
+    """A decoder whose favourite behind token t is `successor[t]`, with a logit of `LOGIT · certainty[t]`; both (V,)."""
+    shape = asdict(size)
+    config = AutoConfig.for_model(
+        shape.pop("model_type"),
+        vocab_size=vocabulary,
+        tie_word_embeddings=False,
+        max_position_embeddings=32768,
+        **shape,
+    )
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = None  # texts are as long as they are asked for
+    with torch.device(device):
+        made = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    for layer in made.model.layers:
+        layer.self_attn.o_proj.weight.normal_(std=WHISPER)
+        layer.mlp.down_proj.weight.normal_(std=WHISPER)
+    # Of length √hidden_size, so that the last norm leaves them as they are.
+    table = torch.randn(vocabulary, size.hidden_size, device=device)
+    table *= size.hidden_size**0.5 / table.norm(dim=1, keepdim=True)
+    made.model.embed_tokens.weight.copy_(table)
+    rows = table * (certainty.to(table)[:, None] * LOGIT / size.hidden_size)
+    made.lm_head.weight[successor.to(device)] = rows.to(dtype)
+    return made
+
+
+def prompts(pair: Synthetic, count: int, length: int, seed: int = 1) -> list[list[int]]:
+    """`count` random prompts of `length` token ids each."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(pair.vocabulary, (count, length), generator=generator).tolist()
+
+
+def tokenizer(texts: list[list[int]], **_: Any) -> BatchEncoding:
+    """Token ids as a tokenizer gives them; all of one length."""
+    ids = torch.tensor(texts)
+    return BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+
+
+def bytes_needed(pair: Synthetic, dtype: torch.dtype) -> int:
+    """What the weights of both models take, about."""
+    return sum(numbers(size, pair.vocabulary) for size in (pair.target, pair.draft)) * dtype.itemsize
+
+
+def numbers(size: Size, vocabulary: int) -> int:
+    """Of a model's weights, norms and biases left out."""
+    heads = 2 * (size.num_attention_heads + size.num_key_value_heads) * size.head_dim
+    layer = size.hidden_size * (heads + 3 * size.intermediate_size)
+    return 2 * vocabulary * size.hidden_size + size.num_hidden_layers * layer

@@ -1,0 +1,190 @@
+"""Rounds whose graphs are replayed, as CUDA graphs are, write the same: nothing of a replay is read after the next one, and keys and
+values stay where they were from call to call. On a CPU a backend of the tests' own does what CUDA graphs do.
+"""
+
+import functools
+
+import pytest
+import torch
+from support import tiny
+from support.replaying import Replaying
+from transformers import CompileConfig
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.engine import loop
+from hf_lossy_assist.generation.compiling import compilation_of
+from hf_lossy_assist.models import compilation, static, storage
+
+
+pytestmark = pytest.mark.slow
+LENGTHS = (9, 5)
+BACKEND = Replaying()  # of all tests, so that each function is traced once
+
+
+@functools.cache
+def pair():
+    return hla.enable(tiny.build("llama")), tiny.draft_of(tiny.shared("llama"), "often")
+
+
+@pytest.fixture
+def replaying(monkeypatch):
+    """The backend, which everything that asks takes for CUDA graphs."""
+    monkeypatch.setattr(compilation.Compilation, "replays", lambda self, devices: isinstance(self.backend, Replaying))
+    BACKEND.calls = BACKEND.moved = 0
+    return BACKEND
+
+
+def written(backend=None, lengths=LENGTHS, policy="strict", **settings):
+    model, draft = pair()
+    known = {"max_new_tokens": 16, "do_sample": False, "num_assistant_tokens": 1, "eos_token_id": tiny.NEVER_EMITTED}
+    how = {} if backend is None else {"compile_config": CompileConfig(backend=backend)}
+    return model.generate(
+        **tiny.prompts(lengths),
+        assistant_model=draft,
+        lossy_policy=policy,
+        return_dict_in_generate=True,
+        **known | settings | how,
+    )
+
+
+STOP = hla.SVIP(h=0.7, max_draft=4)
+CALLS = {
+    "whole rounds": {},
+    "blocks of a round": {"policy": STOP, "num_assistant_tokens": None, "do_sample": True, "top_k": 0},
+    "models alone": {"repetition_penalty": 1.2, "output_logits": True},
+}
+
+
+def drawn(call, lengths):
+    """The settings of a call, with random numbers that do not depend on what is drawn beside them."""
+    if not call.get("do_sample"):
+        return call
+    return call | {"generator": [torch.Generator().manual_seed(seed) for seed in range(len(lengths))]}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_texts_of_many_calls(replaying, monkeypatch, call):
+    monkeypatch.setattr("hf_lossy_assist.engine.compiled.BLOCK", 2)  # so that short drafts are several blocks
+    for turn, lengths in enumerate((LENGTHS, (4, 8), LENGTHS)):
+        own = written(lengths=lengths, **drawn(CALLS[call], lengths))
+        out = written(replaying, lengths, **drawn(CALLS[call], lengths))
+        assert torch.equal(out.sequences, own.sequences)
+        if own.logits is not None:
+            for ours, theirs in zip(out.logits, own.logits, strict=True):
+                assert torch.equal(ours.argmax(dim=-1), theirs.argmax(dim=-1))
+        assert out.speculation.num_compiled_rounds + out.speculation.num_compiled_forwards > 2
+        assert turn < 2 or out.speculation.num_graphs == 0
+    assert replaying.calls > 10 and replaying.moved == 0
+
+
+def test_what_is_read_too_late_is_found(replaying, monkeypatch):
+    """Else the test above would say nothing."""
+    monkeypatch.setattr(compilation, "copied", lambda out: out)
+    try:
+        same = torch.equal(written(replaying).sequences, written().sequences)
+    except (IndexError, RuntimeError, ValueError):
+        same = False
+    assert not same
+
+
+def test_nothing_of_a_replay_is_left_where_a_later_round_could_read_it(replaying, monkeypatch):
+    """A result that somebody still holds keeps CUDA graphs from beginning anew."""
+    caches = []
+    own = static.StaticRowModel.close
+    monkeypatch.setattr(static.StaticRowModel, "close", lambda self: caches.append(self.cache) or own(self))
+    written(replaying)
+    held = {id(value) for cache in caches for value in vars(cache).values() if isinstance(value, torch.Tensor)}
+    assert len(caches) == 2 and not held
+
+
+def test_storage_that_moves_is_found(replaying, monkeypatch):
+    written(replaying)
+    assert replaying.moved == 0
+    monkeypatch.setattr(storage.Loan, "take", lambda *_: None)
+    written(replaying)
+    assert replaying.moved > 0
+
+
+def spoiled(model):
+    """All that the model keeps, written over with NaN."""
+    kept = [tensor for shelf in storage.pool_of(model).free for tensor in shelf.tensors.values()]
+    with torch.inference_mode():
+        for tensor in kept:
+            tensor.fill_(float("nan"))
+    return len(kept)
+
+
+def test_a_call_never_sees_what_another_one_left(replaying):
+    own = written().sequences
+    for _ in range(3):
+        assert torch.equal(written(replaying).sequences, own)
+        assert all(spoiled(model) > 0 for model in pair())
+
+
+def test_rows_that_leave(replaying):
+    settings = {"max_new_tokens": 24, "eos_token_id": int(written(max_new_tokens=6).sequences[1, -1])}
+    own = written(**settings)
+    for _ in range(2):
+        assert torch.equal(written(replaying, **settings).sequences, own.sequences)
+        for model in pair():
+            assert {shelf.shape.rows for shelf in storage.pool_of(model).free} == {1, 2}
+            spoiled(model)
+    assert replaying.moved == 0
+
+
+def test_what_the_caller_is_given_is_his(replaying):
+    out = written(replaying, lengths=(9,))
+    kept = {t.data_ptr() for shelf in storage.pool_of(pair()[0]).free for t in shelf.tensors.values()}
+    assert kept and not kept & {
+        t.data_ptr() for layer in out.past_key_values.layers for t in (layer.keys, layer.values)
+    }
+    before = [layer.keys.clone() for layer in out.past_key_values.layers]
+    written(replaying, lengths=(8,))
+    assert all(torch.equal(a, layer.keys) for a, layer in zip(before, out.past_key_values.layers, strict=True))
+
+
+def interrupted(call):
+    raise KeyboardInterrupt
+
+
+def test_a_call_that_is_interrupted_gives_back(replaying, monkeypatch):
+    written(replaying)
+    kept = [len(storage.pool_of(model).free) for model in pair()]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop, "drop_finished", interrupted)
+        written(replaying)
+    assert [len(storage.pool_of(model).free) for model in pair()] == kept
+    assert torch.equal(written(replaying).sequences, written().sequences) and replaying.moved == 0
+
+
+def test_eager_calls_keep_nothing(replaying):
+    storage._pools.clear()
+    written()
+    assert not storage._pools
+
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+GRAPHS = compilation.Compilation(mode="reduce-overhead")
+
+
+@pytest.mark.parametrize(
+    ("how", "devices", "replays"),
+    [
+        (GRAPHS, {CUDA}, True),
+        (GRAPHS, {CPU}, False),
+        (GRAPHS, {CPU, CUDA}, False),
+        (GRAPHS, set(), False),
+        (compilation.Compilation(mode="default"), {CUDA}, False),
+        (compilation.Compilation(), {CUDA}, False),
+        (compilation.Compilation(options=(("triton.cudagraphs", True),)), {CUDA}, True),
+        (compilation.Compilation(mode="max-autotune", options=(("triton.cudagraphs", False),)), {CUDA}, False),
+        (compilation.Compilation(backend="cudagraphs"), {CUDA}, True),
+        (compilation.Compilation(backend="aot_eager"), {CUDA}, False),
+    ],
+)
+def test_when_calls_replay_cuda_graphs(how, devices, replays):
+    assert how.replays(devices) is replays
+
+
+def test_the_default_mode_does():
+    assert compilation_of("static", None).replays({CUDA})

@@ -139,6 +139,8 @@ class Runner:
         pads, columns = hidden(input_ids, model_kwargs.get(mask_name(model)), mask_name(model))
         vocabulary = vocabulary_of(model)
         clock, stop = Clock(input_ids.device), self.draft_stop().start(input_ids.shape[0])
+        if self.assistant is not None:
+            stop.pair(model, self.assistant)
         rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)
         processing, sampling = Processing(logits_processor, len(rows.index)), bool(generation_config.do_sample)
 

@@ -78,6 +78,7 @@ MADE = {
     "specdec": lambda: hla.SpecDecPP(head("token", bias=2.0), 0.3, 2),
     "moving_average": lambda: hla.MovingAverage(step=0.1, initial=0.9, window=3, max_draft=2),
     "batch_schedule": lambda: hla.BatchSchedule({1: 2, 2: 1}),
+    "joint": lambda: hla.JointGoodput(h=0.4, step=0.1, max_draft=3),
     "at_least": lambda: hla.AtLeast(hla.Confidence(0.6, 3), 2),
     "any_of": lambda: hla.AnyOf((hla.Confidence(0.4, 3), hla.SVIP(0.4, max_draft=2))),
     "all_of": lambda: hla.AllOf((hla.Confidence(0.6, 3), hla.Constant(2))),
@@ -122,7 +123,7 @@ def test_what_says_lossless_has_the_targets_law(name):
     if not policy.lossless:
         return
     with_filters = [policy]
-    if name in STOPS:  # a filter looks at what a stop left, and a rule at what a filter left
+    if name in STOPS and not policy.stop.joint:  # a filter looks at what a stop left, and a rule at what a filter left
         with_filters.append(hla.LossyPolicy(stop=policy.stop, filter=verification()))
         with_filters.append(hla.LossyPolicy(hla.BlockVerification(), policy.stop, verification("prefix")))
     widths = set()
@@ -195,7 +196,10 @@ def test_two_rows_together(lengths, filter_):
     With exact="full" they know a little of each other (docs/explanation/sv-exactness.md).
     """
     (target, draft, companion), widths = models(3), set()
-    for stop in (hla.Constant(2), hla.Confidence(0.3, 2)):
+    stops = [hla.Constant(2), hla.Confidence(0.3, 2)]
+    if filter_ not in ("full", "prefix"):  # which would be biased, and refuse it
+        stops.append(hla.JointGoodput(c=0.6, max_draft=2, step=0.1))
+    for stop in stops:
         others = {"all": [hla.VerifyAll()], "staged": [hla.Staged(companion)]}
         for own in others.get(filter_) or [weighing(filter_, seed) for seed in (None, 17)]:
             if filter_ == "staged":
@@ -229,6 +233,9 @@ def test_no_row_may_end_anothers_draft_where_rows_are_weighed_against_each_other
         ValueError, match=r"^Hasty with patience 0\.0 ends a row's draft [^\n]* give the stop patience=1$"
     ):
         hla.LossyPolicy(stop=Hasty(0.3, 2), filter=weighing("full", 19))
+    for stop in (hla.JointGoodput(), hla.Fallback(hla.JointGoodput())):
+        with pytest.raises(ValueError, match=rf"^{type(stop).__name__} ends a row's draft [^\n]* such as SVIP\(\)$"):
+            hla.LossyPolicy(stop=stop, filter=weighing("full", 19))
     far = {}
     for stop in (hla.Confidence(0.3, 2), Hasty(0.3, 2)):
         for own in (hla.VerifyAll(), weighing("full", 19)):

@@ -1,0 +1,232 @@
+"""The joint stop: the rows of a batch draft on together while what that is expected to give is worth its time."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from ..registry import register_stop
+from ..validation import LONGEST_DRAFT, MOST_FACTOR, check_int, check_number, check_positive
+from .base import DraftStop, StopRun, entropy
+from .basic import SVIP, Constant
+from .costs import Given, Measured
+
+
+KEEP = 1 - 1 / 64  # of what was counted before a round: about 64 rounds are remembered
+MOST_LEAD = 100.0
+SHORTEST = 1e-9  # of a round: tokens are divided by it
+BINS, WIDTH = 24, 0.125  # of √H, H in nats; the last bin has everything above
+PRIOR = 4.0  # tested tokens that SVIP's bound weighs in each bin
+
+
+@dataclass(frozen=True)
+class JointGoodput(DraftStop):
+    """All rows of a batch draft one token more, or all end their drafts: by expected accepted tokens a second.
+
+    After each drafted token the round goes on while
+
+        ā · Σ s^`lead` ≥ ρ · (t_step + t_column),
+
+    the sum over the rows that may still draft. s is the probability that all tokens of a row's draft so far are accepted, ā that of one
+    to come; t_step is what one draft step more costs, t_column what the target takes to read one token more of every row, and ρ how many
+    tokens a second a round of so many rows gives on average. s only falls, so behind the first step that does not pay there is none that
+    does: one look ahead is enough.
+
+    - A row whose own token is doubtful drafts on beside the others: its place in the step and in the block is computed anyway.
+    - s is the product of a(H) over the row's tokens, H the draft's entropy at each: SVIP's bound on the acceptance rate, 1 − √(c·H),
+      moved to the share of tokens of about that entropy that were accepted.
+    - One unfinished row is left to `SVIP(h, c)`.
+
+    Seconds are measured, and what was learnt of a pair of models is kept for their next call. Greedy text does not depend on it; sampled text
+    under one seed may, as drafts then differ in length. With `step` nothing is measured and nothing kept, and a call can be repeated exactly.
+
+    Args:
+        lead: 1 counts expected tokens alike. A batch ends with its slowest row, so that a token which only some rows gain is worth less to it:
+            the more so, the shorter the texts. 1.5 lies between what rows want that begin and end together and rows that come and go.
+        step, token, fixed: what drafting one token for all rows, verifying one token more, and the rest of a round cost, in any one unit;
+            without `step` they are measured.
+    """
+
+    h: float = SVIP.h
+    c: float = SVIP.c
+    max_draft: int = SVIP.max_draft
+    lead: float = 1.5
+    step: float | None = None
+    token: float = 0.0
+    fixed: float = 1.0
+    joint: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_number("JointGoodput.h", self.h, 0.0, float("inf"))
+        check_number("JointGoodput.c", self.c, 0.0, float("inf"))
+        check_int("JointGoodput.max_draft", self.max_draft, 1, LONGEST_DRAFT)
+        check_number("JointGoodput.lead", self.lead, 0.0, MOST_LEAD)
+        if self.step is not None:
+            check_number("JointGoodput.step", self.step, 0.0, MOST_FACTOR)
+        elif (self.token, self.fixed) != (0.0, 1.0):
+            raise ValueError(
+                "JointGoodput: token and fixed say what rounds cost beside step: pass step=… too, or neither of them"
+            )
+        check_number("JointGoodput.token", self.token, 0.0, MOST_FACTOR)
+        check_positive("JointGoodput.fixed", self.fixed, hint=": a round without drafts takes time too")
+
+    @property
+    def longest(self) -> int:
+        return self.max_draft
+
+    def start(self, rows: int) -> "JointRun":
+        return JointRun(self)
+
+
+class JointRun(StopRun):
+    """`known`: what earlier rounds have taught; the rest is of the round under way."""
+
+    settings: JointGoodput
+
+    def __init__(self, settings: JointGoodput, now: Callable[[], float] = time.perf_counter):
+        """`now`: the clock, in seconds."""
+        super().__init__(settings)
+        self.now, self.alone = now, SVIP(settings.h, settings.c)
+        costs = Measured() if settings.step is None else Given(settings.step, settings.token, settings.fixed)
+        self.known = Known(costs)
+        self.rows: list[int] = []  # unfinished ones
+        self.open: Sequence[int] = []  # of these, the ones that may draft another token
+        self.order: list[int] = []  # the call's row of each row of the batch
+        self.bins: list[np.ndarray] = []  # (B,) of each drafted token
+        self.moments: list[float] = []  # when the round began, and after each drafted token
+        self.warm = False  # the models have read the prompts
+        self.counted = False  # the target has read the round's draft
+
+    def pair(self, target: Any, draft: Any) -> None:
+        if isinstance(self.known.costs, Measured):
+            self.known = KNOWN.setdefault(target, WeakKeyDictionary()).setdefault(draft, self.known)
+
+    def begin_round(self, rows: list[int]) -> list[int]:
+        now = self.now()
+        if self.counted:
+            if self.warm:
+                self.known.costs.learn(len(self.order), self.moments, now)
+            self.warm = True
+        self.rows, self.open, self.bins, self.moments, self.counted = rows, rows, [], [now], False
+        return super().begin_round(rows)
+
+    def drafting(self, rows: Sequence[int]) -> None:
+        self.open = rows
+
+    def after_token(
+        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if len(self.rows) == 1:
+            return self.alone.should_stop(input_ids, scores)
+        if not self.bins:
+            self.order, self.s = list(rows), np.ones(len(rows))
+            self.chances = self.known.accepted.chances(self.settings.c)
+            self.least = self.known.least(len(self.order), len(self.rows))
+        self.bins.append(bins_of(entropy(scores[-1])))
+        self.moments.append(self.now())
+        self.s *= self.chances[self.bins[-1]]
+        return torch.full((len(rows),), not self._goes_on(), device=input_ids.device)
+
+    def _goes_on(self) -> bool:
+        if self.least is None:
+            return len(self.bins) < min(Constant.gamma, self.settings.max_draft)
+        open_ = set(self.open)
+        worth = (self.s**self.settings.lead).tolist()
+        return sum(w for row, w in zip(self.order, worth, strict=True) if row in open_) >= self.least
+
+    def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
+        if not self.bins or not any(drafted):
+            return
+        self.counted = True
+        at, bins = {row: b for b, row in enumerate(self.order)}, np.stack(self.bins, axis=1)  # (B, γ)
+        self.known.learn([bins[at[row]] for row in rows], drafted, accepted)
+
+
+def bins_of(entropies: torch.Tensor) -> np.ndarray:
+    """The bin of each entropy in nats, (B,) → (B,) int64. NaN, of logits that make no distribution, is in the last one."""
+    places = np.nan_to_num(np.sqrt(entropies.numpy(force=True)) / WIDTH, nan=BINS)
+    return np.minimum(places, BINS - 1).astype(np.int64)
+
+
+def falling(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The nearest values (n,) that do not rise, by squared distance with `weights` (n,): neighbours out of order share their mean."""
+    groups: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        mean, total, count = value, weight, 1
+        while groups and groups[-1][0] < mean:
+            before, heavy, many = groups.pop()
+            mean = (before * heavy + mean * total) / (heavy + total)
+            total, count = heavy + total, many + count
+        groups.append((mean, total, count))
+    return np.repeat([mean for mean, _, _ in groups], [count for _, _, count in groups])
+
+
+class Accepted:
+    """How many drafted tokens were tested and accepted by the draft's entropy at each, weighted by age."""
+
+    def __init__(self) -> None:
+        self.tested, self.accepted = np.zeros(BINS), np.zeros(BINS)
+
+    def chances(self, c: float) -> np.ndarray:
+        """a(H), P(accepted) of a token in each bin, (BINS,), not rising: SVIP's bound moved to what was counted."""
+        bound = np.maximum(1 - np.sqrt(c) * (np.arange(BINS) + 0.5) * WIDTH, 0)
+        weights = self.tested + PRIOR
+        return falling((self.accepted + PRIOR * bound) / weights, weights)
+
+    @property
+    def share(self) -> float:
+        """ā, of tested tokens."""
+        return (float(self.accepted.sum()) + 1) / (float(self.tested.sum()) + 2)
+
+    def learn(self, bins: Sequence[np.ndarray], drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """A round: behind the first rejected token of a row nothing was tested."""
+        self.tested *= KEEP
+        self.accepted *= KEEP
+        for own, d, n in zip(bins, drafted, accepted, strict=True):
+            np.add.at(self.tested, own[: n + (n < d)], 1)
+            np.add.at(self.accepted, own[:n], 1)
+
+
+@dataclass
+class Known:
+    """What is known of a pair of models: what its rounds cost and give.
+
+    Args:
+        costs: of a round.
+        accepted: tokens by entropy.
+        rounds, tokens, gammas: rounds by age; tokens of a row, the target's own included, and γ, added up over them.
+    """
+
+    costs: Given | Measured
+    accepted: Accepted = field(default_factory=Accepted)
+    rounds: float = 0.0
+    tokens: float = 0.0
+    gammas: float = 0.0
+
+    def learn(self, bins: Sequence[np.ndarray], drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """One round of some rows."""
+        self.accepted.learn(bins, drafted, accepted)
+        self.rounds = KEEP * self.rounds + 1
+        self.tokens = KEEP * self.tokens + sum(accepted) / len(drafted) + 1
+        self.gammas = KEEP * self.gammas + max(drafted)
+
+    def least(self, batch: int, unfinished: int) -> float | None:
+        """Σ s^lead at which one token more just pays, of a batch of which some rows are unfinished; None where that is not known yet."""
+        costs = self.costs
+        if not costs.known or not self.rounds:
+            return None
+        seconds = costs.round(batch, self.gammas / self.rounds)
+        rate = unfinished * self.tokens / self.rounds / max(seconds, SHORTEST)
+        return rate * (costs.step(batch) + costs.column(batch)) / self.accepted.share
+
+
+KNOWN: WeakKeyDictionary[Any, WeakKeyDictionary[Any, Known]] = WeakKeyDictionary()  # by target, then by draft
+
+register_stop(
+    "joint", JointGoodput,
+    summary="All rows of a batch draft one token more, or all end their drafts: by expected accepted tokens a second.",
+)  # fmt: skip

@@ -74,7 +74,7 @@ class Seconds:
 
     def __init__(self) -> None:
         self.points: OrderedDict[tuple[float, ...], deque[float]] = OrderedDict()  # by amounts, the latest ones last
-        self._parts: np.ndarray | None = None
+        self._parts: list[float] | None = None
         self._added = 0
 
     def add(self, amounts: tuple[float, ...], seconds: float) -> None:
@@ -83,17 +83,17 @@ class Seconds:
         if len(self.points) > SIZES:
             self.points.popitem(last=False)
         self._added += 1
-        if self._added <= 8 or self._added % 8 == 0:  # a fit takes as long as some draft steps of a tiny model
+        if self._added <= 8 or self._added % 16 == 0:  # a fit takes as long as some draft steps of a tiny model
             self._parts = None
 
     def of(self, *amounts: float) -> float:
         """What these amounts are expected to take."""
         if self._parts is None:
             self._parts = self._fit()
-        return float(self._parts @ amounts)
+        return sum(part * amount for part, amount in zip(self._parts, amounts, strict=True))
 
-    def _fit(self) -> np.ndarray:
-        """(k,): least squares, drawn a little towards equal parts, which is all that measurements of one size say."""
+    def _fit(self) -> list[float]:
+        """Of each amount: least squares, drawn a little towards equal parts, which is all that measurements of one size say."""
         points = [(amounts, seconds) for amounts, each in list(self.points.items()) for seconds in list(each)]
         x, y = np.array([amounts for amounts, _ in points], float), np.array([seconds for _, seconds in points])
         scale = x.max(axis=0)
@@ -105,4 +105,4 @@ class Seconds:
             parts = guess + np.linalg.solve(gram, (x.T * weights) @ (y - x @ guess))
             off = np.abs(y - x @ parts)
             weights = far / np.maximum(off, far) if far > 0 else weights
-        return np.maximum(parts, 0) / scale
+        return (np.maximum(parts, 0) / scale).tolist()

@@ -1,5 +1,6 @@
 """The joint stop: the rows of a batch draft on together while what that is expected to give is worth its time."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ KEEP = 1 - 1 / 64  # of what was counted before a round: about 64 rounds are rem
 MOST_LEAD = 100.0
 SHORTEST = 1e-9  # of a round: tokens are divided by it
 BINS, WIDTH = 24, 0.125  # of √H, H in nats; the last bin has everything above
+MIDDLES = (np.arange(BINS) + 0.5) * WIDTH
+EDGES = (np.arange(1, BINS) * WIDTH).astype(np.float32) ** 2  # of H
 PRIOR = 4.0  # tested tokens that SVIP's bound weighs in each bin
 
 
@@ -93,8 +96,8 @@ class JointRun(StopRun):
         self.now, self.alone = now, SVIP(settings.h, settings.c)
         costs = Measured() if settings.step is None else Given(settings.step, settings.token, settings.fixed)
         self.known = Known(costs)
-        self.rows: list[int] = []  # unfinished ones
-        self.open: Sequence[int] = []  # of these, the ones that may draft another token
+        self.rows: Sequence[int] = []  # unfinished ones
+        self.may: Sequence[int] = []  # of these, the ones that may draft another token
         self.order: list[int] = []  # the call's row of each row of the batch
         self.bins: list[np.ndarray] = []  # (B,) of each drafted token
         self.moments: list[float] = []  # when the round began, and after each drafted token
@@ -111,11 +114,12 @@ class JointRun(StopRun):
             if self.warm:
                 self.known.costs.learn(len(self.order), self.moments, now)
             self.warm = True
-        self.rows, self.open, self.bins, self.moments, self.counted = rows, rows, [], [now], False
+        self.rows = self.may = rows
+        self.bins, self.moments, self.counted = [], [now], False
         return super().begin_round(rows)
 
     def drafting(self, rows: Sequence[int]) -> None:
-        self.open = rows
+        self.may = rows
 
     def after_token(
         self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
@@ -123,33 +127,41 @@ class JointRun(StopRun):
         if len(self.rows) == 1:
             return self.alone.should_stop(input_ids, scores)
         if not self.bins:
-            self.order, self.s = list(rows), np.ones(len(rows))
-            self.chances = self.known.accepted.chances(self.settings.c)
-            self.least = self.known.least(len(self.order), len(self.rows))
-        self.bins.append(bins_of(entropy(scores[-1])))
+            self._open(list(rows))
+        bins = bins_of(entropy(scores[-1]))
+        self.bins.append(bins)
         self.moments.append(self.now())
-        self.s *= self.chances[self.bins[-1]]
+        self.worth *= self.factors[bins]
         return torch.full((len(rows),), not self._goes_on(), device=input_ids.device)
+
+    def _open(self, rows: list[int]) -> None:
+        """The first token of a round: `worth` (B,) is s^lead, `factors` (BINS,) what a token makes of it, `counts` (B,) 1 for `open` rows."""
+        self.order, self.worth = rows, np.ones(len(rows))
+        self.factors = self.known.accepted.chances(self.settings.c) ** self.settings.lead
+        self.least = self.known.least(len(rows), len(self.rows))
+        self.open = -1
 
     def _goes_on(self) -> bool:
         if self.least is None:
-            return len(self.bins) < min(Constant.gamma, self.settings.max_draft)
-        open_ = set(self.open)
-        worth = (self.s**self.settings.lead).tolist()
-        return sum(w for row, w in zip(self.order, worth, strict=True) if row in open_) >= self.least
+            return len(self.bins) < Constant.gamma
+        if self.open != len(self.may):  # rows only ever leave
+            self.open, may = len(self.may), set(self.may)
+            self.counts = np.array([float(row in may) for row in self.order])
+        return bool(self.worth @ self.counts >= self.least)
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
         if not self.bins or not any(drafted):
             return
         self.counted = True
-        at, bins = {row: b for b, row in enumerate(self.order)}, np.stack(self.bins, axis=1)  # (B, γ)
-        self.known.learn([bins[at[row]] for row in rows], drafted, accepted)
+        bins = np.array(self.bins).T  # (B, γ)
+        if rows != self.order:
+            bins = bins[[self.order.index(row) for row in rows]]
+        self.known.learn(bins, np.array(drafted), np.array(accepted))
 
 
 def bins_of(entropies: torch.Tensor) -> np.ndarray:
     """The bin of each entropy in nats, (B,) → (B,) int64. NaN, of logits that make no distribution, is in the last one."""
-    places = np.nan_to_num(np.sqrt(entropies.numpy(force=True)) / WIDTH, nan=BINS)
-    return np.minimum(places, BINS - 1).astype(np.int64)
+    return EDGES.searchsorted(entropies.detach().cpu().numpy(), side="right")
 
 
 def falling(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -173,7 +185,7 @@ class Accepted:
 
     def chances(self, c: float) -> np.ndarray:
         """a(H), P(accepted) of a token in each bin, (BINS,), not rising: SVIP's bound moved to what was counted."""
-        bound = np.maximum(1 - np.sqrt(c) * (np.arange(BINS) + 0.5) * WIDTH, 0)
+        bound = np.maximum(1 - math.sqrt(c) * MIDDLES, 0)
         weights = self.tested + PRIOR
         return falling((self.accepted + PRIOR * bound) / weights, weights)
 
@@ -182,13 +194,13 @@ class Accepted:
         """ā, of tested tokens."""
         return (float(self.accepted.sum()) + 1) / (float(self.tested.sum()) + 2)
 
-    def learn(self, bins: Sequence[np.ndarray], drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """A round: behind the first rejected token of a row nothing was tested."""
-        self.tested *= KEEP
-        self.accepted *= KEEP
-        for own, d, n in zip(bins, drafted, accepted, strict=True):
-            np.add.at(self.tested, own[: n + (n < d)], 1)
-            np.add.at(self.accepted, own[:n], 1)
+    def learn(self, bins: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
+        """A round: the bins of its tokens (B, γ), how many of them each row drafted and how many were accepted, (B,) each."""
+        place = np.arange(bins.shape[1])
+        taken = place < accepted[:, None]
+        tested = place < np.minimum(accepted + 1, drafted)[:, None]  # behind the first rejected token nothing is
+        self.tested = KEEP * self.tested + np.bincount(bins[tested], minlength=BINS)
+        self.accepted = KEEP * self.accepted + np.bincount(bins[taken], minlength=BINS)
 
 
 @dataclass
@@ -207,12 +219,12 @@ class Known:
     tokens: float = 0.0
     gammas: float = 0.0
 
-    def learn(self, bins: Sequence[np.ndarray], drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """One round of some rows."""
+    def learn(self, bins: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
+        """One round; as `Accepted.learn`."""
         self.accepted.learn(bins, drafted, accepted)
         self.rounds = KEEP * self.rounds + 1
-        self.tokens = KEEP * self.tokens + sum(accepted) / len(drafted) + 1
-        self.gammas = KEEP * self.gammas + max(drafted)
+        self.tokens = KEEP * self.tokens + float(accepted.mean()) + 1
+        self.gammas = KEEP * self.gammas + int(drafted.max())
 
     def least(self, batch: int, unfinished: int) -> float | None:
         """Σ s^lead at which one token more just pays, of a batch of which some rows are unfinished; None where that is not known yet."""

@@ -66,7 +66,7 @@ def test_doubtful_rows_go_on_beside_the_others_and_count_for_little():
     run.observe([0, 1, 2, 3], [5] * 4, [5] * 4)
     run.begin_round([0, 1, 2, 3])
     assert ask(run, SURE, SURE, SURE, TORN) == [False] * 4
-    assert run.s[3] < 0.75 < run.s[0] == run.s[1]
+    assert run.worth[3] < 0.75 < run.worth[0] == run.worth[1]
     for _ in range(9):
         found = ask(run, TORN, TORN, TORN, TORN)
         if all(found):
@@ -96,7 +96,7 @@ def test_acceptance_is_the_bound_moved_to_what_was_counted():
     middles = (np.arange(BINS) + 0.5) * WIDTH
     assert seen.chances(0.15) == pytest.approx(np.maximum(1 - np.sqrt(0.15) * middles, 0))
     assert seen.chances(0.0).tolist() == [1.0] * BINS
-    seen.learn([np.array([2, 2, 5]), np.array([5, 2, 2])], [3, 3], [3, 0])  # tested: 2, 2, 5 accepted, 5 rejected
+    seen.learn(np.array([[2, 2, 5], [5, 2, 2]]), np.array([3, 3]), np.array([3, 0]))  # tested: 2, 2, 5 accepted, 5 rejected
     assert seen.tested[[2, 5]].tolist() == [2, 2] and seen.accepted[[2, 5]].tolist() == [2, 1]
     assert seen.share == (3 + 1) / (4 + 2)
     bound = 1 - math.sqrt(0.15) * middles
@@ -104,7 +104,7 @@ def test_acceptance_is_the_bound_moved_to_what_was_counted():
     assert chances[2] == pytest.approx((2 + PRIOR * bound[2]) / (2 + PRIOR))
     # Bin 5 has come out below bin 6, of which only the bound is known: they share their mean.
     assert chances[5] == chances[6] == pytest.approx((1 + PRIOR * bound[5] + PRIOR * bound[6]) / (2 + 2 * PRIOR))
-    seen.learn([np.array([2])], [1], [1])
+    seen.learn(np.array([[2]]), np.array([1]), np.array([1]))
     assert seen.tested[2] == 2 * KEEP + 1, "what is old counts less"
 
 
@@ -119,7 +119,7 @@ def test_a_surer_token_never_counts_for_less(values, weights):
 def test_many_tokens_outweigh_a_bound_nobody_has_tested():
     """All of 90 quite unsure tokens were accepted: what says otherwise of surer ones is four tokens' worth."""
     seen = Accepted()
-    seen.learn([np.full(90, 12)], [90], [90])
+    seen.learn(np.full((1, 90), 12), np.array([90]), np.array([90]))
     assert seen.chances(0.15)[:13].min() > 0.8
 
 

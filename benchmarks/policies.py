@@ -82,6 +82,16 @@ def share(row: dict[str, Any]) -> str:
     return f"{row['unchecked']:.1%} unchecked" if row["unchecked"] else f"{row['lossy']:.1%}"
 
 
+def chance(rows: list[dict[str, Any]]) -> str:
+    """How far the speeds of rules lie apart that wrote strict's own texts in its own rounds: what is smaller is noise."""
+    strict = next(r for r in rows if r["mode"] == GREEDY and r["rule"] == STRICT)
+    same = [r["of_strict"] for r in rows if r["mode"] == GREEDY and r is not strict and not r["lossy"]
+            and r["tokens_per_target_call"] == strict["tokens_per_target_call"]]  # fmt: skip
+    if not same:
+        return "No rule wrote strict's own texts."
+    return f"Rules that wrote strict's own texts in as many rounds differ in speed from {min(same):.2f} to {max(same):.2f}: the cost of the rule and noise."
+
+
 def markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
     guarantees = {e.name: e.guarantee for e in catalog() if e.kind == "rule"}
     lines = [
@@ -90,6 +100,7 @@ def markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
         f"γ = {args.gamma} for all, batches of {args.batch_size}, at most {args.max_new_tokens} new tokens. `hf-lossy policies` lists every name with its parameters and source.",
         "**Bold**: on the Pareto front of right answers and tokens per target call, of its kind of decoding. × strict: tokens per second against strict acceptance on the same",
         f"batch, median of {-(-args.problems // args.batch_size)} batches. One answer is {1 / args.problems:.1%}; the demo is a toy, its ranking need not be that of your models.", "",
+        chance(rows), "",
         "![Pareto front](policies.png)", "",
     ]  # fmt: skip
     for mode in (GREEDY, SAMPLING):

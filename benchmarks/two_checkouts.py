@@ -4,8 +4,8 @@
     python benchmarks/two_checkouts.py /tmp/before . --batch-sizes 1 8 32
 
 Each checkout has a process of its own, which waits while the other works. They take turns at each batch of prompts, the first turn
-changing from batch to batch. The process that is started second loses 1 to 3 % (docs/log.md), so after half of the repeats both are started
-anew in the other order. The ratio (second ÷ first) is the median over the repeats of the ratio within a repeat. "Of the fastest" takes
+changing from batch to batch; after half of the repeats both are started anew in the other order. One checkout given twice shows how far
+from 1 a machine's noise goes. The ratio (second ÷ first) is the median over the repeats of the ratio within a repeat. "Of the fastest" takes
 of each batch of prompts the fastest repeat of either checkout: the work is the same every time, so what is slower was disturbed. Greedy; a
 row counts its tokens up to and with its end token, and both checkouts must write the same ones.
 """

@@ -27,6 +27,8 @@ from .generation.runner import Runner as Runner
 from .generation.stock import StockRule as StockRule
 from .generation.stock import StoppingCandidateGenerator as StoppingCandidateGenerator
 from .generation.stock import stock_stop as stock_stop
+from .generation.warmup import WarmUp as WarmUp
+from .generation.warmup import warmup as warmup
 from .models.early_exit import early_exit as early_exit
 from .models.identity import ModelIdentity as ModelIdentity
 from .policy.forms import as_policy as as_policy
@@ -77,8 +79,8 @@ from .rules.thresholds import EntropyVerify as EntropyVerify
 from .rules.thresholds import Lenience as Lenience
 from .rules.thresholds import Thresholds as Thresholds
 from .rules.thresholds import Typical as Typical
-from .stats.report import RowStats as RowStats
 from .stats.report import SpeculationStats as SpeculationStats
+from .stats.row import RowStats as RowStats
 from .stops.base import DraftStop as DraftStop
 from .stops.base import StopRun as StopRun
 from .stops.basic import SVIP as SVIP

@@ -108,6 +108,8 @@ def check_nesting(name: str, depth: int) -> None:
 def nearest(what: str, given: str, known: Iterable[str]) -> str:
     """The line for an unknown name: what was given, what there is, and the closest match if there is one."""
     names = sorted(known)
+    if not names:
+        return f"unknown {what} {shown(given)}: it takes none, so leave it out"
     close = difflib.get_close_matches(given, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"unknown {what} {shown(given)}; there are {', '.join(names)}.{hint}"

@@ -64,7 +64,7 @@ class Rows:
             [] for _ in range(batch)
         ]  # (1, V) of each new token of each row of the call
         # Where no criterion knows an end token, `generate` has no padding: rows that have ended are written on until all have.
-        self._writes_on = batch > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
+        self.writes_on = batch > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
         self._ended: list[int | None] = [
             None
         ] * batch  # the length at which each row of the call ended, where they are written on
@@ -156,6 +156,12 @@ class Rows:
         columns = columns[:, None] + torch.arange(tokens.shape[1], device=self.ids.device)
         self.ids.scatter_(1, columns.clamp(max=self.ids.shape[1] - 1), tokens)
 
+    def write_at(self, tokens: torch.Tensor, places: torch.Tensor) -> None:
+        """`write` at columns `places` (B,) … of each row, which lie behind its text: nothing is uploaded."""
+        self._make_room(max(self.lengths) + tokens.shape[1] + 1)
+        columns = places[:, None] + torch.arange(tokens.shape[1], device=self.ids.device)
+        self.ids.scatter_(1, columns.clamp(max=self.ids.shape[1] - 1), tokens)
+
     def commit(self, row: int, tokens: Sequence[int], scores: torch.Tensor | None) -> int:
         """Make `tokens`, already written, part of a row, up to the first one that ends it; returns how many were taken.
 
@@ -169,13 +175,13 @@ class Rows:
                 self._scores[number].append(scores[i : i + 1])
             full = length >= self.max_length
             stop = self._ended[number] is None and (self._criteria_stop(row, length) or token in self.eos)
-            if self._writes_on and (stop or full) and self._ended[number] is None:
+            if self.writes_on and (stop or full) and self._ended[number] is None:
                 self._ended[number] = length
-            if full or (stop and not self._writes_on):
+            if full or (stop and not self.writes_on):
                 self.finished[row] = True
                 break
         self.lengths[row] = start + i + 1
-        if self._writes_on and all(self._ended):
+        if self.writes_on and all(self._ended):
             self._cut(max(n for n in self._ended if n is not None))
         return i + 1
 
@@ -188,7 +194,12 @@ class Rows:
         for criterion in self._others:
             shown = 1 if from_transformers(criterion) else len(self.done)
             scores = tuple(s.expand(shown, -1) for s in self._scores[self.index[row]]) if self.keeps_scores else None
-            said = torch.as_tensor(criterion(self.ids[row : row + 1, :length].expand(shown, -1), scores))
+            answer = criterion(self.ids[row : row + 1, :length].expand(shown, -1), scores)
+            if answer is None:
+                raise TypeError(
+                    f"stopping_criteria: {type(criterion).__name__} must return a bool for each of the {shown} rows, got None"
+                )
+            said = torch.as_tensor(answer)
             if said.shape not in ((), (1,), (shown,)):
                 raise ValueError(
                     f"stopping_criteria: {type(criterion).__name__} must return one entry for each of the {shown} rows that it "
@@ -205,7 +216,7 @@ class Rows:
     def check_time(self) -> None:
         """End every row when `max_time` is over; asked once a round."""
         if any(bool(c(self.ids[:1], None).any()) for c in self._clocks):
-            if self._writes_on:  # to rows of one length, as `generate` has them
+            if self.writes_on:  # to rows of one length, as `generate` has them
                 self._cut(min(self.lengths))
             self.finished = [True] * len(self.finished)
 

@@ -91,6 +91,9 @@ def generate(
         str | None,
         typer.Option(help="what drafts instead of the assistant: suffix, composite, …, or JSON with its name"),
     ] = None,
+    compile_rounds: Annotated[
+        bool, typer.Option("--compile", help="compile the rounds; the first texts wait for it")
+    ] = False,
     fallback: Annotated[bool, typer.Option("--fallback", help="stop drafting while it does not pay")] = False,
     prompt: Annotated[
         list[str] | None, typer.Option(help="a prompt; repeatable (default: a few demo problems)")
@@ -130,6 +133,8 @@ def generate(
     if drafts is not None and not drafts.needs_assistant:
         draft = None
     asked = {"assistant_model": draft, "drafter": drafts, "lossy_policy": chosen}
+    if compile_rounds:
+        asked["cache_implementation"] = "static"
     outputs, seconds = _write(target, tokenizer, asked, chats(tokenizer, texts) if chat else texts, decoding)
     if as_json:
         names: dict[str, Any] = {

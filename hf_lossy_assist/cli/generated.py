@@ -12,7 +12,8 @@ from ..terminal import console
 
 
 if TYPE_CHECKING:
-    from ..stats.report import RowStats, SpeculationStats
+    from ..stats.report import SpeculationStats
+    from ..stats.row import RowStats
 
 COLOURS = ("green", "magenta", "bold yellow", "cyan")  # of stats.report.SOURCES
 
@@ -63,7 +64,7 @@ def show_outputs(outputs: list[Output], tokenizer: Any, problems: list[Any], str
 
 def show_report(outputs: list[Output], seconds: float, policy: str) -> None:
     """Statistics of all batches, and the speed."""
-    from ..stats.report import SOURCES
+    from ..stats.row import SOURCES
 
     screen, merged = console(highlight=False), _merged(outputs)
     if merged is not None:

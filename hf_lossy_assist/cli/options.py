@@ -145,6 +145,10 @@ def load_companion(companion: str | None, target: Any, draft: Any, tokenizer: An
     if companion is None:
         return hla.demo.load(target.dtype, target.device).companion
     if companion == INT8:
+        if draft is None:
+            raise ValueError(
+                f"--companion {INT8} is the draft model in int8, and --drafter drafts without one: pass --assistant in its place"
+            )
         return int8(draft)
     model, _, its = load(companion, None, str(target.dtype).removeprefix("torch."), str(target.device))
     if not same_ids(tokenizer, its):

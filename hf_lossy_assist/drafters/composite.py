@@ -14,6 +14,7 @@ from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..validation import shown
 from .base import DraftContext, Drafter, DrafterRun, as_drafter
+from .checks import fitting
 from .model import AssistantDrafter
 from .suffix import SuffixDrafter
 
@@ -37,7 +38,11 @@ class CompositeDrafter(Drafter):
             if isinstance(part, str | Mapping):
                 part = as_drafter(part)
                 object.__setattr__(self, name, part)
-            if not isinstance(part, Drafter) or isinstance(part, CompositeDrafter):
+            if isinstance(part, CompositeDrafter):
+                raise TypeError(
+                    f"CompositeDrafter.{name}: a composite cannot stand inside another: pass a drafter such as SuffixDrafter()"
+                )
+            if not isinstance(part, Drafter):
                 raise TypeError(
                     f"CompositeDrafter.{name}: expected a drafter such as SuffixDrafter(), got {shown(part)}"
                 )
@@ -74,6 +79,8 @@ class CompositeRun(DrafterRun):
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         found = self.first.propose(rows, limits, randomness)
+        if not self.first.tokens_are_sure:
+            found = fitting(found, limits, self.vocabulary, rows.order, type(self.first).__name__)
         lengths = found.lengths.tolist()
         missing = [0 if n else limit for n, limit in zip(lengths, limits, strict=True)]
         if not any(missing):

@@ -37,12 +37,14 @@ class Call:
     clock: Clock
     positions: Positions
     vocabulary: int  # how many token ids the target has
+    sampling: bool = False  # the call draws its tokens
     companion: RowModel | None = None  # that the filter reads
     tap: FeatureTap | None = None  # on the target, where the rule's head reads its hidden states
     drafter_tap: FeatureTap | None = None  # on the target, where the drafter learns from its hidden states
     streamer: Any = None
     watch: Callable[[Verified, Verdict], None] | None = None  # is shown each round; for measuring
-    compiled: bool = False  # the caller asked for compiled rounds
+    compiled: bool = False  # rounds are to be compiled where they can be
+    sizes: tuple[int, ...] | None = None  # numbers of rows that were compiled ahead; None: powers of two
     fixed_rows: bool = False  # every forward must have all rows of the call, finished ones too
     keep_scores: bool = False
     keep_logits: bool = False

@@ -7,6 +7,7 @@ import torch
 from ..batch.soundness import refuse_unsound, sound
 from ..round import Verdict, Verified
 from ..stats.report import SpeculationStats
+from ..stats.row import Record
 from .call import Call
 
 
@@ -56,7 +57,8 @@ def write_down(
         new = rest[:n] + [token]
         taken = rows.commit(b, new, None if scores is None else scores[b])
         refuse_unsound(good, taken, gamma, row, before[b] - rows.width)
-        stats.rows[row].record(drafted, sent, n, rest[gamma : 2 * gamma], taken, rest[2 * gamma :])
+        record = Record(drafted, sent, n, rest[gamma : 2 * gamma], taken, rest[2 * gamma :])
+        stats.record(row, record, before[b] if rows.writes_on else None)
         if call.keep_scores and scores is not None:
             call.scores[row].append(scores[b, :taken].clone())
         if call.keep_logits and raw is not None:

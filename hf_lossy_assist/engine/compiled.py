@@ -1,24 +1,29 @@
-"""Rounds of a call as one compiled function each, where the policy decides in tensors alone; any other round runs stage by stage."""
+"""Rounds of a call as compiled functions, where the policy decides in tensors alone; any other round runs stage by stage.
+
+A round is one function; with a stop that looks at each drafted token it is one for each `BLOCK` of them, with a look at the device between,
+and one for the rest.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
-from ..batch.randomness import Randomness
 from ..drafters.model import AssistantRun
 from ..filters import VerifyAll
-from ..models.static import Compilation, StaticRowModel, compiled, failure
+from ..models.compilation import compiled_once, failure, graphs_made
+from ..models.static import Block, StaticRowModel
 from ..round import BEHIND_THE_DRAFT
-from ..rules import RuleRun
 from ..stats.report import SpeculationStats
+from ..stops import StopRun
 from .call import Call
 from .commit import MODELS, write_down
-from .whole import Numbers, Plan, State, whole_round
+from .whole import Drafted, Numbers, Plan, State, draft_block, finish_round, first_progress, whole_round
 
 
 SIZES = (8, 16, 24, 32, 48)  # of compiled drafts beside the longest that a stop allows: each is a graph
+BLOCK = 4  # tokens drafted between two looks at what a stop says
+WIDTHS = (4, 8, 16, 48)  # tokens that are verified behind such blocks: each is a graph
 
 
 class WholeRounds:
@@ -26,10 +31,17 @@ class WholeRounds:
 
     def __init__(self, call: Call, target: StaticRowModel, drafter: AssistantRun, draft: StaticRowModel):
         self.call, self.target, self.drafter, self.draft = call, target, drafter, draft
-        longest = call.stop.settings.longest
-        self.sizes = [*(size for size in SIZES if size < longest), longest]
-        self.round = compiled_round(target.model, target.compilation)
-        self.ends = torch.tensor(sorted(call.rows.eos), dtype=torch.int64, device=call.rows.ids.device)
+        settings = call.stop.settings
+        self.adaptive = settings.adaptive
+        self.sizes = [*(size for size in SIZES if size < settings.longest), settings.longest]
+        if self.adaptive:
+            self.sizes = [*WIDTHS, *range(2 * WIDTHS[-1], 2 * settings.longest, WIDTHS[-1])]
+        self.device = call.rows.ids.device
+        self.ends = torch.tensor(sorted(call.rows.eos), dtype=torch.int64, device=self.device)
+        # Where the rows stand, on the device, and what the host knows of it: as long as both agree, nothing is uploaded.
+        self._state: State | None = None
+        self._pads = self.ends
+        self._known: tuple[list[int], list[int], list[int]] | None = None
 
     @classmethod
     def of(cls, call: Call, stats: SpeculationStats) -> "WholeRounds | None":
@@ -43,50 +55,155 @@ class WholeRounds:
         return cls(call, call.target, call.drafter, call.drafter.model)
 
     def fits(self, limits: Sequence[int]) -> bool:
-        """Whether the coming round can be compiled: the caches are where rounds leave them, and something is drafted."""
+        """Whether the coming round can be compiled: the caches are where rounds leave them, and something is drafted.
+
+        So are rounds that have room for the target's token alone: there is one at most, and a graph of its own would not be worth it.
+        """
         held = self.call.rows.held()
         ready = self.target.is_ready() and self.draft.is_ready() and self.target.lengths == held and min(held) >= 1
-        return max(limits) > 0 and ready and all(n >= h - 1 for n, h in zip(self.draft.lengths, held, strict=True))
+        wanted = max(limits) > 0 or not any(self.call.rows.budgets())
+        return wanted and ready and all(n >= h - 1 for n, h in zip(self.draft.lengths, held, strict=True))
 
     def run(self, limits: Sequence[int], stats: SpeculationStats) -> bool:
-        """One round: drafted, verified, accepted in one function, and written down here. False: it could not be compiled."""
-        call, rows = self.call, self.call.rows
-        held = rows.held()
-        gamma = next(size for size in self.sizes if size >= max(limits))
-        for model in (self.target, self.draft):
-            model.cache.reserve(max(held) + gamma + 1)
-        sampling, device = self.drafter.sampling, rows.ids.device
-        plan = Plan(gamma, sampling, self.drafter.keeps_probs, call.vocabulary)
-        last, _ = rows.after([n - 1 for n in held])
-        # Copies: a graph is also of its inputs' strides, and of whether they were made in inference mode.
-        state = State(
-            last.clone(memory_format=torch.contiguous_format),
-            torch.tensor(held, device=device),
-            torch.tensor(limits, device=device),
-            rows.order.clone(),
-            self.ends,
-        )
-        numbers = draw_numbers(call.randomness, call.rule, plan, rows.order, device)
-        inputs = plan, self.target.tensors, self.draft.tensors, call.rule, call.processing.processors, state, numbers
+        """One round: drafted, verified, accepted in compiled functions, and written down here. False: they could not be compiled."""
+        call, rows, held = self.call, self.call.rows, self.call.rows.held()
+        known = graphs_made()
+        state = self._where(limits, held)
         try:
             with call.clock.time("round"):
-                out = self.round(*inputs)
-                table = out.tolist()  # the one look at the device
+                gamma, out, self._state = (self._in_blocks if self.adaptive else self._at_once)(limits, held, state)
+                table = out.tolist()  # the one look at the device, or the last one
         except RuntimeError as error:
             stats.eager_because = self.target.eager_because = failure(error)
             return False
+        stats.num_graphs += graphs_made() - known
+        stats.num_compiled_rounds += 1
         call.clock.count("draft", gamma)
         call.clock.count("target", 1)
         first = 4 + len(MODELS)
-        rows.write(out[:, first : first + gamma])
-        rows.write(out[:, 1:2], out[:, 0])
+        places = state.held + self._pads + 1  # of the text behind each row
+        rows.write_at(out[:, first : first + gamma], places)
+        rows.write_at(out[:, 1:2], places + out[:, 0])
         accepted = write_down(call, table, stats)
-        stats.num_compiled_rounds += 1
+        self._known = [h + n + 1 for h, n in zip(held, accepted, strict=True)], list(limits), list(rows.index)
         self.target.rollback(rows.held())
         self.draft.rollback(
             [min(h + min(n + 1, gamma), now) for h, n, now in zip(held, accepted, rows.held(), strict=True)]
         )
         return True
+
+    def compile_all(self) -> None:
+        """Run each function that rounds of this call may come to, and write nothing down: what they leave in the caches is overwritten."""
+        held = self.call.rows.held()
+        longest = self.call.stop.settings.longest
+        limits = [longest] * len(held)
+        if not self.adaptive:
+            for size in self.sizes:
+                planned = [size] * len(held)
+                self._at_once(planned, held, self._where(planned, held))
+            return
+        for size in self.sizes:
+            self._in_blocks(limits, held, self._where(limits, held), only=size)
+            if size >= longest:
+                return
+
+    def _at_once(self, limits: Sequence[int], held: list[int], state: State) -> tuple[int, torch.Tensor, State]:
+        """A round of one function: how many tokens were drafted, what `commit` writes down, and the state behind it."""
+        gamma = next(size for size in self.sizes if size >= max(limits))
+        self._reserve(max(held) + gamma + 1)
+        plan = self._plan(gamma)
+        races = self._races(plan, 0)
+        out, last, now = self._compiled(whole_round)(
+            plan, *self._models(), self.call.rule, self._processors, state, races, self._numbers(plan)
+        )
+        return gamma, out, state._replace(last=last, held=now)
+
+    def _in_blocks(
+        self, limits: Sequence[int], held: list[int], state: State, only: int | None = None
+    ) -> tuple[int, torch.Tensor, State]:
+        """A round of one function for each block of drafted tokens, and one for the rest; returns as `_at_once`.
+
+        `only`: draft one block, and verify as many tokens.
+        """
+        gamma, stop = 0, self.call.stop.settings
+        plan, progress, blocks, more = self._plan(BLOCK), first_progress(state), list[Drafted](), True
+        draft = self._compiled(draft_block)
+        while more:
+            self._reserve(max(held) + gamma + BLOCK + 1)
+            races = self._races(plan, gamma)
+            block, progress, goes_on = draft(plan, self.draft.tensors, stop, self._processors, state, progress, races)
+            blocks.append(block)
+            gamma += BLOCK
+            more = only is None and gamma < max(limits) and bool(goes_on)  # a look at the device
+        size = only or next(size for size in self.sizes if size >= gamma)
+        self._reserve(max(held) + size + 1)
+        plan, drafted = self._plan(size), Drafted.join(blocks, size)
+        numbers, processors = self._numbers(plan), self._processors
+        out, last, now = self._compiled(finish_round)(
+            plan, self.target.tensors, self.call.rule, processors, state, drafted, progress.lengths, numbers
+        )
+        return gamma, out, state._replace(last=last, held=now)
+
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        models = [(model.model, model.signature) for model in (self.target, self.draft)]
+        return compiled_once(function, self.target.compilation, models)
+
+    @property
+    def _processors(self) -> Any:
+        return self.call.processing.processors
+
+    def _models(self) -> tuple[Block, Block]:
+        return self.target.tensors, self.draft.tensors
+
+    def _reserve(self, tokens: int) -> None:
+        for model in (self.target, self.draft):
+            model.cache.reserve(tokens)
+
+    def _plan(self, gamma: int) -> Plan:
+        return Plan(gamma, self.drafter.sampling, self.drafter.keeps_probs, self.call.vocabulary)
+
+    def _where(self, limits: Sequence[int], held: list[int]) -> State:
+        """Where the rows stand: as the last round left it on the device, unless a row has ended or left, or drafts another number."""
+        rows = self.call.rows
+        if self._state is not None and self._known == (held, list(limits), rows.index):
+            return self._state
+        self._pads = torch.tensor(rows.pads, device=self.device)
+        last, _ = rows.after([n - 1 for n in held])
+        # Copies: a graph is also of its inputs' strides, and of whether they were made in inference mode.
+        return State(
+            last.clone(memory_format=torch.contiguous_format),
+            torch.tensor(held, device=self.device),
+            torch.tensor(limits, device=self.device),
+            rows.order.clone(),
+            self.ends,
+        )
+
+    def _races(self, plan: Plan, first: int) -> list[torch.Tensor] | None:
+        """The random numbers that draw the drafted tokens of places `first` …, in the order in which single steps draw them."""
+        if not plan.sampling:
+            return None
+        order, randomness = self.call.rows.order, self.call.randomness
+        places = range(first, first + plan.gamma)
+        return [randomness.exponentials(order, place, plan.vocabulary, self.device) for place in places]
+
+    def _numbers(self, plan: Plan) -> Numbers:
+        """The random numbers that decide about the draft."""
+        order, randomness = self.call.rows.order, self.call.randomness
+        if not plan.sampling and not self.call.rule.rule.needs_coins:
+            return Numbers(None, None)
+        coins = randomness.uniforms(order, plan.gamma, self.device)
+        if not plan.sampling:
+            return Numbers(None, coins)
+        return Numbers(randomness.exponentials(order, BEHIND_THE_DRAFT, plan.vocabulary, self.device), coins)
+
+
+def asks_nothing_else(stop: StopRun) -> bool:
+    """Whether what a stop says of a token is a function of the draft's logits alone, in tensors."""
+    settings = stop.settings
+    if not settings.adaptive:
+        return True
+    ours = type(settings).should_stop.__module__.startswith(__package__.partition(".")[0] + ".")
+    return type(stop) is StopRun and ours and settings.features is None and settings.patience == 1
 
 
 def why_not_whole(call: Call) -> str | None:
@@ -102,36 +219,12 @@ def why_not_whole(call: Call) -> str | None:
     if not call.target.device == drafter.model.device == call.rows.ids.device:
         return "target and draft are on two devices"
     reasons = {
-        "the stop looks at each drafted token": call.stop.settings.adaptive,
+        "the stop remembers what it has seen, or is the caller's own": not asks_nothing_else(call.stop),
         "a head reads hidden states": bool(drafter.taps) or call.tap is not None,
         "a filter chooses what is verified": type(call.policy.filter) is not VerifyAll,
-        "the rule keeps a state": type(call.rule).observe is not RuleRun.observe,
+        "the rule keeps a state": call.rule.keeps_state,
         "a logits processor reads the text": call.processing.needs_prefix,
         "scores or logits are kept": call.keep_scores or call.keep_logits or call.rows.keeps_scores,
         "rounds are watched": call.watch is not None,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def draw_numbers(
-    randomness: Randomness, rule: RuleRun, plan: Plan, order: torch.Tensor, device: torch.device
-) -> Numbers:
-    """The random numbers of a round, in the order in which rounds that run stage by stage draw them."""
-    if not plan.sampling:
-        coins = randomness.uniforms(order, plan.gamma, device) if rule.rule.needs_coins else None
-        return Numbers(None, None, coins)
-    size = plan.vocabulary
-    drafting = [randomness.exponentials(order, place, size, device) for place in range(plan.gamma)]
-    coins = randomness.uniforms(order, plan.gamma, device)
-    return Numbers(drafting, randomness.exponentials(order, BEHIND_THE_DRAFT, size, device), coins)
-
-
-_rounds: WeakKeyDictionary[Any, dict[Compilation, Callable[..., torch.Tensor]]] = WeakKeyDictionary()
-
-
-def compiled_round(target: Any, compilation: Compilation) -> Callable[..., torch.Tensor]:
-    """`whole_round`, compiled for this target; once for each setting, whatever the number of calls."""
-    own = _rounds.setdefault(target, {})
-    if compilation not in own:
-        own[compilation] = compiled(whole_round, compilation)
-    return own[compilation]

@@ -3,16 +3,22 @@
 p = target, q = draft, γ = drafted tokens of a round, n = accepted (Leviathan et al., huggingface.co/papers/2211.17192).
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from ..batch.rows import Rows
 from ..models.cached import CachedModel
 from ..models.rope import renew
+from ..models.static import StaticRowModel
 from ..round import Draft, Selection, Verified
 from ..rules import accept
 from ..stats.clock import Clock
-from ..stats.report import RowStats, SpeculationStats
+from ..stats.report import SpeculationStats
+from ..stats.row import RowStats
+from ..stops import DraftStop
 from ..stops.fallback import Fallback
+from ..validation import check_int, shown
 from .call import Call
 from .commit import commit
 from .companion import companion_probs
@@ -35,6 +41,11 @@ def decode(call: Call) -> SpeculationStats:
         rows.check_time()
         drop_finished(call)
 
+    for model in (call.target, *call.drafter.cached_models):
+        if isinstance(model, StaticRowModel):
+            stats.num_compiled_forwards += model.num_compiled
+            stats.num_graphs += model.num_graphs
+    stats.settle(rows.max_length)
     stats.close(call.clock)
     return stats
 
@@ -67,12 +78,23 @@ def limits(call: Call) -> list[int]:
     """How much each row may draft in the coming round: what its stop plans and its text has room for; finished rows nothing."""
     rows = call.rows
     going = [row for row, finished in zip(rows.index, rows.finished, strict=True) if not finished]
-    planned = dict(zip(going, call.stop.begin_round(going), strict=True))
+    planned = dict(zip(going, refuse_plan(call.stop.begin_round(going), going, call.stop.settings), strict=True))
     call.positions.check(rows)
     rooms = call.positions.room(rows, rows.budgets())
     for _, rope in call.renewing:
         rooms = rope.room(rows.held(), rooms)
     return [min(planned.get(row, 0), room) for row, room in zip(rows.index, rooms, strict=True)]
+
+
+def refuse_plan(planned: list[int], rows: list[int], stop: DraftStop) -> list[int]:
+    """Refuse what somebody's own stop got wrong: the statistics count up to its `longest`, and nobody drafts less than nothing."""
+    if not isinstance(planned, list | tuple) or len(planned) != len(rows):
+        raise TypeError(
+            f"{type(stop).__name__}.limits: expected a list of {len(rows)} numbers, one a row, got {shown(planned)}"
+        )
+    for limit in planned:
+        check_int(f"{type(stop).__name__}.limits", limit, 0, stop.longest)
+    return planned
 
 
 def select(call: Call, draft: Draft) -> Selection:
@@ -104,7 +126,7 @@ def drop_finished(call: Call) -> None:
     if call.fixed_rows:
         return
     if call.compiled:
-        keep = fewer_shapes(rows.finished)
+        keep = fewer_shapes(rows.finished, call.sizes)
     if keep and 4 * (len(rows.finished) - len(keep)) >= len(rows.finished):
         rows.select(keep)
         call.target.select(keep)
@@ -113,10 +135,13 @@ def drop_finished(call: Call) -> None:
             call.companion.select(keep)
 
 
-def fewer_shapes(finished: list[bool]) -> list[int]:
-    """Rows to go on with, a power of two of them: each other number would be compiled for itself. Finished rows fill it up."""
+def fewer_shapes(finished: list[bool], sizes: Sequence[int] | None) -> list[int]:
+    """Rows to go on with, as many as one of `sizes` or a power of two: each number is compiled for itself. Finished rows fill it up."""
     going = [b for b, over in enumerate(finished) if not over]
-    size = 1 << max(len(going) - 1, 0).bit_length()
+    if sizes is None:
+        size = 1 << max(len(going) - 1, 0).bit_length()
+    else:
+        size = min((size for size in sizes if size >= len(going)), default=len(finished))
     fill = [b for b, over in enumerate(finished) if over][: max(size - len(going), 0)]
     return sorted(going + fill)
 

@@ -1,7 +1,8 @@
 """A round in tensors alone: draft × γ → verify → accept as one function, for torch.compile. The same stages as `loop`, and the same rules.
 
 Nothing here looks at a value: shapes come from the plan (B, γ, capacity), rows that have ended run along with a limit of 0, and the
-draft is always fed the last two committed tokens again, so that no shape depends on what the round before accepted.
+draft is always fed the last two committed tokens again, so that no shape depends on what the round before accepted. A stop that looks
+at each token cuts a round in three: `draft_block` some tokens at a time until no row drafts on, and `finish_round`.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from ..models.static import Block, run_block
 from ..round import Draft, Selection, Verdict, Verified
 from ..rules import RuleRun, accept
 from ..rules.base import race
+from ..stops import DraftStop
 from .commit import table_of
 
 
@@ -23,7 +25,7 @@ from .commit import table_of
 class Plan:
     """What a compiled round is fixed to: another one is another graph."""
 
-    gamma: int
+    gamma: int  # tokens to draft, of the round or of a block of it
     sampling: bool
     keeps_probs: bool  # a rule reads q in greedy decoding too
     vocabulary: int  # the target's
@@ -32,8 +34,7 @@ class Plan:
 class Numbers(NamedTuple):
     """The random numbers of a round, drawn before it begins; each None where nobody reads it. Serves `accept` as its `Randomness`."""
 
-    drafting: Sequence[torch.Tensor] | None  # γ × (B, V), exponentially distributed
-    behind: torch.Tensor | None  # (B, V), for the token behind the draft
+    behind: torch.Tensor | None  # (B, V) exponentially distributed, for the token behind the draft
     uniforms: torch.Tensor | None  # (B, γ) in [0, 1)
 
     def coins(self, verified: Verified) -> torch.Tensor:
@@ -57,43 +58,118 @@ class State(NamedTuple):
     ends: torch.Tensor  # (E,): end tokens
 
 
+class Progress(NamedTuple):
+    """How far a draft has come."""
+
+    feed: (
+        torch.Tensor
+    )  # (B, 2): the tokens to go on from, the first of them once more, so that all blocks have one shape
+    drafted: torch.Tensor  # () int64: tokens of every row
+    lengths: torch.Tensor  # (B,) int64: how many of them count
+    going: torch.Tensor  # (B,) bool: which rows draft on
+
+
+class Drafted(NamedTuple):
+    """What draft steps leave behind; the fields as in `Draft`."""
+
+    tokens: torch.Tensor
+    probs: torch.Tensor | None
+    peaks: torch.Tensor
+
+    @classmethod
+    def join(cls, blocks: Sequence["Drafted"], width: int) -> "Drafted":
+        """Several blocks as one of `width` tokens; those behind them are zeros, and nobody reads them."""
+
+        def cat(parts: list[torch.Tensor]) -> torch.Tensor:
+            missing = width - sum(part.shape[1] for part in parts)
+            behind = parts[0].new_zeros(parts[0].shape[0], missing, *parts[0].shape[2:])
+            return torch.cat([*parts, behind], dim=1)
+
+        probs = [block.probs for block in blocks if block.probs is not None]
+        tokens, peaks = cat([block.tokens for block in blocks]), cat([block.peaks for block in blocks])
+        return cls(tokens, cat(probs) if probs else None, peaks)
+
+
 def whole_round(
-    plan: Plan, target: Block, draft: Block, run: RuleRun, processors: Any, state: State, numbers: Numbers
-) -> torch.Tensor:
-    """One round → what `commit` writes down, (B, columns) int64."""
-    drafted = propose(plan, draft, processors, state, numbers)
-    verified = verify(target, drafted, processors, state)
-    verdict: Verdict = accept(run, verified, numbers)
-    return table_of(verified, verdict)
+    plan: Plan,
+    target: Block,
+    draft: Block,
+    run: RuleRun,
+    processors: Any,
+    state: State,
+    races: Sequence[torch.Tensor] | None,
+    numbers: Numbers,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One round → what `commit` writes down, (B, columns) int64, and `State.last` and `held` behind it. `races`: as of `draft_block`."""
+    drafted, progress, _ = draft_block(plan, draft, None, processors, state, first_progress(state), races)
+    return finish_round(plan, target, run, processors, state, drafted, progress.lengths, numbers)
 
 
-def propose(plan: Plan, draft: Block, processors: Any, state: State, numbers: Numbers) -> Draft:
-    """γ tokens for every row; those behind a row's limit, or behind an end token, do not count."""
-    feed, starts = state.last, state.held - 1
-    tokens, probs, peaks = [], [], []
+def first_progress(state: State) -> Progress:
+    """Before the first token of a round."""
+    return Progress(state.last, torch.zeros_like(state.limits[0]), torch.zeros_like(state.limits), state.limits > 0)
+
+
+def draft_block(
+    plan: Plan,
+    draft: Block,
+    stop: DraftStop | None,
+    processors: Any,
+    state: State,
+    progress: Progress,
+    races: Sequence[torch.Tensor] | None,
+) -> tuple[Drafted, Progress, torch.Tensor]:
+    """`plan.gamma` tokens more for every row; those behind a row's limit, its stop, or an end token do not count.
+
+    `races`: γ × (B, V), exponentially distributed, None in greedy decoding. Returns also whether any row drafts on, () bool.
+    """
+    (feed, before, lengths, going), tokens, probs, peaks = progress, [], [], []
     for i in range(plan.gamma):
-        raw = run_block(draft, feed, starts)[:, -1]
-        logits = _processed(processors, fit_vocabulary(raw.float(), plan.vocabulary), raw)
+        raw = run_block(draft, feed, state.held + 1 + before + i - feed.shape[1])[:, -1]
+        fit = fit_vocabulary(raw.float(), plan.vocabulary)
+        logits = _processed(processors, fit, raw)
         if plan.keeps_probs:
             probs.append(logits.softmax(dim=-1))
-        if numbers.drafting is not None:
-            token, peak = race(probs[-1], numbers.drafting[i]), probs[-1][:, 0]
+        if races is not None:
+            token, peak = race(probs[-1], races[i]), probs[-1][:, 0]
         else:
             peak, token = logits.max(dim=-1)
         tokens.append(token)
         peaks.append(peak)
-        feed, starts = token[:, None], state.held + 1 + i
-    ids = torch.stack(tokens, dim=1)  # (B, γ)
-    ended = torch.isin(ids, state.ends).long().cumsum(dim=1)
-    return Draft(
-        ids,
-        torch.minimum(1 + (ended == 0).sum(dim=1), state.limits),
-        state.order,
-        plan.gamma,
-        plan.sampling,
-        probs=torch.stack(probs, dim=1) if probs else None,
-        peaks=torch.stack(peaks, dim=1),
+        lengths = lengths + going
+        going = going & ~torch.isin(token, state.ends) & (before + i + 1 < state.limits)
+        if stop is not None:
+            going = going & ~stop.should_stop(token[:, None], (fit,))
+        feed = token[:, None]
+    drafted = Drafted(
+        torch.stack(tokens, dim=1), torch.stack(probs, dim=1) if probs else None, torch.stack(peaks, dim=1)
     )
+    behind = torch.stack(tokens[-2:], dim=1) if plan.gamma > 1 else feed
+    return drafted, Progress(behind, before + plan.gamma, lengths, going), going.any()
+
+
+def finish_round(
+    plan: Plan,
+    target: Block,
+    run: RuleRun,
+    processors: Any,
+    state: State,
+    drafted: Drafted,
+    lengths: torch.Tensor,
+    numbers: Numbers,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Verify and accept what a round drafted; returns as `whole_round`."""
+    tokens, probs, peaks = drafted
+    draft = Draft(tokens, lengths, state.order, plan.gamma, plan.sampling, probs=probs, peaks=peaks)
+    verified = verify(target, draft, processors, state)
+    verdict: Verdict = accept(run, verified, numbers)
+    return table_of(verified, verdict), *behind(state, tokens, verdict)
+
+
+def behind(state: State, tokens: torch.Tensor, verdict: Verdict) -> tuple[torch.Tensor, torch.Tensor]:
+    """`State.last` and `held` after a round, if no row has ended in it."""
+    before = torch.cat([state.last[:, 1:], tokens], dim=1).gather(1, verdict.accepted[:, None])
+    return torch.cat([before, verdict.token[:, None]], dim=1), state.held + verdict.accepted + 1
 
 
 def verify(target: Block, draft: Draft, processors: Any, state: State) -> Verified:

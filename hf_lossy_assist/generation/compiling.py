@@ -1,29 +1,32 @@
-"""How a call asks for compiled rounds, and which models they can be had of."""
+"""How a call asks for compiled rounds, which models they can be had of, and what `warmup` found out for calls that ask for nothing."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 from transformers import CompileConfig
 
-from ..models.architecture import Architecture
-from ..models.inspect import base_of, has_fixed_rows, is_tested
-from ..models.rope import ChangingRope
-from ..models.static import Compilation
+from ..batch.processing import Processing
+from ..batch.rows import Rows
+from ..models.compilation import Compilation
+from ..policy.policy import LossyPolicy
+from ..stops import DraftStop
 from ..validation import shown
 
 
 STATIC = "static"
-COMPILED = ("cache_implementation", "compile_config")
+COMPILED = ("cache_implementation", "compile_config", "disable_compile")
 
 
-def compilation_of(cache_implementation: Any, compile_config: Any) -> Compilation | None:
-    """What `cache_implementation="static"` and `compile_config=` ask for, or None.
+def compilation_of(cache_implementation: Any, compile_config: Any, disable_compile: Any = None) -> Compilation | None:
+    """What `cache_implementation="static"` and `compile_config=` ask for, or None; `disable_compile=True` takes both back.
 
     Raises: `TypeError`, one line, where `compile_config` is no `CompileConfig`.
     """
     if compile_config is not None and not isinstance(compile_config, CompileConfig | Mapping):
         raise TypeError(f"compile_config: expected a transformers.CompileConfig, got {shown(compile_config)}")
-    if cache_implementation != STATIC and compile_config is None:
+    if disable_compile or (cache_implementation != STATIC and compile_config is None):
         return None
     given = CompileConfig() if compile_config is None else compile_config
     if isinstance(given, Mapping):  # as a generation config's file has it
@@ -32,25 +35,85 @@ def compilation_of(cache_implementation: Any, compile_config: Any) -> Compilatio
     return Compilation(
         backend=given.backend,
         mode=given.mode if inductor and given.options is None else None,
-        dynamic=bool(
-            given.dynamic
-        ),  # a graph for each shape, of which there are few, unless dynamic ones are asked for
+        dynamic=bool(given.dynamic),  # a graph for each shape, of which there are few, unless dynamic ones are asked for
         options=tuple((given.options or {}).items()),
-    )
+    )  # fmt: skip
 
 
-def why_not_compiled(model: Any) -> str | None:
-    """Why blocks of this model cannot be compiled, or None."""
-    base = base_of(model)
-    name = type(base).__name__
-    if not is_tested(base) or model is not base:
-        return f"{name} is none of the architectures that are tested compiled"
-    if ChangingRope.of(base, 1) is not None:
-        return f"{name}'s RoPE changes with the length of the text"
-    if has_fixed_rows(base):
-        return "adapter_names gives each row its adapter"
-    if len({p.device for p in base.parameters()}) > 1:
-        return f"{name} is on several devices"
-    if Architecture.of(base).mask_each_row:
-        return f"{name} wants a mask for each row"
-    return None
+@dataclass(frozen=True)
+class Kind:
+    """Calls that run the same graphs, but for the number of rows and the length of the text."""
+
+    policy: str
+    stop: str
+    sampling: bool
+    processors: tuple[str, ...]
+
+    @classmethod
+    def of(cls, policy: LossyPolicy, stop: DraftStop, processing: Processing, sampling: bool) -> "Kind":
+        processors = [f"{type(p).__name__}({shown(vars(p), 1000)})" for p in processing.processors]
+        return cls(str(policy), str(stop), sampling, tuple(processors))
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What `warmup` compiled and found faster than eager rounds."""
+
+    compilation: Compilation
+    reach: dict[int, int]  # by the number of rows, the tokens of the longest text
+
+
+_ready: WeakKeyDictionary[Any, dict[tuple[Any, Kind], Ready]] = WeakKeyDictionary()
+
+
+def remember(target: Any, draft: Any, kind: Kind, compilation: Compilation, rows: int, reach: int) -> None:
+    """Let later calls of this kind know that they had better run compiled."""
+    own = _ready.setdefault(target, {})
+    before = own.get((ref(draft), kind))
+    known = before.reach if before is not None and before.compilation == compilation else {}
+    own[ref(draft), kind] = Ready(compilation, {**known, rows: max(reach, known.get(rows, 0))})
+
+
+def forget(target: Any, draft: Any, kind: Kind, rows: int) -> None:
+    """Let later calls of this kind and number of rows run eagerly."""
+    known = _ready.get(target, {}).get((ref(draft), kind))
+    if known is not None:
+        known.reach.pop(rows, None)
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """What a runner was asked for.
+
+    Args:
+        compilation: how rounds are compiled; None: nobody said.
+        automatic: calls of which nobody said anything run as `warmup` found them to be faster.
+    """
+
+    compilation: Compilation | None
+    automatic: bool
+
+    @classmethod
+    def asked(cls, settings: Mapping[str, Any]) -> "Compiling":
+        """`settings`: by the names in `COMPILED`."""
+        found = compilation_of(**settings)
+        return cls(found, found is None and not settings["disable_compile"])
+
+    def of_call(
+        self, config: Any, target: Any, draft: Any, kind: tuple[LossyPolicy, DraftStop, Processing, bool], rows: Rows
+    ) -> tuple[Compilation | None, tuple[int, ...] | None]:
+        """How the rounds of a call are compiled, and for which numbers of rows; nothing is compiled that nobody asked for.
+
+        `config`: the call's generation config, which says something where it does not come through `enable`. `kind`: as of `Kind.of`.
+        """
+        if not self.automatic:
+            return self.compilation, None
+        at_call = Compiling.asked({name: getattr(config, name, None) for name in COMPILED})
+        if at_call.compilation is not None or not at_call.automatic:
+            return at_call.compilation, None
+        known = None
+        if draft is not None and _ready.get(target):
+            known = _ready[target].get((ref(draft), Kind.of(*kind)))
+        if known is None or rows.max_length > known.reach.get(len(rows.index), 0):
+            return None, None
+        return known.compilation, tuple(sorted(known.reach))

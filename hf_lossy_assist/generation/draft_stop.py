@@ -21,7 +21,7 @@ def draft_stop(policy: LossyPolicy, assistant: Any, settings: Mapping[str, Any],
 
     Args:
         assistant (`PreTrainedModel`, *optional*): the draft model, whose generation config counts last.
-        settings: the call's own, by the names in `DRAFT_SETTINGS`.
+        settings: the call's own, at it or in its generation config, by the names in `DRAFT_SETTINGS`.
         lookup: the call's `prompt_lookup_num_tokens`.
 
     Raises: `ValueError` or `TypeError`, one line, for a setting that cannot be, or stands beside a stop of the policy's.
@@ -37,11 +37,16 @@ def draft_stop(policy: LossyPolicy, assistant: Any, settings: Mapping[str, Any],
         gamma = at_call.get("num_assistant_tokens")
         return policy.stop.with_longest(gamma) if gamma else policy.stop
     gamma, schedule, threshold = (at_call.get(name, getattr(own, name, None)) for name in DRAFT_SETTINGS)
+    said = {name: name if name in at_call else f"{name} in the draft's generation config" for name in DRAFT_SETTINGS}
+    if gamma is not None:
+        check_int(said["num_assistant_tokens"], gamma, 1, LONGEST_DRAFT)
     if threshold:
-        check_number("assistant_confidence_threshold", threshold, 0.0, 1.0)
+        check_number(said["assistant_confidence_threshold"], threshold, 0.0, 1.0)
         return Confidence(threshold, gamma or Confidence.max_draft)
     if schedule in ("heuristic", "heuristic_transient"):
         return Heuristic(gamma or Heuristic.initial, max(gamma or 0, Heuristic.max_draft))
     if schedule not in (None, "constant"):
-        raise ValueError(f'num_assistant_tokens_schedule: expected "constant" or "heuristic", got {shown(schedule)}')
+        raise ValueError(
+            f'{said["num_assistant_tokens_schedule"]}: expected "constant" or "heuristic", got {shown(schedule)}'
+        )
     return Constant(gamma or lookup or Constant.gamma)

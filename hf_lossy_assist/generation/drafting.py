@@ -16,13 +16,14 @@ from ..batch.token_types import shared_types
 from ..drafters.base import DraftContext, Drafter, DrafterRun
 from ..drafters.candidates import CandidateRun
 from ..drafters.model import AssistantRun
-from ..drafters.suffix import SuffixDrafter
+from ..drafters.suffix import LONGEST_MATCH, SuffixDrafter
 from ..models.cached import CachedModel
+from ..models.compilation import Compilation
 from ..models.inspect import base_of, learned_positions
-from ..models.static import Compilation
 from ..models.stock_exit import early_twin
 from ..models.trials import why_not_rows
 from ..stops.wrapping import WrappingStop
+from ..validation import check_int, shown
 from .inputs import assistant_inputs, cropping, rowwise
 
 
@@ -71,7 +72,10 @@ def start_drafter(given: DraftWith, made: Prepared, spec: FeatureSpec | None) ->
         context = replace(context, assistant_run=lambda: _assistant_run(given.assistant, made, spec))
     _refuse_stop(given, context)
     if given.drafter is not None:
-        return given.drafter.start(context)
+        run = given.drafter.start(context)
+        if not isinstance(run, DrafterRun):
+            raise TypeError(f"{type(given.drafter).__name__}.start: expected a DrafterRun, got {shown(run)}")
+        return run
     if context.assistant_run is not None:
         return context.assistant_run()
     rows = len(context.rows.index)
@@ -87,6 +91,7 @@ def _lookup(tokens: int, longest_match: int | None) -> SuffixDrafter:
     """Prompt lookup for a batch; with the caller's size of an n-gram, as Transformers has it: any match drafts all the tokens."""
     if longest_match is None:
         return SuffixDrafter(max_draft=tokens)
+    check_int("max_matching_ngram_size (of several rows)", longest_match, 1, LONGEST_MATCH)
     return SuffixDrafter(1, longest_match, float(tokens), tokens)
 
 

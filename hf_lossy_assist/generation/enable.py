@@ -19,7 +19,8 @@ from transformers.generation import StopStringCriteria
 from ..models.inspect import base_of
 from ..policy.forms import as_policy
 from ..policy.policy import LossyPolicy
-from ..validation import shown
+from ..validation import one_line, shown
+from .asked import settings_in
 from .compiling import COMPILED
 from .draft_stop import DRAFT_SETTINGS
 from .drafting import CANDIDATES
@@ -82,16 +83,47 @@ def _generate(
     if lossy_policy is None and not drafting:
         lossy_policy = policy_in(given, self.generation_config)
     if lossy_policy is None:
-        for name, value in beside.items():
-            if value is not None:
-                raise ValueError(
-                    f"{name}=… is for a method of this package, and none is named: pass lossy_policy=… beside it"
-                )
+        _refuse_without_policy(self, beside, kwargs)
         call = stock if stock is not None else functools.partial(type(self).generate, self)
         return call(*args, **kwargs)
-    names = list(inspect.signature(type(self).generate).parameters)[1:]
-    kwargs = dict(zip(names, args, strict=False)) | kwargs
-    return speculative_generate(self, as_policy(lossy_policy, **beside), **kwargs)
+    return speculative_generate(self, as_policy(lossy_policy, **beside), **by_name(type(self).generate, args, kwargs))
+
+
+def by_name(generate: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of a call of the method `generate`, by name; one that takes `*args` hands them on to Transformers' own.
+
+    Raises: `TypeError`, one line as Python's, for an argument given twice and for too many.
+    """
+    names: list[str] = []
+    for parameter in inspect.signature(generate).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += list(inspect.signature(GenerationMixin.generate).parameters)[len(names) :]
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            break
+        names.append(parameter.name)
+    placed = names[1:][: len(args)]  # but for the model
+    if len(placed) < len(args):
+        raise TypeError(f"generate: expected at most {len(placed)} arguments by place, got {len(args)}")
+    for name in placed:
+        if name in kwargs:
+            raise TypeError(f"generate() got multiple values for argument {name!r}: by its place and by name")
+    return dict(zip(placed, args, strict=True)) | kwargs
+
+
+def _refuse_without_policy(model: Any, beside: dict[str, Any], kwargs: dict[str, Any]) -> None:
+    """Refuse what only this package's loop takes, for nobody else would read it."""
+    for name, value in beside.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}=… is for a method of this package, and none is named: pass lossy_policy=… beside it"
+            )
+    known = [inspect.signature(call).parameters for call in (type(model).generate, model.forward)]
+    for name in ("drafter", "generator"):
+        of_others = kwargs.get("custom_generate") is not None or any(name in names for names in known)
+        if kwargs.get(name) is not None and not of_others:
+            raise ValueError(
+                f'{name}=… is for this package\'s loop, which only a policy starts: pass lossy_policy="strict" or another beside it'
+            )
 
 
 def policy_in(given: Any, own: Any) -> Any:
@@ -138,12 +170,14 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
         streamer=kwargs.get("streamer"),
         tokenizer=kwargs.pop("tokenizer", None),
         assistant_tokenizer=kwargs.pop("assistant_tokenizer", None),
-        settings={name: kwargs.pop(name) for name in DRAFT_SETTINGS if name in kwargs}
+        settings=settings_in(given, model.generation_config)
+        | {name: kwargs.pop(name) for name in DRAFT_SETTINGS if name in kwargs}
         | {name: kwargs.get(name, getattr(config, name, None)) for name in COMPILED},
         cache_given=kwargs.get("past_key_values") is not None,
         generator=generator,
         drafter=drafter,
     )
+    runner.reads_call = False  # all of it is read here
     # A candidate generator's settings must not make Transformers choose its own assisted mode before the runner is reached.
     for name in CANDIDATES:
         runner.generator_settings[name] = kwargs.get(name, getattr(config, name, None))
@@ -157,9 +191,7 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
         if runner.tokenizer is None:
             raise ValueError("stop_strings=… needs the tokenizer to find them: pass tokenizer=… to generate as well")
         criteria = kwargs.pop("stopping_criteria", None) or []
-        kwargs["stopping_criteria"] = StoppingCriteriaList(
-            [*criteria, StopStringCriteria(runner.tokenizer, stop_strings)]
-        )
+        kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, _stop_at(stop_strings, runner.tokenizer)])
     kwargs |= dict.fromkeys((*CANDIDATES, "stop_strings", *COMPILED))
     given = copy.deepcopy(given)
     for name in [name for name in kwargs if hasattr(given, name)]:
@@ -169,6 +201,19 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
             setattr(given, name, kwargs.pop(name))
     with refusals_in_one_line(begun=lambda: runner.called):
         return type(model).generate(model, generation_config=given, custom_generate=runner, **kwargs)
+
+
+def _stop_at(texts: Any, tokenizer: Any) -> StopStringCriteria:
+    """Transformers' criterion. Raises: `ValueError` for a tokenizer whose tokens it cannot tell apart."""
+    if len(texts) == 0:
+        raise ValueError(f"stop_strings: expected a text or a list of texts, got {shown(texts)}: leave it out")
+    try:
+        return StopStringCriteria(tokenizer, texts)
+    except (ValueError, LookupError) as error:
+        raise ValueError(
+            f"stop_strings: Transformers cannot look for texts among the tokens of this {type(tokenizer).__name__} ({one_line(error)}): "
+            "leave it out, or stop with stopping_criteria=…"
+        ) from error
 
 
 _announced: set[str] = set()

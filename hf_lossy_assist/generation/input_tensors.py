@@ -1,5 +1,6 @@
 """Tensors that a call is given: prompts and masks of a wrong kind are refused by name, before a model trips over them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,6 +10,11 @@ from ..models.inspect import base_of, device_of
 
 def refuse_ids(name: str, ids: Any) -> None:
     """Refuse what is no dense tensor (B, length) of whole numbers."""
+    if isinstance(ids, Mapping):
+        raise TypeError(
+            f"{name}: expected a tensor of shape (batch, length), got {type(ids).__name__}, all that a tokenizer returned: "
+            "unpack it, generate(**inputs, …)"
+        )
     if not isinstance(ids, torch.Tensor):
         raise TypeError(
             f"{name}: expected a tensor of shape (batch, length), got {type(ids).__name__}; "

@@ -10,13 +10,13 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 
 from ..batch.rows import Rows
 from ..batch.token_types import shared_types
+from ..models.compilation import Compilation
 from ..models.cropping import CroppingModel
 from ..models.growing import GROWING
 from ..models.inspect import base_of
 from ..models.row_model import RowModel
-from ..models.static import Compilation, StaticRowModel
+from ..models.static import StaticRowModel
 from ..models.trials import why_not_alone
-from .compiling import why_not_compiled
 from .input_tensors import refuse_mask
 
 
@@ -39,10 +39,7 @@ def rowwise(
     """
     types = rows.types if model is target else shared_types(model, target, rows.types)
     if compilation is not None:
-        reason, count = why_not_compiled(model), len(rows.index)
-        return StaticRowModel(
-            model, count, rows.max_length, vocabulary, types, compilation=compilation, eager_because=reason
-        )
+        return StaticRowModel(model, len(rows.index), rows.max_length, vocabulary, types, compilation=compilation)
     return RowModel(model, len(rows.index), rows.max_length, vocabulary, types)
 
 

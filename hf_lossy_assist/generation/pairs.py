@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,12 @@ from transformers import GenerationMixin, PreTrainedModel
 from ..models.inspect import base_of, device_of, vocabulary_of
 from ..validation import shown
 from .inputs import learned_prompt
+
+
+_unchecked: dict[
+    int, set[object]
+] = {}  # calls under way that need a module without checkpointing, by the module's `id`
+_lock = threading.Lock()
 
 
 def refuse_models(target: Any, assistant: Any) -> None:
@@ -89,15 +96,30 @@ def refuse_helpers(streamer: Any, **tokenizers: Any) -> None:
 
 @contextmanager
 def without_checkpointing(*models: Any) -> Iterator[None]:
-    """Within this context, models in training keep their cache, which gradient checkpointing would drop; no gradient is taken here."""
-    switched: list[Any] = []
-    for model in models:
-        if model is not None and model.training:
-            switched += [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
-    for module in switched:
-        module.gradient_checkpointing = False
-    try:
+    """Within this context, models in training keep their cache, which gradient checkpointing would drop; no gradient is taken here.
+
+    The modules belong to all threads: the last call that needs one without checkpointing switches it on again.
+    """
+    call, switched = object(), []
+    try:  # around all that is to be undone: a stop from the keyboard may come between any two lines
+        with _lock:
+            for module in _parts_in_training(models):
+                if getattr(module, "gradient_checkpointing", False) or id(module) in _unchecked:
+                    switched.append(module)
+                    _unchecked.setdefault(id(module), set()).add(call)
+                    module.gradient_checkpointing = False
         yield
     finally:
-        for module in switched:
-            module.gradient_checkpointing = True
+        with _lock:
+            for module in switched:
+                calls = _unchecked.get(id(module), set())
+                calls.discard(call)
+                if not calls:
+                    _unchecked.pop(id(module), None)
+                    module.gradient_checkpointing = True
+
+
+def _parts_in_training(models: tuple[Any, ...]) -> Iterator[Any]:
+    for model in models:
+        if model is not None and model.training:
+            yield from model.modules()

@@ -1,7 +1,6 @@
 """`Runner`: a policy and a draft as the decoding loop that Transformers' `generate` calls with everything prepared."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -10,14 +9,15 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from ..artifacts.features import FeatureTap
 from ..artifacts.sampling_settings import decoding_at
 from ..batch.positions import Positions
-from ..batch.processing import Processing, from_transformers
+from ..batch.processing import Processing
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
 from ..batch.token_types import types_for
 from ..drafters.base import DraftContext, Drafter, as_drafter
 from ..engine.call import Call
-from ..engine.loop import decode, prefill
+from ..engine.loop import decode
 from ..models.cached import CachedModel
+from ..models.compilation import Compilation
 from ..models.identity import same_ids
 from ..models.inspect import base_of, device_of, has_fixed_rows, is_tested, vocabulary_of
 from ..models.lengths import refuse_by_length
@@ -26,14 +26,16 @@ from ..policy.forms import as_policy
 from ..stats.clock import Clock
 from ..stats.report import SpeculationStats
 from ..stops import DraftStop
-from ..validation import shown
-from .compiling import COMPILED, compilation_of
+from ..validation import check_int, shown
+from .asked import Asked
+from .compiling import COMPILED, Compiling
 from .draft_checks import refuse_draft, refuse_missing
 from .draft_stop import DRAFT_SETTINGS, draft_stop
 from .drafting import CANDIDATES, DraftWith, Prepared, start_drafter
 from .inputs import cropping, hidden, mask_name, refuse_positions, rowwise
+from .modes import in_the_right_mode
 from .output import output_of
-from .pairs import refuse_helpers, refuse_models, without_checkpointing
+from .pairs import refuse_helpers, refuse_models
 from .passed_cache import check_passed
 from .unsupported import Settings, refuse_extra_inputs, refuse_modes
 
@@ -41,12 +43,15 @@ from .unsupported import Settings, refuse_extra_inputs, refuse_modes
 class Runner:
     """A policy and a draft as `custom_generate=` callable: `model.generate(**inputs, custom_generate=Runner("svip", draft))`.
 
+    `generate` hands its settings to a callable, but not its `assistant_model`, `streamer`, `tokenizer` and `assistant_tokenizer`, which
+    are without effect there: they are arguments here.
+
     Args:
         policy: whatever `lossy_policy=` accepts.
         assistant (`PreTrainedModel`, *optional*): the draft model.
-        streamer, tokenizer, assistant_tokenizer: what `generate` would be given; it does not hand them to a callable.
+        streamer, tokenizer, assistant_tokenizer: what `generate` would be given.
         settings (`dict`, *optional*): `num_assistant_tokens`, `num_assistant_tokens_schedule`, `assistant_confidence_threshold`,
-            `cache_implementation`, `compile_config`.
+            `cache_implementation`, `compile_config`, `disable_compile`.
         generator: where random numbers come from: one generator, or one for each row of the call; by default torch's global one.
         drafter: what drafts, in place of the assistant alone: a `Drafter`, or its name or JSON form.
         cache_given: the caller passes `past_key_values`, which must be the cache that is filled, even if it is empty yet.
@@ -73,28 +78,34 @@ class Runner:
         if settings is not None and not (isinstance(settings, dict) and settings.keys() <= set(known)):
             raise TypeError(f"Runner: settings: expected a dict of {', '.join(known)}, got {shown(settings)}")
         self.settings, self.cache_given = dict(settings or {}), cache_given
-        self.compilation = compilation_of(*(self.settings.pop(name, None) for name in COMPILED))
+        self.compiling = Compiling.asked({name: self.settings.pop(name, None) for name in COMPILED})
         self.generator = check_generator(generator)
         self.drafter = as_drafter(drafter)
         self.generator_settings: dict[str, Any] = {}
+        self.reads_call = True  # False: `enable` has read the call's settings for it
         self._other: bool | None = None
         self.called = False
 
     # -- what to draft with -------------------------------------------------------------------------------------------
 
-    def validate(self, model: Any) -> None:
-        """Refuse draft models and settings that cannot work, in one line each."""
+    def _own(self) -> Asked:
+        return Asked(self.settings, self.generator_settings)
+
+    def validate(self, model: Any, asked: Asked | None = None) -> None:
+        """Refuse draft models and settings that cannot work, in one line each. `asked`: a call's settings, else the runner's own."""
+        asked = asked or self._own()
         refuse_by_length(model)
         refuse_models(model, self.assistant)
         refuse_helpers(self.streamer, tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
-        given = self._draft_with()
+        given = self._draft_with(asked)
         refuse_draft(model, given, self.policy)
-        stop = self.draft_stop()
+        stop = self.draft_stop(asked)
+        check_int(f"{type(stop).__name__}.longest", stop.longest, 1)
         refuse_missing(model, given, self.policy)
         self.policy.check(model, self.assistant, self.tokenizer, stop.longest)
 
-    def _draft_with(self) -> DraftWith:
-        lookup, exit_ = (self.generator_settings.get(name) for name in CANDIDATES)
+    def _draft_with(self, asked: Asked) -> DraftWith:
+        lookup, exit_ = (asked.candidates.get(name) for name in CANDIDATES)
         return DraftWith(
             self.assistant,
             self.drafter,
@@ -113,10 +124,11 @@ class Runner:
             self._other = not same_ids(self.tokenizer, self.assistant_tokenizer)
         return self._other
 
-    def draft_stop(self) -> DraftStop:
-        """The stop of this call: the call's settings win, then the policy's stop, then the draft's generation config."""
-        lookup = self.generator_settings.get("prompt_lookup_num_tokens")
-        return draft_stop(self.policy, self.assistant, self.settings, lookup)
+    def draft_stop(self, asked: Asked) -> DraftStop:
+        """The stop of a call: the call's settings win, then the policy's stop, then the draft's generation config."""
+        return draft_stop(
+            self.policy, self.assistant, asked.settings, asked.candidates.get("prompt_lookup_num_tokens")
+        )
 
     # -- the call -----------------------------------------------------------------------------------------------------
 
@@ -128,31 +140,47 @@ class Runner:
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         inputs_tensor: torch.Tensor | None = None,
+        num_assistant_tokens: Any = None,
+        num_assistant_tokens_schedule: Any = None,
+        assistant_confidence_threshold: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Called by `generate` with everything prepared; returns what `generate` returns."""
+        """Called by `generate` with everything prepared; returns what `generate` returns.
+
+        The draft's settings have names of their own here, so that `generate` hands them on as they were given, and not among its defaults.
+        """
         self.called = True
-        self.validate(model)
-        refuse_modes({}, Settings({}, generation_config))  # again: not every call comes through `enable`
+        at_call = {
+            "num_assistant_tokens": num_assistant_tokens,
+            "num_assistant_tokens_schedule": num_assistant_tokens_schedule,
+            "assistant_confidence_threshold": assistant_confidence_threshold,
+        }
+        configs = generation_config, model.generation_config
+        asked = self._own().beside(at_call, *configs) if self.reads_call else self._own()
+        self.validate(model, asked)
+        # Again: not every call comes through `enable`.
+        refuse_modes({}, Settings({}, *configs))
         self.policy.rule.check_mode(bool(generation_config.do_sample))
         self.policy.filter.check_decoding(decoding_at(generation_config))
         pads, columns = hidden(input_ids, model_kwargs.get(mask_name(model)), mask_name(model))
         vocabulary = vocabulary_of(model)
-        clock, stop = Clock(input_ids.device), self.draft_stop().start(input_ids.shape[0])
+        clock, stop = Clock(input_ids.device), self.draft_stop(asked).start(input_ids.shape[0])
         if self.assistant is not None:
             stop.pair(model, self.assistant)
         rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)
         processing, sampling = Processing(logits_processor, len(rows.index)), bool(generation_config.do_sample)
 
+        kind = self.policy, stop.settings, processing, sampling
+        compilation, sizes = self.compiling.of_call(generation_config, model, self.assistant, kind, rows)
         if not model.config.is_encoder_decoder:
             rows.types = types_for(model, rows, model_kwargs.get("token_type_ids"), input_ids)
-        target = self._target(model, rows, model_kwargs)
+        target = self._target(model, rows, model_kwargs, compilation)
         for name, head in self.policy.heads().items():  # here: in inference mode it would be made untrainable
             on_draft = name.startswith("stop") and self.assistant is not None
             head.to(device_of(self.assistant) if on_draft else input_ids.device)
         context = DraftContext(model, rows, stop, processing, vocabulary, sampling, clock)
-        made = Prepared(context, generation_config, inputs_tensor, model_kwargs, self.compilation)
-        drafter = start_drafter(self._draft_with(), made, self.policy.rule.features)
+        made = Prepared(context, generation_config, inputs_tensor, model_kwargs, compilation)
+        drafter = start_drafter(self._draft_with(asked), made, self.policy.rule.features)
         companion, rule = self.policy.filter.companion_for(base_of(model)), self.policy.rule
         if companion is not None or rule.needs_draft_probs:
             drafter.keep_probs()
@@ -164,38 +192,19 @@ class Runner:
         call = Call(
             rows=rows, target=target, drafter=drafter, stop=stop, rule=rule.start(rows.texts()), policy=self.policy,
             processing=processing, randomness=Randomness(self.generator, len(rows.index)), clock=clock, positions=positions,
-            vocabulary=vocabulary,
+            vocabulary=vocabulary, sampling=sampling,
             companion=None if companion is None else rowwise(companion, model, rows, vocabulary),
             tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
             drafter_tap=None if drafter.target_features is None else FeatureTap(model, drafter.target_features),
             streamer=self.streamer,
-            compiled=self.compilation is not None,
+            compiled=compilation is not None,
+            sizes=sizes,
             fixed_rows=len(rows.index) > 1
             and any(has_fixed_rows(its) for its in (model, self.assistant, companion) if its is not None),
             keep_scores=rows.keeps_scores,
             keep_logits=bool(wants and generation_config.output_logits),
         )  # fmt: skip
-        # Faster than no_grad by about a tenth on small models. Not where tensors of the forward outlive the call: a cache of
-        # Transformers' goes back to the caller, and a quantised model may keep what it makes at its first forward; nor where the
-        # caller's code is shown tensors, which it may keep, change, or take gradients by.
-        quantised = [getattr(base_of(its), "is_quantized", False) for its in (model, self.assistant, companion)]
-        callers = processing.runs_callers_code or rows.runs_callers_code
-        callers |= self.streamer is not None and not from_transformers(self.streamer)
-        lasting = target.outlives_call or any(quantised) or callers
-        # (`inference_mode(False)` will not do there: it switches gradients on.)
-        with torch.no_grad() if lasting else torch.inference_mode(), ExitStack() as stack:
-            for tap in filter(None, (call.tap, call.drafter_tap, *drafter.taps)):
-                stack.enter_context(tap)
-            stack.enter_context(without_checkpointing(model, self.assistant))
-            positions.check(rows)
-            prefill(target, rows, clock)
-            if any(positions.room(rows, [1] * len(rows.index))):
-                for cached in drafter.cached_models:
-                    prefill(cached, rows, clock)
-            if call.companion is not None and self.policy.filter.reads_companion(len(rows.index)):
-                prefill(call.companion, rows, clock)
-            stats = self.decode(call)
-
+        stats = in_the_right_mode(call, model, self.assistant, self.decode)
         pad = generation_config._pad_token_tensor
         sequences = rows.sequences(input_ids, 0 if pad is None else int(pad))
         if self.streamer is not None:
@@ -209,7 +218,9 @@ class Runner:
         """The rounds themselves; a subclass may walk otherwise."""
         return decode(call)
 
-    def _target(self, model: Any, rows: Rows, model_kwargs: dict[str, Any]) -> CachedModel:
+    def _target(
+        self, model: Any, rows: Rows, model_kwargs: dict[str, Any], compilation: Compilation | None
+    ) -> CachedModel:
         given = model_kwargs.get("past_key_values")
         own = self.cache_given or getattr(given, "_is_user_defined", False)  # `generate` marks one that it was given
         continued = given is not None and (own or given.get_seq_length() > 0)
@@ -222,7 +233,7 @@ class Runner:
             refuse_extra_inputs(model_kwargs)
             mask = model_kwargs.get(mask_name(model))
             refuse_positions(rows.ids[:, : rows.width], mask, model_kwargs.get("position_ids"))
-            target = rowwise(model, model, rows, compilation=self.compilation)
+            target = rowwise(model, model, rows, compilation=compilation)
             if not rows.holes or target.reach >= rows.max_length:
                 return target
             reason = "its window counts the tokens that attention_mask hides in the middle of a row"

@@ -15,7 +15,8 @@ from ..policy.policy import LossyPolicy
 
 
 TRIALS, WIDTH = 4, 12  # forwards, and tokens in each; the first half of them is the same everywhere
-_found: WeakKeyDictionary[Any, bool | None] = WeakKeyDictionary()
+# What was tried, and of which quantised parts the model was then made: it may be quantised in place after a call.
+_found: WeakKeyDictionary[Any, tuple[frozenset[str], bool | None]] = WeakKeyDictionary()
 _warned: WeakSet[Any] = WeakSet()
 
 
@@ -24,16 +25,20 @@ def shares_scale(model: Any) -> bool | None:
 
     None for a quantised model that does not run on tokens alone, so that it could not be tried.
     """
-    if model not in _found:
-        _found[model] = _looks_quantised(model) and _tokens_behind_matter(model)
-    return _found[model]
+    parts = _quantised_parts(model)
+    if not parts:
+        return False
+    if model not in _found or _found[model][0] != parts:
+        _found[model] = parts, _tokens_behind_matter(model)
+    return _found[model][1]
 
 
-def _looks_quantised(model: Any) -> bool:
-    if getattr(model, "is_quantized", False):
-        return True
-    names = (f"{type(part).__module__}.{type(part).__name__}" for part in (*model.modules(), *model.parameters()))
-    return any("quant" in name.lower() or "torchao" in name for name in names)
+def _quantised_parts(model: Any) -> frozenset[str]:
+    """The classes of a model's modules and parameters that look quantised, by name; none: it is not. Cheap: every call asks."""
+    kinds = {type(part) for part in (*model.modules(), *model.parameters())}
+    names = {f"{kind.__module__}.{kind.__name__}" for kind in kinds}
+    marks = {"is_quantized"} if getattr(model, "is_quantized", False) else set()
+    return frozenset(marks | {name for name in names if "quant" in name.lower() or "torchao" in name})
 
 
 @torch.no_grad()

@@ -40,17 +40,24 @@ TEXT_INPUTS = {
 
 
 class Settings:
-    """A generation setting as the call has it, else as the generation config has it."""
+    """A generation setting as the call has it, else as the generation config has it.
 
-    def __init__(self, kwargs: dict[str, Any], config: GenerationConfig):
-        self.kwargs, self.config = kwargs, config
+    `own`: the model's generation config, where `config` is what `generate` prepared, with the call's settings in it.
+    """
+
+    def __init__(self, kwargs: dict[str, Any], config: GenerationConfig, own: GenerationConfig | None = None):
+        self.kwargs, self.config, self.own = kwargs, config, own
 
     def __getitem__(self, name: str) -> Any:
         return self.kwargs[name] if name in self.kwargs else getattr(self.config, name, None)
 
+    def passed(self, name: str) -> bool:
+        """Whether a setting came with the call."""
+        return name in self.kwargs or (self.own is not None and self[name] != getattr(self.own, name, None))
+
     def way_out(self, name: str, neutral: Any) -> str:
         """How to be rid of a setting: leave it out, or where the model brought it (FSMT its five beams), say otherwise."""
-        if name in self.kwargs:
+        if self.passed(name):
             return f"leave {name} out"
         return f"the generation config has it, so pass {name}={neutral!r}"
 
@@ -162,7 +169,7 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
 def _refuse_caches(kwargs: dict[str, Any], settings: Settings) -> None:
     """Refuse to go without a cache, and caches that cannot be rolled back."""
     if settings["use_cache"] is False:
-        if "use_cache" not in kwargs:  # MPT's config comes with it
+        if not settings.passed("use_cache"):  # MPT's config comes with it
             raise ValueError(
                 "the generation config says use_cache=False, and lossy_policy needs the cache: pass use_cache=True"
             )

@@ -4,37 +4,21 @@ A block's shapes are (rows, `WIDTHS`, capacity) and never depend on what was acc
 padding is overwritten by the next block as rejected tokens are. Prompts, and blocks wider than the widest, run as in `RowModel`.
 """
 
-import inspect
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
 
-from ..validation import one_line
 from .architecture import Architecture
+from .compilation import Compilation, Signature, compiled_once, failure, graphs_made
+from .inspect import base_of, is_tested
 from .row_cache import SPARE, RowCache
 from .row_model import RowModel
 
 
 LEAST = 256  # slots of the smallest storage
-# Raised because somebody asked for it: `error_on_recompile`, `fail_on_recompile_limit_hit`.
-LOUD = ("RecompileError", "FailOnRecompileLimitHit")
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, SPARE)  # of blocks; each that a call meets is compiled once
-
-
-@dataclass(frozen=True)
-class Compilation:
-    """How `torch.compile` is called; the names are its own."""
-
-    backend: str | Callable[..., Any] = "inductor"
-    mode: str | None = None
-    dynamic: bool | None = None
-    fullgraph: bool = True
-    options: tuple[tuple[str, Any], ...] = ()
 
 
 class StaticRowCache(RowCache):
@@ -67,16 +51,25 @@ class StaticRowModel(RowModel):
         types: torch.Tensor | None = None,
         *,
         compilation: Compilation,
-        eager_because: str | None = None,
     ):
         super().__init__(model, rows, limit, vocabulary, types)
-        if eager_because is None and types is not None:
-            eager_because = "token_type_ids are as long as the prompt, and every length would be compiled"
-        self.compilation, self.eager_because = compilation, eager_because
-        self.block = compiled_block(model, compilation)
+        self.compilation, self.eager_because = compilation, self._why_not()
+        self._signature: Signature | None = None
         # A first block that brings the prompt along would have a shape of its own.
-        self.needs_prefill = eager_because is None
-        self._hooks_checked = False
+        self.needs_prefill = self.eager_because is None
+        # Blocks of this call that ran compiled, and what was compiled for them.
+        self.num_compiled = self.num_graphs = 0
+
+    def _why_not(self) -> str | None:
+        """Why blocks of this model cannot be compiled, as far as that is known before a prompt is fed, or None."""
+        base, name = base_of(self.model), type(base_of(self.model)).__name__
+        if not is_tested(base) or self.model is not base:
+            return f"{name} is none of the architectures that are tested compiled"
+        if self.rope is not None:
+            return f"{name}'s RoPE changes with the length of the text"
+        if self.types is not None:
+            return "token_type_ids are as long as the prompt, and every length would be compiled"
+        return None
 
     @property
     def tensors(self) -> "Block":
@@ -91,11 +84,15 @@ class StaticRowModel(RowModel):
         self.cache.reserve(max(self.lengths) + wide)
         padded = torch.nn.functional.pad(tokens.to(self.device), (0, wide - width))
         starts = torch.tensor(self.lengths, device=self.device)
+        known = graphs_made()
         try:
-            logits = self.block(self.tensors, padded, starts)
+            block = compiled_once(run_block, self.compilation, [(self.model, self.signature)])
+            logits = block(self.tensors, padded, starts)
         except RuntimeError as error:
             self.eager_because = failure(error)
             return super().feed(tokens, counts, keep)
+        self.num_compiled += 1
+        self.num_graphs += graphs_made() - known
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         return logits[:, width - (width if keep is None else keep) : width]
 
@@ -103,10 +100,18 @@ class StaticRowModel(RowModel):
         """Whether the next block runs compiled: it can, and a prompt has been fed, so that the storage is there."""
         if self.eager_because is not None or not any(self.lengths) or not self.cache.layers[0].is_initialized:
             return False
-        if not self._hooks_checked:  # once a call: what the call itself hooks in is there by now
-            self._hooks_checked = True
-            self.eager_because = hooked(self.model)
+        if self._signature is None:
+            self.eager_because = self.signature.hooked
+            if len(self.signature.devices) > 1:
+                self.eager_because = f"{type(self.model).__name__} is on several devices"
         return self.eager_because is None
+
+    @property
+    def signature(self) -> Signature:
+        """What graphs of the model rely on; read once a call, when what the call itself hooks in is there."""
+        if self._signature is None:
+            self._signature = Signature.of(self.model)
+        return self._signature
 
 
 class Block(NamedTuple):
@@ -148,42 +153,3 @@ def run_block(block: Block, tokens: torch.Tensor, starts: torch.Tensor) -> torch
         **extra,
     ).logits
     return logits
-
-
-def hooked(model: Any) -> str | None:
-    """A line where something stands on a model's modules that a graph, once compiled, would not run again, or None."""
-    for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks or "_hf_hook" in module.__dict__:
-            return f"a forward hook stands on {name or type(model).__name__}"
-    return None
-
-
-def failure(error: RuntimeError) -> str:
-    """What the compiler could not do, in one line, said once. What is none of the compiler's is raised again."""
-    places = {kind.__module__.partition(".")[2].partition(".")[0] for kind in type(error).__mro__}
-    if not places & {"_dynamo", "_inductor"} or type(error).__name__ in LOUD:
-        raise error
-    reason = f"torch.compile could not compile it ({type(error).__name__}: {one_line(str(error), 200)})"
-    warnings.warn(f"{reason}: what was to be compiled runs eagerly", stacklevel=4)
-    return reason
-
-
-_blocks: WeakKeyDictionary[Any, dict[Compilation, Callable[..., torch.Tensor]]] = WeakKeyDictionary()
-
-
-def compiled_block(model: Any, compilation: Compilation) -> Callable[..., torch.Tensor]:
-    """`run_block`, compiled for this model; once for each setting, whatever the number of calls."""
-    own = _blocks.setdefault(model, {})
-    if compilation not in own:
-        own[compilation] = compiled(run_block, compilation)
-    return own[compilation]
-
-
-def compiled(function: Callable[..., Any], compilation: Compilation) -> Callable[..., Any]:
-    """`function` through `torch.compile`, with a cache of its own: other models' graphs do not count towards its limit."""
-    known = inspect.signature(torch.compile).parameters
-    new = {"isolate_recompiles": True, "recompile_limit": 256}  # of torch 2.12
-    settings: dict[str, Any] = {name: value for name, value in new.items() if name in known}
-    for name in ("backend", "mode", "dynamic", "fullgraph"):
-        settings[name] = getattr(compilation, name)
-    return torch.compile(function, options=dict(compilation.options) or None, **settings)

@@ -118,6 +118,7 @@ def _of_text(given: str | Path) -> LossyPolicy:
         load_parts(spec, str(path.parent), path.parent)  # the file may come from anybody, as a folder may
         return LossyPolicy.from_dict(spec)
     if "/" in given:
-        hint = f"; one on the Hub: LossyPolicy.from_pretrained({shown(given)})" if given.count("/") == 1 else ""
+        may_be_on_the_hub = given.count("/") == 1 and given[0] not in "./~" and not given.endswith("/")
+        hint = f"; one on the Hub: LossyPolicy.from_pretrained({shown(given)})" if may_be_on_the_hub else ""
         raise ValueError(f"lossy_policy: there is no folder {shown(given)} here{hint}")
     return by_name(given, Names("method"))

@@ -1,6 +1,7 @@
 """`LossyPolicy`: a rule, a stop and a filter in one frozen bundle, and its files."""
 
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,19 +12,19 @@ from huggingface_hub import HfApi
 
 from ..artifacts.cards import policy_card, save_card
 from ..artifacts.files import new_folder, readable
-from ..artifacts.heads import Head
+from ..artifacts.heads import CONFIG, Head
 from ..artifacts.hub import fetch, holds, hub_errors
 from ..artifacts.profile import Profile
 from ..artifacts.reading import check_depth
 from ..artifacts.references import check_shareable, load_parts
 from ..filters.base import VerifyAll, VerifyFilter
-from ..registry import Kind, Method, method
+from ..registry import Kind, Method, SharedByCopies, method
 from ..rules import AcceptanceRule, Strict
 from ..rules.joint import BlockVerification
 from ..stops import DraftStop
 from ..stops.basic import Constant
 from ..stops.fallback import Fallback
-from ..validation import shown
+from ..validation import listed, shown
 from .serialise import SAVED, as_text, parts_in, plain, spec_from, spec_in, walk
 
 
@@ -31,7 +32,7 @@ POLICY = "policy.json"
 
 
 @dataclass(frozen=True)
-class LossyPolicy:
+class LossyPolicy(SharedByCopies):
     """What a round does beyond lossless speculative decoding: nothing, unless you say so.
 
     Args:
@@ -186,6 +187,9 @@ class LossyPolicy:
         """
         source = str(pretrained_model_name_or_path)
         if not holds(source, POLICY, **kwargs):
+            if os.path.isdir(source) and not holds(source, CONFIG):
+                found = listed(sorted(os.listdir(source))) or "nothing"
+                raise ValueError(f"{source} holds no policy ({POLICY}) and no head ({CONFIG}); it holds {found}")
             if companion is not None:
                 raise ValueError(
                     f"{shown(source)} holds a head, and no policy with a companion: leave companion=… out"

@@ -55,6 +55,11 @@ def check_fields(what: str, cls: type) -> None:
         raise TypeError(
             f"{what}: {cls.__name__} is no frozen dataclass, so its JSON form would lose its parameters: put @dataclass(frozen=True) above it"
         )
+    check_taken(what, cls)
+
+
+def check_taken(what: str, cls: type) -> None:
+    """Refuse a class that is made of other things than its fields, which are what a JSON form or a list of parameters names."""
     fields = [f.name for f in dataclasses.fields(cls)]
     taken = list(inspect.signature(cls.__init__).parameters)[1:]  # type: ignore[misc]
     if set(fields) != set(taken):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..validation import nearest
-from .checks import check_class, check_fields, check_promise, check_recipe
+from .checks import check_class, check_fields, check_promise, check_recipe, check_taken
 from .entry import KINDS, Entry, Guarantee, Kind, Method, T
 from .reading import ENTRIES, load, load_rooms, of_a_room_being_read
 
@@ -152,6 +152,8 @@ def _check(made: Entry) -> None:
         return
     check_class(what, made.make, _bases.get(made.kind))
     assert inspect.isclass(made.make)
-    if made.kind != "drafter":  # which no policy holds
+    if made.kind == "drafter":  # no policy holds one, so one without settings need be no dataclass of its own
+        check_taken(what, made.make)
+    else:
         check_fields(what, made.make)
         check_promise(what, made.make, made.guarantee)

@@ -1,11 +1,13 @@
 """How a round ends: coins, the accepted prefix, and the token after it."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
 from ..round import BEHIND_THE_DRAFT, Verdict, Verified
-from .base import RuleRun, Strict
+from ..validation import shown
+from .base import AcceptanceRule, RuleRun, Strict
 
 
 class Randomness(Protocol):
@@ -40,12 +42,30 @@ def accept(run: RuleRun, verified: Verified, randomness: Randomness) -> Verdict:
 
 def prefix(run: RuleRun, verified: Verified, coins: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Which drafted tokens are accepted, and which of them only because of the rule, (B, γ) bool each."""
-    by_rule = run.accepts(verified, coins)
+    by_rule = refuse_unfit(run.accepts(verified, coins), verified.tokens.shape, torch.bool, run.rule, "accepts")
     by_strict = by_rule if run.rule.lossless else Strict().accepts(verified, coins)
     if run.rule.accepts_all_strict:
         by_rule = by_rule | by_strict
     runs = (by_rule & verified.is_sent).long().cumprod(dim=1).bool()  # up to the first rejection
     return runs, runs & ~by_strict
+
+
+def refuse_unfit(
+    answer: Any, shape: Sequence[int], dtype: torch.dtype, rule: AcceptanceRule, name: str
+) -> torch.Tensor:
+    """Refuse what somebody's own rule got wrong, before it is taken for something else. `name`: of what was answered."""
+    if not isinstance(answer, torch.Tensor) or answer.shape != torch.Size(shape) or answer.dtype != dtype:
+        raise TypeError(
+            f"{type(rule).__name__}: {name}: expected {str(dtype).removeprefix('torch.')} of shape {tuple(shape)}, got {described(answer)}"
+        )
+    return answer
+
+
+def described(value: Any) -> str:
+    """A tensor by its dtype and shape."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+    return shown(value)
 
 
 def next_token(run: RuleRun, verified: Verified, coins: torch.Tensor | None, accepted: torch.Tensor) -> torch.Tensor:
@@ -54,7 +74,10 @@ def next_token(run: RuleRun, verified: Verified, coins: torch.Tensor | None, acc
     gamma = verified.draft.gamma
     if gamma == 0:
         return bonus
-    return torch.where(accepted < verified.sent, run.choice(verified, coins, accepted.clamp(max=gamma - 1)), bonus)
+    choice = refuse_unfit(
+        run.choice(verified, coins, accepted.clamp(max=gamma - 1)), bonus.shape, torch.int64, run.rule, "choice"
+    )
+    return torch.where(accepted < verified.sent, choice, bonus)
 
 
 def next_distribution(
@@ -66,6 +89,7 @@ def next_distribution(
         return verified.p[:, 0]
     bonus, at, rejected = verified.p[rows, accepted], accepted.clamp(max=gamma - 1), accepted < verified.sent
     residual, would_verify = run.correction(verified, coins, at), verified.selection.would_verify
+    refuse_unfit(residual, bonus.shape, bonus.dtype, run.rule, "correction")
     if would_verify is not None:
         # A filter that looked at the drafted token itself: r = norm(p − v·min(p, q)), at a token that it dropped as well.
         assert verified.q is not None, "a filter compares distributions of the draft"

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from ..artifacts.features import FeatureSpec
-from ..registry import register_rule, set_base
+from ..registry import SharedByCopies, register_rule, set_base
 from ..round import Verdict, Verified
 
 
@@ -31,7 +31,7 @@ def race(probs: torch.Tensor, exponentials: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class AcceptanceRule:
+class AcceptanceRule(SharedByCopies):
     """The base of every rule; what it does not override is strict acceptance. Settings only: what a rule counts during a call stands in
     its `RuleRun`.
 
@@ -42,6 +42,7 @@ class AcceptanceRule:
     - `modes`: of decoding, in which it is defined: ("greedy", "sampling").
     - `needs_draft_probs`: it reads q over the whole vocabulary, in greedy decoding too, where nobody keeps it else.
     - `needs_coins`: it tosses coins in greedy decoding too.
+    - `trusts_stop`: it accepts unchecked what the draft stop did not doubt.
     - `nestable`: it makes sense inside `Union` and `Limited`.
     - `features` (`FeatureSpec`): the hidden states that `judge` is given.
 
@@ -55,6 +56,7 @@ class AcceptanceRule:
     modes: ClassVar[tuple[str, ...]] = ("greedy", "sampling")  # of decoding, in which the rule's source defines it
     needs_draft_probs: ClassVar[bool] = False  # reads q over the whole vocabulary, in greedy decoding too
     needs_coins: ClassVar[bool] = False  # tosses coins in greedy decoding too
+    trusts_stop: ClassVar[bool] = False  # accepts unchecked what the draft stop did not doubt
     nestable: ClassVar[bool] = True  # makes sense inside `Union` and `Limited`
     features: ClassVar[FeatureSpec | None] = None  # what `judge` is given, if the rule has a head
 
@@ -137,6 +139,11 @@ class RuleRun:
     def correction(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
         """As `AcceptanceRule.correction`."""
         return self.rule.correction(verified, at)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether what it decides depends on earlier rounds; it may then look at values, and its rounds are not compiled whole."""
+        return type(self).observe is not RuleRun.observe
 
     def observe(self, verified: Verified, verdict: Verdict) -> None:
         """Told after each round what was decided; `verified.call_rows` says about which rows of the call."""

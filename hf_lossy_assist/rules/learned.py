@@ -24,6 +24,7 @@ class AllButLast(AcceptanceRule):
     """
 
     lossless: ClassVar[bool] = False
+    trusts_stop: ClassVar[bool] = True
 
     def unchecked(self, verified: Verified) -> torch.Tensor:
         return torch.arange(verified.draft.gamma, device=verified.tokens.device) < verified.sent[:, None] - 1

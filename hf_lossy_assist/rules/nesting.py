@@ -59,6 +59,10 @@ class CompositeRule(AcceptanceRule):
         return any(rule.needs_draft_probs for rule in self.parts)
 
     @once
+    def trusts_stop(self) -> bool:
+        return any(rule.trusts_stop for rule in self.parts)
+
+    @once
     def needs_coins(self) -> bool:
         return any(rule.needs_coins for rule in self.parts)
 
@@ -124,7 +128,8 @@ class UnionRun(RuleRun):
         return torch.stack([accepted_by(run, verified, coins) for run in self.runs]).any(dim=0)
 
     def unchecked(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor | None:
-        own = [unchecked for run in self.runs if (unchecked := run.unchecked(verified, coins)) is not None]
+        said = [run.unchecked(verified, coins) for run in self.runs]
+        own = [unchecked for unchecked in said if unchecked is not None]
         return torch.stack(own).any(dim=0) if own else None
 
     def choice(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
@@ -132,6 +137,10 @@ class UnionRun(RuleRun):
 
     def correction(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
         return self.runs[0].correction(verified, coins, at)
+
+    @property
+    def keeps_state(self) -> bool:
+        return any(run.keeps_state for run in self.runs)
 
     def observe(self, verified: Verified, verdict: Verdict) -> None:
         for run in self.runs:

@@ -8,50 +8,10 @@ from typing import Any
 
 from .clock import Clock
 from .estimate import TargetAlone, target_alone
+from .row import SOURCES, Record, RowStats
 
 
 MARGIN = 0.05  # of the speed: a smaller loss is noise
-SOURCES = ("draft", "draft-lossy", "correction", "bonus")  # what a token's entry in `token_sources` means
-
-
-@dataclass
-class RowStats:
-    """One row of the batch. Counts are of tokens, except `num_spec_steps` (rounds in which the row took part)."""
-
-    num_new_tokens: int = 0
-    num_spec_steps: int = 0
-    num_plain_steps: int = 0  # of these: nothing was drafted, the target wrote alone
-    num_draft_tokens: int = 0  # sent to the target
-    num_dropped_tokens: int = 0  # drafted, but not sent: the verify filter dropped them
-    num_accepted_draft_tokens: int = 0  # committed; not what a stop condition cut off behind an accepted token
-    num_lossy_accepts: int = 0  # of these: strict acceptance would have rejected them
-    num_unchecked_tokens: int = 0  # of the accepted: taken without a look at what the target says of them
-    steps: Counter[tuple[int, int]] = field(default_factory=Counter)  # (tokens sent, tokens accepted) → rounds
-    lossy_by_position: Counter[int] = field(default_factory=Counter)  # place in the draft (from 0) → lossy accepts
-    token_sources: list[int] = field(default_factory=list)  # index into SOURCES, one for each new token
-
-    def record(
-        self, drafted: int, sent: int, accepted: int, lossy: Sequence[int], taken: int, unchecked: Sequence[int] = ()
-    ) -> None:
-        """Add one round: `accepted` by the rule, `taken` tokens committed (accepted + 1, or fewer where the row ended).
-
-        `lossy[i]` is 1 where accepted token i needed the rule, `unchecked[i]` where the rule did not look at it.
-        """
-        kept = min(accepted, taken)
-        self.num_spec_steps += 1
-        self.num_plain_steps += drafted == 0
-        self.num_new_tokens += taken
-        self.num_draft_tokens += sent
-        self.num_dropped_tokens += drafted - sent
-        self.num_accepted_draft_tokens += kept
-        self.num_unchecked_tokens += sum(unchecked[:kept])
-        self.steps[sent, kept] += 1
-        for place in range(kept):
-            self.num_lossy_accepts += lossy[place]
-            self.lossy_by_position[place] += lossy[place]
-            self.token_sources.append(lossy[place])
-        if taken > accepted:
-            self.token_sources.append(3 if accepted == sent else 2)
 
 
 @dataclass
@@ -70,8 +30,24 @@ class SpeculationStats:
     alone: TargetAlone | None = None
     falls_back: bool = False  # the policy's drafting switches itself off
     num_compiled_rounds: int = 0  # that ran as one compiled function
+    num_compiled_forwards: int = 0  # that ran compiled one by one, in rounds that ran stage by stage
     num_graphs: int = 0  # compiled during the call
     eager_because: str | None = None  # why rounds, or what else was to be compiled, ran stage by stage
+    # Rounds that `settle` counts: the row, its length before, and what happened.
+    later: list[tuple[int, int, Record]] = field(default_factory=list)
+
+    def record(self, row: int, record: Record, begins: int | None) -> None:
+        """Add one row's part in a round. `begins`: its length before, where rows that have ended are written on and cut in the end."""
+        if begins is None:
+            self.rows[row].record(*record)
+        else:
+            self.later.append((row, begins, record))
+
+    def settle(self, length: int) -> None:
+        """Count the rounds that were put aside, as far as their tokens are within the `length` that the texts were cut to."""
+        for row, begins, record in self.later:
+            self.rows[row].record(*record._replace(taken=max(min(record.taken, length - begins), 0)))
+        self.later.clear()
 
     def close(self, clock: Clock) -> None:
         """Take over what `clock` has counted, once the call's rounds are over."""
@@ -97,6 +73,7 @@ class SpeculationStats:
             TargetAlone.sum([call.alone for call in calls]),
             all(call.falls_back for call in calls),
             sum(call.num_compiled_rounds for call in calls),
+            sum(call.num_compiled_forwards for call in calls),
             sum(call.num_graphs for call in calls),
             next((call.eager_because for call in calls if call.eager_because), None),
         )
@@ -155,6 +132,7 @@ class SpeculationStats:
         out = self.summary() | {
             "lossless": self.lossless,
             "num_compiled_rounds": self.num_compiled_rounds,
+            "num_compiled_forwards": self.num_compiled_forwards,
             "num_graphs": self.num_graphs,
             "eager_because": self.eager_because,
             "forwards": dict(self.forwards),

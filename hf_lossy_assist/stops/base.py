@@ -8,7 +8,7 @@ import torch
 from transformers import StoppingCriteria
 
 from ..artifacts.features import FeatureSpec
-from ..registry import set_base
+from ..registry import SharedByCopies, set_base
 from ..validation import check_nesting, shown
 
 
@@ -19,7 +19,7 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class DraftStop:
+class DraftStop(SharedByCopies):
     """The settings of a stop: immutable, and with a JSON form through the names and values of its fields.
 
     A stop without state overrides `longest` and one method: `should_stop`, which is asked after each drafted token, or `limits`,
@@ -124,7 +124,7 @@ class StopRun(StoppingCriteria):
         if not self.settings.adaptive:
             return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
         stops = self.settings.should_stop(input_ids, scores, rows=rows, features=features)
-        if not isinstance(stops, torch.Tensor) or stops.shape != input_ids.shape[:1]:
+        if not isinstance(stops, torch.Tensor) or stops.shape != input_ids.shape[:1] or stops.dtype != torch.bool:
             name = type(self.settings).__name__
             raise TypeError(
                 f"{name}.should_stop: expected a tensor of bool with one entry for each of {len(input_ids)} rows, got {shown(stops)}"

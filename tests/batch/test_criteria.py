@@ -143,3 +143,16 @@ def test_a_criterion_sees_all_scores_so_far_where_they_are_kept(keeps):
         if keeps:
             assert len(theirs) == len(mine)
             assert torch.allclose(torch.cat(theirs), torch.cat(mine), atol=1e-4)
+
+
+class SaysNothing(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        return None
+
+
+def test_a_criterion_that_says_nothing_is_named():
+    with pytest.raises(
+        TypeError, match="^stopping_criteria: SaysNothing must return a bool for each of the [0-9] rows, got None$"
+    ):
+        model = tiny.shared("llama")
+        tiny.assisted(model, tiny.prompts((9,)), tiny.draft_of(model, "often"), stopping_criteria=[SaysNothing()])

@@ -42,7 +42,7 @@ def call(what, **settings):
         "eos_token_id": tiny.NEVER_EMITTED,
         "pad_token_id": 0,
     } | settings
-    return model.generate(**tiny.prompts((5, 3)), lossy_policy="strict", drafter=Says(what), **settings)
+    return model.generate(**tiny.prompts((5, 3)), **{"lossy_policy": "strict", "drafter": Says(what)} | settings)
 
 
 def test_what_is_proposed_need_not_be_written():
@@ -73,7 +73,14 @@ NO_DRAFTS = {
     "one row of two": (lambda *given: drafted(*given, tokens=torch.zeros(1, 3, dtype=torch.long)), ValueError,
                        r"tokens: expected int64 \(B, γ\) with B = 2, got torch.int64 \(1, 3\)"),
     "numbers that are no ids": (lambda *given: drafted(*given, tokens=torch.zeros(2, 3)), ValueError, "got torch.float32"),
-    "lengths of one row": (lambda *given: drafted(*given, lengths=[1, 1], call_rows=torch.zeros(1).long()), ValueError, "call_rows: "),
+    "lengths of one row": (lambda *given: replace(drafted(*given), lengths=torch.ones(1).long()), ValueError, "lengths: expected int64"),
+    "a list of tokens": (lambda *given: drafted(*given, tokens=[[7, 7, 7]] * 2), TypeError, "tokens: expected a tensor, got "),
+    "a list of lengths": (lambda *given: replace(drafted(*given), lengths=[1, 1]), TypeError, r"lengths: expected a tensor, got \[1, 1\]"),
+    "a list of distributions": (lambda *given: drafted(*given, probs=[1.0]), TypeError, r"probs: expected a tensor, got \[1.0\]"),
+    "tokens elsewhere": (lambda *given: drafted(*given, tokens=torch.zeros(2, 3, dtype=torch.long, device="meta")), ValueError,
+                         "tokens: expected a tensor on cpu, where the texts are, got meta"),
+    "distributions of another mode": (lambda *given: replace(drafted(*given), probs=torch.rand(2, 3, tiny.VOCABULARY), sampling=True), ValueError,
+                                      r"sampling: expected False, as this call decodes \(DraftContext.sampling\), got True"),
     "q of another size": (lambda *given: drafted(*given, probs=torch.rand(2, 3, 5)), ValueError, r"probs: expected \(B, γ, V\)"),
 }  # fmt: skip
 
@@ -84,12 +91,71 @@ def test_what_is_no_draft_is_refused_in_one_line(what, error, line):
         call(what)
 
 
-def test_padding_behind_a_draft_may_be_anything():
+@pytest.mark.parametrize("padding", [0, -1, -100, 10**9])
+def test_padding_behind_a_draft_may_be_anything(padding):
     def two_of_three(rows, limits, sampling):
         lengths = [min(2, limit) for limit in limits]
-        return drafted(rows, limits, sampling, lengths=lengths, tokens=torch.tensor([[7, 7, 0]] * len(limits)))
+        return drafted(rows, limits, sampling, lengths=lengths, tokens=torch.tensor([[7, 7, padding]] * len(limits)))
 
+    composite = hla.CompositeDrafter(first=Says(two_of_three))
+    assert torch.equal(call(two_of_three, drafter=composite, assistant_model=tiny.shared("llama")), call(two_of_three))
     assert torch.equal(call(two_of_three), tiny.greedy(tiny.shared("llama"), tiny.prompts((5, 3)), max_new_tokens=12))
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+def test_the_call_says_whether_tokens_are_drawn(sampling):
+    """A draft without distributions may say anything of the mode, and of the rows: the call knows."""
+
+    def other_mode(rows, limits, mode):
+        return drafted(rows, limits, not mode, call_rows=torch.tensor([99, -5]))
+
+    settings = {"do_sample": sampling, "top_k": 0, "temperature": 100.0}
+    texts, right = (
+        {
+            tuple(call(what, generator=torch.Generator().manual_seed(seed), **settings).flatten().tolist())
+            for seed in range(5)
+        }
+        for what in (other_mode, drafted)
+    )
+    assert texts == right and len(texts) == (5 if sampling else 1)
+
+
+def test_a_start_that_starts_nothing():
+    @dataclass(frozen=True)
+    class Nothing(hla.Drafter):
+        def start(self, context):
+            return None
+
+    with pytest.raises(TypeError, match="^Nothing.start: expected a DrafterRun, got None$"):
+        call(None, drafter=Nothing())
+
+
+def test_tokens_that_a_stop_never_saw_are_not_taken_unchecked():
+    """SPRINTER's rule trusts its stop, and a composite's first part drafts beside the stop."""
+    target, draft, _, _ = hla.demo.load()
+    settings = {"assistant_model": draft, "lossy_policy": hla.sprinter(hla.demo.head()), "drafter": "composite"}
+    with pytest.raises(
+        ValueError, match="^AllButLast accepts unchecked [^\n]*CompositeDrafter[^\n]*leave drafter=… out[^\n]*$"
+    ):
+        hla.enable(target).generate(torch.tensor([[5, 6, 7]]), **settings)
+
+
+@dataclass(frozen=True)
+class WithoutDistributions(hla.Drafter):
+    needs_assistant = True
+
+    def start(self, context):
+        return context.assistant_run()
+
+
+@pytest.mark.parametrize("rule", [hla.KLJudge(0.5), hla.Ensemble(0.5), hla.Cascade(0.5), hla.Mentored(0.1)])
+def test_rules_that_read_distributions_name_a_drafter_that_has_none(rule):
+    name = type(rule).__name__
+    with pytest.raises(ValueError, match=f"^{name} compares [^\n]* and WithoutDistributions has none [^\n]*$"):
+        call(
+            None, drafter=WithoutDistributions(), assistant_model=tiny.shared("llama"), lossy_policy=rule,
+            do_sample=rule.modes[-1] == "sampling",
+        )  # fmt: skip
 
 
 def test_texts_of_a_larger_vocabulary_are_no_drafts():

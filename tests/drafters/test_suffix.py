@@ -82,6 +82,9 @@ def test_prompt_lookup_drafts_for_batches_too():
     target, inputs = tiny.build("llama"), tiny.prompts(PROMPTS)
     out = tiny.assisted(target, inputs, None, "strict", prompt_lookup_num_tokens=4)
     assert torch.equal(out.sequences, tiny.greedy(target, inputs))
+    size = {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 100}
+    with pytest.raises(ValueError, match=r"^max_matching_ngram_size [^\n]*from 1 to 64, got 100$"):
+        tiny.assisted(target, inputs, None, "strict", **size)
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["suffix", "composite"])
@@ -108,7 +111,12 @@ def test_what_is_refused():
         ),
         ("strict", draft, hla.SuffixDrafter(), "needs no draft model"),
         ("strict", None, hla.CompositeDrafter(), "drafts with a draft model"),
-        (hla.Mentored(0.1), None, hla.SuffixDrafter(), "needs an assistant_model"),
+        (
+            hla.Mentored(0.1),
+            None,
+            hla.SuffixDrafter(),
+            "compares the target.s distribution with the draft.s, and SuffixDrafter has none",
+        ),
     ):
         with pytest.raises(ValueError, match=says):
             tiny.assisted(
@@ -118,9 +126,14 @@ def test_what_is_refused():
         (3, TypeError, "expected a drafter such as SuffixDrafter.., its name, or a dict with its name, got 3"),
         ({"min_match": 3}, TypeError, "its name, or a dict with its name"),
         ("sufix", ValueError, "suffix"),
+        (
+            {"name": "model", "x": 1},
+            ValueError,
+            "drafter model: unknown parameter 'x': it takes none, so leave it out",
+        ),
         ({"name": "suffix", "min_mach": 3}, ValueError, "suffix: unknown parameter .*min_match"),
     ):
-        with pytest.raises(error, match=rf"^drafter[^\n]*{says}[^\n]*$"):
+        with pytest.raises(error, match=rf"^(?=drafter)[^\n]*{says}[^\n]*$"):
             tiny.assisted(target, inputs, None, "strict", drafter=drafter)
     with pytest.raises(ValueError, match="max_match"):
         hla.SuffixDrafter(min_match=3, max_match=2)
@@ -140,3 +153,5 @@ def test_parts_of_a_composite_by_name():
     for first, says in (("sufix", "suffix"), ({"min_match": 3}, "its name"), (3, "expected a drafter such as")):
         with pytest.raises((TypeError, ValueError), match=rf"^[^\n]*{says}[^\n]*$"):
             hla.CompositeDrafter(first=first)
+    with pytest.raises(TypeError, match=r"^CompositeDrafter.then: a composite cannot stand inside another[^\n]*$"):
+        hla.CompositeDrafter(then="composite")

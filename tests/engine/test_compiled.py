@@ -1,10 +1,11 @@
 """Compiled rounds write what rounds that run stage by stage write; what cannot be compiled says why and runs eagerly.
 
-The compiler's front end traces every function here, and its graphs run as they are (`backend="eager"`): what inductor makes of them is
-the benchmark's business, and one smoke test's.
+The compiler's front end traces every function here, and its graphs run as they are (`backend="eager"`), of the architectures as PyTorch's
+autograd sees them (`"aot_eager"`): what inductor makes of them is the benchmark's business, and one smoke test's.
 """
 
 import functools
+import shutil
 import warnings
 
 import pytest
@@ -13,6 +14,7 @@ from support import tiny
 from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.engine import compiled
 from hf_lossy_assist.models import static
 
 
@@ -30,9 +32,10 @@ def written(name="llama", policy="strict", lengths=RAGGED, **settings):
     """The whole output, compiled."""
     model, draft = pair(name)
     settings = {"max_new_tokens": tiny.NEW, "do_sample": False, "num_assistant_tokens": 4} | settings
+    if "drafter" not in settings:
+        settings["assistant_model"] = draft
     out = model.generate(
         **tiny.prompts(lengths),
-        assistant_model=draft,
         lossy_policy=policy,
         return_dict_in_generate=True,
         **{"compile_config": GRAPHS} | settings,
@@ -47,7 +50,7 @@ def stage_by_stage(*args, **settings):
 @pytest.mark.parametrize("name", sorted(tiny.BATCHED))
 def test_every_tested_architecture_writes_what_generate_writes(name):
     model, _ = pair(name)
-    out = written(name)
+    out = written(name, compile_config=CompileConfig(backend="aot_eager"), num_assistant_tokens=2)
     assert torch.equal(out.sequences, tiny.greedy(tiny.shared(name), tiny.prompts(RAGGED)))
     assert out.speculation.num_compiled_rounds > 2 and out.speculation.eager_because is None
 
@@ -78,14 +81,17 @@ RULES = {
     [(name, mode == "sampling") for name, rule in RULES.items() for mode in rule.modes],
 )
 def test_every_rule_of_tensors_decides_the_same(rule, sampling):
-    """Each row has random numbers of its own, which do not depend on how many the other rows draw."""
+    """Each row has random numbers of its own, which do not depend on how many the other rows draw.
+
+    A stop that never stops: the drafts of all rules are one graph then, and only what verifies and accepts is traced for each.
+    """
     seeds = lambda: [torch.Generator().manual_seed(seed) for seed in (5, 6)]  # noqa: E731
     settings = {"do_sample": sampling, "top_k": 0, "lengths": (9, 5), "max_new_tokens": 16}
-    policy = hla.LossyPolicy(rule=RULES[rule], stop=hla.Constant(3))
+    policy = hla.LossyPolicy(rule=RULES[rule], stop=hla.Confidence(0.0, max_draft=4))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         runs = [
-            call(policy=policy, generator=seeds(), num_assistant_tokens=3, **settings)
+            call(policy=policy, generator=seeds(), num_assistant_tokens=None, **settings)
             for call in (stage_by_stage, written)
         ]
     assert torch.equal(runs[0].sequences, runs[1].sequences)
@@ -95,11 +101,61 @@ def test_every_rule_of_tensors_decides_the_same(rule, sampling):
         assert ours[key] == theirs[key], key
 
 
+STOPS = {
+    "svip": hla.SVIP(h=0.7, max_draft=11),
+    "confidence": hla.Confidence(0.3, max_draft=6),
+}
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+@pytest.mark.parametrize("stop", STOPS)
+def test_stops_that_look_at_each_token_decide_the_same(stop, sampling):
+    seeds = lambda: [torch.Generator().manual_seed(seed) for seed in range(4)]  # noqa: E731
+    settings = {"do_sample": sampling, "max_new_tokens": 24, "num_assistant_tokens": None}
+    policy = hla.LossyPolicy(stop=STOPS[stop])
+    runs = [call(policy=policy, generator=seeds(), **settings) for call in (stage_by_stage, written)]
+    assert torch.equal(runs[0].sequences, runs[1].sequences)
+    assert runs[1].speculation.num_compiled_rounds > 1 and runs[1].speculation.eager_because is None
+    ours, theirs = (run.speculation.to_dict(rows=True, sources=True) for run in runs)
+    for key in ("num_draft_tokens", "acceptance_histogram_by_draft_length", "rows"):
+        assert ours[key] == theirs[key], key
+    assert len(theirs["acceptance_histogram_by_draft_length"]) > 2  # drafts of several lengths
+
+
 def test_warpers_of_transformers_are_in_the_graph():
     settings = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "lengths": (9, 5)}
     seeds = lambda: [torch.Generator().manual_seed(seed) for seed in (1, 2)]  # noqa: E731
     one, other = (call(generator=seeds(), **settings) for call in (stage_by_stage, written))
     assert torch.equal(one.sequences, other.sequences) and other.speculation.num_compiled_rounds > 2
+
+
+@pytest.mark.parametrize("policy", ["strict", "svip"])
+def test_rounds_upload_nothing_while_no_row_ends(monkeypatch, policy):
+    """On a GPU each tensor that the host makes is a copy, and each look at the device waits for it."""
+    made, looked = [], []
+    monkeypatch.setattr(
+        torch, "tensor", lambda *args, own=torch.tensor, **kwargs: made.append(args) or own(*args, **kwargs)
+    )
+    for name in ("tolist", "__bool__", "item", "__int__"):
+        own = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda self, own=own: looked.append(own) or own(self))
+    seen = []
+    own_round = compiled.WholeRounds.run
+
+    def counted(self, limits, stats):
+        before, drafted = (len(made), len(looked)), self.call.clock.forwards["draft"]
+        ran = own_round(self, limits, stats)
+        seen.append((len(made) - before[0], len(looked) - before[1], self.call.clock.forwards["draft"] - drafted))
+        return ran
+
+    monkeypatch.setattr(compiled.WholeRounds, "run", counted)
+    settings = {"num_assistant_tokens": None} if policy == "svip" else {}
+    written(policy=policy, max_new_tokens=60, eos_token_id=tiny.NEVER_EMITTED, **settings)  # compiles
+    seen.clear()
+    written(policy=policy, max_new_tokens=60, eos_token_id=tiny.NEVER_EMITTED, **settings)
+    between = seen[1:6]  # the first round uploads where the rows stand, the last ones draft less
+    assert [uploads for uploads, _, _ in between] == [0] * 5
+    assert all(looks <= 1 + drafted // 4 for _, looks, drafted in between)
 
 
 def test_texts_of_other_lengths_compile_nothing_again():
@@ -124,13 +180,13 @@ def test_rows_that_end_leave_the_batch_in_powers_of_two():
     settings = {"max_new_tokens": 60}  # rows come to their end tokens one after the other
     out = written(**settings)
     assert torch.equal(out.sequences, stage_by_stage(**settings).sequences)
-    assert len({row.num_new_tokens for row in out.speculation.rows}) > 2
+    assert len({row.num_new_tokens for row in out.speculation.rows}) > 1
 
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"policy": "svip", "num_assistant_tokens": None}, "looks at each drafted token"),
+        ({"policy": hla.LossyPolicy(stop=hla.AdaEDL()), "num_assistant_tokens": None}, "the stop remembers"),
         ({"repetition_penalty": 1.2}, "reads the text"),
         ({"output_scores": True}, "scores or logits are kept"),
         ({"output_logits": True}, "scores or logits are kept"),
@@ -148,7 +204,7 @@ def test_what_a_round_of_tensors_cannot_do_runs_stage_by_stage(settings, reason)
 
 
 def test_a_hook_is_run():
-    model, _ = pair()
+    model, _ = pair("llama")
     seen = []
     handle = model.model.layers[0].register_forward_hook(lambda *_: seen.append(1))
     try:
@@ -195,7 +251,21 @@ def test_static_caches_are_asked_for_by_their_name(monkeypatch):
 
 
 def test_a_cache_goes_on_with_transformers():
-    model, _ = pair()
+    model, _ = pair("llama")
     out = written(lengths=(9,), max_new_tokens=10)
     more = model.generate(out.sequences, past_key_values=out.past_key_values, max_new_tokens=6, do_sample=False)
     assert torch.equal(more, model.generate(out.sequences, max_new_tokens=6, do_sample=False))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_inductor_writes_the_same_and_its_kernels_are_kept(tmp_path):
+    model, draft = pair("llama")
+    settings = {"num_assistant_tokens": 2, "max_new_tokens": 12, "lengths": (9,)}
+    found = hla.warmup(
+        model, draft, batch_sizes=[1], lengths=[64], num_assistant_tokens=2, repeats=1, artifacts=tmp_path / "rounds"
+    )
+    assert found[0].num_graphs == 1 and found[0].eager_because is None
+    out = written(compile_config=CompileConfig(), **settings)
+    assert torch.equal(out.sequences, stage_by_stage(**settings).sequences)
+    assert out.speculation.num_compiled_rounds > 1 and out.speculation.num_graphs == 0
+    assert (tmp_path / "rounds").stat().st_size > 1000

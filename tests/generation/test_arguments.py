@@ -271,7 +271,18 @@ def drafter(models, **settings):
     return seen[0]
 
 
+def test_compiled_rounds(models):
+    """`cache_implementation`, `compile_config`, `disable_compile`: the text stays."""
+    graphs, expected = CompileConfig(backend="eager"), stock(models)
+    settings = {"return_dict_in_generate": True, "cache_implementation": "static", "compile_config": graphs}
+    out = ours(models, **settings)
+    assert same(out.sequences, expected) and out.speculation.num_compiled_rounds > 0
+    out = ours(models, **settings, disable_compile=True)
+    assert same(out.sequences, expected) and out.speculation.num_compiled_rounds == 0
+
+
 OTHER_TESTS = (
+    test_compiled_rounds,
     test_settings_of_encoder_decoders, test_warpers_that_leave_several_tokens, test_outputs, test_sampling_and_several_sequences, test_settings_of_the_draft,
     test_a_streamer_hears_every_token, test_time_that_is_over_ends_the_text_after_a_round, test_other_ways_to_draft,
     test_values_that_are_not_numbers_are_removed, test_settings_of_a_draft_with_another_tokenizer,
@@ -305,7 +316,6 @@ VALUES = {
     "custom_generate": hla.Runner("svip", llama()),
     "num_beams": 4,
     "use_cache": False,
-    "cache_implementation": "static",
     "token_healing": True,
     "guidance_scale": 2.0,
     "output_attentions": True,
@@ -375,8 +385,6 @@ IDLE = {
     "cache_config": {"nbits": 2},
     "max_cache_len": 400,
     "prefill_chunk_size": 2,
-    "compile_config": CompileConfig(),
-    "disable_compile": True,
     "continuous_batching_config": ContinuousBatchingConfig(),
     "transformers_version": "5.0.0",
 }
@@ -394,7 +402,7 @@ def test_a_setting_without_effect_has_none(models, name):
         ("num_beams", 5, 1),
         ("output_attentions", True, False),
         ("guidance_scale", 2.0, 1.0),
-        ("cache_implementation", "static", "dynamic"),
+        ("cache_implementation", "quantized", "dynamic"),
         ("token_healing", True, False),
     ],
 )

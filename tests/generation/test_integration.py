@@ -9,8 +9,9 @@ import sys
 import pytest
 import torch
 from support.adapters import lora, peft_warns
+from support.refusals import refused
 from support.small import llama, near, one, ragged, tokenizer, words
-from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, pipeline
+from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, LlamaForCausalLM, pipeline
 
 import hf_lossy_assist as hla
 
@@ -136,6 +137,32 @@ def test_an_enabled_model_can_be_pickled(target):
     assert torch.equal(pickle.loads(pickle.dumps(target)).generate(**one(), **ENDS), own(target, one()))
 
 
+def test_a_generate_that_takes_anything_is_given_its_arguments_by_transformers_names(draft):
+    class Mine(LlamaForCausalLM):
+        def generate(self, *args, **kwargs):
+            return super().generate(*args, **kwargs)
+
+    target, expected, config = llama(), own(llama(), one()), GenerationConfig(**ENDS)
+    target.__class__ = Mine
+    text = hla.enable(target).generate(one()["input_ids"], config, assistant_model=draft, lossy_policy="strict")
+    assert torch.equal(text, expected)
+
+
+def test_an_argument_given_twice_is_refused_as_python_does(target, draft):
+    ids = one()["input_ids"]
+    settings = ENDS | {"assistant_model": draft, "lossy_policy": "strict"}
+    refused(
+        lambda: target.generate(ids, inputs=ids + 1, **settings), "multiple values for argument 'inputs'", TypeError
+    )
+    refused(lambda: target.generate(*[ids] * 30, **settings), "expected at most .* by place, got 30", TypeError)
+
+
+@pytest.mark.parametrize("name", ["drafter", "generator"])
+def test_what_only_this_packages_loop_takes_needs_a_policy(target, name):
+    given = {"drafter": hla.SuffixDrafter(), "generator": torch.Generator()}[name]
+    refused(lambda: target.generate(**one(), **ENDS, **{name: given}), f'^{name}=.*pass lossy_policy="strict"')
+
+
 # -- other ways in ------------------------------------------------------------------------------------------------------
 
 
@@ -146,6 +173,50 @@ def test_a_runner_serves_a_model_that_is_not_enabled(draft, prompts):
     assert torch.equal(out.sequences, own(target, prompts))
     assert 0 < out.speculation.draft_acceptance_rate < 1 and out.speculation.num_spec_tokens == 40
     assert "generate" not in vars(target)
+
+
+def by_runner(*args, settings=None, **call):
+    """The statistics of a call through a `Runner`, whose text is the target's own."""
+    runner = hla.Runner("strict", *args, settings=settings)
+    out = llama().generate(**one(), **ENDS | call, custom_generate=runner, return_dict_in_generate=True)
+    assert torch.equal(out.sequences, own(llama(), one()))
+    return out.speculation
+
+
+def test_a_runner_reads_the_drafts_settings_at_the_call():
+    itself = llama()
+    assert by_runner(itself).num_spec_tokens == 5  # none of Transformers' defaults, 20 for one
+    for gamma in (2, 12, 20):
+        assert by_runner(itself, num_assistant_tokens=gamma).num_spec_tokens == gamma
+    assert by_runner(itself, num_assistant_tokens=3, settings={"num_assistant_tokens": 3}).num_spec_tokens == 3
+    config = GenerationConfig(**ENDS, num_assistant_tokens=2, return_dict_in_generate=True)
+    out = llama().generate(**one(), generation_config=config, custom_generate=hla.Runner("strict", itself))
+    assert out.speculation.num_spec_tokens == 2
+    stops = by_runner(itself, assistant_confidence_threshold=1.0).total().steps  # after every token
+    assert max(sent for sent, _ in stops) == 1
+    assert by_runner(itself, num_assistant_tokens_schedule="heuristic").num_spec_tokens > 5
+
+
+def test_a_runner_drafts_as_the_call_says():
+    assert by_runner(prompt_lookup_num_tokens=4).num_spec_tokens == 4
+    assert by_runner(assistant_early_exit=1).num_spec_tokens == 5
+    for name, value in (("prompt_lookup_num_tokens", 3), ("assistant_early_exit", 1)):
+        refused(
+            lambda given={name: value}: by_runner(llama(), **given),
+            f"assistant_model and {name} are two ways to draft",
+        )
+    refused(
+        lambda: by_runner(llama(), settings={"num_assistant_tokens": 3}, num_assistant_tokens=4),
+        "num_assistant_tokens is 4 at the call and 3 in the settings of Runner: pass one of them",
+    )
+
+
+def test_a_runner_says_who_passed_what_it_refuses():
+    runner, model = hla.Runner("strict", llama()), llama()
+    refused(lambda: model.generate(**one(), **ENDS, num_beams=2, custom_generate=runner), "leave num_beams out")
+    refused(lambda: model.generate(**one(), **ENDS, use_cache=False, custom_generate=runner), "leave it out")
+    model.generation_config.num_beams = 2
+    refused(lambda: model.generate(**one(), **ENDS, custom_generate=runner), "config has it, so pass num_beams=1")
 
 
 TEXTS = [" ".join(words()[i : i + n]) for i, n in ((3, 5), (40, 8), (70, 2))]

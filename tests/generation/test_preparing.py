@@ -5,6 +5,7 @@ import pytest
 import torch
 from refused import fault
 from support import small
+from support.refusals import refused
 from transformers import GenerationConfig, LogitsProcessorList
 
 from hf_lossy_assist import enable
@@ -62,6 +63,21 @@ def test_a_wrong_setting_is_one_line(target, name, by_config):
         call(target, **settings)
     assert fault(error.value) is None, str(error.value)
     assert len(str(error.value)) <= 400 and str(error.value).isprintable()
+
+
+def test_all_that_a_tokenizer_returned_is_to_be_unpacked(target):
+    inputs = small.tokenizer()("w1 w2", return_tensors="pt")
+    settings = {"assistant_model": target, "lossy_policy": "strict", "max_new_tokens": 4}
+    refused(lambda: target.generate(inputs, **settings), r"got BatchEncoding.*generate\(\*\*inputs", TypeError)
+
+
+def test_texts_to_stop_at_that_cannot_be_looked_for(target):
+    plain = small.tokenizer(["hello"])  # without the word by which Transformers measures tokens
+    refused(lambda: call(target, stop_strings=["hello"], tokenizer=plain), "^stop_strings: .*stopping_criteria=…$")
+    for none in ([], ""):
+        refused(
+            lambda none=none: call(target, stop_strings=none, tokenizer=small.tokenizer()), "^stop_strings: expected"
+        )
 
 
 def test_a_setting_that_cannot_be_copied(target):

@@ -7,8 +7,9 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from support.refusals import refused
 from support.small import PAD, VOCAB, llama, near, one, ragged, tokenizer, words
-from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin
+from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, LlamaForCausalLM
 
 import hf_lossy_assist as hla
 
@@ -115,6 +116,28 @@ def test_a_policy_set_as_an_object_is_the_users_own(target, draft, tmp_path):
         assert out.speculation.num_spec_tokens == 2
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["a policy", "a filter alone"])
+def test_a_companion_in_a_generation_config_is_not_copied(target, draft, whole):
+    """Transformers deep-copies a config several times in each call, and a companion is a whole model."""
+    copies = []
+
+    class Counted(LlamaForCausalLM):
+        def __deepcopy__(self, memo):
+            copies.append(1)
+            return self
+
+    companion = near(llama(), seed=8)
+    companion.__class__ = Counted
+    staged = hla.Staged(companion)
+    policy = hla.LossyPolicy(filter=staged) if whole else staged
+    config = GenerationConfig(**ENDS)
+    config.lossy_policy = policy
+    texts = [target.generate(**one(), generation_config=config, assistant_model=draft)]
+    target.generation_config.lossy_policy = policy
+    texts.append(target.generate(**one(), **ENDS, assistant_model=draft))
+    assert not copies and all(torch.equal(text, own(llama(), one())) for text in texts)
+
+
 def test_a_generation_config_that_says_nothing_leaves_the_models_policy(target, draft):
     """As for every other setting: what the given config leaves open comes from the model's own."""
     target.generation_config.lossy_policy = hla.SVIP()
@@ -168,6 +191,39 @@ def test_draft_settings_come_from_the_call_then_the_policy_then_the_drafts_confi
     assert longest(target, itself, num_assistant_tokens_schedule="constant") == (3, 3)
     itself.generation_config.num_assistant_tokens_schedule = None
     assert longest(target, itself, num_assistant_tokens_schedule="heuristic")[1] > 3
+
+
+def test_draft_settings_in_a_generation_config_of_the_call_count_as_at_the_call(target):
+    """Neither Transformers' defaults nor the target's own config, which Transformers does not read for a draft either."""
+
+    def with_config(config, **settings):
+        config.update(**ENDS, return_dict_in_generate=True)
+        out = target.generate(
+            **one(), generation_config=config, assistant_model=llama(), lossy_policy="strict", **settings
+        )
+        return out.speculation.num_spec_tokens
+
+    assert with_config(GenerationConfig(num_assistant_tokens=2)) == 2
+    assert with_config(GenerationConfig(num_assistant_tokens=2), num_assistant_tokens=3) == 3
+    assert with_config(GenerationConfig(num_assistant_tokens_schedule="heuristic")) > 5
+    target.generation_config.num_assistant_tokens = 2
+    assert with_config(GenerationConfig()) == with_config(copy.deepcopy(target.generation_config)) == 5
+    defaults = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.4}
+    assert with_config(GenerationConfig(num_assistant_tokens=20, **defaults)) == 5
+    assert with_config(GenerationConfig(), num_assistant_tokens=20) == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_assistant_tokens", -3),
+        ("num_assistant_tokens_schedule", "often"),
+        ("assistant_confidence_threshold", 2.0),
+    ],
+)
+def test_a_wrong_setting_of_the_drafts_config_is_named_as_its(target, draft, name, value):
+    setattr(draft.generation_config, name, value)
+    refused(lambda: longest(target, draft), f"^{name} in the draft's generation config: expected .*{value}")
 
 
 def test_no_state_leaks_into_the_drafts_or_the_targets_config(target, draft):

@@ -54,6 +54,17 @@ def test_blocks_do_differ_there():
     assert min(same.values()) < 6
 
 
+def test_a_model_that_is_quantised_after_a_call_is_looked_at_again():
+    target, draft = small.llama().float(), small.near(small.llama().float())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        written(target, draft)
+    for block, computed in zip(target.model.layers, quantised().model.layers, strict=True):
+        block.mlp, block.self_attn = computed.mlp, computed.self_attn  # in place, as quantize_dynamic can
+    with pytest.warns(UserWarning, match=LINE.format("target")):
+        written(target, draft)
+
+
 @pytest.mark.filterwarnings("error")
 def test_no_other_model_is():
     class WeightsAlone(torch.nn.Linear):

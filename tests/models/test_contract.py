@@ -87,6 +87,22 @@ def test_custom_generate_gets_everything_prepared():
     assert got["model_kwargs"]["past_key_values"].get_seq_length() == 0
 
 
+def test_custom_generate_gets_what_it_has_a_name_for_as_it_was_passed():
+    """runner: the draft's settings, which would else be lost among the defaults that `generate` writes into the config."""
+    got = []
+
+    def loop(
+        model, input_ids, logits_processor, stopping_criteria, generation_config, num_assistant_tokens=None, **others
+    ):
+        got.append((num_assistant_tokens, generation_config.num_assistant_tokens))
+        return input_ids
+
+    for settings in ({}, {"num_assistant_tokens": 20}):
+        tiny.shared("llama").generate(**tiny.prompts((5,)), custom_generate=loop, max_new_tokens=2, **settings)
+    assert got == [(None, 20), (20, 20)]
+    assert GenerationConfig._get_default_generation_params()["num_assistant_tokens"] == 20
+
+
 def test_custom_generate_with_a_mask_of_ones():
     """runner: a missing mask means no padding. Transformers drops a mask of ones."""
     got = run_custom(tiny.shared("llama"), **tiny.prompts((5, 5)), max_new_tokens=2)

@@ -1,12 +1,17 @@
 """Models in states that Transformers' `generate` can run: in training, past a table of positions, offloaded, compiled; heads
 of other dtypes. Each writes what the model writes otherwise."""
 
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import accelerate
 import pytest
 import torch
 import transformers
 from support.small import VOCAB, llama, louder, near, one, ragged, tokenizer, words
-from transformers import GenerationMixin, GPT2Config, GPT2LMHeadModel
+from transformers import GenerationMixin, GPT2Config, GPT2LMHeadModel, StoppingCriteria, StoppingCriteriaList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import pairs
@@ -68,6 +73,56 @@ def test_gradient_checkpointing_is_back_after_an_error():
         assert not any(flags(model))
         raise RuntimeError("stop here")
     assert any(flags(model))
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
+def test_gradient_checkpointing_waits_for_the_last_of_several_calls(fails):
+    target, draft = in_training(llama()), in_training(near(llama()))
+    before = flags(target), flags(draft)
+    first, second = contextlib.ExitStack(), contextlib.ExitStack()
+    first.enter_context(pairs.without_checkpointing(target, target))
+    second.enter_context(pairs.without_checkpointing(target, draft))
+    with contextlib.suppress(RuntimeError), first:
+        if fails:
+            raise RuntimeError("stop here")
+    assert not any(flags(target)) and not any(flags(draft))
+    second.close()
+    assert (flags(target), flags(draft)) == before
+
+
+class Meanwhile(StoppingCriteria):
+    """Stops nothing; does something once, in the middle of a text."""
+
+    def __init__(self, what):
+        self.what = [what]
+
+    def __call__(self, ids, scores, **kwargs):
+        if ids.shape[1] >= 9 + 5 and self.what:
+            self.what.pop()()
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+
+def test_gradient_checkpointing_in_two_threads():
+    """The call that began first ends in the middle of the other's."""
+    target, draft, expected = in_training(llama()), near(llama()), stock(llama(), one())
+    begun, ended = threading.Event(), threading.Event()
+
+    def middle():
+        begun.set()
+        assert ended.wait(60)
+
+    with ThreadPoolExecutor(1) as thread:
+        others = []
+
+        def other():
+            call = partial(ours, target, draft, one(), stopping_criteria=StoppingCriteriaList([Meanwhile(middle)]))
+            others.append(thread.submit(call))
+            assert begun.wait(60)
+
+        text = ours(target, draft, one(), stopping_criteria=StoppingCriteriaList([Meanwhile(other)]))
+        ended.set()
+        assert torch.equal(text, expected) and torch.equal(others[0].result(), expected)
+    assert any(flags(target))
 
 
 # -- tables of positions --------------------------------------------------------------------------------------------------------

@@ -136,6 +136,7 @@ def test_a_policy_does_not_change():
         ('{"stop": ', ValueError, ["not JSON"]),
         ('{"stop": "svp"}', ValueError, ["Did you mean 'svip'?"]),
         ("nowhere/policy.json", ValueError, ["no file", "nowhere/policy.json"]),
+        ("org/nosuch", ValueError, ["no folder 'org/nosuch' here", "from_pretrained('org/nosuch')"]),
         (5, TypeError, ["int"]),
         (["svip"], TypeError, ["list"]),
         (SVIP, TypeError, ["lossy_policy"]),  # the class, not a stop
@@ -149,6 +150,19 @@ def test_refused_in_one_line(given, error, words):
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+@pytest.mark.parametrize("path", ["./nosuch", "../nosuch", "/nosuch", "~/nosuch", "nosuch/"])
+def test_a_folder_that_is_not_there_is_looked_for_nowhere_else(path):
+    refused(lambda: as_policy(path), "^lossy_policy: there is no folder '[^']*' here$")
+
+
+def test_a_folder_without_its_policy_is_not_taken_for_a_head(tmp_path):
+    (tmp_path / "stop_head").mkdir()
+    refused(
+        lambda: as_policy(tmp_path),
+        r"holds no policy \(policy.json\) and no head \(config.json\); it holds stop_head$",
+    )
 
 
 def test_unknown_words_name_no_far_fetched_match():

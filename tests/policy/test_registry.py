@@ -180,6 +180,22 @@ def test_every_kind_has_its_base(register):
     refused(lambda: register("x", Half, summary="For a test."), "expected a subclass of .*, got .*Half", TypeError)
 
 
+def test_a_drafter_is_made_of_its_fields():
+    """As a rule: `drafter={"name": …}` could give it nothing else."""
+
+    class Own(hla.Drafter):
+        def __init__(self, size):
+            self.size = size
+
+    class Plain(hla.Drafter):
+        pass
+
+    line = "Own takes size, and its fields are none: .*without an __init__ of its own"
+    refused(lambda: registry.register_drafter("x", Own, summary="For a test."), line, TypeError)
+    assert registry.register_drafter("x", Plain, summary="For a test.") is Plain
+    registry.forget("drafter", "x")
+
+
 def test_a_recipe_has_a_name_and_makes_a_policy():
     said = {"guarantee": "lossless", "summary": "For a test."}
     refused(

@@ -56,8 +56,9 @@ def test_the_parts():
     own = head_of(threshold=0.25)
     assert AutoJudge(own) == AutoJudge(own, 0.25) == as_policy(own) and Judge(own, 0.5).threshold == 0.5
     assert AutoJudge(own).rule.threshold == 0.25 and Judge(own, 0).threshold == 0
-    for again in (copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
-        assert again == policy and again.rule.head is not head
+    again = pickle.loads(pickle.dumps(policy))
+    assert again == policy and again.rule.head is not head
+    assert copy.deepcopy(policy) is policy and copy.deepcopy(policy.rule) is policy.rule  # frozen, so a copy can share
     plain = LinearHead(HeadConfig(32))
     assert as_policy(plain) == Sprinter(plain)
     assert as_policy(Judge(head, 0.3)) == LossyPolicy(Judge(head, 0.3)) and as_policy(TopK(3)) == LossyPolicy(TopK(3))

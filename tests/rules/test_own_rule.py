@@ -70,3 +70,24 @@ def test_what_it_says_of_itself():
         (lambda laws: laws.p > 0, r"shape \[200, 4, 1\], as dists.px, it gave \[200, 4, 6\]", ValueError),
     ):
         refused(lambda function=function: decide(OwnRule(function), random_block(0)), words, error)
+
+
+def answering(**answers):
+    """A rule whose methods answer so, whatever they are asked."""
+    methods = {name: lambda self, *_, answer=answer: answer for name, answer in answers.items()}
+    return type("Mine", (hla.AcceptanceRule,), methods)()
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+@pytest.mark.parametrize(
+    "answer", [None, 1.0, torch.ones(2, 1, dtype=torch.bool), torch.ones(3, dtype=torch.bool), torch.ones(2, 3)]
+)
+def test_a_class_that_answers_something_else_is_named(sampling, answer):
+    block = changed(random_block(0), sampling=sampling)
+    rows, gamma = block.tokens.shape
+    rule = answering(accepts=answer)
+    refused(
+        lambda: decide(rule, block), rf"Mine: accepts: expected bool of shape \({rows}, {gamma}\), got ", TypeError
+    )
+    other = answering(correction=answer) if sampling else answering(choice=answer)
+    refused(lambda: decide(other, block), f"Mine: {'correction' if sampling else 'choice'}: expected ", TypeError)

@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 from support import tiny
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import RowStats, SpeculationStats
-from hf_lossy_assist.stats.report import SOURCES
+from hf_lossy_assist.stats.row import SOURCES
 
 
 @pytest.fixture
@@ -177,3 +178,28 @@ def test_recount_of_a_ragged_batch():
         all_rounds.append(rounds)
         assert dict(row.steps) == steps and row.num_spec_steps == rounds and row.num_new_tokens == total
     assert len(set(all_rounds)) > 1, "the rows were meant to get ahead of each other"
+
+
+class After(StoppingCriteria):
+    """Ends each row at a length of its own."""
+
+    def __init__(self, *lengths):
+        self.lengths = torch.tensor(lengths)
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids.shape[1] >= self.lengths[: len(input_ids)]
+
+
+@pytest.mark.parametrize("lengths", [(10, 10, 10), (10, 14, 12), (25, 11, 10)])
+def test_tokens_that_are_cut_in_the_end_do_not_count(lengths):
+    """Without an end token `generate` writes rows on until all have ended, and so the texts are cut to one length."""
+    model, inputs = tiny.build("llama"), tiny.prompts((9, 5, 7))
+    model.generation_config.eos_token_id = None
+    draft, criteria = tiny.draft_of(tiny.shared("llama"), "often"), StoppingCriteriaList([After(*lengths)])
+    out = tiny.assisted(model, inputs, draft, stopping_criteria=criteria, eos_token_id=None, max_new_tokens=30)
+    new = out.sequences.shape[1] - 9
+    assert new == max(lengths) - 9
+    for row in out.speculation.rows:
+        assert row.num_new_tokens == len(row.token_sources) == new
+        assert row.num_accepted_draft_tokens == sum(source < 2 for source in row.token_sources)
+        assert sum(row.steps.values()) == row.num_spec_steps

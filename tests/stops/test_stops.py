@@ -1,6 +1,8 @@
 """Proves each draft stop's decision by hand, that nothing it learns outlives a call, and that it works in Transformers' own loop."""
 
 import math
+import re
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -182,3 +184,46 @@ def test_stock_stop_does_not_touch_the_drafts_settings():
     with hla.stock_stop(model, Heuristic(3)):
         model.generate(**tiny.prompts((9,)), assistant_model=draft, max_new_tokens=20, do_sample=False)
     assert draft.generation_config.to_dict() == before
+
+
+class Float(hla.DraftStop):
+    longest = 4
+
+    def should_stop(self, input_ids, scores, **kwargs):
+        return torch.ones(len(input_ids))
+
+
+@dataclass(frozen=True)
+class Plans(hla.DraftStop):
+    """Plans whatever it is made with."""
+
+    plan: object
+    most: object = 4
+    adaptive = False
+
+    @property
+    def longest(self):
+        return self.most
+
+    def limits(self, rows):
+        return self.plan
+
+
+@pytest.mark.parametrize(
+    "stop, error, line",
+    [
+        (Plans([9, 9]), ValueError, "Plans.limits: expected a whole number from 0 to 4, got 9"),
+        (Plans([2, -3]), ValueError, "Plans.limits: expected a whole number of at least 0, got -3"),
+        (Plans([2, 2.5]), TypeError, "Plans.limits: expected a whole number of at least 0, got 2.5"),
+        (Plans([2]), TypeError, "Plans.limits: expected a list of 2 numbers, one a row, got [2]"),
+        (Plans(None), TypeError, "Plans.limits: expected a list of 2 numbers, one a row, got None"),
+        (Plans([2, 2], None), TypeError, "Plans.longest: expected a whole number of at least 1, got None"),
+        (Plans([2, 2], "x"), TypeError, "Plans.longest: expected a whole number of at least 1, got 'x'"),
+        (Plans([2, 2], 2.5), TypeError, "Plans.longest: expected a whole number of at least 1, got 2.5"),
+        (Float(), TypeError, "Float.should_stop: expected a tensor of bool with one entry for each of 2 rows, got "),
+    ],
+)
+def test_what_somebodys_own_stop_gets_wrong_is_one_line(stop, error, line):
+    model = tiny.shared("llama")
+    with pytest.raises(error, match=f"^{re.escape(line)}[^\n]*$"):
+        tiny.assisted(model, tiny.prompts((5, 3)), tiny.draft_of(model, "often"), stop)

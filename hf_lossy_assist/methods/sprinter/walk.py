@@ -14,7 +14,8 @@ from ...models.rope import renew
 from ...policy.policy import LossyPolicy
 from ...round import Selection, Verified
 from ...rules import RuleRun, Strict, accept, draw
-from ...stats.report import RowStats, SpeculationStats
+from ...stats.report import SpeculationStats
+from ...stats.row import RowStats
 from ...stops.basic import Constant
 from ...training.dataset import REPLACED, acceptable
 from .collect_settings import CollectSettings

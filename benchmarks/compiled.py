@@ -1,0 +1,213 @@
+"""Compiled rounds beside eager ones and beside the target alone, which is compiled as well. All arms take turns in one run.
+
+    python benchmarks/compiled.py                                 # the demo pair, CPU, batches of 1, 4, 8, 32
+    python benchmarks/compiled.py --batch-sizes 1 --mode max-autotune-no-cudagraphs --json out.json
+
+Arms: `target` (Transformers' generate), `target static` (the same with a StaticCache of one size for all prompts, kept from call to call,
+and its forward compiled), `target loop` (the least that a compiled target can be: one compiled function a token, argmax within), `assisted γ`
+(Transformers', batch 1), and `strict γ` and `svip` of this package, eager and compiled. What each arm compiles it compiles in the warm-up,
+whose seconds are shown; after it nothing may be compiled again. Otherwise as benchmarks/engine.py.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from engine import Arm, arms_for, one_repeat, ratio
+from pairs import machine, opened, options, record
+from rich.console import Console
+from rich.table import Table
+from torch._dynamo.utils import counters
+from transformers import CompileConfig, StaticCache
+
+
+class Text(NamedTuple):
+    sequences: torch.Tensor
+
+
+class TargetLoop:
+    """Greedy decoding with one compiled function a token: no processors, no criteria but the end token and the length."""
+
+    def __init__(self, model: Any, capacity: int, ends: set[int], mode: str | None):
+        self.model, self.capacity, self.ends = model, capacity, torch.tensor(sorted(ends), device=model.device)
+        self.step = torch.compile(self._step, mode=mode, dynamic=False, fullgraph=True)
+        self.caches: dict[int, StaticCache] = {}
+
+    def _step(
+        self, token: torch.Tensor, mask: torch.Tensor, position: torch.Tensor, column: torch.Tensor, cache: Any
+    ) -> torch.Tensor:
+        """(B, 1) tokens at `column` of the cache → the next ones (B, 1). `mask` (B, capacity): what is not padding."""
+        seen = mask & (torch.arange(self.capacity, device=mask.device) <= column)
+        additive = torch.zeros(seen.shape, dtype=self.model.dtype, device=mask.device).masked_fill(
+            ~seen, torch.finfo(self.model.dtype).min
+        )
+        out = self.model(
+            input_ids=token,
+            position_ids=position,
+            attention_mask=additive[:, None, None],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return out.logits[:, -1].argmax(dim=-1, keepdim=True)
+
+    def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, max_new_tokens: int, **_: Any) -> Text:
+        batch, width = input_ids.shape
+        cache = self.caches.setdefault(batch, StaticCache(config=self.model.config, max_cache_len=self.capacity))
+        cache.reset()
+        mask = torch.ones(batch, self.capacity, dtype=torch.bool, device=input_ids.device)
+        mask[:, :width] = attention_mask.bool()
+        positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+        with torch.no_grad():
+            first = self.model(
+                input_ids=input_ids,
+                position_ids=positions,
+                attention_mask=attention_mask,
+                past_key_values=cache,
+                use_cache=True,
+            )
+            token = first.logits[:, -1].argmax(dim=-1, keepdim=True)
+            new, done = [token], torch.isin(token, self.ends)
+            position = positions[:, -1:] + 1
+            for i in range(max_new_tokens - 1):
+                if bool(done.all()):
+                    break
+                token = self.step(
+                    token, mask, position + i, torch.tensor(width + i, device=token.device), cache
+                ).clone()
+                new.append(token)
+                done |= torch.isin(token, self.ends)
+        return Text(torch.cat([input_ids, *new], dim=1))
+
+
+def static(target: Any, capacity: int, mode: str | None) -> Callable[..., Any]:
+    """Transformers' generate, compiled, on caches that calls of one batch size share."""
+    plain, caches = type(target).generate, dict[int, StaticCache]()
+    how = CompileConfig(mode=mode, fullgraph=True, dynamic=False)
+    how._compile_all_devices = True  # Transformers compiles on accelerators alone otherwise
+
+    def generate(**kwargs: Any) -> Any:
+        batch = len(kwargs["input_ids"])
+        cache = caches.setdefault(batch, StaticCache(config=target.config, max_cache_len=capacity))
+        cache.reset()
+        return plain(target, past_key_values=cache, compile_config=how, **kwargs)
+
+    return generate
+
+
+def compiled_arms(target: Any, draft: Any, args: argparse.Namespace, ends: set[int]) -> list[Arm]:
+    """Those of benchmarks/engine.py and beside each its compiled form."""
+    how = CompileConfig(mode=args.mode)
+    loop = TargetLoop(target, args.capacity, ends, args.mode)
+    whole = static(target, args.capacity, args.mode)
+
+    def ours(policy: str, **settings: Any) -> Callable[..., Any]:
+        return lambda **kwargs: target.generate(
+            assistant_model=draft, lossy_policy=policy, compile_config=how, **settings, **kwargs
+        )
+
+    arms = [
+        arm
+        for arm in arms_for(target, draft, args)
+        if arm.name != "assisted default" and arm.batch_size in args.batch_sizes
+    ]
+    for size in args.batch_sizes:
+        arms += [
+            Arm("target static", size, whole),
+            Arm("target loop", size, loop),
+            Arm(f"strict γ={args.gamma} compiled", size, ours("strict", num_assistant_tokens=args.gamma)),
+            Arm("svip compiled", size, ours("svip")),
+        ]
+    arms = [arm for arm in arms if args.svip or not arm.name.startswith("svip")]
+    return sorted(arms, key=lambda arm: arm.batch_size)
+
+
+def warm_up(
+    arms: list[Arm], tokenizer: Any, prompts: list[str], args: argparse.Namespace, ends: set[int]
+) -> dict[int, float]:
+    """Every arm does every prompt once; the seconds of each, by its place in `arms`."""
+    took = {}
+    for k, arm in enumerate(arms):
+        began = time.perf_counter()
+        one_repeat([arm], tokenizer, prompts, args, ends)
+        arm.speeds.clear()
+        took[k] = time.perf_counter() - began
+    return took
+
+
+def row_of(arm: Arm, arms: list[Arm], warm: float) -> dict[str, Any]:
+    """The figures of one arm."""
+    beside = {a.name: a for a in arms if a.batch_size == arm.batch_size}
+    alone = max(
+        (beside["target"], beside["target static"], beside["target loop"]), key=lambda a: statistics.median(a.speeds)
+    )
+    eager = beside.get(arm.name.removesuffix(" compiled"), arm)
+    texts = zip(arm.texts, beside["target"].texts, strict=True)
+    return {
+        "arm": arm.name,
+        "batch_size": arm.batch_size,
+        "tokens_per_second": round(statistics.median(arm.speeds), 1),
+        "lowest": round(min(arm.speeds), 1),
+        "highest": round(max(arm.speeds), 1),
+        "over_eager": ratio(arm, eager),
+        "over_best_target": ratio(arm, alone),
+        "best_target": alone.name,
+        "over_assisted": ratio(arm, next(a for a in arms if a.name.startswith("assisted"))),
+        "texts_equal_to_target": sum(a == b for a, b in texts) / len(arm.texts),
+        "warm_up_seconds": round(warm, 1),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = options(__doc__, seed=777)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--gamma", type=int, default=5)
+    parser.add_argument("--batch-sizes", type=int, nargs="*", default=[1, 4, 8, 32])
+    parser.add_argument(
+        "--no-svip",
+        dest="svip",
+        action="store_false",
+        help="leave SVIP out: it compiles five graphs for each number of rows",
+    )
+    parser.add_argument("--capacity", type=int, default=256, help="slots of the target's own static cache")
+    parser.add_argument("--mode", help="of torch.compile, for every arm that is compiled")
+    args = parser.parse_args()
+    if 1 not in args.batch_sizes:
+        parser.error("--batch-sizes: 1 is needed: Transformers' assisted generation does one row at a time")
+
+    target, draft, tokenizer, prompts, ends = opened(args)
+    arms = compiled_arms(target, draft, args, ends)
+    took = warm_up(arms, tokenizer, prompts, args, ends)
+    known = counters["stats"]["unique_graphs"]
+    for _ in range(args.repeats):
+        one_repeat(arms, tokenizer, prompts, args, ends)
+    again = counters["stats"]["unique_graphs"] - known
+
+    where = machine(args.device)
+    rows = [row_of(arm, arms, took[k]) for k, arm in enumerate(arms)]
+    title = f"{where}; compiled again after the warm-up: {again}"
+    table = Table(
+        "arm",
+        "batch",
+        "tokens/s",
+        "range",
+        "× eager",
+        "× best target",
+        "× assisted",
+        "equal",
+        "warm-up, s",
+        title=title,
+    )
+    for r in rows:
+        table.add_row(
+            str(r["arm"]), str(r["batch_size"]), str(r["tokens_per_second"]), f"{r['lowest']}–{r['highest']}", str(r["over_eager"]),
+            str(r["over_best_target"]), str(r["over_assisted"]), f"{r['texts_equal_to_target']:.0%}", str(r["warm_up_seconds"]),
+        )  # fmt: skip
+    Console(width=130).print(table)
+    record(args, where, arms=rows, compiled_again=again)
+
+
+if __name__ == "__main__":
+    main()

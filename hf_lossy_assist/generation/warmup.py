@@ -1,0 +1,163 @@
+"""`warmup`: compile a pair's rounds ahead, and measure for each batch size whether that pays."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CompileConfig, PreTrainedModel
+
+from ..artifacts.files import write_bytes
+from ..engine.call import Call
+from ..engine.compiled import WholeRounds
+from ..models.compilation import graphs_made
+from ..models.inspect import base_of, vocabulary_of
+from ..stats.report import SpeculationStats
+from ..validation import check_int, shown
+from .compiling import Kind, compilation_of, forget, remember
+from .draft_stop import DRAFT_SETTINGS
+from .runner import Runner
+
+
+NEW = 32  # tokens that each call of a warm-up writes
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What was found for one batch size and length of text.
+
+    Args:
+        rows: prompts of a batch.
+        length: tokens of the longest text.
+        compile_seconds: what the first call took.
+        num_graphs: how many graphs were compiled.
+        eager, compiled: tokens a second, medians.
+        eager_because: why nothing was compiled, if nothing was.
+    """
+
+    rows: int
+    length: int
+    compile_seconds: float
+    num_graphs: int
+    eager: float
+    compiled: float
+    eager_because: str | None
+
+    @property
+    def pays(self) -> bool:
+        """Whether calls of this size run compiled from now on without being asked."""
+        return self.eager_because is None and self.compiled > self.eager
+
+
+def warmup(
+    target: Any,
+    draft: Any,
+    policy: Any = "strict",
+    batch_sizes: Sequence[int] = (1,),
+    lengths: Sequence[int] = (256,),
+    *,
+    compile_config: CompileConfig | None = None,
+    artifacts: str | Path | None = None,
+    repeats: int = 3,
+    **settings: Any,
+) -> list[WarmUp]:
+    """Compile the rounds of a pair under a policy, and measure them beside eager ones on random prompts.
+
+    Later calls with the same models, policy and settings then run compiled where that was faster, without being asked; a call of
+    another batch size, of a longer text or with other settings runs eagerly as before. Rows that end leave a batch when one of
+    `batch_sizes` is enough for the others.
+
+    Args:
+        target, draft: the pair, as `generate` is given it.
+        policy: whatever `lossy_policy=` accepts.
+        batch_sizes: each is compiled for itself.
+        lengths: tokens of a text, prompt and new ones together; storage comes in powers of two from 256 on, each compiled for itself.
+        compile_config (`transformers.CompileConfig`, *optional*): how.
+        artifacts (path, *optional*): what `torch.compiler.save_cache_artifacts` writes, read before and written after. It holds code: never
+            read one that is not your own.
+        repeats: the figures are medians of so many calls.
+        settings: what else the calls will be given that decides what is compiled: `do_sample`, `temperature`, `num_assistant_tokens`, …
+
+    Returns: a `WarmUp` for each batch size and length.
+
+    Raises: `ValueError` or `TypeError`, one line, for sizes and lengths that are no positive numbers, and for what `generate` refuses.
+    """
+    if not isinstance(base_of(target), PreTrainedModel):
+        raise TypeError(f"warmup: target: expected a model of Transformers, got {shown(target)}")
+    for name, values in (("batch_sizes", batch_sizes), ("lengths", lengths)):
+        if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+            raise TypeError(f"warmup: {name}: expected whole numbers such as [1, 8], got {shown(values)}")
+        for value in values:
+            check_int(f"warmup: {name}", value, 1)
+    check_int("warmup: repeats", repeats, 1)
+    compilation = compilation_of(None, CompileConfig() if compile_config is None else compile_config)
+    path = None if artifacts is None else Path(artifacts)
+    if path is not None and path.exists():
+        torch.compiler.load_cache_artifacts(path.read_bytes())
+    found = []
+    for rows in sorted(set(batch_sizes)):
+        for length in sorted(set(lengths)):
+            runner, eager = (WarmingRunner(policy, draft, compile_config, settings, on) for on in (True, False))
+            runner.sizes = tuple(sorted(set(batch_sizes)))
+            found.append(_measured(target, (runner, eager), rows, length, repeats))
+            assert compilation is not None and runner.kind is not None
+            if found[-1].pays:
+                remember(target, runner.assistant, runner.kind, compilation, rows, length)
+            else:
+                forget(target, runner.assistant, runner.kind, rows)
+    made = torch.compiler.save_cache_artifacts() if path is not None else None
+    if path is not None and made is not None:
+        write_bytes(path, made[0])
+    return found
+
+
+class WarmingRunner(Runner):
+    """Compiles every graph that a call of its kind may run before the call's rounds begin."""
+
+    def __init__(self, policy: Any, draft: Any, how: CompileConfig | None, settings: dict[str, Any], compiles: bool):
+        own = {name: settings[name] for name in DRAFT_SETTINGS if name in settings}
+        asked = {"compile_config": CompileConfig() if how is None else how, "disable_compile": not compiles}
+        super().__init__(policy, draft, settings=own | asked)
+        self.others = {name: value for name, value in settings.items() if name not in own}
+        self.compile_seconds, self.num_graphs = 0.0, 0
+        self.kind: Kind | None = None  # of its calls
+        self.sizes: tuple[int, ...] | None = None  # numbers of rows that its batches may shrink to
+
+    def decode(self, call: Call) -> SpeculationStats:
+        known, began, call.sizes = graphs_made(), time.perf_counter(), self.sizes
+        self.kind = Kind.of(call.policy, call.stop.settings, call.processing, getattr(call.drafter, "sampling", False))
+        rounds = WholeRounds.of(call, SpeculationStats([], 0, True)) if call.compiled else None
+        if rounds is not None:
+            with torch.random.fork_rng():
+                rounds.compile_all()
+        stats = super().decode(call)
+        self.num_graphs += graphs_made() - known
+        if self.num_graphs and not self.compile_seconds:
+            self.compile_seconds = time.perf_counter() - began
+        return stats
+
+    def write(self, target: Any, rows: int, length: int) -> Any:
+        """Continue `rows` random prompts to texts of `length` tokens."""
+        new = min(NEW, max(length // 2, 1))
+        generator = torch.Generator().manual_seed(length)
+        ids = torch.randint(vocabulary_of(target), (rows, max(length - new, 1)), generator=generator).to(target.device)
+        settings = {"do_sample": False, "max_new_tokens": new, "return_dict_in_generate": True} | self.others
+        return target.generate(ids, attention_mask=torch.ones_like(ids), custom_generate=self, **settings)
+
+
+def _measured(target: Any, arms: tuple[WarmingRunner, WarmingRunner], rows: int, length: int, repeats: int) -> WarmUp:
+    """The two `arms`, compiled and eager, in turns."""
+    speeds: list[list[float]] = [[], []]
+    for turn in range(repeats + 1):  # the first one compiles, and does not count
+        for arm, speed in zip(arms, speeds, strict=True):
+            began = time.perf_counter()
+            out = arm.write(target, rows, length)
+            if turn:
+                speed.append(out.speculation.num_new_tokens / (time.perf_counter() - began))
+            if arm is arms[0]:
+                reason = out.speculation.eager_because
+    compiled, eager = map(statistics.median, speeds)
+    return WarmUp(rows, length, arms[0].compile_seconds, arms[0].num_graphs, eager, compiled, reason)

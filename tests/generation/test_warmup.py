@@ -1,0 +1,136 @@
+"""What was compiled ahead and found faster runs compiled unasked; nothing else does."""
+
+import functools
+from weakref import WeakKeyDictionary
+
+import pytest
+import torch
+from support import tiny
+from transformers import CompileConfig
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.generation import compiling
+from hf_lossy_assist.generation import warmup as module
+
+
+pytestmark = pytest.mark.slow
+GRAPHS = CompileConfig(backend="eager")
+
+
+@functools.cache
+def pair():
+    return hla.enable(tiny.build("llama")), tiny.draft_of(tiny.shared("llama"), "often")
+
+
+def written(lengths=(9, 5), **settings):
+    model, draft = pair()
+    known = {"lossy_policy": "strict", "num_assistant_tokens": 3, "do_sample": False, "max_new_tokens": 12}
+    settings = known | settings
+    return model.generate(**tiny.prompts(lengths), assistant_model=draft, return_dict_in_generate=True, **settings)
+
+
+@pytest.fixture(autouse=True)
+def nothing_ready(monkeypatch):
+    monkeypatch.setattr(compiling, "_ready", WeakKeyDictionary())
+
+
+@pytest.fixture
+def pays(monkeypatch):
+    """Compiled rounds are faster, whatever this machine says of graphs that are run eagerly."""
+    monkeypatch.setattr(module.WarmUp, "pays", True)
+
+
+def warm(policy="strict", sizes=(1, 2), **settings):
+    settings = {"num_assistant_tokens": 3, "lengths": (64,), "repeats": 1, "compile_config": GRAPHS} | settings
+    return hla.warmup(*pair(), policy, sizes, **settings)
+
+
+def test_later_calls_run_compiled_unasked_and_compile_nothing(pays):
+    assert written().speculation.num_compiled_rounds == 0
+    found = warm()
+    assert [(w.rows, w.length) for w in found] == [(1, 64), (2, 64)]
+    assert all(w.num_graphs > 0 and w.compile_seconds > 0 and w.eager > 0 and w.compiled > 0 for w in found)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for lengths in ((9, 5), (7,), (3, 30)):
+            out = written(lengths)
+            assert out.speculation.num_compiled_rounds > 0 and out.speculation.num_graphs == 0
+            assert torch.equal(out.sequences, written(lengths, disable_compile=True).sequences)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"disable_compile": True},
+        {"lengths": (9, 5, 4)},
+        {"max_new_tokens": 90},
+        {"num_assistant_tokens": 4},
+        {"do_sample": True},
+        {"do_sample": True, "temperature": 0.5},
+        {"lossy_policy": "block_verification"},
+        {"lossy_policy": "svip", "num_assistant_tokens": None},
+    ],
+)
+def test_calls_of_another_kind_run_eagerly(pays, settings):
+    warm()
+    assert written(**settings).speculation.num_compiled_rounds == 0
+
+
+def test_stops_that_look_at_each_token_are_compiled_in_all_their_widths(pays):
+    stop = hla.SVIP(h=0.7, max_draft=11)
+    warm(stop, (2,), num_assistant_tokens=None)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for lengths in ((9, 5), (8, 8), (4, 7)):
+            out = written(lengths, lossy_policy=stop, num_assistant_tokens=None, max_new_tokens=40)
+            assert out.speculation.num_compiled_rounds > 0 and out.speculation.num_graphs == 0
+
+
+def test_where_it_does_not_pay_calls_run_eagerly(monkeypatch):
+    monkeypatch.setattr(module.WarmUp, "pays", False)
+    warm()
+    assert written().speculation.num_compiled_rounds == 0
+
+
+def test_what_cannot_be_compiled_is_said(pays):
+    [found] = warm(sizes=(1,), repetition_penalty=1.2)
+    assert found.eager_because == "a logits processor reads the text"
+
+
+def test_random_numbers_are_as_before(pays):
+    pair()  # which draws its weights
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    warm(sizes=(1,))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sizes": (0,)},
+        {"sizes": 2},
+        {"sizes": ("two",)},
+        {"sizes": ()},
+        {"lengths": (0,)},
+        {"lengths": "64"},
+        {"repeats": 0},
+    ],
+)
+def test_wrong_sizes_are_one_line(wrong):
+    with pytest.raises((ValueError, TypeError), match="^warmup: [^\n]*$"):
+        warm(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"target": "llama"}, "warmup: target: expected a model of Transformers, got 'llama'"),
+        ({"draft": "llama"}, "assistant"),
+        ({"policy": "nothing"}, "nothing"),
+        ({"compile_config": "fast"}, "compile_config: expected a transformers.CompileConfig, got 'fast'"),
+    ],
+)
+def test_what_generate_refuses_is_refused(wrong, line):
+    target, draft = pair()
+    given = {"target": target, "draft": draft, "policy": "strict"} | wrong
+    with pytest.raises((ValueError, TypeError), match=f"^[^\n]*{line}[^\n]*$"):
+        hla.warmup(**given)

@@ -9,7 +9,6 @@ once: the joint stop measures what rounds cost, and goes on with what it has lea
 the medians of the ratios within a repeat. "Best" is the fastest other arm of the batch size, chosen after the fact: nobody knows it before.
 """
 
-import argparse
 import statistics
 from typing import Any
 
@@ -22,7 +21,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.stats.report import SpeculationStats
 
 
-JOINT = "joint"
+JOINT = "joint_goodput"
 
 
 def stops_for(gammas: list[int]) -> dict[str, hla.DraftStop]:

@@ -165,13 +165,14 @@ class Runner:
         pads, columns = hidden(input_ids, model_kwargs.get(mask_name(model)), mask_name(model))
         vocabulary = vocabulary_of(model)
         clock, stop = Clock(input_ids.device), self.draft_stop(asked).start(input_ids.shape[0])
-        if self.assistant is not None:
-            stop.pair(model, self.assistant)
         rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)
         processing, sampling = Processing(logits_processor, len(rows.index)), bool(generation_config.do_sample)
 
         kind = self.policy, stop.settings, processing, sampling
         compilation, sizes = self.compiling.of_call(generation_config, model, self.assistant, kind, rows)
+        if self.assistant is not None:
+            where = str(input_ids.device), str(model.dtype), compilation is not None
+            stop.pair(model, self.assistant, (type(self.policy.rule).__name__, sampling, *where))
         if not model.config.is_encoder_decoder:
             rows.types = types_for(model, rows, model_kwargs.get("token_type_ids"), input_ids)
         target = self._target(model, rows, model_kwargs, compilation)

@@ -1,6 +1,6 @@
 """What a draft stop is: settings, and a run for each generate call. And the entropy that several stops compute."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -97,8 +97,11 @@ class StopRun(StoppingCriteria):
     def __init__(self, settings: DraftStop):
         self.settings = settings
 
-    def pair(self, target: Any, draft: Any) -> None:
-        """Told before the first round which models the call has, for a run that knows something of them."""
+    def pair(self, target: Any, draft: Any, kind: Hashable) -> None:
+        """Told before the first round which models the call has, for a run that knows something of them.
+
+        `kind` says what else their seconds and what is accepted depend on: calls of one kind can learn from each other.
+        """
 
     def begin_round(self, rows: list[int]) -> list[int]:
         """The longest draft of each of `rows`, the unfinished ones, in the round that begins; 0 leaves it to the target alone."""

@@ -1,6 +1,6 @@
 """Stops made of several: any of them, all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -68,9 +68,9 @@ class CompositeRun(StopRun):
         super().__init__(settings)
         self.parts = [stop.start(rows) for stop in settings.stops]
 
-    def pair(self, target: Any, draft: Any) -> None:
+    def pair(self, target: Any, draft: Any, kind: Hashable) -> None:
         for part in self.parts:
-            part.pair(target, draft)
+            part.pair(target, draft, kind)
 
     def drafting(self, rows: Sequence[int]) -> None:
         for part in self.parts:

@@ -1,5 +1,6 @@
 """What rounds cost: by given numbers, or in seconds that are measured while they run."""
 
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 
-SIZES, EACH = 32, 4  # sizes of rounds that are remembered, and measurements of each: all of one size would not say what grows with what
+SIZES, EACH = (
+    32,
+    4,
+)  # sizes of rounds that are remembered, and measurements of each: all of one size would not say what grows with what
 STIFF = 0.03  # measurements that the first guess at what seconds are made of weighs
 FAR = 0.2  # of the usual seconds: what a measurement may be off before it counts less
 
@@ -76,25 +80,27 @@ class Seconds:
         self.points: OrderedDict[tuple[float, ...], deque[float]] = OrderedDict()  # by amounts, the latest ones last
         self._parts: list[float] | None = None
         self._added = 0
+        self._lock = threading.Lock()  # calls in several threads learn from each other
 
     def add(self, amounts: tuple[float, ...], seconds: float) -> None:
-        self.points.setdefault(amounts, deque(maxlen=EACH)).append(seconds)
-        self.points.move_to_end(amounts)
-        if len(self.points) > SIZES:
-            self.points.popitem(last=False)
-        self._added += 1
-        if self._added <= 8 or self._added % 16 == 0:  # a fit takes as long as some draft steps of a tiny model
-            self._parts = None
+        with self._lock:
+            self.points.setdefault(amounts, deque(maxlen=EACH)).append(seconds)
+            self.points.move_to_end(amounts)
+            if len(self.points) > SIZES:
+                self.points.popitem(last=False)
+            self._added += 1
+            if self._added <= 8 or self._added % 16 == 0:  # a fit takes as long as some draft steps of a tiny model
+                self._parts = None
 
     def of(self, *amounts: float) -> float:
         """What these amounts are expected to take."""
-        if self._parts is None:
-            self._parts = self._fit()
-        return sum(part * amount for part, amount in zip(self._parts, amounts, strict=True))
+        with self._lock:
+            parts = self._parts = self._parts or self._fit()
+        return sum(part * amount for part, amount in zip(parts, amounts, strict=True))
 
     def _fit(self) -> list[float]:
         """Of each amount: least squares, drawn a little towards equal parts, which is all that measurements of one size say."""
-        points = [(amounts, seconds) for amounts, each in list(self.points.items()) for seconds in list(each)]
+        points = [(amounts, seconds) for amounts, each in self.points.items() for seconds in each]
         x, y = np.array([amounts for amounts, _ in points], float), np.array([seconds for _, seconds in points])
         scale = x.max(axis=0)
         x /= scale

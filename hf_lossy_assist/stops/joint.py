@@ -1,8 +1,7 @@
 """The joint stop: the rows of a batch draft on together while what that is expected to give is worth its time."""
 
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -12,18 +11,14 @@ import torch
 
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, MOST_FACTOR, check_int, check_number, check_positive
+from .acceptance import EDGES, KEEP, Accepted, bins_of
 from .base import DraftStop, StopRun, entropy
 from .basic import SVIP, Constant
 from .costs import Given, Measured
 
 
-KEEP = 1 - 1 / 64  # of what was counted before a round: about 64 rounds are remembered
-MOST_LEAD = 100.0
+MOST_EXPONENT = 100.0
 SHORTEST = 1e-9  # of a round: tokens are divided by it
-BINS, WIDTH = 24, 0.125  # of √H, H in nats; the last bin has everything above
-MIDDLES = (np.arange(BINS) + 0.5) * WIDTH
-EDGES = (np.arange(1, BINS) * WIDTH).astype(np.float32) ** 2  # of H
-PRIOR = 4.0  # tested tokens that SVIP's bound weighs in each bin
 
 
 @dataclass(frozen=True)
@@ -32,7 +27,7 @@ class JointGoodput(DraftStop):
 
     After each drafted token the round goes on while
 
-        ā · Σ s^`lead` ≥ ρ · (t_step + t_column),
+        ā · Σ s^`exponent` ≥ ρ · (t_step + t_column),
 
     the sum over the rows that may still draft. s is the probability that all tokens of a row's draft so far are accepted, ā that of one
     to come; t_step is what one draft step more costs, t_column what the target takes to read one token more of every row, and ρ how many
@@ -48,8 +43,8 @@ class JointGoodput(DraftStop):
     under one seed may, as drafts then differ in length. With `step` nothing is measured and nothing kept, and a call can be repeated exactly.
 
     Args:
-        lead: 1 counts expected tokens alike. A batch ends with its slowest row, so that a token which only some rows gain is worth less to it:
-            the more so, the shorter the texts. 1.5 lies between what rows want that begin and end together and rows that come and go.
+        exponent: 1 counts expected tokens alike. A batch ends with its slowest row, so that a token which only some rows gain is worth less
+            to it: the more so, the shorter the texts.
         step, token, fixed: what drafting one token for all rows, verifying one token more, and the rest of a round cost, in any one unit;
             without `step` they are measured.
     """
@@ -57,7 +52,7 @@ class JointGoodput(DraftStop):
     h: float = SVIP.h
     c: float = SVIP.c
     max_draft: int = SVIP.max_draft
-    lead: float = 1.5
+    exponent: float = 2.0
     step: float | None = None
     token: float = 0.0
     fixed: float = 1.0
@@ -67,7 +62,7 @@ class JointGoodput(DraftStop):
         check_number("JointGoodput.h", self.h, 0.0, float("inf"))
         check_number("JointGoodput.c", self.c, 0.0, float("inf"))
         check_int("JointGoodput.max_draft", self.max_draft, 1, LONGEST_DRAFT)
-        check_number("JointGoodput.lead", self.lead, 0.0, MOST_LEAD)
+        check_number("JointGoodput.exponent", self.exponent, 0.0, MOST_EXPONENT)
         if self.step is not None:
             check_number("JointGoodput.step", self.step, 0.0, MOST_FACTOR)
         elif (self.token, self.fixed) != (0.0, 1.0):
@@ -86,7 +81,10 @@ class JointGoodput(DraftStop):
 
 
 class JointRun(StopRun):
-    """`known`: what earlier rounds have taught; the rest is of the round under way."""
+    """`known`: what earlier rounds have taught; the rest is of the round under way.
+
+    The decision is taken on the draft's device, which the loop looks at after each token as for any stop; what was seen is read once a round.
+    """
 
     settings: JointGoodput
 
@@ -96,17 +94,22 @@ class JointRun(StopRun):
         self.now, self.alone = now, SVIP(settings.h, settings.c)
         costs = Measured() if settings.step is None else Given(settings.step, settings.token, settings.fixed)
         self.known = Known(costs)
+        self.edges = EDGES
         self.rows: Sequence[int] = []  # unfinished ones
         self.may: Sequence[int] = []  # of these, the ones that may draft another token
         self.order: list[int] = []  # the call's row of each row of the batch
-        self.bins: list[np.ndarray] = []  # (B,) of each drafted token
-        self.moments: list[float] = []  # when the round began, and after each drafted token
+        self.bins: list[torch.Tensor] = []  # (B,) of each drafted token
+        self.moments: list[float] = []  # when the round began, and at each drafted token
+        self.open = -1  # how many rows `counts` says may draft on
+        self.least: float | None = None  # Σ s^exponent at which one token more just pays
+        self.worth = self.factors = self.counts = torch.ones(0)  # of `_open`
         self.warm = False  # the models have read the prompts
         self.counted = False  # the target has read the round's draft
 
-    def pair(self, target: Any, draft: Any) -> None:
+    def pair(self, target: Any, draft: Any, kind: Hashable) -> None:
         if isinstance(self.known.costs, Measured):
-            self.known = KNOWN.setdefault(target, WeakKeyDictionary()).setdefault(draft, self.known)
+            kinds = KNOWN.setdefault(target, WeakKeyDictionary()).setdefault(draft, {})
+            self.known = kinds.setdefault(kind, self.known)
 
     def begin_round(self, rows: list[int]) -> list[int]:
         now = self.now()
@@ -126,81 +129,36 @@ class JointRun(StopRun):
     ) -> torch.Tensor:
         if len(self.rows) == 1:
             return self.alone.should_stop(input_ids, scores)
+        device = scores[-1].device
         if not self.bins:
-            self._open(list(rows))
-        bins = bins_of(entropy(scores[-1]))
-        self.bins.append(bins)
+            self._open(list(rows), device)
         self.moments.append(self.now())
-        self.worth *= self.factors[bins]
-        return torch.full((len(rows),), not self._goes_on(), device=input_ids.device)
-
-    def _open(self, rows: list[int]) -> None:
-        """The first token of a round: `worth` (B,) is s^lead, `factors` (BINS,) what a token makes of it, `counts` (B,) 1 for `open` rows."""
-        self.order, self.worth = rows, np.ones(len(rows))
-        self.factors = self.known.accepted.chances(self.settings.c) ** self.settings.lead
-        self.least = self.known.least(len(rows), len(self.rows))
-        self.open = -1
-
-    def _goes_on(self) -> bool:
+        bins = bins_of(entropy(scores[-1]), self.edges)
+        self.bins.append(bins)
         if self.least is None:
-            return len(self.bins) < Constant.gamma
+            return torch.full((len(rows),), len(self.bins) >= Constant.gamma, device=device)
+        self.worth = self.worth * self.factors[bins]
         if self.open != len(self.may):  # rows only ever leave
             self.open, may = len(self.may), set(self.may)
-            self.counts = np.array([float(row in may) for row in self.order])
-        return bool(self.worth @ self.counts >= self.least)
+            self.counts = torch.tensor([float(row in may) for row in self.order], device=device)
+        return (self.worth @ self.counts < self.least).expand(len(rows))
+
+    def _open(self, rows: list[int], device: torch.device) -> None:
+        """The first token of a round: `worth` (B,) is s^exponent, `factors` (BINS,) what a token makes of it, `counts` (B,) 1 for `open` rows."""
+        self.order, self.open, self.edges = rows, -1, self.edges.to(device)
+        self.worth = torch.ones(len(rows), device=device)
+        factors = self.known.accepted.chances(self.settings.c) ** self.settings.exponent
+        self.factors = torch.tensor(factors, dtype=torch.float32, device=device)
+        self.least = self.known.least(len(rows), len(self.rows))
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
         if not self.bins or not any(drafted):
             return
         self.counted = True
-        bins = np.array(self.bins).T  # (B, γ)
+        bins = torch.stack(self.bins, dim=1).cpu().numpy()  # (B, γ)
         if rows != self.order:
             bins = bins[[self.order.index(row) for row in rows]]
         self.known.learn(bins, np.array(drafted), np.array(accepted))
-
-
-def bins_of(entropies: torch.Tensor) -> np.ndarray:
-    """The bin of each entropy in nats, (B,) → (B,) int64. NaN, of logits that make no distribution, is in the last one."""
-    return EDGES.searchsorted(entropies.detach().cpu().numpy(), side="right")
-
-
-def falling(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The nearest values (n,) that do not rise, by squared distance with `weights` (n,): neighbours out of order share their mean."""
-    groups: list[tuple[float, float, int]] = []  # mean, weight, how many
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        mean, total, count = value, weight, 1
-        while groups and groups[-1][0] < mean:
-            before, heavy, many = groups.pop()
-            mean = (before * heavy + mean * total) / (heavy + total)
-            total, count = heavy + total, many + count
-        groups.append((mean, total, count))
-    return np.repeat([mean for mean, _, _ in groups], [count for _, _, count in groups])
-
-
-class Accepted:
-    """How many drafted tokens were tested and accepted by the draft's entropy at each, weighted by age."""
-
-    def __init__(self) -> None:
-        self.tested, self.accepted = np.zeros(BINS), np.zeros(BINS)
-
-    def chances(self, c: float) -> np.ndarray:
-        """a(H), P(accepted) of a token in each bin, (BINS,), not rising: SVIP's bound moved to what was counted."""
-        bound = np.maximum(1 - math.sqrt(c) * MIDDLES, 0)
-        weights = self.tested + PRIOR
-        return falling((self.accepted + PRIOR * bound) / weights, weights)
-
-    @property
-    def share(self) -> float:
-        """ā, of tested tokens."""
-        return (float(self.accepted.sum()) + 1) / (float(self.tested.sum()) + 2)
-
-    def learn(self, bins: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """A round: the bins of its tokens (B, γ), how many of them each row drafted and how many were accepted, (B,) each."""
-        place = np.arange(bins.shape[1])
-        taken = place < accepted[:, None]
-        tested = place < np.minimum(accepted + 1, drafted)[:, None]  # behind the first rejected token nothing is
-        self.tested = KEEP * self.tested + np.bincount(bins[tested], minlength=BINS)
-        self.accepted = KEEP * self.accepted + np.bincount(bins[taken], minlength=BINS)
 
 
 @dataclass
@@ -227,18 +185,22 @@ class Known:
         self.gammas = KEEP * self.gammas + int(drafted.max())
 
     def least(self, batch: int, unfinished: int) -> float | None:
-        """Σ s^lead at which one token more just pays, of a batch of which some rows are unfinished; None where that is not known yet."""
+        """Σ s^exponent at which one token more just pays, of a batch of which some rows are unfinished; None where that is not known yet."""
         costs = self.costs
-        if not costs.known or not self.rounds:
+        if not costs.known:
             return None
+        more = costs.step(batch) + costs.column(batch)
+        if not self.rounds:
+            return None if more > 0 else 0.0
         seconds = costs.round(batch, self.gammas / self.rounds)
         rate = unfinished * self.tokens / self.rounds / max(seconds, SHORTEST)
-        return rate * (costs.step(batch) + costs.column(batch)) / self.accepted.share
+        return rate * more / self.accepted.share
 
 
-KNOWN: WeakKeyDictionary[Any, WeakKeyDictionary[Any, Known]] = WeakKeyDictionary()  # by target, then by draft
+# By target, then by draft, then by what else it depends on.
+KNOWN: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Hashable, Known]]] = WeakKeyDictionary()
 
 register_stop(
-    "joint", JointGoodput,
+    "joint_goodput", JointGoodput,
     summary="All rows of a batch draft one token more, or all end their drafts: by expected accepted tokens a second.",
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Stops that wrap another one: at least n tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -58,8 +58,8 @@ class WrappingRun(StopRun):
         super().__init__(settings)
         self.inner = settings.stop.start(rows)
 
-    def pair(self, target: Any, draft: Any) -> None:
-        self.inner.pair(target, draft)
+    def pair(self, target: Any, draft: Any, kind: Hashable) -> None:
+        self.inner.pair(target, draft, kind)
 
     def begin_round(self, rows: list[int]) -> list[int]:
         return self.inner.begin_round(rows)

@@ -7,6 +7,7 @@ at that token and at those before it alone. A name without an entry below fails.
 """
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ MADE = {
     "specdec": lambda: hla.SpecDecPP(head("token", bias=2.0), 0.3, 2),
     "moving_average": lambda: hla.MovingAverage(step=0.1, initial=0.9, window=3, max_draft=2),
     "batch_schedule": lambda: hla.BatchSchedule({1: 2, 2: 1}),
-    "joint": lambda: hla.JointGoodput(h=0.4, step=0.1, max_draft=3),
+    "joint_goodput": lambda: hla.JointGoodput(h=0.4, step=0.1, max_draft=3),
     "at_least": lambda: hla.AtLeast(hla.Confidence(0.6, 3), 2),
     "any_of": lambda: hla.AnyOf((hla.Confidence(0.4, 3), hla.SVIP(0.4, max_draft=2))),
     "all_of": lambda: hla.AllOf((hla.Confidence(0.6, 3), hla.Constant(2))),
@@ -210,6 +211,36 @@ def test_two_rows_together(lengths, filter_):
             assert max(rows) < CLOSE and (distance < CLOSE or (filter_ == "full" and distance < FAR))
             widths |= runner.widths
     assert 2 in widths or filter_ == "staged"
+
+
+class Practised(hla.JointGoodput):
+    """What a round of three sure and two doubtful tokens would teach is known before the first one. `said`: (place, stop?) of all rows."""
+
+    said: ClassVar[set[tuple[int, bool]]] = set()
+
+    def start(self, rows):
+        run = super().start(rows)
+        run.known.learn(np.array([[2, 2, 6], [2, 6, 6]]), np.array([3, 3]), np.array([3, 1]))
+        decide = run.after_token
+
+        def after_token(*args, **kwargs):
+            found = decide(*args, **kwargs)
+            if len(run.may) == rows:
+                self.said.add((len(run.bins), bool(found.all())))
+            return found
+
+        run.after_token = after_token
+        return run
+
+
+@pytest.mark.parametrize("rule", [hla.Strict(), hla.BlockVerification()], ids=str)
+def test_two_rows_whose_drafts_end_together(rule):
+    """V = 3. How much both draft depends on what both drew."""
+    target, draft, _ = models(3)
+    Practised.said.clear()
+    policy = hla.LossyPolicy(rule, Practised(c=0.3, exponent=1.0, max_draft=3, step=0.06))
+    assert off(target, draft, policy, prompts(4, 4, size=3), length=2, end=END)[0] < CLOSE
+    assert Practised.said >= {(2, True), (2, False)}, "the stop says the same whatever the first tokens are"
 
 
 def test_three_rows_together():

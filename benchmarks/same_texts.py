@@ -58,6 +58,7 @@ STOPS: dict[str, dict[str, Any]] = {
     "adaedl": {},
     "moving_average": {"step": 0.2, "token": 0.01},
     "batch_schedule": {"table": {"1": 6, "4": 3}},
+    "joint_goodput": {"step": 0.1, "token": 0.005},
     "at_least": {"stop": {"name": "svip"}, "n": 3},
     "any_of": {"stops": [{"name": "svip"}, {"name": "constant", "gamma": 7}]},
     "all_of": {"stops": [{"name": "svip"}, {"name": "confidence", "threshold": 0.8}]},

@@ -95,6 +95,7 @@ from .stops.goodput import BatchSchedule as BatchSchedule
 from .stops.goodput import MovingAverage as MovingAverage
 from .stops.heads import HeadStop as HeadStop
 from .stops.heads import SpecDecPP as SpecDecPP
+from .stops.joint import JointGoodput as JointGoodput
 from .stops.learning import DISCO as DISCO
 from .stops.learning import AdaEDL as AdaEDL
 from .stops.wrapping import AtLeast as AtLeast

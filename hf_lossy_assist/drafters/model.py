@@ -106,6 +106,7 @@ class AssistantRun(DrafterRun):
             if self.processing.needs_prefix:
                 rows.write(token[:, None], i)
             if self.stop.settings.adaptive:
+                self.stop.drafting([row for b, row in enumerate(rows.index) if steps.going[b] and i + 1 < limits[b]])
                 stops = self._stops(token, raw, counts, rows.index).to(device) | rows.ends(token)
                 for b, stopped in enumerate(stops.tolist()):  # the device sync that an adaptive stop costs
                     if steps.going[b]:

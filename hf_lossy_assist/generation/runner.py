@@ -171,6 +171,9 @@ class Runner:
 
         kind = self.policy, stop.settings, processing, sampling
         compilation, sizes = self.compiling.of_call(generation_config, model, self.assistant, kind, rows)
+        if self.assistant is not None:
+            where = str(input_ids.device), str(model.dtype), compilation is not None
+            stop.pair(model, self.assistant, (type(self.policy.rule).__name__, sampling, *where))
         if not model.config.is_encoder_decoder:
             rows.types = types_for(model, rows, model_kwargs.get("token_type_ids"), input_ids)
         target = self._target(model, rows, model_kwargs, compilation)

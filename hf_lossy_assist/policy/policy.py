@@ -64,10 +64,16 @@ class LossyPolicy(SharedByCopies):
                 "BlockVerification needs drafted tokens as they were drawn, and this filter drops some for their own sake: "
                 "give it exact='prefix', or use Strict()"
             )
-        if self.stop is not None and self.stop.patience < 1 and self.filter.joint and self.filter.lossless:
+        ends_others = self.stop is not None and (self.stop.patience < 1 or self.stop.joint)
+        if ends_others and self.filter.joint and self.filter.lossless:
+            assert self.stop is not None
+            name = type(self.stop).__name__
+            how, instead = "", "take a stop that decides for each row by itself, such as SVIP()"
+            if not self.stop.joint:
+                how, instead = f" with patience {self.stop.patience}", "give the stop patience=1"
             raise ValueError(
-                f"{type(self.stop).__name__} with patience {self.stop.patience} ends a row's draft for what another row drafted, and a filter "
-                "that weighs rows against each other is then no longer lossless: give the stop patience=1"
+                f"{name}{how} ends a row's draft for what another row drafted, and a filter that weighs rows against each other is then "
+                f"no longer lossless: {instead}"
             )
 
     @property

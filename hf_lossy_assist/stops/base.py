@@ -1,6 +1,6 @@
 """What a draft stop is: settings, and a run for each generate call. And the entropy that several stops compute."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -27,7 +27,7 @@ class DraftStop(SharedByCopies):
 
     What a subclass says of itself: `adaptive`, it looks at every drafted token, which costs a look at the device each (True);
     `features` (`FeatureSpec`), the hidden state that it is given as `features=`; `patience`, in a batch the share of drafting rows that
-    must have stopped before the round ends, 0 to 1 (1: all).
+    must have stopped before the round ends, 0 to 1 (1: all); `joint`, a row's answer depends on what other rows drafted (False).
     """
 
     # True if the stop inspects every drafted token. If False, the limits fix the draft length before the round,
@@ -38,6 +38,8 @@ class DraftStop(SharedByCopies):
     # In a batch, the share of drafting rows that must have stopped before the round ends: 1 waits for every row, 0 for none.
     # Not annotated, so that a stop may make it a field of its own.
     patience = 1.0
+    # True if a row's draft may end for what other rows drafted in the same round.
+    joint: ClassVar[bool] = False
     # How many stops stand inside one another, below this one.
     depth: ClassVar[int] = 0
 
@@ -83,7 +85,7 @@ class DraftStop(SharedByCopies):
 class StopRun(StoppingCriteria):
     """A stop at work in one generate call, and whatever it keeps from round to round.
 
-    Every round calls `begin_round`, then, if `settings.adaptive`, `after_token` for each drafted token, then `observe`. What a run
+    Every round calls `begin_round`, then, if `settings.adaptive`, `drafting` and `after_token` for each drafted token, then `observe`. What a run
     keeps for a row, it keeps by the row's number in the call: rows do not mix, and a finished row may leave the batch.
 
     Args:
@@ -95,9 +97,18 @@ class StopRun(StoppingCriteria):
     def __init__(self, settings: DraftStop):
         self.settings = settings
 
+    def pair(self, target: Any, draft: Any, kind: Hashable) -> None:
+        """Told before the first round which models the call has, for a run that knows something of them.
+
+        `kind` says what else their seconds and what is accepted depend on: calls of one kind can learn from each other.
+        """
+
     def begin_round(self, rows: list[int]) -> list[int]:
         """The longest draft of each of `rows`, the unfinished ones, in the round that begins; 0 leaves it to the target alone."""
         return self.settings.limits(rows)
+
+    def drafting(self, rows: Sequence[int]) -> None:
+        """Told before `after_token` which rows of the call may draft another token behind this one: the others have stopped, or have no room."""
 
     def after_token(
         self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None

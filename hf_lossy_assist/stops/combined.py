@@ -1,6 +1,6 @@
 """Stops made of several: any of them, all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -47,6 +47,10 @@ class CompositeStop(DraftStop):
     def patience(self) -> float:  # type: ignore[override]
         return min(stop.patience for stop in self.stops)
 
+    @cached_property
+    def joint(self) -> bool:  # type: ignore[override]
+        return any(stop.joint for stop in self.stops)
+
     def with_longest(self, gamma: int) -> Any:
         return replace(self, stops=tuple(stop.with_longest(gamma) for stop in self.stops))
 
@@ -63,6 +67,14 @@ class CompositeRun(StopRun):
     def __init__(self, settings: CompositeStop, rows: int):
         super().__init__(settings)
         self.parts = [stop.start(rows) for stop in settings.stops]
+
+    def pair(self, target: Any, draft: Any, kind: Hashable) -> None:
+        for part in self.parts:
+            part.pair(target, draft, kind)
+
+    def drafting(self, rows: Sequence[int]) -> None:
+        for part in self.parts:
+            part.drafting(rows)
 
     def part_limits(self, rows: list[int]) -> list[tuple[int, ...]]:
         """Begin the round of every part; for each of `rows`, the limit of each part."""

@@ -1,6 +1,6 @@
 """Stops that wrap another one: at least n tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,6 +38,10 @@ class WrappingStop(DraftStop):
     def patience(self) -> float:  # type: ignore[override]
         return self.stop.patience
 
+    @cached_property
+    def joint(self) -> bool:  # type: ignore[override]
+        return self.stop.joint
+
     def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
         self.stop.check(target, draft, tokenizer)
 
@@ -54,8 +58,14 @@ class WrappingRun(StopRun):
         super().__init__(settings)
         self.inner = settings.stop.start(rows)
 
+    def pair(self, target: Any, draft: Any, kind: Hashable) -> None:
+        self.inner.pair(target, draft, kind)
+
     def begin_round(self, rows: list[int]) -> list[int]:
         return self.inner.begin_round(rows)
+
+    def drafting(self, rows: Sequence[int]) -> None:
+        self.inner.drafting(rows)
 
     def after_token(
         self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None

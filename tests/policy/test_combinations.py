@@ -59,6 +59,7 @@ def stops(tmp, gamma=4):
         st.builds(lambda t, n: hla.SpecDecPP(specdec, t, n), unit, st.integers(1, gamma)),
         st.builds(hla.MovingAverage, step=unit, token=unit, max_draft=st.integers(1, gamma)),
         st.builds(lambda a, b: hla.BatchSchedule({1: a, 3: b}), st.integers(1, gamma), st.integers(0, gamma)),
+        st.builds(hla.JointGoodput, h=unit, step=unit, token=unit, max_draft=st.integers(1, gamma)),
     )
     several = lambda inner: st.lists(inner, min_size=1, max_size=3).map(tuple)  # noqa: E731
     return st.recursive(
@@ -125,10 +126,11 @@ def filters(tmp):
 
 @cache
 def policies(tmp):
-    def fit(rule, filter):
-        return not (isinstance(rule, hla.BlockVerification) and filter.depends_on_token)
+    def fit(rule, stop, filter):
+        weighs = filter.joint and filter.lossless and stop is not None and stop.joint
+        return not weighs and not (isinstance(rule, hla.BlockVerification) and filter.depends_on_token)
 
-    parts = st.tuples(rules(tmp), st.none() | stops(tmp), filters(tmp)).filter(lambda x: fit(x[0], x[2]))
+    parts = st.tuples(rules(tmp), st.none() | stops(tmp), filters(tmp)).filter(lambda x: fit(*x))
     return parts.map(lambda x: LossyPolicy(*x))
 
 

@@ -7,6 +7,7 @@ at that token and at those before it alone. A name without an entry below fails.
 """
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -78,6 +79,7 @@ MADE = {
     "specdec": lambda: hla.SpecDecPP(head("token", bias=2.0), 0.3, 2),
     "moving_average": lambda: hla.MovingAverage(step=0.1, initial=0.9, window=3, max_draft=2),
     "batch_schedule": lambda: hla.BatchSchedule({1: 2, 2: 1}),
+    "joint_goodput": lambda: hla.JointGoodput(h=0.4, step=0.1, max_draft=3),
     "at_least": lambda: hla.AtLeast(hla.Confidence(0.6, 3), 2),
     "any_of": lambda: hla.AnyOf((hla.Confidence(0.4, 3), hla.SVIP(0.4, max_draft=2))),
     "all_of": lambda: hla.AllOf((hla.Confidence(0.6, 3), hla.Constant(2))),
@@ -122,7 +124,7 @@ def test_what_says_lossless_has_the_targets_law(name):
     if not policy.lossless:
         return
     with_filters = [policy]
-    if name in STOPS:  # a filter looks at what a stop left, and a rule at what a filter left
+    if name in STOPS and not policy.stop.joint:  # a filter looks at what a stop left, and a rule at what a filter left
         with_filters.append(hla.LossyPolicy(stop=policy.stop, filter=verification()))
         with_filters.append(hla.LossyPolicy(hla.BlockVerification(), policy.stop, verification("prefix")))
     widths = set()
@@ -195,7 +197,10 @@ def test_two_rows_together(lengths, filter_):
     With exact="full" they know a little of each other (docs/explanation/sv-exactness.md).
     """
     (target, draft, companion), widths = models(3), set()
-    for stop in (hla.Constant(2), hla.Confidence(0.3, 2)):
+    stops = [hla.Constant(2), hla.Confidence(0.3, 2)]
+    if filter_ not in ("full", "prefix"):  # which would be biased, and refuse it
+        stops.append(hla.JointGoodput(c=0.6, max_draft=2, step=0.1))
+    for stop in stops:
         others = {"all": [hla.VerifyAll()], "staged": [hla.Staged(companion)]}
         for own in others.get(filter_) or [weighing(filter_, seed) for seed in (None, 17)]:
             if filter_ == "staged":
@@ -206,6 +211,36 @@ def test_two_rows_together(lengths, filter_):
             assert max(rows) < CLOSE and (distance < CLOSE or (filter_ == "full" and distance < FAR))
             widths |= runner.widths
     assert 2 in widths or filter_ == "staged"
+
+
+class Practised(hla.JointGoodput):
+    """What a round of three sure and two doubtful tokens would teach is known before the first one. `said`: (place, stop?) of all rows."""
+
+    said: ClassVar[set[tuple[int, bool]]] = set()
+
+    def start(self, rows):
+        run = super().start(rows)
+        run.known.learn(np.array([[2, 2, 6], [2, 6, 6]]), np.array([3, 3]), np.array([3, 1]))
+        decide = run.after_token
+
+        def after_token(*args, **kwargs):
+            found = decide(*args, **kwargs)
+            if len(run.may) == rows:
+                self.said.add((len(run.bins), bool(found.all())))
+            return found
+
+        run.after_token = after_token
+        return run
+
+
+@pytest.mark.parametrize("rule", [hla.Strict(), hla.BlockVerification()], ids=str)
+def test_two_rows_whose_drafts_end_together(rule):
+    """V = 3. How much both draft depends on what both drew."""
+    target, draft, _ = models(3)
+    Practised.said.clear()
+    policy = hla.LossyPolicy(rule, Practised(c=0.3, exponent=1.0, max_draft=3, step=0.06))
+    assert off(target, draft, policy, prompts(4, 4, size=3), length=2, end=END)[0] < CLOSE
+    assert Practised.said >= {(2, True), (2, False)}, "the stop says the same whatever the first tokens are"
 
 
 def test_three_rows_together():
@@ -229,6 +264,9 @@ def test_no_row_may_end_anothers_draft_where_rows_are_weighed_against_each_other
         ValueError, match=r"^Hasty with patience 0\.0 ends a row's draft [^\n]* give the stop patience=1$"
     ):
         hla.LossyPolicy(stop=Hasty(0.3, 2), filter=weighing("full", 19))
+    for stop in (hla.JointGoodput(), hla.Fallback(hla.JointGoodput())):
+        with pytest.raises(ValueError, match=rf"^{type(stop).__name__} ends a row's draft [^\n]* such as SVIP\(\)$"):
+            hla.LossyPolicy(stop=stop, filter=weighing("full", 19))
     far = {}
     for stop in (hla.Confidence(0.3, 2), Hasty(0.3, 2)):
         for own in (hla.VerifyAll(), weighing("full", 19)):

@@ -97,6 +97,11 @@ CASES = {
         hla.BatchSchedule({1: 7, 3: 2}), {"name": "batch_schedule", "table": [[1, 7], [3, 2]]},
         longest=hla.BatchSchedule({1: 6}), state=False, varied=False, rows_apart=False,
     ),
+    "joint_goodput": Case(
+        hla.JointGoodput(step=0.1, token=0.01),
+        {"name": "joint_goodput", "h": 0.3, "c": 0.15, "max_draft": 40, "exponent": 2.0, "step": 0.1, "token": 0.01, "fixed": 1.0},
+        longest=hla.JointGoodput(h=math.inf, max_draft=6, step=0.0), state=True, rows_apart=False,
+    ),
     "at_least": Case(
         hla.AtLeast(Confidence(0.3), 3), {"name": "at_least", "stop": SHY, "n": 3},
         longest=hla.AtLeast(Confidence(1.0), 20), state=True,

@@ -1,0 +1,114 @@
+"""What rounds cost: by given numbers, or in seconds that are measured while they run."""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+
+SIZES, EACH = (
+    32,
+    4,
+)  # sizes of rounds that are remembered, and measurements of each: all of one size would not say what grows with what
+STIFF = 0.03  # measurements that the first guess at what seconds are made of weighs
+FAR = 0.2  # of the usual seconds: what a measurement may be off before it counts less
+
+
+@dataclass(frozen=True)
+class Given:
+    """What rounds cost, by numbers: those of the settings of a stop."""
+
+    per_step: float
+    per_token: float
+    fixed: float
+    known: ClassVar[bool] = True
+
+    def step(self, rows: int) -> float:
+        """Of one draft step more for `rows` rows."""
+        return self.per_step
+
+    def column(self, rows: int) -> float:
+        """Of the target's reading one token more of each of `rows` rows."""
+        return self.per_token * rows
+
+    def round(self, rows: int, gamma: float) -> float:
+        """Of a whole round that drafts `gamma` tokens for each of `rows` rows."""
+        return self.fixed + gamma * (self.step(rows) + self.column(rows))
+
+    def learn(self, rows: int, moments: Sequence[float], end: float) -> None:
+        """Nothing: they are given."""
+
+
+class Measured:
+    """What rounds cost, in measured seconds; the methods of `Given`.
+
+    A draft step is laid out as a + b·B, the rest of a round, from which all steps but the first are taken away, as a + b·B + c·B·(γ + 1).
+    """
+
+    def __init__(self) -> None:
+        self.steps, self.rest = Seconds(), Seconds()
+
+    @property
+    def known(self) -> bool:
+        return bool(self.steps.points and self.rest.points)
+
+    def step(self, rows: int) -> float:
+        return self.steps.of(1, rows)
+
+    def column(self, rows: int) -> float:
+        return self.rest.of(0, 0, rows)
+
+    def round(self, rows: int, gamma: float) -> float:
+        return self.rest.of(1, rows, rows * (gamma + 1)) + (gamma - 1) * self.step(rows)
+
+    def learn(self, rows: int, moments: Sequence[float], end: float) -> None:
+        """One round: `moments` when it began and after each of its γ drafted tokens, `end` when the next one began."""
+        began, first, *_, last = [*moments, moments[-1]]
+        gamma = len(moments) - 1
+        if gamma > 1:
+            self.steps.add((1, rows), (last - first) / (gamma - 1))
+        self.rest.add((1, rows, rows * (gamma + 1)), end - began - (last - first))
+
+
+class Seconds:
+    """Seconds as a sum of what they grow with, fitted to the last measurements; a far one among them counts little."""
+
+    def __init__(self) -> None:
+        self.points: OrderedDict[tuple[float, ...], deque[float]] = OrderedDict()  # by amounts, the latest ones last
+        self._parts: list[float] | None = None
+        self._added = 0
+        self._lock = threading.Lock()  # calls in several threads learn from each other
+
+    def add(self, amounts: tuple[float, ...], seconds: float) -> None:
+        with self._lock:
+            self.points.setdefault(amounts, deque(maxlen=EACH)).append(seconds)
+            self.points.move_to_end(amounts)
+            if len(self.points) > SIZES:
+                self.points.popitem(last=False)
+            self._added += 1
+            if self._added <= 8 or self._added % 16 == 0:  # a fit takes as long as some draft steps of a tiny model
+                self._parts = None
+
+    def of(self, *amounts: float) -> float:
+        """What these amounts are expected to take."""
+        with self._lock:
+            parts = self._parts = self._parts or self._fit()
+        return sum(part * amount for part, amount in zip(parts, amounts, strict=True))
+
+    def _fit(self) -> list[float]:
+        """Of each amount: least squares, drawn a little towards equal parts, which is all that measurements of one size say."""
+        points = [(amounts, seconds) for amounts, each in self.points.items() for seconds in each]
+        x, y = np.array([amounts for amounts, _ in points], float), np.array([seconds for _, seconds in points])
+        scale = x.max(axis=0)
+        x /= scale
+        guess = np.full(x.shape[1], np.median(y / x.sum(axis=1)))
+        weights, far = np.ones(len(y)), FAR * np.median(y)
+        for _ in range(3):
+            gram = (x.T * weights) @ x + STIFF * np.eye(x.shape[1])
+            parts = guess + np.linalg.solve(gram, (x.T * weights) @ (y - x @ guess))
+            off = np.abs(y - x @ parts)
+            weights = far / np.maximum(off, far) if far > 0 else weights
+        return (np.maximum(parts, 0) / scale).tolist()

@@ -1,0 +1,206 @@
+"""The joint stop: the rows of a batch draft on together while what that is expected to give is worth its time."""
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from ..registry import register_stop
+from ..validation import LONGEST_DRAFT, MOST_FACTOR, check_int, check_number, check_positive
+from .acceptance import EDGES, KEEP, Accepted, bins_of
+from .base import DraftStop, StopRun, entropy
+from .basic import SVIP, Constant
+from .costs import Given, Measured
+
+
+MOST_EXPONENT = 100.0
+SHORTEST = 1e-9  # of a round: tokens are divided by it
+
+
+@dataclass(frozen=True)
+class JointGoodput(DraftStop):
+    """All rows of a batch draft one token more, or all end their drafts: by expected accepted tokens a second.
+
+    After each drafted token the round goes on while
+
+        ā · Σ s^`exponent` ≥ ρ · (t_step + t_column),
+
+    the sum over the rows that may still draft. s is the probability that all tokens of a row's draft so far are accepted, ā that of one
+    to come; t_step is what one draft step more costs, t_column what the target takes to read one token more of every row, and ρ how many
+    tokens a second a round of so many rows gives on average. s only falls, so behind the first step that does not pay there is none that
+    does: one look ahead is enough.
+
+    - A row whose own token is doubtful drafts on beside the others: its place in the step and in the block is computed anyway.
+    - s is the product of a(H) over the row's tokens, H the draft's entropy at each: SVIP's bound on the acceptance rate, 1 − √(c·H),
+      moved to the share of tokens of about that entropy that were accepted.
+    - One unfinished row is left to `SVIP(h, c)`.
+
+    Seconds are measured, and what was learnt of a pair of models is kept for their next call. Greedy text does not depend on it; sampled text
+    under one seed may, as drafts then differ in length. With `step` nothing is measured and nothing kept, and a call can be repeated exactly.
+
+    Args:
+        exponent: 1 counts expected tokens alike. A batch ends with its slowest row, so that a token which only some rows gain is worth less
+            to it: the more so, the shorter the texts.
+        step, token, fixed: what drafting one token for all rows, verifying one token more, and the rest of a round cost, in any one unit;
+            without `step` they are measured.
+    """
+
+    h: float = SVIP.h
+    c: float = SVIP.c
+    max_draft: int = SVIP.max_draft
+    exponent: float = 2.0
+    step: float | None = None
+    token: float = 0.0
+    fixed: float = 1.0
+    joint: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_number("JointGoodput.h", self.h, 0.0, float("inf"))
+        check_number("JointGoodput.c", self.c, 0.0, float("inf"))
+        check_int("JointGoodput.max_draft", self.max_draft, 1, LONGEST_DRAFT)
+        check_number("JointGoodput.exponent", self.exponent, 0.0, MOST_EXPONENT)
+        if self.step is not None:
+            check_number("JointGoodput.step", self.step, 0.0, MOST_FACTOR)
+        elif (self.token, self.fixed) != (0.0, 1.0):
+            raise ValueError(
+                "JointGoodput: token and fixed say what rounds cost beside step: pass step=… too, or neither of them"
+            )
+        check_number("JointGoodput.token", self.token, 0.0, MOST_FACTOR)
+        check_positive("JointGoodput.fixed", self.fixed, hint=": a round without drafts takes time too")
+
+    @property
+    def longest(self) -> int:
+        return self.max_draft
+
+    def start(self, rows: int) -> "JointRun":
+        return JointRun(self)
+
+
+class JointRun(StopRun):
+    """`known`: what earlier rounds have taught; the rest is of the round under way.
+
+    The decision is taken on the draft's device, which the loop looks at after each token as for any stop; what was seen is read once a round.
+    """
+
+    settings: JointGoodput
+
+    def __init__(self, settings: JointGoodput, now: Callable[[], float] = time.perf_counter):
+        """`now`: the clock, in seconds."""
+        super().__init__(settings)
+        self.now, self.alone = now, SVIP(settings.h, settings.c)
+        costs = Measured() if settings.step is None else Given(settings.step, settings.token, settings.fixed)
+        self.known = Known(costs)
+        self.edges = EDGES
+        self.rows: Sequence[int] = []  # unfinished ones
+        self.may: Sequence[int] = []  # of these, the ones that may draft another token
+        self.order: list[int] = []  # the call's row of each row of the batch
+        self.bins: list[torch.Tensor] = []  # (B,) of each drafted token
+        self.moments: list[float] = []  # when the round began, and at each drafted token
+        self.open = -1  # how many rows `counts` says may draft on
+        self.least: float | None = None  # Σ s^exponent at which one token more just pays
+        self.worth = self.factors = self.counts = torch.ones(0)  # of `_open`
+        self.warm = False  # the models have read the prompts
+        self.counted = False  # the target has read the round's draft
+
+    def pair(self, target: Any, draft: Any, kind: Hashable) -> None:
+        if isinstance(self.known.costs, Measured):
+            kinds = KNOWN.setdefault(target, WeakKeyDictionary()).setdefault(draft, {})
+            self.known = kinds.setdefault(kind, self.known)
+
+    def begin_round(self, rows: list[int]) -> list[int]:
+        now = self.now()
+        if self.counted:
+            if self.warm:
+                self.known.costs.learn(len(self.order), self.moments, now)
+            self.warm = True
+        self.rows = self.may = rows
+        self.bins, self.moments, self.counted = [], [now], False
+        return super().begin_round(rows)
+
+    def drafting(self, rows: Sequence[int]) -> None:
+        self.may = rows
+
+    def after_token(
+        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if len(self.rows) == 1:
+            return self.alone.should_stop(input_ids, scores)
+        device = scores[-1].device
+        if not self.bins:
+            self._open(list(rows), device)
+        self.moments.append(self.now())
+        bins = bins_of(entropy(scores[-1]), self.edges)
+        self.bins.append(bins)
+        if self.least is None:
+            return torch.full((len(rows),), len(self.bins) >= Constant.gamma, device=device)
+        self.worth = self.worth * self.factors[bins]
+        if self.open != len(self.may):  # rows only ever leave
+            self.open, may = len(self.may), set(self.may)
+            self.counts = torch.tensor([float(row in may) for row in self.order], device=device)
+        return (self.worth @ self.counts < self.least).expand(len(rows))
+
+    def _open(self, rows: list[int], device: torch.device) -> None:
+        """The first token of a round: `worth` (B,) is s^exponent, `factors` (BINS,) what a token makes of it, `counts` (B,) 1 for `open` rows."""
+        self.order, self.open, self.edges = rows, -1, self.edges.to(device)
+        self.worth = torch.ones(len(rows), device=device)
+        factors = self.known.accepted.chances(self.settings.c) ** self.settings.exponent
+        self.factors = torch.tensor(factors, dtype=torch.float32, device=device)
+        self.least = self.known.least(len(rows), len(self.rows))
+
+    def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
+        if not self.bins or not any(drafted):
+            return
+        self.counted = True
+        bins = torch.stack(self.bins, dim=1).cpu().numpy()  # (B, γ)
+        if rows != self.order:
+            bins = bins[[self.order.index(row) for row in rows]]
+        self.known.learn(bins, np.array(drafted), np.array(accepted))
+
+
+@dataclass
+class Known:
+    """What is known of a pair of models: what its rounds cost and give.
+
+    Args:
+        costs: of a round.
+        accepted: tokens by entropy.
+        rounds, tokens, gammas: rounds by age; tokens of a row, the target's own included, and γ, added up over them.
+    """
+
+    costs: Given | Measured
+    accepted: Accepted = field(default_factory=Accepted)
+    rounds: float = 0.0
+    tokens: float = 0.0
+    gammas: float = 0.0
+
+    def learn(self, bins: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
+        """One round; as `Accepted.learn`."""
+        self.accepted.learn(bins, drafted, accepted)
+        self.rounds = KEEP * self.rounds + 1
+        self.tokens = KEEP * self.tokens + float(accepted.mean()) + 1
+        self.gammas = KEEP * self.gammas + int(drafted.max())
+
+    def least(self, batch: int, unfinished: int) -> float | None:
+        """Σ s^exponent at which one token more just pays, of a batch of which some rows are unfinished; None where that is not known yet."""
+        costs = self.costs
+        if not costs.known:
+            return None
+        more = costs.step(batch) + costs.column(batch)
+        if not self.rounds:
+            return None if more > 0 else 0.0
+        seconds = costs.round(batch, self.gammas / self.rounds)
+        rate = unfinished * self.tokens / self.rounds / max(seconds, SHORTEST)
+        return rate * more / self.accepted.share
+
+
+# By target, then by draft, then by what else it depends on.
+KNOWN: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Hashable, Known]]] = WeakKeyDictionary()
+
+register_stop(
+    "joint_goodput", JointGoodput,
+    summary="All rows of a batch draft one token more, or all end their drafts: by expected accepted tokens a second.",
+)  # fmt: skip

@@ -74,7 +74,8 @@ def warmup(
         target, draft: the pair, as `generate` is given it.
         policy: whatever `lossy_policy=` accepts.
         batch_sizes: each is compiled for itself.
-        lengths: tokens of a text, prompt and new ones together; storage comes in powers of two from 256 on, each compiled for itself.
+        lengths: tokens of a text, prompt and new ones together; storage comes in powers of two from 256 on, and each up to the longest text's is
+            compiled for itself.
         compile_config (`transformers.CompileConfig`, *optional*): how.
         artifacts (path, *optional*): what `torch.compiler.save_cache_artifacts` writes, read before and written after. It holds code: never
             read one that is not your own.

@@ -63,14 +63,14 @@ class JointGoodput(DraftStop):
         check_number("JointGoodput.c", self.c, 0.0, float("inf"))
         check_int("JointGoodput.max_draft", self.max_draft, 1, LONGEST_DRAFT)
         check_number("JointGoodput.exponent", self.exponent, 0.0, MOST_EXPONENT)
+        check_number("JointGoodput.token", self.token, 0.0, MOST_FACTOR)
+        check_positive("JointGoodput.fixed", self.fixed, hint=": a round without drafts takes time too")
         if self.step is not None:
             check_number("JointGoodput.step", self.step, 0.0, MOST_FACTOR)
         elif (self.token, self.fixed) != (0.0, 1.0):
             raise ValueError(
                 "JointGoodput: token and fixed say what rounds cost beside step: pass step=… too, or neither of them"
             )
-        check_number("JointGoodput.token", self.token, 0.0, MOST_FACTOR)
-        check_positive("JointGoodput.fixed", self.fixed, hint=": a round without drafts takes time too")
 
     @property
     def longest(self) -> int:

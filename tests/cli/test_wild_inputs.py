@@ -35,7 +35,7 @@ def refused(call, says):
     with pytest.raises((ValueError, TypeError)) as error:
         call()
     text = str(error.value)
-    assert fault(error.value) is None and says in text and len(text) <= 620 and text.isprintable(), text
+    assert fault(error.value) is None and says in text and len(text) <= 700 and text.isprintable(), text
 
 
 LONG = "x" * 5000

@@ -16,7 +16,7 @@ from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import compiled
-from hf_lossy_assist.models import compilation, static
+from hf_lossy_assist.models import compilation, static, static_cache
 
 
 pytestmark = pytest.mark.slow
@@ -210,7 +210,7 @@ def test_texts_of_other_lengths_compile_nothing_again():
 
 
 def test_a_text_that_outgrows_its_storage(monkeypatch):
-    monkeypatch.setattr(static, "LEAST", 16)
+    monkeypatch.setattr(static_cache, "LEAST", 16)
     out = written(lengths=(9, 4), max_new_tokens=60, eos_token_id=tiny.NEVER_EMITTED)
     alone = stage_by_stage(lengths=(9, 4), max_new_tokens=60, eos_token_id=tiny.NEVER_EMITTED)
     assert torch.equal(out.sequences, alone.sequences) and out.speculation.num_compiled_rounds > 5

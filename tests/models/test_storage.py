@@ -7,7 +7,7 @@ from weakref import ref
 import torch
 
 from hf_lossy_assist.models import storage
-from hf_lossy_assist.models.static import StaticRowCache
+from hf_lossy_assist.models.static_cache import StaticRowCache
 
 
 LAYERS = 2

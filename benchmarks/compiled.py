@@ -128,13 +128,15 @@ def compiled_arms(target: Any, draft: Any, args: argparse.Namespace, ends: set[i
     return sorted(arms, key=lambda arm: arm.batch_size)
 
 
-def found_out(target: Any, draft: Any, args: argparse.Namespace) -> dict[str, list[hla.WarmUp]]:
+def found_out(
+    target: Any, draft: Any, prompts: list[list[int]], args: argparse.Namespace
+) -> dict[str, list[hla.WarmUp]]:
     """What `hla.warmup` finds for calls that ask for nothing, by policy."""
     policies = {"strict": {"num_assistant_tokens": args.gamma}} | ({"svip": {}} if args.svip else {})
     sizes, how = args.batch_sizes, CompileConfig(mode=args.mode)
     return {
         policy: hla.warmup(
-            target, draft, policy, batch_sizes=sizes, lengths=[args.capacity], compile_config=how, **settings
+            target, draft, policy, sizes, [args.capacity], compile_config=how, prompts=prompts, **settings
         )
         for policy, settings in policies.items()
     }
@@ -198,7 +200,7 @@ def main() -> None:
     target, draft, tokenizer, prompts, ends = opened(args)
     arms = compiled_arms(target, draft, args, ends)
     took = warm_up(arms, tokenizer, prompts, args, ends)
-    found = found_out(target, draft, args)
+    found = found_out(target, draft, tokenizer(prompts)["input_ids"], args)
     for policy, sizes in found.items():
         for size in sizes:
             print(

@@ -92,9 +92,9 @@ class WholeRounds:
         )
         return True
 
-    def compile_all(self) -> None:
-        """Run each function that rounds of texts up to this call's may come to, on storage of every size that they may have."""
-        end = self.call.rows.max_length + self.call.stop.settings.longest + 1
+    def compile_all(self, length: int) -> None:
+        """Run each function that rounds of texts up to `length` tokens may come to, on storage of every size that they may have."""
+        end = length + self.call.stop.settings.longest + 1
         for slots in self.target.cache.sizes_up_to(end):
             with self.target.cache.other(slots), self.draft.cache.other(slots):
                 self._compile_all()

@@ -60,11 +60,12 @@ def warmup(
     lengths: Sequence[int] = (256,),
     *,
     compile_config: CompileConfig | None = None,
+    prompts: Sequence[Sequence[int]] | None = None,
     artifacts: str | Path | None = None,
     repeats: int = 3,
     **settings: Any,
 ) -> list[WarmUp]:
-    """Compile the rounds of a pair under a policy, and measure them beside eager ones on random prompts.
+    """Compile the rounds of a pair under a policy, and measure them beside eager ones.
 
     Later calls with the same models, policy and settings then run compiled where that was faster, without being asked; a call of
     another batch size, of a longer text or with other settings runs eagerly as before. Rows that end leave a batch when one of
@@ -77,6 +78,8 @@ def warmup(
         lengths: tokens of a text, prompt and new ones together; storage comes in powers of two from 256 on, and each up to the longest text's is
             compiled for itself.
         compile_config (`transformers.CompileConfig`, *optional*): how.
+        prompts: token ids of some prompts such as the calls will have, to measure with; None: random tokens. How much is drafted, and so
+            what pays, depends on the text: random tokens say little about a stop that looks at each token.
         artifacts (path, *optional*): what `torch.compiler.save_cache_artifacts` writes, read before and written after. It holds code: never
             read one that is not your own.
         repeats: the figures are medians of so many calls.
@@ -94,6 +97,7 @@ def warmup(
         for value in values:
             check_int(f"warmup: {name}", value, 1)
     check_int("warmup: repeats", repeats, 1)
+    check_prompts(prompts)
     compilation = compilation_of(None, CompileConfig() if compile_config is None else compile_config)
     path = None if artifacts is None else Path(artifacts)
     if path is not None and path.exists():
@@ -102,8 +106,9 @@ def warmup(
     for rows in sorted(set(batch_sizes)):
         for length in sorted(set(lengths)):
             runner, eager = (WarmingRunner(policy, draft, compile_config, settings, on) for on in (True, False))
-            runner.sizes = tuple(sorted(set(batch_sizes)))
-            found.append(_measured(target, (runner, eager), rows, length, repeats))
+            runner.sizes, runner.length = tuple(sorted(set(batch_sizes))), length
+            texts = None if prompts is None else [list(prompts[i % len(prompts)]) for i in range(rows)]
+            found.append(_measured(target, (runner, eager), rows, length, texts, repeats))
             assert compilation is not None and runner.kind is not None
             if found[-1].pays:
                 remember(target, runner.assistant, runner.kind, compilation, rows, length)
@@ -113,6 +118,17 @@ def warmup(
     if path is not None and made is not None:
         write_bytes(path, made[0])
     return found
+
+
+def check_prompts(prompts: Any) -> None:
+    """Raise unless `prompts` are lists of token ids, or None."""
+    if prompts is None:
+        return
+    fine = isinstance(prompts, Sequence) and not isinstance(prompts, str) and len(prompts) > 0
+    if not fine or not all(isinstance(ids, Sequence) and not isinstance(ids, str) and ids for ids in prompts):
+        raise TypeError(f"warmup: prompts: expected lists of token ids, one a prompt, got {shown(prompts)}")
+    for token in (token for ids in prompts for token in ids):
+        check_int("warmup: prompts", token, 0)
 
 
 class WarmingRunner(Runner):
@@ -126,6 +142,7 @@ class WarmingRunner(Runner):
         self.compile_seconds, self.num_graphs = 0.0, 0
         self.kind: Kind | None = None  # of its calls
         self.sizes: tuple[int, ...] | None = None  # numbers of rows that its batches may shrink to
+        self.length = 0  # tokens of the longest text
 
     def decode(self, call: Call) -> SpeculationStats:
         known, began, call.sizes = graphs_made(), time.perf_counter(), self.sizes
@@ -134,29 +151,47 @@ class WarmingRunner(Runner):
         if rounds is not None:
             with torch.random.fork_rng():
                 for _ in range(2 if rounds.target.replays else 1):
-                    rounds.compile_all()
+                    rounds.compile_all(self.length)
         stats = super().decode(call)
         self.num_graphs += graphs_made() - known
         if self.num_graphs and not self.compile_seconds:
             self.compile_seconds = time.perf_counter() - began
         return stats
 
-    def write(self, target: Any, rows: int, length: int) -> Any:
-        """Continue `rows` random prompts to texts of `length` tokens."""
+    def write(self, target: Any, rows: int, length: int, prompts: list[list[int]] | None) -> Any:
+        """Continue `rows` prompts, random ones to texts of `length` tokens."""
         new = min(NEW, max(length // 2, 1))
-        generator = torch.Generator().manual_seed(length)
-        ids = torch.randint(vocabulary_of(target), (rows, max(length - new, 1)), generator=generator).to(target.device)
+        if prompts is None:
+            generator = torch.Generator().manual_seed(length)
+            ids = torch.randint(vocabulary_of(target), (rows, max(length - new, 1)), generator=generator)
+            mask = torch.ones_like(ids)
+        else:
+            longest = min(max(map(len, prompts)), max(length - new, 1))
+            new = min(2 * NEW, max(length - longest, 1))
+            ids, mask = torch.zeros(rows, longest, dtype=torch.long), torch.zeros(rows, longest, dtype=torch.long)
+            for row, own in enumerate(prompts):  # the ends of those that are too long; padding on the left
+                kept = own[-longest:]
+                ids[row, longest - len(kept) :], mask[row, longest - len(kept) :] = torch.tensor(kept), 1
         settings = {"do_sample": False, "max_new_tokens": new, "return_dict_in_generate": True} | self.others
-        return target.generate(ids, attention_mask=torch.ones_like(ids), custom_generate=self, **settings)
+        return target.generate(
+            ids.to(target.device), attention_mask=mask.to(target.device), custom_generate=self, **settings
+        )
 
 
-def _measured(target: Any, arms: tuple[WarmingRunner, WarmingRunner], rows: int, length: int, repeats: int) -> WarmUp:
+def _measured(
+    target: Any,
+    arms: tuple[WarmingRunner, WarmingRunner],
+    rows: int,
+    length: int,
+    prompts: list[list[int]] | None,
+    repeats: int,
+) -> WarmUp:
     """The two `arms`, compiled and eager, in turns."""
     speeds: list[list[float]] = [[], []]
     for turn in range(repeats + 1):  # the first one compiles, and does not count
         for arm, speed in zip(arms, speeds, strict=True):
             began = time.perf_counter()
-            out = arm.write(target, rows, length)
+            out = arm.write(target, rows, length, prompts)
             if turn:
                 speed.append(out.speculation.num_new_tokens / (time.perf_counter() - began))
             if arm is arms[0]:

@@ -95,6 +95,24 @@ def test_texts_as_long_as_their_storage_compile_nothing(pays, monkeypatch):
     assert out.speculation.num_compiled_rounds > 0 and out.speculation.num_graphs == 0
 
 
+def test_prompts_are_what_is_measured(pays, monkeypatch):
+    """Cut to their ends where they are too long, one after the other where a batch has more rows."""
+    seen, own = [], module.WarmingRunner.__call__
+    monkeypatch.setattr(
+        module.WarmingRunner,
+        "__call__",
+        lambda self, model, input_ids, *args, **kwargs: (
+            seen.append(input_ids.tolist()) or own(self, model, input_ids, *args, **kwargs)
+        ),
+    )
+    long = [token % 90 + 5 for token in range(60)]
+    [found] = warm(sizes=(3,), lengths=(64,), prompts=[long, [7, 8, 9]])
+    cut = long[-32:]
+    assert all(ids == [cut, [0] * 29 + [7, 8, 9], cut] for ids in seen) and len(seen) == 4
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert written((9, 5, 4)).speculation.num_compiled_rounds > 0
+
+
 def test_where_it_does_not_pay_calls_run_eagerly(monkeypatch):
     monkeypatch.setattr(module.WarmUp, "pays", False)
     warm()
@@ -124,6 +142,11 @@ def test_random_numbers_are_as_before(pays):
         {"lengths": (0,)},
         {"lengths": "64"},
         {"repeats": 0},
+        {"prompts": "64"},
+        {"prompts": []},
+        {"prompts": [[]]},
+        {"prompts": [[5, -1]]},
+        {"prompts": [["one"]]},
     ],
 )
 def test_wrong_sizes_are_one_line(wrong):

@@ -97,8 +97,6 @@ def arm_of(name: str, target: Any, draft: Any, loop: TargetLoop) -> Generate:
     if name == "assisted":
         return assisted(target, draft)
     known = name.removesuffix(" compiled")
-    if known not in OURS:
-        raise SystemExit(f"--arms: no arm {name!r}; there are {', '.join([*TARGETS, 'assisted', *OURS])}")
     policy, settings = OURS[known]
     how = {"compile_config": CompileConfig()} if name != known else {"disable_compile": True}
     draft = None if known in WITHOUT_DRAFT else draft
@@ -167,6 +165,10 @@ def main() -> None:
     args = parser.parse_args()
     args.problems, args.chat = args.limit, True
     args.dtype = "float32" if args.weights == "int8" else args.weights
+    known = {*TARGETS, "assisted", *OURS, *(f"{name} compiled" for name in OURS)}
+    for name in args.arms:
+        if name.removeprefix(PLAIN) not in known:
+            parser.error(f"--arms: no arm {name!r}; there are {', '.join(sorted(known))}, each also behind {PLAIN!r}")
     if args.threads:
         torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore", category=DeprecationWarning)  # quantize_dynamic's own
@@ -176,7 +178,7 @@ def main() -> None:
     for packed in (True, False):
         names = [name for name in args.arms if name.startswith(PLAIN) is not packed]
         if packed and names and args.weights == "int8":
-            raise SystemExit(f"--arms: int8 is not packed: {', '.join(PLAIN + name for name in names)}")
+            parser.error(f"--arms: int8 is not packed: {', '.join(PLAIN + name for name in names)} instead")
         if not names:
             continue
         target, draft, tokenizer, prompts = pair(args, packed)

@@ -95,17 +95,20 @@ class WholeRounds:
     def compile_all(self, length: int) -> None:
         """Run each function that rounds of texts up to `length` tokens may come to, on storage of every size that they may have."""
         end = length + self.call.stop.settings.longest + 1
+        for model in (self.target, self.draft):
+            model.allocate(1)  # prompts of one token have not been fed yet
         for slots in self.target.cache.sizes_up_to(end):
             with self.target.cache.other(slots), self.draft.cache.other(slots):
                 self._compile_all()
         self._state = self._known = None
 
     def _compile_all(self) -> None:
-        held, longest = self.call.rows.held(), self.call.stop.settings.longest
-        short = [1] * len(held)  # as if the text had just begun: no draft outgrows the storage
+        rows, longest = self.call.rows, self.call.stop.settings.longest
+        short = [1] * len(rows.index)  # as if the text had just begun: no draft outgrows the storage, and a prompt may be that short
         for size in self.sizes:
-            limits = [min(size, longest)] * len(held)
-            state = self._where(limits, held)._replace(held=torch.ones_like(self._pads))
+            limits = [min(size, longest)] * len(short)
+            state = self._where(limits, [max(n, 1) for n in rows.held()])
+            state = state._replace(last=state.last.new_zeros(len(short), 2), held=torch.ones_like(self._pads))
             if self.adaptive:
                 self._in_blocks(limits, short, state, only=size)
             else:

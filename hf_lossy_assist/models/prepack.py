@@ -80,7 +80,7 @@ class PackedLinear(torch.nn.Module):
 
     def __init__(self, linear: torch.nn.Linear):
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, linear.weight.dtype
         self.weights = Weights(
             self.product(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
         )
@@ -93,6 +93,13 @@ class PackedLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.hf_lossy_assist.packed_linear(x, self.weights.number, self.out_features)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "PackedLinear":
+        probe = fn(torch.empty(0, dtype=self.dtype))
+        if (probe.device.type, probe.dtype) != ("cpu", self.dtype):
+            name = str(self.dtype).removeprefix("torch.")
+            raise ValueError(f"a packed model stays on the CPU in {name}: move or convert the model before prepack(…)")
+        return self
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError("a packed model has no weights to save: save the model before prepack(…)")

@@ -95,8 +95,7 @@ class StaticRowModel(RowModel):
 
     def _fill(self, tokens: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """`feed` of the prompts, of which no logits are read."""
-        if not self.cache.layers[0].is_initialized:
-            self.cache.allocate(storage_of(self.model, len(self.cache.layers)), len(counts), tokens.shape[1])
+        self.allocate(tokens.shape[1])
         tokens = tokens.to(self.device).contiguous()
         torch._dynamo.maybe_mark_dynamic(tokens, 1)
         known = graphs_made()
@@ -110,6 +109,11 @@ class StaticRowModel(RowModel):
         self.num_graphs += graphs_made() - known
         self.lengths = list(counts)
         return tokens.new_zeros(len(counts), 0, 0, dtype=self.dtype)
+
+    def allocate(self, tokens: int) -> None:
+        """Have storage for `tokens` of each row, if there is none yet."""
+        if not self.cache.layers[0].is_initialized:
+            self.cache.allocate(storage_of(self.model, len(self.cache.layers)), len(self.lengths), tokens)
 
     def is_ready(self) -> bool:
         """Whether the next block runs compiled: it can, and a prompt has been fed, so that the storage is there."""

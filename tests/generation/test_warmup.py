@@ -113,6 +113,11 @@ def test_prompts_are_what_is_measured(pays, monkeypatch):
         assert written((9, 5, 4)).speculation.num_compiled_rounds > 0
 
 
+def test_prompts_of_one_token_are_enough(pays):
+    [found] = warm(sizes=(1,), lengths=(64,), prompts=[[7]])
+    assert found.num_graphs > 0 and found.eager_because is None
+
+
 def test_where_it_does_not_pay_calls_run_eagerly(monkeypatch):
     monkeypatch.setattr(module.WarmUp, "pays", False)
     warm()

@@ -69,5 +69,9 @@ def test_what_cannot_be_done_says_so_in_one_line(tmp_path):
     with pytest.raises(ValueError, match=r"^prepack is for the CPU, and this model is on meta[^\n]*$"):
         hla.prepack(small.llama().to("meta"))
     hla.prepack(target)
+    assert target.to("cpu").float() is target
+    for move in (lambda: target.to("meta"), target.half):
+        with pytest.raises(ValueError, match=r"^a packed model stays on the CPU in float32: [^\n]*$"):
+            move()
     with pytest.raises(ValueError, match=r"^a packed model has no weights to save[^\n]*$"):
         target.save_pretrained(tmp_path)

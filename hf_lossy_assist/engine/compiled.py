@@ -104,7 +104,8 @@ class WholeRounds:
 
     def _compile_all(self) -> None:
         rows, longest = self.call.rows, self.call.stop.settings.longest
-        short = [1] * len(rows.index)  # as if the text had just begun: no draft outgrows the storage, and a prompt may be that short
+        # As if the text had just begun: no draft outgrows the storage, and a prompt may be that short.
+        short = [1] * len(rows.index)
         for size in self.sizes:
             limits = [min(size, longest)] * len(short)
             state = self._where(limits, [max(n, 1) for n in rows.held()])

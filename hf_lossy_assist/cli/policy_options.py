@@ -83,9 +83,11 @@ class PolicyOptions:
         return finish
 
     def _of_text(self) -> "hla.LossyPolicy":
+        from ..policy.short_form import is_short_form
+
         text = self.policy
         on_the_hub = text.count("/") == 1 and not text.endswith(".json") and not text.lstrip().startswith("{")
-        if on_the_hub and not Path(text).exists():
+        if on_the_hub and not is_short_form(text) and not Path(text).exists():
             return hla.LossyPolicy.from_pretrained(text)
         return hla.as_policy(text)
 

@@ -12,6 +12,7 @@ from ..validation import shown
 from .names import SEAMS, by_name
 from .policy import LossyPolicy, made_by, of_head, parse
 from .serialise import PARTS, SAVED, spec_in
+from .short_form import is_short_form, of_short_form
 
 
 # What each need may be, in words.
@@ -24,7 +25,7 @@ MAY_BE = {
 
 def as_policy(given: Any, *, head: Any = None, profile: Any = None, companion: Any = None) -> LossyPolicy:
     """What `lossy_policy=` accepts: a `LossyPolicy`, a rule, a stop or a filter alone, a trained head, a name (of a method,
-    or of a rule, stop or filter that needs no parameter), the JSON form as a dict or as text, the path of a JSON file or of a
+    or of a rule, stop or filter that needs no parameter), the short form `top_k:k=4+svip`, the JSON form as a dict or as text, the path of a JSON file or of a
     folder that `save_pretrained` wrote. A name is never a folder: one that is called like it is written ./strict. A file, like a folder, names heads by its own sub-folders or by repositories on the Hub
     alone; a dict or a text may name any folder.
 
@@ -105,6 +106,8 @@ def _of_text(given: str | Path) -> LossyPolicy:
     """A name, JSON, a file or a folder."""
     if isinstance(given, str) and given.lstrip().startswith("{"):
         return parse(given, "the text")
+    if isinstance(given, str) and is_short_form(given):
+        return of_short_form(given)
     if isinstance(given, str) and any(given in Names(seam) for seam in SEAMS):
         return by_name(given, Names("method"))
     # `os.path`, not `Path`: what is too long for a path is none there, and an error of the system here.

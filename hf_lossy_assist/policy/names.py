@@ -3,6 +3,7 @@
 import difflib
 import json
 from collections.abc import Iterable
+from typing import Any
 
 from ..registry import Kind, Names, entry
 from ..validation import shown
@@ -10,6 +11,11 @@ from .policy import LossyPolicy
 
 
 SEAMS: tuple[Kind, ...] = ("rule", "stop", "filter")
+
+
+def scalar(value: Any) -> bool:
+    """Whether a parameter can stand in the short form of a policy, `top_k:k=4`."""
+    return isinstance(value, bool | int | float)
 
 
 def by_name(name: str, policies: Iterable[str]) -> LossyPolicy:
@@ -23,7 +29,10 @@ def by_name(name: str, policies: Iterable[str]) -> LossyPolicy:
         found = entry(seam, name)
         if not found.required:
             return LossyPolicy(**{seam: found.make()})
-        form = json.dumps({seam: {"name": name} | {what: found.example.get(what, "…") for what in found.required}})
+        values = {what: found.example.get(what, "…") for what in found.required}
+        form = json.dumps({seam: {"name": name} | values})
+        if all(map(scalar, values.values())):
+            form = f"{name}:{','.join(f'{what}={json.dumps(value)}' for what, value in values.items())}"
         raise ValueError(
             f"lossy_policy: {name} is a {seam} that needs {' and '.join(found.required)}: pass lossy_policy='{form}'"
         )

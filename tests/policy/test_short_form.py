@@ -1,0 +1,80 @@
+"""`top_k:k=4+svip`: a policy as one types it."""
+
+import pytest
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.policy.short_form import split_policies
+from hf_lossy_assist.registry import entries
+
+
+FORMS = {
+    "svip:h=0.5": hla.LossyPolicy(stop=hla.SVIP(h=0.5)),
+    "top_k:k=4+svip": hla.LossyPolicy(hla.TopK(4), hla.SVIP()),
+    "svip:max_draft=8+top_k:k=4": hla.LossyPolicy(hla.TopK(4), hla.SVIP(max_draft=8)),
+    "strict+svip": hla.LossyPolicy(stop=hla.SVIP()),
+    "typical:epsilon=1e-1,delta=2e+0+confidence": hla.LossyPolicy(hla.Typical(0.1, 2.0), hla.Confidence()),
+    "top_k:k=4+fallback": hla.LossyPolicy(hla.TopK(4)).with_fallback(),
+    "svip+fallback:margin=0.1": hla.LossyPolicy(stop=hla.SVIP()).with_fallback(margin=0.1),
+    "lenience:lenience=0.3+all": hla.LossyPolicy(hla.Lenience(0.3)),
+}
+
+
+@pytest.mark.parametrize("text", FORMS)
+def test_it_is_the_policy_of_its_parts(text):
+    assert hla.as_policy(text) == FORMS[text]
+
+
+def test_a_method_with_its_head():
+    head = hla.demo.FOLDER / "sprinter_head"
+    policy = hla.as_policy(f"sprinter:head={head},threshold=0.7")
+    assert policy == hla.as_policy(hla.Sprinter(hla.Head.from_pretrained(head), threshold=0.7))
+    replaced = hla.as_policy(f"sprinter:head={head}+constant:gamma=3")
+    assert replaced.rule == policy.rule and replaced.stop == hla.Constant(3)
+
+
+def test_every_name_whose_parameters_are_numbers_has_one():
+    tried = 0
+    for kind in ("rule", "stop"):
+        for found in entries(kind):
+            values = {name: found.example.get(name) for name in found.required}
+            if values and all(isinstance(value, int | float) for value in values.values()):
+                text = f"{found.name}:" + ",".join(f"{name}={value}" for name, value in values.items())
+                assert hla.as_policy(text) == hla.LossyPolicy(**{kind: found.make(**values)})
+                with pytest.raises(ValueError, match=rf"^[^\n]*'{found.name}:[^\n]*'$"):
+                    hla.as_policy(found.name)
+                tried += 1
+    assert tried > 5
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("top_k:k=3+typical", "names two rules; any_of and all_of join stops, union joins rules"),
+        ("svip+constant", "names two stops"),
+        ("svip+strictt", "unknown policy 'strictt'. Did you mean 'strict'"),
+        ("svip:hh=1", "unknown parameter of stop 'svip' 'hh'"),
+        ("svip+fallback:x=2", "unknown parameter of 'fallback' 'x'"),
+        ("svip+fallback+fallback", "names two fallbacks"),
+        ("top_k+svip", "top_k is a rule that needs k: write top_k:k=4"),
+        ("top_k:k=", "expected top_k:parameter=value,…, got 'k='"),
+        ("top_k:", "expected name:parameter=value"),
+        ("top_k:k=3,k=4", "is given k twice"),
+        ("top_k:k=four", "got 'four'"),
+        ("sprinter:threshold=0.7", "sprinter needs head: write sprinter:head=FOLDER"),
+        ("svip+sprinter:head=x", "the method sprinter stands first"),
+        ("sprinter:tau=0.7,head=x", "unknown parameter of 'sprinter' 'tau'"),
+    ],
+)
+def test_what_is_wrong_is_one_line(text, said):
+    with pytest.raises((ValueError, TypeError), match=r"^[^\n]*$") as error:
+        hla.as_policy(text)
+    assert said in str(error.value)
+
+
+def test_a_list_of_policies():
+    listed = 'svip,top_k:k=4+svip:h=0.3,max_draft=8, strict,{"rule": {"name": "top_k", "k": 3}}'
+    assert split_policies(listed) == [
+        "svip", "top_k:k=4+svip:h=0.3,max_draft=8", "strict", '{"rule": {"name": "top_k", "k": 3}}',
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="^expected names of policies with commas between them"):
+        split_policies("svip,,strict")

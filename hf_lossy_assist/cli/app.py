@@ -12,6 +12,7 @@ from .. import __version__
 from ..terminal import show
 from . import exits
 from .collect import collect
+from .compare import compare
 from .fit_autojudge import fit_autojudge
 from .fit_specdec import fit_specdec
 from .fit_sprinter import fit_sprinter
@@ -48,7 +49,7 @@ def options(
     """Assisted generation for Hugging Face Transformers: faster, batched, measured."""
 
 
-for command in (generate, collect, plan, push, pull, mine, profile, policies):
+for command in (generate, compare, collect, plan, push, pull, mine, profile, policies):
     app.command()(command)
 app.add_typer(fit_app, name="fit")
 fit_app.command("sprinter")(fit_sprinter)

@@ -44,5 +44,10 @@ def lasts(call: Call, model: Any, assistant: Any) -> bool:
     models = model, assistant, None if call.companion is None else call.companion.model
     quantised = any(getattr(base_of(its), "is_quantized", False) for its in models)
     callers = call.processing.runs_callers_code or call.rows.runs_callers_code
-    callers |= call.streamer is not None and not from_transformers(call.streamer)
+    callers |= call.streamer is not None and not _keeps_nothing(call.streamer)
     return call.target.outlives_call or quantised or callers
+
+
+def _keeps_nothing(streamer: Any) -> bool:
+    """Whether a streamer is Transformers' or this package's, which look at a token and let go of it."""
+    return from_transformers(streamer) or type(streamer).__module__.partition(".")[0] == __name__.partition(".")[0]

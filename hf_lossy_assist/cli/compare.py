@@ -1,0 +1,307 @@
+"""`hf-lossy compare`: which policy is fastest for a pair of models on these prompts, and what it costs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Column, Table
+
+import hf_lossy_assist as hla
+
+from ..terminal import console, show, show_json
+from ..validation import MOST_NEW_TOKENS, check_int, check_positive, shown
+from .options import (
+    DEMO,
+    AsJson,
+    Assistant,
+    Chat,
+    Device,
+    DoSample,
+    DType,
+    Model,
+    Resume,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    chats,
+    check_pair,
+    check_sampling,
+    load,
+    needs,
+)
+
+
+if TYPE_CHECKING:
+    from ..evaluation.figures import Figures
+
+DEFAULT = "strict,svip,svip+fallback"
+DEMO_LIMIT = 16
+
+
+def compare(
+    model: Model = None,
+    assistant: Assistant = None,
+    policies: Annotated[
+        str,
+        typer.Option(help="policies with commas between them: svip,top_k:k=4+svip,strict+fallback, JSON or folders"),
+    ] = DEFAULT,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with `prompt` (or rows of GSM8K or Spec-Bench)")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="a task whose right answers are known: demo, gsm8k, math or a JSON-lines file")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="the file with the problems of --task gsm8k or math")] = None,
+    batch_size: Annotated[str, typer.Option(help="prompts at a time; several with commas: 1,8")] = "1",
+    limit: Annotated[int | None, typer.Option(help="most prompts (default: all; 16 of the demo)")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="most new tokens of each text")] = 128,
+    gamma: Annotated[int, typer.Option(help="draft length of Transformers' assisted generation and of strict")] = 5,
+    compile_rounds: Annotated[
+        bool, typer.Option("--compile", help="measure the compiled form of each policy too")
+    ] = False,
+    static: Annotated[
+        bool, typer.Option("--static/--no-static", help="measure the target compiled with a static cache")
+    ] = True,
+    out: Annotated[
+        Path | None, typer.Option(help="folder to write; must not exist (default: nothing is written)")
+    ] = None,
+    resume: Resume = False,
+    do_sample: DoSample = False,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    dtype: DType = "float32",
+    device: Device = "auto",
+    chat: Chat = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure policies beside the target alone and Transformers' assisted generation, and say what to use.
+
+    Examples:
+
+      hf-lossy compare
+
+      hf-lossy compare --model M --assistant D --prompts questions.jsonl --chat --limit 16 --batch-size 1,8
+
+      hf-lossy compare --model M --assistant D --task gsm8k --data test.jsonl --policies svip,top_k:k=4+svip --out found
+    """
+    needs("train", "scipy")
+    check_pair(model, assistant)
+    sizes = _sizes(batch_size)
+    check_int("--max-new-tokens", max_new_tokens, 2, MOST_NEW_TOKENS)
+    check_int("--gamma", gamma, 1, 128)
+    check_int("--seed", seed, 0)
+    check_positive("--temperature", temperature)
+    check_sampling(do_sample, temperature, top_k, top_p)
+    if resume and out is None:
+        raise ValueError("--resume goes on with the run of a folder: pass its --out")
+    from ..evaluation.advice import advice
+    from ..evaluation.arms import make_arms, why_not_static
+    from ..evaluation.comparing import Batches
+    from ..evaluation.comparing import compare as run
+    from ..evaluation.measuring import Decoding, Writer
+    from ..evaluation.store import Folder
+
+    chosen = _policies(policies, gamma)
+    texts, problems, its_task, source = _prompts(prompts, task, data, model, limit, seed)
+    batches = Batches(len(texts), sizes)
+    target, draft, tokenizer = load(model, assistant, dtype, device)
+    texts = chats(tokenizer, texts) if chat else texts
+    left_out = {"target compiled": why} if (why := why_not_static(target)) and static else {}
+    capacity = _longest(tokenizer, texts) + max_new_tokens if static and not left_out else None
+    arms = make_arms(
+        target, draft, chosen, tokenizer=tokenizer, gamma=gamma, capacity=capacity, compiled=compile_rounds
+    )
+    decoding = Decoding(
+        max_new_tokens=max_new_tokens,
+        do_sample=do_sample,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+    )
+    store = None
+    if out is not None:
+        facts = _facts(target, draft, arms, decoding, texts, source, sizes)
+        store = Folder(out, facts, resume)
+    try:
+        with _progress(len(arms), len(batches.all()), len(sizes)) as tell:
+            found = run(
+                Writer(target, tokenizer, decoding),
+                arms,
+                texts,
+                batches,
+                store=store,
+                task=its_task,
+                problems=problems,
+                tell=tell,
+            )
+    except KeyboardInterrupt:
+        if store is not None:
+            show(f"interrupted; what is done is in {store.part}: the same command with --resume goes on")
+        raise
+    left_out |= found.left_out
+    lines = {str(size): advice(found.figures, size) for size in sorted(set(sizes))}
+    if store is not None:
+        store.finish(found.figures, advice=lines, left_out=left_out, warm_up_seconds=found.warm_up_seconds)
+    if as_json:
+        show_json({"figures": [its.to_dict() for its in found.figures], "advice": lines, "left_out": left_out})
+        return
+    _show(found.figures, lines, left_out)
+    if out is not None:
+        show(f"\n{out}: run.json, answers.jsonl (Spec-Bench's format), summary.csv")
+
+
+def _sizes(text: str) -> list[int]:
+    """`--batch-size`."""
+    try:
+        sizes = [int(size) for size in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"--batch-size: expected a number, or several with commas between them, got {shown(text)}"
+        ) from None
+    for size in sizes:
+        check_int("--batch-size", size, 1)
+    return sizes
+
+
+def _policies(text: str, gamma: int) -> dict[str, Any]:
+    """`--policies`, each under the name that it was given. Strict acceptance drafts as many tokens as Transformers' arm does."""
+    from ..policy.short_form import split_policies
+
+    constant = hla.Constant(gamma)
+    found: dict[str, Any] = {}
+    for name in split_policies(text):
+        policy = hla.as_policy(name)
+        found[name] = policy if policy.stop is not None else hla.LossyPolicy(policy.rule, constant, policy.filter)
+    return found
+
+
+def _prompts(
+    prompts: Path | None, task: str | None, data: Path | None, model: str | None, limit: int | None, seed: int
+) -> tuple[list[str], list[Any], Any, str]:
+    """The prompts, the problems that they are, their task, and what they are called in the record."""
+    from ..tasks.prompts import read_prompts
+    from ..tasks.tasks import task_named
+
+    if limit is not None:
+        check_int("--limit", limit, 1)
+    if prompts is not None:
+        if task is not None or data is not None:
+            raise ValueError("--prompts and --task are two sources: pass one of them")
+        return read_prompts(prompts, limit), [], None, prompts.name
+    if task is None and model is not None:
+        raise ValueError("nothing to continue: pass --prompts or --task with --model")
+    name = DEMO if task is None else task
+    if name == DEMO and model is not None:
+        raise ValueError("--task demo is for the demo models: pass another task, or --prompts, with --model")
+    its = task_named(name, data=data, seed=seed)
+    problems = its.problems(DEMO_LIMIT if limit is None and name == DEMO else limit)
+    return [problem.prompt for problem in problems], problems, its, name if data is None else f"{name}, {data.name}"
+
+
+def _longest(tokenizer: Any, texts: Sequence[str]) -> int:
+    return max(len(ids) for ids in tokenizer(list(texts))["input_ids"])
+
+
+def _facts(
+    target: Any,
+    draft: Any,
+    arms: Sequence[Any],
+    decoding: Any,
+    texts: Sequence[str],
+    source: str,
+    sizes: Sequence[int],
+) -> dict[str, Any]:
+    """What a run is of, for its record."""
+    import hashlib
+    from dataclasses import asdict
+
+    from ..artifacts.machine import machine
+    from ..models.identity import ModelIdentity, versions, weights_hash
+
+    return {
+        "models": {
+            name: {**ModelIdentity.of(its).to_dict(), "weights": weights_hash(its), "dtype": str(its.dtype)}
+            for name, its in (("target", target), ("draft", draft))
+        },
+        "arms": {arm.name: None if arm.policy is None else arm.policy.to_dict() for arm in arms},
+        "decoding": asdict(decoding),
+        "source": source,
+        "prompts": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
+        "batch_sizes": list(sizes),
+        "machine": machine(target.device),
+        "versions": versions(),
+    }
+
+
+@contextmanager
+def _progress(arms: int, batches: int, sizes: int) -> Iterator[Callable[[str, int], None]]:
+    """A bar that moves with every call."""
+    from huggingface_hub.utils import tqdm
+
+    with tqdm(total=arms * (batches + sizes), unit="call") as bar:
+
+        def tell(what: str, done: int) -> None:
+            bar.set_description(what, refresh=not done)
+            bar.update(done)
+
+        yield tell
+
+
+def _show(found: "Sequence[Figures]", lines: dict[str, str], left_out: dict[str, str]) -> None:
+    screen = console(highlight=False)
+    for size, line in lines.items():
+        here = [its for its in found if str(its.batch_size) == size]
+        screen.print(f"\nbatch size {size}, {here[0].prompts} prompts")
+        for columns in (SPEED, QUALITY):
+            cells = {name: [cell(its) for its in here] for name, cell in columns.items()}
+            shown = {name: its for name, its in cells.items() if any(text != NONE for text in its)}
+            table = Table("", *(Column(name, justify="right") for name in shown))
+            for i, its in enumerate(here):
+                table.add_row(its.arm, *(column[i] for column in shown.values()))
+            screen.print(table)
+        show(f"{line}\n")
+    for name, why in left_out.items():
+        show(f"{name} was not measured: {why}")
+
+
+NONE = "–"
+
+
+def _or_none(value: float | None, form: str) -> str:
+    return format(value, form) if value else NONE
+
+
+def _interval(figure: Any, digits: int) -> str:
+    if figure.low is None:
+        return f"{figure.value:.{digits}f}"
+    return f"{figure.value:.{digits}f} ({figure.low:.{digits}f}–{figure.high:.{digits}f})"
+
+
+def _changed(its: "Figures") -> str:
+    """What became right and what became wrong, against the target, and how likely that is by chance."""
+    return NONE if its.p is None or its.better + its.worse == 0 else f"+{its.better} −{its.worse}, {its.p:.2g}"
+
+
+# Columns by their heads; one in which no arm has anything is not shown.
+SPEED: dict[str, Callable[[Any], str]] = {
+    "tokens/s": lambda its: _interval(its.tokens_per_second, 0),
+    "× target": lambda its: "1" if its.arm == "target" else _interval(its.of_target, 2),
+    "× assisted": lambda its: f"{its.of_assisted.value:.2f}",
+    "first, ms": lambda its: _or_none(its.first_token and its.first_token * 1e3, ".0f"),
+}
+QUALITY: dict[str, Callable[[Any], str]] = {
+    "a call": lambda its: _or_none(its.tokens_per_target_call, ".2f"),
+    "accepted": lambda its: _or_none(its.acceptance, ".0%"),
+    "lossy": lambda its: _or_none(its.lossy, ".1%"),
+    "unchecked": lambda its: _or_none(its.unchecked, ".1%"),
+    "same text": lambda its: f"{its.equal}/{its.prompts}",
+    "right": lambda its: NONE if its.right is None else f"{its.right}/{its.judged}",
+    "95 %": lambda its: NONE if its.accuracy is None else f"{its.accuracy.low:.0%}–{its.accuracy.high:.0%}",
+    "won, lost, p": _changed,
+}

@@ -1,0 +1,128 @@
+"""The ways to continue prompts that are measured side by side: the target alone, Transformers' assisted generation, policies."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from transformers import CompileConfig, GenerationConfig, StaticCache
+
+from ..generation.enable import enable
+from ..policy.policy import LossyPolicy
+from ..validation import one_line
+
+
+TARGET, STATIC = "target", "target compiled"
+COMPILED = " compiled"  # behind the name of a policy
+CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to continue prompts.
+
+    Args:
+        write: keyword arguments of `generate` → its output.
+        kind: "target", "assisted" (Transformers' own) or "policy".
+        one_by_one: it takes one prompt at a time, whatever the batch size.
+        counted: its calls of the target are counted by a hook, as its output says nothing of them.
+    """
+
+    name: str
+    write: Callable[..., Any]
+    kind: Literal["target", "assisted", "policy"]
+    policy: LossyPolicy | None = None
+    one_by_one: bool = False
+    counted: bool = False
+
+    @property
+    def lossless(self) -> bool:
+        return self.policy is None or self.policy.lossless
+
+
+def make_arms(
+    target: Any, draft: Any, policies: Mapping[str, LossyPolicy], *, tokenizer: Any = None, gamma: int = 5,
+    capacity: int | None = None, compiled: bool = False,
+) -> list[Arm]:  # fmt: skip
+    """The target alone, Transformers' assisted generation as it comes and with γ tokens a round, and each policy.
+
+    Args:
+        policies: by the name that each is listed under.
+        tokenizer: of the target; heads and profiles refuse one that they were not made with.
+        capacity: tokens of the longest text; with it the target compiled with a static cache is an arm too.
+        compiled: each policy has a compiled form beside its eager one.
+    """
+    stock = type(target).generate
+    arms = [Arm(TARGET, lambda **settings: stock(target, **settings), "target")]
+    if capacity is not None:
+        arms.append(Arm(STATIC, _static(target, capacity), "target"))
+    for name, settings in {"assisted": {}, f"assisted γ={gamma}": {"num_assistant_tokens": gamma, **CONSTANT}}.items():
+        arms.append(Arm(name, _assisted(target, draft, settings), "assisted", one_by_one=True, counted=True))
+    enable(target)
+    beside = {"assistant_model": draft} | ({} if tokenizer is None else {"tokenizer": tokenizer})
+    for name, policy in policies.items():
+        arms.append(Arm(name, _policy(target, policy, {"disable_compile": True, **beside}), "policy", policy))
+        if compiled:
+            how = {"compile_config": CompileConfig(), **beside}
+            arms.append(Arm(name + COMPILED, _policy(target, policy, how), "policy", policy))
+    return arms
+
+
+def _policy(target: Any, policy: LossyPolicy, how: Mapping[str, Any]) -> Callable[..., Any]:
+    return lambda **settings: target.generate(lossy_policy=policy, **how, **settings)
+
+
+def _assisted(target: Any, draft: Any, asked: Mapping[str, Any]) -> Callable[..., Any]:
+    stock, given = type(target).generate, draft.generation_config
+
+    def write(**settings: Any) -> Any:
+        # A fresh config each call: Transformers' schedule and threshold write back into it.
+        draft.generation_config = GenerationConfig(**(given.to_diff_dict() | dict(asked)))
+        try:
+            return stock(target, assistant_model=draft, **settings)
+        finally:
+            draft.generation_config = given
+
+    return write
+
+
+def _static(target: Any, capacity: int) -> Callable[..., Any]:
+    """Transformers' generate, compiled, on one static cache for each batch size."""
+    stock, caches = type(target).generate, dict[int, StaticCache]()
+    how = CompileConfig(fullgraph=True, dynamic=False)
+    how._compile_all_devices = True  # Transformers compiles on accelerators alone otherwise
+
+    def write(**settings: Any) -> Any:
+        rows = len(settings["input_ids"])
+        cache = caches.setdefault(rows, StaticCache(config=target.config, max_cache_len=capacity))
+        cache.reset()
+        return stock(target, past_key_values=cache, compile_config=how, **settings)
+
+    return write
+
+
+def why_not_static(target: Any) -> str | None:
+    """Why Transformers does not compile this model with a static cache, or None."""
+    if not getattr(target, "_can_compile_fullgraph", False):
+        return f"Transformers does not compile {type(target).__name__} with a static cache"
+    return None
+
+
+@contextmanager
+def counted_calls(model: Any) -> Iterator[list[int]]:
+    """Counts the forwards of `model` inside; the first entry of what is yielded is the count."""
+    count = [0]
+
+    def add(*_: Any) -> None:
+        count[0] += 1
+
+    handle = model.register_forward_pre_hook(add)
+    try:
+        yield count
+    finally:
+        handle.remove()
+
+
+def failed(error: Exception) -> str:
+    """Why an arm was left out, in one line."""
+    return f"{type(error).__name__}: {one_line(error, 200)}"

@@ -1,0 +1,100 @@
+"""All arms on all prompts, batch by batch and in turns, so that what disturbs the machine disturbs them alike."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..tasks.answers import AnswerTask, Problem
+from ..validation import MOST_ROWS, check_int
+from .arms import STATIC, Arm, failed
+from .figures import Figures, figures
+from .measuring import Answer, Writer
+from .store import Memory
+
+
+Tell = Callable[[str, int], None]  # what is being done, and how many calls are done with it
+
+
+@dataclass
+class Comparison:
+    """What `compare` found.
+
+    Args:
+        left_out: arms that were not measured, and why. warm_up_seconds: of each arm's first batch, which is not counted.
+    """
+
+    answers: list[Answer]
+    figures: list[Figures]
+    left_out: dict[str, str] = field(default_factory=dict)
+    warm_up_seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Which prompts go together: full batches alone, so that every call of a size is alike."""
+
+    prompts: int
+    sizes: Sequence[int]
+
+    def __post_init__(self) -> None:
+        for size in self.sizes:
+            check_int("batch size", size, 1, MOST_ROWS)
+            if size > self.prompts:
+                raise ValueError(
+                    f"batches of {size} need as many prompts, and there are {self.prompts}: pass more, or a smaller --batch-size"
+                )
+
+    def all(self) -> list[tuple[int, int, int]]:
+        """(batch size, number of the batch, place of its first prompt) of each batch."""
+        return [(size, unit, unit * size) for size in sorted(set(self.sizes)) for unit in range(self.prompts // size)]
+
+
+def compare(
+    writer: Writer, arms: Sequence[Arm], prompts: Sequence[str], batches: Batches, *, store: Memory | None = None,
+    task: AnswerTask | None = None, problems: Sequence[Problem] = (), tell: Tell = lambda what, done: None,
+) -> Comparison:  # fmt: skip
+    """Measure `arms` side by side.
+
+    Each arm continues one batch that is not counted; then all arms continue each batch, one behind the other, in an order that
+    rotates. An arm that fails while it is warmed up is left out, if it is not one that the others are compared with.
+
+    Args:
+        store: where answers are kept; batches that it has already are not written again.
+        task, problems: what the prompts ask, to tell right answers.
+        tell: called behind each call.
+    """
+    store = Memory() if store is None else store
+    arms = [arm for arm in arms if store.keeps(arm.name)]
+    left_out, seconds = dict[str, str](), dict[str, float]()
+    todo = [batch for batch in batches.all() if not store.has(batch[0], batch[1])]
+    for size in sorted({size for size, _, _ in todo}):
+        for arm in list(arms):
+            try:
+                tell(f"warm-up: {arm.name}", 0)
+                answers = writer.write(arm, list(prompts[:size]), 0, 0)
+            except Exception as error:  # what a compiler or a model raises is of any kind
+                if arm.name != STATIC:
+                    raise
+                left_out[arm.name] = failed(error)
+                arms.remove(arm)
+                continue
+            seconds[f"{arm.name}, batch {size}"] = answers[0].seconds
+            tell(f"warm-up: {arm.name}", 1)
+    for turn, (size, unit, first) in enumerate(todo):
+        shift, batch = turn % len(arms), list(prompts[first : first + size])
+        written: list[Answer] = []
+        for arm in arms[shift:] + arms[:shift]:
+            answers = writer.write(arm, batch, first, unit)
+            for answer in answers:
+                answer.right = _right(task, problems, answer)
+            written += answers
+            tell(arm.name, 1)
+        store.add(size, unit, written)
+    return Comparison(store.answers, figures(store.answers, arms), left_out, seconds)
+
+
+def _right(task: AnswerTask | None, problems: Sequence[Problem], answer: Answer) -> bool | None:
+    """Whether the task calls an answer right; one that cannot be found in the text is wrong. None: the task does not know."""
+    if task is None or problems[answer.prompt].gold is None:
+        return None
+    problem = problems[answer.prompt]
+    return bool(task.right(problem, task.extract(problem, task.cut(answer.text))))

@@ -1,0 +1,167 @@
+"""One batch of prompts, continued by one arm: texts, seconds, and what the call reports."""
+
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from .arms import Arm, counted_calls
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How all arms write."""
+
+    max_new_tokens: int = 128
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments of `generate`."""
+        settings: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "do_sample": self.do_sample}
+        if self.do_sample:
+            settings |= {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        return settings
+
+
+@dataclass
+class Answer:
+    """What one arm wrote for one prompt, and what its batch took.
+
+    Args:
+        prompt: its place among the prompts.
+        unit: which batch of this size it was in; `seconds` and `rows` are the batch's.
+        first_token: seconds until the first new token; None in batches.
+        target_calls: of the row's rounds; None where nothing counts them.
+        accept_lengths: tokens of each round, the target's own included, as Spec-Bench counts them.
+        right: whether the task calls the answer right; None where it does not know.
+    """
+
+    arm: str
+    prompt: int
+    batch_size: int
+    unit: int
+    text: str
+    token_ids: list[int]
+    seconds: float
+    first_token: float | None = None
+    target_calls: int | None = None
+    accept_lengths: list[int] = field(default_factory=list)
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_lossy_accepts: int = 0
+    num_unchecked_tokens: int = 0
+    right: bool | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """A line of Spec-Bench's answer files, with more beside its fields."""
+        own = asdict(self)
+        choice = {
+            "index": 0,
+            "turns": [own.pop("text")],
+            "decoding_steps": [own["target_calls"]],
+            "new_tokens": [len(self.token_ids)],
+            "wall_time": [own.pop("seconds")],
+            "accept_lengths": own.pop("accept_lengths"),
+        }
+        return {"question_id": own.pop("prompt"), "model_id": own.pop("arm"), "choices": [choice], **own}
+
+    @classmethod
+    def from_dict(cls, line: dict[str, Any]) -> "Answer":
+        """What `to_dict` gave."""
+        own = dict(line)
+        [choice] = own.pop("choices")
+        return cls(
+            arm=own.pop("model_id"), prompt=own.pop("question_id"), text=choice["turns"][0],
+            seconds=choice["wall_time"][0], accept_lengths=choice["accept_lengths"], **own,
+        )  # fmt: skip
+
+
+class FirstToken(BaseStreamer):
+    """Remembers when the first new token came. The first `put` brings the prompt."""
+
+    def __init__(self) -> None:
+        self.puts, self.at = 0, None
+
+    at: float | None
+
+    def put(self, value: torch.Tensor) -> None:
+        self.puts += 1
+        if self.puts == 2:
+            self.at = time.perf_counter()
+
+    def end(self) -> None:
+        """Nothing is kept."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The models' side of a comparison: what turns prompts into answers."""
+
+    target: Any
+    tokenizer: Any
+    decoding: Decoding
+
+    def ends(self) -> set[int]:
+        """The target's end tokens."""
+        ends = self.target.generation_config.eos_token_id
+        return set(ends) if isinstance(ends, list) else {ends}
+
+    def write(self, arm: Arm, prompts: list[str], first: int, unit: int) -> list[Answer]:
+        """Continue a batch of prompts, of which the first has the place `first`."""
+        groups = [[prompt] for prompt in prompts] if arm.one_by_one else [prompts]
+        answers = [answer for group in groups for answer in self._group(arm, group, unit)]
+        seconds = sum(answer.seconds for answer in answers) if arm.one_by_one else answers[0].seconds
+        for place, answer in enumerate(answers, first):
+            answer.prompt, answer.batch_size, answer.seconds = place, len(prompts), seconds
+        return answers
+
+    def _group(self, arm: Arm, prompts: list[str], unit: int) -> list[Answer]:
+        """Prompts that one call continues."""
+        inputs = self.tokenizer(prompts, return_tensors="pt", padding=True).to(self.target.device)
+        inputs.pop("token_type_ids", None)
+        streamer = FirstToken() if len(prompts) == 1 else None
+        settings = self.decoding.settings() | ({} if streamer is None else {"streamer": streamer})
+        torch.manual_seed(self.decoding.seed + unit)
+        with counted_calls(self.target) if arm.counted else nullcontext([0]) as calls:
+            self._synchronize()
+            began = time.perf_counter()
+            out = arm.write(**inputs, **settings, return_dict_in_generate=True)
+            self._synchronize()
+            seconds = time.perf_counter() - began
+        stats, ends = getattr(out, "speculation", None), self.ends()
+        answers = []
+        for i, row in enumerate(out.sequences[:, inputs["input_ids"].shape[1] :].tolist()):
+            its = None if stats is None else stats.rows[i]
+            length = next((j + 1 for j, token in enumerate(row) if token in ends), len(row))
+            ids = row[: length if its is None else its.num_new_tokens]
+            text = self.tokenizer.decode(ids, skip_special_tokens=True)
+            answer = Answer(arm.name, i, len(prompts), unit, text, ids, seconds)
+            if streamer is not None and streamer.at is not None:
+                answer.first_token = streamer.at - began
+            if arm.kind == "target":
+                answer.target_calls = len(ids)
+            elif arm.counted:
+                answer.target_calls = calls[0]
+            if its is not None:
+                _count(answer, its)
+            answers.append(answer)
+        return answers
+
+    def _synchronize(self) -> None:
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def _count(answer: Answer, row: Any) -> None:
+    """Take over what the call reports of a row."""
+    answer.target_calls = row.num_spec_steps
+    answer.accept_lengths = [kept + 1 for (_, kept), times in sorted(row.steps.items()) for _ in range(times)]
+    answer.num_draft_tokens, answer.num_accepted_draft_tokens = row.num_draft_tokens, row.num_accepted_draft_tokens
+    answer.num_lossy_accepts, answer.num_unchecked_tokens = row.num_lossy_accepts, row.num_unchecked_tokens

@@ -1,0 +1,93 @@
+"""Where answers are kept while arms are compared: in memory, or in a folder that an interrupted run goes on from."""
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..artifacts.files import json_text, write_text
+from ..artifacts.reading import lines
+from ..training.jobs import folders, key_of, prepare, read_record, sealed_line, unsealed
+from .figures import Figures
+from .measuring import Answer
+
+
+RECORD, BATCHES, ANSWERS, SUMMARY = "run.json", "batches.jsonl", "answers.jsonl", "summary.csv"
+
+
+class Memory:
+    """The answers of the batches that are done."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self._done: set[tuple[int, int]] = set()
+
+    def has(self, batch_size: int, unit: int) -> bool:
+        """Whether all arms have done this batch."""
+        return (batch_size, unit) in self._done
+
+    def keeps(self, arm: str) -> bool:
+        """Whether an arm goes on: one that was left out when the run was begun stays out."""
+        return not self.answers or any(answer.arm == arm for answer in self.answers)
+
+    def add(self, batch_size: int, unit: int, answers: Sequence[Answer]) -> None:
+        """Keep what all arms wrote for a batch."""
+        self.answers += answers
+        self._done.add((batch_size, unit))
+
+
+class Folder(Memory):
+    """The same in a folder beside `out`, one sealed line a batch, until `finish` makes `out` of it.
+
+    Args:
+        facts: what the run is of: another run's folder is not gone on with.
+
+    Raises: `ValueError`, one line, where `out` is there, or an unfinished run without `resume`, or one of something else.
+    """
+
+    def __init__(self, out: Path, facts: dict[str, Any], resume: bool):
+        super().__init__()
+        self.out, self.part = folders(out)
+        prepare(self.out, self.part, facts, resume, RECORD)
+        self._file, self._key = self.part / BATCHES, key_of(self.part / RECORD)
+        if self._file.is_file():
+            self._read()
+
+    def add(self, batch_size: int, unit: int, answers: Sequence[Answer]) -> None:
+        super().add(batch_size, unit, answers)
+        line = {"batch_size": batch_size, "unit": unit, "answers": [answer.to_dict() for answer in answers]}
+        with open(self._file, "a", encoding="utf-8") as file:
+            file.write(sealed_line(line, self._key))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read(self) -> None:
+        whole = 0  # bytes of whole lines: a run that was killed leaves a torn one
+        with open(self._file, "rb") as file:
+            for where, line in lines(file, str(self._file)):
+                if os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                    break
+                whole = file.tell()
+                batch = unsealed(line, where, self._key)
+                super().add(batch["batch_size"], batch["unit"], [Answer.from_dict(its) for its in batch["answers"]])
+        os.truncate(self._file, whole)
+
+    def finish(self, found: Sequence[Figures], **more: Any) -> None:
+        """Write the answers, in Spec-Bench's format, and the figures; `more`: for the record. The folder is `out` from then on."""
+        ordered = sorted(self.answers, key=lambda a: (a.batch_size, a.arm, a.prompt))
+        write_text(self.part / ANSWERS, "".join(sealed_line(answer.to_dict(), self._key) for answer in ordered))
+        write_text(self.part / SUMMARY, as_csv(found))
+        write_text(self.part / RECORD, json_text(read_record(self.part / RECORD) | more))
+        self._file.unlink(missing_ok=True)
+        os.rename(self.part, self.out)
+
+
+def as_csv(found: Sequence[Figures]) -> str:
+    """The figures as a table with a line for each arm and batch size."""
+    text, rows = io.StringIO(), [its.to_dict() for its in found]
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,125 @@
+"""`hf-lossy compare` on real models: what is measured is what `generate` writes; an interrupted run goes on."""
+
+import csv
+import functools
+import json
+
+import pytest
+import torch
+from support.commands import prompts_file
+from transformers import CompileConfig
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.evaluation import arms
+from hf_lossy_assist.evaluation.measuring import Writer
+
+
+pytestmark = pytest.mark.slow
+SHORT = ("compare", "--limit", 2, "--max-new-tokens", 24)
+
+
+def read(folder):
+    lines = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    rows = list(csv.DictReader((folder / "summary.csv").read_text().splitlines()))
+    return lines, rows, json.loads((folder / "run.json").read_text())
+
+
+def test_the_demo_alone(hf_lossy, tmp_path, monkeypatch):
+    """Every arm of the default, the compiled target among them; lossless arms write the target's text."""
+    monkeypatch.setattr(arms, "CompileConfig", functools.partial(CompileConfig, backend="eager"))
+    done = hf_lossy(*SHORT, "--out", tmp_path / "found")
+    assert done.code == 0, done.err
+    names = ["target", "target compiled", "assisted", "assisted γ=5", "strict", "svip", "svip+fallback"]
+    lines, rows, record = read(tmp_path / "found")
+    assert [row["arm"] for row in rows] == names and list(record["arms"]) == names
+    assert all(row["equal"] == "2" and row["judged"] == "2" for row in rows)
+    for name in names:
+        assert name in done.out
+    assert record["advice"]["1"] in done.out and not record["left_out"]
+    models, problems = hla.demo.load(), hla.demo.problems(2)
+    for i, problem in enumerate(problems):
+        ids = models.tokenizer(problem.prompt, return_tensors="pt")
+        text = models.target.generate(**ids, max_new_tokens=24, do_sample=False)[
+            0, ids["input_ids"].shape[1] :
+        ].tolist()
+        its = {line["model_id"]: line for line in lines if line["question_id"] == i}
+        assert all(line["token_ids"] == text for line in its.values()) and len(its) == len(names)
+        assert its["target"]["choices"][0]["new_tokens"] == [len(text)] and its["svip"]["first_token"] > 0
+        assert sum(its["strict"]["choices"][0]["accept_lengths"]) >= len(text)
+        assert 0 < its["assisted γ=5"]["target_calls"] < len(text)
+    assert hf_lossy(*SHORT, "--out", tmp_path / "found").line.endswith(
+        "choose another --out, or delete it to start again"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_an_interrupted_run_goes_on_to_the_same_texts(hf_lossy, tmp_path, monkeypatch):
+    more = ("--no-static", "--policies", "svip,top_k:k=2+svip", "--batch-size", "1,2")
+    whole = hf_lossy(*SHORT, *more, "--out", tmp_path / "whole")
+    assert whole.code == 0, whole.err
+    own, calls = Writer.write, []
+
+    def impatient(self, *args):
+        calls.append(args)
+        if len(calls) == 13:  # ten warm-ups, and in the middle of the first batch
+            raise KeyboardInterrupt
+        return own(self, *args)
+
+    monkeypatch.setattr(Writer, "write", impatient)
+    stopped = hf_lossy(*SHORT, *more, "--out", tmp_path / "found")
+    assert stopped.code == 130 and "the same command with --resume goes on" in stopped.out
+    assert not (tmp_path / "found").exists()
+    assert "pass --resume to go on" in hf_lossy(*SHORT, *more, "--out", tmp_path / "found").line
+    other = hf_lossy(*SHORT, *more, "--gamma", 3, "--out", tmp_path / "found", "--resume")
+    assert "was made with arms" in other.line
+    with open(tmp_path / "found.partial" / "batches.jsonl", "a") as file:
+        file.write('{"sha256": "torn')
+    assert hf_lossy(*SHORT, *more, "--out", tmp_path / "found", "--resume").code == 0
+    assert not (tmp_path / "found.partial").exists()
+    one, other = (read(tmp_path / name) for name in ("whole", "found"))
+    key = lambda line: (line["batch_size"], line["model_id"], line["question_id"])  # noqa: E731
+    texts = [{key(line): line["token_ids"] for line in run[0]} for run in (one, other)]
+    assert texts[0] == texts[1] and len(texts[0]) == 2 * 2 * 5
+    for name in ("arm", "batch_size", "new_tokens", "equal", "right", "lossy", "acceptance", "tokens_per_target_call"):
+        assert [row[name] for row in one[1]] == [row[name] for row in other[1]], name
+
+
+def test_prompts_of_a_file_have_no_right_answers(hf_lossy, tmp_path):
+    file = prompts_file(tmp_path, 3)
+    found = hf_lossy(
+        "compare", "--prompts", file, "--max-new-tokens", 8, "--no-static", "--policies", "svip", "--json"
+    ).json
+    assert [its["arm"] for its in found["figures"]] == ["target", "assisted", "assisted γ=5", "svip"]
+    assert all(its["right"] is None and its["prompts"] == 3 for its in found["figures"])
+    assert list(found["advice"]) == ["1"]
+
+
+def test_an_arm_that_cannot_be_compiled_is_left_out(hf_lossy, monkeypatch):
+    def broken(graph, inputs):
+        raise RuntimeError("no way\nno how")
+
+    monkeypatch.setattr(arms, "CompileConfig", functools.partial(CompileConfig, backend=broken))
+    torch._dynamo.reset()
+    done = hf_lossy("compare", "--limit", 1, "--max-new-tokens", 4, "--policies", "svip")
+    assert done.code == 0 and "target compiled was not measured: " in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--policies", "svip,,strict"), "expected names of policies with commas between them"),
+        (("--policies", "svop"), "unknown policy 'svop'"),
+        (("--batch-size", "1,x"), "--batch-size: expected a number, or several with commas between them, got '1,x'"),
+        (("--batch-size", "4"), "batches of 4 need as many prompts, and there are 2"),
+        (("--batch-size", "0"), "--batch-size"),
+        (("--resume",), "pass its --out"),
+        (("--task", "gsm8k"), "needs --data"),
+        (("--task", "demo", "--prompts", "x.jsonl"), "two sources"),
+        (("--prompts", "none.jsonl"), "there is no file 'none.jsonl'"),
+        (("--model", "x"), "--model needs --assistant"),
+        (("--temperature", "0.5"), "--do-sample"),
+    ],
+)
+def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch, arguments, said):
+    monkeypatch.setattr("hf_lossy_assist.models.loading.load_model", None)
+    assert said in hf_lossy(*SHORT, *arguments).line

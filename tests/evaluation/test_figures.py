@@ -1,0 +1,96 @@
+"""Every figure of a hand-made run, to the digit."""
+
+import csv
+import io
+
+import pytest
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.evaluation.advice import advice
+from hf_lossy_assist.evaluation.arms import Arm
+from hf_lossy_assist.evaluation.figures import figures
+from hf_lossy_assist.evaluation.measuring import Answer
+from hf_lossy_assist.evaluation.store import as_csv
+
+
+LOSSY = hla.LossyPolicy(hla.TopK(4))
+ARMS = [
+    Arm("target", print, "target"),
+    Arm("assisted", print, "assisted"),
+    Arm("svip", print, "policy", hla.as_policy("svip")),
+    Arm("top_k:k=4", print, "policy", LOSSY),
+]
+
+
+def answer(arm, prompt, ids, seconds, **more):
+    return Answer(arm, prompt, 1, prompt, "text", list(ids), seconds, **more)
+
+
+def a_run(svip=1.0):
+    """Two prompts; `svip`: seconds of each of its texts."""
+    return [
+        answer("target", 0, range(40), 2.0, first_token=0.1, target_calls=40, right=True),
+        answer("target", 1, range(60), 4.0, first_token=0.3, target_calls=60, right=False),
+        answer("assisted", 0, range(40), 1.0, target_calls=10, right=True),
+        answer("assisted", 1, range(60), 3.0, target_calls=15, right=False),
+        answer(
+            "svip", 0, range(40), svip, target_calls=8, num_draft_tokens=40, num_accepted_draft_tokens=32, right=True
+        ),
+        answer(
+            "svip", 1, range(60), svip, target_calls=12, num_draft_tokens=60, num_accepted_draft_tokens=48, right=False
+        ),
+        answer(
+            "top_k:k=4", 0, range(1, 41), 0.5, target_calls=5, num_draft_tokens=50, num_accepted_draft_tokens=35,
+            num_lossy_accepts=4, right=False,
+        ),
+        answer(
+            "top_k:k=4", 1, range(60), 0.5, target_calls=5, num_draft_tokens=50, num_accepted_draft_tokens=45,
+            num_lossy_accepts=6, num_unchecked_tokens=10, right=True,
+        ),
+    ]  # fmt: skip
+
+
+def test_every_figure():
+    target, assisted, svip, lossy = figures(a_run(), ARMS)
+    assert [its.tokens_per_second.value for its in (target, assisted, svip, lossy)] == [100 / 6, 25, 50, 100]
+    assert [its.of_target.value for its in (target, assisted, svip, lossy)] == pytest.approx([1, 1.5, 3, 6])
+    assert [its.of_assisted.value for its in (target, assisted, svip, lossy)] == pytest.approx([2 / 3, 1, 2, 4])
+    assert (target.first_token, assisted.first_token) == (0.2, None)
+    assert [its.tokens_per_target_call for its in (target, assisted, svip, lossy)] == [1, 4, 5, 10]
+    assert [its.acceptance for its in (target, assisted, svip, lossy)] == [None, None, 0.8, 0.8]
+    assert [its.equal for its in (target, assisted, svip, lossy)] == [2, 2, 2, 1]
+    assert (svip.lossy, svip.unchecked, lossy.lossy, lossy.unchecked) == (0, 0, 0.1, 0.1)
+    assert (target.right, target.judged, target.accuracy.value) == (1, 2, 0.5)
+    assert (lossy.right, lossy.better, lossy.worse, lossy.p) == (1, 1, 1, 1.0)
+    assert (svip.better, svip.worse) == (0, 0) and target.p is None
+    assert [its.lossless for its in (target, assisted, svip, lossy)] == [True, True, True, False]
+
+
+def test_the_table_has_a_line_for_each():
+    rows = list(csv.DictReader(io.StringIO(as_csv(figures(a_run(), ARMS)))))
+    assert [row["arm"] for row in rows] == [arm.name for arm in ARMS]
+    assert float(rows[2]["of_target"]) == pytest.approx(3) and float(rows[2]["of_target_low"]) > 1
+    assert rows[0]["acceptance"] == "" and rows[3]["lossless"] == "False"
+
+
+def test_answers_are_lines_of_spec_bench():
+    [*_, last] = a_run()
+    last.accept_lengths = [10, 10, 10, 10, 20]
+    line = last.to_dict()
+    [choice] = line["choices"]
+    assert (line["question_id"], line["model_id"]) == (1, "top_k:k=4")
+    assert choice["new_tokens"] == [60] and choice["wall_time"] == [0.5] and choice["decoding_steps"] == [5]
+    assert sum(choice["accept_lengths"]) / len(choice["accept_lengths"]) == 12  # its "mean accepted tokens"
+    assert Answer.from_dict(line) == last
+
+
+def test_the_advice():
+    found = figures(a_run(), ARMS)
+    assert advice(found, 1) == (
+        "use svip: 3.00 × (2.00 to 4.00) the target, same text; top_k:k=4 is 6.00 × (4.00 to 8.00) and lossy: "
+        "1 of 2 texts differ, 1 of 2 right (1 lost, 1 won, p = 1)"
+    )
+    slow = figures([its for its in a_run(svip=6.0) if its.arm != "top_k:k=4"], ARMS)
+    assert advice(slow, 1) == "do not draft here: svip, the fastest, is 0.50 × (0.33 to 0.67) the target"
+    unclear = figures([its for its in a_run(svip=2.7) if its.arm != "top_k:k=4"], ARMS)
+    assert advice(unclear, 1).startswith("no clear gain: svip, the fastest, is 1.11 × (0.74 to 1.48) the target")

@@ -1,0 +1,48 @@
+"""Intervals against published and hand-made values."""
+
+import numpy as np
+import pytest
+
+from hf_lossy_assist.evaluation.intervals import mcnemar, rate, ratio, wilson
+
+
+def test_wilson():
+    """Brown, Cai and DasGupta (2001) and by hand: (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)."""
+    for hits, count in ((0, 10), (3, 10), (10, 10), (81, 263)):
+        found, p, z = wilson(hits, count), hits / count, 1.959963984540054
+        middle, half = p + z * z / (2 * count), z * np.sqrt(p * (1 - p) / count + z * z / (4 * count * count))
+        low, high = ((middle + sign * half) / (1 + z * z / count) for sign in (-1, 1))
+        assert found == pytest.approx((p, low, high), abs=1e-12)
+    assert wilson(81, 263)[1:] == pytest.approx((0.2553, 0.3662), abs=5e-5)  # Newcombe (1998), Table I
+
+
+def test_mcnemar_is_the_exact_one():
+    assert mcnemar(0, 0) == 1.0
+    assert mcnemar(1, 5) == pytest.approx(2 * (1 + 6) / 2**6)
+    assert mcnemar(5, 1) == mcnemar(1, 5)
+    assert mcnemar(0, 5) == pytest.approx(2 / 2**5)
+
+
+def test_a_rate_is_of_sums_and_one_unit_has_no_interval():
+    assert rate([10], [2.0]) == (5.0, None, None)
+    found = rate([10, 20, 30], [1.0, 2.0, 4.0])
+    assert found.value == pytest.approx(60 / 7) and found.low < found.value < found.high
+    assert rate([10, 20, 30], [1.0, 2.0, 4.0]) == found
+
+
+def test_a_ratio_resamples_the_units_together():
+    """One arm is twice as fast on every unit, whose lengths differ by far: the ratio is 2 whatever is drawn."""
+    amounts, seconds = [1.0, 10.0, 100.0], [1.0, 3.0, 7.0]
+    found = ratio(amounts, [s / 2 for s in seconds], amounts, seconds)
+    assert found == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_intervals_hold_what_they_promise():
+    """400 runs of 24 prompts: 95 % intervals hold the true rate in at least 91 % (percentile bootstrap, some points short)."""
+    random, held = np.random.default_rng(3), 0
+    for _ in range(400):
+        amounts = random.integers(20, 100, 24)
+        seconds = amounts / 50 * random.lognormal(0, 0.2, 24) / np.exp(0.02)
+        _, low, high = rate(amounts, seconds)
+        held += low <= 50 <= high
+    assert 0.88 <= held / 400 <= 0.99

@@ -54,7 +54,7 @@ def _changed(its: "Figures") -> str:
 SPEED: dict[str, Callable[[Any], str]] = {
     "tokens/s": lambda its: _interval(its.tokens_per_second, 0),
     "× target": lambda its: "1" if its.arm == "target" else _interval(its.of_target, 2),
-    "× assisted": lambda its: f"{its.of_assisted.value:.2f}",
+    "× assisted": lambda its: _or_none(its.of_assisted and its.of_assisted.value, ".2f"),
     "first, ms": lambda its: _or_none(its.first_token and its.first_token * 1e3, ".0f"),
 }
 ACCEPTANCE: dict[str, Callable[[Any], str]] = {

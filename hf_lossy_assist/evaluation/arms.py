@@ -42,7 +42,7 @@ class Arm:
 
 def make_arms(
     target: Any, draft: Any, policies: Mapping[str, LossyPolicy], *, tokenizer: Any = None, gamma: int = 5,
-    capacity: int | None = None, compiled: bool = False,
+    capacity: int | None = None, compiled: bool = False, assisted: bool = True,
 ) -> list[Arm]:  # fmt: skip
     """The target alone, Transformers' assisted generation as it comes and with γ tokens a round, and each policy.
 
@@ -51,12 +51,14 @@ def make_arms(
         tokenizer: of the target; heads and profiles refuse one that they were not made with.
         capacity: tokens of the longest text; with it the target compiled with a static cache is an arm too.
         compiled: each policy has a compiled form beside its eager one.
+        assisted: Transformers' assisted generation is among the arms.
     """
     stock = type(target).generate
     arms = [Arm(TARGET, lambda **settings: stock(target, **settings), "target")]
     if capacity is not None:
         arms.append(Arm(STATIC, _static(target, capacity), "target"))
-    for name, settings in {"assisted": {}, f"assisted γ={gamma}": {"num_assistant_tokens": gamma, **CONSTANT}}.items():
+    stocks = {"assisted": {}, f"assisted γ={gamma}": {"num_assistant_tokens": gamma, **CONSTANT}}
+    for name, settings in stocks.items() if assisted else ():
         arms.append(Arm(name, _assisted(target, draft, settings), "assisted", one_by_one=True, counted=True))
     enable(target)
     beside = {"assistant_model": draft} | ({} if tokenizer is None else {"tokenizer": tokenizer})

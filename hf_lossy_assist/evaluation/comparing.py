@@ -30,10 +30,15 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Batches:
-    """Which prompts go together: full batches alone, so that every call of a size is alike."""
+    """Which prompts go together: full batches alone, so that every call of a size is alike.
+
+    Args:
+        prompts: how many there are. first: the place of the first that is used.
+    """
 
     prompts: int
     sizes: Sequence[int]
+    first: int = 0
 
     def __post_init__(self) -> None:
         for size in self.sizes:
@@ -45,7 +50,11 @@ class Batches:
 
     def all(self) -> list[tuple[int, int, int]]:
         """(batch size, number of the batch, place of its first prompt) of each batch."""
-        return [(size, unit, unit * size) for size in sorted(set(self.sizes)) for unit in range(self.prompts // size)]
+        return [
+            (size, unit, unit * size)
+            for size in sorted(set(self.sizes))
+            for unit in range(-(-self.first // size), self.prompts // size)
+        ]
 
 
 def compare(
@@ -63,7 +72,7 @@ def compare(
         tell: called behind each call.
     """
     store = Memory() if store is None else store
-    arms = [arm for arm in arms if store.keeps(arm.name)]
+    arms = [arm for arm in arms if arm.name != STATIC or store.keeps(arm.name)]
     left_out, seconds = dict[str, str](), dict[str, float]()
     todo = [batch for batch in batches.all() if not store.has(batch[0], batch[1])]
     for size in sorted({size for size, _, _ in todo}):
@@ -89,7 +98,9 @@ def compare(
             written += answers
             tell(arm.name, 1)
         store.add(size, unit, written)
-    return Comparison(store.answers, figures(store.answers, arms), left_out, seconds)
+    these = {(size, unit) for size, unit, _ in batches.all()}
+    answers = [answer for answer in store.answers if (answer.batch_size, answer.unit) in these]
+    return Comparison(answers, figures(answers, arms), left_out, seconds)
 
 
 def _right(task: AnswerTask | None, problems: Sequence[Problem], answer: Answer) -> bool | None:

@@ -17,7 +17,8 @@ class Figures:
 
     Args:
         tokens_per_second: new tokens of all rows, with a bootstrap interval over the batches of prompts.
-        of_target: times the target's speed on the same prompts. of_assisted: times that of Transformers' faster assisted form.
+        of_target: times the target's speed on the same prompts. of_assisted: times that of Transformers' faster
+            assisted form, where one was measured.
         first_token: median seconds until the first new token of a prompt alone; None in batches.
         tokens_per_target_call: of one row.
         acceptance: accepted ÷ verified drafted tokens; None where it is not reported.
@@ -35,7 +36,7 @@ class Figures:
     new_tokens: int
     tokens_per_second: Estimate
     of_target: Estimate
-    of_assisted: Estimate
+    of_assisted: Estimate | None
     first_token: float | None
     tokens_per_target_call: float | None
     acceptance: float | None
@@ -53,7 +54,7 @@ class Figures:
         """One flat row, in plain numbers; the speeds' names are also Spec-Bench's and vLLM's."""
         row: dict[str, Any] = {}
         for name, value in vars(self).items():
-            if isinstance(value, Estimate) or name == "accuracy":
+            if isinstance(value, Estimate) or name in ("accuracy", "of_assisted"):
                 value, low, high = (None, None, None) if value is None else value
                 row |= {name: value, f"{name}_low": low, f"{name}_high": high}
             else:
@@ -70,12 +71,12 @@ def figures(answers: Sequence[Answer], arms: Iterable[Arm]) -> list[Figures]:
     for size in sorted({size for size, _ in by}):
         here = [(arm, sorted(by[size, arm.name], key=lambda a: a.prompt)) for arm in arms if by[size, arm.name]]
         base = next(its for arm, its in here if arm.name == TARGET)
-        assisted = max((its for arm, its in here if arm.kind == "assisted"), key=_speed)
+        assisted = max((its for arm, its in here if arm.kind == "assisted"), key=_speed, default=None)
         found += [_of(arm, its, base, assisted) for arm, its in here]
     return found
 
 
-def _of(arm: Arm, its: list[Answer], base: list[Answer], assisted: list[Answer]) -> Figures:
+def _of(arm: Arm, its: list[Answer], base: list[Answer], assisted: list[Answer] | None) -> Figures:
     tokens = sum(len(answer.token_ids) for answer in its)
     calls = None if any(answer.target_calls is None for answer in its) else sum(a.target_calls or 0 for a in its)
     verified = sum(answer.num_draft_tokens for answer in its)
@@ -92,7 +93,7 @@ def _of(arm: Arm, its: list[Answer], base: list[Answer], assisted: list[Answer])
         new_tokens=tokens,
         tokens_per_second=rate(*_units(its)),
         of_target=ratio(*_units(its), *_units(base)),
-        of_assisted=ratio(*_units(its), *_units(assisted)),
+        of_assisted=None if assisted is None else ratio(*_units(its), *_units(assisted)),
         first_token=statistics.median(firsts) if firsts else None,
         tokens_per_target_call=tokens / calls if calls else None,
         acceptance=sum(a.num_accepted_draft_tokens for a in its) / verified if verified else None,

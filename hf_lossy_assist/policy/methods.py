@@ -134,11 +134,13 @@ register_method(
     head_kind=HeadKind("acceptable", "predicting", "q ≤ λ·p, for any λ"),
     neutral={"threshold": 2.0}, neutral_text="threshold above 1",
     summary="Draft while the head says ≥ `threshold`, accept all drafted tokens but the last unchecked, verify that one.",
+    ladder=("threshold", (0.95, 0.9, 0.8, 0.7, 0.5)),
 )  # fmt: skip
 register_method(
     "autojudge", recipe=autojudge, title="AutoJudge", guarantee="lossy", paper="2504.20039", needs=("head",),
     head_kind=HeadKind("important", None, "another token here changes the answer"), neutral={"threshold": 0.0},
     summary="Strict acceptance, but a mismatch that the head finds unimportant is kept, and the rest of the draft with it.",
+    ladder=("threshold", (0.02, 0.05, 0.1, 0.2, 0.4)),
 )  # fmt: skip
 register_method(
     "specdec", recipe=specdec, title="SpecDec++", guarantee="lossless", paper="2405.19715", needs=("head",),

@@ -75,6 +75,20 @@ def of_short_form(text: str) -> LossyPolicy:
     return policy if fallback is None else policy.with_fallback(**_known(fallback))
 
 
+def part_names(text: str) -> list[tuple[str, set[str]]]:
+    """The parts of a short form: each one's name, and the names of the parameters that it is given."""
+    return [(name, set(parameters)) for name, parameters in (_read(part, text) for part in _PARTS.split(text))]
+
+
+def with_parameter(text: str, name: str, parameter: str, value: Any) -> str:
+    """The short form in which the part `name` is also given a parameter."""
+    parts = _PARTS.split(text)
+    for i, part in enumerate(parts):
+        if _read(part, text)[0] == name:
+            parts[i] = f"{part}{',' if ':' in part else ':'}{parameter}={json.dumps(value)}"
+    return "+".join(parts)
+
+
 def _read(part: str, text: str) -> tuple[str, dict[str, Any]]:
     """One part: its name and its parameters."""
     name, colon, rest = part.partition(":")

@@ -46,6 +46,7 @@ class Entry:
         paper: an arXiv number, an address, or the name of an engine; "" for this package's own.
         summary: one sentence.
         example: a value, in JSON form, for each parameter without a default.
+        ladder: of a lossy rule or method, a parameter and values of it from strict to lax, which `hf-lossy tune` tries.
     """
 
     kind: Kind
@@ -59,6 +60,7 @@ class Entry:
     neutral_text: str = ""
     beside: Mapping[str, Any] = field(default_factory=dict)
     example: Mapping[str, Any] = field(default_factory=dict)
+    ladder: tuple[str, tuple[Any, ...]] | None = None
 
     def __post_init__(self) -> None:
         what = f"register_{self.kind}"
@@ -86,6 +88,8 @@ class Entry:
         unknown = sorted(set(map(str, self.neutral or {})) - set(self.parameters))
         if unknown and self.parameters:  # a class without any is no dataclass, which is refused with its reason
             raise ValueError(f"{what}: neutral: {nearest('parameter', unknown[0], self.parameters)}")
+        if self.ladder is not None and self.parameters and self.ladder[0] not in self.parameters:
+            raise ValueError(f"{what}: ladder: {nearest('parameter', str(self.ladder[0]), self.parameters)}")
         if not self.summary.endswith("."):
             raise ValueError(f"{what}: expected a summary that ends with a full stop, got {shown(self.summary)}")
 

@@ -98,4 +98,5 @@ register_rule(
     "csd", CSD, guarantee="lossy", neutral={"ratio": 1.0}, paper="2604.13634",
     summary="Accept a mismatch that came up before, where the target finds the drafted token nearly as likely as its own.",
     example={"ratio": 0.5},
+    ladder=("ratio", (0.8, 0.6, 0.4, 0.2)),
 )  # fmt: skip

@@ -48,4 +48,5 @@ register_rule(
     "kl_judge", KLJudge, guarantee="lossy", neutral={"threshold": 0.0}, paper="2601.04766",
     summary="Accept whatever was drafted where the two distributions are close and the target is not sure of itself: a judge without training.",
     example={"threshold": 0.1},
+    ladder=("threshold", (0.05, 0.1, 0.2, 0.5)),
 )  # fmt: skip

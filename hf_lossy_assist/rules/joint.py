@@ -154,6 +154,7 @@ register_rule(
 register_rule(
     "fly", FLy, guarantee="lossy", neutral={"entropy": math.inf}, neutral_text="entropy = ∞", paper="2511.22972",
     summary="Keep a rejected token where the target is uncertain and strict acceptance takes the next W drafted tokens all the same.",
+    ladder=("entropy", (0.9, 0.6, 0.3)),
 )  # fmt: skip
 register_rule(
     "synthetic_for_benchmarks", SyntheticForBenchmarks, guarantee="lossy", neutral={"rate": None}, paper="vLLM, SGLang",

@@ -118,4 +118,5 @@ register_rule(
     "judge", Judge, guarantee="lossy", neutral={"threshold": 0.0}, paper="2504.20039",
     summary="AutoJudge's rule: a token that strict acceptance would reject is kept if a trained head finds it unimportant.",
     example={"head": "folder or org/name"},
+    ladder=("threshold", (0.02, 0.05, 0.1, 0.2, 0.4)),
 )  # fmt: skip

@@ -35,4 +35,5 @@ class MARS(Pointwise):
 register_rule(
     "mars", MARS, guarantee="lossy", neutral={"threshold": 1.0}, paper="2601.15498",
     summary="Accept the target's second choice where its logit is nearly that of the first.",
+    ladder=("threshold", (0.95, 0.9, 0.8, 0.7)),
 )  # fmt: skip

@@ -220,4 +220,5 @@ register_rule(
     "mentored", Mentored, guarantee="lossy", neutral={"budget": 0.0}, example={"budget": 0.5},
     summary="Mentored decoding: of all distributions π with KL(p‖π) ≤ D at every drafted place, the one whose draft is rejected least.",
     paper="huggingface.co/blog/vivien/optimal-lossy-variant-of-speculative-decoding",
+    ladder=("budget", (0.1, 0.2, 0.5, 1.0)),
 )  # fmt: skip

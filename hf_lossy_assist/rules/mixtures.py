@@ -137,9 +137,11 @@ register_rule(
     "cascade", Cascade, guarantee="lossy", neutral={"alpha": -math.inf}, neutral_text="alpha = −∞", paper="2405.19261",
     summary="Speculative cascades: follow the draft where it is about as sure as the target, and defer to the target elsewhere.",
     example={"alpha": 0.5},
+    ladder=("alpha", (-0.2, 0.0, 0.2, 0.5)),
 )  # fmt: skip
 register_rule(
     "ensemble", Ensemble, guarantee="lossy", neutral={"weight": 1.0}, paper="2604.07622",
     summary="Decode from the average of both models, w·p + (1 − w)·q, at every drafted place.",
     example={"weight": 0.5},
+    ladder=("weight", (0.9, 0.75, 0.5)),
 )  # fmt: skip

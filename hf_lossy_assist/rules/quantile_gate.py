@@ -84,4 +84,5 @@ register_rule(
     "quantile_gate", QuantileGate, guarantee="lossy", neutral={"threshold": 1.0}, paper="aclanthology.org/2026.eacl-long.367",
     summary="Accept the longest prefix of a draft whose hidden states go on as evenly as a quantile of the target's own texts.",
     example={"threshold": 0.5},
+    ladder=("threshold", (0.99, 0.95, 0.9, 0.8)),
 )  # fmt: skip

@@ -91,14 +91,17 @@ class TopKTolerance(Pointwise):
 register_rule(
     "relaxed_top_k", RelaxedTopK, guarantee="lossy", neutral={"k": 1}, paper="TensorRT-LLM",
     summary="Accept a drafted token that is among the target's k most likely ones and not much less likely than the first.",
+    ladder=("k", (2, 4, 8)),
 )  # fmt: skip
 register_rule(
     "top_k", TopK, guarantee="lossy", neutral={"k": 0}, neutral_text="k = 0, and in greedy decoding k = 1", paper="2504.20039",
     summary="Accept a drafted token that is among the target's k most likely ones: the baseline that AutoJudge is compared with.",
     example={"k": 4},
+    ladder=("k", (2, 3, 4, 8)),
 )  # fmt: skip
 register_rule(
     "top_k_tolerance", TopKTolerance, guarantee="lossy", neutral={"k": 1}, paper="vLLM's speculators",
     summary="Accept a drafted token that is among the target's k most likely ones and within a log-likelihood of the first.",
     neutral_text="k = 1, the default; tolerance = 0 accepts no more than exact ties",
+    ladder=("k", (2, 3, 5)),
 )  # fmt: skip

@@ -76,4 +76,5 @@ register_rule(
     "regret_budget", RegretBudget, guarantee="lossy", neutral={"budget": 0.0}, neutral_text="budget = 0, or per_block = 0", paper="2608.03447",
     summary="Accept mismatches while the regret that a request has spent on them stays within its budget.",
     example={"budget": 0.5},
+    ladder=("budget", (0.5, 1.0, 2.0, 4.0)),
 )  # fmt: skip

@@ -105,17 +105,21 @@ def _check_positive(name: str, value: float) -> None:
 register_rule(
     "entropy_verify", EntropyVerify, guarantee="lossy", neutral={"alpha": 0.0, "threshold": 1.0}, paper="vLLM-Ascend",
     summary="Strict acceptance with coins made smaller where the target is uncertain.",
+    ladder=("alpha", (0.2, 0.4, 1.0, 2.0)),
 )  # fmt: skip
 register_rule(
     "lenience", Lenience, guarantee="lossy", neutral={"lenience": 1.0}, paper="2211.17192",
     summary="Strict acceptance of a draft distribution that counts for less: no token becomes more than 1/l times as likely as it should be.",
     example={"lenience": 0.5},
+    ladder=("lenience", (0.8, 0.6, 0.4, 0.2)),
 )  # fmt: skip
 register_rule(
     "thresholds", Thresholds, guarantee="lossy", neutral={"single": 1.0, "accumulated": 1.0}, paper="SGLang",
     summary="Accept a token that is likely by itself, and give every other one a better coin.",
+    ladder=("single", (0.8, 0.6, 0.4, 0.2)),
 )  # fmt: skip
 register_rule(
     "typical", Typical, guarantee="lossy", neutral={"epsilon": 1.0, "delta": math.inf}, neutral_text="epsilon = 1, delta = ∞", paper="2401.10774",
     summary="Accept a drafted token that is likely enough, and where the target is uncertain a less likely one will do.",
+    ladder=("epsilon", (0.5, 0.3, 0.15, 0.09)),
 )  # fmt: skip

@@ -19,6 +19,7 @@ from support.rule_cases import CASES, GREEDY, SAMPLING
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import LossyPolicy, Strict, Verified
+from hf_lossy_assist.registry import Names, entries, entry
 from hf_lossy_assist.rules import RULES, AcceptanceRule
 from hf_lossy_assist.rules.accepting import prefix
 
@@ -228,6 +229,25 @@ def test_looser_accepts_a_superset(name, mode, seed):
     block = make(seed, mode)
     lengths = torch.stack([run(rule, block, seed).accepted for rule in CASES[name].ladder])
     assert (lengths.diff(dim=0) >= 0).all()
+
+
+@settings(max_examples=5)
+@given(st.integers(0, 2**31))
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [x for x in ON_BLOCKS if CASES[x[0]].monotone and x[0] in Names("rule") and entry("rule", x[0]).ladder],
+)
+def test_a_ladder_climbs_from_strict_to_lax(name, mode, seed):
+    found, block = entry("rule", name), make(seed, mode)
+    parameter, values = found.ladder
+    rules = [found.make(**{**found.example, parameter: value}) for value in values]
+    lengths = torch.stack([run(rule, block, seed).accepted for rule in (Strict(), *rules)])
+    assert (lengths.diff(dim=0) >= 0).all() and not any(rule.lossless for rule in rules)
+
+
+def test_every_rule_with_a_threshold_has_a_ladder():
+    without = {its.name for its in entries("rule") if its.guarantee == "lossy" and its.ladder is None}
+    assert without == {"all_but_last", "synthetic_for_benchmarks"}
 
 
 @settings(max_examples=10)

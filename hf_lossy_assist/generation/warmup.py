@@ -22,6 +22,8 @@ from .draft_stop import DRAFT_SETTINGS
 from .runner import Runner
 
 
+# Arguments of `generate` that would contradict what is measured, or the number of rows.
+NOT_SETTINGS = {"assistant_model", "lossy_policy", "cache_implementation", "disable_compile", "num_return_sequences"}
 NEW = 32  # tokens that each call of a warm-up writes
 
 
@@ -98,7 +100,11 @@ def warmup(
             check_int(f"warmup: {name}", value, 1)
     check_int("warmup: repeats", repeats, 1)
     check_prompts(prompts, vocabulary_of(target))
+    for name in NOT_SETTINGS & set(settings):
+        raise TypeError(f"warmup: {name}=… has no meaning here: leave it out")
     compilation = compilation_of(None, CompileConfig() if compile_config is None else compile_config)
+    if artifacts is not None and (not isinstance(artifacts, str | Path) or Path(artifacts).is_dir()):
+        raise TypeError(f"warmup: artifacts: expected the path of a file, got {shown(artifacts)}")
     path = None if artifacts is None else Path(artifacts)
     if path is not None and path.exists():
         torch.compiler.load_cache_artifacts(path.read_bytes())

@@ -179,10 +179,15 @@ def graphs_made() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-def failure(error: RuntimeError) -> str:
+# What the compiler raises; a guard that fails at once, as one on a number of NumPy's does, is a bare AssertionError.
+FAILURES = (RuntimeError, AssertionError)
+
+
+def failure(error: BaseException) -> str:
     """What the compiler could not do, in one line, said once. What is none of the compiler's is raised again."""
     places = {kind.__module__.partition(".")[2].partition(".")[0] for kind in type(error).__mro__}
-    if not places & {"_dynamo", "_inductor"} or type(error).__name__ in LOUD:
+    guard = isinstance(error, AssertionError) and "Guard failed on the same frame" in str(error)
+    if not (guard or places & {"_dynamo", "_inductor"}) or type(error).__name__ in LOUD:
         raise error
     reason = f"torch.compile could not compile it ({type(error).__name__}: {one_line(str(error), 200)})"
     warnings.warn(f"{reason}: what was to be compiled runs eagerly", stacklevel=4)

@@ -46,10 +46,12 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
         raise ValueError(
             f"prepack: expected a model in float32 or bfloat16, got {str(base.dtype).removeprefix('torch.')}"
         )
+    packed: dict[int, PackedLinear] = {}  # by `id`: one that stands in two places is packed once
     for module in list(base.modules()):
         for child, part in module.named_children():
             if type(part) is torch.nn.Linear and is_plain(part):
-                setattr(module, child, _packed(part))
+                packed[id(part)] = packed.get(id(part)) or _packed(part)
+                setattr(module, child, packed[id(part)])
     base.requires_grad_(False)  # no gradient comes through a packed layer
     return model
 
@@ -111,6 +113,9 @@ class PackedLinear(torch.nn.Module):
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError("a packed model has no weights to save: save the model before prepack(…)")
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        raise ValueError("a packed model takes no other weights: load them before prepack(…)")
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"

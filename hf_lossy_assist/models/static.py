@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .architecture import Architecture
-from .compilation import Compilation, Signature, compiled_once, failure, graphs_made
+from .compilation import FAILURES, Compilation, Signature, compiled_once, failure, graphs_made
 from .inspect import base_of, is_tested
 from .row_cache import SPARE
 from .row_model import RowModel
@@ -85,7 +85,7 @@ class StaticRowModel(RowModel):
         try:
             block = compiled_once(run_block, self.compilation, [(self.model, self.signature)])
             logits = block(self.tensors, padded, starts)
-        except RuntimeError as error:
+        except FAILURES as error:
             self.eager_because = failure(error)
             return super().feed(tokens, counts, keep)
         self.num_compiled += 1
@@ -103,7 +103,7 @@ class StaticRowModel(RowModel):
             compiled_once(fill_block, self.compilation.of_any_length(), [(self.model, self.signature)])(
                 self.tensors, tokens
             )
-        except RuntimeError as error:
+        except FAILURES as error:
             self.eager_because = failure(error)
             return super().feed(tokens, counts, 0)
         self.num_graphs += graphs_made() - known

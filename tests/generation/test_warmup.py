@@ -157,6 +157,10 @@ def test_what_its_own_calls_return_is_its_business(pays):
         {"prompts": [[5, -1]]},
         {"prompts": [[5, tiny.VOCABULARY]]},
         {"prompts": [["one"]]},
+        {"artifacts": 3},
+        {"artifacts": "."},
+        {"num_return_sequences": 2},
+        {"disable_compile": True},
     ],
 )
 def test_wrong_sizes_are_one_line(wrong):

@@ -75,12 +75,13 @@ def test_what_cannot_be_done_says_so_in_one_line(tmp_path):
             move()
     with pytest.raises(ValueError, match=r"^a packed model has no weights to save[^\n]*$"):
         target.save_pretrained(tmp_path)
+    target = hla.prepack(small.llama().float())
     with pytest.raises(ValueError, match=r"^a packed model takes no other weights[^\n]*$"):
         target.load_state_dict(small.llama().state_dict(), strict=False)
 
 
 def test_a_layer_in_two_places_is_packed_once():
-    target = small.llama()
+    target = small.llama().float()
     target.model.layers[0].mlp.up_proj = target.model.layers[0].mlp.gate_proj
     hla.prepack(target)
     assert target.model.layers[0].mlp.up_proj is target.model.layers[0].mlp.gate_proj

@@ -48,7 +48,7 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
         )
     packed: dict[int, PackedLinear] = {}  # by `id`: one that stands in two places is packed once
     for module in list(base.modules()):
-        for child, part in module.named_children():
+        for child, part in list(module._modules.items()):  # `named_children` shows a shared one once
             if type(part) is torch.nn.Linear and is_plain(part):
                 packed[id(part)] = packed.get(id(part)) or _packed(part)
                 setattr(module, child, packed[id(part)])

@@ -11,7 +11,7 @@ import torch
 
 from ..drafters.model import AssistantRun
 from ..filters import VerifyAll
-from ..models.compilation import compiled_once, failure, graphs_made
+from ..models.compilation import FAILURES, compiled_once, failure, graphs_made
 from ..models.static import Block, StaticRowModel
 from ..round import BEHIND_THE_DRAFT
 from ..stats.report import SpeculationStats
@@ -73,7 +73,7 @@ class WholeRounds:
             with call.clock.time("round"):
                 gamma, out, self._state = (self._in_blocks if self.adaptive else self._at_once)(limits, held, state)
                 table = out.tolist()  # the one look at the device, or the last one
-        except RuntimeError as error:
+        except FAILURES as error:
             stats.eager_because = self.target.eager_because = failure(error)
             return False
         stats.num_graphs += graphs_made() - known

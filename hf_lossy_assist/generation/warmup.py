@@ -22,6 +22,8 @@ from .draft_stop import DRAFT_SETTINGS
 from .runner import Runner
 
 
+# Arguments of `generate` that would contradict what is measured, or the number of rows.
+NOT_SETTINGS = {"assistant_model", "lossy_policy", "cache_implementation", "disable_compile", "num_return_sequences"}
 NEW = 32  # tokens that each call of a warm-up writes
 
 
@@ -97,8 +99,12 @@ def warmup(
         for value in values:
             check_int(f"warmup: {name}", value, 1)
     check_int("warmup: repeats", repeats, 1)
-    check_prompts(prompts)
+    check_prompts(prompts, vocabulary_of(target))
+    for name in NOT_SETTINGS & set(settings):
+        raise TypeError(f"warmup: {name}=… has no meaning here: leave it out")
     compilation = compilation_of(None, CompileConfig() if compile_config is None else compile_config)
+    if artifacts is not None and (not isinstance(artifacts, str | Path) or Path(artifacts).is_dir()):
+        raise TypeError(f"warmup: artifacts: expected the path of a file, got {shown(artifacts)}")
     path = None if artifacts is None else Path(artifacts)
     if path is not None and path.exists():
         torch.compiler.load_cache_artifacts(path.read_bytes())
@@ -120,15 +126,15 @@ def warmup(
     return found
 
 
-def check_prompts(prompts: Any) -> None:
-    """Raise unless `prompts` are lists of token ids, or None."""
+def check_prompts(prompts: Any, vocabulary: int) -> None:
+    """Raise unless `prompts` are lists of ids below `vocabulary`, or None."""
     if prompts is None:
         return
     fine = isinstance(prompts, Sequence) and not isinstance(prompts, str) and len(prompts) > 0
     if not fine or not all(isinstance(ids, Sequence) and not isinstance(ids, str) and ids for ids in prompts):
         raise TypeError(f"warmup: prompts: expected lists of token ids, one a prompt, got {shown(prompts)}")
     for token in (token for ids in prompts for token in ids):
-        check_int("warmup: prompts", token, 0)
+        check_int("warmup: prompts", token, 0, vocabulary - 1)
 
 
 class WarmingRunner(Runner):
@@ -172,7 +178,7 @@ class WarmingRunner(Runner):
             for row, own in enumerate(prompts):  # the ends of those that are too long; padding on the left
                 kept = own[-longest:]
                 ids[row, longest - len(kept) :], mask[row, longest - len(kept) :] = torch.tensor(kept), 1
-        settings = {"do_sample": False, "max_new_tokens": new, "return_dict_in_generate": True} | self.others
+        settings = {"do_sample": False, "max_new_tokens": new} | self.others | {"return_dict_in_generate": True}
         return target.generate(
             ids.to(target.device), attention_mask=mask.to(target.device), custom_generate=self, **settings
         )

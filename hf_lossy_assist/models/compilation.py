@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -29,6 +30,7 @@ TRUSTED = (
     "transformers.",
     "hf_lossy_assist.models.prepack",
 )  # whose modules are what their class, their tensors and their config make them
+PLAIN = (int, float, str, type(None))  # what a graph may have made a constant of
 # Names of what guards are about: a model's own, and the modules whose code is in a graph.
 OF_A_MODEL = re.compile(r"\b(target|draft|block)\.model\b")
 OF_LIBRARIES = re.compile(
@@ -72,11 +74,14 @@ class Signature(NamedTuple):
     trusted: bool  # the key says all: every module is PyTorch's or Transformers' own, as it was made
     hooked: str | None  # where something stands on a module that a graph, once compiled, would not run again
     devices: frozenset[torch.device]
+    tensors: dict[int, int]  # by the id of each tensor of the model, its number
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> "Signature":
         seen: list[Any] = [*_settings(getattr(model, "config", None))]
-        trusted, hooked, devices = True, None, set()
+        trusted, hooked, devices, tensors = True, None, set(), dict[int, int]()
+        if torch.nn.modules.module._global_forward_hooks or torch.nn.modules.module._global_forward_pre_hooks:
+            hooked = "a forward hook stands on every module"
         waiting = [("", model)]
         while waiting:
             name, module = waiting.pop()
@@ -85,22 +90,32 @@ class Signature(NamedTuple):
             if "_hf_hook" in module.__dict__ or any(hook.__module__ != CAPTURING for hook in hooks):
                 hooked = hooked or f"a forward hook stands on {name or kind.__name__}"
             trusted = trusted and kind.__module__.startswith(TRUSTED) and "forward" not in module.__dict__
-            seen += [kind, kind.forward, module.training]
+            seen += [kind, kind.forward, *_settings(module)]
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None:
-                    seen += [tensor.shape, tensor.dtype, tensor.device]
+                    # Where one tensor stands twice, a graph reads it at the first place alone.
+                    seen += [tensor.shape, tensor.dtype, tensor.device, tensors.setdefault(id(tensor), len(tensors))]
                     devices.add(tensor.device)
             waiting += [
                 (f"{name}.{own}" if name else own, part) for own, part in module._modules.items() if part is not None
             ]
-        return cls(_keys.setdefault(tuple(seen), len(_keys)), trusted, hooked, frozenset(devices))
+        return cls(_keys.setdefault(tuple(seen), len(_keys)), trusted, hooked, frozenset(devices), tensors)
 
 
-def _settings(config: Any) -> list[tuple[str, Any]]:
-    """What a forward may read of its config: an early exit, say, has another number of layers."""
-    return [
-        (name, value) for name, value in vars(config or object).items() if isinstance(value, int | float | str | None)
-    ]
+def _settings(owner: Any) -> list[tuple[str, Any]]:
+    """What a forward may read of its config or its module: an early exit, say, has another number of layers."""
+    return [(name, value) for name, value in vars(owner or object).items() if isinstance(value, PLAIN)]
+
+
+def shared(signatures: Sequence[Signature]) -> tuple[tuple[int, ...], ...]:
+    """Which tensors two models have in common, each as the models' and the tensor's numbers: a graph reads one of the two places."""
+    return tuple(
+        (i, j, number, other.tensors[tensor])
+        for (i, one), (j, other) in combinations(enumerate(signatures), 2)
+        if not one.tensors.keys().isdisjoint(other.tensors)
+        for tensor, number in one.tensors.items()
+        if tensor in other.tensors
+    )
 
 
 _keys: dict[Hashable, int] = {}  # by all that was read: a number is hashed faster
@@ -164,10 +179,15 @@ def graphs_made() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-def failure(error: RuntimeError) -> str:
+# What the compiler raises; a guard that fails at once, as one on a number of NumPy's does, is a bare AssertionError.
+FAILURES = (RuntimeError, AssertionError)
+
+
+def failure(error: BaseException) -> str:
     """What the compiler could not do, in one line, said once. What is none of the compiler's is raised again."""
     places = {kind.__module__.partition(".")[2].partition(".")[0] for kind in type(error).__mro__}
-    if not places & {"_dynamo", "_inductor"} or type(error).__name__ in LOUD:
+    guard = isinstance(error, AssertionError) and "Guard failed on the same frame" in str(error)
+    if not (guard or places & {"_dynamo", "_inductor"}) or type(error).__name__ in LOUD:
         raise error
     reason = f"torch.compile could not compile it ({type(error).__name__}: {one_line(str(error), 200)})"
     warnings.warn(f"{reason}: what was to be compiled runs eagerly", stacklevel=4)
@@ -188,6 +208,7 @@ def compiled_once(
         compilation,
         tuple(ref(model) for model, _ in others),
         tuple(signature.key for _, signature in models),
+        shared([signature for _, signature in models]),
     )
     if key not in own:
         own[key] = compiled(function, compilation, [signature for _, signature in models])

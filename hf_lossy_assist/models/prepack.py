@@ -33,7 +33,7 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
     """The same model, its linear layers packed for this CPU in place of their weights, which are given up; returns the model.
 
     PyTorch's float32 product copies all weights once more for a block of tokens; a packed one does not. The numbers are the model's own.
-    Embeddings stay as they are. A packed model runs eagerly and compiled; it cannot be trained, saved or moved.
+    Embeddings stay as they are, and so do layers with a hook or a forward of their own. A packed model runs eagerly and compiled; it cannot be trained, saved or moved.
 
     Raises: `TypeError` or `ValueError`, one line, for what is no model in float32 or bfloat16 on the CPU, and a PyTorch that lacks the kernels.
     """
@@ -46,11 +46,20 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
         raise ValueError(
             f"prepack: expected a model in float32 or bfloat16, got {str(base.dtype).removeprefix('torch.')}"
         )
+    packed: dict[int, PackedLinear] = {}  # by `id`: one that stands in two places is packed once
     for module in list(base.modules()):
-        for child, part in module.named_children():
-            if type(part) is torch.nn.Linear:
-                setattr(module, child, _packed(part))
+        for child, part in list(module._modules.items()):  # `named_children` shows a shared one once
+            if type(part) is torch.nn.Linear and is_plain(part):
+                packed[id(part)] = packed.get(id(part)) or _packed(part)
+                setattr(module, child, packed[id(part)])
+    base.requires_grad_(False)  # no gradient comes through a packed layer
     return model
+
+
+def is_plain(linear: torch.nn.Linear) -> bool:
+    """Whether all that a layer does is its product, in a dtype that can be packed: a hook or a forward of its own would be lost."""
+    own = linear._forward_hooks or linear._forward_pre_hooks or "forward" in linear.__dict__
+    return not own and linear.weight.dtype in DTYPES
 
 
 def _packed(linear: torch.nn.Linear) -> "PackedLinear":
@@ -84,6 +93,7 @@ class PackedLinear(torch.nn.Module):
         self.weights = Weights(
             self.product(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
         )
+        self.number = self.weights.number  # a constant of graphs, which a `Signature` must see
 
     @staticmethod
     def product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
@@ -92,7 +102,7 @@ class PackedLinear(torch.nn.Module):
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.hf_lossy_assist.packed_linear(x, self.weights.number, self.out_features)
+        return torch.ops.hf_lossy_assist.packed_linear(x, self.number, self.out_features)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "PackedLinear":
         probe = fn(torch.empty(0, dtype=self.dtype))
@@ -103,6 +113,9 @@ class PackedLinear(torch.nn.Module):
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError("a packed model has no weights to save: save the model before prepack(…)")
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        raise ValueError("a packed model takes no other weights: load them before prepack(…)")
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .architecture import Architecture
-from .compilation import Compilation, Signature, compiled_once, failure, graphs_made
+from .compilation import FAILURES, Compilation, Signature, compiled_once, failure, graphs_made
 from .inspect import base_of, is_tested
 from .row_cache import SPARE
 from .row_model import RowModel
@@ -85,7 +85,7 @@ class StaticRowModel(RowModel):
         try:
             block = compiled_once(run_block, self.compilation, [(self.model, self.signature)])
             logits = block(self.tensors, padded, starts)
-        except RuntimeError as error:
+        except FAILURES as error:
             self.eager_because = failure(error)
             return super().feed(tokens, counts, keep)
         self.num_compiled += 1
@@ -103,7 +103,7 @@ class StaticRowModel(RowModel):
             compiled_once(fill_block, self.compilation.of_any_length(), [(self.model, self.signature)])(
                 self.tensors, tokens
             )
-        except RuntimeError as error:
+        except FAILURES as error:
             self.eager_because = failure(error)
             return super().feed(tokens, counts, 0)
         self.num_graphs += graphs_made() - known
@@ -113,7 +113,8 @@ class StaticRowModel(RowModel):
     def allocate(self, tokens: int) -> None:
         """Have storage for `tokens` of each row, if there is none yet."""
         if not self.cache.layers[0].is_initialized:
-            self.cache.allocate(storage_of(self.model, len(self.cache.layers)), len(self.lengths), tokens)
+            likes = storage_of(self.model, self.signature, len(self.cache.layers))
+            self.cache.allocate(likes, len(self.lengths), tokens)
 
     def is_ready(self) -> bool:
         """Whether the next block runs compiled: it can, and a prompt has been fed, so that the storage is there."""
@@ -157,16 +158,17 @@ def wide_enough(width: int) -> int:
     return next(size for size in WIDTHS if size >= width)
 
 
-_storage: WeakKeyDictionary[Any, list[tuple[torch.Tensor, torch.Tensor]]] = WeakKeyDictionary()
+_storage: WeakKeyDictionary[Any, tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]] = WeakKeyDictionary()
 
 
-def storage_of(model: PreTrainedModel, layers: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def storage_of(model: PreTrainedModel, signature: Signature, layers: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Keys and values of one token in each layer, (1, heads, 1, d) each: no config says their shapes for every architecture."""
-    known = _storage.get(model)
-    if known is None or len(known) != layers:  # it exits early now, or no longer
+    key, known = _storage.get(model, (None, []))
+    if key != signature.key or len(known) != layers:  # it has another dtype now, or exits early
         alone = RowModel(model, 1, 1)
         alone.feed(torch.zeros(1, 1, dtype=torch.long), [1], keep=0)
-        _storage[model] = known = [(layer.keys[:, :, :1], layer.values[:, :, :1]) for layer in alone.cache.layers]
+        known = [(layer.keys[:, :, :1], layer.values[:, :, :1]) for layer in alone.cache.layers]
+        _storage[model] = signature.key, known
     return known
 
 

@@ -9,6 +9,7 @@ import shutil
 import warnings
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import pytest
 import torch
 from support import tiny
@@ -277,6 +278,16 @@ def test_a_compiler_that_fails_costs_a_line_and_no_text():
         out = written(compile_config=CompileConfig(backend=broken))
     assert torch.equal(out.sequences, stage_by_stage().sequences)
     assert out.speculation.num_compiled_rounds == 0
+
+
+def test_a_rule_that_dynamo_cannot_guard_runs_eagerly():
+    limit = np.array([0.1])
+    policy = hla.LossyPolicy(rule=hla.OwnRule(lambda dists: dists.px > float(limit[0])))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        out = written(policy=policy, lengths=(9,))
+    assert torch.equal(out.sequences, stage_by_stage(policy=policy, lengths=(9,)).sequences)
+    assert out.speculation.num_compiled_rounds > 0 or any("runs eagerly" in str(w.message) for w in said)
 
 
 def test_an_interrupted_compilation_leaves_nothing_behind(monkeypatch):

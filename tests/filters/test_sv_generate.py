@@ -79,8 +79,12 @@ def test_samples_of_the_papers_form_have_another_law():
 
 @pytest.mark.parametrize("exact", ["full", "prefix"])
 def test_demo_samples_have_the_targets_law(models, exact):
-    """Two tokens at temperature 2, where the demo's target is unsure enough: the first, and the second behind its likeliest first."""
-    prompt = models.tokenizer([hla.demo.problems(1, 5)[0].prompt], return_tensors="pt")
+    """Two tokens at temperature 2, where the demo's target is unsure enough: the first, and the second behind its likeliest first.
+
+    Behind the last words of a prompt: every sample pays for its own copy.
+    """
+    tokenized = models.tokenizer([hla.demo.problems(1, 5)[0].prompt], return_tensors="pt")
+    prompt = {name: x[:, -8:] for name, x in tokenized.items()}
     made = steep(models.target, models.draft, models.companion, bins(np.random.default_rng(3)), batch=800)
     policy = hla.SpeculativeVerification(made, models.companion, 3, exact)
     torch.manual_seed(0)

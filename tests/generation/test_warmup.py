@@ -137,6 +137,10 @@ def test_random_numbers_are_as_before(pays):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_what_its_own_calls_return_is_its_business(pays):
+    assert warm(sizes=(1,), return_dict_in_generate=False)[0].eager > 0
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -151,7 +155,12 @@ def test_random_numbers_are_as_before(pays):
         {"prompts": []},
         {"prompts": [[]]},
         {"prompts": [[5, -1]]},
+        {"prompts": [[5, tiny.VOCABULARY]]},
         {"prompts": [["one"]]},
+        {"artifacts": 3},
+        {"artifacts": "."},
+        {"num_return_sequences": 2},
+        {"disable_compile": True},
     ],
 )
 def test_wrong_sizes_are_one_line(wrong):

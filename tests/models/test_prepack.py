@@ -75,3 +75,32 @@ def test_what_cannot_be_done_says_so_in_one_line(tmp_path):
             move()
     with pytest.raises(ValueError, match=r"^a packed model has no weights to save[^\n]*$"):
         target.save_pretrained(tmp_path)
+    target = hla.prepack(small.llama().float())
+    with pytest.raises(ValueError, match=r"^a packed model takes no other weights[^\n]*$"):
+        target.load_state_dict(small.llama().state_dict(), strict=False)
+
+
+def test_a_layer_in_two_places_is_packed_once():
+    target = small.llama().float()
+    target.model.layers[0].mlp.up_proj = target.model.layers[0].mlp.gate_proj
+    hla.prepack(target)
+    assert target.model.layers[0].mlp.up_proj is target.model.layers[0].mlp.gate_proj
+
+
+def test_layers_that_do_more_than_their_product_stay():
+    target, seen = small.llama().float(), []
+    parts = [part for part in target.modules() if type(part) is torch.nn.Linear][:4]
+    hooked, patched, wide, plain = parts
+    hooked.register_forward_hook(lambda *_: seen.append(1))
+    patched.forward = torch.nn.Linear.forward.__get__(patched)
+    wide.double()
+    hla.prepack(target)
+    left = [part for part in target.modules() if type(part) is torch.nn.Linear]
+    assert {id(part) for part in left} == {id(hooked), id(patched), id(wide)} and plain not in left
+
+
+def test_a_packed_model_cannot_be_trained():
+    target = hla.prepack(small.llama().float())
+    loss = target(torch.tensor([[5, 6, 7]]), labels=torch.tensor([[5, 6, 7]])).loss
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        loss.backward()

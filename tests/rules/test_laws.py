@@ -110,17 +110,23 @@ def test_stops_do_stop_in_that_test():
 
 
 def test_prompt_lookup_has_the_targets_law():
-    """q = None through the engine, at batch 1: a prompt that repeats itself, so that there is something to look up."""
+    """q = None through the engine, at batch 1: a prompt that repeats itself, so that there is something to look up.
+
+    Two tokens of each call count, 800 in all: of a rule that accepts a tenth too often (`Doubtful`) they give p < 1e-20.
+    """
     target, _ = pair()
     torch.manual_seed(0)
-    prompt, counts, accepted = torch.tensor([[3, 1, 4, 3, 1, 4, 3, 1]]), torch.zeros(SIZE, dtype=torch.long), 0
-    for _ in range(800):
+    prompt, counts, accepted = torch.tensor([[3, 1, 4, 3, 1, 4, 3, 1]]), torch.zeros(SIZE**2, dtype=torch.long), 0
+    for _ in range(400):
         out = target.generate(
-            prompt, attention_mask=torch.ones_like(prompt), do_sample=True, max_new_tokens=2,
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=True, max_new_tokens=3,
             prompt_lookup_num_tokens=2, lossy_policy="strict", return_dict_in_generate=True,
         )  # fmt: skip
-        counts[out.sequences[0, -2]] += 1
+        counts[out.sequences[0, -3] * SIZE + out.sequences[0, -2]] += 1
         accepted += out.speculation.total().num_accepted_draft_tokens
     assert 0 < accepted < 800
+    after = torch.cat([prompt.expand(SIZE, -1), torch.arange(SIZE)[:, None]], dim=1)
     with torch.no_grad():
-        assert goodness(counts, target(prompt).logits[0, -1].double().softmax(-1)) > REJECT
+        first = target(prompt).logits[0, -1].double().softmax(-1)
+        second = target(after).logits[:, -1].double().softmax(-1)
+    assert goodness(counts, (first[:, None] * second).flatten()) > REJECT

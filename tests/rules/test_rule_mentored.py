@@ -45,15 +45,22 @@ def solved(p: np.ndarray, q: np.ndarray, budget: float) -> float:
     some = p > 0
     p_, q_, lost = p[some], q[some], q[~some].sum()
     n = len(p_)
+    none, each = np.zeros(n), np.eye(n)
+    # With their derivatives, or most of the time would go into finding these by differences.
     constraints = [
-        {"type": "eq", "fun": lambda z: z[:n].sum() - 1},
-        {"type": "ineq", "fun": lambda z: budget - (p_ * np.log(p_ / z[:n])).sum()},
-        {"type": "ineq", "fun": lambda z: z[n:] - (q_ - z[:n])},
+        {"type": "eq", "fun": lambda z: z[:n].sum() - 1, "jac": lambda z: np.concatenate([none + 1, none])},
+        {
+            "type": "ineq",
+            "fun": lambda z: budget - (p_ * np.log(p_ / z[:n])).sum(),
+            "jac": lambda z: np.concatenate([p_ / z[:n], none]),
+        },
+        {"type": "ineq", "fun": lambda z: z[n:] - (q_ - z[:n]), "jac": lambda z: np.hstack([each, each])},
     ]
     best = math.inf
     for start in (p_, np.maximum((p_ + q_ / max(q_.sum(), 1e-9)) / 2, 1e-6)):
         found = minimize(
             lambda z: z[n:].sum(), np.concatenate([start, np.maximum(q_ - start, 0)]), method="SLSQP",
+            jac=lambda z: np.concatenate([none, none + 1]),
             bounds=[(1e-9, 1)] * n + [(0, 1)] * n, constraints=constraints, options={"maxiter": 500, "ftol": 1e-12},
         )  # fmt: skip
         fits = all(c["fun"](found.x).min() > -1e-7 if c["type"] == "ineq" else True for c in constraints)

@@ -115,12 +115,16 @@ def goodness(counts: torch.Tensor, law: torch.Tensor) -> float:
 
 @cache
 def pair():
-    """A target over six tokens, none of which ends a text, and a draft that differs by as much as drafts do."""
-    model = tiny.build("llama", vocab_size=SIZE, eos_token_id=None, pad_token_id=0, bos_token_id=None)
+    """A target over six tokens, none of which ends a text, and a draft that differs by as much as drafts do.
+
+    In float32, in half the time: how a last bit is rounded turns no test of a law.
+    """
+    model = tiny.build("llama", vocab_size=SIZE, eos_token_id=None, pad_token_id=0, bos_token_id=None).float()
     return hla.enable(model), tiny.noisy(model, 0.4)
 
 
-PROMPT = torch.tensor([[3, 1, 4, 1, 5]])
+# Short, as every sample pays for its own copy; behind it target and draft are far apart, so that a wrong rule is found soon.
+PROMPT = torch.tensor([[3, 4]])
 
 
 @cache

@@ -23,6 +23,7 @@ from .policies import policies
 from .profile import profile
 from .pull import pull
 from .push import push
+from .tune import tune
 
 
 def _show_version(wanted: bool) -> None:
@@ -49,7 +50,7 @@ def options(
     """Assisted generation for Hugging Face Transformers: faster, batched, measured."""
 
 
-for command in (generate, compare, collect, plan, push, pull, mine, profile, policies):
+for command in (generate, compare, tune, collect, plan, push, pull, mine, profile, policies):
     app.command()(command)
 app.add_typer(fit_app, name="fit")
 fit_app.command("sprinter")(fit_sprinter)

@@ -1,7 +1,5 @@
 """`hf-lossy compare`: which policy is fastest for a pair of models on these prompts, and what it costs."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +10,8 @@ import hf_lossy_assist as hla
 from ..terminal import show, show_json
 from ..validation import MOST_NEW_TOKENS, check_int, check_positive, shown
 from .figures import show_figures
+from .measured import facts_of, longest_of, progress, prompts_of
 from .options import (
-    DEMO,
     AsJson,
     Assistant,
     Chat,
@@ -35,7 +33,6 @@ from .options import (
 
 
 DEFAULT = "strict,svip,svip+fallback"
-DEMO_LIMIT = 16
 
 
 def compare(
@@ -104,12 +101,12 @@ def compare(
     from ..evaluation.store import Folder
 
     chosen = _policies(policies, gamma)
-    texts, problems, its_task, source = _prompts(prompts, task, data, model, limit, seed)
+    texts, problems, its_task, source = prompts_of(prompts, task, data, model, limit, seed)
     batches = Batches(len(texts), sizes)
     target, draft, tokenizer = load(model, assistant, dtype, device)
     texts = chats(tokenizer, texts) if chat else texts
     left_out = {"target compiled": why} if (why := why_not_static(target)) and static else {}
-    capacity = _longest(tokenizer, texts) + max_new_tokens if static and not left_out else None
+    capacity = longest_of(tokenizer, texts) + max_new_tokens if static and not left_out else None
     arms = make_arms(
         target, draft, chosen, tokenizer=tokenizer, gamma=gamma, capacity=capacity, compiled=compile_rounds
     )
@@ -123,10 +120,10 @@ def compare(
     )
     store = None
     if out is not None:
-        facts = _facts(target, draft, arms, decoding, texts, source, sizes)
-        store = Folder(out, facts, resume)
+        named = {arm.name: None if arm.policy is None else arm.policy.to_dict() for arm in arms}
+        store = Folder(out, facts_of(target, draft, named, decoding, texts, source, sizes), resume)
     try:
-        with _progress(len(arms), len(batches.all()), len(sizes)) as tell:
+        with progress(len(arms) * (len(batches.all()) + len(set(sizes)))) as tell:
             found = run(
                 Writer(target, tokenizer, decoding),
                 arms,
@@ -176,75 +173,3 @@ def _policies(text: str, gamma: int) -> dict[str, Any]:
         policy = hla.as_policy(name)
         found[name] = policy if policy.stop is not None else hla.LossyPolicy(policy.rule, constant, policy.filter)
     return found
-
-
-def _prompts(
-    prompts: Path | None, task: str | None, data: Path | None, model: str | None, limit: int | None, seed: int
-) -> tuple[list[str], list[Any], Any, str]:
-    """The prompts, the problems that they are, their task, and what they are called in the record."""
-    from ..tasks.prompts import read_prompts
-    from ..tasks.tasks import task_named
-
-    if limit is not None:
-        check_int("--limit", limit, 1)
-    if prompts is not None:
-        if task is not None or data is not None:
-            raise ValueError("--prompts and --task are two sources: pass one of them")
-        return read_prompts(prompts, limit), [], None, prompts.name
-    if task is None and model is not None:
-        raise ValueError("nothing to continue: pass --prompts or --task with --model")
-    name = DEMO if task is None else task
-    if name == DEMO and model is not None:
-        raise ValueError("--task demo is for the demo models: pass another task, or --prompts, with --model")
-    its = task_named(name, data=data, seed=seed)
-    problems = its.problems(DEMO_LIMIT if limit is None and name == DEMO else limit)
-    return [problem.prompt for problem in problems], problems, its, name if data is None else f"{name}, {data.name}"
-
-
-def _longest(tokenizer: Any, texts: Sequence[str]) -> int:
-    return max(len(ids) for ids in tokenizer(list(texts))["input_ids"])
-
-
-def _facts(
-    target: Any,
-    draft: Any,
-    arms: Sequence[Any],
-    decoding: Any,
-    texts: Sequence[str],
-    source: str,
-    sizes: Sequence[int],
-) -> dict[str, Any]:
-    """What a run is of, for its record."""
-    import hashlib
-    from dataclasses import asdict
-
-    from ..artifacts.machine import machine
-    from ..models.identity import ModelIdentity, versions, weights_hash
-
-    return {
-        "models": {
-            name: {**ModelIdentity.of(its).to_dict(), "weights": weights_hash(its), "dtype": str(its.dtype)}
-            for name, its in (("target", target), ("draft", draft))
-        },
-        "arms": {arm.name: None if arm.policy is None else arm.policy.to_dict() for arm in arms},
-        "decoding": asdict(decoding),
-        "source": source,
-        "prompts": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
-        "batch_sizes": list(sizes),
-        "machine": machine(target.device),
-        "versions": versions(),
-    }
-
-
-@contextmanager
-def _progress(arms: int, batches: int, sizes: int) -> Iterator[Callable[[str, int], None]]:
-    """A bar that moves with every call."""
-    from huggingface_hub.utils import tqdm
-
-    with tqdm(total=arms * (batches + sizes), unit="call") as bar:
-
-        def tell(what: str, done: int) -> None:
-            bar.set_description(what, refresh=not done)
-            bar.update(done)
-
-        yield tell

@@ -29,6 +29,7 @@ from ..stats.report import SpeculationStats
 from ..stops import DraftStop
 from ..validation import check_int, shown
 from .asked import Asked
+from .certified import warn_of_doubts
 from .compiling import COMPILED, Compiling
 from .draft_checks import refuse_draft, refuse_missing
 from .draft_stop import DRAFT_SETTINGS, draft_stop
@@ -163,6 +164,7 @@ class Runner:
         refuse_modes({}, Settings({}, *configs))
         self.policy.rule.check_mode(bool(generation_config.do_sample))
         self.policy.filter.check_decoding(decoding_at(generation_config))
+        warn_of_doubts(self.policy, {"target": model, "draft": self.assistant}, generation_config)
         pads, columns = hidden(input_ids, model_kwargs.get(mask_name(model)), mask_name(model))
         vocabulary = vocabulary_of(model)
         clock, stop = Clock(input_ids.device), self.draft_stop(asked).start(input_ids.shape[0])

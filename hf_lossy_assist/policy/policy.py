@@ -4,13 +4,14 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
 
 from ..artifacts.cards import policy_card, save_card
+from ..artifacts.certificate import CERTIFICATE, Certificate
 from ..artifacts.files import new_folder, readable
 from ..artifacts.heads import CONFIG, Head
 from ..artifacts.hub import fetch, holds, hub_errors
@@ -41,6 +42,7 @@ class LossyPolicy(SharedByCopies):
             `num_assistant_tokens_schedule` and `assistant_confidence_threshold`, then to the same settings of the draft's
             generation config, and in the end to 5 tokens a round.
         filter (`VerifyFilter`): how many drafted tokens of each row go to the target; neutral: `VerifyAll()`.
+        certificate (`Certificate`, *optional*): what `hf-lossy tune` found this policy to cost; `from_pretrained` reads it.
 
     The JSON form is `{"rule": …, "stop": …, "filter": …}`; each entry is a name or `{"name": …, parameter: value, …}`,
     and a neutral entry is left out. A rule inside a rule is such an entry too.
@@ -49,6 +51,7 @@ class LossyPolicy(SharedByCopies):
     rule: AcceptanceRule = field(default_factory=Strict)
     stop: DraftStop | None = None
     filter: VerifyFilter = field(default_factory=VerifyAll)
+    certificate: Certificate | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for seam, base, optional in (
@@ -132,7 +135,7 @@ class LossyPolicy(SharedByCopies):
     # -- files --------------------------------------------------------------------------------------------------------
 
     def save_pretrained(self, save_directory: str | Path, measured: Sequence[tuple[str, str]] = ()) -> None:
-        """Write policy.json, a folder for each head and README.md, all or nothing. Another README.md there stays.
+        """Write policy.json, its certificate if it has one, a folder for each head and README.md, all or nothing. Another README.md there stays.
 
         A companion is not written, only its name: one on this disk is passed again, `from_pretrained(…, companion=…)`.
         A head that has no name yet gets that of its folder here. `measured`: rows (what, figure) for the card's table of figures.
@@ -143,6 +146,7 @@ class LossyPolicy(SharedByCopies):
 
     def _write(self, goal: Path, measured: Sequence[tuple[str, str]]) -> None:
         saved = self._saved()
+        measured = measured or (() if self.certificate is None else self.certificate.rows())
         with new_folder(goal) as folder:
             for name, part in saved.items():
                 (folder / name).mkdir()
@@ -151,6 +155,8 @@ class LossyPolicy(SharedByCopies):
             with readable("this policy", folder):
                 (folder / POLICY).write_text(as_text(spec), encoding="utf-8")
                 check_depth(spec_in(folder / POLICY), POLICY)
+            if self.certificate is not None:
+                self.certificate.write(folder)
             save_card(policy_card(spec, self.lossless, list(self.heads().values()), measured), folder, goal)
 
     def push_to_hub(
@@ -198,7 +204,11 @@ class LossyPolicy(SharedByCopies):
         [file] = fetch(source, [POLICY], **kwargs)
         spec = spec_in(file)
         load_parts(spec, source, file.parent, companion=companion, **kwargs)
-        return cls.from_dict(spec)
+        policy = cls.from_dict(spec)
+        if not holds(source, CERTIFICATE, **kwargs):
+            return policy
+        [file] = fetch(source, [CERTIFICATE], **kwargs)
+        return replace(policy, certificate=Certificate.read(file.parent))
 
     def __str__(self) -> str:
         try:

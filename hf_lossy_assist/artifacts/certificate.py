@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.files import json_text, write_text
-from ..artifacts.reading import read_object
+from ..models.identity import ModelIdentity
 from ..validation import shown
+from .files import json_text, write_text
+from .reading import read_object
 
 
 CERTIFICATE = "certificate.json"
@@ -59,6 +60,24 @@ class Certificate:
         if sorted(found) != sorted(names):
             raise ValueError(f"{file}: expected the entries {', '.join(names)}, got {shown(sorted(found), 300)}")
         return cls(**found)
+
+    def doubts(self, models: Mapping[str, Any], decoding: Mapping[str, Any]) -> list[str]:
+        """What differs from that which the certificate is of; one line each.
+
+        Args:
+            models: by role. decoding: arguments of `generate`; those of sampling count where it samples.
+        """
+        found = []
+        for role, model in models.items():
+            known = {name: value for name, value in dict(self.models.get(role, {})).items() if name != "weights"}
+            here, there = ModelIdentity.of(model), ModelIdentity.from_dict(known)
+            what = there.conflict(here) or there.doubt(here)
+            found += [f"another {role} ({what})"] if what else []
+        names = ["do_sample"] + (["temperature", "top_k", "top_p"] if self.decoding.get("do_sample") else [])
+        for name in names:
+            if name in decoding and decoding[name] != self.decoding.get(name):
+                found.append(f"{name} {shown(self.decoding.get(name))} there, {shown(decoding[name])} here")
+        return found
 
     def rows(self) -> list[tuple[str, str]]:
         """Lines of a card's table of figures."""

@@ -1,0 +1,85 @@
+"""What `compare` and `tune` share: where prompts come from, a run's record, the bar."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..validation import check_int
+from .options import DEMO
+
+
+DEMO_LIMIT = 16  # problems of `compare` without --limit
+
+
+def prompts_of(
+    prompts: Path | None, task: str | None, data: Path | None, model: str | None, limit: int | None, seed: int
+) -> tuple[list[str], list[Any], Any, str]:
+    """The prompts, the problems that they are, their task, and what they are called in the record."""
+    from ..tasks.prompts import read_prompts
+    from ..tasks.tasks import task_named
+
+    if limit is not None:
+        check_int("--limit", limit, 1)
+    if prompts is not None:
+        if task is not None or data is not None:
+            raise ValueError("--prompts and --task are two sources: pass one of them")
+        return read_prompts(prompts, limit), [], None, prompts.name
+    if task is None and model is not None:
+        raise ValueError("nothing to continue: pass --prompts or --task with --model")
+    name = DEMO if task is None else task
+    if name == DEMO and model is not None:
+        raise ValueError("--task demo is for the demo models: pass another task, or --prompts, with --model")
+    its = task_named(name, data=data, seed=seed)
+    problems = its.problems(DEMO_LIMIT if limit is None and name == DEMO else limit)
+    return [problem.prompt for problem in problems], problems, its, name if data is None else f"{name}, {data.name}"
+
+
+def longest_of(tokenizer: Any, texts: Sequence[str]) -> int:
+    """Tokens of the longest text."""
+    return max(len(ids) for ids in tokenizer(list(texts))["input_ids"])
+
+
+def facts_of(
+    target: Any,
+    draft: Any,
+    arms: Mapping[str, Any],
+    decoding: Any,
+    texts: Sequence[str],
+    source: str,
+    sizes: Sequence[int],
+) -> dict[str, Any]:
+    """What a run is of, for its record; `arms`: the policies in JSON form, by name."""
+    from ..artifacts.machine import machine
+    from ..models.identity import ModelIdentity, versions, weights_hash
+
+    return {
+        "target": ModelIdentity.of(target).to_dict(),
+        "target_weights": weights_hash(target),
+        "draft": ModelIdentity.of(draft).to_dict(),
+        "draft_weights": weights_hash(draft),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "arms": dict(arms),
+        "decoding": asdict(decoding),
+        "source": source,
+        "prompts": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
+        "batch_sizes": list(sizes),
+        "machine": machine(target.device),
+        "versions": versions(),
+    }
+
+
+@contextmanager
+def progress(calls: int) -> Iterator[Callable[[str, int], None]]:
+    """A bar that moves with every call."""
+    from huggingface_hub.utils import tqdm
+
+    with tqdm(total=calls, unit="call") as bar:
+
+        def tell(what: str, done: int) -> None:
+            bar.set_description(what, refresh=not done)
+            bar.update(done)
+
+        yield tell

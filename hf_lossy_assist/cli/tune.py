@@ -1,0 +1,236 @@
+"""`hf-lossy tune`: the fastest setting whose loss is certified."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from ..terminal import console, show, show_json
+from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, check_number, check_positive
+from .measured import facts_of, progress, prompts_of
+from .options import (
+    DEMO,
+    AsJson,
+    Assistant,
+    Chat,
+    Device,
+    DoSample,
+    DType,
+    Model,
+    Resume,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    chats,
+    check_pair,
+    check_sampling,
+    load,
+    needs,
+)
+
+
+DEFAULT = "svip,strict,top_k+svip,lenience+svip,typical+svip"
+DEMO_LIMIT = 400
+
+
+def tune(
+    model: Model = None,
+    assistant: Assistant = None,
+    task: Annotated[
+        str, typer.Option(help="a task whose right answers are known: gsm8k, math or a JSON-lines file")
+    ] = DEMO,
+    data: Annotated[Path | None, typer.Option(help="the file with the problems of --task gsm8k or math")] = None,
+    max_loss: Annotated[float, typer.Option(help="the largest rate of harm: 0.01 is one answer in a hundred")] = 0.01,
+    confidence: Annotated[float, typer.Option(help="that the certificate is right")] = 0.95,
+    policies: Annotated[
+        str,
+        typer.Option(
+            help="what to try, lossless ones among it; a rule without its parameter is tried from strict to lax"
+        ),
+    ] = DEFAULT,
+    limit: Annotated[int | None, typer.Option(help="most problems (default: all; 400 of the demo)")] = None,
+    first: Annotated[
+        int | None, typer.Option(help="problems that settings are tried on; the others certify (default: a fifth)")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="prompts at a time")] = 1,
+    max_new_tokens: Annotated[int, typer.Option(help="most new tokens of each text")] = 256,
+    out: Annotated[
+        Path | None, typer.Option(help="folder to write; must not exist (default: nothing is written)")
+    ] = None,
+    resume: Resume = False,
+    do_sample: DoSample = False,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    dtype: DType = "float32",
+    device: Device = "auto",
+    chat: Chat = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find the fastest policy whose loss of right answers is certified to be small.
+
+    Harm is an answer that the target alone has right and the policy wrong. Settings are tried on some problems and certified on others.
+
+    Examples:
+
+      hf-lossy tune --out tuned
+
+      hf-lossy tune --model M --assistant D --task gsm8k --data test.jsonl --chat --max-loss 0.02 --out tuned
+    """
+    needs("train", "scipy")
+    check_pair(model, assistant)
+    check_number("--max-loss", max_loss, 1e-6, 1.0)
+    check_number("--confidence", confidence, 0.5, 1 - 1e-9)
+    check_int("--batch-size", batch_size, 1, MOST_ROWS)
+    check_int("--max-new-tokens", max_new_tokens, 2, MOST_NEW_TOKENS)
+    check_int("--seed", seed, 0)
+    check_positive("--temperature", temperature)
+    check_sampling(do_sample, temperature, top_k, top_p)
+    if resume and out is None:
+        raise ValueError("--resume goes on with the run of a folder: pass its --out")
+    from ..evaluation.ladders import field_of
+    from ..evaluation.measuring import Decoding, Writer
+    from ..evaluation.store import Folder
+    from ..evaluation.tuning import Search, promise
+    from ..evaluation.tuning import tune as run
+    from ..policy.short_form import split_policies
+
+    field = field_of(split_policies(policies))
+    limit = DEMO_LIMIT if limit is None and task == DEMO else limit
+    texts, problems, its_task, source = prompts_of(None, task, data, model, limit, seed)
+    search = Search(max_loss, 1 - confidence, _first(first, len(texts), batch_size), batch_size)
+    ladders = len({step.ladder for step in field.steps})
+    if not as_json:
+        show(promise(len(texts) - search.first, search, ladders))
+    target, draft, tokenizer = load(model, assistant, dtype, device)
+    texts = chats(tokenizer, texts) if chat else texts
+    decoding = Decoding(
+        max_new_tokens=max_new_tokens, do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+    )  # fmt: skip
+    store = None
+    if out is not None:
+        named = {name: policy.to_dict() for name, policy in field.policies.items()}
+        facts = facts_of(target, draft, named, decoding, texts, source, [batch_size])
+        store = Folder(out, facts | {"max_loss": max_loss, "confidence": confidence, "first": search.first}, resume)
+    calls = -(-len(texts) // batch_size) * (len(field.policies) + 1)
+    try:
+        with progress(calls) as tell:
+            found = run(
+                Writer(target, tokenizer, decoding),
+                draft,
+                field,
+                its_task,
+                problems,
+                texts,
+                search,
+                store=store,
+                tell=tell,
+            )
+    except KeyboardInterrupt:
+        if store is not None:
+            show(f"interrupted; what is done is in {store.part}: the same command with --resume goes on")
+        raise
+    _tell(
+        found,
+        field,
+        search,
+        facts_of(target, draft, {}, decoding, texts, source, [batch_size]),
+        decoding,
+        store,
+        as_json,
+    )
+
+
+def _tell(
+    found: Any, field: Any, search: Any, facts: dict[str, Any], decoding: Any, store: Any, as_json: bool
+) -> None:
+    """Write what was found, and print it."""
+    certificate = None if found.best is None else _certificate(found, field, search, facts, decoding)
+    line = _advice(found, search, certificate)
+    if store is not None:
+        if certificate is not None:
+            replace(field.policies[certificate.policy], certificate=certificate).save_pretrained(store.part / "policy")
+        store.finish([*found.tried, *found.certified], advice=line)
+    if as_json:
+        rows = [_row(verdict) for verdict in found.verdicts]
+        show_json({"advice": line, "certified": [its.to_dict() for its in found.certified], "verdicts": rows})
+        return
+    _show(found)
+    show(line)
+    if store is not None:
+        policy = "policy (LossyPolicy.from_pretrained reads it), " if certificate is not None else ""
+        show(f"{store.out}: {policy}run.json, answers.jsonl, summary.csv")
+
+
+def _first(first: int | None, problems: int, batch_size: int) -> int:
+    """How many problems settings are tried on, whole batches."""
+    wanted = problems // 5 if first is None else first
+    check_int("--first", wanted, 1, max(problems - 1, 1))
+    whole = max(wanted // batch_size, 1) * batch_size
+    if whole + batch_size > problems:
+        raise ValueError(
+            f"{problems} problems are too few for batches of {batch_size}, some to try settings and some to certify them"
+        )
+    return whole
+
+
+def _certificate(found: Any, field: Any, search: Any, facts: dict[str, Any], decoding: Any) -> Any:
+    from ..artifacts.certificate import Certificate
+
+    best = found.best
+    figures = next(its for its in found.certified if its.arm == best.step.name)
+    return Certificate(
+        policy=best.step.name,
+        task=facts["source"],
+        problems=best.tried.problems,
+        harms=best.tried.harms,
+        gains=best.tried.gains,
+        harm_bound=best.harm,
+        net_bound=best.net,
+        confidence=1 - search.delta,
+        max_loss=search.max_loss,
+        tried=len(field.steps),
+        speed=best.tried.speed,
+        of_target=figures.of_target.value,
+        models={role: facts[role] | {"weights": facts[f"{role}_weights"]} for role in ("target", "draft")},
+        decoding=asdict(decoding),
+        data=facts["prompts"],
+        machine=facts["machine"],
+        versions=facts["versions"],
+    )
+
+
+def _advice(found: Any, search: Any, certificate: Any) -> str:
+    lossless = f"{found.lossless.arm} (lossless) is {found.lossless.of_target.value:.2f} × the target"
+    if certificate is not None:
+        return f"use {certificate}; {lossless}"
+    use = f"use {found.lossless.arm}" if found.lossless.of_target.value > 1 else "do not draft here"
+    if not found.verdicts:
+        return f"{use}: {lossless}, and no lossy setting was faster without harm on the first {search.first} problems"
+    return f"{use}: {lossless}, and no faster setting is certified at {search.max_loss:.2%}"
+
+
+def _row(verdict: Any) -> dict[str, Any]:
+    return {
+        "policy": verdict.step.name, "tokens_per_second": verdict.tried.speed, "harms": verdict.tried.harms,
+        "gains": verdict.tried.gains, "problems": verdict.tried.problems, "harm_bound": verdict.harm, "net_bound": verdict.net,
+        "certified": verdict.certified,
+    }  # fmt: skip
+
+
+def _show(found: Any) -> None:
+    if not found.verdicts:
+        return
+    table = Table(
+        "candidate", "tokens/s", "harms", "gains", "harm at most", "net at most", "", box=None, padding=(0, 1, 0, 0)
+    )
+    for its in found.verdicts:
+        table.add_row(
+            its.step.name, f"{its.tried.speed:.0f}", f"{its.tried.harms}/{its.tried.problems}", str(its.tried.gains),
+            f"{its.harm:.2%}", f"{its.net:.2%}", "certified" if its.certified else "–",
+        )  # fmt: skip
+    console(highlight=False).print(table)

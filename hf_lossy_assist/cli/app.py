@@ -13,6 +13,7 @@ from ..terminal import show
 from . import exits
 from .collect import collect
 from .compare import compare
+from .evaluate import evaluate
 from .fit_autojudge import fit_autojudge
 from .fit_specdec import fit_specdec
 from .fit_sprinter import fit_sprinter
@@ -23,6 +24,7 @@ from .policies import policies
 from .profile import profile
 from .pull import pull
 from .push import push
+from .report import report
 from .tune import tune
 
 
@@ -36,6 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 fit_app = typer.Typer(help="Train a head on collected data.", no_args_is_help=True)
 
@@ -50,7 +53,8 @@ def options(
     """Assisted generation for Hugging Face Transformers: faster, batched, measured."""
 
 
-for command in (generate, compare, tune, collect, plan, push, pull, mine, profile, policies):
+# In the order of the work.
+for command in (generate, compare, tune, policies, collect, mine, profile, plan, evaluate, report, push, pull):
     app.command()(command)
 app.add_typer(fit_app, name="fit")
 fit_app.command("sprinter")(fit_sprinter)

@@ -120,8 +120,7 @@ def compare(
     )
     store = None
     if out is not None:
-        named = {arm.name: None if arm.policy is None else arm.policy.to_dict() for arm in arms}
-        store = Folder(out, facts_of(target, draft, named, decoding, texts, source, sizes), resume)
+        store = Folder(out, facts_of(target, draft, arms, decoding, texts, source, sizes), resume)
     try:
         with progress(len(arms) * (len(batches.all()) + len(set(sizes)))) as tell:
             found = run(

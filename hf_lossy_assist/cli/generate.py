@@ -12,7 +12,7 @@ import hf_lossy_assist as hla
 from ..tasks.prompts import read_prompts
 from ..terminal import show_json, streamer
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, check_positive
-from .generated import Output, json_report, show_outputs, show_report
+from .generated import Output, json_report, show_outputs, show_report, write_page
 from .options import (
     TARGET,
     AsJson,
@@ -112,6 +112,7 @@ def generate(
     device: Device = "auto",
     chat: Chat = False,
     stream: Annotated[bool, typer.Option("--stream", help="print each text as it is written (batch size 1)")] = False,
+    html: Annotated[Path | None, typer.Option(help="write the texts as a page, each token with its source")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue prompts with a draft model's help, and say how much it helped."""
@@ -136,6 +137,8 @@ def generate(
     if compile_rounds:
         asked["cache_implementation"] = "static"
     outputs, seconds = _write(target, tokenizer, asked, chats(tokenizer, texts) if chat else texts, decoding)
+    if html is not None:
+        write_page(html, outputs, tokenizer, policy)
     if as_json:
         names: dict[str, Any] = {
             "model": model or "demo/target",

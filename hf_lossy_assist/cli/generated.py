@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -43,6 +44,22 @@ def json_report(outputs: list[Output], tokenizer: Any, names: dict[str, Any], se
     ]
     speculation = None if merged is None else merged.to_dict()
     return names | {"seconds": round(seconds, 4), "speculation": speculation, "outputs": texts}
+
+
+def write_page(file: Path, outputs: list[Output], tokenizer: Any, policy: str) -> None:
+    """The texts as HTML, each token with its source as a colour and as a mark; those of the target alone have none."""
+    from html import escape
+
+    from ..artifacts.files import write_text
+    from ..evaluation.page import page
+    from ..evaluation.text_view import legend, text_view
+
+    body = [legend()]
+    for output in outputs:
+        sources = [2] * len(output.ids) if output.row is None else output.row.token_sources
+        body.append(f'<p class="prompt">{escape(output.prompt.strip())}</p>')
+        body.append(text_view([tokenizer.decode([token]) for token in output.ids], sources))
+    write_text(file, page(f"hf-lossy generate --policy {policy}", body))
 
 
 def show_outputs(outputs: list[Output], tokenizer: Any, problems: list[Any], streamed: bool) -> None:

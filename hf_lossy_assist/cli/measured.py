@@ -1,7 +1,7 @@
 """What `compare` and `tune` share: where prompts come from, a run's record, the bar."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -45,13 +45,13 @@ def longest_of(tokenizer: Any, texts: Sequence[str]) -> int:
 def facts_of(
     target: Any,
     draft: Any,
-    arms: Mapping[str, Any],
+    arms: Sequence[Any],
     decoding: Any,
     texts: Sequence[str],
     source: str,
     sizes: Sequence[int],
 ) -> dict[str, Any]:
-    """What a run is of, for its record; `arms`: the policies in JSON form, by name."""
+    """What a run is of, for its record."""
     from ..artifacts.machine import machine
     from ..models.identity import ModelIdentity, versions, weights_hash
 
@@ -61,7 +61,14 @@ def facts_of(
         "draft": ModelIdentity.of(draft).to_dict(),
         "draft_weights": weights_hash(draft),
         "dtype": str(target.dtype).removeprefix("torch."),
-        "arms": dict(arms),
+        "arms": {
+            arm.name: {
+                "kind": arm.kind,
+                "lossless": arm.lossless,
+                "policy": None if arm.policy is None else arm.policy.to_dict(),
+            }
+            for arm in arms
+        },
         "decoding": asdict(decoding),
         "source": source,
         "prompts": hashlib.sha256("\0".join(texts).encode()).hexdigest(),

@@ -92,6 +92,7 @@ def tune(
     check_sampling(do_sample, temperature, top_k, top_p)
     if resume and out is None:
         raise ValueError("--resume goes on with the run of a folder: pass its --out")
+    from ..evaluation.arms import make_arms
     from ..evaluation.ladders import field_of
     from ..evaluation.measuring import Decoding, Writer
     from ..evaluation.store import Folder
@@ -102,6 +103,11 @@ def tune(
     field = field_of(split_policies(policies))
     limit = DEMO_LIMIT if limit is None and task == DEMO else limit
     texts, problems, its_task, source = prompts_of(None, task, data, model, limit, seed)
+    unknown = next((i for i, problem in enumerate(problems, 1) if problem.gold is None), None)
+    if unknown is not None:
+        raise ValueError(
+            f"{source}: problem {unknown} has no right answer, and without one no loss can be told: add `answer`"
+        )
     search = Search(max_loss, 1 - confidence, _first(first, len(texts), batch_size), batch_size)
     ladders = len({step.ladder for step in field.steps})
     if not as_json:
@@ -113,8 +119,8 @@ def tune(
     )  # fmt: skip
     store = None
     if out is not None:
-        named = {name: policy.to_dict() for name, policy in field.policies.items()}
-        facts = facts_of(target, draft, named, decoding, texts, source, [batch_size])
+        arms = make_arms(target, draft, field.policies, tokenizer=tokenizer, assisted=False)
+        facts = facts_of(target, draft, arms, decoding, texts, source, [batch_size])
         store = Folder(out, facts | {"max_loss": max_loss, "confidence": confidence, "first": search.first}, resume)
     calls = -(-len(texts) // batch_size) * (len(field.policies) + 1)
     try:
@@ -138,7 +144,7 @@ def tune(
         found,
         field,
         search,
-        facts_of(target, draft, {}, decoding, texts, source, [batch_size]),
+        facts_of(target, draft, [], decoding, texts, source, [batch_size]),
         decoding,
         store,
         as_json,

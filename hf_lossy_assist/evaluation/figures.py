@@ -4,9 +4,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from .arms import TARGET, Arm
+from .arms import TARGET
 from .intervals import Estimate, mcnemar, rate, ratio, wilson
 from .measuring import Answer
 
@@ -62,8 +62,19 @@ class Figures:
         return row
 
 
-def figures(answers: Sequence[Answer], arms: Iterable[Arm]) -> list[Figures]:
-    """Of every arm at every batch size at which it wrote something, in the order of `arms`."""
+class Described(Protocol):
+    """As much of an arm as its figures ask for."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def lossless(self) -> bool: ...
+
+
+def figures(answers: Sequence[Answer], arms: Iterable[Described]) -> list[Figures]:
+    """Of every arm at every batch size at which it wrote something, in the order of `arms`; beside the others on its own prompts."""
     found: list[Figures] = []
     by: defaultdict[tuple[int, str], list[Answer]] = defaultdict(list)
     for answer in answers:
@@ -72,11 +83,19 @@ def figures(answers: Sequence[Answer], arms: Iterable[Arm]) -> list[Figures]:
         here = [(arm, sorted(by[size, arm.name], key=lambda a: a.prompt)) for arm in arms if by[size, arm.name]]
         base = next(its for arm, its in here if arm.name == TARGET)
         assisted = max((its for arm, its in here if arm.kind == "assisted"), key=_speed, default=None)
-        found += [_of(arm, its, base, assisted) for arm, its in here]
+        for arm, its in here:
+            beside = None if assisted is None else _same(assisted, its)
+            found.append(_of(arm, its, _same(base, its), beside))
     return found
 
 
-def _of(arm: Arm, its: list[Answer], base: list[Answer], assisted: list[Answer] | None) -> Figures:
+def _same(answers: list[Answer], others: list[Answer]) -> list[Answer]:
+    """Those of the same prompts."""
+    prompts = {answer.prompt for answer in others}
+    return [answer for answer in answers if answer.prompt in prompts]
+
+
+def _of(arm: Described, its: list[Answer], base: list[Answer], assisted: list[Answer] | None) -> Figures:
     tokens = sum(len(answer.token_ids) for answer in its)
     calls = None if any(answer.target_calls is None for answer in its) else sum(a.target_calls or 0 for a in its)
     verified = sum(answer.num_draft_tokens for answer in its)

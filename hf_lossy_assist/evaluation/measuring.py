@@ -40,6 +40,7 @@ class Answer:
         first_token: seconds until the first new token; None in batches.
         target_calls: of the row's rounds; None where nothing counts them.
         accept_lengths: tokens of each round, the target's own included, as Spec-Bench counts them.
+        sources: of each token, an index into `stats.row.SOURCES`; pieces: its text. Of policies alone.
         right: whether the task calls the answer right; None where it does not know.
     """
 
@@ -57,6 +58,8 @@ class Answer:
     num_accepted_draft_tokens: int = 0
     num_lossy_accepts: int = 0
     num_unchecked_tokens: int = 0
+    sources: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
     right: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,6 +154,7 @@ class Writer:
                 answer.target_calls = calls[0]
             if its is not None:
                 _count(answer, its)
+                answer.pieces = [self.tokenizer.decode([token]) for token in ids]
             answers.append(answer)
         return answers
 
@@ -165,3 +169,4 @@ def _count(answer: Answer, row: Any) -> None:
     answer.accept_lengths = [kept + 1 for (_, kept), times in sorted(row.steps.items()) for _ in range(times)]
     answer.num_draft_tokens, answer.num_accepted_draft_tokens = row.num_draft_tokens, row.num_accepted_draft_tokens
     answer.num_lossy_accepts, answer.num_unchecked_tokens = row.num_lossy_accepts, row.num_unchecked_tokens
+    answer.sources = list(row.token_sources)

@@ -75,11 +75,11 @@ class Folder(Memory):
         os.truncate(self._file, whole)
 
     def finish(self, found: Sequence[Figures], **more: Any) -> None:
-        """Write the answers, in Spec-Bench's format, and the figures; `more`: for the record. The folder is `out` from then on."""
+        """Write the answers, in Spec-Bench's format, and the figures; `more`: for the record, under "found". The folder is `out` from then on."""
         ordered = sorted(self.answers, key=lambda a: (a.batch_size, a.arm, a.prompt))
         write_text(self.part / ANSWERS, "".join(sealed_line(answer.to_dict(), self._key) for answer in ordered))
         write_text(self.part / SUMMARY, as_csv(found))
-        write_text(self.part / RECORD, json_text(read_record(self.part / RECORD) | more))
+        write_text(self.part / RECORD, json_text(read_record(self.part / RECORD) | {"found": more}))
         self._file.unlink(missing_ok=True)
         os.rename(self.part, self.out)
 

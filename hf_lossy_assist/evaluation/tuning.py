@@ -1,11 +1,12 @@
 """The fastest setting whose loss is certified: tried on some problems, certified on others."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..policy.policy import LossyPolicy
 from ..tasks.answers import AnswerTask, Problem
-from .arms import TARGET, make_arms
+from .arms import TARGET, Arm, make_arms
 from .bounds import harm_bound, harms_allowed, problems_needed
 from .choosing import Tried, Verdict, candidates, fastest, verdicts
 from .comparing import Batches, Tell, compare
@@ -81,7 +82,7 @@ def tune(
     return Tuned(first, second, found, best, lossless)
 
 
-def _arms(writer: Writer, draft: Any, policies: Any) -> Any:
+def _arms(writer: Writer, draft: Any, policies: Mapping[str, LossyPolicy]) -> list[Arm]:
     return make_arms(writer.target, draft, policies, tokenizer=writer.tokenizer, assisted=False)
 
 

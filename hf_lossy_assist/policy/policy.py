@@ -54,11 +54,8 @@ class LossyPolicy(SharedByCopies):
     certificate: Certificate | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for seam, base, optional in (
-            ("rule", AcceptanceRule, False),
-            ("stop", DraftStop, True),
-            ("filter", VerifyFilter, False),
-        ):
+        seams = ("rule", AcceptanceRule, False), ("stop", DraftStop, True), ("filter", VerifyFilter, False)
+        for seam, base, optional in seams:
             value = getattr(self, seam)
             if not (isinstance(value, base) or (optional and value is None)):
                 raise TypeError(f"LossyPolicy.{seam}: expected an object of {base.__name__}, got {shown(value)}")

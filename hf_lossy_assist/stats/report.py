@@ -4,6 +4,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 
 from .clock import Clock
@@ -11,6 +12,11 @@ from .estimate import TargetAlone, target_alone
 from .row import SOURCES, Record, RowStats
 
 
+# What `to_dict` says and no attribute of its own does; each is an attribute all the same, of all rows together.
+IN_SUMMARY = (
+    "num_spec_steps", "num_plain_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_dropped_tokens", "acceptance_histogram",
+    "acceptance_histogram_by_draft_length", "lossy_share_by_position", "target_alone_seconds", "target_alone_estimate",
+)  # fmt: skip
 MARGIN = 0.05  # of the speed: a smaller loss is noise
 
 
@@ -174,6 +180,11 @@ class SpeculationStats:
         """Accepted ÷ verified drafted tokens, over all rows."""
         return self.summary()["draft_acceptance_rate"]
 
+    def __getattr__(self, name: str) -> Any:
+        if name in IN_SUMMARY:
+            return self.to_dict()[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     @property
     def num_new_tokens(self) -> int:
         """New tokens of all rows."""
@@ -214,6 +225,14 @@ class SpeculationStats:
             table.add_row(f"target alone, estimated seconds ({self.alone.kind})", f"{self.alone.seconds:.3f}")
             table.caption, table.caption_justify = self.advice(), "left"
         return table
+
+    def _repr_html_(self) -> str:
+        """The table, for notebooks."""
+        from ..terminal import console
+
+        screen = console(width=100, record=True, file=StringIO())
+        screen.print(self.table())
+        return str(screen.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
 
     def __str__(self) -> str:
         from ..terminal import console

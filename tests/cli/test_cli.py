@@ -125,3 +125,20 @@ def test_the_target_alone_is_not_the_policy_that_came_with_it(hf_lossy, tmp_path
     given = hf_lossy("generate", "--model", tmp_path, *options)
     assert given.json["outputs"] == hf_lossy("generate", *options).json["outputs"]
     assert "lossy" not in given.err
+
+
+def test_a_page_shows_each_tokens_source(hf_lossy, tmp_path):
+    page = tmp_path / "texts.html"
+    found = hf_lossy("generate", "--policy", "svip", "--max-new-tokens", 16, "--html", page, "--json").json
+    text = page.read_text()
+    sources = [source for output in found["outputs"] for source in output["speculation"]["token_sources"]]
+    assert text.count('class="t"') == len(sources) and "--policy svip" in text
+    assert text.count('title="draft, ') > 0 and text.count('class="text"') == 3
+
+
+def test_one_policy_in_full(hf_lossy):
+    done = hf_lossy("policies", "top_k")
+    assert done.code == 0 and done.out.startswith("rule top_k: ") and "tune tries: k = 2, 3, 4, 8" in done.out
+    assert hf_lossy("policies", "svip").out.count("guarantee: ") == 2  # a method and a stop
+    assert "Did you mean 'top_k'" in hf_lossy("policies", "topk").line
+    assert hf_lossy("-h").out == hf_lossy("--help").out

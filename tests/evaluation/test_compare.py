@@ -35,7 +35,7 @@ def test_the_demo_alone(hf_lossy, tmp_path, monkeypatch):
     assert all(row["equal"] == "2" and row["judged"] == "2" for row in rows)
     for name in names:
         assert name in done.out
-    assert record["advice"]["1"] in done.out and not record["left_out"]
+    assert record["found"]["advice"]["1"] in done.out and not record["found"]["left_out"]
     models, problems = hla.demo.load(), hla.demo.problems(2)
     for i, problem in enumerate(problems):
         ids = models.tokenizer(problem.prompt, return_tensors="pt")

@@ -1,6 +1,10 @@
 """Proves every figure of `out.speculation`: by hand on written-down rounds, and by a recount of real runs."""
 
+import copy
 import json
+import pickle
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -203,3 +207,21 @@ def test_tokens_that_are_cut_in_the_end_do_not_count(lengths):
         assert row.num_new_tokens == len(row.token_sources) == new
         assert row.num_accepted_draft_tokens == sum(source < 2 for source in row.token_sources)
         assert sum(row.steps.values()) == row.num_spec_steps
+
+
+def test_every_documented_name_is_an_attribute():
+    """docs/reference/statistics.md, but for what each row has of its own."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "statistics.md").read_text()
+    names = {
+        name
+        for line in page.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`([a-z_]+)`", line.split("|")[1])
+    }
+    stats = SpeculationStats([RowStats()], 5, True)
+    for name in names - {"token_sources"}:
+        getattr(stats, name)
+    assert len(names) > 15 and "<pre" in stats._repr_html_() and "speculation" in stats._repr_html_()
+    assert copy.deepcopy(stats) == stats and pickle.loads(pickle.dumps(stats)) == stats
+    with pytest.raises(AttributeError, match="no attribute 'num_spec_step'"):
+        _ = stats.num_spec_step

@@ -1,0 +1,51 @@
+"""`hf-lossy evaluate`: what a trained head does to right answers, and to the speed."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import hf_lossy_assist as hla
+
+from .compare import compare
+from .options import AsJson, Assistant, Chat, Device, DType, Model, Resume, Seed
+
+
+def evaluate(
+    head: Annotated[str, typer.Argument(help="a head's folder or Hub id")],
+    model: Model = None,
+    assistant: Assistant = None,
+    task: Annotated[
+        str | None, typer.Option(help="a task whose right answers are known: demo, gsm8k, math or a JSON-lines file")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="the file with the problems of --task gsm8k or math")] = None,
+    threshold: Annotated[
+        list[float] | None,
+        typer.Option(help="decision threshold; repeatable (default: the head's own, or the method's)"),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="most problems (default: all; 16 of the demo)")] = None,
+    batch_size: Annotated[str, typer.Option(help="prompts at a time; several with commas: 1,8")] = "1",
+    max_new_tokens: Annotated[int, typer.Option(help="most new tokens of each text")] = 128,
+    out: Annotated[
+        Path | None, typer.Option(help="folder to write; must not exist (default: nothing is written)")
+    ] = None,
+    resume: Resume = False,
+    seed: Seed = 0,
+    dtype: DType = "float32",
+    device: Device = "auto",
+    chat: Chat = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a head end to end: right answers and speed, beside the target alone, Transformers' assisted generation and svip.
+
+    Example:
+
+      hf-lossy evaluate judge --task demo --limit 64
+    """
+    method = hla.Head.from_pretrained(head).config.method
+    settings = [f",threshold={value!r}" for value in threshold or ()] or [""]
+    policies = ["svip", *(f"{method}:head={head}{setting}" for setting in settings)]
+    compare(
+        model, assistant, policies=",".join(policies), task=task, data=data, limit=limit, batch_size=batch_size,
+        max_new_tokens=max_new_tokens, static=False, out=out, resume=resume, seed=seed, dtype=dtype, device=device, chat=chat, as_json=as_json,
+    )  # fmt: skip

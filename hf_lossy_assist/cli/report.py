@@ -1,0 +1,30 @@
+"""`hf-lossy report`: what compare and tune wrote, as one page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..terminal import show
+from .options import needs
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="folders that compare or tune wrote with --out")],
+    out: Annotated[Path, typer.Option(help="the page to write; Markdown where it ends in .md")] = Path("report.html"),
+) -> None:
+    """Put figures with intervals, the front of speed and quality, and the texts on one self-contained page.
+
+    Example:
+
+      hf-lossy report found tuned --out report.html
+    """
+    needs("train", "scipy")
+    if out.suffix not in (".html", ".md"):
+        raise ValueError(f"--out: expected a name that ends in .html or .md, got {str(out)!r}")
+    from ..artifacts.files import write_text
+    from ..evaluation.report import html, markdown, read
+
+    found = [read(folder) for folder in folders]
+    write_text(out, markdown(found) if out.suffix == ".md" else html(found))
+    show(f"{out}: {len(found)} {'folder' if len(found) == 1 else 'folders'}, {out.stat().st_size // 1024 + 1} KB")

@@ -1,0 +1,172 @@
+"""What `compare` and `tune` wrote, as a page and as Markdown."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ..artifacts.reading import lines, read_object
+from ..training.jobs import key_of, unsealed
+from .chart import Point, front
+from .figures import Figures, figures
+from .measuring import Answer
+from .page import page, table
+from .store import ANSWERS, RECORD
+from .text_view import legend, text_view
+
+
+TEXTS = 4  # of each policy that are shown
+Cells = tuple[list[str], list[list[str]]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A folder that a comparison wrote."""
+
+    name: str
+    record: dict[str, Any]
+    answers: list[Answer]
+    figures: list[Figures]
+
+
+@dataclass(frozen=True)
+class _Arm:
+    """As much of an arm as the figures ask for, from the record."""
+
+    name: str
+    kind: str
+    lossless: bool
+
+
+def read(folder: Path) -> Found:
+    """Read a folder of `compare` or `tune`. Raises: `ValueError`, one line, for what is damaged or none; `FileNotFoundError`."""
+    for name in (RECORD, ANSWERS):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"{folder} holds no {name}: expected a folder that hf-lossy compare or tune wrote with --out"
+            )
+    record = read_object(folder / RECORD, "an object, the record of a run")
+    key, answers = key_of(folder / RECORD), []
+    with open(folder / ANSWERS, "rb") as file:
+        for where, line in lines(file, str(folder / ANSWERS)):
+            answers.append(Answer.from_dict(unsealed(line, where, key)))
+    arms = [_Arm(name, its["kind"], its["lossless"]) for name, its in record["arms"].items()]
+    return Found(folder.name, record, answers, figures(answers, arms))
+
+
+def html(found: Sequence[Found]) -> str:
+    """The page."""
+    body: list[str] = []
+    for its in found:
+        body.append(f"<h2>{escape(its.name)}</h2>")
+        body.append(f'<p class="small">{escape(_about(its))}</p>')
+        body += [f'<p class="advice">{escape(line)}</p>' for line in _advice(its)]
+        for size in sorted({line.batch_size for line in its.figures}):
+            here = [line for line in its.figures if line.batch_size == size]
+            body.append(f"<h3>batch size {size}, {here[0].prompts} prompts</h3>")
+            body.append(table(*cells(here)))
+            body.append(front(_points(here), "right answers" if here[0].accuracy else "texts equal to the target's"))
+            if positions := by_position(its.answers, size):
+                body.append("<h3>share of rounds that keep at least so many tokens, the target's own included</h3>")
+                body.append(table(*positions))
+        body += _texts(its)
+    return page("Which policy, how fast, at what cost", body)
+
+
+def markdown(found: Sequence[Found]) -> str:
+    """The same without charts and texts."""
+    parts: list[str] = ["# Which policy, how fast, at what cost"]
+    for its in found:
+        parts += [f"## {its.name}", _about(its), *(f"**{line}**" for line in _advice(its))]
+        for size in sorted({line.batch_size for line in its.figures}):
+            heads, rows = cells([line for line in its.figures if line.batch_size == size])
+            lines_ = ["| " + " | ".join(row) + " |" for row in ([*heads], ["---"] * len(heads), *rows)]
+            parts += [f"Batch size {size}:", "\n".join(lines_)]
+    return "\n\n".join(parts) + "\n"
+
+
+def cells(here: Sequence[Figures]) -> Cells:
+    """The table of one batch size."""
+    heads = [
+        "",
+        "tokens/s",
+        "× target",
+        "× assisted",
+        "tokens a call",
+        "accepted",
+        "lossy",
+        "unchecked",
+        "same text",
+        "right",
+    ]
+    rows = []
+    for its in here:
+        rows.append([
+            its.arm, _with(its.tokens_per_second, ".0f"), _with(its.of_target, ".2f"),
+            "–" if its.of_assisted is None else f"{its.of_assisted.value:.2f}", _or(its.tokens_per_target_call, ".2f"),
+            _or(its.acceptance, ".0%"), _or(its.lossy, ".1%"), _or(its.unchecked, ".1%"), f"{its.equal}/{its.prompts}",
+            "–" if its.accuracy is None else f"{its.right}/{its.judged}, {_with(its.accuracy, '.0%')}",
+        ])  # fmt: skip
+    return heads, rows
+
+
+def by_position(answers: Sequence[Answer], size: int) -> Cells | None:
+    """Of each policy: the share of its rounds that keep at least 1, 2, … tokens. None where no arm has rounds."""
+    rounds: defaultdict[str, list[int]] = defaultdict(list)
+    for answer in answers:
+        if answer.batch_size == size and answer.accept_lengths:
+            rounds[answer.arm] += answer.accept_lengths
+    if not rounds:
+        return None
+    longest = min(max(max(lengths) for lengths in rounds.values()), 12)
+    heads = ["", "rounds", *map(str, range(1, longest + 1))]
+    rows = [
+        [arm, str(len(kept)), *(f"{sum(n >= place for n in kept) / len(kept):.0%}" for place in range(1, longest + 1))]
+        for arm, kept in rounds.items()
+    ]
+    return heads, rows
+
+
+def _points(here: Sequence[Figures]) -> list[Point]:
+    found = []
+    for its in here:
+        y = its.accuracy or (its.equal / its.prompts, None, None)
+        found.append(Point(its.arm, its.tokens_per_second.value, y[0], y[1], y[2], its.lossless))
+    return found
+
+
+def _texts(its: Found) -> list[str]:
+    shown = [answer for answer in its.answers if answer.sources and answer.prompt < TEXTS]
+    if not shown:
+        return []
+    first = min(answer.batch_size for answer in shown)
+    parts = ["<h3>Texts</h3>", legend()]
+    for answer in shown:
+        if answer.batch_size == first:
+            verdict = "" if answer.right is None else ", right" if answer.right else ", wrong"
+            parts.append(f'<p class="prompt">prompt {answer.prompt + 1}, {escape(answer.arm)}{verdict}</p>')
+            parts.append(text_view(answer.pieces, answer.sources))
+    return parts
+
+
+def _about(its: Found) -> str:
+    record = its.record
+    pair = " with ".join(record[role]["id"] for role in ("target", "draft"))
+    return f"{pair}; {record['source']}; {record['machine']}; {record['dtype']}; in brackets 95 % intervals"
+
+
+def _advice(its: Found) -> list[str]:
+    given = its.record.get("found", {}).get("advice", {})
+    return [given] if isinstance(given, str) else [f"batch size {size}: {line}" for size, line in given.items()]
+
+
+def _with(figure: Any, form: str) -> str:
+    if figure.low is None:
+        return format(figure.value, form)
+    return f"{figure.value:{form}} ({figure.low:{form}}–{figure.high:{form}})"
+
+
+def _or(value: float | None, form: str) -> str:
+    return format(value, form) if value else "–"

@@ -1,0 +1,241 @@
+"""The search for a certified setting, on answers and seconds that are known beforehand; once on the demo."""
+
+import json
+
+import pytest
+from support.commands import prompts_file
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.artifacts.certificate import Certificate
+from hf_lossy_assist.evaluation import tuning
+from hf_lossy_assist.evaluation.arms import Arm
+from hf_lossy_assist.evaluation.bounds import harm_bound
+from hf_lossy_assist.evaluation.ladders import field_of
+from hf_lossy_assist.evaluation.measuring import Answer, Writer
+from hf_lossy_assist.evaluation.tuning import Search, promise, tune
+from hf_lossy_assist.tasks.answers import AnswerTask, Problem
+
+
+class Known(AnswerTask):
+    name = "known"
+
+    def problems(self, limit=None):
+        return [Problem(str(i), "yes") for i in range(limit)]
+
+    def extract(self, problem, response):
+        return response
+
+    def same(self, problem, reference, answer):
+        return reference == answer
+
+
+class Scripted:
+    """Writes an answer in known seconds; `wrong`: by arm, the prompts that it has wrong."""
+
+    target = tokenizer = None
+
+    def __init__(self, seconds, wrong):
+        self.seconds, self.wrong, self.calls = seconds, wrong, []
+
+    def write(self, arm, prompts, first, unit):
+        self.calls.append((arm.name, first))
+        texts = ["no" if first + i in self.wrong.get(arm.name, ()) else "yes" for i in range(len(prompts))]
+        return [
+            Answer(arm.name, first + i, len(prompts), unit, text, [1, 2], self.seconds[arm.name])
+            for i, text in enumerate(texts)
+        ]
+
+
+SECONDS = {
+    "target": 4.0,
+    "svip": 2.0,
+    "top_k:k=2+svip": 3.0,
+    "top_k:k=3+svip": 1.5,
+    "top_k:k=4+svip": 1.2,
+    "top_k:k=8+svip": 1.0,
+}
+FIELD = ["svip", "top_k+svip"]
+
+
+@pytest.fixture
+def search(monkeypatch):
+    """Run a search over 400 problems, the first 80 of which are for trying."""
+    monkeypatch.setattr(
+        tuning,
+        "_arms",
+        lambda writer, draft, policies: (
+            [Arm("target", None, "target")] + [Arm(n, None, "policy", p) for n, p in policies.items()]
+        ),
+    )
+
+    def run(wrong, seconds=SECONDS, max_loss=0.02, field=FIELD, count=400):
+        task, writer = Known(), Scripted(seconds, wrong)
+        problems = task.problems(count)
+        prompts = [problem.prompt for problem in problems]
+        settings = Search(max_loss, 0.05, 80)
+        return tune(writer, None, field_of(field), task, problems, prompts, settings), writer
+
+    return run
+
+
+def test_the_fastest_of_those_that_are_certified(search):
+    """k = 2 is slower than svip, k = 8 harms too much; k = 4 harms one answer of 320."""
+    found, writer = search({"top_k:k=8+svip": range(0, 400, 10), "top_k:k=4+svip": [200]})
+    assert found.best.step.name == "top_k:k=4+svip"
+    assert (found.best.tried.harms, found.best.tried.problems) == (1, 320)
+    assert found.best.harm == harm_bound(1, 320, 0.05) < 0.02
+    assert found.lossless.arm == "svip" and found.lossless.of_target.value == 2.0
+    assert {name for name, first in writer.calls if first >= 80} == {
+        "target",
+        "svip",
+        "top_k:k=4+svip",
+    }  # k = 3 is outdone
+
+
+def test_what_shows_its_harm_late_is_not_certified(search):
+    found, _ = search({"top_k:k=8+svip": range(80, 400, 20), "top_k:k=4+svip": [0], "top_k:k=3+svip": [0, 1, 90]})
+    by = {its.step.name: its for its in found.verdicts}
+    assert not by["top_k:k=8+svip"].certified and found.best is None
+
+
+def test_a_climb_ends_where_a_setting_fails(search):
+    found, _ = search({"top_k:k=8+svip": [1, *range(81, 400, 12)], "top_k:k=4+svip": [100]})
+    assert [(its.step.name, its.certified) for its in found.verdicts] == [
+        ("top_k:k=4+svip", True),
+        ("top_k:k=8+svip", False),
+    ]
+    found, _ = search({"top_k:k=8+svip": [1], "top_k:k=4+svip": range(81, 400, 12)})
+    assert [(its.step.name, its.certified) for its in found.verdicts] == [
+        ("top_k:k=4+svip", False),
+        ("top_k:k=8+svip", False),
+    ]
+
+
+def test_answers_that_the_target_has_wrong_are_no_harm(search):
+    wrong = set(range(0, 400, 2))
+    found, _ = search({name: wrong for name in SECONDS} | {"top_k:k=8+svip": wrong - {100}})
+    assert found.best.step.name == "top_k:k=8+svip"
+    assert (found.best.tried.harms, found.best.tried.gains) == (0, 1)
+
+
+def test_nothing_is_faster(search):
+    found, writer = search({}, seconds={name: 2.5 for name in SECONDS} | {"svip": 2.0})
+    assert found.best is None and found.verdicts == []
+    assert {name for name, first in writer.calls if first >= 80} == {"target", "svip"}
+
+
+def test_a_target_without_a_right_answer_is_refused(search):
+    with pytest.raises(ValueError, match=r"^the target has none of 80 problems right[^\n]*$"):
+        search({"target": range(400)})
+
+
+def test_what_is_promised_beforehand():
+    search = Search(0.01, 0.05, 1)
+    assert promise(700, search, 1) == (
+        "700 problems for the certificate: up to 2 harms certify 1.00% (needed: 299 with 0, 473 with 1, 628 with 2, 1049 with 5 harms)"
+    )
+    assert "too few for 1.00%, 2.95% is the least they can certify" in promise(100, search, 1)
+    assert "δ is shared by 3 ladders" in promise(700, search, 3)
+
+
+def a_certificate(**more):
+    known = {
+        "policy": "top_k:k=4+svip", "task": "demo", "problems": 320, "harms": 1, "gains": 2, "harm_bound": 0.0147, "net_bound": 0.01,
+        "confidence": 0.95, "max_loss": 0.02, "tried": 4, "speed": 900.0, "of_target": 2.5, "models": {}, "decoding": {"do_sample": False},
+        "data": "0" * 64, "machine": "a machine", "versions": {},
+    }  # fmt: skip
+    return Certificate(**(known | more))
+
+
+def test_a_policy_carries_its_certificate(tmp_path):
+    policy = hla.LossyPolicy(hla.TopK(4), hla.SVIP(), certificate=a_certificate())
+    policy.save_pretrained(tmp_path / "policy")
+    loaded = hla.LossyPolicy.from_pretrained(tmp_path / "policy")
+    assert loaded == policy and loaded.certificate == policy.certificate
+    card = (tmp_path / "policy" / "README.md").read_text()
+    assert "1 of 320; at most 1.47% at 95% confidence" in card and "for prompts drawn like these" in card
+    assert loaded.with_fallback().certificate is None  # it was not measured
+    (tmp_path / "policy" / "certificate.json").write_text('{"harms": 0}')
+    with pytest.raises(ValueError, match=r"certificate.json: expected the entries [^\n]*$"):
+        hla.LossyPolicy.from_pretrained(tmp_path / "policy")
+
+
+def test_another_model_or_decoding_is_doubted(tmp_path):
+    models = hla.demo.load()
+    from hf_lossy_assist.models.identity import ModelIdentity
+
+    identities = {
+        role: ModelIdentity.of(its).to_dict() | {"weights": "0"}
+        for role, its in (("target", models.target), ("draft", models.draft))
+    }
+    mine = a_certificate(models=identities, decoding={"do_sample": False, "temperature": 1.0})
+    here = {"target": models.target, "draft": models.draft}
+    assert mine.doubts(here, {"do_sample": False, "temperature": 0.5}) == []  # greedy decoding has no temperature
+    assert mine.doubts({"target": models.draft}, {})[0].startswith("another target (")
+    assert mine.doubts(here, {"do_sample": True}) == ["do_sample False there, True here"]
+    hla.enable(models.target)
+    ids = models.tokenizer("How many books", return_tensors="pt")
+    settings = {"assistant_model": models.draft, "max_new_tokens": 4}
+    policy = hla.LossyPolicy(stop=hla.SVIP(), certificate=mine)
+    models.target.generate(**ids, lossy_policy=policy, do_sample=False, **settings)
+    with pytest.warns(
+        UserWarning, match="this policy's certificate is of something else: do_sample False there, True here"
+    ):
+        models.target.generate(**ids, lossy_policy=policy, do_sample=True, **settings)
+
+
+SHORT = ("tune", "--limit", 6, "--first", 2, "--max-new-tokens", 40, "--policies", "svip,top_k:k=3+svip")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypatch):
+    whole = hf_lossy(*SHORT, "--out", tmp_path / "whole")
+    assert whole.code == 0, whole.err
+    assert "4 problems for the certificate: too few for 1.00%" in whole.out
+    own, calls = Writer.write, []
+
+    def impatient(self, *args):
+        calls.append(args)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return own(self, *args)
+
+    monkeypatch.setattr(Writer, "write", impatient)
+    stopped = hf_lossy(*SHORT, "--out", tmp_path / "found")
+    assert stopped.code == 130 and "the same command with --resume goes on" in stopped.out
+    other = hf_lossy(*SHORT, "--max-loss", 0.5, "--out", tmp_path / "found", "--resume")
+    assert "was made with max_loss 0.01, this run has 0.5" in other.line
+    assert hf_lossy(*SHORT, "--out", tmp_path / "found", "--resume").code == 0
+    texts = []
+    for folder in ("whole", "found"):
+        lines = [json.loads(line) for line in (tmp_path / folder / "answers.jsonl").read_text().splitlines()]
+        texts.append({(line["model_id"], line["question_id"]): (line["token_ids"], line["right"]) for line in lines})
+        assert json.loads((tmp_path / folder / "run.json").read_text())["found"]["advice"].startswith(
+            ("use ", "do not draft here")
+        )
+    shared = texts[0].keys() & texts[1].keys()  # which are candidates is for the clock to say
+    assert all(texts[0][key] == texts[1][key] for key in shared) and len(shared) >= 2 * 3 + 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--policies", "top_k:k=3"), "no lossless policy is among these"),
+        (("--first", "6"), "--first"),
+        (("--batch-size", "6"), "6 problems are too few for batches of 6"),
+        (("--max-loss", "0"), "--max-loss"),
+        (("--confidence", "1.5"), "--confidence"),
+        (("--task", "nothing"), "unknown task 'nothing'"),
+        (("--resume",), "pass its --out"),
+    ],
+)
+def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch, arguments, said):
+    monkeypatch.setattr("hf_lossy_assist.models.loading.load_model", None)
+    assert said in hf_lossy(*SHORT[:3], *arguments).line
+
+
+def test_rows_without_an_answer_are_refused(hf_lossy, tmp_path):
+    """A file of prompts alone: the task cannot tell right from wrong."""
+    file = prompts_file(tmp_path, 3)
+    assert "no right answer" in hf_lossy("tune", "--task", file, "--first", 1).line

@@ -13,6 +13,7 @@ from ..terminal import show
 from . import exits
 from .collect import collect
 from .compare import compare
+from .eval import evaluate_tasks
 from .evaluate import evaluate
 from .fit_autojudge import fit_autojudge
 from .fit_specdec import fit_specdec
@@ -56,6 +57,7 @@ def options(
 # In the order of the work.
 for command in (generate, compare, tune, policies, collect, mine, profile, plan, evaluate, report, push, pull):
     app.command()(command)
+app.command("eval")(evaluate_tasks)
 app.add_typer(fit_app, name="fit")
 fit_app.command("sprinter")(fit_sprinter)
 fit_app.command("autojudge")(fit_autojudge)

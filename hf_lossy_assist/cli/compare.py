@@ -10,7 +10,7 @@ import hf_lossy_assist as hla
 from ..terminal import show, show_json
 from ..validation import MOST_NEW_TOKENS, check_int, check_positive, shown
 from .figures import show_figures
-from .measured import facts_of, longest_of, progress, prompts_of
+from .measured import check_out, facts_of, longest_of, progress, prompts_of
 from .options import (
     AsJson,
     Assistant,
@@ -91,8 +91,7 @@ def compare(
     check_int("--seed", seed, 0)
     check_positive("--temperature", temperature)
     check_sampling(do_sample, temperature, top_k, top_p)
-    if resume and out is None:
-        raise ValueError("--resume goes on with the run of a folder: pass its --out")
+    check_out(out, resume)
     from ..evaluation.advice import advice
     from ..evaluation.arms import make_arms, why_not_static
     from ..evaluation.comparing import Batches

@@ -101,6 +101,7 @@ def generate(
     prompts: Annotated[
         Path | None, typer.Option(help="JSON lines with `prompt` (or rows of GSM8K or Spec-Bench)")
     ] = None,
+    limit: Annotated[int | None, typer.Option(help="most prompts (default: all; of the demo 3, or one batch)")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="most new tokens of each text")] = 128,
     do_sample: DoSample = False,
     temperature: Temperature = 1.0,
@@ -128,7 +129,9 @@ def generate(
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
     drafts = read_drafter(drafter, policy, model, assistant)
     finish = options.read(demo_models=model is None)
-    texts, problems = _texts(prompt, prompts, model, seed)
+    if limit is not None:
+        check_int("--limit", limit, 1)
+    texts, problems = _texts(prompt, prompts, model, seed, limit, max(DEMO_PROBLEMS, batch_size))
     target, draft, tokenizer = load(model, assistant, dtype, device)
     chosen = finish(target, draft, tokenizer)
     if drafts is not None and not drafts.needs_assistant:
@@ -154,13 +157,13 @@ def generate(
 
 
 def _texts(
-    prompt: list[str] | None, prompts: Path | None, model: str | None, seed: int
+    prompt: list[str] | None, prompts: Path | None, model: str | None, seed: int, limit: int | None, usual: int
 ) -> tuple[list[str], list[Any]]:
-    """The prompts, and the demo problems that they are, if they are."""
+    """The prompts, and the demo problems that they are, if they are; `usual`: so many of the demo where there is no limit."""
     if prompt and prompts:
         raise ValueError("--prompt and --prompts are two sources: pass one of them")
-    texts = list(prompt or []) or (read_prompts(prompts) if prompts else [])
-    problems = [] if texts or model is not None else hla.demo.problems(DEMO_PROBLEMS, seed)
+    texts = list(prompt or [])[:limit] or (read_prompts(prompts, limit) if prompts else [])
+    problems = [] if texts or model is not None else hla.demo.problems(usual if limit is None else limit, seed)
     texts = texts or [p.prompt for p in problems]
     if not texts:
         raise ValueError("nothing to continue: pass --prompt or --prompts with --model")

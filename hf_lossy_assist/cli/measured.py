@@ -14,6 +14,14 @@ from .options import DEMO
 DEMO_LIMIT = 16  # problems of `compare` without --limit
 
 
+def check_out(out: Path | None, resume: bool) -> None:
+    """Refuse what cannot be written or gone on with, before models are loaded."""
+    if resume and out is None:
+        raise ValueError("--resume goes on with the run of a folder: pass its --out")
+    if out is not None and out.exists():
+        raise ValueError(f"{out} exists: choose another --out, or delete it to start again")
+
+
 def prompts_of(
     prompts: Path | None, task: str | None, data: Path | None, model: str | None, limit: int | None, seed: int
 ) -> tuple[list[str], list[Any], Any, str]:

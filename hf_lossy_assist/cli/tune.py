@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ..terminal import console, show, show_json
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, check_number, check_positive
-from .measured import facts_of, progress, prompts_of
+from .measured import check_out, facts_of, progress, prompts_of
 from .options import (
     DEMO,
     AsJson,
@@ -90,8 +90,7 @@ def tune(
     check_int("--seed", seed, 0)
     check_positive("--temperature", temperature)
     check_sampling(do_sample, temperature, top_k, top_p)
-    if resume and out is None:
-        raise ValueError("--resume goes on with the run of a folder: pass its --out")
+    check_out(out, resume)
     from ..evaluation.arms import make_arms
     from ..evaluation.ladders import field_of
     from ..evaluation.measuring import Decoding, Writer

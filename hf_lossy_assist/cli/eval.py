@@ -1,0 +1,73 @@
+"""`hf-lossy eval`: EleutherAI's lm-eval, with a policy and without."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+import hf_lossy_assist as hla
+
+from ..terminal import console, show, show_json
+from ..validation import MOST_ROWS, check_int
+from .options import AsJson, Assistant, Device, DType, Model, check_pair, load, needs
+
+
+def evaluate_tasks(
+    tasks: Annotated[str, typer.Option(help="names of lm-eval's tasks, with commas between them")],
+    model: Model = None,
+    assistant: Assistant = None,
+    policy: Annotated[
+        str, typer.Option(help="method, rule or stop by name, short form, JSON, file or folder")
+    ] = "svip",
+    include_path: Annotated[Path | None, typer.Option(help="a folder of task files beside lm-eval's own")] = None,
+    num_fewshot: Annotated[int | None, typer.Option(help="examples in each prompt (default: the task's)")] = None,
+    limit: Annotated[int | None, typer.Option(help="most problems of each task (default: all)")] = None,
+    batch_size: Annotated[int, typer.Option(help="prompts at a time")] = 1,
+    gen_kwargs: Annotated[str | None, typer.Option(help="as lm-eval's: max_gen_toks=256,temperature=0")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="apply the tokenizer's chat template")] = False,
+    dtype: DType = "float32",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Run tasks of EleutherAI's lm-eval with the target alone and with a policy, and show both figures.
+
+    Example:
+
+      hf-lossy eval --model M --assistant D --tasks gsm8k --policy svip --limit 50 --batch-size 8 --chat
+    """
+    needs("lm-eval", "lm_eval")
+    check_pair(model, assistant)
+    check_int("--batch-size", batch_size, 1, MOST_ROWS)
+    if limit is not None:
+        check_int("--limit", limit, 1)
+    if include_path is not None and not include_path.is_dir():
+        raise FileNotFoundError(f"--include-path: there is no folder {str(include_path)!r}")
+    chosen, names = hla.as_policy(policy), [name.strip() for name in tasks.split(",")]
+    from ..evaluation.harness import HFLM, LossyLM, evaluated
+
+    target, draft, tokenizer = load(model, assistant, dtype, device)
+    common = {"tokenizer": tokenizer, "batch_size": batch_size}
+    settings: dict[str, Any] = {
+        "limit": limit, "num_fewshot": num_fewshot, "gen_kwargs": gen_kwargs, "apply_chat_template": chat
+    }  # fmt: skip
+    found, seconds = {}, {}
+    plain = HFLM(target, **common)
+    for name, its in (("target", plain), (policy, LossyLM(target, draft, chosen, **common))):
+        began = time.perf_counter()
+        found[name] = evaluated(its, names, include_path, **settings)
+        seconds[name] = time.perf_counter() - began
+    if as_json:
+        show_json({"results": found, "seconds": seconds, "lossless": chosen.lossless})
+        return
+    table = Table("task", "figure", *found, box=None, padding=(0, 2, 0, 0))
+    for task, figures in found["target"].items():
+        for metric in figures:
+            table.add_row(task, metric, *(f"{its[task].get(metric, float('nan')):.4f}" for its in found.values()))
+    console(highlight=False).print(table)
+    kind = "lossless" if chosen.lossless else "lossy"
+    show(
+        f"{policy} is {kind}; seconds of the whole: "
+        + ", ".join(f"{name} {took:.1f}" for name, took in seconds.items())
+    )

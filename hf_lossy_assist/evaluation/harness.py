@@ -1,0 +1,74 @@
+"""EleutherAI's lm-eval with this package's engine: a registered model, "hf-lossy", and a run of it beside the plain one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval import simple_evaluate
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
+import hf_lossy_assist as hla
+
+from ..policy.forms import as_policy
+from ..stats.report import SpeculationStats
+
+
+@register_model("hf-lossy")
+class LossyLM(HFLM):  # type: ignore[misc]
+    """lm-eval's model of Transformers, whose texts a policy writes; likelihoods are the target's own, as ever.
+
+    Args:
+        pretrained: the target, a loaded model or what lm-eval takes.
+        assistant: the draft, a loaded model or a folder or Hub id. policy: whatever `lossy_policy=` accepts.
+        kwargs: of `HFLM`.
+    """
+
+    def __init__(self, pretrained: Any, assistant: Any, policy: Any = "svip", **kwargs: Any):
+        super().__init__(pretrained, **kwargs)
+        if isinstance(assistant, str):
+            from ..models.loading import load_model
+
+            assistant = load_model(assistant, dtype=self.model.dtype).to(self.model.device).eval()
+        self.assistant, self.policy = assistant, as_policy(policy)
+        self.calls: list[SpeculationStats] = []
+        hla.enable(self.model)
+
+    def _model_generate(
+        self, context: torch.Tensor, max_length: int, stop: list[str], **settings: Any
+    ) -> torch.Tensor:
+        out = super()._model_generate(
+            context,
+            max_length,
+            stop,
+            assistant_model=self.assistant,
+            lossy_policy=self.policy,
+            return_dict_in_generate=True,
+            **settings,
+        )
+        self.calls.append(out.speculation)
+        return out.sequences
+
+
+def evaluated(model: Any, tasks: Sequence[str], folder: Path | None, **settings: Any) -> dict[str, dict[str, float]]:
+    """lm-eval's figures: by task, by metric (with its filter), the value; standard errors as `…_stderr`.
+
+    Args:
+        tasks: names as lm-eval has them. folder: of task files beside its own. settings: of `lm_eval.simple_evaluate`.
+
+    Raises: `ValueError`, one line, for tasks that there are not.
+    """
+    manager = TaskManager(include_path=None if folder is None else str(folder))
+    unknown = [task for task in tasks if task not in manager.all_tasks]
+    if unknown:
+        raise ValueError(
+            f"--tasks: lm-eval knows no {', '.join(unknown)}: see lm-eval ls tasks, or pass --include-path"
+        )
+    found = simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, log_samples=False, **settings)
+    results = {} if found is None else found["results"]
+    return {
+        task: {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
+        for task, figures in results.items()
+    }

@@ -1,0 +1,57 @@
+"""lm-eval on a task file of our own: a lossless policy has the target's own figures."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hf_lossy_assist import demo
+
+
+pytest.importorskip("lm_eval")
+pytestmark = pytest.mark.slow
+TASK = """
+task: sums
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs: {{until: ["\\n\\n"], max_gen_toks: 48, do_sample: false}}
+filter_list:
+  - name: number
+    filter:
+      - {{function: regex, regex_pattern: "answer is (-?[0-9]+)"}}
+      - {{function: take_first}}
+metric_list: [{{metric: exact_match}}]
+"""
+
+
+def test_the_command(tmp_path):
+    rows = [{"question": p.prompt, "answer": str(p.answer)} for p in demo.problems(4, seed=3)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "sums.yaml").write_text(TASK.format(file=tmp_path / "sums.jsonl"))
+    command = [
+        sys.executable,
+        "-m",
+        "hf_lossy_assist.cli",
+        "eval",
+        "--tasks",
+        "sums",
+        "--include-path",
+        str(tmp_path),
+        "--batch-size",
+        "2",
+    ]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout[done.stdout.index("{") :])
+    figures = found["results"]
+    assert figures["target"] == figures["svip"] and found["lossless"] is True
+    assert figures["target"]["sums"]["exact_match,number"] > 0
+
+
+def test_what_is_wrong_is_one_line(hf_lossy, tmp_path):
+    assert "there is no folder" in hf_lossy("eval", "--tasks", "sums", "--include-path", tmp_path / "none").line

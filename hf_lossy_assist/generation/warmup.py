@@ -147,6 +147,7 @@ class WarmingRunner(Runner):
         self.others = {name: value for name, value in settings.items() if name not in own}
         self.compile_seconds, self.num_graphs = 0.0, 0
         self.kind: Kind | None = None  # of its calls
+        self.compiled = False  # all that they may need
         self.sizes: tuple[int, ...] | None = None  # numbers of rows that its batches may shrink to
         self.length = 0  # tokens of the longest text
 
@@ -154,7 +155,8 @@ class WarmingRunner(Runner):
         known, began, call.sizes = graphs_made(), time.perf_counter(), self.sizes
         self.kind = Kind.of(call.policy, call.stop.settings, call.processing, getattr(call.drafter, "sampling", False))
         rounds = WholeRounds.of(call, SpeculationStats([], 0, True)) if call.compiled else None
-        if rounds is not None:
+        if rounds is not None and not self.compiled:  # later calls are timed
+            self.compiled = True
             with torch.random.fork_rng():
                 for _ in range(2 if rounds.target.replays else 1):
                     rounds.compile_all(self.length)

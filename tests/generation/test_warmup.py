@@ -113,6 +113,17 @@ def test_prompts_are_what_is_measured(pays, monkeypatch):
         assert written((9, 5, 4)).speculation.num_compiled_rounds > 0
 
 
+def test_what_is_timed_is_the_calls_and_not_what_is_run_ahead(pays, monkeypatch):
+    ran = []
+    monkeypatch.setattr(
+        module.WholeRounds,
+        "compile_all",
+        lambda self, length, own=module.WholeRounds.compile_all: ran.append(length) or own(self, length),
+    )
+    warm(sizes=(1, 2), repeats=3)
+    assert ran == [64, 64]
+
+
 def test_prompts_of_one_token_are_enough(pays):
     [found] = warm(sizes=(1,), lengths=(64,), prompts=[[7]])
     assert found.num_graphs > 0 and found.eager_because is None

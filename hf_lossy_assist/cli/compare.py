@@ -8,9 +8,9 @@ import typer
 import hf_lossy_assist as hla
 
 from ..terminal import show, show_json
-from ..validation import MOST_NEW_TOKENS, check_int, check_positive, shown
+from ..validation import LONGEST_DRAFT, check_int, shown
 from .figures import show_figures
-from .measured import check_out, facts_of, longest_of, progress, prompts_of
+from .measured import check_decoding, check_out, facts_of, longest_of, progress, prompts_of
 from .options import (
     AsJson,
     Assistant,
@@ -26,7 +26,6 @@ from .options import (
     TopP,
     chats,
     check_pair,
-    check_sampling,
     load,
     needs,
 )
@@ -86,17 +85,23 @@ def compare(
     needs("train", "scipy")
     check_pair(model, assistant)
     sizes = _sizes(batch_size)
-    check_int("--max-new-tokens", max_new_tokens, 2, MOST_NEW_TOKENS)
-    check_int("--gamma", gamma, 1, 128)
-    check_int("--seed", seed, 0)
-    check_positive("--temperature", temperature)
-    check_sampling(do_sample, temperature, top_k, top_p)
+    check_int("--gamma", gamma, 1, LONGEST_DRAFT)
+    from ..evaluation.measuring import Decoding, Writer
+
+    decoding = Decoding(
+        max_new_tokens=max_new_tokens,
+        do_sample=do_sample,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+    )
+    check_decoding(decoding)
     check_out(out, resume)
     from ..evaluation.advice import advice
     from ..evaluation.arms import make_arms, why_not_static
     from ..evaluation.comparing import Batches
     from ..evaluation.comparing import compare as run
-    from ..evaluation.measuring import Decoding, Writer
     from ..evaluation.store import Folder
 
     chosen = _policies(policies, gamma)
@@ -108,14 +113,6 @@ def compare(
     capacity = longest_of(tokenizer, texts) + max_new_tokens if static and not left_out else None
     arms = make_arms(
         target, draft, chosen, tokenizer=tokenizer, gamma=gamma, capacity=capacity, compiled=compile_rounds
-    )
-    decoding = Decoding(
-        max_new_tokens=max_new_tokens,
-        do_sample=do_sample,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
     )
     store = None
     if out is not None:

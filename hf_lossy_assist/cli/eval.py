@@ -42,10 +42,12 @@ def evaluate_tasks(
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
     if limit is not None:
         check_int("--limit", limit, 1)
+    if num_fewshot is not None:
+        check_int("--num-fewshot", num_fewshot, 0)
     if include_path is not None and not include_path.is_dir():
         raise FileNotFoundError(f"--include-path: there is no folder {str(include_path)!r}")
     chosen, names = hla.as_policy(policy), [name.strip() for name in tasks.split(",")]
-    from ..evaluation.harness import HFLM, LossyLM, evaluated
+    from ..evaluation.harness import evaluated, models
 
     target, draft, tokenizer = load(model, assistant, dtype, device)
     common = {"tokenizer": tokenizer, "batch_size": batch_size}
@@ -53,8 +55,8 @@ def evaluate_tasks(
         "limit": limit, "num_fewshot": num_fewshot, "gen_kwargs": gen_kwargs, "apply_chat_template": chat
     }  # fmt: skip
     found, seconds = {}, {}
-    plain = HFLM(target, **common)
-    for name, its in (("target", plain), (policy, LossyLM(target, draft, chosen, **common))):
+    plain, lossy = models()
+    for name, its in (("target", plain(target, **common)), (policy, lossy(target, draft, chosen, **common))):
         began = time.perf_counter()
         found[name] = evaluated(its, names, include_path, **settings)
         seconds[name] = time.perf_counter() - began

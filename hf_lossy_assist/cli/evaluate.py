@@ -7,6 +7,7 @@ import typer
 
 import hf_lossy_assist as hla
 
+from ..validation import check_number
 from .compare import compare
 from .options import AsJson, Assistant, Chat, Device, DType, Model, Resume, Seed
 
@@ -42,6 +43,8 @@ def evaluate(
 
       hf-lossy evaluate judge --task demo --limit 64
     """
+    for value in threshold or ():
+        check_number("--threshold", value, 0.0, 2.0)
     method = hla.Head.from_pretrained(head).config.method
     settings = [f",threshold={value!r}" for value in threshold or ()] or [""]
     policies = ["svip", *(f"{method}:head={head}{setting}" for setting in settings)]

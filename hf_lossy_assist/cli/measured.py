@@ -7,11 +7,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..validation import check_int
-from .options import DEMO
+from ..validation import MOST_NEW_TOKENS, check_int, check_positive
+from .options import DEMO, check_sampling
 
 
 DEMO_LIMIT = 16  # problems of `compare` without --limit
+
+
+def check_decoding(decoding: Any) -> None:
+    """Refuse settings of `Decoding` that no call takes, by the names of their options."""
+    check_int("--max-new-tokens", decoding.max_new_tokens, 2, MOST_NEW_TOKENS)
+    check_int("--seed", decoding.seed, 0)
+    check_int("--top-k", decoding.top_k, 0)
+    check_positive("--top-p", decoding.top_p, 1.0)
+    check_positive("--temperature", decoding.temperature)
+    check_sampling(decoding.do_sample, decoding.temperature, decoding.top_k, decoding.top_p)
 
 
 def check_out(out: Path | None, resume: bool) -> None:

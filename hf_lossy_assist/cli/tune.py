@@ -8,8 +8,8 @@ import typer
 from rich.table import Table
 
 from ..terminal import console, show, show_json
-from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, check_number, check_positive
-from .measured import check_out, facts_of, progress, prompts_of
+from ..validation import MOST_ROWS, check_int, check_number
+from .measured import check_decoding, check_out, facts_of, progress, prompts_of
 from .options import (
     DEMO,
     AsJson,
@@ -26,7 +26,6 @@ from .options import (
     TopP,
     chats,
     check_pair,
-    check_sampling,
     load,
     needs,
 )
@@ -86,14 +85,15 @@ def tune(
     check_number("--max-loss", max_loss, 1e-6, 1.0)
     check_number("--confidence", confidence, 0.5, 1 - 1e-9)
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
-    check_int("--max-new-tokens", max_new_tokens, 2, MOST_NEW_TOKENS)
-    check_int("--seed", seed, 0)
-    check_positive("--temperature", temperature)
-    check_sampling(do_sample, temperature, top_k, top_p)
+    from ..evaluation.measuring import Decoding, Writer
+
+    decoding = Decoding(
+        max_new_tokens=max_new_tokens, do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+    )  # fmt: skip
+    check_decoding(decoding)
     check_out(out, resume)
     from ..evaluation.arms import make_arms
     from ..evaluation.ladders import field_of
-    from ..evaluation.measuring import Decoding, Writer
     from ..evaluation.store import Folder
     from ..evaluation.tuning import Search, promise
     from ..evaluation.tuning import tune as run
@@ -113,9 +113,6 @@ def tune(
         show(promise(len(texts) - search.first, search, ladders))
     target, draft, tokenizer = load(model, assistant, dtype, device)
     texts = chats(tokenizer, texts) if chat else texts
-    decoding = Decoding(
-        max_new_tokens=max_new_tokens, do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
-    )  # fmt: skip
     store = None
     if out is not None:
         arms = make_arms(target, draft, field.policies, tokenizer=tokenizer, assisted=False)

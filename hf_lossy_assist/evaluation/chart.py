@@ -64,7 +64,7 @@ def names_apart(levels: Sequence[float]) -> list[float]:
     """Places of names, as near to `levels` as they can be with `APART` pixels between any two, inside the chart where they fit."""
     order = sorted(range(len(levels)), key=lambda i: levels[i])
     placed = [0.0] * len(levels)
-    above = TOP - APART
+    above = float(TOP - APART)
     for rank, i in enumerate(order):
         room = HEIGHT - BOTTOM - APART * (len(order) - 1 - rank)  # so that those below it fit as well
         above = placed[i] = max(above + APART, min(levels[i], room))

@@ -1,55 +1,55 @@
 """EleutherAI's lm-eval with this package's engine: a registered model, "hf-lossy", and a run of it beside the plain one."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from lm_eval import simple_evaluate
-from lm_eval.api.registry import register_model
-from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks import TaskManager
 
-import hf_lossy_assist as hla
-
+from ..generation.enable import enable
 from ..policy.forms import as_policy
 from ..stats.report import SpeculationStats
 
 
-@register_model("hf-lossy")
-class LossyLM(HFLM):  # type: ignore[misc]
-    """lm-eval's model of Transformers, whose texts a policy writes; likelihoods are the target's own, as ever.
+@cache
+def models() -> tuple[type, type]:
+    """lm-eval's model of Transformers, and the one whose texts a policy writes, which this registers as "hf-lossy".
 
-    Args:
-        pretrained: the target, a loaded model or what lm-eval takes.
-        assistant: the draft, a loaded model or a folder or Hub id. policy: whatever `lossy_policy=` accepts.
-        kwargs: of `HFLM`.
+    Made when they are asked for: lm-eval is an extra, and takes seconds to import.
     """
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.huggingface import HFLM
 
-    def __init__(self, pretrained: Any, assistant: Any, policy: Any = "svip", **kwargs: Any):
-        super().__init__(pretrained, **kwargs)
-        if isinstance(assistant, str):
-            from ..models.loading import load_model
+    @register_model("hf-lossy")
+    class LossyLM(HFLM):
+        """`HFLM` with a draft and a policy; likelihoods are the target's own, as ever.
 
-            assistant = load_model(assistant, dtype=self.model.dtype).to(self.model.device).eval()
-        self.assistant, self.policy = assistant, as_policy(policy)
-        self.calls: list[SpeculationStats] = []
-        hla.enable(self.model)
+        Args:
+            pretrained: the target, a loaded model or what lm-eval takes.
+            assistant: the draft, a loaded model or a folder or Hub id. policy: whatever `lossy_policy=` accepts.
+            kwargs: of `HFLM`.
+        """
 
-    def _model_generate(
-        self, context: torch.Tensor, max_length: int, stop: list[str], **settings: Any
-    ) -> torch.Tensor:
-        out = super()._model_generate(
-            context,
-            max_length,
-            stop,
-            assistant_model=self.assistant,
-            lossy_policy=self.policy,
-            return_dict_in_generate=True,
-            **settings,
-        )
-        self.calls.append(out.speculation)
-        return out.sequences
+        def __init__(self, pretrained: Any, assistant: Any, policy: Any = "svip", **kwargs: Any):
+            super().__init__(pretrained, **kwargs)
+            if isinstance(assistant, str):
+                from ..models.loading import load_model
+
+                assistant = load_model(assistant, dtype=self.model.dtype).to(self.model.device).eval()
+            self.assistant, self.policy = assistant, as_policy(policy)
+            self.calls: list[SpeculationStats] = []
+            enable(self.model)
+
+        def _model_generate(
+            self, context: torch.Tensor, max_length: int, stop: list[str], **settings: Any
+        ) -> torch.Tensor:
+            ours = {"assistant_model": self.assistant, "lossy_policy": self.policy, "return_dict_in_generate": True}
+            out = super()._model_generate(context, max_length, stop, **ours, **settings)
+            self.calls.append(out.speculation)
+            return out.sequences
+
+    return HFLM, LossyLM
 
 
 def evaluated(model: Any, tasks: Sequence[str], folder: Path | None, **settings: Any) -> dict[str, dict[str, float]]:
@@ -60,6 +60,9 @@ def evaluated(model: Any, tasks: Sequence[str], folder: Path | None, **settings:
 
     Raises: `ValueError`, one line, for tasks that there are not.
     """
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
     manager = TaskManager(include_path=None if folder is None else str(folder))
     unknown = [task for task in tasks if task not in manager.all_tasks]
     if unknown:

@@ -196,6 +196,7 @@ def options():
 ARGUMENTS = {  # what each command needs, and what an option needs beside it
     "generate": [], "collect": ["--out", "OUT"], "fit sprinter": ["DATA", "--out", "OUT"], "plan": [], "mine": ["--out", "OUT"],
     "fit autojudge": ["DATA", "--out", "OUT"], "fit specdec": ["DATA", "--out", "OUT"], "profile": ["--out", "OUT"],
+    "compare": [], "tune": [], "evaluate": [str(demo.FOLDER / "autojudge_head")], "eval": ["--tasks", "sums"],
 }  # fmt: skip
 SERVER = ["--target-url", "http://127.0.0.1:9/v1", "--target-model", "x"]
 BESIDE = {
@@ -203,7 +204,7 @@ BESIDE = {
     "generate --window": ["--policy", "autojudge"], "mine --per-minute": SERVER, "mine --timeout": SERVER,
     "mine --shots": ["--task", "gsm8k", "--data", "DATA"], "fit specdec --width": ["--head", "mlp"],
     "fit sprinter --width": ["--head", "mlp"],
-} | {f"{command} {option}": ["--do-sample"] for command in ("generate", "mine") for option in ("--temperature", "--top-k", "--top-p")}  # fmt: skip
+} | {f"{command} {option}": ["--do-sample"] for command in ("generate", "mine", "compare", "tune") for option in ("--temperature", "--top-k", "--top-p")}  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "option", "fraction"), list(options()), ids=str)

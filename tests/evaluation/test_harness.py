@@ -19,7 +19,7 @@ test_split: test
 output_type: generate_until
 doc_to_text: "{{{{question}}}}"
 doc_to_target: "{{{{answer}}}}"
-generation_kwargs: {{until: ["\\n\\n"], max_gen_toks: 48, do_sample: false}}
+generation_kwargs: {{until: ["\\n\\n"], max_gen_toks: 96, do_sample: false}}
 filter_list:
   - name: number
     filter:

@@ -184,7 +184,7 @@ def test_another_model_or_decoding_is_doubted(tmp_path):
         models.target.generate(**ids, lossy_policy=policy, do_sample=True, **settings)
 
 
-SHORT = ("tune", "--limit", 6, "--first", 2, "--max-new-tokens", 40, "--policies", "svip,top_k:k=3+svip")
+SHORT = ("tune", "--limit", 6, "--first", 2, "--max-new-tokens", 72, "--policies", "svip,top_k:k=3+svip")
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def test_a_rule_of_ones_own_has_a_name(half):
     assert policy.to_dict() == {"rule": {"name": "half", "share": 0.5}} and hla.as_policy(policy.to_dict()) == policy
     assert RULES["half"] is Half and registry.entry("rule", "half").source == Half.__module__
     assert registry.entry("rule", "limited").source == "this package"
-    refused(lambda: hla.as_policy("half"), 'needs share.*"share": 0.5')
+    refused(lambda: hla.as_policy("half"), "needs share.*half:share=0.5")
     refused(lambda: hla.as_policy("hafl"), "Did you mean 'half'")
 
 

@@ -73,7 +73,13 @@ def fit_autojudge(
         f"{out}: a {head} head on the {fitted.config.features}{chosen}; {report.evidence}, Brier {report.brier:.4f}{late}; "
         f"its threshold {report.threshold:.10g} rejects {kept} of the important tokens and accepts {accepted} of the others"
     )
-    show_verdict(report.evidence, f"hf-lossy generate --policy autojudge --head {out}")
+    folder = out if out.is_absolute() else f"./{out}"  # a bare name is a rule's
+    own = (
+        f"--model {model} --assistant {assistant} --task {fitted.config.training['task']} --data FILE"
+        if model
+        else "--task demo"
+    )
+    show_verdict(report.evidence, f"hf-lossy compare {own} --policies svip,{folder}", "which answers it changes")
 
 
 def _thresholds(report: "JudgeReport") -> Any:

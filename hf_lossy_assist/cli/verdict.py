@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from ..training.evidence import Evidence
 
 
-def show_verdict(evidence: "Evidence", command: str) -> None:
-    """Two lines at most; `command` is how to try a head that is better than chance."""
+def show_verdict(evidence: "Evidence", command: str, what: str = "how fast it is") -> None:
+    """Two lines at most; `command` says of a head that is better than chance `what` nothing here has measured."""
     if evidence.warning is not None:
         show(f"warning: {evidence.warning}")
-    show(f"try it: {command}" if evidence.verdict is None else evidence.verdict)
+    show(f"see {what}: {command}" if evidence.verdict is None else evidence.verdict)

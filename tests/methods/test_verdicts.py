@@ -49,10 +49,14 @@ def test_a_head_is_called_good_only_where_it_is(hf_lossy, tmp_path, method, kind
         assert f"{metrics['auroc_low']:.3f} to {metrics['auroc_high']:.3f}" in done.out
         assert f"| auroc low | {metrics['auroc_low']:.4g} |" in card and card_problems(card) == ([], [])
         if name == "law":
-            assert metrics["auroc_low"] > 0.7 and last.startswith("try it: hf-lossy ") and "verdict" not in metrics
+            assert (
+                metrics["auroc_low"] > 0.7
+                and last.startswith("see how fast it is: hf-lossy ")
+                and "verdict" not in metrics
+            )
             assert f"{name}-head" in last and "than chance" not in card
             continue
-        assert metrics["auroc_low"] <= 0.5 and last == metrics["verdict"] and "try it" not in done.out
+        assert metrics["auroc_low"] <= 0.5 and last == metrics["verdict"] and "see how fast" not in done.out
         assert last.startswith("no better than chance as far as 9 held-out prompts tell: AUROC 0.")
         assert "**No better than chance as far as 9 held-out prompts tell: " in card
 

@@ -32,6 +32,7 @@ _LINKS = re.compile(
 APART = "<!-- -->"
 # Rows of `metrics.thresholds`: the figures of one of these groups, and of `metrics.comparison`.
 ROWS = (("threshold", "recall", "accepted"), ("threshold", "drafted", "accepted"), ("threshold", "eta_tp", "eta_fp"))
+SAID = ("verdict", "warning")  # lines of `training.evidence` about the figures
 COMPARED = ("auroc", "auroc_train")
 LARGEST = 1e300
 
@@ -108,12 +109,14 @@ def head_card(config: HeadConfig, plots: Sequence[str] = (), **extra: Any) -> Mo
 
 
 def figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """What a card shows of `metrics`: the numbers, and the tables whose rows are what the package writes; the rest may be anybody's."""
+    """What a card shows of `metrics`: the numbers, what is said of them, and the tables whose rows are what the package writes; the rest
+    may be anybody's."""
     tables = ("thresholds", "comparison")
     found: dict[str, Any] = {str(k): value for k, value in metrics.items() if _number(value) and k not in tables}
     rows = metrics.get("thresholds")
-    if any(_table(rows, names) for names in ROWS):
-        found["thresholds"] = rows
+    if rows is not None and any(_table(rows, names) for names in ROWS):
+        found["thresholds"] = [{name: value for name, value in row.items() if _number(value)} for row in rows]
+    found |= {name: metrics[name] for name in SAID if isinstance(metrics.get(name), str)}
     rows = metrics.get("comparison")
     if rows is not None and _table(rows, COMPARED):
         if all(isinstance(row.get(name), str) for row in rows for name in ("group", "input")):

@@ -1,6 +1,7 @@
 """The texts of a call: what has been written, what is finished, and the check of every stop condition at every token."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from transformers import (
@@ -10,6 +11,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from .memories import Memories
 from .processing import from_transformers
 
 
@@ -56,6 +58,7 @@ class Rows:
         self._clocks = [c for c in criteria if type(c) is MaxTimeCriteria]
         known = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)  # no subclass: it may stop elsewhere
         self._others = StoppingCriteriaList([c for c in criteria if type(c) not in known])
+        self._memories = Memories(self._others, batch)
         self.runs_callers_code = not all(from_transformers(c) for c in self._others)
         self.keeps_scores = (
             False  # as with `output_scores`: criteria are then shown a row's scores so far, and else None
@@ -188,13 +191,14 @@ class Rows:
     def _criteria_stop(self, row: int, length: int) -> bool:
         """What criteria beyond the known ones say of a row's first `length` tokens.
 
-        One of the caller's is shown them in the place of every row of the call, as it may keep something for each.
+        One of the caller's is shown them in the place of every row of the call, as it may keep something for each (`Memories`).
         """
         stop = False
         for criterion in self._others:
             shown = 1 if from_transformers(criterion) else len(self.done)
             scores = tuple(s.expand(shown, -1) for s in self._scores[self.index[row]]) if self.keeps_scores else None
-            answer = criterion(self.ids[row : row + 1, :length].expand(shown, -1), scores)
+            with self._memories.of(criterion, self.index[row]) if shown > 1 else nullcontext():
+                answer = criterion(self.ids[row : row + 1, :length].expand(shown, -1), scores)
             if answer is None:
                 raise TypeError(
                     f"stopping_criteria: {type(criterion).__name__} must return a bool for each of the {shown} rows, got None"

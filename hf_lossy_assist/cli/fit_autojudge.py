@@ -8,6 +8,7 @@ from rich.table import Table
 
 from ..terminal import console, show
 from .options import Assistant, Device, DType, FitSeed, Model, Out, check_pair, load, needs
+from .verdict import show_verdict
 
 
 if TYPE_CHECKING:
@@ -28,7 +29,13 @@ def fit_autojudge(
     position: Annotated[
         str, typer.Option(help="position of the state: token (the drafted token) or predicting (the one before)")
     ] = "token",
-    folds: Annotated[int, typer.Option(help="folds by problem for the figures; 0 for one 90/10 split")] = 0,
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            help="folds by problem for the figures; 0 for one 90/10 split (default: 5 where that holds out fewer than 50 "
+            "important tokens)"
+        ),
+    ] = None,
     recall: Annotated[
         float, typer.Option(help="share of important tokens that the head's threshold must reject")
     ] = 0.9,
@@ -56,19 +63,26 @@ def fit_autojudge(
         target, draft, tokenizer = load(model, assistant, dtype, device)
     fitted, report = run(data, out, target, draft, tokenizer, settings, compare)
     screen = console()
-    screen.print(_thresholds(report, folds))
+    screen.print(_thresholds(report))
     if report.comparison:
         screen.print(_comparison(report.comparison))
     chosen = "" if report.c is None else f", C = {report.c:g}"
     late = f"; {report.unconverged} fits ended before they converged" if report.unconverged else ""
-    kept, accepted = report.at(report.threshold)
+    kept, accepted = report.counted(report.threshold)
     show(
-        f"{out}: a {head} head on the {fitted.config.features}{chosen}, AUROC {report.auroc:.3f}, Brier {report.brier:.4f}{late}; "
-        f"its threshold {report.threshold:.10g} rejects {kept:.1%} of the important tokens and accepts {accepted:.1%} of the others"
+        f"{out}: a {head} head on the {fitted.config.features}{chosen}; {report.evidence}, Brier {report.brier:.4f}{late}; "
+        f"its threshold {report.threshold:.10g} rejects {kept} of the important tokens and accepts {accepted} of the others"
     )
+    folder = out if out.is_absolute() else f"./{out}"  # a bare name is a rule's
+    own = (
+        f"--model {model} --assistant {assistant} --task {fitted.config.training['task']} --data FILE"
+        if model
+        else "--task demo"
+    )
+    show_verdict(report.evidence, f"hf-lossy compare {own} --policies svip,{folder}", "which answers it changes")
 
 
-def _thresholds(report: "JudgeReport", folds: int) -> Any:
+def _thresholds(report: "JudgeReport") -> Any:
     """A few of the tabled thresholds, the head's own among them."""
     rows = report.thresholds
     step = max(1, len(rows) // SHOWN)
@@ -78,7 +92,7 @@ def _thresholds(report: "JudgeReport", folds: int) -> Any:
         if own or i % step == 0:
             mark = " (default)" if own else ""
             table.add_row(f"{row['threshold']:.10g}{mark}", f"{row['recall']:.3f}", f"{row['accepted']:.3f}")
-    source = f"out of {folds} folds" if folds else "held out"
+    source = f"out of {report.folds} folds" if report.folds else "held out"
     table.caption = (
         f"{report.held_out} mismatches {source}, {report.held_out_important} important; in all {report.mismatches} of "
         f"{report.problems} problems, {report.important:.1%} important"

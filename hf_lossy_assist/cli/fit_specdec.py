@@ -1,5 +1,6 @@
 """`hf-lossy fit specdec`: from collected tokens to the head that says how likely a draft is to be accepted."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from rich.table import Table
 from ..terminal import console, show
 from ..validation import check_number
 from .options import FitSeed, Out, Width, needs, width_of
+from .verdict import show_verdict
 
 
 def fit_specdec(
@@ -37,6 +39,8 @@ def fit_specdec(
             table.add_row(f"{row['threshold']:g}", f"{row['drafted']:.2f}", f"{row['accepted']:.2f}")
         console().print(table)
     show(
-        f"{out}: a {head} head on the {fitted.config.features}; AUROC {report.auroc:.3f}, Brier {report.brier:.4f}, "
+        f"{out}: a {head} head on the {fitted.config.features}; {report.evidence}, Brier {report.brier:.4f}, "
         f"KL {report.kl:.4f}; {report.acceptance:.1%} of the drafted tokens are accepted"
     )
+    policy = json.dumps({"stop": {"name": "specdec", "head": str(out)}})
+    show_verdict(report.evidence, f"hf-lossy generate --policy '{policy}'")

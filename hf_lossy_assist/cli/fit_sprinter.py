@@ -8,6 +8,7 @@ from rich.table import Table
 
 from ..terminal import console, show
 from .options import FitSeed, Out, Width, needs, width_of
+from .verdict import show_verdict
 
 
 def fit_sprinter(
@@ -26,6 +27,7 @@ def fit_sprinter(
     needs("train", "datasets", "sklearn", "matplotlib")
     from ..methods.sprinter.fit import fit_sprinter as run
     from ..methods.sprinter.train import FitSettings
+    from ..training.evidence import share
 
     fitted, reports = run(
         data, out, lam or (), FitSettings(kind=head, balance=balance, seed=seed, **width_of(head, width))
@@ -38,6 +40,13 @@ def fit_sprinter(
         aurocs = [f"{value:.3f}" for value in (r.auroc, *r.auroc_by_kind.values())]
         table.add_row(f"{r.lam:g}", *aurocs, f"{r.brier:.4f}", f"{r.acceptable:.1%}", f"{tp:.3f}", f"{fp:.3f}")
     console().print(table)
+    for r in reports:
+        counts = r.evidence.counts
+        each = zip(r.at(0.5), (counts["acceptable"], counts["unacceptable"]), strict=True)
+        kept, given_away = (share(round(part * count), count) for part, count in each)
+        show(f"λ = {r.lam:g}: {r.evidence}; at τ = 0.5 η_TP {kept}, η_FP {given_away}")
     same = len(reports) > 1 and not fitted.config.decoding.get("do_sample")
     note = "; greedy distributions are 0 or 1, so every λ ≥ 1 gives the same labels" if same else ""
     show(f"{out}: the head for λ = {fitted.config.lam:g}, with its card and plots{note}")
+    saved = next(r for r in reports if r.lam == fitted.config.lam)
+    show_verdict(saved.evidence, f"hf-lossy plan --head {out}")

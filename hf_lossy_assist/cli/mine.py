@@ -207,18 +207,20 @@ def _going_on(out: Path) -> Iterator[None]:
 
 
 def _report(out: Path) -> str:
-    """What a dataset holds, in a few lines."""
-    from ..methods.autojudge.mined import RECORD
+    """What a dataset holds, in a few lines. `ValueError`, one line, where no problem could be searched."""
+    from ..methods.autojudge.mined import RECORD, unanswered
 
     facts = read_object(out / RECORD)
-    found = facts["found"]
+    found, why = facts["found"], unanswered(facts)
+    if why is not None and found["problems_without_answer"] == facts["problems"]:
+        raise ValueError(f"{out} holds nothing to fit a judge to: {why}, and choose another --out")
     share = found["important"] / max(found["mismatches"], 1)
     lines = [
         f"{out}: {found['mismatches']} mismatches of {facts['problems']} problems, {found['important']} important ({share:.1%}), "
         "with a data card"
     ]
+    lines += [] if why is None else [why]
     for count, what in (
-        (found["problems_without_answer"], "problems were not searched: the target's response has no answer"),
         (found["cut_by_mismatches"], "problems were cut off at --max-mismatches"),
         (found["cut_by_seconds"], "problems were cut off at --max-seconds"),
         (found["retokenised"], "continuations have another spelling in tokens than the server's text suggests"),

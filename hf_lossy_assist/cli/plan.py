@@ -80,17 +80,18 @@ def _plan_text(found: Any) -> str:
         "η_FP",
         "tokens / call",
         "Thm 3.3",
-        "never checked",
+        "unchecked",
         "d_TV / token",
         "tokens/s",
         "× strict",
+        "× svip",
         "× target",
     )
     for line in found.lines:
         table.add_row(
             f"{line.threshold:g}", f"{line.eta_tp:.3f}", f"{line.eta_fp:.3f}", f"{line.tokens_per_call:.2f}",
             f"{line.by_theorem:.2f}", f"{line.unchecked:.1%}", f"{line.distance:.4f}", f"{line.tokens_per_second:.0f}",
-            f"{line.of_strict:.2f}", f"{line.of_target:.2f}",
+            f"{line.of_strict:.2f}", f"{line.of_svip:.2f}", f"{line.of_target:.2f}",
         )  # fmt: skip
     screen = console(width=120, color_system=None)  # its text is shown once more
     with screen.capture() as capture:
@@ -101,7 +102,7 @@ def _plan_text(found: Any) -> str:
         f"head t_v {found.t_verifier * 1e3:.3f} ms; a call {found.per_text * 1e3:.1f} ms + "
         f"{found.per_round * 1e3:.2f} ms a round + {found.per_token * 1e3:.2f} ms a drafted token\n"
         f"target alone {found.target_per_second:.0f} tokens/s; strict γ = 5 {found.strict_per_second:.0f} tokens/s, "
-        f"{found.strict_per_call:.2f} tokens a call\n"
+        f"{found.strict_per_call:.2f} tokens a call; svip {found.svip_per_second:.0f} tokens/s\n"
         f"held-out texts: {found.acceptable:.1%} of the drafted tokens acceptable, {mean:.1f} in a row\n\n"
         f"predicted:\n{capture.get()}\n{found.advice}"
     )

@@ -103,6 +103,8 @@ def profile(
 
 
 def _show(made: Any, out: Path) -> None:
+    from ..methods.sv.alternatives import ALTERNATIVES, advice, compared
+
     screen, metrics, latency = console(), made.metrics, made.latency
     table = Table(
         Column("cells of S × A", no_wrap=True), "H(X)", "H(X | S, A)", "information gain", "of S alone", "of A alone"
@@ -120,9 +122,16 @@ def _show(made: Any, out: Path) -> None:
         )
     table.caption = f"ms of a round but its drafting, γ = {made.gamma}; the last column is predicted ({made.machine})"
     screen.print(table)
-    paying = [str(batch) for batch in latency.batches if made.worthwhile(int(batch))]
-    show(
-        f"{out}: pays at {', '.join(paying)} rows"
-        if paying
-        else f"{out}: does not pay at any batch size measured; strict is used"
+    found = compared(made)
+    table = Table("rows", "target alone", f"strict, γ = {made.gamma}", "svip", "SV, predicted", "SV × the fastest")
+    for its, speeds in zip(found, metrics[ALTERNATIVES], strict=True):
+        alone = (f"{speeds[name]:.0f}" for name in ("target", "strict", "svip"))
+        table.add_row(str(its.rows), *alone, f"{its.tokens_per_second:.0f}", f"{its.gain:.2f}")
+    table.caption = "tokens per second of all rows, on the same prompts"
+    screen.print(table)
+    unused = (
+        ""
+        if any(made.worthwhile(its.rows) for its in found)
+        else "; the policy sv leaves its companion out here, and is strict"
     )
+    show(f"{out}: {advice(found)}{unused}")

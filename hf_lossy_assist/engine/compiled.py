@@ -22,6 +22,7 @@ from .whole import Drafted, Numbers, Plan, State, draft_block, finish_round, fir
 
 
 SIZES = (8, 16, 24, 32, 48)  # of compiled drafts beside the longest that a stop allows: each is a graph
+MOST_LAYERS = 96  # of both models in one graph: more take minutes to compile, and gain no more than compiled blocks do
 BLOCK = 4  # tokens drafted between two looks at what a stop says
 WIDTHS = (4, 8, 16, 48)  # tokens that are verified behind such blocks: each is a graph
 
@@ -104,8 +105,7 @@ class WholeRounds:
 
     def _compile_all(self) -> None:
         rows, longest = self.call.rows, self.call.stop.settings.longest
-        # As if the text had just begun: no draft outgrows the storage, and a prompt may be that short.
-        short = [1] * len(rows.index)
+        short = [1] * len(rows.index)  # as if the text had just begun: no draft outgrows the storage
         for size in self.sizes:
             limits = [min(size, longest)] * len(short)
             state = self._where(limits, [max(n, 1) for n in rows.held()])
@@ -216,6 +216,14 @@ def asks_nothing_else(stop: StopRun) -> bool:
     return type(stop) is StopRun and ours and settings.features is None and settings.patience == 1
 
 
+def layers_of_a_round(call: Call, target: StaticRowModel, draft: StaticRowModel) -> int:
+    """How many layers the largest of a round's graphs has: drafting is unrolled; behind an adaptive stop the target has a graph of its own."""
+    stop, verified = call.stop.settings, len(target.cache.layers)
+    if stop.adaptive:
+        return max(len(draft.cache.layers) * BLOCK, verified)
+    return len(draft.cache.layers) * stop.longest + verified
+
+
 def why_not_whole(call: Call) -> str | None:
     """Why the rounds of this call cannot be one compiled function, or None."""
     drafter = call.drafter
@@ -228,7 +236,9 @@ def why_not_whole(call: Call) -> str | None:
             return model.eager_because
     if not call.target.device == drafter.model.device == call.rows.ids.device:
         return "target and draft are on two devices"
+    layers = layers_of_a_round(call, call.target, drafter.model)
     reasons = {
+        f"its rounds would be graphs of {layers} layers, more than {MOST_LAYERS}": layers > MOST_LAYERS,
         "the stop remembers what it has seen, or is the caller's own": not asks_nothing_else(call.stop),
         "a head reads hidden states": bool(drafter.taps) or call.tap is not None,
         "a filter chooses what is verified": type(call.policy.filter) is not VerifyAll,

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from ..stats.intervals import Estimate
 from .arms import COMPILED, STATIC
 from .figures import Figures
-from .intervals import Estimate
 
 
 def advice(found: Sequence[Figures], batch_size: int) -> str:

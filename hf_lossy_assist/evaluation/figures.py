@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..stats.intervals import Estimate, mcnemar, rate, ratio, wilson
 from .arms import TARGET
-from .intervals import Estimate, mcnemar, rate, ratio, wilson
 from .measuring import Answer
 
 

@@ -55,3 +55,9 @@ class Clock:
                 self._add(part, begin.elapsed_time(end) / 1000, read)
             self._events.clear()
         return dict(self._seconds)
+
+
+def wait_for(device: torch.device) -> None:
+    """Until a CUDA device has done all that it was given; on others a call returns no sooner."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

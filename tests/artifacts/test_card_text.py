@@ -51,7 +51,7 @@ def test_nothing_in_a_heads_or_a_policys_card_acts(method):
 
 
 def test_nothing_in_a_datasets_card_acts(tmp_path):
-    found = mined.summary([])
+    found = mined.summary([], 8)
     facts = {
         "target": None, "served": WILD, "served_at": WILD, "draft": MODEL.to_dict(), "settings": TEXTS, "versions": TEXTS,
         "task": WILD, "source": WILD, "judge": WILD, "problems": 1, "found": found,

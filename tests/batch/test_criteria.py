@@ -71,6 +71,33 @@ def in_a_batch(make, draft="rarely", inputs=None, **settings):
     return alone, drafted
 
 
+class Done(StoppingCriteria):
+    """Notes which rows have written a token, as lm-eval's criterion does, and ends the call when all have."""
+
+    def __init__(self, token, rows):
+        self.token, self.done = token, [False] * rows
+
+    def __call__(self, input_ids, scores, **kwargs):
+        for i, row in enumerate(input_ids):
+            self.done[i] = self.done[i] or int(row[-1]) == self.token
+        return False not in self.done
+
+
+@pytest.mark.parametrize("draft", ["always", "rarely"])
+def test_a_criterion_that_remembers_rows_ends_none_for_another(draft):
+    """Each row ends where it has the token itself; in `generate` all end with the last one."""
+    model, inputs = tiny.shared("llama"), tiny.prompts((9, 6, 4))
+    settings = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": tiny.NEVER_EMITTED}
+    whole = model.generate(**inputs, **settings)[:, 9:].tolist()
+    token = next(t for t in whole[0] if whole[0].index(t) < 6 and all(t not in row[:12] for row in whole[1:]))
+    once = Done(token, 3)
+    out = tiny.assisted(model, inputs, tiny.draft_of(model, draft), stopping_criteria=[once], **settings)
+    assert out.sequences[0, 9:].tolist()[: whole[0].index(token) + 1] == whole[0][: whole[0].index(token) + 1]
+    for row, wanted in zip(out.sequences[1:, 9:].tolist(), whole[1:], strict=True):
+        end = wanted.index(token) + 1 if token in wanted else 16
+        assert row[:end] == wanted[:end]
+
+
 @pytest.mark.parametrize("draft", ["always", "rarely"])
 def test_each_row_has_its_own_place_in_a_criterion(draft):
     alone, drafted = in_a_batch(lambda: [Limits(20, 12, 16)], draft, eos_token_id=tiny.NEVER_EMITTED)

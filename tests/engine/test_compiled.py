@@ -5,6 +5,7 @@ autograd sees them (`"aot_eager"`): what inductor makes of them is the benchmark
 """
 
 import functools
+import re
 import shutil
 import warnings
 from weakref import WeakKeyDictionary
@@ -257,6 +258,14 @@ def test_what_a_round_of_tensors_cannot_do_runs_stage_by_stage(settings, reason)
         out, alone = written(**settings), stage_by_stage(**settings)
     assert torch.equal(out.sequences, alone.sequences)
     assert reason in out.speculation.eager_because and out.speculation.num_compiled_rounds == 0
+
+
+def test_models_of_many_layers_are_compiled_block_by_block(monkeypatch):
+    monkeypatch.setattr(compiled, "MOST_LAYERS", 3)
+    out = written()
+    assert torch.equal(out.sequences, stage_by_stage().sequences)
+    assert re.search(r"graphs of \d+ layers, more than 3", out.speculation.eager_because)
+    assert out.speculation.num_compiled_rounds == 0 and out.speculation.num_compiled_forwards > 2
 
 
 def test_a_hook_is_run():

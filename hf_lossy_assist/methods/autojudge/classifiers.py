@@ -1,4 +1,4 @@
-"""The classifiers behind AutoJudge's head: how the problems are split, what is fitted, which C and which threshold are chosen.
+"""The classifiers behind AutoJudge's head: what is fitted, which C and which threshold are chosen.
 
 scikit-learn with the settings of Garipov et al., Appendix B (huggingface.co/papers/2504.20039).
 """
@@ -17,6 +17,7 @@ from ...artifacts.features import POSITIONS
 from ...artifacts.head_config import HeadConfig
 from ...artifacts.heads import KINDS, Head
 from ...validation import check_int, check_number, check_positive, shown
+from .splits import Parts
 
 
 SOURCES = {
@@ -27,11 +28,7 @@ SOURCES = {
 GRID = tuple(10.0**-i for i in range(8))
 QUANTILES = 26  # of the held-out probabilities, as thresholds
 THRESHOLDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.5)
-HELD_OUT = 0.1  # of the problems, without folds
-FEWEST_PROBLEMS = 8
 WIDTH, TREES = 128, 128  # of the MLP, of the forest
-
-Parts = Sequence[tuple[np.ndarray, np.ndarray]]  # (training, held out), each (N,) bool
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,9 @@ class JudgeSettings:
     head: str = "linear"
     grid: tuple[float, ...] = GRID  # of C, the inverse strength of the L2 penalty
     recall: float = 0.90  # share of the important tokens that the head's own threshold must reject
-    folds: int = 0  # 0: one split, 90 % of the problems for training
+    folds: int | None = (
+        0  # 0: one split, 90 % of the problems for training; None: folds where that holds out few tokens
+    )
     seed: int = 0
     max_iter: int = 500
 
@@ -56,7 +55,7 @@ class JudgeSettings:
             if given not in known:
                 raise ValueError(f"{name}: expected one of {', '.join(known)}, got {shown(given)}")
         check_number("--recall", self.recall, 0.0, 1.0)
-        check_int("--folds", self.folds, 0)
+        check_int("--folds", 0 if self.folds is None else self.folds, 0)
         if self.folds == 1:
             raise ValueError("--folds: one fold leaves nothing to train on; pass 2 or more, or 0 for one split")
         check_int("--seed", self.seed, 0)
@@ -68,20 +67,6 @@ class JudgeSettings:
 
 
 PAPER = JudgeSettings()
-
-
-def split(problem: np.ndarray, folds: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(training, held out) (N,) bool masks that share no problem: one pair, or one of each fold."""
-    names = np.unique(problem)
-    if len(names) < max(FEWEST_PROBLEMS, folds):
-        raise ValueError(
-            f"the dataset has mismatches in {len(names)} problems; at least {max(FEWEST_PROBLEMS, folds)} are needed to split "
-            "by problem: mine more"
-        )
-    shuffled = np.random.default_rng(seed).permutation(names)
-    groups = np.array_split(shuffled, folds) if folds else [shuffled[: max(1, round(HELD_OUT * len(names)))]]
-    held = [np.isin(problem, group) for group in groups]
-    return [(~mask, mask) for mask in held]
 
 
 def inputs(states: dict[str, dict[str, torch.Tensor]], model: str, places: Sequence[str]) -> np.ndarray:

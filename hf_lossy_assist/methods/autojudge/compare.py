@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from ...training.plots import roc_curve_of
-from .classifiers import SOURCES, JudgeSettings, Parts, Trained, inputs, train
+from .classifiers import SOURCES, JudgeSettings, Trained, inputs, train
+from .splits import Parts
 
 
 CLASSIFIERS = {"linear": "logistic regression", "mlp": "MLP", "forest": "random forest"}

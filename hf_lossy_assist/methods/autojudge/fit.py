@@ -6,6 +6,7 @@ head reads raw hidden states.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from .classifiers import (
     inputs,
     moved,
     scale_of,
-    split,
     train,
     train_grid,
 )
@@ -33,6 +33,7 @@ from .fit_checks import check_labels, check_models
 from .hidden_states import PLACES, hidden_states, read_mined
 from .judge_config import config_of, of_fold, with_figures
 from .report import JudgeReport, held_rows, report_of
+from .splits import folds_for, split
 
 
 def fit_autojudge(
@@ -61,7 +62,9 @@ def fit_autojudge(
     if target is None and (compare or settings.model != "draft"):
         raise ValueError("without the target only --features draft can be fitted, and nothing compared: pass --model")
     y, problem = mined.important.numpy(), mined.problem.numpy()
-    parts = split(problem, settings.folds, settings.seed)
+    folded_by = folds_for(problem, y, settings.seed) if settings.folds is None else settings.folds
+    settings = replace(settings, folds=folded_by)
+    parts = split(problem, folded_by, settings.seed, y)
     check_labels(y, problem, parts, mlp=compare or settings.head == "mlp")
 
     needed = SOURCES["both" if compare else settings.model]

@@ -10,8 +10,8 @@ from ...artifacts.sampling_settings import check_decoding
 from ...models.identity import ModelIdentity, tokenizer_hash
 from ...training.finished import check_entries
 from ...validation import check_flag, check_int, shown
-from .classifiers import Parts
 from .hidden_states import MinedTable
+from .splits import Parts
 
 
 def check_models(mined: MinedTable, target: Any, draft: Any, tokenizer: Any) -> dict[str, ModelIdentity | None]:

@@ -19,7 +19,7 @@ from ...artifacts.reading import read_object
 from ...models.architecture import Architecture
 from ...models.trials import why_not_rows
 from ...training.finished import check_files
-from .mined import RECORD
+from .mined import RECORD, why_nothing
 
 
 COLUMNS = ("problem", "position", "target_token", "draft_token", "important")
@@ -70,10 +70,7 @@ def read_mined(path: str | Path) -> MinedTable:
         said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(f"{path} cannot be read ({said}): mine it again") from None
     if len(data) == 0:
-        raise ValueError(
-            f"{path} has no mismatch: the draft guessed every token of {facts.get('problems', 'all')} problems as the target "
-            "does; mine more or harder problems, or take a weaker draft"
-        )
+        raise ValueError(f"{path} has no mismatch: {why_nothing(facts)}")
     missing = [name for name in (*COLUMNS, "prompt_ids", "response_ids") if name not in data.column_names]
     if missing:
         raise ValueError(f"{path} is no dataset of hf-lossy mine: it has no column {', '.join(missing)}")

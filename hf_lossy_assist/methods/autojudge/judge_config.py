@@ -9,9 +9,10 @@ from ...artifacts.features import FeatureSpec
 from ...artifacts.head_config import HeadConfig
 from ...artifacts.sampling_settings import decoding_of
 from ...models.identity import ModelIdentity, versions
-from .classifiers import WIDTH, JudgeSettings, Parts
+from .classifiers import WIDTH, JudgeSettings
 from .hidden_states import MinedTable
-from .report import JudgeReport
+from .report import JudgeReport, evidence_of
+from .splits import Parts
 
 
 LABEL = "swapping the target's token for the draft's changes the answer"
@@ -71,11 +72,10 @@ def with_figures(
         "held_out_problems": [] if settings.folds else held[0],
     }
     metrics: dict[str, Any] = {
-        "auroc": report.auroc,
+        **report.evidence.metrics(),
         "brier": report.brier,
         "important_share": report.important,
         "held_out_mismatches": report.held_out,
-        "held_out_important": report.held_out_important,
         "recall_goal": settings.recall,
         "thresholds": report.thresholds,
     }
@@ -88,14 +88,11 @@ def of_fold(
     config: HeadConfig, k: int, problem: np.ndarray, said: np.ndarray, y: np.ndarray, threshold: float
 ) -> HeadConfig:
     """The config of fold k's head, with the problems it has not seen and its own figures on them."""
-    from sklearn.metrics import roc_auc_score
-
     seen = f"all folds but {k}; the figures are of the problems in it, the threshold is that of all folds together, on this head's scale"
     training = config.training | {"split": seen, "held_out_problems": np.unique(problem).tolist()}
     metrics = {
-        "auroc": float(roc_auc_score(y, said)),
+        **evidence_of([said], y, problem).metrics(),
         "brier": float(np.mean((said.astype(np.float64) - y) ** 2)),
         "held_out_mismatches": len(y),
-        "held_out_important": int(y.sum()),
     }
     return dataclasses.replace(config, threshold=threshold, training=training, metrics=metrics)

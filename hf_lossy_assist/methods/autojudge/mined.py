@@ -97,7 +97,7 @@ def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: Any) -> No
         raise ValueError(
             f"{part} lacks {len(missing)} of {facts['problems']} problems ({listed(missing, 5)}): resume mines them again"
         )
-    facts = facts | {"found": summary(mined)}
+    facts = facts | {"found": summary(mined, facts["settings"]["max_new_tokens"])}
     with new_folder(part / WHOLE) as folder:
         found, columns = rows(mined, tokenizer), schema()
         data = Dataset.from_dict({name: [row[name] for row in found] for name in columns}, features=columns)
@@ -125,14 +125,16 @@ def rows(mined: Sequence[Mined], tokenizer: Any) -> list[dict[str, Any]]:
     return out
 
 
-def summary(mined: Sequence[Mined]) -> dict[str, Any]:
-    """Counts of a mining run, for mine.json and its card."""
+def summary(mined: Sequence[Mined], max_new_tokens: int) -> dict[str, Any]:
+    """Counts of a mining run, for mine.json and its card. `max_new_tokens`: where responses were cut."""
     mismatches = [m for one in mined for m in one.mismatches]
+    without = [one for one in mined if one.target_answer is None]
     return {
         "mismatches": len(mismatches),
         "important": sum(m.important for m in mismatches),
         "no_answer": sum(m.answer is None for m in mismatches),  # of these: the alternative had no answer
-        "problems_without_answer": sum(one.target_answer is None for one in mined),  # of the target: not searched
+        "problems_without_answer": len(without),  # of the target: not searched
+        "cut_without_answer": sum(len(one.target_response) >= max_new_tokens for one in without),  # of these
         "cut_by_mismatches": sum(one.cut == "mismatches" for one in mined),
         "cut_by_seconds": sum(one.cut == "seconds" for one in mined),
         "continuations": sum(one.continuations for one in mined),
@@ -156,3 +158,34 @@ def card(facts: dict[str, Any]) -> str:
             versions=", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
         )
     )  # fmt: skip
+
+
+def unanswered(facts: dict[str, Any]) -> str | None:
+    """Why problems were not searched, and the way out, in one line; None where all were."""
+    found = facts.get("found")
+    without, cut = (
+        (found.get(name) for name in ("problems_without_answer", "cut_without_answer"))
+        if isinstance(found, dict)
+        else (0, 0)
+    )
+    if type(without) is not int or not without:
+        return None
+    says = f"{without} of {facts.get('problems')} problems were not searched: the target's response has no answer"
+    if type(cut) is not int:  # older than 0.2
+        return f"{says}: raise --max-new-tokens, if they were cut"
+    if not cut:
+        return f"{says} that the task finds, and none was cut: ask for its form in the prompts (--chat, --shots)"
+    return f"{says}, and {cut} were cut short: raise --max-new-tokens"
+
+
+def why_nothing(facts: dict[str, Any]) -> str:
+    """Why a dataset of these facts has no mismatch, and the way out, in one line."""
+    why = unanswered(facts)
+    if why is not None and facts["found"]["problems_without_answer"] == facts.get("problems"):
+        return why
+    if why is not None:
+        return f"{why}; of the others the draft guessed every token as the target does"
+    return (
+        f"the draft guessed every token of {facts.get('problems', 'all')} problems as the target does: mine more or harder problems, "
+        "or take a weaker draft"
+    )

@@ -6,15 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from .classifiers import JudgeSettings, Parts, Trained, threshold_table
+from ...stats.separation import auroc
+from ...training.evidence import Evidence, share, with_intervals
+from .classifiers import JudgeSettings, Trained, threshold_table
 from .hidden_states import MinedTable
+from .splits import FOLDS, Parts
 
 
 @dataclass
 class JudgeReport:
     """What a fitted judge does on the problems it has not seen."""
 
-    auroc: float  # mean of the folds, if there are any
+    evidence: (
+        Evidence  # what the figures are of, and the AUROC with its interval: the mean of the folds, if there are any
+    )
     brier: float
     important: float  # share of all mismatches
     problems: int  # with at least one mismatch
@@ -22,11 +27,25 @@ class JudgeReport:
     held_out: int  # mismatches that the figures are of
     held_out_important: int
     threshold: float  # the head's own
-    thresholds: list[dict[str, float]]  # threshold, recall, accepted
+    thresholds: list[dict[str, float]]  # threshold, recall, accepted, and both ends of their intervals
     c: float | None  # None for an MLP
     curve: list[dict[str, float]]  # C, auroc, auroc_train, of the grid
+    folds: int  # 0: one split
     unconverged: int  # of the head's own fits, those that ended before they converged
     comparison: list[dict[str, Any]] = field(default_factory=list)  # group, input, auroc, auroc_train
+
+    @property
+    def auroc(self) -> float:
+        """Mean of the folds, if there are any."""
+        return self.evidence.auroc.value
+
+    def counted(self, threshold: float) -> tuple[str, str]:
+        """`at`, each share with its counts and its interval."""
+        counts = self.held_out_important, self.held_out - self.held_out_important
+        recall, accepted = (
+            share(round(part * count), count) for part, count in zip(self.at(threshold), counts, strict=True)
+        )
+        return recall, accepted
 
     def at(self, threshold: float) -> tuple[float, float]:
         """(recall of important tokens, share of unimportant ones accepted) at the tabled threshold nearest to `threshold`."""
@@ -49,13 +68,12 @@ def report_of(
         said: part after part, in each head's own words; `aligned`: all of it on the scale of the head that is saved.
         grid: the logistic regressions by C, where any were fitted; `c`: the head's own, None for an MLP.
     """
-    from sklearn.metrics import roc_auc_score
-
     y = mined.important.numpy()
     says, held_y = np.concatenate(said), held_rows(y, parts)
     table, threshold = threshold_table(aligned, held_y, settings.recall)
+    evidence = evidence_of(said, held_y, held_rows(mined.problem.numpy(), parts))
     return JudgeReport(
-        auroc=float(np.mean([roc_auc_score(y[held], s) for s, (_, held) in zip(said, parts, strict=True)])),
+        evidence=evidence,
         brier=float(np.mean((says.astype(np.float64) - held_y) ** 2)),
         important=float(mined.important.float().mean()),
         problems=len(mined.texts),
@@ -63,8 +81,24 @@ def report_of(
         held_out=len(held_y),
         held_out_important=int(held_y.sum()),
         threshold=threshold,
-        thresholds=table,
+        thresholds=with_intervals(
+            table, {"recall": evidence.counts["important"], "accepted": evidence.counts["unimportant"]}
+        ),
         c=c,
         curve=[{"C": c, "auroc": t.auroc, "auroc_train": t.auroc_train} for c, t in grid.items()],
+        folds=settings.folds or 0,
         unconverged=trained.unconverged,
+    )
+
+
+def evidence_of(said: Sequence[np.ndarray], important: np.ndarray, problem: np.ndarray) -> Evidence:
+    """What stands behind the figures of what was said, part after part, of held-out rows (N,)."""
+    longer = "mine more problems, or longer answers (hf-lossy mine --limit, --max-new-tokens)"
+    more = longer if len(said) > 1 else f"{longer}, or hold each problem out once (--folds {FOLDS})"
+    return Evidence(
+        auroc=auroc(np.concatenate(said), important, problem, np.repeat(np.arange(len(said)), [len(s) for s in said])),
+        texts=len(np.unique(problem)),
+        unit="problem",
+        counts={"important": int(important.sum()), "unimportant": int((~important).sum())},
+        missing=dict.fromkeys(("important", "unimportant"), more),
     )

@@ -15,7 +15,9 @@ from ...artifacts.cards import head_card, write_card
 from ...artifacts.files import new_folder
 from ...artifacts.head_config import HeadConfig
 from ...artifacts.heads import Head
+from ...stats.separation import auroc
 from ...training.dataset import Table, read_table
+from ...training.evidence import Evidence
 from ...training.plots import reliability_figure
 from ...validation import check_number
 from ..sprinter.train import FitSettings, config_of, split, train_head
@@ -31,12 +33,17 @@ SETTINGS = FitSettings(kind="mlp")  # `balance` is SPRINTER's; here `weight` say
 class SpecDecReport:
     """What a fitted head does on the prompts that were kept aside."""
 
-    auroc: float
+    evidence: Evidence  # what the figures are of, and the AUROC with its interval
     brier: float
     kl: float  # mean of KL(label ‖ head) in nats, the authors' own figure
     acceptance: float  # mean label
     thresholds: list[dict[str, float]]  # threshold, drafted, accepted: tokens a round, by replay
     reliability: list[tuple[float, float, int]] = field(default_factory=list)  # (mean said, mean label, records)
+
+    @property
+    def auroc(self) -> float:
+        """Of coins that fall as the labels say."""
+        return self.evidence.auroc.value
 
 
 def labels_of(table: Table) -> torch.Tensor:
@@ -85,7 +92,7 @@ def fit_head(
         "seed": settings.seed,
     }
     metrics = {
-        "auroc": report.auroc,
+        **report.evidence.metrics(),
         "brier": report.brier,
         "kl": report.kl,
         "acceptance_rate": report.acceptance,
@@ -98,13 +105,17 @@ def fit_head(
 @torch.no_grad()
 def measure(head: Head, table: Table) -> SpecDecReport:
     """AUROC and Brier score of coins that fall as the labels say, KL, reliability, and replayed rounds."""
-    from sklearn.metrics import roc_auc_score
-
     said, y = head(table.features).double().numpy(), labels_of(table).double().numpy()
-    ones = np.repeat([1, 0], len(y))
+    expected = round(float(y.sum()))
     bins = np.minimum((said * 10).astype(int), 9)
     return SpecDecReport(
-        auroc=float(roc_auc_score(ones, np.tile(said, 2), sample_weight=np.concatenate([y, 1 - y]))),
+        evidence=Evidence(
+            auroc=auroc(said, y, table.prompt.numpy()),
+            texts=table.prompt.unique().numel(),
+            unit="prompt",
+            counts={"rejected": len(y) - expected, "accepted": expected},
+            missing=dict.fromkeys(("rejected", "accepted"), "collect more prompts or longer texts"),
+        ),
         brier=float((y * (1 - said) ** 2 + (1 - y) * said**2).mean()),
         kl=float((_kl_term(y, said) + _kl_term(1 - y, 1 - said)).mean()),
         acceptance=float(y.mean()),

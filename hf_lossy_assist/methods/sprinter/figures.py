@@ -6,10 +6,13 @@ import numpy as np
 import torch
 
 from ...artifacts.heads import Head
+from ...stats.separation import auroc
 from ...training.dataset import Table, acceptable
+from ...training.evidence import Evidence, with_intervals
 
 
 THRESHOLDS = tuple(round(0.05 * i, 2) for i in range(1, 20))
+LONGER = "collect more prompts or longer texts"
 
 
 @dataclass
@@ -17,13 +20,18 @@ class Report:
     """What a fitted head does on the prompts that were kept aside."""
 
     lam: float
-    auroc: float
+    evidence: Evidence  # what the figures are of, and the AUROC with its interval
     brier: float
     acceptable: float  # share of all records
     auroc_by_kind: dict[str, float]
-    thresholds: list[dict[str, float]]  # threshold, eta_tp, eta_fp
+    thresholds: list[dict[str, float]]  # threshold, eta_tp, eta_fp, and both ends of their intervals
     roc: list[tuple[float, float]] = field(default_factory=list)  # (η_FP, η_TP)
     reliability: list[tuple[float, float, int]] = field(default_factory=list)  # (mean V, share acceptable, records)
+
+    @property
+    def auroc(self) -> float:
+        """Of all held-out tokens."""
+        return self.evidence.auroc.value
 
     def at(self, threshold: float) -> tuple[float, float]:
         """(η_TP, η_FP) at the tabled threshold nearest to `threshold`."""
@@ -49,16 +57,24 @@ def measure(head: Head, table: Table, lam: float) -> Report:
         mine = table.kind == k
         if y[mine].unique().numel() == 2:
             by_kind[name] = float(roc_auc_score(y[mine].numpy(), v[mine].numpy()))
+    held = {"unacceptable": int((~y).sum()), "acceptable": int(y.sum())}
+    rows = [
+        {"threshold": t, "eta_tp": float((v[y] >= t).float().mean()), "eta_fp": float((v[~y] >= t).float().mean())}
+        for t in THRESHOLDS
+    ]
     return Report(
         lam=lam,
-        auroc=float(roc_auc_score(y.numpy(), v.numpy())),
+        evidence=Evidence(
+            auroc=auroc(v.numpy(), y.numpy(), table.prompt.numpy()),
+            texts=table.prompt.unique().numel(),
+            unit="prompt",
+            counts=held,
+            missing={"unacceptable": f"{LONGER}, or fit a smaller λ", "acceptable": f"{LONGER}, or fit a larger λ"},
+        ),
         brier=float(brier_score_loss(y.numpy(), v.numpy())),
         acceptable=float(y.float().mean()),
         auroc_by_kind=by_kind,
-        thresholds=[
-            {"threshold": t, "eta_tp": float((v[y] >= t).float().mean()), "eta_fp": float((v[~y] >= t).float().mean())}
-            for t in THRESHOLDS
-        ],
+        thresholds=with_intervals(rows, {"eta_tp": held["acceptable"], "eta_fp": held["unacceptable"]}),
         roc=[(float(a), float(b)) for a, b in zip(fpr[thin], tpr[thin], strict=True)],
         reliability=[(float(m), float(s), int(c)) for m, s, c in zip(mean, share, counts[counts > 0], strict=True)],
     )

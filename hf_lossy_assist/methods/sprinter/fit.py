@@ -79,7 +79,7 @@ def _with_figures(head: Head, report: Report, table: Table, settings: FitSetting
         "seed": settings.seed,
     }
     metrics = {
-        "auroc": report.auroc,
+        **report.evidence.metrics(),
         "brier": report.brier,
         "acceptable_share": report.acceptable,
         **{f"auroc_{name}": value for name, value in report.auroc_by_kind.items()},

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.utils import tqdm
 
 from ...artifacts.heads import CONFIG, Head
 from ...stops.heads import HeadStop
@@ -36,7 +37,13 @@ class Line:
     distance: float  # mean d_TV of a token's distribution from the target's
     tokens_per_second: float
     of_strict: float
+    of_svip: float
     of_target: float
+
+    @property
+    def gain(self) -> float:
+        """Times the speed of the fastest that loses nothing: the target alone, strict acceptance or svip."""
+        return min(self.of_strict, self.of_svip, self.of_target)
 
 
 @dataclass
@@ -53,6 +60,7 @@ class Plan:
     runs: dict[int, int]  # length of a run of acceptable tokens → how many
     target_per_second: float
     strict_per_second: float
+    svip_per_second: float
     strict_per_call: float
     lines: list[Line]
     advice: str
@@ -100,7 +108,7 @@ def plan(
     mixed, drafts = kinds.index("mixed"), kinds.index("draft")
     runs = run_lengths(data, mixed, lam)
     lines = []
-    for threshold in thresholds:
+    for threshold in tqdm(thresholds, desc="replaying", unit="threshold"):
         says = data["v"] >= threshold
         eta_tp, eta_fp = (float(says[mask].float().mean()) for mask in (fits, ~fits))
         # Counts per token, so that the two replays can be mixed.
@@ -126,8 +134,7 @@ def plan(
                 unchecked=unchecked,
                 distance=distance,
                 tokens_per_second=speed,
-                of_strict=speed / times["strict_per_second"],
-                of_target=speed / times["target_per_second"],
+                **{f"of_{name}": speed / times[f"{name}_per_second"] for name in ("strict", "svip", "target")},
             )
         )
     return Plan(
@@ -136,17 +143,28 @@ def plan(
 
 
 def _advice(lines: Sequence[Line], max_distance: float) -> str:
-    fastest = max(lines, key=lambda line: line.of_strict)
+    """What to do, in one line. A threshold is advised only where it beats everything that loses nothing."""
+    fastest = max(lines, key=lambda line: line.gain)
     within = [line for line in lines if line.distance <= max_distance]
     limit = f"a mean distance of at most {max_distance:g} per token"
-    if fastest.of_strict <= 1.0:
-        return "SPRINTER does not pay here: strict acceptance is faster at every threshold, and loses nothing"
+    if fastest.gain <= 1.0:
+        return f"does not pay: {_beaten(fastest)} (τ = {fastest.threshold:g} is the fastest threshold)"
     if not within:
         return f"no threshold keeps {limit}; the fastest, τ = {fastest.threshold:g}, has {fastest.distance:.3f}"
-    best = max(within, key=lambda line: line.of_strict)
-    if best.of_strict <= 1.0:
-        return f"within {limit} strict acceptance is faster at every threshold"
+    best = max(within, key=lambda line: line.gain)
+    if best.gain <= 1.0:
+        return (
+            f"does not pay within {limit}: {_beaten(best)} (τ = {best.threshold:g} is the fastest threshold within it)"
+        )
     return (
-        f"τ = {best.threshold:g}: the fastest with {limit}: {best.of_strict:.2f} × strict, "
-        f"{best.tokens_per_call:.1f} tokens a target call, distance {best.distance:.4f}"
+        f"τ = {best.threshold:g}: the fastest with {limit}: {best.of_target:.2f} × the target alone, {best.of_strict:.2f} × strict, "
+        f"{best.of_svip:.2f} × svip, {best.tokens_per_call:.1f} tokens a target call, distance {best.distance:.4f}"
     )
+
+
+def _beaten(line: Line) -> str:
+    """By what, and what to do instead."""
+    if line.gain == line.of_target:
+        return f"{line.of_target:.2f} × the target alone; do not draft"
+    name = "svip" if line.gain == line.of_svip else "strict"
+    return f"{line.gain:.2f} × {name}, which loses nothing; use {name}, {line.of_target / line.gain:.2f} × the target alone"

@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.utils import tqdm
 from scipy.optimize import nnls
 
 from ...artifacts.heads import Head
 from ...generation.enable import speculative_generate
 from ...models.inspect import base_of
 from ...policy.policy import LossyPolicy
+from ...stats.clock import wait_for
 from ...stats.report import SpeculationStats
-from ...stops.basic import Constant
+from ...stops.basic import SVIP, Constant
 from ...stops.heads import HeadStop
 
 
@@ -25,7 +27,11 @@ def measure(
     """Seconds by runs of the engine, arms taking turns at each prompt; medians over the repeats."""
     base = base_of(target)
     lengths = sorted({1, max(max_draft // 2, 1), max_draft})
-    arms: dict[str, LossyPolicy | None] = {"target": None, "strict": LossyPolicy(stop=Constant(5))}
+    arms: dict[str, LossyPolicy | None] = {
+        "target": None,
+        "strict": LossyPolicy(stop=Constant(5)),
+        "svip": LossyPolicy(stop=SVIP()),
+    }
     # A threshold of 0 never doubts, so rounds have a known length; strict acceptance costs what the last token's check costs.
     arms |= {str(n): LossyPolicy(stop=HeadStop(head, 0.0, n)) for n in lengths}
     arms["one token"] = arms["1"]
@@ -33,6 +39,7 @@ def measure(
     counts: dict[str, tuple[int, SpeculationStats | None]] = {}
     inputs = [tokenizer(prompt, return_tensors="pt").to(target.device) for prompt in prompts]
     settings = {"max_new_tokens": new_tokens, "do_sample": do_sample, "return_dict_in_generate": True}
+    bar = tqdm(total=(repeats + 1) * len(inputs) * len(arms), desc="timing", unit="call")
     for repeat in range(repeats + 1):  # the first warms up
         spent = dict.fromkeys(arms, 0.0)
         tokens = dict.fromkeys(arms, 0)
@@ -42,20 +49,22 @@ def measure(
                 given = {"input_ids": one["input_ids"], "attention_mask": one["attention_mask"], **settings}
                 given |= {"max_new_tokens": 1} if name == "one token" else {}
                 torch.manual_seed(repeat)
-                _wait(target)
+                wait_for(target.device)
                 began = time.perf_counter()
                 if policy is None:
                     out = type(base).generate(base, **given)
                 else:
                     out = speculative_generate(base, policy, assistant_model=draft, **given)
-                _wait(target)
+                wait_for(target.device)
                 spent[name] += time.perf_counter() - began
                 tokens[name] += out.sequences.shape[1] - one["input_ids"].shape[1]
                 calls[name] += [] if policy is None else [out.speculation]
+                bar.update()
         for name in arms:
             counts[name] = (tokens[name], SpeculationStats.merge(calls[name]) if calls[name] else None)
             if repeat:
                 seconds[name].append(spent[name])
+    bar.close()
 
     took = {name: statistics.median(values) for name, values in seconds.items()}
     stats = {name: stat for name, (_, stat) in counts.items() if stat is not None}
@@ -72,12 +81,6 @@ def measure(
         "per_text": float(per_text),
         "per_round": float(per_round),
         "per_token": float(per_token),
-        "target_per_second": counts["target"][0] / took["target"],
-        "strict_per_second": counts["strict"][0] / took["strict"],
+        **{f"{name}_per_second": counts[name][0] / took[name] for name in ("target", "strict", "svip")},
         "strict_per_call": counts["strict"][0] / stats["strict"].forwards["target"],
     }
-
-
-def _wait(model: Any) -> None:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)

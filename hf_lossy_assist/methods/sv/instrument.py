@@ -75,9 +75,17 @@ class InstrumentedRunner(Runner):
 
 
 def run(
-    target: Any, tokenizer: Any, texts: Sequence[str], walk: Runner, settings: ProfileSettings, endless: bool = False
-) -> None:
-    """Continue `texts` in one batch; `endless`: end tokens do not end them."""
+    target: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    walk: Runner | None,
+    settings: ProfileSettings,
+    endless: bool = False,
+) -> int:
+    """Continue `texts` in one batch, by the target alone where `walk` is None; `endless`: end tokens do not end them.
+
+    Returns: how many tokens were written, each row up to its end.
+    """
     prompts = [tokenizer(text)["input_ids"] for text in texts]
     width = max(map(len, prompts))
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
@@ -87,4 +95,12 @@ def run(
         max_new_tokens=settings.new_tokens, pad_token_id=pad,
         eos_token_id=None if endless else target.generation_config.eos_token_id, **settings.decoding(),
     )  # fmt: skip
-    type(target).generate(target, ids, attention_mask=mask, generation_config=config, custom_generate=walk)
+    out = type(target).generate(target, ids, attention_mask=mask, generation_config=config, custom_generate=walk)
+    sequences = out if isinstance(out, torch.Tensor) else out.sequences
+    ends = target.generation_config.eos_token_id
+    return written(sequences[:, width:].tolist(), ends if isinstance(ends, list) else [ends])
+
+
+def written(rows: Sequence[Sequence[int]], ends: Sequence[int | None]) -> int:
+    """Tokens of all rows, each up to its first end token."""
+    return sum(next((i + 1 for i, token in enumerate(row) if token in ends), len(row)) for row in rows)

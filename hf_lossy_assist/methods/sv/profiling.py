@@ -20,6 +20,8 @@ from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_
 from ...models.trials import why_not_rows
 from ...policy.policy import LossyPolicy
 from ...training.jobs import clear, folders, prepare
+from .alternatives import ALTERNATIVES
+from .alternatives import measure as measure_alternatives
 from .cells import build
 from .held_out import SHAPES, expected, predicted, report
 from .instrument import ProfileSettings
@@ -68,6 +70,7 @@ def profile(
     fitted, kept, metrics = report(samples, settings.seed)
     bins, gamma = build(fitted, *SHAPES[-1][1:]), settings.gamma[-1]
     latency = measure(target, draft, companion, tokenizer, texts, settings, bins)
+    metrics[ALTERNATIVES] = measure_alternatives(target, draft, tokenizer, texts, settings)
     made = Profile(
         bins=bins,
         latency=latency,

@@ -19,13 +19,13 @@ from hf_lossy_assist.methods.autojudge.classifiers import (
     JudgeSettings,
     fit_classifier,
     folded,
-    split,
     threshold_table,
 )
 from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
 from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, MinedTable, hidden_states, read_mined
 from hf_lossy_assist.methods.autojudge.judge_config import LABEL
 from hf_lossy_assist.methods.autojudge.report import JudgeReport
+from hf_lossy_assist.methods.autojudge.splits import split
 from hf_lossy_assist.models.identity import ModelIdentity, tokenizer_hash
 
 

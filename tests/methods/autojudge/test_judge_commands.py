@@ -46,6 +46,10 @@ def test_mine_fit_generate_push_pull(hf_lossy, hub, mined, tmp_path):
     fitted = hf_lossy("fit", "autojudge", mined, "--out", head, "--folds", 3)
     assert fitted.code == 0, fitted.err
     assert "AUROC" in fitted.out and "of the important tokens" in fitted.out
+    assert (
+        fitted.out.splitlines()[-1]
+        == f"see which answers it changes: hf-lossy compare --task demo --policies svip,{head}"
+    )
     assert Head.from_pretrained(head).config.polarity == "important"
 
     options = ("--policy", "autojudge", "--max-new-tokens", 40, "--json", "--seed", 3)

@@ -188,7 +188,7 @@ def test_the_dataset_says_what_was_found():
     important = sum(row["important"] for row in want)
     assert facts["found"] == {
         "mismatches": len(want), "important": important, "no_answer": sum(row["answer"] is None for row in want),
-        "problems_without_answer": 0, "cut_by_mismatches": 0, "cut_by_seconds": 0, "retokenised": 0,
+        "problems_without_answer": 0, "cut_without_answer": 0, "cut_by_mismatches": 0, "cut_by_seconds": 0, "retokenised": 0,
         "continuations": sum(one.continuations for one in local()), "target_tokens": sum(one.new_tokens for one in local()),
     }  # fmt: skip
     assert facts["settings"]["max_new_tokens"] == NEW and facts["problems"] == COUNT and facts["task"] == "demo"

@@ -179,23 +179,39 @@ def test_held_out_keeps_64_prompts_with_every_row_apart():
 # -- what it says -----------------------------------------------------------------------------------------------------
 
 
-def line(threshold: float, of_strict: float, distance: float) -> Line:
-    return Line(threshold, 0.9, 0.1, 6.5, 6.0, 0.7, distance, 100.0, of_strict, 3.0)
+def line(threshold: float, of_strict: float, distance: float, of_svip: float = 2.5, of_target: float = 3.0) -> Line:
+    return Line(threshold, 0.9, 0.1, 6.5, 6.0, 0.7, distance, 100.0, of_strict, of_svip, of_target)
 
 
 def test_advice():
     slow = [line(0.3, 0.9, 0.001), line(0.6, 1.0, 0.0)]
-    assert _advice(slow, 0.02).startswith("SPRINTER does not pay here")
+    assert _advice(slow, 0.02) == (
+        "does not pay: 1.00 × strict, which loses nothing; use strict, 3.00 × the target alone (τ = 0.6 is the fastest threshold)"
+    )
     good = [line(0.2, 1.9, 0.05), line(0.5, 1.4, 0.02), line(0.8, 1.2, 0.001)]
     assert _advice(good, 0.02).startswith("τ = 0.5:") and "1.40 × strict" in _advice(good, 0.02)
     assert "6.5 tokens a target call, distance 0.0200" in _advice(good, 0.02)
     assert _advice(good, 0.1).startswith("τ = 0.2:")
     none = _advice(good, 0.0005)
     assert none.startswith("no threshold keeps") and "τ = 0.2" in none and "0.050" in none
-    assert "within" in _advice([line(0.2, 1.5, 0.5), line(0.9, 0.8, 0.0)], 0.02)
-    assert "strict acceptance is faster at every threshold" in _advice(
-        [line(0.2, 1.5, 0.5), line(0.9, 0.8, 0.0)], 0.02
+    assert _advice([line(0.2, 1.5, 0.5), line(0.9, 0.8, 0.0)], 0.02).startswith(
+        "does not pay within a mean distance of at most 0.02 per token: 0.80 × strict, which loses nothing; use strict"
     )
+
+
+def test_a_threshold_is_advised_only_where_it_beats_the_target_and_svip():
+    """1.78 × strict is no gain where strict itself is a third of the target alone."""
+    slow = [line(0.3, 1.9, 0.03, 1.7, 0.64), line(0.5, 1.78, 0.0146, 1.6, 0.6)]
+    assert (
+        _advice(slow, 0.02) == "does not pay: 0.64 × the target alone; do not draft (τ = 0.3 is the fastest threshold)"
+    )
+    assert _advice(slow[1:], 0.02).startswith("does not pay: 0.60 × the target alone; do not draft")
+    svip = [line(0.5, 1.2, 0.01, 0.9, 1.8)]
+    assert _advice(svip, 0.02).startswith(
+        "does not pay: 0.90 × svip, which loses nothing; use svip, 2.00 × the target alone"
+    )
+    good = _advice([line(0.5, 1.4, 0.01, 1.1, 1.3)], 0.02)
+    assert good.startswith("τ = 0.5:") and "1.30 × the target alone, 1.40 × strict, 1.10 × svip" in good
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +252,8 @@ def test_a_plan_is_consistent(found):
         assert 1 <= one.tokens_per_call <= 21 and 0 <= one.unchecked < 1 and 0 <= one.distance < 1
         assert one.of_strict == pytest.approx(one.tokens_per_second / found.strict_per_second)
         assert one.of_target == pytest.approx(one.tokens_per_second / found.target_per_second)
+        assert one.of_svip == pytest.approx(one.tokens_per_second / found.svip_per_second)
+        assert one.gain == min(one.of_strict, one.of_svip, one.of_target)
     for name in ("eta_tp", "eta_fp", "tokens_per_call", "unchecked", "distance"):
         values = [getattr(one, name) for one in found.lines]
         assert values == sorted(values, reverse=True), name

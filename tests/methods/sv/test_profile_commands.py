@@ -11,6 +11,7 @@ from support.small import words
 
 from hf_lossy_assist import demo
 from hf_lossy_assist.artifacts.profile import PROFILE, Profile
+from hf_lossy_assist.methods.sv.alternatives import advice, compared
 
 
 pytestmark = pytest.mark.slow
@@ -42,13 +43,14 @@ def test_the_demo(hf_lossy, tmp_path):
         ]
     assert f"{made.metrics['held_out']} held-out tokens" in " ".join(done.out.split())
     for batch, pays in zip((1, 2), made.pays, strict=True):
-        [line] = [line for line in done.out.splitlines() if line.startswith(f"│ {batch} ")]
-        assert line.split()[-2] == f"{pays:.2f}"
-    last, paying = done.out.splitlines()[-1], [b for b in (1, 2) if made.worthwhile(b)]
-    assert (
-        str(tmp_path / "p") in last
-        and (f"pays at {', '.join(map(str, paying))} rows" if paying else "does not pay") in last
-    )
+        rounds, speeds = [line for line in done.out.splitlines() if line.startswith(f"│ {batch} ")]
+        assert rounds.split()[-2] == f"{pays:.2f}"
+        [its] = [its for its in compared(made) if its.rows == batch]
+        assert speeds.split()[-2] == f"{its.gain:.2f}" and f"{its.tokens_per_second:.0f}" in speeds.split()
+    last = done.out.splitlines()[-1]
+    assert last.startswith(f"{tmp_path / 'p'}: {advice(compared(made))}")
+    unused = "leaves its companion out here" in last
+    assert unused == (not any(made.worthwhile(batch) for batch in (1, 2)))
 
     given = ("--policy", "sv", "--do-sample", "--batch-size", 3, "--max-new-tokens", 12)
     for more in ((), ("--profile", tmp_path / "p", "--gamma", 2, "--top-k", 40)):

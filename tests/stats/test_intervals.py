@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hf_lossy_assist.evaluation.intervals import mcnemar, rate, ratio, wilson
+from hf_lossy_assist.stats.intervals import mcnemar, rate, ratio, wilson
 
 
 def test_wilson():

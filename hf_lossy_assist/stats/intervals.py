@@ -1,4 +1,4 @@
-"""Intervals and tests of what was measured; each is scipy's, named by its method."""
+"""Intervals and tests of what was measured, each named by its method."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

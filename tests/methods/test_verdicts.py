@@ -1,0 +1,79 @@
+"""`hf-lossy fit` on data in which there is nothing to learn, or little: it says so, in its last lines and on the card."""
+
+import pytest
+import torch
+from support.fitting import MODEL, H, write
+from support.hub_server import card_problems
+
+from hf_lossy_assist import Head
+from hf_lossy_assist.training.dataset import KINDS, REPLACED, Table
+
+
+pytestmark = pytest.mark.slow
+
+
+def table(kinds, prompts, each, strength, seed=0):
+    """Records that are acceptable with the odds e^(strength · x_0 + 1.5)."""
+    generator = torch.Generator().manual_seed(seed)
+    count = prompts * len(kinds) * each
+    x, places = torch.randn(count, H, generator=generator), torch.arange(count)
+    ratio = (-(strength * x[:, 0] + 1.5 + torch.rand(count, generator=generator).logit())).exp()
+    settings = {
+        "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "lam": 1.0, "new_tokens": each,
+        "features": {"model": "draft", "position": "token" if kinds == [REPLACED] else "predicting", "layer": -1, "norm": True},
+    }  # fmt: skip
+    settings |= {"mix": 0.15} if kinds == [REPLACED] else {}
+    facts = {
+        "settings": settings, "target": MODEL | {"id": "org/target", "hidden_size": 32}, "draft": MODEL | {"id": "org/draft", "hidden_size": H},
+        "tokenizer_hash": "0" * 64, "hidden_size": H, "prompts": prompts, "source": "numbers drawn at random", "versions": {},
+    }  # fmt: skip
+    return Table(
+        features=x, p=1 / (1 + ratio), q=ratio / (1 + ratio), distance=torch.zeros(count), prompt=places // (len(kinds) * each),
+        kind=places // each % len(kinds), position=places % each, kinds=list(kinds), facts=facts,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "kinds", "each"),
+    [("sprinter", list(KINDS), 5), ("specdec", [REPLACED], 20)],
+    ids=["sprinter", "specdec"],
+)
+def test_a_head_is_called_good_only_where_it_is(hf_lossy, tmp_path, method, kinds, each):
+    for name, strength in (("noise", 0.0), ("law", 3.0)):
+        data = write(table(kinds, 60, each, strength), tmp_path / name)
+        done = hf_lossy("fit", method, data, "--out", tmp_path / f"{name}-head")
+        assert done.code == 0, done.err
+        last, card = done.out.splitlines()[-1], (tmp_path / f"{name}-head" / "README.md").read_text()
+        metrics = Head.from_pretrained(tmp_path / f"{name}-head").config.metrics
+        assert metrics["auroc_low"] < metrics["auroc"] < metrics["auroc_high"] and metrics["held_out_prompts"] == 9
+        assert f"{metrics['auroc_low']:.3f} to {metrics['auroc_high']:.3f}" in done.out
+        assert f"| auroc low | {metrics['auroc_low']:.4g} |" in card and card_problems(card) == ([], [])
+        if name == "law":
+            assert (
+                metrics["auroc_low"] > 0.7
+                and last.startswith("see how fast it is: hf-lossy ")
+                and "verdict" not in metrics
+            )
+            assert f"{name}-head" in last and "than chance" not in card
+            continue
+        assert metrics["auroc_low"] <= 0.5 and last == metrics["verdict"] and "see how fast" not in done.out
+        assert last.startswith("no better than chance as far as 9 held-out prompts tell: AUROC 0.")
+        assert "**No better than chance as far as 9 held-out prompts tell: " in card
+
+
+def test_figures_of_few_tokens_are_warned_of(hf_lossy, tmp_path):
+    """12 prompts hold two out: 2 · 4 · 4 tokens, of which the rarer label has fewer than half."""
+    data = write(table(list(KINDS), 12, 4, 3.0), tmp_path / "data")
+    done = hf_lossy("fit", "sprinter", data, "--out", tmp_path / "head")
+    assert done.code == 0, done.err
+    metrics = Head.from_pretrained(tmp_path / "head").config.metrics
+    bad = metrics["held_out_unacceptable"]
+    assert bad < metrics["held_out_acceptable"] and bad + metrics["held_out_acceptable"] == 32
+    says = f"these figures are of {bad} unacceptable tokens in 2 held-out prompts, fewer than 50: collect more prompts or longer texts"
+    assert f"warning: {says}, or fit a smaller λ" in done.out.splitlines()
+    card = (tmp_path / "head" / "README.md").read_text()
+    assert f"**Few tokens:** {says}" in card and card_problems(card) == ([], [])
+    row = next(row for row in metrics["thresholds"] if row["threshold"] == 0.5)
+    assert row["eta_fp_low"] < row["eta_fp"] < row["eta_fp_high"]
+    assert f"{row['eta_fp']:.3f} ({row['eta_fp_low']:.3f} to {row['eta_fp_high']:.3f})" in card
+    assert f"η_FP {round(row['eta_fp'] * bad)} of {bad} (" in done.out

@@ -1,0 +1,60 @@
+"""What is said of a head's figures where they are of few tokens, or do not show that it is better than chance."""
+
+import pytest
+
+from hf_lossy_assist.stats.intervals import Estimate
+from hf_lossy_assist.training.evidence import FEWEST, Evidence, share, with_intervals
+
+
+MORE = {"important": "mine more problems", "unimportant": "mine other problems"}
+
+
+def evidence(important=80, unimportant=300, auroc=(0.9, 0.8, 0.95), texts=7):
+    return Evidence(
+        Estimate(*auroc), texts, "problem", {"important": important, "unimportant": unimportant}, MORE
+    )  # fmt: skip
+
+
+def test_a_share_has_its_counts_and_its_interval():
+    assert share(6, 6) == "6 of 6 (100 %; 95 %: at least 61 %)"
+    assert share(0, 6) == "0 of 6 (0 %; 95 %: at most 39 %)"
+    assert share(81, 263) == "81 of 263 (30.8 %; 95 %: 25.5 % to 36.6 %)"  # Newcombe (1998), Table I
+    assert share(0, 0) == "0 of 0"
+
+
+def test_rows_get_the_ends_of_each_share():
+    [row] = with_intervals([{"threshold": 0.3, "recall": 1.0, "accepted": 81 / 263}], {"recall": 6, "accepted": 263})
+    assert row["threshold"] == 0.3 and row["recall"] == 1.0
+    assert (row["recall_low"], row["recall_high"]) == pytest.approx((0.60967, 1.0), abs=1e-5)
+    assert (row["accepted_low"], row["accepted_high"]) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert with_intervals([{"recall": 0.5}], {"recall": 0}) == [{"recall": 0.5}]
+
+
+def test_few_tokens_of_either_label_are_warned_of():
+    assert evidence(FEWEST, FEWEST).warning is None
+    few = evidence(FEWEST - 1, 300).warning
+    assert few == "these figures are of 49 important tokens in 7 held-out problems, fewer than 50: mine more problems"
+    assert "12 unimportant tokens" in evidence(80, 12).warning and MORE["unimportant"] in evidence(80, 12).warning
+    assert "\n" not in few
+
+
+def test_a_head_is_good_only_where_the_interval_says_so():
+    assert evidence(auroc=(0.9, 0.501, 0.99)).verdict is None
+    chance = evidence(auroc=(0.9, 0.5, 0.99)).verdict
+    assert chance == (
+        "no better than chance as far as 7 held-out problems tell: AUROC 0.900, 95 %: 0.500 to 0.990; mine more problems"
+    )
+    alone = evidence(auroc=(1.0, None, None), texts=1)
+    assert alone.verdict.startswith(
+        "no better than chance as far as 1 held-out problem tells: an AUROC of 1.000 has no interval"
+    )
+    assert str(alone) == "AUROC 1.000 (no interval, 1 held-out problem)"
+
+
+def test_what_a_config_keeps():
+    assert evidence().metrics() == {
+        "auroc": 0.9, "auroc_low": 0.8, "auroc_high": 0.95, "held_out_problems": 7, "held_out_important": 80, "held_out_unimportant": 300,
+    }  # fmt: skip
+    bad = evidence(3, 300, (0.5, 0.3, 0.7))
+    assert bad.metrics()["verdict"] == bad.verdict and bad.metrics()["warning"] == bad.warning
+    assert "auroc_low" not in evidence(auroc=(0.9, None, None)).metrics()

@@ -138,11 +138,10 @@ def _of_method(name: str, parameters: dict[str, Any]) -> LossyPolicy:
     missing = [need for need in found.needs if need not in parameters]
     if missing:
         raise ValueError(f"lossy_policy: {name} needs {' and '.join(missing)}: write {name}:{missing[0]}=FOLDER")
-    loaded = {
-        key: SAVED[key].from_pretrained(value) if key in SAVED and isinstance(value, str) else value
-        for key, value in parameters.items()
-    }
-    return made_by(found, **loaded)
+    for key, saved in SAVED.items():
+        if isinstance(parameters.get(key), str):
+            parameters[key] = saved.from_pretrained(parameters[key])
+    return made_by(found, **parameters)
 
 
 def _check_required(kind: Kind, spec: dict[str, Any]) -> None:

@@ -10,8 +10,8 @@ install: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,eval,api,lm-eval,dev]"
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -e ".[train,eval,api,lm-eval,dev]"
 	touch $@
 
 check: install
@@ -45,7 +45,7 @@ docs: $(VENV)/docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet  # the theme advertises its successor otherwise
 
 $(VENV)/docs-installed: $(VENV)/installed pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
 
 demo: install

@@ -55,7 +55,7 @@ class LossyPolicy(SharedByCopies):
 
     def __post_init__(self) -> None:
         seams = ("rule", AcceptanceRule, False), ("stop", DraftStop, True), ("filter", VerifyFilter, False)
-        for seam, base, optional in seams:
+        for seam, base, optional in (*seams, ("certificate", Certificate, True)):
             value = getattr(self, seam)
             if not (isinstance(value, base) or (optional and value is None)):
                 raise TypeError(f"LossyPolicy.{seam}: expected an object of {base.__name__}, got {shown(value)}")

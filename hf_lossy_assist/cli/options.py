@@ -26,7 +26,9 @@ Companion = Annotated[
 ]
 Prompts = Annotated[str, typer.Option(help="JSON lines with `prompt` (or rows of GSM8K or Spec-Bench), or `demo`")]
 Chat = Annotated[bool, typer.Option("--chat", help="apply the tokenizer's chat template to each prompt")]
-DType = Annotated[str, typer.Option(help="float32, bfloat16 or float16")]
+DType = Annotated[
+    str, typer.Option(help="float32, bfloat16, float16, or int8 (PyTorch's dynamic quantisation, on the CPU)")
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes cuda where there is one")]
 DoSample = Annotated[bool, typer.Option("--do-sample", help="sample instead of greedy decoding")]
 Temperature = Annotated[float, typer.Option(help="sampling temperature")]
@@ -108,11 +110,12 @@ def load(model: str | None, assistant: str | None, dtype: str, device: str) -> t
     """Target, draft and tokenizer as the options name them; the demo's where both are None."""
     import torch
 
+    from ..models.int8 import quantised
     from ..models.loading import load_model, load_tokenizer
 
     if device == "auto":  # under `accelerate launch` each process has its own
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, INT8: torch.float32}
     if dtype not in kinds:
         raise ValueError(f"--dtype: expected {', '.join(kinds)}, got {dtype!r}")
     if device.partition(":")[0] == "meta":
@@ -123,12 +126,18 @@ def load(model: str | None, assistant: str | None, dtype: str, device: str) -> t
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    if dtype == INT8 and not device.startswith("cpu"):
+        raise ValueError(f"--dtype {INT8} computes on the CPU alone, and --device is {device}: pass --device cpu")
     if model is None and assistant is None:
         models = hla.demo.load(kinds[dtype], device)
-        return models.target, models.draft, models.tokenizer
+        target, draft = (quantised(m) if dtype == INT8 else m for m in (models.target, models.draft))
+        return target, draft, models.tokenizer
 
     def read(source: str | None) -> Any:
-        return None if source is None else load_model(source, dtype=kinds[dtype]).to(device).eval()
+        if source is None:
+            return None
+        model = load_model(source, dtype=kinds[dtype]).to(device).eval()
+        return quantised(model) if dtype == INT8 else model
 
     source = model or str(hla.demo.FOLDER / "target")
     tokenizer = load_tokenizer(source, padding_side="left")

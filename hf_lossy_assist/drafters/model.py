@@ -20,6 +20,9 @@ from ..stops import StopRun
 from .base import DraftContext, Drafter, DrafterRun, empty_draft, fit_vocabulary
 
 
+MANY = 8  # tokens that a row is behind by; logits of a few are cheaper than a forward
+
+
 @dataclass(frozen=True)
 class AssistantDrafter(Drafter):
     """The call's `assistant_model`: what drafts where no other drafter is named. A part of composites."""
@@ -100,7 +103,7 @@ class AssistantRun(DrafterRun):
         # Rows that need not have stopped for the round to end.
         may_wait = sum(steps.going) - max(1, math.ceil(self.stop.settings.patience * sum(steps.going) - 1e-9))
         ended = torch.tensor([not going for going in steps.going], device=device)  # (B,) for stops that do not look
-        feed, counts = rows.after(self.model.lengths)
+        feed, counts = self._behind(rows) if any(going) else rows.after(self.model.lengths)
         for i in range(max(limits)):
             raw, logits, token = self._step(rows, steps, feed, counts, randomness)
             if self.processing.needs_prefix:
@@ -125,6 +128,17 @@ class AssistantRun(DrafterRun):
         if not steps.tokens:
             return empty_draft(rows, limits, self.sampling)
         return self._draft(rows, limits, steps)
+
+    def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
+        """What each row's first step reads: as `Rows.after`. All but the last of many tokens that were written without the draft are read here, for
+        rows of several lengths would have logits made of each of them.
+        """
+        feed, counts = rows.after(self.model.lengths)
+        if feed.shape[1] <= MANY or len(set(counts)) == 1 or self.model.needs_prefill:
+            return feed, counts
+        with self.clock.time("draft"):
+            self.model.feed(feed[:, :-1], [count - 1 for count in counts], keep=0)
+        return rows.after(self.model.lengths)
 
     def _step(
         self, rows: Rows, steps: Steps, feed: torch.Tensor, counts: list[int], randomness: Randomness

@@ -29,7 +29,9 @@ def in_the_right_mode(
         prefill(call.target, rows, clock)
         if any(call.positions.room(rows, [1] * len(rows.index))):
             for cached in call.drafter.cached_models:
-                prefill(cached, rows, clock)
+                # A draft that is not needed yet reads the prompt with what it has to catch up with, unless it was told of it (RoPE, graphs).
+                if not call.stop.begins_alone or cached.needs_prefill or cached.rope is not None:
+                    prefill(cached, rows, clock)
         if companion is not None and reads_companion:
             prefill(companion, rows, clock)
         return decode(call)

@@ -72,7 +72,7 @@ class Signature(NamedTuple):
 
     key: int  # two models of one key, or one at two times, are alike to a graph
     trusted: bool  # the key says all: every module is PyTorch's or Transformers' own, as it was made
-    hooked: str | None  # where something stands on a module that a graph, once compiled, would not run again
+    hooked: str | None  # what a graph, once compiled, would not run again, or cannot be made of
     devices: frozenset[torch.device]
     tensors: dict[int, int]  # by the id of each tensor of the model, its number
 
@@ -89,6 +89,11 @@ class Signature(NamedTuple):
             hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
             if "_hf_hook" in module.__dict__ or any(hook.__module__ != CAPTURING for hook in hooks):
                 hooked = hooked or f"a forward hook stands on {name or kind.__name__}"
+            if any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
+                hooked = (
+                    hooked
+                    or "its weights are packed by PyTorch's own quantisation, into which torch.compile cannot look"
+                )
             trusted = trusted and kind.__module__.startswith(TRUSTED) and "forward" not in module.__dict__
             seen += [kind, kind.forward, *_settings(module)]
             for tensor in (*module._parameters.values(), *module._buffers.values()):

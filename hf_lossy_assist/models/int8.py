@@ -1,4 +1,4 @@
-"""A draft's copy in int8, as a companion that any draft has."""
+"""Models in int8: a draft's copy as a companion that any draft has, and a model as it was loaded."""
 
 import copy
 import warnings
@@ -8,14 +8,20 @@ from transformers import PreTrainedModel
 
 
 def int8(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of `model` whose linear layers compute in int8: PyTorch's dynamic quantisation, for the CPU alone.
-
-    Raises: `ValueError`, one line, for a model on another device and for a PyTorch that cannot do it.
-    """
+    """A copy of `model` in int8; see `quantised`."""
     if model.device.type != "cpu":
         raise ValueError(
             f"an int8 companion is for the CPU, and this model is on {model.device}: pass another checkpoint"
         )
+    return quantised(copy.deepcopy(model))
+
+
+def quantised(model: PreTrainedModel) -> PreTrainedModel:
+    """`model`, float32 and on the CPU, whose linear layers compute in int8 from now on: PyTorch's dynamic quantisation.
+
+    Its name gets ":int8" behind it, so that what is trained with it tells it from the model in float.
+    Raises: `ValueError`, one line, for a PyTorch that cannot do it on this machine.
+    """
     with warnings.catch_warnings():
         # To be removed some day, PyTorch says. Its successor, torchao, takes several times as long without a compiler (docs/log.md).
         warnings.filterwarnings("ignore", category=DeprecationWarning)
@@ -23,7 +29,7 @@ def int8(model: PreTrainedModel) -> PreTrainedModel:
         try:
             from torch.ao.quantization import quantize_dynamic
 
-            out = quantize_dynamic(copy.deepcopy(model), {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
+            out = quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
         except (ImportError, RuntimeError) as error:
             raise ValueError(
                 f"this PyTorch ({torch.__version__}) has no dynamic int8 for this machine: {error}"

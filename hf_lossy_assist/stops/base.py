@@ -93,6 +93,8 @@ class StopRun(StoppingCriteria):
     """
 
     settings: DraftStop
+    # True if the first rounds draft nothing, so that the draft model need not read the prompts before them.
+    begins_alone = False
 
     def __init__(self, settings: DraftStop):
         self.settings = settings

@@ -2,13 +2,18 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from ..registry import register_stop
 from ..validation import check_int, check_number
 from .wrapping import WrappingRun, WrappingStop
+
+
+MOST_WAIT = 1024  # rounds without drafts until one tries again, at most
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,9 @@ class Fallback(WrappingStop):
 
     - T₀ comes from one round without drafts, the second of the call. It is measured again whenever half of the rows have ended.
     - While drafting is off, every round measures T₀. After `wait` such rounds one round drafts again and its n̄ counts, after 2·`wait`
-      more the next one, and so on. As soon as half of the rows have ended, two rounds draft, because T has changed with T₀.
+      more the next one, and so on up to 1024. As soon as half of the rows have ended, two rounds draft, because T has changed with T₀.
+    - Where drafting was off at a call's end, the next call of the same kind begins without it: same models, stop and decoding, and
+      about as many rows (from one power of two to the next). It goes on with the waiting, and the draft model does not read the prompts before.
     - All rows draft or none does: n̄ is the mean over them. A round counts as drafted even if a filter dropped all its drafts.
 
     Lossless, as every stop.
@@ -67,10 +74,36 @@ class FallbackRun(WrappingRun):
         self.wait = settings.wait  # rounds without drafts until the next that drafts
         self.on = True
         self.drafted_rounds = 0
+        self.reads = True  # the next draft has all to read that was written so far
         self.plain_rounds = 0  # since the last round that drafted
+        self.known: dict[int, Off] = {}
         self.began = 0.0
         self.drafts = True  # whether the round under way may draft
         self.planned = False  # and the stop inside allows a draft to some row
+
+    def pair(self, target: Any, draft: Any, kind: Hashable) -> None:
+        super().pair(target, draft, kind)
+        try:
+            kinds = OFF.setdefault(target, WeakKeyDictionary()).setdefault(draft, {})
+            self.known = kinds.setdefault((kind, self.settings), {})
+        except TypeError:  # a stop of somebody's own that cannot be hashed
+            return
+        self.begins_alone = self._recall()
+
+    def _recall(self) -> bool:
+        """Begin without drafts if that is how the last call with so many rows ended."""
+        last = self.known.get(self.rows.bit_length())
+        if last is not None:
+            self.on, self.drafted_rounds = False, self.settings.first
+            self.wait, self.plain_rounds, self.measured.cost = last
+        return last is not None
+
+    def _remember(self) -> None:
+        """How a call with so many rows may begin."""
+        if self.on:
+            self.known.pop(self.rows.bit_length(), None)
+        else:
+            self.known[self.rows.bit_length()] = Off(self.wait, self.plain_rounds, self.measured.cost)
 
     def begin_round(self, rows: list[int]) -> list[int]:
         measured = self.measured
@@ -78,7 +111,7 @@ class FallbackRun(WrappingRun):
             self.rows = len(rows)
             measured.drafting_seconds.clear()
             measured.plain_seconds.clear()
-            if not self.on:  # fewer rows may well be worth drafting for
+            if not self._recall() and not self.on:  # fewer rows may well be worth drafting for
                 measured.cost = None
                 self.wait, self.plain_rounds = self.settings.wait, self.settings.wait - 1
         seconds_known = bool(measured.plain_seconds)
@@ -108,13 +141,15 @@ class FallbackRun(WrappingRun):
                 measured.tokens.clear()
             measured.tokens.append(sum(accepted) / len(rows) + 1)
             # Not the seconds of a round in which the draft reads a prompt, or what was written without it.
-            if self.drafted_rounds and self.plain_rounds <= 1:
+            if not self.reads and self.plain_rounds <= 1:
                 measured.drafting_seconds.append(seconds)
             self.drafted_rounds += 1
+            self.reads = False
         elif not any(drafted):  # inside another stop, that one may have drafted
             measured.plain_seconds.append(seconds)
         self.plain_rounds = 0 if did else self.plain_rounds + 1
         self._switch(tried)
+        self._remember()
 
     def _switch(self, tried: bool) -> None:
         """On or off for the next round; `tried`: the last round drafted though drafting is off."""
@@ -124,7 +159,7 @@ class FallbackRun(WrappingRun):
         if worth > 1 + self.settings.margin:
             self.on, self.wait = True, self.settings.wait
         elif tried:
-            self.wait *= 2
+            self.wait = min(2 * self.wait, MOST_WAIT)
         elif worth < 1 - self.settings.margin:
             self.on = False
 
@@ -144,6 +179,17 @@ class Measurements:
             self.cost = median(self.drafting_seconds) / median(self.plain_seconds)
         return None if self.cost is None or not self.tokens else fmean(self.tokens) / self.cost
 
+
+class Off(NamedTuple):
+    """What is known of a call in which drafting is off, see `FallbackRun`."""
+
+    wait: int
+    plain_rounds: int
+    cost: float | None
+
+
+# By target, then by draft, then by kind of call: by ⌊log₂ rows⌋ + 1, where drafting did not pay.
+OFF: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Hashable, dict[int, Off]]]] = WeakKeyDictionary()
 
 register_stop(
     "fallback", Fallback, example={"stop": "svip"},

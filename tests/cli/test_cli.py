@@ -85,6 +85,7 @@ def test_streaming_prints_the_text_once(hf_lossy):
         (["--model", "somewhere"], "--assistant"),
         (["--dtype", "float7"], "float7"),
         (["--device", "tpu9"], "tpu9"),
+        (["--dtype", "int8", "--device", "cuda"], "--device"),
         (["--stream", "--json"], "--stream"),
         (["--max-new-tokens", "0"], "--max-new-tokens"),
         (["--batch-size", "-2"], "--batch-size"),

@@ -98,7 +98,7 @@ def test_models_of_ones_own(hf_lossy, tmp_path):
         (["--prompts", "{tmp}/one.jsonl"], "2 prompts"),
         (["--limit", "1"], "2 prompts"),
         (["--limit", "3", "--gamma", "1", "--new-tokens", "6"], "at least 1000 are needed: pass more prompts"),
-        (["--dtype", "int8"], "--dtype"),
+        (["--dtype", "int4"], "--dtype"),
         (["--device", "abacus"], "--device"),
         ([*DEMO[:2]], "--assistant"),
         ([*DEMO], "--companion"),

@@ -1,0 +1,99 @@
+"""Drafting that was off at a call's end is off at the beginning of the next call of its kind, and the draft model then reads nothing ahead."""
+
+import pytest
+import torch
+from support import tiny
+from support.greedy_checks import RAGGED
+
+from hf_lossy_assist import Constant, Fallback
+from hf_lossy_assist.stops.base import DraftStop
+from hf_lossy_assist.stops.fallback import MOST_WAIT, FallbackRun
+
+
+class Model:
+    """Something to remember by."""
+
+
+class Pair:
+    """Calls of two models on a clock of their own: 1 second a round, `cost` with drafts, of which `accepts` tokens are accepted."""
+
+    def __init__(self, stop, accepts=0, cost=2.0):
+        self.stop, self.accepts, self.cost, self.time = stop, accepts, cost, 0.0
+        self.target, self.draft = Model(), Model()
+
+    def call(self, rounds, rows=1, kind="strict"):
+        """D for each round that drafted, A for each of the target alone."""
+        run, out = FallbackRun(self.stop, rows, now=lambda: self.time), ""
+        run.pair(self.target, self.draft, kind)
+        for _ in range(rounds):
+            limits = run.begin_round(list(range(rows)))
+            self.time += self.cost if limits[0] else 1.0
+            run.observe(list(range(rows)), limits, [min(self.accepts, limit) for limit in limits])
+            out += "D" if limits[0] else "A"
+        return out
+
+
+def test_the_next_call_goes_on_with_the_waiting():
+    pair = Pair(Fallback(Constant(5), wait=8))
+    assert pair.call(10) == "DADD" + "A" * 6
+    assert pair.call(20) == "AA" + "D" + "A" * 16 + "D", "8 rounds without in both calls together, then twice as many"
+    assert pair.call(40) == "A" * 32 + "D" + "A" * 7
+
+
+def test_other_rows_and_other_kinds_begin_as_ever():
+    pair = Pair(Fallback(Constant(5)))
+    assert pair.call(6) == "DADDAA"
+    assert pair.call(6, rows=8) == "DADDAA" and pair.call(6, kind="top_k") == "DADDAA"
+    assert pair.call(6) == "A" * 6 and pair.call(6, rows=12) == "A" * 6, "12 rows are about 8"
+    pair.stop = Fallback(Constant(4))
+    assert pair.call(6) == "DADDAA"
+
+
+def test_a_draft_that_begins_to_agree_comes_back_for_good():
+    pair = Pair(Fallback(Constant(5), wait=8))
+    assert pair.call(6) == "DADDAA"
+    pair.accepts = 5
+    assert pair.call(12) == "A" * 6 + "D" * 6
+    assert pair.call(6) == "DADDDD"
+
+
+def test_waiting_has_an_end():
+    pair = Pair(Fallback(Constant(5), wait=400))
+    for _ in range(5):
+        pair.call(2000)
+    out = pair.call(3 * MOST_WAIT)
+    assert 2 <= out.count("D") <= 3
+
+
+def test_a_stop_that_cannot_be_hashed_is_not_remembered():
+    class Listed(DraftStop):
+        adaptive, __hash__ = False, None
+        longest = 3
+
+    pair = Pair(Fallback(Listed()))
+    assert pair.call(6) == "DADDAA" and pair.call(6) == "DADDAA"
+
+
+@pytest.mark.parametrize("kind", ["often", "never"])
+def test_a_draft_that_begins_late_reads_all_at_once_and_the_text_is_the_targets(kind):
+    """Rows of several lengths: the draft has two forwards for what it missed, one with logits of a single place."""
+    model, wait = tiny.shared("llama"), 12
+    draft, policy = tiny.draft_of(model, kind), Fallback(Constant(3), wait=wait)
+    settings = {"max_new_tokens": 24, "eos_token_id": tiny.NEVER_EMITTED}
+    off = FallbackRun(policy, len(RAGGED))
+    reads = []
+    hook = draft.register_forward_pre_hook(
+        lambda _, args, kwargs: reads.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        # As if the last call had found that it does not pay.
+        def pair(self, target, draft, kind):
+            self.known = {off.rows.bit_length(): (wait, 0, 50.0)}
+            self.begins_alone = self._recall()
+
+        patch.setattr(FallbackRun, "pair", pair)
+        out = tiny.assisted(model, tiny.prompts(RAGGED), draft, policy, **settings)
+    hook.remove()
+    assert torch.equal(out.sequences, tiny.greedy(model, tiny.prompts(RAGGED), **settings))
+    assert out.speculation.rows[0].num_plain_steps >= wait
+    assert reads[0] == max(RAGGED) + wait - 1 and reads[1] == 1, "the prompts and what was written without it"

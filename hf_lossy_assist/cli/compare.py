@@ -49,7 +49,7 @@ def compare(
     ] = None,
     data: Annotated[Path | None, typer.Option(help="the file with the problems of --task gsm8k or math")] = None,
     batch_size: Annotated[str, typer.Option(help="prompts at a time; several with commas: 1,8")] = "1",
-    limit: Annotated[int | None, typer.Option(help="most prompts (default: all; 16 of the demo)")] = None,
+    limit: Annotated[int | None, typer.Option(help="most prompts (default: all; 12 of the demo)")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="most new tokens of each text")] = 128,
     gamma: Annotated[int, typer.Option(help="draft length of Transformers' assisted generation and of strict")] = 5,
     compile_rounds: Annotated[

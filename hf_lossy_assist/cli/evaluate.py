@@ -24,7 +24,7 @@ def evaluate(
         list[float] | None,
         typer.Option(help="decision threshold; repeatable (default: the head's own, or the method's)"),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="most problems (default: all; 16 of the demo)")] = None,
+    limit: Annotated[int | None, typer.Option(help="most problems (default: all; 12 of the demo)")] = None,
     batch_size: Annotated[str, typer.Option(help="prompts at a time; several with commas: 1,8")] = "1",
     max_new_tokens: Annotated[int, typer.Option(help="most new tokens of each text")] = 128,
     out: Annotated[

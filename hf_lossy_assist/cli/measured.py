@@ -11,7 +11,7 @@ from ..validation import MOST_NEW_TOKENS, check_int, check_positive
 from .options import DEMO, check_sampling
 
 
-DEMO_LIMIT = 16  # problems of `compare` without --limit
+DEMO_LIMIT = 12  # problems of `compare` without --limit
 
 
 def check_decoding(decoding: Any) -> None:

@@ -28,6 +28,16 @@ def test_every_figure():
     assert [its.lossless for its in (target, assisted, svip, lossy)] == [True, True, True, False]
 
 
+def test_a_prompt_without_a_right_answer_is_not_judged():
+    """Some rows of a file may lack theirs."""
+    run = a_run()
+    for its in run:
+        its.right = None if its.prompt == 1 else its.right
+    target, *_, lossy = figures(run, ARMS)
+    assert (target.right, target.judged, target.accuracy.value) == (1, 1, 1.0)
+    assert (lossy.right, lossy.judged, lossy.better, lossy.worse) == (0, 1, 0, 1)
+
+
 def test_the_table_has_a_line_for_each():
     rows = list(csv.DictReader(io.StringIO(as_csv(figures(a_run(), ARMS)))))
     assert [row["arm"] for row in rows] == [arm.name for arm in ARMS]

@@ -110,7 +110,7 @@ def tune(
     search = Search(max_loss, 1 - confidence, _first(first, len(texts), batch_size), batch_size)
     ladders = len({step.ladder for step in field.steps})
     if not as_json:
-        show(promise(len(texts) - search.first, search, ladders))
+        show(promise(len(texts) // batch_size * batch_size - search.first, search, ladders))
     target, draft, tokenizer = load(model, assistant, dtype, device)
     texts = chats(tokenizer, texts) if chat else texts
     store = None
@@ -118,7 +118,7 @@ def tune(
         arms = make_arms(target, draft, field.policies, tokenizer=tokenizer, assisted=False)
         facts = facts_of(target, draft, arms, decoding, texts, source, [batch_size])
         store = Folder(out, facts | {"max_loss": max_loss, "confidence": confidence, "first": search.first}, resume)
-    calls = -(-len(texts) // batch_size) * (len(field.policies) + 1)
+    calls = len(texts) // batch_size * (len(field.policies) + 1)
     try:
         with progress(calls) as tell:
             found = run(
@@ -213,7 +213,7 @@ def _advice(found: Any, search: Any, certificate: Any) -> str:
     use = f"use {found.lossless.arm}" if found.lossless.of_target.value > 1 else "do not draft here"
     if not found.verdicts:
         return f"{use}: {lossless}, and no lossy setting was faster without harm on the first {search.first} problems"
-    return f"{use}: {lossless}, and no faster setting is certified at {search.max_loss:.2%}"
+    return f"{use}: {lossless}, and no setting that is clearly faster is certified at {search.max_loss:.2%}"
 
 
 def _row(verdict: Any) -> dict[str, Any]:

@@ -129,6 +129,12 @@ def _of(arm: Described, its: list[Answer], base: list[Answer], assisted: list[An
     )
 
 
+def gain_over(answers: Sequence[Answer], arm: str, other: str) -> Estimate:
+    """Times the speed of the arm `other` that `arm` has; both wrote the same prompts, in batches of one size."""
+    its, others = ([answer for answer in answers if answer.arm == name] for name in (arm, other))
+    return ratio(*_units(its), *_units(others))
+
+
 def _units(answers: Sequence[Answer]) -> tuple[list[float], list[float]]:
     """New tokens and seconds of each batch."""
     tokens: defaultdict[int, float] = defaultdict(float)

@@ -3,9 +3,10 @@
 import csv
 import io
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..artifacts.files import json_text, write_text
 from ..artifacts.reading import lines
@@ -15,6 +16,7 @@ from .measuring import Answer
 
 
 RECORD, BATCHES, ANSWERS, SUMMARY = "run.json", "batches.jsonl", "answers.jsonl", "summary.csv"
+LOCK = ".lock"  # held by the process that writes
 
 
 class Memory:
@@ -44,13 +46,15 @@ class Folder(Memory):
     Args:
         facts: what the run is of: another run's folder is not gone on with.
 
-    Raises: `ValueError`, one line, where `out` is there, or an unfinished run without `resume`, or one of something else.
+    Raises: `ValueError`, one line, where `out` is there, or an unfinished run without `resume`, or one of something else, or one that
+    another process is at.
     """
 
     def __init__(self, out: Path, facts: dict[str, Any], resume: bool):
         super().__init__()
         self.out, self.part = folders(out)
         prepare(self.out, self.part, facts, resume, RECORD)
+        self._lock = _locked(self.part / LOCK)
         self._file, self._key = self.part / BATCHES, key_of(self.part / RECORD)
         if self._file.is_file():
             self._read()
@@ -71,6 +75,8 @@ class Folder(Memory):
                     break
                 whole = file.tell()
                 batch = unsealed(line, where, self._key)
+                if self.has(batch["batch_size"], batch["unit"]):  # answers that count twice would narrow every bound
+                    raise ValueError(f"{where}: the batch stands here twice: delete {self.part} and start again")
                 super().add(batch["batch_size"], batch["unit"], [Answer.from_dict(its) for its in batch["answers"]])
         os.truncate(self._file, whole)
 
@@ -80,8 +86,24 @@ class Folder(Memory):
         write_text(self.part / ANSWERS, "".join(sealed_line(answer.to_dict(), self._key) for answer in ordered))
         write_text(self.part / SUMMARY, as_csv(found))
         write_text(self.part / RECORD, json_text(read_record(self.part / RECORD) | {"found": more}))
-        self._file.unlink(missing_ok=True)
+        (self.part / LOCK).unlink()
         os.rename(self.part, self.out)
+        (self.out / BATCHES).unlink()  # behind the rename: a run that is killed in between has lost nothing
+
+
+def _locked(file: Path) -> IO[bytes] | None:
+    """The open file, locked for as long as it is open. Two processes at one folder would each count the other's batches."""
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    held = open(file, "ab")
+    try:
+        fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        held.close()
+        raise ValueError(f"another process is at {file.parent}: wait for it, or choose another --out") from None
+    return held
 
 
 def as_csv(found: Sequence[Figures]) -> str:

@@ -92,6 +92,7 @@ def tune(
     )  # fmt: skip
     check_decoding(decoding)
     check_out(out, resume)
+    from ..artifacts.sampling_settings import shaping_at
     from ..evaluation.arms import make_arms
     from ..evaluation.ladders import field_of
     from ..evaluation.store import Folder
@@ -116,7 +117,7 @@ def tune(
     store = None
     if out is not None:
         arms = make_arms(target, draft, field.policies, tokenizer=tokenizer, assisted=False)
-        facts = facts_of(target, draft, arms, decoding, texts, source, [batch_size])
+        facts = facts_of(target, draft, arms, decoding, texts, source, [batch_size], problems)
         store = Folder(out, facts | {"max_loss": max_loss, "confidence": confidence, "first": search.first}, resume)
     calls = len(texts) // batch_size * (len(field.policies) + 1)
     try:
@@ -140,18 +141,20 @@ def tune(
         found,
         field,
         search,
-        facts_of(target, draft, [], decoding, texts, source, [batch_size]),
-        decoding,
+        facts_of(target, draft, [], decoding, texts, source, [batch_size], problems),
+        asdict(decoding) | shaping_at(target.generation_config, do_sample),
         store,
         as_json,
     )
 
 
 def _tell(
-    found: Any, field: Any, search: Any, facts: dict[str, Any], decoding: Any, store: Any, as_json: bool
+    found: Any, field: Any, search: Any, facts: dict[str, Any], decoding: dict[str, Any], store: Any, as_json: bool
 ) -> None:
     """Write what was found, and print it."""
-    certificate = None if found.best is None else _certificate(found, field, search, facts, decoding)
+    from ..evaluation.certifying import certificate_of
+
+    certificate = certificate_of(found, field, search, facts, decoding)
     line = _advice(found, search, certificate)
     if store is not None:
         if certificate is not None:
@@ -178,32 +181,6 @@ def _first(first: int | None, problems: int, batch_size: int) -> int:
             f"{problems} problems are too few for batches of {batch_size}, some to try settings and some to certify them"
         )
     return whole
-
-
-def _certificate(found: Any, field: Any, search: Any, facts: dict[str, Any], decoding: Any) -> Any:
-    from ..artifacts.certificate import Certificate
-
-    best = found.best
-    figures = next(its for its in found.certified if its.arm == best.step.name)
-    return Certificate(
-        policy=best.step.name,
-        task=facts["source"],
-        problems=best.tried.problems,
-        harms=best.tried.harms,
-        gains=best.tried.gains,
-        harm_bound=best.harm,
-        net_bound=best.net,
-        confidence=1 - search.delta,
-        max_loss=search.max_loss,
-        tried=len(field.steps),
-        speed=best.tried.speed,
-        of_target=figures.of_target.value,
-        models={role: facts[role] | {"weights": facts[f"{role}_weights"]} for role in ("target", "draft")},
-        decoding=asdict(decoding),
-        data=facts["prompts"],
-        machine=facts["machine"],
-        versions=facts["versions"],
-    )
 
 
 def _advice(found: Any, search: Any, certificate: Any) -> str:

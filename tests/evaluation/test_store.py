@@ -6,10 +6,16 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from support.runs import ARMS, a_run
 
+import hf_lossy_assist as hla
+from hf_lossy_assist.cli.measured import facts_of
+from hf_lossy_assist.evaluation.arms import make_arms
 from hf_lossy_assist.evaluation.figures import figures
+from hf_lossy_assist.evaluation.measuring import Decoding
 from hf_lossy_assist.evaluation.store import LOCK, Folder
+from hf_lossy_assist.tasks.answers import Problem
 from hf_lossy_assist.training.jobs import key_of, sealed_line
 
 
@@ -77,3 +83,23 @@ def test_a_batch_does_not_count_twice(tmp_path):
     assert len({json.dumps(row) for row in (part / "batches.jsonl").read_text().splitlines()}) == 2
     with pytest.raises(ValueError, match=r"line 3: the batch stands here twice: delete [^\n]*$"):
         Folder(tmp_path / "found", FACTS, True)
+
+
+def test_a_run_is_of_its_right_answers_and_heads_too(tmp_path):
+    """A data file whose answers were corrected, or a head fitted anew in its folder, makes another run of it."""
+    models, head = hla.demo.load(), hla.demo.head()
+
+    def facts(gold, name):
+        policies = {"svip": hla.as_policy("svip"), "sprinter": hla.as_policy(f"sprinter:head={name}")}
+        arms = make_arms(models.target, models.draft, policies)
+        return facts_of(models.target, models.draft, arms, Decoding(), ["a"], "demo", [1], [Problem("a", gold)])
+
+    head.save_pretrained(tmp_path / "head")
+    first = facts("7", tmp_path / "head")
+    assert facts("7", tmp_path / "head") == first
+    assert facts("8", tmp_path / "head")["prompts"] != first["prompts"]
+    with torch.no_grad():
+        next(head.parameters()).add_(1)
+    head.save_pretrained(tmp_path / "head")
+    other = facts("7", tmp_path / "head")
+    assert other["arms"]["svip"] == first["arms"]["svip"] and other["arms"]["sprinter"] != first["arms"]["sprinter"]

@@ -5,8 +5,6 @@ import json
 import pytest
 from support.commands import prompts_file
 
-import hf_lossy_assist as hla
-from hf_lossy_assist.artifacts.certificate import Certificate
 from hf_lossy_assist.evaluation import tuning
 from hf_lossy_assist.evaluation.arms import Arm
 from hf_lossy_assist.evaluation.bounds import harm_bound
@@ -155,52 +153,6 @@ def test_what_is_promised_beforehand():
     )
     assert "too few for 1.00%, 2.95% is the least they can certify" in promise(100, search, 1)
     assert "δ is shared by 3 ladders" in promise(700, search, 3)
-
-
-def a_certificate(**more):
-    known = {
-        "policy": "top_k:k=4+svip", "task": "demo", "problems": 320, "harms": 1, "gains": 2, "harm_bound": 0.0147, "net_bound": 0.01,
-        "confidence": 0.95, "max_loss": 0.02, "tried": 4, "speed": 900.0, "of_target": 2.5, "models": {}, "decoding": {"do_sample": False},
-        "data": "0" * 64, "machine": "a machine", "versions": {},
-    }  # fmt: skip
-    return Certificate(**(known | more))
-
-
-def test_a_policy_carries_its_certificate(tmp_path):
-    policy = hla.LossyPolicy(hla.TopK(4), hla.SVIP(), certificate=a_certificate())
-    policy.save_pretrained(tmp_path / "policy")
-    loaded = hla.LossyPolicy.from_pretrained(tmp_path / "policy")
-    assert loaded == policy and loaded.certificate == policy.certificate
-    card = (tmp_path / "policy" / "README.md").read_text()
-    assert "1 of 320; at most 1.47% at 95% confidence" in card and "for prompts drawn like these" in card
-    assert loaded.with_fallback().certificate is None  # it was not measured
-    (tmp_path / "policy" / "certificate.json").write_text('{"harms": 0}')
-    with pytest.raises(ValueError, match=r"certificate.json: expected the entries [^\n]*$"):
-        hla.LossyPolicy.from_pretrained(tmp_path / "policy")
-
-
-def test_another_model_or_decoding_is_doubted(tmp_path):
-    models = hla.demo.load()
-    from hf_lossy_assist.models.identity import ModelIdentity
-
-    identities = {
-        role: ModelIdentity.of(its).to_dict() | {"weights": "0"}
-        for role, its in (("target", models.target), ("draft", models.draft))
-    }
-    mine = a_certificate(models=identities, decoding={"do_sample": False, "temperature": 1.0})
-    here = {"target": models.target, "draft": models.draft}
-    assert mine.doubts(here, {"do_sample": False, "temperature": 0.5}) == []  # greedy decoding has no temperature
-    assert mine.doubts({"target": models.draft}, {})[0].startswith("another target (")
-    assert mine.doubts(here, {"do_sample": True}) == ["do_sample False there, True here"]
-    hla.enable(models.target)
-    ids = models.tokenizer("How many books", return_tensors="pt")
-    settings = {"assistant_model": models.draft, "max_new_tokens": 4}
-    policy = hla.LossyPolicy(stop=hla.SVIP(), certificate=mine)
-    models.target.generate(**ids, lossy_policy=policy, do_sample=False, **settings)
-    with pytest.warns(
-        UserWarning, match="this policy's certificate is of something else: do_sample False there, True here"
-    ):
-        models.target.generate(**ids, lossy_policy=policy, do_sample=True, **settings)
 
 
 SHORT = ("tune", "--limit", 6, "--first", 2, "--max-new-tokens", 72, "--policies", "svip,top_k:k=3+svip")

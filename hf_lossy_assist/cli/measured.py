@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -55,6 +56,17 @@ def prompts_of(
     problems = its.problems(DEMO_LIMIT if limit is None and name == DEMO else limit)
     source = Path(name).name  # a file's folder is nobody's business
     return [problem.prompt for problem in problems], problems, its, source if data is None else f"{name}, {data.name}"
+
+
+def once_each(problems: Sequence[Any], source: str) -> list[Any]:
+    """Problems without those that stand there again, of which it warns: a repetition says nothing new, and would narrow a bound."""
+    found = list({problem.prompt: problem for problem in reversed(problems)}.values())[::-1]
+    if len(found) < len(problems):
+        warnings.warn(
+            f"{source}: {len(problems) - len(found)} of {len(problems)} problems are repetitions, and each problem counts once",
+            stacklevel=2,
+        )
+    return found
 
 
 def longest_of(tokenizer: Any, texts: Sequence[str]) -> int:

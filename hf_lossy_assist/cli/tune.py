@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ..terminal import console, show, show_json
 from ..validation import MOST_ROWS, check_int, check_number
-from .measured import check_decoding, check_out, facts_of, progress, prompts_of
+from .measured import check_decoding, check_out, facts_of, once_each, progress, prompts_of
 from .options import (
     DEMO,
     AsJson,
@@ -102,7 +102,9 @@ def tune(
 
     field = field_of(split_policies(policies))
     limit = DEMO_LIMIT if limit is None and task == DEMO else limit
-    texts, problems, its_task, source = prompts_of(None, task, data, model, limit, seed)
+    _, problems, its_task, source = prompts_of(None, task, data, model, limit, seed)
+    problems = once_each(problems, source)
+    texts = [problem.prompt for problem in problems]
     unknown = next((i for i, problem in enumerate(problems, 1) if problem.gold is None), None)
     if unknown is not None:
         raise ValueError(

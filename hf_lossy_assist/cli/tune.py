@@ -175,7 +175,7 @@ def _tell(
 
 def _first(first: int | None, problems: int, batch_size: int) -> int:
     """How many problems settings are tried on, whole batches."""
-    wanted = problems // 5 if first is None else first
+    wanted = max(problems // 5, 1) if first is None else first
     check_int("--first", wanted, 1, max(problems - 1, 1))
     whole = max(wanted // batch_size, 1) * batch_size
     if whole + batch_size > problems:

@@ -16,6 +16,7 @@ from .measuring import Answer
 
 
 RECORD, BATCHES, ANSWERS, SUMMARY = "run.json", "batches.jsonl", "answers.jsonl", "summary.csv"
+LONGEST = 2**30  # bytes of a batch's line: many rows under many arms, each with its tokens and their texts
 LOCK = ".lock"  # held by the process that writes
 
 
@@ -70,7 +71,7 @@ class Folder(Memory):
     def _read(self) -> None:
         whole = 0  # bytes of whole lines: a run that was killed leaves a torn one
         with open(self._file, "rb") as file:
-            for where, line in lines(file, str(self._file)):
+            for where, line in lines(file, str(self._file), LONGEST):
                 if os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
                     break
                 whole = file.tell()

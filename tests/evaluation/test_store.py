@@ -62,6 +62,14 @@ def test_a_run_that_is_killed_while_it_finishes_has_lost_nothing(tmp_path, monke
     assert (tmp_path / "found" / "answers.jsonl").is_file()
 
 
+def test_a_large_batch_is_read_back(tmp_path):
+    """64 rows of 2000 tokens under ten arms have more than the 16 MiB that a line from elsewhere may have."""
+    store, [first, *_] = Folder(tmp_path / "found", FACTS, False), a_run()
+    first.text = "x" * (17 * 2**20)
+    store.add(1, 0, [first])
+    assert Folder(tmp_path / "found", FACTS, True).answers == [first]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no such locks")
 def test_one_process_at_a_time(tmp_path):
     begun(tmp_path / "found")

@@ -195,6 +195,8 @@ def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypa
         (("--policies", "top_k:k=3"), "no lossless policy is among these"),
         (("--first", "6"), "--first"),
         (("--batch-size", "6"), "6 problems are too few for batches of 6"),
+        (("--limit", "1"), "1 problems are too few for batches of 1"),
+        (("--limit", "0"), "--limit: expected a whole number of at least 1, got 0"),
         (("--max-loss", "0"), "--max-loss"),
         (("--confidence", "1.5"), "--confidence"),
         (("--task", "nothing"), "unknown task 'nothing'"),

@@ -140,6 +140,14 @@ class Certificate:
         )
 
 
+def keep(certificate: Certificate | None, folder: Path, goal: Path) -> None:
+    """Write a policy's certificate into `folder`, whose files will take their place in `goal`; what lies there of another policy goes."""
+    if certificate is None:
+        (goal / CERTIFICATE).unlink(missing_ok=True)
+    else:
+        certificate.write(folder)
+
+
 def dtype_of(model: Any) -> str:
     """The precision of a model's weights, as records name it."""
     return str(model.dtype).removeprefix("torch.")

@@ -10,6 +10,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.certificate import Certificate, dtype_of
 from hf_lossy_assist.evaluation.measuring import Decoding
 from hf_lossy_assist.models.identity import ModelIdentity, weights_hash
+from hf_lossy_assist.policy.contents import files_of
 from hf_lossy_assist.policy.fingerprint import fingerprint
 
 
@@ -53,6 +54,17 @@ def test_a_policy_carries_its_certificate(tmp_path):
     (tmp_path / "policy" / "certificate.json").write_text('{"harms": 0}')
     with pytest.raises(ValueError, match=r"certificate.json: expected the entries [^\n]*$"):
         hla.LossyPolicy.from_pretrained(tmp_path / "policy")
+
+
+def test_another_policy_in_its_folder_has_no_certificate(tmp_path):
+    replace(POLICY, certificate=a_certificate()).save_pretrained(tmp_path / "policy")
+    hla.LossyPolicy(hla.TopK(40)).save_pretrained(tmp_path / "policy")
+    assert hla.LossyPolicy.from_pretrained(tmp_path / "policy").certificate is None
+
+
+def test_a_certificate_is_pushed_with_its_policy(tmp_path):
+    replace(POLICY, certificate=a_certificate()).save_pretrained(tmp_path / "policy")
+    assert files_of("policy", tmp_path / "policy") == (["README.md", "certificate.json", "policy.json"], [])
 
 
 @pytest.mark.parametrize(

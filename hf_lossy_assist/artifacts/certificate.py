@@ -26,9 +26,10 @@ class Certificate:
         task: its name, and the file of its problems. problems: how many stand behind the bound; none of them had a part in the choice.
         right: how many of them the target has right. harms, gains: answers that the target has right and the policy wrong, and the
             other way round.
-        harm_bound: the rate of harm is below it. net_bound: the loss of accuracy is.
-        confidence: of each bound by itself, after its share of all settings that were tried.
-        max_loss: the limit that was asked for. tried: how many settings were. speed, of_target: tokens per second, and times the target's.
+        max_loss: the limit that was asked for. The rate of harm is certified to be no higher, and so is the loss of accuracy. confidence: of that.
+        harm_bound, net_bound: upper bounds on both of this setting by itself, at its ladder's share. That it was chosen among others they do
+            not allow for, so they certify nothing.
+        tried: how many settings were. speed, of_target: tokens per second, and times the target's.
         models: by role, what `ModelIdentity` says, a hash of the weights and their precision. decoding: arguments of `generate`.
         data: SHA-256 of the problems. machine, versions: where speeds were measured.
     """
@@ -123,9 +124,9 @@ class Certificate:
             ("certified on", f"{self.task}, {self.problems} problems, {self.right} right by the target, {self.scope}"),
             (
                 "harm (right by the target, wrong by this policy)",
-                f"{self.harms} of {self.problems}; at most {self.harm_bound:.2%} at {self._sure} confidence",
+                f"{self.harms} of {self.problems}; certified: at most {self.max_loss:.2%} at {self._sure} confidence",
             ),
-            ("net loss of accuracy", f"at most {self.net_bound:.2%} at {self._sure} confidence"),
+            ("gain (wrong by the target, right by this policy)", f"{self.gains} of {self.problems}"),
             ("speed", f"{self.speed:.0f} tokens/s, {self.of_target:.2f} × the target alone, on {self.machine}"),
         ]
 
@@ -135,8 +136,8 @@ class Certificate:
 
     def __str__(self) -> str:
         return (
-            f"{self.policy}: {self.of_target:.2f} × the target; harms {self.harms} of {self.problems} answers, at most {self.harm_bound:.2%} "
-            f"at {self._sure} confidence (net at most {self.net_bound:.2%}), {self.scope}"
+            f"{self.policy}: {self.of_target:.2f} × the target; harms {self.harms} of {self.problems} answers and mends {self.gains}; certified: "
+            f"harms at most {self.max_loss:.2%} at {self._sure} confidence, {self.scope}"
         )
 
 

@@ -48,7 +48,7 @@ def test_a_policy_carries_its_certificate(tmp_path):
     loaded = hla.LossyPolicy.from_pretrained(tmp_path / "policy")
     assert loaded == policy and loaded.certificate == policy.certificate
     card = (tmp_path / "policy" / "README.md").read_text()
-    assert "1 of 320; at most 1.47% at 95% confidence" in card and "for prompts drawn like these" in card
+    assert "1 of 320; certified: at most 2.00% at 95% confidence" in card and "for prompts drawn like these" in card
     assert loaded.with_fallback().certificate is None  # it was not measured
     assert "99.9% confidence" in str(replace(policy.certificate, confidence=1 - (1 - 0.999)))
     (tmp_path / "policy" / "certificate.json").write_text('{"harms": 0}')

@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+from weakref import finalize
 
 from ..artifacts.files import json_text, write_text
 from ..artifacts.reading import lines
@@ -55,7 +56,7 @@ class Folder(Memory):
         super().__init__()
         self.out, self.part = folders(out)
         prepare(self.out, self.part, facts, resume, RECORD)
-        self._lock = _locked(self.part / LOCK)
+        self._release = finalize(self, os.close, _locked(self.part / LOCK))
         self._file, self._key = self.part / BATCHES, key_of(self.part / RECORD)
         if self._file.is_file():
             self._read()
@@ -87,22 +88,23 @@ class Folder(Memory):
         write_text(self.part / ANSWERS, "".join(sealed_line(answer.to_dict(), self._key) for answer in ordered))
         write_text(self.part / SUMMARY, as_csv(found))
         write_text(self.part / RECORD, json_text(read_record(self.part / RECORD) | {"found": more}))
+        self._release()
         (self.part / LOCK).unlink()
         os.rename(self.part, self.out)
         (self.out / BATCHES).unlink()  # behind the rename: a run that is killed in between has lost nothing
 
 
-def _locked(file: Path) -> IO[bytes] | None:
-    """The open file, locked for as long as it is open. Two processes at one folder would each count the other's batches."""
-    if sys.platform == "win32":
-        return None
+def _locked(file: Path) -> int:
+    """The descriptor of the file, which is locked while it is open: two processes at one folder would each count the other's batches."""
+    held = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
+    if sys.platform == "win32":  # which has no such locks
+        return held
     import fcntl
 
-    held = open(file, "ab")
     try:
         fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
-        held.close()
+        os.close(held)
         raise ValueError(f"another process is at {file.parent}: wait for it, or choose another --out") from None
     return held
 

@@ -5,14 +5,16 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..models.identity import ModelIdentity
-from ..validation import shown
+from ..models.identity import ModelIdentity, weights_hash_once
+from ..validation import check_int, check_number, check_positive, shown
 from .files import json_text, write_text
 from .reading import read_object
 
 
 CERTIFICATE = "certificate.json"
 SCOPE = "for prompts drawn like these"
+LONGEST = 10_000  # characters of a text in it
+OF_WEIGHTS = ("weights", "dtype")  # what is recorded of a model beside its identity
 
 
 @dataclass(frozen=True)
@@ -20,18 +22,23 @@ class Certificate:
     """A bound on what a policy costs, and what it is of.
 
     Args:
+        policy: its name. fingerprint: `policy.fingerprint` of it: other settings and other heads have another one.
         task: its name, and the file of its problems. problems: how many stand behind the bound; none of them had a part in the choice.
-        harms, gains: answers that the target has right and the policy wrong, and the other way round.
-        harm_bound: the rate of harm is below it. net_bound: the loss of accuracy is.
-        confidence: of each bound by itself, after its share of all settings that were tried.
-        max_loss: the limit that was asked for. tried: how many settings were. speed, of_target: tokens per second, and times the target's.
-        models: by role, what `ModelIdentity` says and a hash of the weights. decoding: arguments of `generate`.
+        right: how many of them the target has right. harms, gains: answers that the target has right and the policy wrong, and the
+            other way round.
+        max_loss: the limit that was asked for. The rate of harm is certified to be no higher, and so is the loss of accuracy. confidence: of that.
+        harm_bound, net_bound: upper bounds on both of this setting by itself, at its ladder's share. That it was chosen among others they do
+            not allow for, so they certify nothing.
+        tried: how many settings were. speed, of_target: tokens per second, and times the target's.
+        models: by role, what `ModelIdentity` says, a hash of the weights and their precision. decoding: arguments of `generate`.
         data: SHA-256 of the problems. machine, versions: where speeds were measured.
     """
 
     policy: str
+    fingerprint: str
     task: str
     problems: int
+    right: int
     harms: int
     gains: int
     harm_bound: float
@@ -54,45 +61,130 @@ class Certificate:
 
     @classmethod
     def read(cls, folder: Path) -> "Certificate":
-        """What `write` wrote. Raises: `ValueError`, one line, for other entries; `OSError`."""
+        """What `write` wrote. Raises: `ValueError`, one line, for other entries, types and what no search finds; `OSError`."""
         file = folder / CERTIFICATE
         found, names = read_object(file, "an object, a certificate"), [f.name for f in fields(cls)]
         if sorted(found) != sorted(names):
             raise ValueError(f"{file}: expected the entries {', '.join(names)}, got {shown(sorted(found), 300)}")
+        try:
+            _check(found)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{file}: {error}") from None
         return cls(**found)
 
-    def doubts(self, models: Mapping[str, Any], decoding: Mapping[str, Any]) -> list[str]:
+    def doubts(
+        self, models: Mapping[str, Any], decoding: Mapping[str, Any], fingerprint: str | None = None
+    ) -> list[str]:
         """What differs from that which the certificate is of; one line each.
 
         Args:
-            models: by role. decoding: arguments of `generate`; those of sampling count where it samples.
+            models: by role; None where there is none. decoding: arguments of `generate`, as many as are known. `max_new_tokens`: of
+                no more may the call be. fingerprint: of the policy, where it is known.
         """
         found = []
+        if fingerprint not in (None, self.fingerprint):
+            found.append(f"another policy than {shown(self.policy, 200)}, or another head in it")
         for role, model in models.items():
-            known = {name: value for name, value in dict(self.models.get(role, {})).items() if name != "weights"}
-            here, there = ModelIdentity.of(model), ModelIdentity.from_dict(known)
-            what = there.conflict(here) or there.doubt(here)
-            found += [f"another {role} ({what})"] if what else []
-        names = ["do_sample"] + (["temperature", "top_k", "top_p"] if self.decoding.get("do_sample") else [])
-        for name in names:
-            if name in decoding and decoding[name] != self.decoding.get(name):
-                found.append(f"{name} {shown(self.decoding.get(name))} there, {shown(decoding[name])} here")
+            found += self._doubts_of(role, model)
+        for name, here in decoding.items():
+            if name not in self.decoding:
+                continue
+            there = self.decoding[name]
+            if name == "max_new_tokens":
+                found += [f"texts of up to {there} new tokens there, longer ones here"] if here > there else []
+            elif here != there:
+                found.append(f"{name} {shown(there)} there, {shown(here)} here")
         return found
+
+    def _doubts_of(self, role: str, model: Any) -> list[str]:
+        if role not in self.models:
+            return []
+        known = dict(self.models[role])
+        weights, dtype = (known.pop(name, None) for name in OF_WEIGHTS)
+        if model is None:
+            return [f"no {role} model by itself"]
+        here, there = ModelIdentity.of(model), ModelIdentity.from_dict(known)
+        what = there.conflict(here) or there.doubt(here)
+        if what is None and dtype != (given := dtype_of(model)):
+            what = f"{shown(dtype)} there, {shown(given)} here"
+        if what is None:
+            try:
+                what = None if weights == weights_hash_once(model) else "other weights under the same name"
+            except (
+                RuntimeError,
+                TypeError,
+                ValueError,
+            ):  # packed for the CPU, or of a kind of tensors that torch does not know
+                what = "its weights cannot be read here, so they may be others"
+        return [f"another {role} ({what})"] if what else []
 
     def rows(self) -> list[tuple[str, str]]:
         """Lines of a card's table of figures."""
         return [
-            ("certified on", f"{self.task}, {self.problems} problems, {self.scope}"),
+            ("certified on", f"{self.task}, {self.problems} problems, {self.right} right by the target, {self.scope}"),
             (
                 "harm (right by the target, wrong by this policy)",
-                f"{self.harms} of {self.problems}; at most {self.harm_bound:.2%} at {self.confidence:.0%} confidence",
+                f"{self.harms} of {self.problems}; certified: at most {self.max_loss:.2%} at {self._sure} confidence",
             ),
-            ("net loss of accuracy", f"at most {self.net_bound:.2%} at {self.confidence:.0%} confidence"),
+            ("gain (wrong by the target, right by this policy)", f"{self.gains} of {self.problems}"),
             ("speed", f"{self.speed:.0f} tokens/s, {self.of_target:.2f} × the target alone, on {self.machine}"),
         ]
 
+    @property
+    def _sure(self) -> str:
+        return f"{100 * self.confidence:.10g}%"  # 99.9 % is no 100 %
+
     def __str__(self) -> str:
         return (
-            f"{self.policy}: {self.of_target:.2f} × the target; harms {self.harms} of {self.problems} answers, at most {self.harm_bound:.2%} "
-            f"at {self.confidence:.0%} confidence (net at most {self.net_bound:.2%}), {self.scope}"
+            f"{self.policy}: {self.of_target:.2f} × the target; harms {self.harms} of {self.problems} answers and mends {self.gains}; certified: "
+            f"harms at most {self.max_loss:.2%} at {self._sure} confidence, {self.scope}"
         )
+
+
+def keep(certificate: Certificate | None, folder: Path, goal: Path) -> None:
+    """Write a policy's certificate into `folder`, whose files will take their place in `goal`; what lies there of another policy goes."""
+    if certificate is None:
+        (goal / CERTIFICATE).unlink(missing_ok=True)
+    else:
+        certificate.write(folder)
+
+
+def dtype_of(model: Any) -> str:
+    """The precision of a model's weights, as records name it."""
+    return str(model.dtype).removeprefix("torch.")
+
+
+def _check(found: Mapping[str, Any]) -> None:
+    """Refuse what no search writes: a file from the Hub may hold anything. Raises: `TypeError` or `ValueError`, one line."""
+    for name in ("policy", "fingerprint", "task", "data", "machine", "scope"):
+        _check_text(name, found[name])
+    check_int("problems", found["problems"], 1)
+    check_int("tried", found["tried"], 1)
+    check_int("right", found["right"], 0, found["problems"])
+    check_int("harms", found["harms"], 0, found["right"])
+    check_int("gains", found["gains"], 0, found["problems"] - found["right"])
+    check_number("harm_bound", found["harm_bound"], found["harms"] / found["problems"], 1.0)
+    check_number("net_bound", found["net_bound"], -1.0, 1.0)
+    check_number("confidence", found["confidence"], 0.0, 1 - 1e-9)
+    check_number("max_loss", found["max_loss"], found["harm_bound"], 1.0)
+    check_positive("speed", found["speed"])
+    check_positive("of_target", found["of_target"])
+    for name in ("models", "decoding", "versions"):
+        if not isinstance(found[name], Mapping):
+            raise TypeError(f"{name}: expected an object, got {shown(found[name])}")
+    for role, its in found["models"].items():
+        if not isinstance(its, Mapping):
+            raise TypeError(f"models: {shown(role)}: expected an object, got {shown(its)}")
+        for name in OF_WEIGHTS:
+            _check_text(f"models: {shown(role)}: {name}", its.get(name))
+        ModelIdentity.from_dict({name: value for name, value in its.items() if name not in OF_WEIGHTS})
+    for name, value in found["decoding"].items():
+        if not isinstance(value, bool | int | float):
+            raise TypeError(f"decoding: {shown(name)}: expected a number, true or false, got {shown(value)}")
+    for name, value in found["versions"].items():
+        _check_text(f"versions: {shown(name)}", value)
+
+
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str) or len(value) > LONGEST:
+        raise TypeError(f"{name}: expected a text of at most {LONGEST} characters, got {shown(value)}")

@@ -12,6 +12,20 @@ def decoding_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: settings.get(name, False) for name in names}
 
 
+# What else of a `GenerationConfig` shapes p and q, with the value that changes nothing; the second only where it samples.
+NEUTRAL: tuple[dict[str, float], dict[str, float]] = (
+    {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0},
+    {"min_p": 0.0, "typical_p": 1.0},
+)
+
+
+def shaping_at(config: Any, sampling: bool) -> dict[str, float]:
+    """Settings beside those of `decoding_at`, where None stands for one that changes nothing."""
+    neutral = NEUTRAL[0] | (NEUTRAL[1] if sampling else {})
+    given = {name: getattr(config, name, None) for name in neutral}
+    return {name: neutral[name] if value is None else value for name, value in given.items()}
+
+
 def check_decoding(settings: Mapping[str, Any]) -> None:
     """Refuse `settings` that a file says and no run had. Raises: `ValueError` or `TypeError`, one line."""
     check_flag("do_sample", settings.get("do_sample"))

@@ -116,7 +116,7 @@ def compare(
     )
     store = None
     if out is not None:
-        store = Folder(out, facts_of(target, draft, arms, decoding, texts, source, sizes), resume)
+        store = Folder(out, facts_of(target, draft, arms, decoding, texts, source, sizes, problems), resume)
     try:
         with progress(len(arms) * (len(batches.all()) + len(set(sizes)))) as tell:
             found = run(

@@ -1,6 +1,5 @@
 """`hf-lossy eval`: EleutherAI's lm-eval, with a policy and without."""
 
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,9 +56,8 @@ def evaluate_tasks(
     found, seconds = {}, {}
     plain, lossy = models()
     for name, its in (("target", plain(target, **common)), (policy, lossy(target, draft, chosen, **common))):
-        began = time.perf_counter()
         found[name] = evaluated(its, names, include_path, **settings)
-        seconds[name] = time.perf_counter() - began
+        seconds[name] = its.seconds
     if as_json:
         show_json({"results": found, "seconds": seconds, "lossless": chosen.lossless})
         return
@@ -70,6 +68,6 @@ def evaluate_tasks(
     console(highlight=False).print(table)
     kind = "lossless" if chosen.lossless else "lossy"
     show(
-        f"{policy} is {kind}; seconds of the whole: "
+        f"{policy} is {kind}; seconds of generating: "
         + ", ".join(f"{name} {took:.1f}" for name, took in seconds.items())
     )

@@ -1,6 +1,8 @@
 """What `compare` and `tune` share: where prompts come from, a run's record, the bar."""
 
 import hashlib
+import json
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -52,7 +54,19 @@ def prompts_of(
         raise ValueError("--task demo is for the demo models: pass another task, or --prompts, with --model")
     its = task_named(name, data=data, seed=seed)
     problems = its.problems(DEMO_LIMIT if limit is None and name == DEMO else limit)
-    return [problem.prompt for problem in problems], problems, its, name if data is None else f"{name}, {data.name}"
+    source = Path(name).name  # a file's folder is nobody's business
+    return [problem.prompt for problem in problems], problems, its, source if data is None else f"{name}, {data.name}"
+
+
+def once_each(problems: Sequence[Any], source: str) -> list[Any]:
+    """Problems without those that stand there again, of which it warns: a repetition says nothing new, and would narrow a bound."""
+    found = list({problem.prompt: problem for problem in reversed(problems)}.values())[::-1]
+    if len(found) < len(problems):
+        warnings.warn(
+            f"{source}: {len(problems) - len(found)} of {len(problems)} problems are repetitions, and each problem counts once",
+            stacklevel=2,
+        )
+    return found
 
 
 def longest_of(tokenizer: Any, texts: Sequence[str]) -> int:
@@ -68,10 +82,12 @@ def facts_of(
     texts: Sequence[str],
     source: str,
     sizes: Sequence[int],
+    problems: Sequence[Any] = (),
 ) -> dict[str, Any]:
-    """What a run is of, for its record."""
+    """What a run is of, for its record: a run is gone on with where all of it is the same."""
     from ..artifacts.machine import machine
     from ..models.identity import ModelIdentity, versions, weights_hash
+    from ..policy.fingerprint import fingerprint
 
     return {
         "target": ModelIdentity.of(target).to_dict(),
@@ -84,16 +100,23 @@ def facts_of(
                 "kind": arm.kind,
                 "lossless": arm.lossless,
                 "policy": None if arm.policy is None else arm.policy.to_dict(),
+                "fingerprint": None if arm.policy is None else fingerprint(arm.policy),
             }
             for arm in arms
         },
         "decoding": asdict(decoding),
         "source": source,
-        "prompts": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
+        "prompts": _hash_of(texts, problems),
         "batch_sizes": list(sizes),
         "machine": machine(target.device),
         "versions": versions(),
     }
+
+
+def _hash_of(texts: Sequence[str], problems: Sequence[Any]) -> str:
+    """SHA-256 of what is asked, and of what is right."""
+    known = [[problem.gold, dict(problem.extra)] for problem in problems]
+    return hashlib.sha256(json.dumps([list(texts), known], sort_keys=True, default=str).encode()).hexdigest()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ..terminal import console, show, show_json
 from ..validation import MOST_ROWS, check_int, check_number
-from .measured import check_decoding, check_out, facts_of, progress, prompts_of
+from .measured import check_decoding, check_out, facts_of, once_each, progress, prompts_of
 from .options import (
     DEMO,
     AsJson,
@@ -92,6 +92,7 @@ def tune(
     )  # fmt: skip
     check_decoding(decoding)
     check_out(out, resume)
+    from ..artifacts.sampling_settings import shaping_at
     from ..evaluation.arms import make_arms
     from ..evaluation.ladders import field_of
     from ..evaluation.store import Folder
@@ -101,7 +102,9 @@ def tune(
 
     field = field_of(split_policies(policies))
     limit = DEMO_LIMIT if limit is None and task == DEMO else limit
-    texts, problems, its_task, source = prompts_of(None, task, data, model, limit, seed)
+    _, problems, its_task, source = prompts_of(None, task, data, model, limit, seed)
+    problems = once_each(problems, source)
+    texts = [problem.prompt for problem in problems]
     unknown = next((i for i, problem in enumerate(problems, 1) if problem.gold is None), None)
     if unknown is not None:
         raise ValueError(
@@ -110,15 +113,15 @@ def tune(
     search = Search(max_loss, 1 - confidence, _first(first, len(texts), batch_size), batch_size)
     ladders = len({step.ladder for step in field.steps})
     if not as_json:
-        show(promise(len(texts) - search.first, search, ladders))
+        show(promise(len(texts) // batch_size * batch_size - search.first, search, ladders))
     target, draft, tokenizer = load(model, assistant, dtype, device)
     texts = chats(tokenizer, texts) if chat else texts
     store = None
     if out is not None:
         arms = make_arms(target, draft, field.policies, tokenizer=tokenizer, assisted=False)
-        facts = facts_of(target, draft, arms, decoding, texts, source, [batch_size])
+        facts = facts_of(target, draft, arms, decoding, texts, source, [batch_size], problems)
         store = Folder(out, facts | {"max_loss": max_loss, "confidence": confidence, "first": search.first}, resume)
-    calls = -(-len(texts) // batch_size) * (len(field.policies) + 1)
+    calls = len(texts) // batch_size * (len(field.policies) + 1)
     try:
         with progress(calls) as tell:
             found = run(
@@ -140,18 +143,20 @@ def tune(
         found,
         field,
         search,
-        facts_of(target, draft, [], decoding, texts, source, [batch_size]),
-        decoding,
+        facts_of(target, draft, [], decoding, texts, source, [batch_size], problems),
+        asdict(decoding) | shaping_at(target.generation_config, do_sample),
         store,
         as_json,
     )
 
 
 def _tell(
-    found: Any, field: Any, search: Any, facts: dict[str, Any], decoding: Any, store: Any, as_json: bool
+    found: Any, field: Any, search: Any, facts: dict[str, Any], decoding: dict[str, Any], store: Any, as_json: bool
 ) -> None:
     """Write what was found, and print it."""
-    certificate = None if found.best is None else _certificate(found, field, search, facts, decoding)
+    from ..evaluation.certifying import certificate_of
+
+    certificate = certificate_of(found, field, search, facts, decoding)
     line = _advice(found, search, certificate)
     if store is not None:
         if certificate is not None:
@@ -170,7 +175,7 @@ def _tell(
 
 def _first(first: int | None, problems: int, batch_size: int) -> int:
     """How many problems settings are tried on, whole batches."""
-    wanted = problems // 5 if first is None else first
+    wanted = max(problems // 5, 1) if first is None else first
     check_int("--first", wanted, 1, max(problems - 1, 1))
     whole = max(wanted // batch_size, 1) * batch_size
     if whole + batch_size > problems:
@@ -180,32 +185,6 @@ def _first(first: int | None, problems: int, batch_size: int) -> int:
     return whole
 
 
-def _certificate(found: Any, field: Any, search: Any, facts: dict[str, Any], decoding: Any) -> Any:
-    from ..artifacts.certificate import Certificate
-
-    best = found.best
-    figures = next(its for its in found.certified if its.arm == best.step.name)
-    return Certificate(
-        policy=best.step.name,
-        task=facts["source"],
-        problems=best.tried.problems,
-        harms=best.tried.harms,
-        gains=best.tried.gains,
-        harm_bound=best.harm,
-        net_bound=best.net,
-        confidence=1 - search.delta,
-        max_loss=search.max_loss,
-        tried=len(field.steps),
-        speed=best.tried.speed,
-        of_target=figures.of_target.value,
-        models={role: facts[role] | {"weights": facts[f"{role}_weights"]} for role in ("target", "draft")},
-        decoding=asdict(decoding),
-        data=facts["prompts"],
-        machine=facts["machine"],
-        versions=facts["versions"],
-    )
-
-
 def _advice(found: Any, search: Any, certificate: Any) -> str:
     lossless = f"{found.lossless.arm} (lossless) is {found.lossless.of_target.value:.2f} × the target"
     if certificate is not None:
@@ -213,7 +192,7 @@ def _advice(found: Any, search: Any, certificate: Any) -> str:
     use = f"use {found.lossless.arm}" if found.lossless.of_target.value > 1 else "do not draft here"
     if not found.verdicts:
         return f"{use}: {lossless}, and no lossy setting was faster without harm on the first {search.first} problems"
-    return f"{use}: {lossless}, and no faster setting is certified at {search.max_loss:.2%}"
+    return f"{use}: {lossless}, and no setting that is clearly faster is certified at {search.max_loss:.2%}"
 
 
 def _row(verdict: Any) -> dict[str, Any]:

@@ -16,7 +16,8 @@ def advice(found: Sequence[Figures], batch_size: int) -> str:
     alone = max(targets, key=_speed)
     best = max(ours, key=_speed, default=None)
     parts = [_lossless(best, alone, here)]
-    lossy = [its for its in policies if not its.lossless and _speed(its) > max(map(_speed, [*ours, alone]))]
+    to_beat = max(_speed(its) for its in here if its.lossless)
+    lossy = [its for its in policies if not its.lossless and _speed(its) > to_beat]
     if lossy:
         parts.append(_lossy(max(lossy, key=_speed)))
     if alone.arm == STATIC and (best is None or not best.arm.endswith(COMPILED)) and parts[0].startswith(STATIC):
@@ -28,17 +29,29 @@ def _lossless(best: Figures | None, alone: Figures, here: Sequence[Figures]) -> 
     """Of what leaves the text as it is."""
     if best is None:
         return f"no lossless policy was measured; the fastest of the target's own is {alone.arm}"
-    if alone.arm == STATIC and _speed(alone) > _speed(best):
+    stock = max((its for its in here if its.kind == "assisted"), key=_speed, default=None)
+    if alone.arm == STATIC and _speed(alone) > max(_speed(its) for its in (best, stock) if its is not None):
         return f"{STATIC} with a static cache is fastest: {_times(alone.of_target)} the target; {best.arm} {_times(best.of_target)}"
-    low = best.of_target.low
-    if best.of_target.value > 1 and (low is None or low > 1):
-        same = "same text" if best.equal == best.prompts else _differ(best)
-        return f"use {best.arm}: {_times(best.of_target)} the target, {same}"
+    if stock is not None and _speed(stock) > _speed(best) and stock.of_target.value > 1 and _clear(stock):
+        own = f"use Transformers' own assisted generation ({stock.arm})"
+        return f"{own}: {_times(stock.of_target)} the target, {_text(stock)}; {best.arm} {_times(best.of_target)}"
+    if best.of_target.value > 1 and _clear(best):
+        return f"use {best.arm}: {_times(best.of_target)} the target, {_text(best)}"
     fallback = max((its for its in here if its.arm.endswith("fallback")), key=_speed, default=None)
     cost = f"; with_fallback() costs {max(1 - fallback.of_target.value, 0):.0%}" if fallback is not None else ""
-    if best.of_target.value < 1:
-        return f"do not draft here: {best.arm}, the fastest, is {_times(best.of_target)} the target{cost}"
-    return f"no clear gain: {best.arm}, the fastest, is {_times(best.of_target)} the target{cost}"
+    its = f"{best.arm}, the fastest, is {_times(best.of_target)} the target"
+    if _clear(best):
+        return f"do not draft here: {its}{cost}"
+    alone_ = "" if best.prompts > best.batch_size else ", on one batch of prompts"
+    return f"no clear gain: {its}{alone_}{cost}"
+
+
+def _clear(its: Figures) -> bool:
+    """Whether an arm differs from the target by more than its interval; one batch of prompts has none and tells nothing."""
+    value, low, high = its.of_target
+    if low is None or high is None:
+        return its.prompts > its.batch_size and value != 1
+    return low > 1 or high < 1
 
 
 def _lossy(its: Figures) -> str:
@@ -48,7 +61,9 @@ def _lossy(its: Figures) -> str:
     return f"{said}, {its.right} of {its.judged} right ({its.worse} lost, {its.better} won, p = {its.p:.2g})"
 
 
-def _differ(its: Figures) -> str:
+def _text(its: Figures) -> str:
+    if its.equal == its.prompts:
+        return "same text"
     return f"{its.prompts - its.equal} of {its.prompts} texts differ (ties of the arithmetic, or sampling)"
 
 

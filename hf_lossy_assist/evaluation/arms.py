@@ -52,6 +52,8 @@ def make_arms(
         capacity: tokens of the longest text; with it the target compiled with a static cache is an arm too.
         compiled: each policy has a compiled form beside its eager one.
         assisted: Transformers' assisted generation is among the arms.
+
+    Raises: `ValueError`, one line, for a policy under the name of an arm, whose figures would be mixed with its own.
     """
     stock = type(target).generate
     arms = [Arm(TARGET, lambda **settings: stock(target, **settings), "target")]
@@ -63,6 +65,10 @@ def make_arms(
     enable(target)
     beside = {"assistant_model": draft} | ({} if tokenizer is None else {"tokenizer": tokenizer})
     for name, policy in policies.items():
+        if name in (TARGET, STATIC, *stocks):
+            raise ValueError(
+                f"{name} is what an arm is called that is measured beside the policies: write ./{name} for the folder"
+            )
         arms.append(Arm(name, _policy(target, policy, {"disable_compile": True, **beside}), "policy", policy))
         if compiled:
             how = {"compile_config": CompileConfig(), **beside}

@@ -38,7 +38,10 @@ class Tried:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A setting's bounds on the certificate's problems, at its ladder's share of δ; `certified`: and all below it are too."""
+    """A setting's bounds on the certificate's problems, each by itself at its ladder's share of δ; `certified`: its harm is at most the limit.
+
+    The limit, and not the setting's own bound, is what holds with all of them together: which is chosen depends on the same problems.
+    """
 
     step: Step
     tried: Tried

@@ -100,9 +100,10 @@ def _of(arm: Described, its: list[Answer], base: list[Answer], assisted: list[An
     calls = None if any(answer.target_calls is None for answer in its) else sum(a.target_calls or 0 for a in its)
     verified = sum(answer.num_draft_tokens for answer in its)
     firsts = [answer.first_token for answer in its if answer.first_token is not None]
-    pairs = [(a.right, b.right) for a, b in zip(its, base, strict=True) if b.right is not None or a.right is not None]
-    judged = [bool(answer.right) for answer in its] if pairs else []
-    better, worse = (sum(bool(a) is side and bool(b) is not side for a, b in pairs) for side in (True, False))
+    # A prompt whose right answer nobody knows is neither right nor wrong.
+    pairs = [(a.right, b.right) for a, b in zip(its, base, strict=True) if a.right is not None and b.right is not None]
+    right = sum(mine for mine, _ in pairs)
+    better, worse = (sum(a is side and b is not side for a, b in pairs) for side in (True, False))
     return Figures(
         arm=arm.name,
         kind=arm.kind,
@@ -119,13 +120,19 @@ def _of(arm: Described, its: list[Answer], base: list[Answer], assisted: list[An
         lossy=sum(a.num_lossy_accepts for a in its) / tokens,
         unchecked=sum(a.num_unchecked_tokens for a in its) / tokens,
         equal=sum(a.token_ids == b.token_ids for a, b in zip(its, base, strict=True)),
-        right=sum(judged) if pairs else None,
-        judged=len(judged),
-        accuracy=wilson(sum(judged), len(judged)) if pairs else None,
+        right=right if pairs else None,
+        judged=len(pairs),
+        accuracy=wilson(right, len(pairs)) if pairs else None,
         better=better,
         worse=worse,
         p=mcnemar(better, worse) if pairs and arm.name != TARGET else None,
     )
+
+
+def gain_over(answers: Sequence[Answer], arm: str, other: str) -> Estimate:
+    """Times the speed of the arm `other` that `arm` has; both wrote the same prompts, in batches of one size."""
+    its, others = ([answer for answer in answers if answer.arm == name] for name in (arm, other))
+    return ratio(*_units(its), *_units(others))
 
 
 def _units(answers: Sequence[Answer]) -> tuple[list[float], list[float]]:

@@ -1,5 +1,6 @@
 """EleutherAI's lm-eval with this package's engine: a registered model, "hf-lossy", and a run of it beside the plain one."""
 
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -9,20 +10,40 @@ import torch
 
 from ..generation.enable import enable
 from ..policy.forms import as_policy
+from ..stats.clock import wait_for
 from ..stats.report import SpeculationStats
 
 
 @cache
 def models() -> tuple[type, type]:
-    """lm-eval's model of Transformers, and the one whose texts a policy writes, which this registers as "hf-lossy".
+    """lm-eval's model of Transformers, and the one whose texts a policy writes, which this registers as "hf-lossy". Both have `seconds`:
+    of generating alone, without what lm-eval does beside it; the first batch is generated once more, and counts warm.
 
     Made when they are asked for: lm-eval is an extra, and takes seconds to import.
     """
     from lm_eval.api.registry import register_model
     from lm_eval.models.huggingface import HFLM
 
+    class TimedLM(HFLM):
+        """`HFLM` that keeps the seconds of its texts."""
+
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__(*args, **kwargs)
+            self.seconds, self._warm = 0.0, False
+
+        def _model_generate(self, context: torch.Tensor, *args: Any, **settings: Any) -> Any:
+            if not self._warm:
+                super()._model_generate(context, *args, **settings)
+                self._warm = True
+            wait_for(self.device)
+            began = time.perf_counter()
+            out = super()._model_generate(context, *args, **settings)
+            wait_for(self.device)
+            self.seconds += time.perf_counter() - began
+            return out
+
     @register_model("hf-lossy")
-    class LossyLM(HFLM):
+    class LossyLM(TimedLM):
         """`HFLM` with a draft and a policy; likelihoods are the target's own, as ever.
 
         Args:
@@ -49,7 +70,7 @@ def models() -> tuple[type, type]:
             self.calls.append(out.speculation)
             return out.sequences
 
-    return HFLM, LossyLM
+    return TimedLM, LossyLM
 
 
 def evaluated(model: Any, tasks: Sequence[str], folder: Path | None, **settings: Any) -> dict[str, dict[str, float]]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers.generation.streamers import BaseStreamer
 
+from ..stats.clock import wait_for
 from .arms import Arm, counted_calls
 
 
@@ -133,10 +134,10 @@ class Writer:
         settings = self.decoding.settings() | ({} if streamer is None else {"streamer": streamer})
         torch.manual_seed(self.decoding.seed + unit)
         with counted_calls(self.target) if arm.counted else nullcontext([0]) as calls:
-            self._synchronize()
+            wait_for(self.target.device)
             began = time.perf_counter()
             out = arm.write(**inputs, **settings, return_dict_in_generate=True)
-            self._synchronize()
+            wait_for(self.target.device)
             seconds = time.perf_counter() - began
         stats, ends = getattr(out, "speculation", None), self.ends()
         answers = []
@@ -157,10 +158,6 @@ class Writer:
                 answer.pieces = [self.tokenizer.decode([token]) for token in ids]
             answers.append(answer)
         return answers
-
-    def _synchronize(self) -> None:
-        if self.target.device.type == "cuda":
-            torch.cuda.synchronize()
 
 
 def _count(answer: Answer, row: Any) -> None:

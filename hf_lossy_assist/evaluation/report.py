@@ -1,14 +1,17 @@
 """What `compare` and `tune` wrote, as a page and as Markdown."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..artifacts.cards import escaped
 from ..artifacts.reading import lines, read_object
 from ..training.jobs import key_of, unsealed
+from ..validation import one_line
 from .chart import Point, front
 from .figures import Figures, figures
 from .measuring import Answer
@@ -49,11 +52,25 @@ def read(folder: Path) -> Found:
             )
     record = read_object(folder / RECORD, "an object, the record of a run")
     key, answers = key_of(folder / RECORD), []
-    with open(folder / ANSWERS, "rb") as file:
-        for where, line in lines(file, str(folder / ANSWERS)):
-            answers.append(Answer.from_dict(unsealed(line, where, key)))
-    arms = [_Arm(name, its["kind"], its["lossless"]) for name, its in record["arms"].items()]
-    return Found(folder.name, record, answers, figures(answers, arms))
+    with _of_this_version(folder):
+        with open(folder / ANSWERS, "rb") as file:
+            for where, line in lines(file, str(folder / ANSWERS)):
+                answers.append(Answer.from_dict(unsealed(line, where, key)))
+        arms = [_Arm(name, its["kind"], its["lossless"]) for name, its in record["arms"].items()]
+        found = Found(folder.name, record, answers, figures(answers, arms))
+        _about(found), _advice(found)  # what they ask for is there
+    return found
+
+
+@contextmanager
+def _of_this_version(folder: Path) -> Iterator[None]:
+    """For what reads a record and answers: other entries than this version writes are one line."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, StopIteration, TypeError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"{folder} was not written by this version of compare or tune ({type(error).__name__}: {one_line(error, 100)}): run it again"
+        ) from None
 
 
 def html(found: Sequence[Found]) -> str:
@@ -79,10 +96,10 @@ def markdown(found: Sequence[Found]) -> str:
     """The same without charts and texts."""
     parts: list[str] = ["# Which policy, how fast, at what cost"]
     for its in found:
-        parts += [f"## {its.name}", _about(its), *(f"**{line}**" for line in _advice(its))]
+        parts += [f"## {escaped(its.name)}", escaped(_about(its)), *(f"**{escaped(line)}**" for line in _advice(its))]
         for size in sorted({line.batch_size for line in its.figures}):
             heads, rows = cells([line for line in its.figures if line.batch_size == size])
-            lines_ = ["| " + " | ".join(row) + " |" for row in ([*heads], ["---"] * len(heads), *rows)]
+            lines_ = ["| " + " | ".join(row) + " |" for row in ([*heads], ["---"] * len(heads), *escaped(rows))]
             parts += [f"Batch size {size}:", "\n".join(lines_)]
     return "\n\n".join(parts) + "\n"
 

@@ -3,9 +3,11 @@
 import csv
 import io
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 from ..artifacts.files import json_text, write_text
 from ..artifacts.reading import lines
@@ -15,6 +17,8 @@ from .measuring import Answer
 
 
 RECORD, BATCHES, ANSWERS, SUMMARY = "run.json", "batches.jsonl", "answers.jsonl", "summary.csv"
+LONGEST = 2**30  # bytes of a batch's line: many rows under many arms, each with its tokens and their texts
+LOCK = ".lock"  # held by the process that writes
 
 
 class Memory:
@@ -44,13 +48,15 @@ class Folder(Memory):
     Args:
         facts: what the run is of: another run's folder is not gone on with.
 
-    Raises: `ValueError`, one line, where `out` is there, or an unfinished run without `resume`, or one of something else.
+    Raises: `ValueError`, one line, where `out` is there, or an unfinished run without `resume`, or one of something else, or one that
+    another process is at.
     """
 
     def __init__(self, out: Path, facts: dict[str, Any], resume: bool):
         super().__init__()
         self.out, self.part = folders(out)
         prepare(self.out, self.part, facts, resume, RECORD)
+        self._release = finalize(self, os.close, _locked(self.part / LOCK))
         self._file, self._key = self.part / BATCHES, key_of(self.part / RECORD)
         if self._file.is_file():
             self._read()
@@ -66,11 +72,13 @@ class Folder(Memory):
     def _read(self) -> None:
         whole = 0  # bytes of whole lines: a run that was killed leaves a torn one
         with open(self._file, "rb") as file:
-            for where, line in lines(file, str(self._file)):
+            for where, line in lines(file, str(self._file), LONGEST):
                 if os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
                     break
                 whole = file.tell()
                 batch = unsealed(line, where, self._key)
+                if self.has(batch["batch_size"], batch["unit"]):  # answers that count twice would narrow every bound
+                    raise ValueError(f"{where}: the batch stands here twice: delete {self.part} and start again")
                 super().add(batch["batch_size"], batch["unit"], [Answer.from_dict(its) for its in batch["answers"]])
         os.truncate(self._file, whole)
 
@@ -80,8 +88,25 @@ class Folder(Memory):
         write_text(self.part / ANSWERS, "".join(sealed_line(answer.to_dict(), self._key) for answer in ordered))
         write_text(self.part / SUMMARY, as_csv(found))
         write_text(self.part / RECORD, json_text(read_record(self.part / RECORD) | {"found": more}))
-        self._file.unlink(missing_ok=True)
+        self._release()
+        (self.part / LOCK).unlink()
         os.rename(self.part, self.out)
+        (self.out / BATCHES).unlink()  # behind the rename: a run that is killed in between has lost nothing
+
+
+def _locked(file: Path) -> int:
+    """The descriptor of the file, which is locked while it is open: two processes at one folder would each count the other's batches."""
+    held = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
+    if sys.platform == "win32":  # which has no such locks
+        return held
+    import fcntl
+
+    try:
+        fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        os.close(held)
+        raise ValueError(f"another process is at {file.parent}: wait for it, or choose another --out") from None
+    return held
 
 
 def as_csv(found: Sequence[Figures]) -> str:

@@ -9,8 +9,8 @@ from ..tasks.answers import AnswerTask, Problem
 from .arms import TARGET, Arm, make_arms
 from .bounds import harm_bound, harms_allowed, problems_needed
 from .choosing import Tried, Verdict, candidates, fastest, verdicts
-from .comparing import Batches, Tell, compare
-from .figures import Figures
+from .comparing import Batches, Comparison, Tell, compare
+from .figures import Figures, gain_over
 from .ladders import Field
 from .measuring import Writer
 from .store import Memory
@@ -33,7 +33,8 @@ class Tuned:
     Args:
         tried: figures on the problems that settings were tried on. certified: on the others, of the target, the best lossless
             policy and the candidates.
-        verdicts: of each candidate. best: the fastest that is certified, if it beats the best lossless one. lossless: that one's figures.
+        verdicts: of each candidate. best: the fastest that is certified, if it clearly beats the best lossless one and the target alone.
+        lossless: that one's figures.
     """
 
     tried: list[Figures]
@@ -53,7 +54,7 @@ def tune(
         prompts: the problems' texts as the models are given them.
         store: where answers are kept, so that an interrupted run goes on.
 
-    Raises: `ValueError`, one line, where the target has too few right answers for a loss to show.
+    Raises: `ValueError`, one line, where the target has so few right answers that a policy with none would be certified.
     """
     store = Memory() if store is None else store
     common: dict[str, Any] = {"store": store, "task": task, "problems": problems, "tell": tell}
@@ -61,25 +62,25 @@ def tune(
         writer, _arms(writer, draft, field.policies), prompts[: search.first], _batches(search, search.first), **common
     ).figures
     by = {its.arm: its for its in first}
-    if not by[TARGET].right:
+    right = by[TARGET].right or 0
+    if right <= search.max_loss * search.first:
         raise ValueError(
-            f"the target has none of {search.first} problems right, so there is nothing to lose: see --max-new-tokens and --chat"
+            f"the target has {right} of {search.first} problems right, so there is nothing to lose, and a policy with none right would "
+            f"be certified at {search.max_loss:.2%}: see --max-new-tokens and --chat"
         )
     best_lossless = max((by[name] for name in field.lossless), key=_speed)
-    tried = {its.arm: Tried(_speed(its), its.worse, its.better, its.judged) for its in first}
-    chosen = candidates(field.steps, tried, _speed(best_lossless), search.max_loss)
+    tried = {its.arm: _tried(its) for its in first}
+    chosen = candidates(field.steps, tried, max(_speed(best_lossless), _speed(by[TARGET])), search.max_loss)
     policies = {name: field.policies[name] for name in (best_lossless.arm, *(step.name for step in chosen))}
     rest = Batches(len(prompts), [search.batch_size], search.first)
-    second = compare(writer, _arms(writer, draft, policies), prompts, rest, **common).figures
-    later = {its.arm: its for its in second}
-    found = verdicts(
-        chosen, {s.name: Tried(_speed(later[s.name]), later[s.name].worse, later[s.name].better, later[s.name].judged) for s in chosen},
-        search.max_loss, search.delta,
-    )  # fmt: skip
+    second = compare(writer, _arms(writer, draft, policies), prompts, rest, **common)
+    later = {its.arm: its for its in second.figures}
+    found = verdicts(chosen, {s.name: _tried(later[s.name]) for s in chosen}, search.max_loss, search.delta)
     best, lossless = fastest(found), later[best_lossless.arm]
-    if best is not None and best.tried.speed <= _speed(lossless):
+    # Beside what loses nothing, a gain that may be noise is none.
+    if best is not None and not _faster(second, best.step.name, max(lossless, later[TARGET], key=_speed).arm):
         best = None
-    return Tuned(first, second, found, best, lossless)
+    return Tuned(first, second.figures, found, best, lossless)
 
 
 def _arms(writer: Writer, draft: Any, policies: Mapping[str, LossyPolicy]) -> list[Arm]:
@@ -88,6 +89,16 @@ def _arms(writer: Writer, draft: Any, policies: Mapping[str, LossyPolicy]) -> li
 
 def _batches(search: Search, prompts: int) -> Batches:
     return Batches(prompts, [search.batch_size])
+
+
+def _tried(its: Figures) -> Tried:
+    return Tried(_speed(its), its.worse, its.better, its.judged)
+
+
+def _faster(found: Comparison, arm: str, other: str) -> bool:
+    """Whether an arm is faster than another on the same prompts, by more than the interval of their ratio."""
+    gain = gain_over(found.answers, arm, other)
+    return (gain.value if gain.low is None else gain.low) > 1
 
 
 def _speed(its: Figures) -> float:

@@ -3,6 +3,8 @@
 import warnings
 from typing import Any
 
+from ..artifacts.sampling_settings import decoding_at, shaping_at
+from ..policy.fingerprint import fingerprint
 from ..policy.policy import LossyPolicy
 from ..validation import listed
 
@@ -10,13 +12,12 @@ from ..validation import listed
 _said: set[tuple[str, ...]] = set()
 
 
-def warn_of_doubts(policy: LossyPolicy, models: dict[str, Any], config: Any) -> None:
-    """Say once what differs from the models and the decoding of the policy's certificate."""
+def warn_of_doubts(policy: LossyPolicy, models: dict[str, Any], config: Any, new_tokens: int) -> None:
+    """Say once what differs from the policy, the models and the decoding of the certificate. `new_tokens`: most of this call."""
     if policy.certificate is None:
         return
-    here = {role: model for role, model in models.items() if model is not None}
-    decoding = {name: getattr(config, name) for name in ("do_sample", "temperature", "top_k", "top_p")}
-    found = policy.certificate.doubts(here, {name: value for name, value in decoding.items() if value is not None})
+    decoding = decoding_at(config) | shaping_at(config, bool(config.do_sample)) | {"max_new_tokens": new_tokens}
+    found = policy.certificate.doubts(models, decoding, fingerprint(policy))
     if found and tuple(found) not in _said:
         _said.add(tuple(found))
         warnings.warn(

@@ -164,7 +164,9 @@ class Runner:
         refuse_modes({}, Settings({}, *configs))
         self.policy.rule.check_mode(bool(generation_config.do_sample))
         self.policy.filter.check_decoding(decoding_at(generation_config))
-        warn_of_doubts(self.policy, {"target": model, "draft": self.assistant}, generation_config)
+        draft = self.assistant if self.drafter is None else None  # of another drafter no certificate says anything
+        most = generation_config.max_length - input_ids.shape[1]
+        warn_of_doubts(self.policy, {"target": model, "draft": draft}, generation_config, most)
         pads, columns = hidden(input_ids, model_kwargs.get(mask_name(model)), mask_name(model))
         vocabulary = vocabulary_of(model)
         clock, stop = Clock(input_ids.device), self.draft_stop(asked).start(input_ids.shape[0])

@@ -119,6 +119,19 @@ def weights_hash(model: Any) -> str:
     return digest.hexdigest()
 
 
+_of_weights: WeakKeyDictionary[Any, tuple[str, str]] = (
+    WeakKeyDictionary()
+)  # of each model: its precision then, its hash
+
+
+def weights_hash_once(model: Any) -> str:
+    """As `weights_hash`, worked out once for a model in one precision: training that goes on later is not seen."""
+    base = base_of(model)
+    if base not in _of_weights or _of_weights[base][0] != str(base.dtype):
+        _of_weights[base] = str(base.dtype), weights_hash(base)
+    return _of_weights[base][1]
+
+
 _hashes: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()  # of each tokenizer: its size then, its hash
 
 

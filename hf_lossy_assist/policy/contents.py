@@ -6,6 +6,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from ..artifacts.certificate import CERTIFICATE
 from ..artifacts.heads import CONFIG, WEIGHTS, Head
 from ..artifacts.profile import PROFILE, TABLES, Profile
 from ..artifacts.reading import read_object
@@ -28,7 +29,7 @@ MODEL = (
 # By kind: the files at the top, and those of its sub-folders, as regular expressions.
 FILES = {
     "head": (HEAD, rf"fold-\d+/(?:{CARD}|{HEAD})"),
-    "policy": (re.escape(POLICY), None),  # and the folders that it names
+    "policy": (rf"{re.escape(POLICY)}|{re.escape(CERTIFICATE)}", None),  # and the folders that it names
     "models": (MODEL, rf"[\w.-]+/(?:{CARD}|{MODEL}|{HEAD}|{PROFILED})"),
     "dataset": (rf"{'|'.join(map(re.escape, RECORDS))}|dataset_info\.json|state\.json|data-\d+-of-\d+\.arrow", None),
     "custom_generate": (r"LICENSE", r"custom_generate/(?:generate\.py|requirements\.txt)"),

@@ -11,7 +11,7 @@ from typing import Any
 from huggingface_hub import HfApi
 
 from ..artifacts.cards import policy_card, save_card
-from ..artifacts.certificate import CERTIFICATE, Certificate
+from ..artifacts.certificate import CERTIFICATE, Certificate, keep
 from ..artifacts.files import new_folder, readable
 from ..artifacts.heads import CONFIG, Head
 from ..artifacts.hub import fetch, holds, hub_errors
@@ -152,8 +152,7 @@ class LossyPolicy(SharedByCopies):
             with readable("this policy", folder):
                 (folder / POLICY).write_text(as_text(spec), encoding="utf-8")
                 check_depth(spec_in(folder / POLICY), POLICY)
-            if self.certificate is not None:
-                self.certificate.write(folder)
+            keep(self.certificate, folder, goal)
             save_card(policy_card(spec, self.lossless, list(self.heads().values()), measured), folder, goal)
 
     def push_to_hub(

@@ -123,3 +123,10 @@ def test_an_arm_that_cannot_be_compiled_is_left_out(hf_lossy, monkeypatch):
 def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch, arguments, said):
     monkeypatch.setattr("hf_lossy_assist.models.loading.load_model", None)
     assert said in hf_lossy(*SHORT, *arguments).line
+
+
+def test_a_policy_is_not_mixed_up_with_an_arm(hf_lossy, tmp_path, monkeypatch):
+    """A folder may have the name of an arm."""
+    monkeypatch.chdir(tmp_path)
+    hla.as_policy("svip").save_pretrained("target")
+    assert "write ./target for the folder" in hf_lossy(*SHORT, "--policies", "target", "--no-static").line

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from hf_lossy_assist import demo
+from hf_lossy_assist.evaluation import harness
 
 
 pytest.importorskip("lm_eval")
@@ -51,6 +52,27 @@ def test_the_command(tmp_path):
     figures = found["results"]
     assert figures["target"] == figures["svip"] and found["lossless"] is True
     assert figures["target"]["sums"]["exact_match,number"] > 0
+
+
+def test_seconds_are_of_generating_and_warm():
+    """Not of reading tasks, nor of the first batch, which is generated twice."""
+    models = demo.load()
+    plain, lossy = harness.models()
+    ids = models.tokenizer("How many", return_tensors="pt")["input_ids"]
+    calls = []
+    models.target.register_forward_pre_hook(lambda *_: calls.append(len(calls)))
+    for its in (
+        plain(models.target, tokenizer=models.tokenizer),
+        lossy(models.target, models.draft, tokenizer=models.tokenizer),
+    ):
+        assert its.seconds == 0
+        counts, took = [], []
+        for _ in range(2):
+            before = len(calls)
+            its._model_generate(ids, ids.shape[1] + 6, ["nothing"])
+            counts.append(len(calls) - before)
+            took.append(its.seconds)
+        assert counts[0] == 2 * counts[1] > 0 and 0 < took[0] < took[1]
 
 
 def test_what_is_wrong_is_one_line(hf_lossy, tmp_path):

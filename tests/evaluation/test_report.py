@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 import pytest
 from support.runs import ARMS, a_run
 
+from hf_lossy_assist.evaluation.arms import Arm
 from hf_lossy_assist.evaluation.chart import APART, HEIGHT, names_apart
 from hf_lossy_assist.evaluation.figures import figures
 from hf_lossy_assist.evaluation.report import html, markdown, read
@@ -77,7 +78,7 @@ def test_the_page(folder):
 
 def test_markdown_says_the_same(folder):
     text = markdown([read(folder)])
-    assert "**batch size 1: use <svip>**" in text
+    assert "**batch size 1: use &#60;svip&#62;**" in text and "&#60;T&#62; with D" in text
     row = next(line for line in text.splitlines() if line.startswith("| svip"))
     assert "| 50 (40–60) | 3.00 (2.00–4.00) | 2.00 | 5.00 | 80% | – | – | 2/2 | 1/2, 50%" in row
 
@@ -101,6 +102,39 @@ def test_a_damaged_folder_is_one_line(folder, hf_lossy, tmp_path):
     file = folder / "answers.jsonl"
     file.write_text(file.read_text().replace('"new_tokens": [40]', '"new_tokens": [41]', 1))
     assert re.search(r"answers.jsonl, line \d+ is damaged", hf_lossy("report", folder).line)
+
+
+@pytest.mark.parametrize("missing", ["arms", "source", "target", "machine"])
+def test_a_folder_of_another_version_is_one_line(tmp_path, hf_lossy, missing):
+    """Its record lacks what this version reads, or its answers do."""
+    store = Folder(tmp_path / "found", {name: value for name, value in FACTS.items() if name != missing}, False)
+    for unit in (0, 1):
+        store.add(1, unit, [answer for answer in a_run() if answer.unit == unit])
+    store.finish(figures(a_run(), ARMS))
+    assert "was not written by this version of compare or tune" in hf_lossy("report", tmp_path / "found").line
+
+
+def test_names_act_nowhere(tmp_path):
+    """Of models, of policies, of folders: each may be anybody's."""
+    wild = 'a|b](http://x) <img src=x onerror=alert(1)> `c` "d"'
+    arms = [Arm(wild if arm.name == "svip" else arm.name, print, arm.kind, arm.policy) for arm in ARMS]
+    answers = a_run()
+    for its in answers:
+        its.arm = wild if its.arm == "svip" else its.arm
+    facts = FACTS | {
+        "target": {"id": wild},
+        "source": wild,
+        "arms": {arm.name: {"kind": arm.kind, "lossless": arm.lossless} for arm in arms},
+    }
+    store = Folder(tmp_path / wild.replace("/", ""), facts, False)
+    for unit in (0, 1):
+        store.add(1, unit, [answer for answer in answers if answer.unit == unit])
+    store.finish(figures(answers, arms), advice={"1": f"use {wild}"})
+    found = read(tmp_path / wild.replace("/", ""))
+    text = markdown([found])
+    assert "<" not in text.replace("<!-- -->", "") and "](" not in text and "`" not in text
+    assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {11}
+    Checked().feed(html([found]))
 
 
 def test_the_command(folder, hf_lossy, tmp_path):

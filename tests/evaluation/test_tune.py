@@ -5,8 +5,6 @@ import json
 import pytest
 from support.commands import prompts_file
 
-import hf_lossy_assist as hla
-from hf_lossy_assist.artifacts.certificate import Certificate
 from hf_lossy_assist.evaluation import tuning
 from hf_lossy_assist.evaluation.arms import Arm
 from hf_lossy_assist.evaluation.bounds import harm_bound
@@ -30,7 +28,7 @@ class Known(AnswerTask):
 
 
 class Scripted:
-    """Writes an answer in known seconds; `wrong`: by arm, the prompts that it has wrong."""
+    """Writes an answer in known seconds, one number for all or one of each prompt; `wrong`: by arm, the prompts that it has wrong."""
 
     target = tokenizer = None
 
@@ -40,10 +38,9 @@ class Scripted:
     def write(self, arm, prompts, first, unit):
         self.calls.append((arm.name, first))
         texts = ["no" if first + i in self.wrong.get(arm.name, ()) else "yes" for i in range(len(prompts))]
-        return [
-            Answer(arm.name, first + i, len(prompts), unit, text, [1, 2], self.seconds[arm.name])
-            for i, text in enumerate(texts)
-        ]
+        its = self.seconds[arm.name]
+        took = its if isinstance(its, float) else its[first]
+        return [Answer(arm.name, first + i, len(prompts), unit, text, [1, 2], took) for i, text in enumerate(texts)]
 
 
 SECONDS = {
@@ -124,9 +121,29 @@ def test_nothing_is_faster(search):
     assert {name for name, first in writer.calls if first >= 80} == {"target", "svip"}
 
 
-def test_a_target_without_a_right_answer_is_refused(search):
-    with pytest.raises(ValueError, match=r"^the target has none of 80 problems right[^\n]*$"):
+def test_what_the_target_alone_outruns_is_not_advised(search):
+    """A draft may cost more than it brings: all settings are faster than svip, and none than the target."""
+    found, _ = search({}, dict.fromkeys(SECONDS, 1.95) | {"svip": 2.0, "target": 1.9})
+    assert found.best is None and found.verdicts == []
+
+
+def test_a_gain_within_the_noise_is_none(search):
+    """One second in a hundred saved on average, and the seconds of single texts differ by far more."""
+    noisy = [1.98 + (-1.0 if i % 2 else 1.0) * (1 if i % 3 else -1) for i in range(400)]
+    slow = {"top_k:k=3+svip": 3.0, "top_k:k=4+svip": 3.0}
+    found, _ = search({}, SECONDS | slow | {"svip": 2.0, "top_k:k=8+svip": noisy})
+    assert [its.certified for its in found.verdicts] == [True] and found.best is None
+    found, _ = search({}, SECONDS | slow | {"svip": 2.0, "top_k:k=8+svip": [t - 0.5 for t in noisy]})
+    assert found.best.step.name == "top_k:k=8+svip"
+
+
+def test_a_target_with_nothing_to_lose_is_refused(search):
+    """With 1 of 80 right, 2 % of harm is more than a policy could do that is always wrong."""
+    with pytest.raises(ValueError, match=r"^the target has 0 of 80 problems right[^\n]*$"):
         search({"target": range(400)})
+    with pytest.raises(ValueError, match=r"^the target has 1 of 80 problems right[^\n]*certified at 2.00%[^\n]*$"):
+        search({"target": range(1, 400)})
+    assert search({"target": range(2, 400)})[0].best is not None
 
 
 def test_what_is_promised_beforehand():
@@ -136,52 +153,6 @@ def test_what_is_promised_beforehand():
     )
     assert "too few for 1.00%, 2.95% is the least they can certify" in promise(100, search, 1)
     assert "δ is shared by 3 ladders" in promise(700, search, 3)
-
-
-def a_certificate(**more):
-    known = {
-        "policy": "top_k:k=4+svip", "task": "demo", "problems": 320, "harms": 1, "gains": 2, "harm_bound": 0.0147, "net_bound": 0.01,
-        "confidence": 0.95, "max_loss": 0.02, "tried": 4, "speed": 900.0, "of_target": 2.5, "models": {}, "decoding": {"do_sample": False},
-        "data": "0" * 64, "machine": "a machine", "versions": {},
-    }  # fmt: skip
-    return Certificate(**(known | more))
-
-
-def test_a_policy_carries_its_certificate(tmp_path):
-    policy = hla.LossyPolicy(hla.TopK(4), hla.SVIP(), certificate=a_certificate())
-    policy.save_pretrained(tmp_path / "policy")
-    loaded = hla.LossyPolicy.from_pretrained(tmp_path / "policy")
-    assert loaded == policy and loaded.certificate == policy.certificate
-    card = (tmp_path / "policy" / "README.md").read_text()
-    assert "1 of 320; at most 1.47% at 95% confidence" in card and "for prompts drawn like these" in card
-    assert loaded.with_fallback().certificate is None  # it was not measured
-    (tmp_path / "policy" / "certificate.json").write_text('{"harms": 0}')
-    with pytest.raises(ValueError, match=r"certificate.json: expected the entries [^\n]*$"):
-        hla.LossyPolicy.from_pretrained(tmp_path / "policy")
-
-
-def test_another_model_or_decoding_is_doubted(tmp_path):
-    models = hla.demo.load()
-    from hf_lossy_assist.models.identity import ModelIdentity
-
-    identities = {
-        role: ModelIdentity.of(its).to_dict() | {"weights": "0"}
-        for role, its in (("target", models.target), ("draft", models.draft))
-    }
-    mine = a_certificate(models=identities, decoding={"do_sample": False, "temperature": 1.0})
-    here = {"target": models.target, "draft": models.draft}
-    assert mine.doubts(here, {"do_sample": False, "temperature": 0.5}) == []  # greedy decoding has no temperature
-    assert mine.doubts({"target": models.draft}, {})[0].startswith("another target (")
-    assert mine.doubts(here, {"do_sample": True}) == ["do_sample False there, True here"]
-    hla.enable(models.target)
-    ids = models.tokenizer("How many books", return_tensors="pt")
-    settings = {"assistant_model": models.draft, "max_new_tokens": 4}
-    policy = hla.LossyPolicy(stop=hla.SVIP(), certificate=mine)
-    models.target.generate(**ids, lossy_policy=policy, do_sample=False, **settings)
-    with pytest.warns(
-        UserWarning, match="this policy's certificate is of something else: do_sample False there, True here"
-    ):
-        models.target.generate(**ids, lossy_policy=policy, do_sample=True, **settings)
 
 
 SHORT = ("tune", "--limit", 6, "--first", 2, "--max-new-tokens", 72, "--policies", "svip,top_k:k=3+svip")
@@ -224,6 +195,8 @@ def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypa
         (("--policies", "top_k:k=3"), "no lossless policy is among these"),
         (("--first", "6"), "--first"),
         (("--batch-size", "6"), "6 problems are too few for batches of 6"),
+        (("--limit", "1"), "1 problems are too few for batches of 1"),
+        (("--limit", "0"), "--limit: expected a whole number of at least 1, got 0"),
         (("--max-loss", "0"), "--max-loss"),
         (("--confidence", "1.5"), "--confidence"),
         (("--task", "nothing"), "unknown task 'nothing'"),
@@ -233,6 +206,21 @@ def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypa
 def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch, arguments, said):
     monkeypatch.setattr("hf_lossy_assist.models.loading.load_model", None)
     assert said in hf_lossy(*SHORT[:3], *arguments).line
+
+
+@pytest.mark.filterwarnings("always:.*are repetitions")
+def test_a_problem_counts_once(hf_lossy, tmp_path, monkeypatch):
+    """300 rows of 3 problems certify what 3 problems do."""
+    rows = [{"prompt": f"What is {i}?", "answer": str(i)} for i in (1, 2, 3)] * 100
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr("hf_lossy_assist.cli.tune.load", no_models)
+    done = hf_lossy("tune", "--task", tmp_path / "rows.jsonl", "--first", 1, "--policies", "svip,top_k:k=3")
+    assert "2 problems for the certificate: too few for 1.00%" in done.out
+    assert "warning: rows.jsonl: 297 of 300 problems are repetitions, and each problem counts once" in done.err
+
+
+def no_models(*_):
+    raise ValueError("no models here")
 
 
 def test_rows_without_an_answer_are_refused(hf_lossy, tmp_path):

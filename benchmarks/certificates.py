@@ -1,0 +1,223 @@
+"""Does a certificate keep its word on real answers? Thousands of users draw their problems from those that the demo pair has answered.
+
+    python benchmarks/certificates.py --make        # 300 problems under every setting; writes certificates.json beside this file
+    python benchmarks/certificates.py               # 2000 users at every limit; prints a table
+
+The answers are a population whose every rate of harm is known. A user draws problems from it with replacement, tries all settings on the first of
+them, and certifies on the rest with the functions that `hf-lossy tune` runs. Limits stand just below the true rates, where a certificate is broken
+most easily. Ladders are climbed as they are, from lax to strict, and shuffled.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import binom
+
+from hf_lossy_assist.evaluation.bounds import harms_allowed
+from hf_lossy_assist.evaluation.choosing import Step, Tried, candidates, fastest, verdicts
+from hf_lossy_assist.evaluation.ladders import field_of
+
+
+TABLE = Path(__file__).with_suffix(".json")
+TARGET, SEED, NEW_TOKENS = "target", 17, 96
+POLICIES = ["svip", *(f"top_k:k={k}+svip" for k in (2, 3, 4, 5)), "lenience+svip", "typical+svip"]
+DELTA, FIRST, REST, USERS = 0.05, 100, 700, 2000
+ORDERS = ("as they are", "lax first", "shuffled")
+
+
+@dataclass(frozen=True)
+class Population:
+    """What came of N problems under every setting: S of them, the lossless one first.
+
+    harm, gain: (S, N) bool. tokens, seconds: (S, N) float. steps: of the lossy ones, in the order of the rows behind the first.
+    """
+
+    names: list[str]
+    harm: np.ndarray
+    gain: np.ndarray
+    tokens: np.ndarray
+    seconds: np.ndarray
+    steps: list[Step]
+
+    @property
+    def rates(self) -> np.ndarray:
+        """True rate of harm of every setting, (S,)."""
+        return self.harm.mean(axis=1)
+
+    @property
+    def speeds(self) -> np.ndarray:
+        """True tokens per second, (S,)."""
+        return self.tokens.sum(axis=1) / self.seconds.sum(axis=1)
+
+
+def read(file: Path = TABLE) -> Population:
+    """The population in a table that `make` wrote."""
+    table = json.loads(file.read_text(encoding="utf-8"))["settings"]
+    field = field_of(POLICIES)
+    names = [*field.lossless, *(step.name for step in field.steps)]
+    right = {name: np.array([mark == "1" for mark in its["right"]]) for name, its in table.items()}
+    return Population(
+        names,
+        np.array([right[TARGET] & ~right[name] for name in names]),
+        np.array([~right[TARGET] & right[name] for name in names]),
+        np.array([table[name]["tokens"] for name in names], dtype=float),
+        np.array([table[name]["ms"] for name in names]) / 1e3,
+        field.steps,
+    )
+
+
+def make(problems: int, file: Path = TABLE) -> None:
+    """Answer the problems under every setting, in turns, and write the table."""
+    import torch
+
+    from hf_lossy_assist import demo
+    from hf_lossy_assist.artifacts.machine import machine
+    from hf_lossy_assist.evaluation.arms import make_arms
+    from hf_lossy_assist.evaluation.comparing import Batches, compare
+    from hf_lossy_assist.evaluation.measuring import Decoding, Writer
+    from hf_lossy_assist.models.identity import versions
+    from hf_lossy_assist.tasks.tasks import DemoTask
+
+    models, task = demo.load(), DemoTask(seed=SEED)
+    drawn = task.problems(problems)
+    arms = make_arms(models.target, models.draft, field_of(POLICIES).policies, assisted=False)
+    writer = Writer(models.target, models.tokenizer, Decoding(max_new_tokens=NEW_TOKENS))
+    found = compare(writer, arms, [p.prompt for p in drawn], Batches(problems, [1]), task=task, problems=drawn)
+    table: dict[str, dict[str, Any]] = {}
+    for arm in arms:
+        its = sorted((a for a in found.answers if a.arm == arm.name), key=lambda a: a.prompt)
+        table[arm.name] = {
+            "right": "".join("1" if a.right else "0" for a in its),
+            "tokens": [len(a.token_ids) for a in its],
+            "ms": [round(a.seconds * 1e3, 1) for a in its],
+        }
+    made = {"problems": problems, "seed": SEED, "machine": machine(torch.device("cpu")), "versions": versions()}
+    rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(its)}" for name, its in table.items())
+    file.write_text(f'{{"made": {json.dumps(made)},\n"settings": {{\n{rows}\n}}}}\n', encoding="utf-8")
+
+
+def ordered(steps: Sequence[Step], order: str) -> list[Step]:
+    """The same steps, each ladder climbed in this order."""
+    random = np.random.default_rng(SEED)
+    places = {ladder: [s.place for s in steps if s.ladder == ladder] for ladder in {s.ladder for s in steps}}
+    for ladder in sorted(places):
+        its = places[ladder]
+        places[ladder] = (
+            its[::-1] if order == "lax first" else list(random.permutation(its)) if order == "shuffled" else its
+        )
+    return [replace(step, place=int(places[step.ladder][step.place])) for step in steps]
+
+
+def limits(population: Population) -> list[float]:
+    """Just below every true rate of harm, so that the setting breaks the limit by less than one answer."""
+    half = 0.5 / population.harm.shape[1]
+    return sorted({float(rate) - half for rate in population.rates if rate > half})
+
+
+def drawn(population: Population, users: int, problems: int, random: np.random.Generator) -> Iterator[list[Tried]]:
+    """Of each user: what comes of every setting on problems drawn with replacement."""
+    n = population.harm.shape[1]
+    times = random.multinomial(problems, np.full(n, 1 / n), size=users).T.astype(float)  # (N, users)
+    harms, gains = (np.rint(its.astype(float) @ times).astype(int).T for its in (population.harm, population.gain))
+    speeds = ((population.tokens @ times) / (population.seconds @ times)).T
+    for user in zip(speeds.tolist(), harms.tolist(), gains.tolist(), strict=True):
+        yield [Tried(speed, harm, gain, problems) for speed, harm, gain in zip(*user, strict=True)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of many users at one limit.
+
+    Args:
+        broken: share of those with any certified setting whose true harm is above the limit; chosen: with such a one chosen.
+        certified: share of those with a certificate. best: the fastest setting that these problems certify for nearly all, or None.
+        near: share of those whose choice has at least 0.9 × its true speed.
+    """
+
+    limit: float
+    order: str
+    broken: float
+    chosen: float
+    certified: float
+    best: str | None
+    near: float | None
+
+
+def outcome(population: Population, limit: float, order: str, users: int = USERS, seed: int = SEED) -> Outcome:
+    """What users get who ask for this limit."""
+    random, steps = np.random.default_rng(seed), ordered(population.steps, order)
+    rate, speed = (
+        dict(zip(population.names, its.tolist(), strict=True)) for its in (population.rates, population.speeds)
+    )
+    lossless = population.names[0]
+    oracle = known(population, steps, limit)
+    broken = chosen = certified = near = 0
+    trying, later = (drawn(population, users, problems, random) for problems in (FIRST, REST))
+    for first, rest in zip(trying, later, strict=True):
+        tried, found = (dict(zip(population.names, its, strict=True)) for its in (first, rest))
+        its = verdicts(candidates(steps, tried, tried[lossless].speed, limit), found, limit, DELTA)
+        best = fastest(its)
+        if best is not None and best.tried.speed <= found[lossless].speed:
+            best = None
+        broken += any(v.certified and rate[v.step.name] > limit for v in its)
+        certified += best is not None
+        chosen += best is not None and rate[best.step.name] > limit
+        near += oracle is not None and speed[lossless if best is None else best.step.name] >= 0.9 * speed[oracle]
+    return Outcome(
+        limit,
+        order,
+        broken / users,
+        chosen / users,
+        certified / users,
+        oracle,
+        None if oracle is None else near / users,
+    )
+
+
+def known(population: Population, steps: Sequence[Step], limit: float) -> str | None:
+    """The fastest setting that one who knows all rates could have certified with these problems: it and all below it on its ladder pass
+    together for 99 of 100 users, and it is faster than the lossless one."""
+    rate, speed = (
+        dict(zip(population.names, its.tolist(), strict=True)) for its in (population.rates, population.speeds)
+    )
+    allowed = harms_allowed(REST, limit, DELTA / len({step.ladder for step in steps}))
+    fit = []
+    for step in steps:
+        below = [s.name for s in steps if s.ladder == step.ladder and s.place <= step.place]
+        passes = all(allowed >= 0 and binom.cdf(allowed, REST, rate[name]) > 0.99 for name in below)
+        if passes and speed[step.name] > speed[population.names[0]]:
+            fit.append(step.name)
+    return max(fit, key=lambda name: speed[name], default=None)
+
+
+def main() -> None:
+    """Make the table, or draw users from it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--make", action="store_true", help="answer the problems and write the table")
+    parser.add_argument("--problems", type=int, default=300, help="problems of the table")
+    parser.add_argument("--users", type=int, default=USERS, help="users at each limit")
+    args = parser.parse_args()
+    if args.make:
+        make(args.problems)
+        return
+    population = read()
+    for name, rate, speed in zip(population.names, population.rates, population.speeds, strict=True):
+        print(f"{name:28} harm {rate:6.2%}   {speed:6.0f} tokens/s")
+    most = DELTA + 3 * np.sqrt(DELTA * (1 - DELTA) / args.users)
+    print(f"\n{args.users} users, {FIRST} + {REST} problems each; broken may be at most {most:.2%}")
+    for order in ORDERS:
+        for limit in limits(population):
+            its = outcome(population, limit, order, args.users)
+            near = "" if its.near is None else f"; within 10 % of {its.best}: {its.near:.1%}"
+            print(
+                f"{order:12} limit {limit:6.2%}: broken {its.broken:.2%}, chosen {its.chosen:.2%}, certified {its.certified:.1%}{near}"
+            )
+
+
+if __name__ == "__main__":
+    main()

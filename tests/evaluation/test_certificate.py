@@ -1,0 +1,174 @@
+"""A certificate travels with its policy, is doubted where it says nothing, and is refused where no search wrote it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.artifacts.certificate import Certificate, dtype_of
+from hf_lossy_assist.evaluation.measuring import Decoding
+from hf_lossy_assist.models.identity import ModelIdentity, weights_hash
+from hf_lossy_assist.policy.contents import files_of
+from hf_lossy_assist.policy.fingerprint import fingerprint
+
+
+POLICY = hla.LossyPolicy(hla.TopK(4), hla.SVIP())
+
+
+def a_certificate(**more):
+    known = {
+        "policy": "top_k:k=4+svip", "fingerprint": fingerprint(POLICY), "task": "demo", "problems": 320, "right": 250, "harms": 1, "gains": 2,
+        "harm_bound": 0.0147, "net_bound": 0.01, "confidence": 0.95, "max_loss": 0.02, "tried": 4, "speed": 900.0, "of_target": 2.5, "models": {},
+        "decoding": {"do_sample": False}, "data": "0" * 64, "machine": "a machine", "versions": {},
+    }  # fmt: skip
+    return Certificate(**(known | more))
+
+
+@pytest.fixture(scope="module")
+def models():
+    found = hla.demo.load()
+    hla.enable(found.target)
+    return found
+
+
+def of_models(models, **decoding):
+    """A certificate of the demo's models."""
+    records = {
+        role: ModelIdentity.of(its).to_dict() | {"weights": weights_hash(its), "dtype": dtype_of(its)}
+        for role, its in (("target", models.target), ("draft", models.draft))
+    }
+    return a_certificate(models=records, decoding={"do_sample": False, **decoding})
+
+
+def test_a_policy_carries_its_certificate(tmp_path):
+    policy = replace(POLICY, certificate=a_certificate())
+    policy.save_pretrained(tmp_path / "policy")
+    loaded = hla.LossyPolicy.from_pretrained(tmp_path / "policy")
+    assert loaded == policy and loaded.certificate == policy.certificate
+    card = (tmp_path / "policy" / "README.md").read_text()
+    assert "1 of 320; certified: at most 2.00% at 95% confidence" in card and "for prompts drawn like these" in card
+    assert loaded.with_fallback().certificate is None  # it was not measured
+    assert "99.9% confidence" in str(replace(policy.certificate, confidence=1 - (1 - 0.999)))
+    (tmp_path / "policy" / "certificate.json").write_text('{"harms": 0}')
+    with pytest.raises(ValueError, match=r"certificate.json: expected the entries [^\n]*$"):
+        hla.LossyPolicy.from_pretrained(tmp_path / "policy")
+
+
+def test_another_policy_in_its_folder_has_no_certificate(tmp_path):
+    replace(POLICY, certificate=a_certificate()).save_pretrained(tmp_path / "policy")
+    hla.LossyPolicy(hla.TopK(40)).save_pretrained(tmp_path / "policy")
+    assert hla.LossyPolicy.from_pretrained(tmp_path / "policy").certificate is None
+
+
+def test_a_certificate_is_pushed_with_its_policy(tmp_path):
+    replace(POLICY, certificate=a_certificate()).save_pretrained(tmp_path / "policy")
+    assert files_of("policy", tmp_path / "policy") == (["README.md", "certificate.json", "policy.json"], [])
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("policy", ["top_k"]), ("policy", "x" * 20_000), ("harm_bound", "0.01"), ("harm_bound", 0.001), ("harm_bound", -1), ("harms", 1.5),
+        ("harms", 251), ("gains", 71), ("problems", 0), ("problems", True), ("right", 321), ("confidence", 1.0), ("confidence", 2),
+        ("max_loss", 0.001), ("speed", 0), ("speed", None), ("of_target", -2.0), ("models", []), ("models", {"target": "x"}),
+        ("models", {"target": {"weights": "0", "dtype": "float32"}}), ("decoding", "greedy"), ("decoding", {"do_sample": "yes"}),
+        ("decoding", {"do_sample": None}), ("versions", {"torch": 2}), ("fingerprint", 7),
+    ],
+)  # fmt: skip
+def test_what_no_search_writes_is_refused(tmp_path, entry, value):
+    """A file from the Hub may hold anything; what is read is fit for warnings, cards and arithmetic."""
+    folder = tmp_path / "policy"
+    replace(POLICY, certificate=a_certificate()).save_pretrained(folder)
+    file = folder / "certificate.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {entry: value}))
+    with pytest.raises(
+        ValueError, match=rf"certificate.json: [^\n]*{entry}[^\n]*$|^[^\n]*certificate.json: expected[^\n]*$"
+    ):
+        hla.LossyPolicy.from_pretrained(folder)
+
+
+def test_what_a_terminal_acts_on_is_written_out(models):
+    """A name in a forged record reaches the user in a warning."""
+    mine = of_models(models)
+    wild = dict(mine.models) | {"target": mine.models["target"] | {"id": "a\x1b[2Jb\u202e\n" + "c" * 9000}}
+    [said] = replace(mine, models=wild).doubts({"target": models.target}, {})
+    assert "\x1b" not in said and "\u202e" not in said and "\n" not in said and len(said) < 400
+
+
+def test_another_model_or_decoding_is_doubted(models):
+    mine = of_models(models, max_new_tokens=8, repetition_penalty=1.0)
+    here = {"target": models.target, "draft": models.draft}
+    assert mine.doubts(here, {"do_sample": False, "temperature": 0.5, "max_new_tokens": 8}) == []
+    assert mine.doubts({"target": models.draft}, {})[0].startswith("another target (")
+    assert mine.doubts(here, {"do_sample": True}) == ["do_sample False there, True here"]
+    assert mine.doubts(here, {"max_new_tokens": 9}) == ["texts of up to 8 new tokens there, longer ones here"]
+    assert mine.doubts(here | {"draft": None}, {}) == ["no draft model by itself"]
+    assert mine.doubts(here, {}, fingerprint(hla.LossyPolicy(hla.TopK(40), hla.SVIP())))[0].startswith(
+        "another policy than "
+    )
+
+
+def test_other_weights_and_another_precision_are_doubted(models):
+    mine, other = of_models(models), hla.demo.load(torch.bfloat16)
+    assert mine.doubts({"target": other.target}, {}) == ["another target ('float32' there, 'bfloat16' here)"]
+    trained = hla.demo.load().target
+    with torch.no_grad():
+        trained.get_output_embeddings().weight.mul_(1.01)
+    assert mine.doubts({"target": trained}, {}) == ["another target (other weights under the same name)"]
+    packed = hla.prepack(hla.demo.load().target)
+    assert "cannot be read here" in mine.doubts({"target": packed}, {})[0]
+
+
+def written(models, policy, **settings):
+    ids = models.tokenizer("How many books", return_tensors="pt")
+    return models.target.generate(
+        **ids, **{"assistant_model": models.draft, "lossy_policy": policy, "max_new_tokens": 4} | settings
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_generate_says_what_differs(models, recwarn):
+    """The same call as was certified says nothing; others say what is other, once."""
+    mine = of_models(models, max_new_tokens=Decoding().max_new_tokens, repetition_penalty=1.0)
+    policy = replace(POLICY, certificate=mine)
+    written(models, policy, do_sample=False)
+    assert not [its for its in recwarn if "certificate" in str(its.message)]
+    for settings, said in (
+        ({"do_sample": True}, "do_sample False there, True here"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty 1.0 there, 1.2 here"),
+        ({"max_new_tokens": 129}, "texts of up to 128 new tokens there, longer ones here"),
+        (
+            {"assistant_model": None, "drafter": "suffix", "lossy_policy": replace(policy, stop=hla.Constant(3))},
+            ".*no draft model by itself",
+        ),
+        ({"lossy_policy": replace(policy, rule=hla.TopK(7))}, "another policy than 'top_k:k=4\\+svip'"),
+    ):
+        with pytest.warns(UserWarning, match=f"this policy's certificate is of something else: {said}"):
+            written(models, policy, **settings)
+    written(models, policy, do_sample=True)
+    assert not [its for its in recwarn if "certificate" in str(its.message)]
+
+
+def test_a_policy_edited_by_hand_is_doubted(models, tmp_path):
+    """k = 4 was certified; the file says 40."""
+    replace(POLICY, certificate=of_models(models)).save_pretrained(tmp_path / "policy")
+    same = hla.LossyPolicy.from_pretrained(tmp_path / "policy")
+    assert fingerprint(same) == same.certificate.fingerprint
+    file = tmp_path / "policy" / "policy.json"
+    file.write_text(file.read_text().replace('"k": 4', '"k": 40'))
+    edited = hla.LossyPolicy.from_pretrained(tmp_path / "policy")
+    assert edited.rule == hla.TopK(40)
+    assert edited.certificate.doubts({}, {}, fingerprint(edited))[0].startswith("another policy than ")
+
+
+def test_a_fingerprint_is_of_what_a_head_says_and_not_of_where_it_lies(tmp_path):
+    head = hla.demo.head()
+    first = hla.sprinter(head)
+    first.save_pretrained(tmp_path / "policy")
+    assert fingerprint(hla.LossyPolicy.from_pretrained(tmp_path / "policy")) == fingerprint(first)
+    before = fingerprint(first)
+    with torch.no_grad():
+        next(head.parameters()).add_(1)
+    assert fingerprint(first) != before

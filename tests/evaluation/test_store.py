@@ -1,0 +1,113 @@
+"""A folder that a comparison is kept in: gone on with where it was left, by one process at a time."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from support.runs import ARMS, a_run
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.cli.measured import facts_of
+from hf_lossy_assist.evaluation.arms import make_arms
+from hf_lossy_assist.evaluation.figures import figures
+from hf_lossy_assist.evaluation.measuring import Decoding
+from hf_lossy_assist.evaluation.store import LOCK, Folder
+from hf_lossy_assist.tasks.answers import Problem
+from hf_lossy_assist.training.jobs import key_of, sealed_line
+
+
+FACTS = {"target": {"id": "T"}, "arms": {}}
+HOLDS = """
+import fcntl, sys
+held = open(sys.argv[1], "ab")
+fcntl.lockf(held, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def begun(out, resume=False):
+    store = Folder(out, FACTS, resume)
+    for unit in (0, 1):
+        if not store.has(1, unit):
+            store.add(1, unit, [its for its in a_run() if its.unit == unit])
+    return store
+
+
+def test_what_was_kept_is_there_again(tmp_path):
+    begun(tmp_path / "found")
+    store = Folder(tmp_path / "found", FACTS, True)
+    assert sorted(store.answers, key=repr) == sorted(a_run(), key=repr) and store.has(1, 1) and not store.has(1, 2)
+    store.finish(figures(store.answers, ARMS))
+    assert sorted(os.listdir(tmp_path / "found")) == ["answers.jsonl", "run.json", "summary.csv"]
+    assert os.listdir(tmp_path) == ["found"]
+
+
+def test_a_run_that_is_killed_while_it_finishes_has_lost_nothing(tmp_path, monkeypatch):
+    store = begun(tmp_path / "found")
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.finish(figures(store.answers, ARMS))
+    monkeypatch.undo()
+    again = Folder(tmp_path / "found", FACTS, True)
+    assert again.has(1, 0) and again.has(1, 1)
+    again.finish(figures(again.answers, ARMS))
+    assert (tmp_path / "found" / "answers.jsonl").is_file()
+
+
+def test_a_large_batch_is_read_back(tmp_path):
+    """64 rows of 2000 tokens under ten arms have more than the 16 MiB that a line from elsewhere may have."""
+    store, [first, *_] = Folder(tmp_path / "found", FACTS, False), a_run()
+    first.text = "x" * (17 * 2**20)
+    store.add(1, 0, [first])
+    assert Folder(tmp_path / "found", FACTS, True).answers == [first]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such locks")
+def test_one_process_at_a_time(tmp_path):
+    begun(tmp_path / "found")
+    held = str(tmp_path / "found.partial" / LOCK)
+    with subprocess.Popen([sys.executable, "-c", HOLDS, held], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(ValueError, match=r"^another process is at [^\n]*found.partial: wait for it[^\n]*$"):
+            Folder(tmp_path / "found", FACTS, True)
+        other.stdin.close()
+    assert Folder(tmp_path / "found", FACTS, True).has(1, 1)
+
+
+def test_a_batch_does_not_count_twice(tmp_path):
+    begun(tmp_path / "found")
+    part = tmp_path / "found.partial"
+    line = {"batch_size": 1, "unit": 0, "answers": [its.to_dict() for its in a_run() if its.unit == 0]}
+    with open(part / "batches.jsonl", "a") as file:
+        file.write(sealed_line(line, key_of(part / "run.json")))
+    assert len({json.dumps(row) for row in (part / "batches.jsonl").read_text().splitlines()}) == 2
+    with pytest.raises(ValueError, match=r"line 3: the batch stands here twice: delete [^\n]*$"):
+        Folder(tmp_path / "found", FACTS, True)
+
+
+def test_a_run_is_of_its_right_answers_and_heads_too(tmp_path):
+    """A data file whose answers were corrected, or a head fitted anew in its folder, makes another run of it."""
+    models, head = hla.demo.load(), hla.demo.head()
+
+    def facts(gold, name):
+        policies = {"svip": hla.as_policy("svip"), "sprinter": hla.as_policy(f"sprinter:head={name}")}
+        arms = make_arms(models.target, models.draft, policies)
+        return facts_of(models.target, models.draft, arms, Decoding(), ["a"], "demo", [1], [Problem("a", gold)])
+
+    head.save_pretrained(tmp_path / "head")
+    first = facts("7", tmp_path / "head")
+    assert facts("7", tmp_path / "head") == first
+    assert facts("8", tmp_path / "head")["prompts"] != first["prompts"]
+    with torch.no_grad():
+        next(head.parameters()).add_(1)
+    head.save_pretrained(tmp_path / "head")
+    other = facts("7", tmp_path / "head")
+    assert other["arms"]["svip"] == first["arms"]["svip"] and other["arms"]["sprinter"] != first["arms"]["sprinter"]

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub.utils import tqdm
 from scipy.optimize import nnls
 
 from ...artifacts.heads import Head
@@ -18,6 +17,7 @@ from ...stats.clock import wait_for
 from ...stats.report import SpeculationStats
 from ...stops.basic import SVIP, Constant
 from ...stops.heads import HeadStop
+from ...terminal import Bar
 
 
 def measure(
@@ -39,7 +39,7 @@ def measure(
     counts: dict[str, tuple[int, SpeculationStats | None]] = {}
     inputs = [tokenizer(prompt, return_tensors="pt").to(target.device) for prompt in prompts]
     settings = {"max_new_tokens": new_tokens, "do_sample": do_sample, "return_dict_in_generate": True}
-    bar = tqdm(total=(repeats + 1) * len(inputs) * len(arms), desc="timing", unit="call")
+    bar = Bar((repeats + 1) * len(inputs) * len(arms), "timing", "calls")
     for repeat in range(repeats + 1):  # the first warms up
         spent = dict.fromkeys(arms, 0.0)
         tokens = dict.fromkeys(arms, 0)
@@ -59,7 +59,7 @@ def measure(
                 spent[name] += time.perf_counter() - began
                 tokens[name] += out.sequences.shape[1] - one["input_ids"].shape[1]
                 calls[name] += [] if policy is None else [out.speculation]
-                bar.update()
+                bar.to(bar.done + 1)
         for name in arms:
             counts[name] = (tokens[name], SpeculationStats.merge(calls[name]) if calls[name] else None)
             if repeat:

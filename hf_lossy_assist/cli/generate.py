@@ -205,26 +205,25 @@ def _write(
     torch.manual_seed(decoding.seed)
     outputs: list[Output] = []
     seconds = 0.0
-    bar = Bar(len(texts), "writing", "prompts", quiet=decoding.stream or len(texts) <= decoding.batch_size)
-    for start in range(0, len(texts), decoding.batch_size):
-        batch = texts[start : start + decoding.batch_size]
-        inputs = tokenizer(batch, return_tensors="pt", padding=True).to(target.device)
-        inputs.pop("token_type_ids", None)
-        if decoding.stream:
-            inputs["streamer"] = streamer(tokenizer, skip_prompt=True)
-        began = time.perf_counter()
-        out = target.generate(**inputs, **settings, return_dict_in_generate=True)
-        seconds += time.perf_counter() - began
-        stats = getattr(out, "speculation", None)
-        new = out.sequences[:, inputs["input_ids"].shape[1] :]
-        for i, padded in enumerate(new.tolist()):
-            row = None if stats is None else stats.rows[i]
-            ids = _trimmed(padded, target.generation_config) if row is None else padded[: row.num_new_tokens]
-            outputs.append(
-                Output(batch[i], ids, row, stats, cut=not set(ids[-1:]) & set(_ends(target.generation_config)))
-            )
-        bar.to(start + len(batch))
-    bar.close()
+    with Bar(len(texts), "writing", "prompts", quiet=decoding.stream or len(texts) <= decoding.batch_size) as bar:
+        for start in range(0, len(texts), decoding.batch_size):
+            batch = texts[start : start + decoding.batch_size]
+            inputs = tokenizer(batch, return_tensors="pt", padding=True).to(target.device)
+            inputs.pop("token_type_ids", None)
+            if decoding.stream:
+                inputs["streamer"] = streamer(tokenizer, skip_prompt=True)
+            began = time.perf_counter()
+            out = target.generate(**inputs, **settings, return_dict_in_generate=True)
+            seconds += time.perf_counter() - began
+            stats = getattr(out, "speculation", None)
+            new = out.sequences[:, inputs["input_ids"].shape[1] :]
+            for i, padded in enumerate(new.tolist()):
+                row = None if stats is None else stats.rows[i]
+                ids = _trimmed(padded, target.generation_config) if row is None else padded[: row.num_new_tokens]
+                outputs.append(
+                    Output(batch[i], ids, row, stats, cut=not set(ids[-1:]) & set(_ends(target.generation_config)))
+                )
+            bar.to(start + len(batch))
     return outputs, seconds
 
 

@@ -90,8 +90,6 @@ def test_no_judge(line, tmp_path):
     (tmp_path / "rows.jsonl").write_text(GOOD)
     mine = ["mine", "--out", "{tmp}/out", "--task", "qa", "--data", tmp_path / "rows.jsonl", *DEMO]
     assert "needs --judge-url and --judge-model: an OpenAI-compatible server" in line(*mine)
-    said = line(*mine, "--judge-url", "http://127.0.0.1:9/v1", "--judge-model", "j", "--timeout", 1)
-    assert "http://127.0.0.1:9/v1" in said
 
 
 def test_evaluate_counts_answers(line):
@@ -111,5 +109,6 @@ def other_words(tmp_path_factory):
 def test_a_draft_with_another_tokenizer(line, tmp_path, other_words, reader):
     file = tmp_path / "rows.jsonl"
     file.write_text(GOOD * 8)
-    said = line(*READERS[reader], file, "--model", DEMO[1], "--assistant", other_words)
+    more = ["--json"] if reader == "tune" else []  # else it says first what the problems can certify
+    said = line(*READERS[reader], file, "--model", DEMO[1], "--assistant", other_words, *more)
     assert "has another tokenizer than --model" in said and "token ids mean other words; pass a draft" in said

@@ -20,6 +20,7 @@ from support.hub_server import card_problems
 
 import hf_lossy_assist
 from hf_lossy_assist import Head, HeadConfig, LinearHead, Sprinter, demo
+from hf_lossy_assist.cli.made_with import MadeWith, recall
 from hf_lossy_assist.cli.mine import _going_on
 from hf_lossy_assist.training.dataset import read_table
 
@@ -101,9 +102,9 @@ def test_foreign_models_go_all_the_way(hf_lossy, tmp_path):
     assert Head.from_pretrained(head).config.decoding["top_k"] == 9
     options = ("--policy", "sprinter", "--head", head, *DEMO, "--prompts", file, "--max-new-tokens", 8)
     assert len(hf_lossy("generate", *options, "--json").json["outputs"]) == 8
+    assert recall(data) == recall(head) == MadeWith(DEMO[1], DEMO[3])
     shown = hf_lossy(
         "plan",
-        *DEMO,
         "--head",
         head,
         "--prompts",
@@ -117,7 +118,9 @@ def test_foreign_models_go_all_the_way(hf_lossy, tmp_path):
         "--max-draft",
         3,
     )
-    assert shown.code == 0 and "tokens / call" in shown.out and "measured here" in shown.out
+    assert shown.code == 0 and "unchecked" in shown.out and "measured here" in shown.out and "…" not in shown.out
+    assert f"models of {head}: --model {DEMO[1]} --assistant {DEMO[3]}" in shown.err
+    assert "was trained for sampling, and this is greedy decoding" in shown.err
 
 
 # A background job, and what it starts, ignores the interrupts that a shell's foreground would get.

@@ -121,33 +121,6 @@ def test_a_policy_that_was_tuned_here(hf_lossy, tmp_path):
     assert done.json["model"] == TARGET and f"models of {tmp_path / 'policy'}: " in done.err
 
 
-def test_collect_fit_plan_without_a_second_model_option(hf_lossy, tmp_path):
-    """From the data to the head to what uses it."""
-    data, head, file = tmp_path / "data", tmp_path / "head", prompts_file(tmp_path, 8)
-    made = hf_lossy("collect", *DEMO, "--prompts", file, "--out", data, "--max-new-tokens", 12)
-    assert made.code == 0, made.err
-    assert recall(data) == MadeWith(TARGET, DRAFT)
-    assert hf_lossy("fit", "sprinter", data, "--out", head).code == 0
-    done = hf_lossy(
-        "plan",
-        "--head",
-        head,
-        "--prompts",
-        file,
-        "--limit",
-        1,
-        "--repeats",
-        1,
-        "--max-new-tokens",
-        6,
-        "--max-draft",
-        2,
-    )
-    assert done.code == 0 and f"models of {head}: --model {TARGET} --assistant {DRAFT}" in done.err, done.err
-    assert "remark: " in done.err  # trained on samples, and planned for greedy decoding
-    assert "…" not in done.out
-
-
 def test_fit_autojudge_asks_the_dataset(hf_lossy, tmp_path):
     (tmp_path / "mined").mkdir()
     (tmp_path / "mined" / "mine.json").write_text('{"target": {"id": "org/target"}, "draft": {"id": "org/draft"}}')

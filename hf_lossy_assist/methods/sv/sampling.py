@@ -57,24 +57,23 @@ def collect(
     parts: list[dict[str, np.ndarray]] = []
     rounds, key = 0, "" if kept is None else key_of(kept / STARTED)
     for longest in settings.gamma:
-        bar = Bar(-(-len(texts) // settings.batch_size), f"γ = {longest}", "batches")
-        for done, first in enumerate(range(0, len(texts), settings.batch_size)):
-            file = None if kept is None else kept / f"{longest}-{first:06d}.safetensors"
-            data = None if file is None else read_part(file, key)
-            if data is None:
-                chosen = texts[first : first + settings.batch_size]
-                tell = partial(_tell, bar, done, settings.new_tokens)
-                one = sample(target, draft, companion, tokenizer, chosen, settings, longest, first, tell)
-                if file is not None:
-                    write_part(file, safetensors.numpy.save(one), key)
-            else:
-                one = safetensors.numpy.load(data)
-                bar.skip(1)
-            one["round"] = one["round"] + rounds
-            rounds = int(one["round"].max(initial=rounds - 1)) + 1
-            parts.append(one)
-            bar.to(done + 1)
-        bar.close()
+        with Bar(-(-len(texts) // settings.batch_size), f"γ = {longest}", "batches") as bar:
+            for done, first in enumerate(range(0, len(texts), settings.batch_size)):
+                file = None if kept is None else kept / f"{longest}-{first:06d}.safetensors"
+                data = None if file is None else read_part(file, key)
+                if data is None:
+                    chosen = texts[first : first + settings.batch_size]
+                    tell = partial(_tell, bar, done, settings.new_tokens)
+                    one = sample(target, draft, companion, tokenizer, chosen, settings, longest, first, tell)
+                    if file is not None:
+                        write_part(file, safetensors.numpy.save(one), key)
+                else:
+                    one = safetensors.numpy.load(data)
+                    bar.skip(1)
+                one["round"] = one["round"] + rounds
+                rounds = int(one["round"].max(initial=rounds - 1)) + 1
+                parts.append(one)
+                bar.to(done + 1)
     return Samples(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 

@@ -1,6 +1,6 @@
 """What a call costs whose `past_key_values` the caller passes in: memory, seconds, and forwards with gradients on.
 
-    python benchmarks/cache_passed_in.py [--new-tokens 300] [--how cache|t5]
+    python benchmarks/cache_passed_in.py [--max-new-tokens 300] [--how cache|t5]
 
 One call in a process of its own, so that the peak is the call's: a conversation's second turn of the demo pair (`cache`), or a random
 encoder-decoder of 10 million parameters and a noisy copy of it (`t5`). No forward may record gradients: each would keep its states as
@@ -40,7 +40,7 @@ def encoder_decoder() -> tuple[Any, Any, dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--new-tokens", type=int, default=300)
+    parser.add_argument("--max-new-tokens", type=int, default=300)
     parser.add_argument("--how", choices=("cache", "t5"), default="cache")
     args = parser.parse_args()
     target, draft, inputs = conversation() if args.how == "cache" else encoder_decoder()
@@ -50,7 +50,7 @@ def main() -> None:
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, (time.perf_counter(), time.process_time())
     out = hla.enable(target).generate(
         **inputs, assistant_model=draft, lossy_policy="strict", do_sample=False, return_dict_in_generate=True,
-        max_new_tokens=args.new_tokens, min_new_tokens=args.new_tokens,
+        max_new_tokens=args.max_new_tokens, min_new_tokens=args.max_new_tokens,
     )  # fmt: skip
     seconds, of_cpu = time.perf_counter() - began[0], time.process_time() - began[1]
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024

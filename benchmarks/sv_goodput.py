@@ -1,7 +1,7 @@
 """SV beside target-only, strict acceptance, SVIP, a moving average and staged speculation: tokens per second in batches.
 
     python benchmarks/sv_goodput.py                                        # the demo's three models, and a second, weaker draft
-    python benchmarks/sv_goodput.py --model M --assistant D --companion int8 --prompts FILE.jsonl --chat --batch 8 --gamma 5 \\
+    python benchmarks/sv_goodput.py --model M --assistant D --companion int8 --prompts FILE.jsonl --chat --batch-size 8 --gamma 5 \\
         --profile DIR
 
 Every arm has the same γ (SVIP and the moving average: at most), samples at temperature 1 unless `--greedy`, and takes its turn at
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--chat", action="store_true")
     parser.add_argument("--gamma", type=int, nargs="+", default=[5, 7])
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 32, 64])
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 4, 16, 32, 64])
     parser.add_argument("--arms", nargs="+", help="only these")
     parser.add_argument("--rows", type=int, default=32, help="of a repeat, in as many batches as that takes")
     parser.add_argument("--repeats", type=int, default=5)
@@ -161,7 +161,7 @@ def main() -> None:
         hla.enable(target)
         with tempfile.TemporaryDirectory() as folder:
             settings = ProfileSettings(
-                gamma=tuple(args.gamma), batches=tuple(args.batch), batch_size=32, do_sample=not args.greedy,
+                gamma=tuple(args.gamma), batches=tuple(args.batch_size), batch_size=32, do_sample=not args.greedy,
                 new_tokens=args.max_new_tokens, rounds=args.rounds,
             )  # fmt: skip
             made = (
@@ -177,11 +177,11 @@ def main() -> None:
             "fairness": {},
         }
         for gamma in args.gamma:
-            for batch in args.batch:
+            for batch in args.batch_size:
                 arms = measured(triple, gamma, batch, texts, args)
                 found["rows"] += figures(triple, gamma, batch, arms)
                 own = next((a for a in arms if a.name == "SV, no fallback"), None)
-                if own is not None and batch == max(args.batch):
+                if own is not None and batch == max(args.batch_size):
                     found["fairness"][gamma] = fairness(own)
             show([r for r in found["rows"] if r["gamma"] == gamma], console)
         results.append(found)

@@ -51,6 +51,65 @@ def console(**settings: Any) -> Any:
     return Plain(markup=False, emoji=False, **settings)
 
 
+def table(first: str, *others: str) -> Any:
+    """A rich table for 80 columns: long names in the first column are folded, figures in the others are never cut.
+
+    A title may have line ends in it, so that it is no wider than its figures.
+    """
+    from rich.table import Column, Table
+
+    figures = (Column(title, justify="right", no_wrap=True) for title in others)
+    return Table(Column(first, overflow="fold"), *figures, box=None, padding=(0, 2, 0, 0))
+
+
+class Bar:
+    """A bar on stderr with the time that is left, by the mean speed so far; it moves by parts of a unit, too.
+
+    Args:
+        total: how many units there are. what, unit: what is being done, of what; both are shown.
+        most: there may be fewer. quiet: show nothing.
+    """
+
+    def __init__(self, total: int, what: str, unit: str, *, most: bool = False, quiet: bool = False):
+        from huggingface_hub.utils import tqdm
+
+        left = "at most {remaining} to go" if most else "{remaining} to go"
+        self._bar = tqdm(
+            total=total, desc=what, unit=unit, disable=quiet, smoothing=0, miniters=0, mininterval=0.2,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} {unit}, {elapsed}, " + left,
+        )  # fmt: skip
+
+    def to(self, done: float) -> None:
+        """So many units are done in all. A bar never goes back."""
+        self._bar.update(max(done - self._bar.n, 0.0))
+
+    def skip(self, units: float) -> None:
+        """So many were done in an earlier run: they say nothing of the speed of this one."""
+        if not self._bar.disable:
+            self._bar.initial += units
+            self._bar.n += units
+            self._bar.refresh()
+
+    def say(self, what: str) -> None:
+        """What is being done now."""
+        self._bar.set_description(what, refresh=True)
+
+    @property
+    def done(self) -> float:
+        """Units."""
+        return float(self._bar.n)
+
+    def close(self) -> None:
+        """Leave it as it is."""
+        self._bar.close()
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 def streamer(tokenizer: Any, **settings: Any) -> Any:
     """Transformers' streamer of text to the terminal."""
     from transformers import TextStreamer

@@ -128,20 +128,22 @@ def commands_page() -> str:
         "[Use the command line](../how-to/command-line.md) shows what for.",
     ]
     group: Any = typer.main.get_command(app)
-    for path, command in sorted(commands("hf-lossy", group)):
-        out += [f"## `{path}`", cell(command.help or "")]
+    for path, command in commands("hf-lossy", group):
+        said, _, examples = (command.help or "").partition("Example")
+        lines = [line.strip() for line in examples.splitlines()[1:] if line.strip()]
+        out += [f"## `{path}`", cell(said), "\n".join(["```text", *lines, "```"])]
         rows = [parameter(p) for p in command.params if p.name != "help"]
         out += [table(("option", "value", "default", "what it is"), rows)] if rows else []
     return "\n\n".join(out) + "\n"
 
 
-def commands(path: str, command: Any) -> Iterable[tuple[str, Any]]:
-    inside = getattr(command, "commands", None)
+def commands(path: str, group: Any) -> Iterable[tuple[str, Any]]:
+    inside = getattr(group, "commands", None)
     if inside is None:
-        yield path, command
+        yield path, group
         return
-    for name, its in inside.items():
-        yield from commands(f"{path} {name}", its)
+    for name in group.list_commands(None):  # in the order of the work
+        yield from commands(f"{path} {name}", inside[name])
 
 
 def parameter(its: Any) -> tuple[str, str, str, str]:

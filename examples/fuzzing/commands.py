@@ -24,12 +24,11 @@ from .verdicts import Case, Refused, Wrong
 
 FEW = {
     "--max-new-tokens": "4",
-    "--new-tokens": "4",
     "--limit": "1",
     "--batch-size": "2",
     "--repeats": "1",
     "--rounds": "3",
-    "--batch": "1",
+    "--sample-batch-size": "2",
 }
 WRONG = [
     "", " ", "x", "-1", "0", "1", "3", "0.5", "-0.5", "nan", "inf", "1e400", "9" * 30, "9" * 5000, "ü", "a\nb", ESCAPE, "../..", "/", "nowhere",

@@ -12,6 +12,9 @@ from typing import Any
 from ..validation import one_line
 
 
+MADE_WITH = ".made-with.json"  # in a folder: with which models it was made on this machine; never shared, and taken from nobody
+
+
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
     """Yields a temporary folder beside `path`; when the block ends without an error, its files take their place in `path`.

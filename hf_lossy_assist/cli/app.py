@@ -4,9 +4,10 @@ Imports inside a command's functions are of what loads torch, Transformers or an
 """
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
 from ..terminal import show
@@ -29,19 +30,41 @@ from .report import report
 from .tune import tune
 
 
+ORDER = (
+    "compare", "generate", "tune", "policies", "collect", "mine", "fit", "profile", "plan", "evaluate", "eval", "report",
+    "push", "pull",
+)  # fmt: skip
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         show(f"hf-lossy {__version__}")
         raise typer.Exit
 
 
+class InOrder(TyperGroup):
+    """Lists commands in the order of the work: see what is fastest, use it, train what it needs, measure that, share it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+
 app = typer.Typer(
+    cls=InOrder,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-fit_app = typer.Typer(help="Train a head on collected data.", no_args_is_help=True)
+FIT = """Train a head on collected data.
+
+Examples:
+
+  hf-lossy fit sprinter data --out head
+
+  hf-lossy fit autojudge mined --out judge
+"""
+fit_app = typer.Typer(help=FIT, no_args_is_help=True)
 
 
 @app.callback()
@@ -51,10 +74,18 @@ def options(
         typer.Option("--version", help="print the version and nothing else", is_eager=True, callback=_show_version),
     ] = False,
 ) -> None:
-    """Assisted generation for Hugging Face Transformers: faster, batched, measured."""
+    """Assisted generation for Hugging Face Transformers: faster, batched, measured.
+
+    Examples:
+
+      hf-lossy compare
+
+      hf-lossy generate --policy svip
+
+      hf-lossy COMMAND --help
+    """
 
 
-# In the order of the work.
 for command in (generate, compare, tune, policies, collect, mine, profile, plan, evaluate, report, push, pull):
     app.command()(command)
 app.command("eval")(evaluate_tasks)

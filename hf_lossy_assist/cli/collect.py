@@ -8,15 +8,16 @@ import typer
 from .. import registry
 from ..tasks.prompts import Text, read_texts
 from ..terminal import show
-from ..validation import check_int, nearest
+from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, nearest
+from .made_with import MadeWith, remember
 from .options import (
     DEMO,
     DEMO_PROMPTS,
     Assistant,
     Chat,
     Device,
+    DoSample,
     DType,
-    Greedy,
     Model,
     Out,
     Prompts,
@@ -26,9 +27,9 @@ from .options import (
     TopK,
     TopP,
     chats,
-    check_greedy,
     check_pair,
     check_prompts,
+    check_sampling,
     demo_source,
     demo_texts,
     load,
@@ -54,11 +55,11 @@ def collect(
     ] = None,
     lam: Annotated[float, typer.Option("--lambda", help="label a token acceptable where q(x) ≤ λ·p(x)")] = 1.2,
     limit: Annotated[int | None, typer.Option(help="most prompts to use (default: all; 64 of the demo)")] = None,
-    new_tokens: Annotated[int, typer.Option(help="positions of each row")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="most new tokens of each row")] = 64,
     batch_size: Annotated[int, typer.Option(help="prompts at a time")] = 8,
     seed: Seed = 0,
     resume: Resume = False,
-    greedy: Greedy = False,
+    do_sample: DoSample = True,
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
@@ -66,16 +67,29 @@ def collect(
     device: Device = "auto",
     chat: Chat = False,
 ) -> None:
-    """Collect data for a head on the draft: its hidden state, the token it proposes, and p and q of that token."""
+    """Collect what a head on the draft is trained on: the draft's state at each token, and how likely either model finds the token.
+
+    Texts are sampled, as in the papers; a head for greedy decoding wants --greedy here.
+
+    Examples:
+
+      hf-lossy collect --prompts demo --limit 64 --out data
+
+      hf-lossy collect --model M --assistant D --prompts questions.jsonl --chat --limit 256 --out data
+
+      hf-lossy collect --for specdec --model M --assistant D --prompts questions.jsonl --out data
+    """
     needs("train", "accelerate", "datasets")
     check_pair(model, assistant)
     check_int("--limit", DEMO_PROMPTS if limit is None else limit, 1)
     check_int("--seed", seed, 0)
+    check_int("--max-new-tokens", max_new_tokens, 1, MOST_NEW_TOKENS)
+    check_int("--batch-size", batch_size, 1, MOST_ROWS)
     if method not in METHODS:
         raise ValueError(f"--for: {nearest('method', method, METHODS)}")
     if mix is not None and method != "specdec":
         raise ValueError(f"--mix is for --for specdec, not {method}: leave it out")
-    check_greedy(greedy, temperature, top_k, top_p)
+    check_sampling(do_sample, temperature, top_k, top_p)
     check_prompts(prompts, model)
     from datasets import load_from_disk
 
@@ -83,7 +97,7 @@ def collect(
     from ..methods.sprinter.collect_settings import CollectSettings
 
     settings = CollectSettings(
-        new_tokens=new_tokens, lam=lam, do_sample=not greedy, temperature=temperature, top_k=top_k, top_p=top_p,
+        new_tokens=max_new_tokens, lam=lam, do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p,
         batch_size=batch_size, seed=seed, **_recorded(method, mix),
     )  # fmt: skip
     source = demo_source(seed) if prompts == DEMO else Path(prompts).name
@@ -100,6 +114,7 @@ def collect(
     except KeyboardInterrupt:
         show(f"interrupted; what is done is in {out}.partial: the same command with --resume goes on")
         raise
+    remember(out, MadeWith(model, assistant, dtype=dtype, chat=chat))
     show(f"{out}: {len(load_from_disk(str(out)))} tokens of {len(texts)} prompts, with a data card")
 
 

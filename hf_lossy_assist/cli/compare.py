@@ -8,8 +8,9 @@ import typer
 import hf_lossy_assist as hla
 
 from ..terminal import show, show_json
-from ..validation import LONGEST_DRAFT, check_int, shown
+from ..validation import LONGEST_DRAFT, check_int
 from .figures import show_figures
+from .made_with import models_from, parts_in, remark_on, sources_in
 from .measured import check_decoding, check_out, facts_of, longest_of, progress, prompts_of
 from .options import (
     AsJson,
@@ -24,6 +25,7 @@ from .options import (
     Temperature,
     TopK,
     TopP,
+    batch_sizes,
     chats,
     check_pair,
     load,
@@ -84,7 +86,7 @@ def compare(
     """
     needs("train", "scipy")
     check_pair(model, assistant)
-    sizes = _sizes(batch_size)
+    sizes = batch_sizes(batch_size)
     check_int("--gamma", gamma, 1, LONGEST_DRAFT)
     from ..evaluation.measuring import Decoding, Writer
 
@@ -105,9 +107,11 @@ def compare(
     from ..evaluation.store import Folder
 
     chosen = _policies(policies, gamma)
-    texts, problems, its_task, source = prompts_of(prompts, task, data, model, limit, seed)
+    parts = [part for policy in chosen.values() for part in parts_in(policy)]
+    made = models_from(model, assistant, sources_in(parts))
+    texts, problems, its_task, source = prompts_of(prompts, task, data, made.model, limit, seed)
     batches = Batches(len(texts), sizes)
-    target, draft, tokenizer = load(model, assistant, dtype, device)
+    target, draft, tokenizer = load(made.model, made.assistant, dtype, device)
     texts = chats(tokenizer, texts) if chat else texts
     left_out = {"target compiled": why} if (why := why_not_static(target)) and static else {}
     capacity = longest_of(tokenizer, texts) + max_new_tokens if static and not left_out else None
@@ -118,7 +122,7 @@ def compare(
     if out is not None:
         store = Folder(out, facts_of(target, draft, arms, decoding, texts, source, sizes, problems), resume)
     try:
-        with progress(len(arms) * (len(batches.all()) + len(set(sizes)))) as tell:
+        with progress("comparing", len(arms) * (len(batches.all()) + len(set(sizes)))) as tell:
             found = run(
                 Writer(target, tokenizer, decoding),
                 arms,
@@ -137,25 +141,13 @@ def compare(
     lines = {str(size): advice(found.figures, size) for size in sorted(set(sizes))}
     if store is not None:
         store.finish(found.figures, advice=lines, left_out=left_out, warm_up_seconds=found.warm_up_seconds)
+    remark_on(parts, do_sample)
     if as_json:
         show_json({"figures": [its.to_dict() for its in found.figures], "advice": lines, "left_out": left_out})
         return
     show_figures(found.figures, lines, left_out)
     if out is not None:
         show(f"\n{out}: run.json, answers.jsonl (Spec-Bench's format), summary.csv")
-
-
-def _sizes(text: str) -> list[int]:
-    """`--batch-size`."""
-    try:
-        sizes = [int(size) for size in text.split(",")]
-    except ValueError:
-        raise ValueError(
-            f"--batch-size: expected a number, or several with commas between them, got {shown(text)}"
-        ) from None
-    for size in sizes:
-        check_int("--batch-size", size, 1)
-    return sizes
 
 
 def _policies(text: str, gamma: int) -> dict[str, Any]:

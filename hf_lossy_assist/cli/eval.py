@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 import hf_lossy_assist as hla
 
 from ..terminal import console, show, show_json
 from ..validation import MOST_ROWS, check_int
+from .made_with import folder_of, models_from, parts_in, sources_in
 from .options import AsJson, Assistant, Device, DType, Model, check_pair, load, needs
 
 
@@ -46,9 +47,11 @@ def evaluate_tasks(
     if include_path is not None and not include_path.is_dir():
         raise FileNotFoundError(f"--include-path: there is no folder {str(include_path)!r}")
     chosen, names = hla.as_policy(policy), [name.strip() for name in tasks.split(",")]
-    from ..evaluation.harness import evaluated, models
+    from ..evaluation.harness import evaluated, manager_of, models
 
-    target, draft, tokenizer = load(model, assistant, dtype, device)
+    manager = manager_of(names, include_path)
+    made = models_from(model, assistant, [*sources_in(parts_in(chosen)), *folder_of(policy)])
+    target, draft, tokenizer = load(made.model, made.assistant, dtype, device)
     common = {"tokenizer": tokenizer, "batch_size": batch_size}
     settings: dict[str, Any] = {
         "limit": limit, "num_fewshot": num_fewshot, "gen_kwargs": gen_kwargs, "apply_chat_template": chat
@@ -56,16 +59,18 @@ def evaluate_tasks(
     found, seconds = {}, {}
     plain, lossy = models()
     for name, its in (("target", plain(target, **common)), (policy, lossy(target, draft, chosen, **common))):
-        found[name] = evaluated(its, names, include_path, **settings)
+        found[name] = evaluated(its, names, manager, **settings)
         seconds[name] = its.seconds
     if as_json:
         show_json({"results": found, "seconds": seconds, "lossless": chosen.lossless})
         return
-    table = Table("task", "figure", *found, box=None, padding=(0, 2, 0, 0))
+    shown = Table(
+        *(Column(name, overflow="fold") for name in ("task", "figure", *found)), box=None, padding=(0, 2, 0, 0)
+    )
     for task, figures in found["target"].items():
         for metric in figures:
-            table.add_row(task, metric, *(f"{its[task].get(metric, float('nan')):.4f}" for its in found.values()))
-    console(highlight=False).print(table)
+            shown.add_row(task, metric, *(f"{its[task].get(metric, float('nan')):.4f}" for its in found.values()))
+    console(highlight=False).print(shown)
     kind = "lossless" if chosen.lossless else "lossy"
     show(
         f"{policy} is {kind}; seconds of generating: "

@@ -9,6 +9,8 @@ import hf_lossy_assist as hla
 
 from ..validation import check_number
 from .compare import compare
+from .made_with import models_from, sources_in
+from .measured import check_answers, prompts_of
 from .options import AsJson, Assistant, Chat, Device, DType, Model, Resume, Seed
 
 
@@ -39,16 +41,26 @@ def evaluate(
 ) -> None:
     """Measure a head end to end: right answers and speed, beside the target alone, Transformers' assisted generation and svip.
 
-    Example:
+    Without --model and --assistant the models are those that the head's folder was made with.
+
+    Examples:
 
       hf-lossy evaluate judge --task demo --limit 64
+
+      hf-lossy evaluate head --task gsm8k --data test.jsonl --threshold 0.5 --threshold 0.9
     """
     for value in threshold or ():
         check_number("--threshold", value, 0.0, 2.0)
-    method = hla.Head.from_pretrained(head).config.method
+    loaded = hla.Head.from_pretrained(head)
+    method = loaded.config.method
+    made = models_from(model, assistant, sources_in([loaded]))
+    if made.model is not None and task is None:
+        raise ValueError("evaluate counts right answers: pass --task gsm8k or math with --data, or --task FILE")
+    _, problems, _, source = prompts_of(None, task, data, made.model, limit, seed)
+    check_answers(problems, source)
     settings = [f",threshold={value!r}" for value in threshold or ()] or [""]
     policies = ["svip", *(f"{method}:head={head}{setting}" for setting in settings)]
     compare(
-        model, assistant, policies=",".join(policies), task=task, data=data, limit=limit, batch_size=batch_size,
+        made.model, made.assistant, policies=",".join(policies), task=task, data=data, limit=limit, batch_size=batch_size,
         max_new_tokens=max_new_tokens, static=False, out=out, resume=resume, seed=seed, dtype=dtype, device=device, chat=chat, as_json=as_json,
     )  # fmt: skip

@@ -3,9 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Column, Table
-
-from ..terminal import console, show
+from ..terminal import console, show, table
 
 
 if TYPE_CHECKING:
@@ -25,10 +23,10 @@ def show_figures(found: "Sequence[Figures]", lines: dict[str, str], left_out: di
             shown = {name: its for name, its in cells.items() if any(text != NONE for text in its)}
             if not shown:
                 continue
-            table = Table("", *(Column(name, justify="right") for name in shown), box=None, padding=(0, 1, 0, 0))
+            printed = table("", *shown)
             for i, its in enumerate(here):
-                table.add_row(its.arm, *(column[i] for column in shown.values()))
-            screen.print(table)
+                printed.add_row(its.arm, *(column[i] for column in shown.values()))
+            screen.print(printed)
             screen.print()
         show(line)
     for name, why in left_out.items():

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from ..terminal import console, show
+from ..artifacts.reading import read_object
+from ..terminal import console, show, table
+from .made_with import MadeWith, Source, models_from, remember
 from .options import Assistant, Device, DType, FitSeed, Model, Out, check_pair, load, needs
 from .verdict import show_verdict
 
@@ -46,8 +47,20 @@ def fit_autojudge(
     dtype: DType = "float32",
     device: Device = "auto",
 ) -> None:
-    """Train AutoJudge's classifier on mined mismatches and say on held-out problems how good it is."""
+    """Train AutoJudge's classifier on mined mismatches and say on held-out problems how good it is.
+
+    Without --model and --assistant the models are those that the data were mined with.
+
+    Examples:
+
+      hf-lossy fit autojudge mined --out judge
+
+      hf-lossy fit autojudge mined --out judge --features target --folds 5 --compare
+    """
     needs("train", "datasets", "sklearn", "matplotlib")
+    if model is None and assistant is None:
+        made = models_from(None, None, [_source(data)])
+        model, assistant = made.model, made.assistant
     untargeted = features == "draft" and assistant is not None and model is None  # the target may be behind a server
     if not untargeted:
         check_pair(model, assistant)
@@ -62,8 +75,14 @@ def fit_autojudge(
     else:
         target, draft, tokenizer = load(model, assistant, dtype, device)
     fitted, report = run(data, out, target, draft, tokenizer, settings, compare)
+    remember(out, MadeWith(model, assistant, dtype=dtype))
     screen = console()
     screen.print(_thresholds(report))
+    source = f"out of {report.folds} folds" if report.folds else "held out"
+    show(
+        f"{report.held_out} mismatches {source}, {report.held_out_important} important; in all {report.mismatches} of "
+        f"{report.problems} problems, {report.important:.1%} important\n"
+    )
     if report.comparison:
         screen.print(_comparison(report.comparison))
     chosen = "" if report.c is None else f", C = {report.c:g}"
@@ -82,29 +101,32 @@ def fit_autojudge(
     show_verdict(report.evidence, f"hf-lossy compare {own} --policies svip,{folder}", "which answers it changes")
 
 
+def _source(data: Path) -> Source:
+    """The dataset, as a source of models."""
+    record = data / "mine.json"  # what else there is of it, reading the dataset checks
+    facts = read_object(record) if record.is_file() else {}
+    names = (its.get("id") if isinstance(its := facts.get(role), dict) else None for role in ("target", "draft"))
+    return Source(str(data), *names)
+
+
 def _thresholds(report: "JudgeReport") -> Any:
     """A few of the tabled thresholds, the head's own among them."""
     rows = report.thresholds
     step = max(1, len(rows) // SHOWN)
-    table = Table("threshold", "important rejected", "unimportant accepted")
+    shown = table("threshold", "important rejected", "unimportant accepted")
     for i, row in enumerate(rows):
         own = row["threshold"] == report.threshold
         if own or i % step == 0:
             mark = " (default)" if own else ""
-            table.add_row(f"{row['threshold']:.10g}{mark}", f"{row['recall']:.3f}", f"{row['accepted']:.3f}")
-    source = f"out of {report.folds} folds" if report.folds else "held out"
-    table.caption = (
-        f"{report.held_out} mismatches {source}, {report.held_out_important} important; in all {report.mismatches} of "
-        f"{report.problems} problems, {report.important:.1%} important"
-    )
-    return table
+            shown.add_row(f"{row['threshold']:.10g}{mark}", f"{row['recall']:.3f}", f"{row['accepted']:.3f}")
+    return shown
 
 
 def _comparison(rows: list[dict[str, Any]]) -> Any:
     """Every variant's AUROC."""
-    table = Table("varied", "", "AUROC", "in training")
+    shown = table("varied", "", "AUROC", "in training")
     for i, row in enumerate(rows):
         first = i == 0 or rows[i - 1]["group"] != row["group"]
         name = row["group"] if first else ""
-        table.add_row(name, row["input"], f"{row['auroc']:.3f}", f"{row['auroc_train']:.3f}")
-    return table
+        shown.add_row(name, row["input"], f"{row['auroc']:.3f}", f"{row['auroc_train']:.3f}")
+    return shown

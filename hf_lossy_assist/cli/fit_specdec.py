@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from ..terminal import console, show
+from ..terminal import console, show, table
 from ..validation import check_number
+from .made_with import hand_on
 from .options import FitSeed, Out, Width, needs, width_of
 from .verdict import show_verdict
 
@@ -24,7 +24,12 @@ def fit_specdec(
     ] = True,
     seed: FitSeed = 0,
 ) -> None:
-    """Train SpecDec++'s acceptance head and say on held-out prompts how good it is."""
+    """Train SpecDec++'s acceptance head and say on held-out prompts how good it is.
+
+    Example:
+
+      hf-lossy fit specdec data --out head --width 64 --weight 6
+    """
     needs("train", "datasets", "sklearn", "matplotlib")
     check_number("--weight", weight, 1e-3, 1e3)
     from ..methods.specdec.fit import fit_specdec as run
@@ -32,12 +37,13 @@ def fit_specdec(
 
     settings = FitSettings(kind=head, seed=seed, **width_of(head, width))
     fitted, report = run(data, out, settings, weight=weight, calibrated=calibrated)
+    hand_on(data, out)
     if report.thresholds:
-        table = Table("threshold h", "tokens drafted a round", "of them accepted")
-        table.caption = "held-out rows replayed; how fast that is depends on what rounds cost"
+        rounds = table("threshold h", "tokens drafted a round", "of them accepted")
         for row in report.thresholds:
-            table.add_row(f"{row['threshold']:g}", f"{row['drafted']:.2f}", f"{row['accepted']:.2f}")
-        console().print(table)
+            rounds.add_row(f"{row['threshold']:g}", f"{row['drafted']:.2f}", f"{row['accepted']:.2f}")
+        console().print(rounds)
+        show("held-out rows replayed; how fast that is depends on what rounds cost\n")
     show(
         f"{out}: a {head} head on the {fitted.config.features}; {report.evidence}, Brier {report.brier:.4f}, "
         f"KL {report.kl:.4f}; {report.acceptance:.1%} of the drafted tokens are accepted"

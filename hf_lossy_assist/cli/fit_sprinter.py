@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from ..terminal import console, show
+from ..terminal import console, show, table
+from .made_with import hand_on
 from .options import FitSeed, Out, Width, needs, width_of
 from .verdict import show_verdict
 
@@ -23,7 +23,12 @@ def fit_sprinter(
     balance: Annotated[bool, typer.Option(help="weight both labels equally in the loss")] = True,
     seed: FitSeed = 0,
 ) -> None:
-    """Train SPRINTER's verifier and say on held-out prompts how good it is."""
+    """Train SPRINTER's verifier and say on held-out prompts how good it is.
+
+    Example:
+
+      hf-lossy fit sprinter data --out head --head mlp --lambda 1 --lambda 1.2 --lambda 1.5
+    """
     needs("train", "datasets", "sklearn", "matplotlib")
     from ..methods.sprinter.fit import fit_sprinter as run
     from ..methods.sprinter.train import FitSettings
@@ -32,14 +37,16 @@ def fit_sprinter(
     fitted, reports = run(
         data, out, lam or (), FitSettings(kind=head, balance=balance, seed=seed, **width_of(head, width))
     )
+    hand_on(data, out)
     kinds = reports[0].auroc_by_kind
-    table = Table("λ", "AUROC", *kinds, "Brier", "acceptable", "η_TP", "η_FP")
-    table.caption = f"AUROC on all held-out prompts and by prefix ({', '.join(kinds)}); η at τ = 0.5"
+    figures = table("λ", "AUROC", *kinds, "Brier", "acceptable", "η_TP", "η_FP")
+    figures.padding = (0, 1, 0, 0)  # ten columns
     for r in reports:
         tp, fp = r.at(0.5)
         aurocs = [f"{value:.3f}" for value in (r.auroc, *r.auroc_by_kind.values())]
-        table.add_row(f"{r.lam:g}", *aurocs, f"{r.brier:.4f}", f"{r.acceptable:.1%}", f"{tp:.3f}", f"{fp:.3f}")
-    console().print(table)
+        figures.add_row(f"{r.lam:g}", *aurocs, f"{r.brier:.4f}", f"{r.acceptable:.1%}", f"{tp:.3f}", f"{fp:.3f}")
+    console().print(figures)
+    show(f"AUROC on all held-out prompts and by prefix ({', '.join(kinds)}); η at τ = 0.5\n")
     for r in reports:
         counts = r.evidence.counts
         each = zip(r.at(0.5), (counts["acceptable"], counts["unacceptable"]), strict=True)

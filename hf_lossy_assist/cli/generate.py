@@ -10,9 +10,10 @@ import typer
 import hf_lossy_assist as hla
 
 from ..tasks.prompts import read_prompts
-from ..terminal import show_json, streamer
+from ..terminal import Bar, show_json, streamer
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, check_positive
 from .generated import Output, json_report, show_outputs, show_report, write_page
+from .made_with import MadeWith, folder_of, models_from, remark_on, remark_on_companion, sources_in
 from .options import (
     TARGET,
     AsJson,
@@ -116,7 +117,18 @@ def generate(
     html: Annotated[Path | None, typer.Option(help="write the texts as a page, each token with its source")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue prompts with a draft model's help, and say how much it helped."""
+    """Continue prompts with a draft model's help, and say how much it helped.
+
+    Without --model and --assistant the models are those that the head's or profile's folder was made with, or the demo's.
+
+    Examples:
+
+      hf-lossy generate --policy svip
+
+      hf-lossy generate --model M --assistant D --prompts questions.jsonl --chat --policy svip --fallback --batch-size 8
+
+      hf-lossy generate --policy sprinter --head head --threshold 0.7 --prompt "How many legs have six ants?"
+    """
     decoding = Decoding(
         max_new_tokens=max_new_tokens, do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
         batch_size=batch_size, stream=stream,
@@ -128,12 +140,17 @@ def generate(
     if stream and (as_json or batch_size > 1):
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
     drafts = read_drafter(drafter, policy, model, assistant)
-    finish = options.read(demo_models=model is None)
+    finish, parts = options.read(demo_models=model is None)
+    made = (
+        models_from(model, assistant, [*sources_in(parts), *folder_of(policy)])
+        if drafts is None
+        else MadeWith(model, assistant)
+    )
     if limit is not None:
         check_int("--limit", limit, 1)
-    texts, problems = _texts(prompt, prompts, model, seed, limit, max(DEMO_PROBLEMS, batch_size))
-    target, draft, tokenizer = load(model, assistant, dtype, device)
-    chosen = finish(target, draft, tokenizer)
+    texts, problems = _texts(prompt, prompts, made.model, seed, limit, max(DEMO_PROBLEMS, batch_size))
+    target, draft, tokenizer = load(made.model, made.assistant, dtype, device)
+    chosen = finish(target, draft, tokenizer, made.companion)
     if drafts is not None and not drafts.needs_assistant:
         draft = None
     asked = {"assistant_model": draft, "drafter": drafts, "lossy_policy": chosen}
@@ -142,10 +159,12 @@ def generate(
     outputs, seconds = _write(target, tokenizer, asked, chats(tokenizer, texts) if chat else texts, decoding)
     if html is not None:
         write_page(html, outputs, tokenizer, policy)
+    remark_on(parts, do_sample)
+    remark_on_companion(chosen, batch_size)
     if as_json:
         names: dict[str, Any] = {
-            "model": model or "demo/target",
-            "assistant": (assistant or "demo/draft") if chosen and draft is not None else None,
+            "model": made.model or "demo/target",
+            "assistant": (made.assistant or "demo/draft") if chosen and draft is not None else None,
         }
         if drafter is not None:
             names["drafter"] = drafter
@@ -186,23 +205,25 @@ def _write(
     torch.manual_seed(decoding.seed)
     outputs: list[Output] = []
     seconds = 0.0
-    for start in range(0, len(texts), decoding.batch_size):
-        batch = texts[start : start + decoding.batch_size]
-        inputs = tokenizer(batch, return_tensors="pt", padding=True).to(target.device)
-        inputs.pop("token_type_ids", None)
-        if decoding.stream:
-            inputs["streamer"] = streamer(tokenizer, skip_prompt=True)
-        began = time.perf_counter()
-        out = target.generate(**inputs, **settings, return_dict_in_generate=True)
-        seconds += time.perf_counter() - began
-        stats = getattr(out, "speculation", None)
-        new = out.sequences[:, inputs["input_ids"].shape[1] :]
-        for i, padded in enumerate(new.tolist()):
-            row = None if stats is None else stats.rows[i]
-            ids = _trimmed(padded, target.generation_config) if row is None else padded[: row.num_new_tokens]
-            outputs.append(
-                Output(batch[i], ids, row, stats, cut=not set(ids[-1:]) & set(_ends(target.generation_config)))
-            )
+    with Bar(len(texts), "writing", "prompts", quiet=decoding.stream or len(texts) <= decoding.batch_size) as bar:
+        for start in range(0, len(texts), decoding.batch_size):
+            batch = texts[start : start + decoding.batch_size]
+            inputs = tokenizer(batch, return_tensors="pt", padding=True).to(target.device)
+            inputs.pop("token_type_ids", None)
+            if decoding.stream:
+                inputs["streamer"] = streamer(tokenizer, skip_prompt=True)
+            began = time.perf_counter()
+            out = target.generate(**inputs, **settings, return_dict_in_generate=True)
+            seconds += time.perf_counter() - began
+            stats = getattr(out, "speculation", None)
+            new = out.sequences[:, inputs["input_ids"].shape[1] :]
+            for i, padded in enumerate(new.tolist()):
+                row = None if stats is None else stats.rows[i]
+                ids = _trimmed(padded, target.generation_config) if row is None else padded[: row.num_new_tokens]
+                outputs.append(
+                    Output(batch[i], ids, row, stats, cut=not set(ids[-1:]) & set(_ends(target.generation_config)))
+                )
+            bar.to(start + len(batch))
     return outputs, seconds
 
 

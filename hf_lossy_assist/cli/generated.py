@@ -86,7 +86,8 @@ def show_report(outputs: list[Output], seconds: float, policy: str) -> None:
     screen, merged = console(highlight=False), _merged(outputs)
     if merged is not None:
         names = (Text(name, style=colour) for name, colour in zip(SOURCES, COLOURS, strict=True))
-        screen.print(Text("tokens: ").append_text(Text(" ").join(names)))
+        if screen.color_system is not None:  # else nothing tells the sources apart
+            screen.print(Text("tokens: ").append_text(Text(" ").join(names)))
         screen.print(merged.table())
     tokens = sum(len(output.ids) for output in outputs)
     screen.print(f"policy {policy}: {tokens} tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s")

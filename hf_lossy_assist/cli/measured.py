@@ -9,11 +9,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..terminal import Bar
 from ..validation import MOST_NEW_TOKENS, check_int, check_positive
 from .options import DEMO, check_sampling
 
 
 DEMO_LIMIT = 12  # problems of `compare` without --limit
+UNCOUNTED = {  # tasks of `mine` whose right answers are not counted here
+    "qa": "has no right answers, and its judge is for hf-lossy mine",
+    "code": "runs what a model wrote, which hf-lossy mine alone does",
+}
 
 
 def check_decoding(decoding: Any) -> None:
@@ -52,6 +57,8 @@ def prompts_of(
     name = DEMO if task is None else task
     if name == DEMO and model is not None:
         raise ValueError("--task demo is for the demo models: pass another task, or --prompts, with --model")
+    if name in UNCOUNTED:
+        raise ValueError(f"--task {name} {UNCOUNTED[name]}: pass demo, gsm8k, math or a JSON-lines file with `answer`")
     its = task_named(name, data=data, seed=seed)
     problems = its.problems(DEMO_LIMIT if limit is None and name == DEMO else limit)
     source = Path(name).name  # a file's folder is nobody's business
@@ -67,6 +74,15 @@ def once_each(problems: Sequence[Any], source: str) -> list[Any]:
             stacklevel=2,
         )
     return found
+
+
+def check_answers(problems: Sequence[Any], source: str) -> None:
+    """Refuse problems of which no right answer is known: their loss cannot be told."""
+    unknown = next((i for i, problem in enumerate(problems, 1) if problem.gold is None), None)
+    if unknown is not None:
+        raise ValueError(
+            f"{source}: problem {unknown} has no right answer, and without one no loss can be told: add `answer`"
+        )
 
 
 def longest_of(tokenizer: Any, texts: Sequence[str]) -> int:
@@ -120,14 +136,12 @@ def _hash_of(texts: Sequence[str], problems: Sequence[Any]) -> str:
 
 
 @contextmanager
-def progress(calls: int) -> Iterator[Callable[[str, int], None]]:
-    """A bar that moves with every call."""
-    from huggingface_hub.utils import tqdm
+def progress(what: str, calls: int, *, most: bool = False) -> Iterator[Callable[[str, int], None]]:
+    """A bar that moves with every call, of one way to write and one batch; `most`: there may be fewer calls."""
+    with Bar(calls, what, "calls", most=most) as bar:
 
-    with tqdm(total=calls, unit="call") as bar:
-
-        def tell(what: str, done: int) -> None:
-            bar.set_description(what, refresh=not done)
-            bar.update(done)
+        def tell(now: str, done: int) -> None:
+            bar.say(now)
+            bar.to(bar.done + done)
 
         yield tell

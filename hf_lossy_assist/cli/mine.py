@@ -12,6 +12,7 @@ import typer
 from ..artifacts.reading import read_object
 from ..terminal import show
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int, check_number
+from .made_with import MadeWith, remember
 from .options import (
     DEMO,
     Assistant,
@@ -116,7 +117,16 @@ def mine(
     device: Device = "auto",
     chat: Chat = False,
 ) -> None:
-    """Mine the tokens whose replacement by the draft's changes the answer (AutoJudge, Algorithm 1)."""
+    """Mine the tokens whose replacement by the draft's changes the answer (AutoJudge, Algorithm 1).
+
+    Examples:
+
+      hf-lossy mine --task demo --limit 64 --out mined
+
+      hf-lossy mine --model M --assistant D --task gsm8k --data train.jsonl --chat --max-seconds 120 --out mined
+
+      hf-lossy mine --model M --assistant D --task qa --data q.jsonl --judge-url URL --judge-model J --out mined
+    """
     needs("train", "accelerate", "datasets")
     servers = Servers(
         target_url=target_url, target_model=target_model, judge_url=judge_url, judge_model=judge_model,
@@ -155,6 +165,7 @@ def mine(
                 target, draft, tokenizer, chosen, problems, out, settings,
                 batch_size=batch_size, workers=workers, resume=resume, wrap=wrap, source=source,
             )  # fmt: skip
+    remember(out, MadeWith(model, assistant, dtype=dtype, chat=chat))
     if int(os.environ.get("RANK", "0")) == 0:
         show(_report(out))
 

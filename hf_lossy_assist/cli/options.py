@@ -10,7 +10,7 @@ import typer
 import hf_lossy_assist as hla
 
 from ..tasks.prompts import Text
-from ..validation import one_line
+from ..validation import MOST_ROWS, check_int, one_line, shown
 
 
 DEMO = "demo"
@@ -30,7 +30,7 @@ DType = Annotated[
     str, typer.Option(help="float32, bfloat16, float16, or int8 (PyTorch's dynamic quantisation, on the CPU)")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes cuda where there is one")]
-DoSample = Annotated[bool, typer.Option("--do-sample", help="sample instead of greedy decoding")]
+DoSample = Annotated[bool, typer.Option("--do-sample/--greedy", help="sample, or take the likeliest token each time")]
 Temperature = Annotated[float, typer.Option(help="sampling temperature")]
 TopK = Annotated[int, typer.Option(help="sample from the k likeliest tokens; 0 for all tokens")]
 TopP = Annotated[
@@ -39,7 +39,6 @@ TopP = Annotated[
 Seed = Annotated[int, typer.Option(help="random seed, of sampling and of the demo problems")]
 FitSeed = Annotated[int, typer.Option(help="random seed, of the held-out split and of training")]
 Width = Annotated[int | None, typer.Option(help="hidden units of an mlp (default: 64)")]
-Greedy = Annotated[bool, typer.Option("--greedy", help="greedy decoding instead of sampling")]
 Out = Annotated[Path, typer.Option(help="folder to write; must not exist")]
 Resume = Annotated[bool, typer.Option("--resume", help="continue an interrupted run")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON and nothing else")]
@@ -78,16 +77,23 @@ def check_prompts(prompts: str, model: str | None) -> None:
         raise ValueError("--prompts demo is for the demo models: pass a file of prompts with --model")
 
 
-def check_greedy(greedy: bool, temperature: float, top_k: int, top_p: float) -> None:
-    """Refuse settings of sampling beside `--greedy`, which has no use for them."""
-    if greedy and (temperature, top_k, top_p) != (1.0, 0, 1.0):
-        raise ValueError("--temperature, --top-k and --top-p are of sampling: leave them or --greedy out")
-
-
 def check_sampling(do_sample: bool, temperature: float, top_k: int, top_p: float) -> None:
-    """Refuse settings of sampling without `--do-sample`: greedy decoding has no use for them."""
+    """Refuse settings of sampling in greedy decoding, which has no use for them."""
     if not do_sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
         raise ValueError("--temperature, --top-k and --top-p are for --do-sample: pass it, or leave them out")
+
+
+def batch_sizes(text: str) -> list[int]:
+    """`--batch-size` where it may be several."""
+    try:
+        sizes = [int(size) for size in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"--batch-size: expected a number, or several with commas between them, got {shown(text)}"
+        ) from None
+    for size in sizes:
+        check_int("--batch-size", size, 1, MOST_ROWS)
+    return sizes
 
 
 def width_of(head: str, width: int | None) -> dict[str, Any]:
@@ -143,7 +149,25 @@ def load(model: str | None, assistant: str | None, dtype: str, device: str) -> t
     tokenizer = load_tokenizer(source, padding_side="left")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if assistant is not None:
+        _check_tokenizers(tokenizer, source, assistant)
     return read(source), read(assistant), tokenizer
+
+
+def _check_tokenizers(tokenizer: Any, model: str, assistant: str) -> None:
+    """Refuse a draft whose token ids mean other words, before weights are read. A draft without a tokenizer has the target's."""
+    from ..models.identity import same_ids
+    from ..models.loading import load_tokenizer
+
+    try:
+        its = load_tokenizer(assistant)
+    except OSError:  # it has none, or there is no such model, which loading it says
+        return
+    if not same_ids(tokenizer, its):
+        raise ValueError(
+            f"--assistant {one_line(assistant)} has another tokenizer than --model {one_line(model)}: token ids mean other words; pass a draft "
+            "of the target's family"
+        )
 
 
 def load_companion(companion: str | None, target: Any, draft: Any, tokenizer: Any) -> Any:

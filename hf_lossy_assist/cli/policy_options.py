@@ -9,10 +9,12 @@ import hf_lossy_assist as hla
 
 from ..registry import Method, Names, entries, method
 from ..validation import LONGEST_DRAFT, check_int
+from .made_with import parts_in
 from .options import TARGET, load_companion
 
 
-Finish = Callable[[Any, Any, Any], "hla.LossyPolicy | None"]  # (target, draft, tokenizer) → policy
+# (target, draft, tokenizer, the companion where none is named) → policy
+Finish = Callable[[Any, Any, Any, "str | None"], "hla.LossyPolicy | None"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +40,8 @@ class PolicyOptions:
         if self.fallback and self.policy == TARGET:
             raise ValueError("--fallback switches drafting off, and --policy target has none: leave it out")
 
-    def read(self, demo_models: bool) -> Finish:
-        """Load heads and profiles; what is left needs the models: a companion.
+    def read(self, demo_models: bool) -> tuple[Finish, list[Any]]:
+        """Load heads and profiles, and give them beside what is left, which needs the models: a companion.
 
         Args:
             demo_models: the demo's models run, so its head, profile and companion stand in for those that are not named.
@@ -48,13 +50,13 @@ class PolicyOptions:
         """
         self.check()
         if self.policy == TARGET:
-            return lambda *models: None
+            return lambda *models: None, []
         if self.policy in Names("method") and method(self.policy).needs:
             return self._of_method(method(self.policy), demo_models)
         policy = self._of_text()
-        return lambda *models: self._finished(policy)
+        return lambda *models: self._finished(policy), [*parts_in(policy)]
 
-    def _of_method(self, found: Method, demo_models: bool) -> Finish:
+    def _of_method(self, found: Method, demo_models: bool) -> tuple[Finish, list[Any]]:
         from ..policy.forms import of_name
 
         for need in found.needs:
@@ -74,13 +76,13 @@ class PolicyOptions:
         settings = {name: value for name, value in given.items() if value is not None}
         if "companion" not in found.needs:
             policy = of_name(found.name, beside, **settings)
-            return lambda *models: self._finished(policy)
+            return lambda *models: self._finished(policy), [*beside.values()]
 
-        def finish(target: Any, draft: Any, tokenizer: Any) -> "hla.LossyPolicy | None":
-            companion = load_companion(self.companion, target, draft, tokenizer)
+        def finish(target: Any, draft: Any, tokenizer: Any, usual: str | None) -> "hla.LossyPolicy | None":
+            companion = load_companion(self.companion or usual, target, draft, tokenizer)
             return self._finished(of_name(found.name, {**beside, "companion": companion}, **settings))
 
-        return finish
+        return finish, [*beside.values()]
 
     def _of_text(self) -> "hla.LossyPolicy":
         from ..policy.short_form import is_short_form

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Column, Table
 
 from ..tasks.prompts import read_prompts
-from ..terminal import console, show
-from ..validation import check_int
+from ..terminal import console, show, table
+from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int
+from .made_with import MadeWith, remember
 from .options import (
     DEMO,
     INT8,
@@ -16,8 +16,8 @@ from .options import (
     Chat,
     Companion,
     Device,
+    DoSample,
     DType,
-    Greedy,
     Model,
     Out,
     Prompts,
@@ -26,10 +26,11 @@ from .options import (
     Temperature,
     TopK,
     TopP,
+    batch_sizes,
     chats,
-    check_greedy,
     check_pair,
     check_prompts,
+    check_sampling,
     demo_source,
     demo_texts,
     load,
@@ -51,13 +52,13 @@ def profile(
     gamma: Annotated[
         list[int] | None, typer.Option(help="draft length to profile; repeatable (default: 5 and 7)")
     ] = None,
-    new_tokens: Annotated[int, typer.Option(help="new tokens of each prompt")] = 64,
-    batch_size: Annotated[int, typer.Option(help="prompts at a time while samples are taken")] = 16,
-    batches: Annotated[
-        list[int] | None, typer.Option("--batch", help="batch size to time; repeatable (default: 1, 4, 16, 32 and 64)")
-    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="new tokens of each prompt")] = 64,
+    batch_size: Annotated[
+        str, typer.Option(help="prompts at a time while rounds are timed; several with commas: 1,8")
+    ] = "1,4,16,32,64",
+    sample_batch_size: Annotated[int, typer.Option(help="prompts at a time while samples are taken")] = 16,
     rounds: Annotated[int, typer.Option(help="rounds timed for each number of verified tokens")] = 8,
-    greedy: Greedy = False,
+    do_sample: DoSample = True,
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
@@ -67,7 +68,16 @@ def profile(
     device: Device = "auto",
     chat: Chat = False,
 ) -> None:
-    """Measure what SV decides by: acceptance by S and A on prompts, and what rounds cost on this machine."""
+    """Measure what SV decides by: how often the target accepts what draft and companion agree on, and what rounds cost here.
+
+    Texts are sampled, as in the paper; a profile for greedy decoding wants --greedy here.
+
+    Examples:
+
+      hf-lossy profile --prompts demo --limit 128 --out profile
+
+      hf-lossy profile --model M --assistant D --companion C --prompts questions.jsonl --chat --batch-size 8,32 --out profile
+    """
     needs("train", "sklearn", "matplotlib")
     check_pair(model, assistant)
     if model is not None and companion is None:
@@ -75,16 +85,22 @@ def profile(
     check_prompts(prompts, model)
     check_int("--limit", PROFILED if limit is None else limit, 1)
     check_int("--seed", seed, 0)
-    check_greedy(greedy, temperature, top_k, top_p)
+    check_sampling(do_sample, temperature, top_k, top_p)
+    sizes = batch_sizes(batch_size)
+    check_int("--sample-batch-size", sample_batch_size, 1, MOST_ROWS)
     if out.exists():  # before models are loaded
         raise ValueError(f"{out} exists: choose another --out, or delete it to profile again")
+    from ..artifacts.profile import LONGEST_PROFILED
     from ..methods.sv.instrument import ProfileSettings
     from ..methods.sv.profiling import profile as run
 
+    lengths = tuple(gamma or ProfileSettings.gamma)
+    for length in lengths:
+        check_int("--gamma", length, 1, LONGEST_PROFILED)
+    check_int("--max-new-tokens", max_new_tokens, 2 * max(lengths) + 2, MOST_NEW_TOKENS)  # two rounds
     settings = ProfileSettings(
-        gamma=tuple(gamma or ProfileSettings.gamma), new_tokens=new_tokens, do_sample=not greedy, temperature=temperature,
-        top_k=top_k, top_p=top_p, batch_size=batch_size, batches=tuple(batches or ProfileSettings.batches), rounds=rounds,
-        seed=seed,
+        gamma=lengths, new_tokens=max_new_tokens, do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p,
+        batch_size=sample_batch_size, batches=tuple(sizes), rounds=rounds, seed=seed,
     )  # fmt: skip
     if prompts == DEMO:
         texts = [text.prompt for text in demo_texts(PROFILED if limit is None else limit, seed)]
@@ -99,6 +115,7 @@ def profile(
     except KeyboardInterrupt:
         show(f"interrupted; samples that are done are in {out}.partial: the same command with --resume goes on")
         raise
+    remember(out, MadeWith(model, assistant, companion, dtype, chat))
     _show(made, out)
 
 
@@ -106,29 +123,32 @@ def _show(made: Any, out: Path) -> None:
     from ..methods.sv.alternatives import ALTERNATIVES, advice, compared
 
     screen, metrics, latency = console(), made.metrics, made.latency
-    table = Table(
-        Column("cells of S × A", no_wrap=True), "H(X)", "H(X | S, A)", "information gain", "of S alone", "of A alone"
-    )
-    table.caption = f"bits, on {metrics['held_out']} held-out tokens; {metrics['acceptance']:.1%} are accepted"
+    cells = table("cells of S × A", "H(X)", "H(X |\nS, A)", "information\ngain", "of S\nalone", "of A\nalone")
     for row in metrics["information"]:
         figures = [f"{row[key]:.3f}" for key in ("entropy", "conditional", "gain", "gain_s", "gain_a")]
-        table.add_row(f"{row['resolution']} ({row['cells']})", *figures)
-    screen.print(table)
-    table = Table("rows", "a draft step, ms", "nothing verified", "all verified", "companion", "noise", "SV × strict")
+        cells.add_row(f"{row['resolution']} ({row['cells']})", *figures)
+    screen.print(cells)
+    show(f"bits, on {metrics['held_out']} held-out tokens; {metrics['acceptance']:.1%} are accepted\n")
+    rounds = table("rows", "a draft\nstep", "nothing\nverified", "all\nverified", "companion", "noise", "SV ×\nstrict")
     for i, batch in enumerate(latency.batches):
         seconds = (latency.step[i], latency.seconds[i][0], latency.seconds[i][-1], latency.companion[i])
-        table.add_row(
+        rounds.add_row(
             str(batch), *(f"{s * 1e3:.2f}" for s in seconds), f"{latency.noise[i]:.0%}", f"{made.pays[i]:.2f}"
         )
-    table.caption = f"ms of a round but its drafting, γ = {made.gamma}; the last column is predicted ({made.machine})"
-    screen.print(table)
+    screen.print(rounds)
+    show(
+        f"ms of a draft step, and of a round but its drafting, γ = {made.gamma}; noise: half the spread of the middle half\n"
+        f"of the rounds; the last column is predicted ({made.machine})\n"
+    )
     found = compared(made)
-    table = Table("rows", "target alone", f"strict, γ = {made.gamma}", "svip", "SV, predicted", "SV × the fastest")
+    speeds_of = table(
+        "rows", "target\nalone", f"strict,\nγ = {made.gamma}", "svip", "SV,\npredicted", "SV × the\nfastest"
+    )
     for its, speeds in zip(found, metrics[ALTERNATIVES], strict=True):
         alone = (f"{speeds[name]:.0f}" for name in ("target", "strict", "svip"))
-        table.add_row(str(its.rows), *alone, f"{its.tokens_per_second:.0f}", f"{its.gain:.2f}")
-    table.caption = "tokens per second of all rows, on the same prompts"
-    screen.print(table)
+        speeds_of.add_row(str(its.rows), *alone, f"{its.tokens_per_second:.0f}", f"{its.gain:.2f}")
+    screen.print(speeds_of)
+    show("tokens per second of all rows, on the same prompts\n")
     unused = (
         ""
         if any(made.worthwhile(its.rows) for its in found)

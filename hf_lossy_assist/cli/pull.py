@@ -21,7 +21,14 @@ def pull(
         bool, typer.Option("--force-download", help="download again what is in the cache")
     ] = False,
 ) -> None:
-    """Download a head, a policy, models or a dataset from the Hub, check them, and print the folder."""
+    """Download a head, a policy, models or a dataset from the Hub, check them, and print the folder.
+
+    Examples:
+
+      hf-lossy pull org/name --out head
+
+      hf-lossy pull datasets/org/name --out data
+    """
     from ..policy import sharing
 
     if local_files_only and force_download:

@@ -17,7 +17,12 @@ def push(
     message: Annotated[str | None, typer.Option(help="commit message")] = None,
     token: Token = None,
 ) -> None:
-    """Upload a folder to the Hub, after a check that it loads and holds no pickle."""
+    """Upload a folder to the Hub, after a check that it loads and holds no pickle.
+
+    Example:
+
+      hf-lossy push head org/name --private
+    """
     from ..policy import sharing
 
     show(sharing.push(path, repo_id, private=private or None, token=token, message=message, revision=revision))

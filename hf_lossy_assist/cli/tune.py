@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from ..terminal import console, show, show_json
+from ..terminal import console, show, show_json, table
 from ..validation import MOST_ROWS, check_int, check_number
-from .measured import check_decoding, check_out, facts_of, once_each, progress, prompts_of
+from .made_with import MadeWith, models_from, parts_in, remark_on, remember, sources_in
+from .measured import check_answers, check_decoding, check_out, facts_of, once_each, progress, prompts_of
 from .options import (
     DEMO,
     AsJson,
@@ -102,28 +102,26 @@ def tune(
 
     field = field_of(split_policies(policies))
     limit = DEMO_LIMIT if limit is None and task == DEMO else limit
-    _, problems, its_task, source = prompts_of(None, task, data, model, limit, seed)
+    parts = [part for policy in field.policies.values() for part in parts_in(policy)]
+    made = models_from(model, assistant, sources_in(parts))
+    _, problems, its_task, source = prompts_of(None, task, data, made.model, limit, seed)
     problems = once_each(problems, source)
     texts = [problem.prompt for problem in problems]
-    unknown = next((i for i, problem in enumerate(problems, 1) if problem.gold is None), None)
-    if unknown is not None:
-        raise ValueError(
-            f"{source}: problem {unknown} has no right answer, and without one no loss can be told: add `answer`"
-        )
+    check_answers(problems, source)
     search = Search(max_loss, 1 - confidence, _first(first, len(texts), batch_size), batch_size)
     ladders = len({step.ladder for step in field.steps})
     if not as_json:
         show(promise(len(texts) // batch_size * batch_size - search.first, search, ladders))
-    target, draft, tokenizer = load(model, assistant, dtype, device)
+    target, draft, tokenizer = load(made.model, made.assistant, dtype, device)
     texts = chats(tokenizer, texts) if chat else texts
     store = None
     if out is not None:
         arms = make_arms(target, draft, field.policies, tokenizer=tokenizer, assisted=False)
         facts = facts_of(target, draft, arms, decoding, texts, source, [batch_size], problems)
         store = Folder(out, facts | {"max_loss": max_loss, "confidence": confidence, "first": search.first}, resume)
-    calls = len(texts) // batch_size * (len(field.policies) + 1)
+    calls = (len(texts) // batch_size + 2) * (len(field.policies) + 1)  # with a warm-up for either half
     try:
-        with progress(calls) as tell:
+        with progress("tuning", calls, most=True) as tell:
             found = run(
                 Writer(target, tokenizer, decoding),
                 draft,
@@ -148,6 +146,9 @@ def tune(
         store,
         as_json,
     )
+    if store is not None and (store.out / "policy").is_dir():
+        remember(store.out / "policy", MadeWith(made.model, made.assistant, dtype=dtype, chat=chat))
+    remark_on(parts, do_sample)
 
 
 def _tell(
@@ -206,12 +207,10 @@ def _row(verdict: Any) -> dict[str, Any]:
 def _show(found: Any) -> None:
     if not found.verdicts:
         return
-    table = Table(
-        "candidate", "tokens/s", "harms", "gains", "harm at most", "net at most", "", box=None, padding=(0, 1, 0, 0)
-    )
+    shown = table("candidate", "tokens/s", "harms", "gains", "harm at\nmost", "net at\nmost", "")
     for its in found.verdicts:
-        table.add_row(
+        shown.add_row(
             its.step.name, f"{its.tried.speed:.0f}", f"{its.tried.harms}/{its.tried.problems}", str(its.tried.gains),
             f"{its.harm:.2%}", f"{its.net:.2%}", "certified" if its.certified else "–",
         )  # fmt: skip
-    console(highlight=False).print(table)
+    console(highlight=False).print(shown)

@@ -1,7 +1,8 @@
 """EleutherAI's lm-eval with this package's engine: a registered model, "hf-lossy", and a run of it beside the plain one."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from ..generation.enable import enable
 from ..policy.forms import as_policy
 from ..stats.clock import wait_for
 from ..stats.report import SpeculationStats
+from ..validation import one_line
 
 
 @cache
@@ -73,23 +75,50 @@ def models() -> tuple[type, type]:
     return TimedLM, LossyLM
 
 
-def evaluated(model: Any, tasks: Sequence[str], folder: Path | None, **settings: Any) -> dict[str, dict[str, float]]:
-    """lm-eval's figures: by task, by metric (with its filter), the value; standard errors as `…_stderr`.
+def manager_of(tasks: Sequence[str], folder: Path | None) -> Any:
+    """lm-eval's tasks, those of the files in `folder` among them. They are read once, before models are.
 
-    Args:
-        tasks: names as lm-eval has them. folder: of task files beside its own. settings: of `lm_eval.simple_evaluate`.
-
-    Raises: `ValueError`, one line, for tasks that there are not.
+    Raises: `ValueError`, one line, for tasks that there are not, and for those whose file or data cannot be read.
     """
-    from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    manager = TaskManager(include_path=None if folder is None else str(folder))
+    with _readable("--include-path" if folder is None else str(folder)):
+        manager = TaskManager(include_path=None if folder is None else str(folder))
     unknown = [task for task in tasks if task not in manager.all_tasks]
     if unknown:
         raise ValueError(
             f"--tasks: lm-eval knows no {', '.join(unknown)}: see lm-eval ls tasks, or pass --include-path"
         )
+    for task in tasks:
+        with _readable(f"the task {task}"):
+            (manager.load if hasattr(manager, "load") else manager.load_task_or_group)(task)  # the latter up to 0.4.9
+    return manager
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    """What YAML, `datasets` and templates raise is of any kind, and of many lines."""
+    try:
+        yield
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:
+        cause = error.__cause__ or error
+        raise ValueError(
+            f"{what} cannot be read: {one_line(cause, 400)}: mend its YAML file, or the data that it names"
+        ) from None
+
+
+def evaluated(model: Any, tasks: Sequence[str], manager: Any, **settings: Any) -> dict[str, dict[str, float]]:
+    """lm-eval's figures: by task, by metric (with its filter), the value; standard errors as `…_stderr`.
+
+    Args:
+        tasks: names as lm-eval has them. manager: from `manager_of`. settings: of `lm_eval.simple_evaluate`.
+
+    Raises: `ValueError`, one line, where a task's template does not fit its data.
+    """
+    from lm_eval import simple_evaluate
+
     found = simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, log_samples=False, **settings)
     results = {} if found is None else found["results"]
     return {

@@ -7,7 +7,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError
 
-from ..artifacts.files import new_folder
+from ..artifacts.files import MADE_WITH, new_folder
 from ..artifacts.hub import PICKLES, hub_errors
 from ..validation import listed, shown
 from .contents import CARD, files_of, kind_of
@@ -82,5 +82,6 @@ def pull(
     if Path(out).exists():
         raise ValueError(f"--out {out} exists: give a new folder, so that nothing there is overwritten")
     with new_folder(out) as folder:
-        shutil.copytree(cached, folder, dirs_exist_ok=True)  # the cache holds links; copies are files
+        # The cache holds links; copies are files. What names models of this machine was not written here.
+        shutil.copytree(cached, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MADE_WITH))
     return Path(out)

@@ -48,7 +48,9 @@ def read_texts(path: str | Path, limit: int | None = None) -> list[Text]:
                 raise ValueError(f"{where}: the prompt is blank: every prompt needs some text")
             texts.append(Text(prompt, _first(row, CONTINUATIONS)))
     if not texts:
-        raise ValueError(f"{path} holds no prompts")
+        raise ValueError(
+            f"{path} holds no prompts; expected one JSON object per line, with a text under one of {', '.join(FIELDS)}"
+        )
     return texts
 
 

@@ -20,6 +20,7 @@ from support.hub_server import card_problems
 
 import hf_lossy_assist
 from hf_lossy_assist import Head, HeadConfig, LinearHead, Sprinter, demo
+from hf_lossy_assist.cli.made_with import MadeWith, recall
 from hf_lossy_assist.cli.mine import _going_on
 from hf_lossy_assist.training.dataset import read_table
 
@@ -32,8 +33,8 @@ pytestmark = [
 ]
 
 SHIPPED = demo.FOLDER / "sprinter_head"
-QUICK = ("--limit", "1", "--new-tokens", "3")
-SMALL = ("--limit", "10", "--new-tokens", "6", "--batch-size", "5")
+QUICK = ("--limit", "1", "--max-new-tokens", "3")
+SMALL = ("--limit", "10", "--max-new-tokens", "6", "--batch-size", "5")
 
 
 # -- end to end -------------------------------------------------------------------------------------------------------
@@ -69,7 +70,7 @@ def test_collect_fit_generate_plan_push_pull(hf_lossy, hub, tmp_path):
     assert never["speculation"]["num_unchecked_tokens"] == 0 < shipped["speculation"]["num_unchecked_tokens"]
 
     planned = hf_lossy(
-        "plan", "--head", head, "--limit", 1, "--repeats", 1, "--new-tokens", 12, "--max-draft", 4, "--json"
+        "plan", "--head", head, "--limit", 1, "--repeats", 1, "--max-new-tokens", 12, "--max-draft", 4, "--json"
     ).json
     assert len(planned["lines"]) == 19 and planned["advice"] and planned["strict_per_second"] > 0
 
@@ -92,7 +93,7 @@ def test_foreign_models_go_all_the_way(hf_lossy, tmp_path):
     file = prompts_file(tmp_path, 8)
     data, head = tmp_path / "data", tmp_path / "head"
     collected = hf_lossy(
-        "collect", *DEMO, "--prompts", file, "--out", data, "--new-tokens", 40, "--temperature", 0.9, "--top-k", 9
+        "collect", *DEMO, "--prompts", file, "--out", data, "--max-new-tokens", 40, "--temperature", 0.9, "--top-k", 9
     )
     assert collected.code == 0, collected.err
     facts = json.loads((data / "collect.json").read_text())
@@ -101,9 +102,9 @@ def test_foreign_models_go_all_the_way(hf_lossy, tmp_path):
     assert Head.from_pretrained(head).config.decoding["top_k"] == 9
     options = ("--policy", "sprinter", "--head", head, *DEMO, "--prompts", file, "--max-new-tokens", 8)
     assert len(hf_lossy("generate", *options, "--json").json["outputs"]) == 8
+    assert recall(data) == recall(head) == MadeWith(DEMO[1], DEMO[3])
     shown = hf_lossy(
         "plan",
-        *DEMO,
         "--head",
         head,
         "--prompts",
@@ -112,12 +113,14 @@ def test_foreign_models_go_all_the_way(hf_lossy, tmp_path):
         1,
         "--repeats",
         1,
-        "--new-tokens",
+        "--max-new-tokens",
         8,
         "--max-draft",
         3,
     )
-    assert shown.code == 0 and "tokens / call" in shown.out and "measured here" in shown.out
+    assert shown.code == 0 and "unchecked" in shown.out and "measured here" in shown.out and "…" not in shown.out
+    assert f"models of {head}: --model {DEMO[1]} --assistant {DEMO[3]}" in shown.err
+    assert "was trained for sampling, and this is greedy decoding" in shown.err
 
 
 # A background job, and what it starts, ignores the interrupts that a shell's foreground would get.
@@ -132,7 +135,7 @@ cli.main()
 def test_an_interrupted_collection_says_how_to_go_on(tmp_path):
     """A process of its own: pressing Ctrl-C, then --resume."""
     command = [sys.executable, "-c", INTERRUPTIBLE, "collect", "--out", str(tmp_path / "data"), "--limit", "400",
-               "--batch-size", "1", "--new-tokens", "8"]  # fmt: skip
+               "--batch-size", "1", "--max-new-tokens", "8"]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while not list((tmp_path / "data.partial").glob("*.parquet")):
             assert process.poll() is None
@@ -151,7 +154,7 @@ def test_an_interrupted_collection_says_how_to_go_on(tmp_path):
 
 def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
     data, head = tmp_path / "data", tmp_path / "head"
-    assert hf_lossy("collect", "--out", data, "--greedy", "--limit", 12, "--new-tokens", 40).code == 0
+    assert hf_lossy("collect", "--out", data, "--greedy", "--limit", 12, "--max-new-tokens", 40).code == 0
     assert set(read_table(data).q.tolist()) == {1.0}
     fitted = hf_lossy("fit", "sprinter", data, "--out", head, "--lambda", 1.2, "--lambda", 2)
     assert fitted.code == 0 and "every λ ≥ 1 gives the same labels" in fitted.out
@@ -180,13 +183,13 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
         (["plan", "--limit", "0"], "limit"),
         (["plan", *QUICK, "--repeats", "0"], "repeats"),
         (["plan", *QUICK, "--repeats", "-1"], "repeats"),
-        (["plan", "--new-tokens", "1"], "--new-tokens"),
+        (["plan", "--max-new-tokens", "1"], "--max-new-tokens"),
         (["plan", "--max-draft", "0"], "--max-draft"),
         (["plan", "--max-distance", "-0.1"], "--max-distance"),
-        (["collect", "--out", "{tmp}/x", "--new-tokens", "0"], "new_tokens"),
-        (["collect", "--out", "{tmp}/x", "--batch-size", "-3"], "batch_size"),
+        (["collect", "--out", "{tmp}/x", "--max-new-tokens", "0"], "--max-new-tokens"),
+        (["collect", "--out", "{tmp}/x", "--batch-size", "-3"], "--batch-size"),
         (["collect", "--out", "{tmp}/x", "--limit", "-2"], "-2"),
-        (["collect", "--out", "{tmp}/x", "--limit", "0", "--new-tokens", "1"], "limit"),
+        (["collect", "--out", "{tmp}/x", "--limit", "0", "--max-new-tokens", "1"], "limit"),
         (["collect", "--out", "{tmp}/x", "--limit", "-2", "--prompts", "{tmp}/prompts.jsonl"], "-2"),
         (["collect", "--out", "{tmp}/x", "--lambda", "-1"], "lambda"),
         (["collect", "--out", "{tmp}/x", "--temperature", "0"], "--greedy"),
@@ -199,9 +202,9 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
             "--judge-url and --judge-model are for --task qa",
         ),
         (["collect", "--out", "{tmp}/x", "--mix", "0.3"], "--mix is for --for specdec"),
-        (["collect", "--out", "{tmp}/x", "--greedy", "--temperature", "0.7"], "are of sampling"),
-        (["collect", "--out", "{tmp}/x", "--greedy", "--top-k", "3"], "are of sampling"),
-        (["profile", "--out", "{tmp}/x", "--greedy", "--top-p", "0.5"], "are of sampling"),
+        (["collect", "--out", "{tmp}/x", "--greedy", "--temperature", "0.7"], "are for --do-sample: pass it"),
+        (["collect", "--out", "{tmp}/x", "--greedy", "--top-k", "3"], "are for --do-sample: pass it"),
+        (["profile", "--out", "{tmp}/x", "--greedy", "--top-p", "0.5"], "are for --do-sample: pass it"),
         (["collect", "--out", "", *QUICK], "--out: expected the name of a new folder, got '.'"),
         (["mine", "--out", "", "--limit", "1"], "--out: expected the name of a new folder, got '.'"),
         (

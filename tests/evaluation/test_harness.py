@@ -1,16 +1,20 @@
 """lm-eval on a task file of our own: a lossless policy has the target's own figures."""
 
 import json
+import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
+from support import small
 
 from hf_lossy_assist import demo
 from hf_lossy_assist.evaluation import harness
+from hf_lossy_assist.models import loading
 
 
-pytest.importorskip("lm_eval")
+lm_eval = pytest.importorskip("lm_eval.tasks")
 pytestmark = pytest.mark.slow
 TASK = """
 task: sums
@@ -75,5 +79,47 @@ def test_seconds_are_of_generating_and_warm():
         assert counts[0] == 2 * counts[1] > 0 and 0 < took[0] < took[1]
 
 
-def test_what_is_wrong_is_one_line(hf_lossy, tmp_path):
-    assert "there is no folder" in hf_lossy("eval", "--tasks", "sums", "--include-path", tmp_path / "none").line
+GOOD = '{"question": "1 + 1?", "answer": "2"}\n'
+BAD = {
+    "a missing field": ('{"text": "1 + 1?", "answer": "2"}\n', "'question' is undefined"),
+    "JSON that ends early": (GOOD + '{"question": "1 +\n', "JSON parse error"),
+    "an empty file": ("", "sums.jsonl"),
+    "bytes": (b"\x89PNG\r\n\x1a\n\x00\xff", "sums.jsonl"),
+}
+
+
+@pytest.fixture
+def own_tasks(monkeypatch, tmp_path):
+    """lm-eval with the tasks of a folder alone; its own take seconds to list. No weights are read."""
+    monkeypatch.setattr(lm_eval, "TaskManager", partial(lm_eval.TaskManager, include_defaults=False))
+    monkeypatch.setattr(loading, "load_model", lambda *_, **__: pytest.fail("weights were read"))
+    monkeypatch.setattr(demo, "load", lambda *_, **__: pytest.fail("weights were read"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "sums.yaml").write_text(TASK.format(file=tmp_path / "sums.jsonl"))
+    return tmp_path
+
+
+def test_what_is_wrong_is_one_line(hf_lossy, own_tasks):
+    assert "there is no folder" in hf_lossy("eval", "--tasks", "sums", "--include-path", own_tasks / "none").line
+    assert "lm-eval knows no sum:" in hf_lossy("eval", "--tasks", "sum", "--include-path", own_tasks).line
+    (own_tasks / "sums.yaml").write_text("task: sums\n  dataset_path: [")
+    assert "lm-eval knows no sums" in hf_lossy("eval", "--tasks", "sums", "--include-path", own_tasks).line
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("bad", BAD)
+def test_data_that_cannot_be_read_is_one_line(hf_lossy, own_tasks, bad):
+    content, says = BAD[bad]
+    (own_tasks / "sums.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
+    line = hf_lossy("eval", "--tasks", "sums", "--include-path", own_tasks).line
+    assert "the task sums cannot be read: " in line and says in line and "mend its YAML file, or the data" in line
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_draft_with_another_tokenizer(hf_lossy, own_tasks):
+    (own_tasks / "sums.jsonl").write_text(GOOD)
+    shutil.copytree(demo.FOLDER / "draft", own_tasks / "draft")
+    small.tokenizer().save_pretrained(own_tasks / "draft")
+    models = ("--model", demo.FOLDER / "target", "--assistant", own_tasks / "draft")
+    line = hf_lossy("eval", "--tasks", "sums", "--include-path", own_tasks, *models).line
+    assert "has another tokenizer than --model" in line

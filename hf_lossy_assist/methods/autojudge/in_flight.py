@@ -23,11 +23,13 @@ def mine_problems(
     target: Any, draft: Any, tokenizer: Any, task: AnswerTask, problems: Sequence[Problem],
     settings: MineSettings = DEFAULTS, *, batch_size: int = 16, workers: int = 4,
     wrap: Callable[[str], str] = str, numbers: Sequence[int] | None = None,
+    tell: Callable[[int, float], None] = lambda number, share: None,
 ) -> Iterator[Mined]:  # fmt: skip
     """Run Algorithm 1 on every problem, `batch_size` of them in flight; yields each as it is done (not in their order).
 
     At each step every problem in flight has one continuation under way, or waits for one answer; a problem that is done makes
-    room for the next at once. `numbers`: how the problems are called in what is yielded.
+    room for the next at once. `numbers`: how the problems are called in what is yielded. `tell`: is given a problem's number and the
+    share of it that is done, from time to time.
     """
     if not problems:
         return
@@ -56,7 +58,7 @@ def mine_problems(
                 Mined(numbers[i], texts[i], prompts[i], [], [], None),
                 DraftChoices(draft, prompts[i], limit, vocabulary, choice), over, extract, partial(task.same, problems[i]),
                 Limits(settings.max_new_tokens, settings.max_mismatches,
-                       lambda: seconds is not None and time.monotonic() - began > seconds),
+                       lambda: seconds is not None and time.monotonic() - began > seconds, partial(tell, numbers[i])),
                 against_running=task.against_running, naive=settings.naive,
             )  # fmt: skip
 

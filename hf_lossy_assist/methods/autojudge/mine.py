@@ -10,11 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.utils import tqdm
-
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ...tasks.endpoint import Endpoint
 from ...tasks.tasks import AnswerTask, Problem
+from ...terminal import Bar
 from ...training.jobs import folders, key_of, prepare
 from ...validation import MOST_ROWS, MOST_THREADS, check_int
 from .in_flight import mine_problems
@@ -67,16 +66,21 @@ def mine(
     done = {mined.problem for mined in read_lines(part)}
     state.wait_for_everyone()  # reading takes torn lines away; nobody writes before all have read
     mine_own = [n for n in range(state.process_index, len(problems), state.num_processes) if n not in done]
+    bar, shares = Bar(len(mine_own), "mining", "problems", quiet=not state.is_main_process), dict[int, float]()
+
+    def tell(number: int, share: float) -> None:
+        shares[number] = share
+        bar.to(sum(shares.values()))
+
     found = mine_problems(
         target, draft, tokenizer, task, [problems[n] for n in mine_own], settings,
-        batch_size=batch_size, workers=workers, wrap=wrap, numbers=mine_own,
+        batch_size=batch_size, workers=workers, wrap=wrap, numbers=mine_own, tell=tell,
     )  # fmt: skip
-    with open(part / f"{state.process_index:05d}.jsonl", "a", encoding="utf-8") as file:
-        for mined in tqdm(
-            found, desc="mining", unit="problem", total=len(mine_own), disable=not state.is_main_process
-        ):
+    with bar, open(part / f"{state.process_index:05d}.jsonl", "a", encoding="utf-8") as file:
+        for mined in found:
             file.write(line_of(mined, key))
             file.flush()
+            tell(mined.problem, 1.0)
 
     state.wait_for_everyone()
     if state.is_main_process:

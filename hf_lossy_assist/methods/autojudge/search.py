@@ -59,6 +59,7 @@ class Limits:
     max_new_tokens: int  # T_max: of the whole response, whatever is replaced
     max_mismatches: int | None = None
     late: Callable[[], bool] = lambda: False  # the time for this problem is over
+    tell: Callable[[float], None] = lambda share: None  # is given the share of the response that is searched
 
 
 Search = Generator[Continue | Work, Any, Mined]
@@ -98,6 +99,7 @@ def search(
         alternative = [*y[:t], own[t]]
         if not over(alternative) and len(alternative) < limits.max_new_tokens:
             alternative += yield Continue(alternative)
+        limits.tell(t / len(y))
         answer = yield Work(partial(extract, alternative))
         equal = answer is not None and (yield Work(partial(same, reference, answer)))
         mined.mismatches.append(Mismatch(t, y[t], own[t], not equal, answer))

@@ -10,18 +10,18 @@ that share of its tokens replaced by the target's, and of each proposed token it
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.utils import tqdm
 from transformers import GenerationConfig
 
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ...models.trials import why_not_rows
 from ...tasks.prompts import Text
+from ...terminal import Bar
 from ...training.dataset import RECORD, assemble, schema
 from ...training.jobs import folders, key_of, prepare, read_part, write_part
 from .collect_settings import DEFAULTS, CollectSettings
@@ -71,17 +71,25 @@ def collect(
 
     key, count = key_of(part / RECORD), -(-len(texts) // settings.batch_size)
     batches = range(state.process_index, count, state.num_processes)
-    for number in tqdm(batches, desc="collecting", unit="batch", disable=not state.is_main_process):
-        shard, first = part / f"{number:05d}.parquet", number * settings.batch_size
-        if read_part(shard, key) is not None:
-            continue
-        with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
-            torch.manual_seed(settings.seed * 1_000_003 + number)
-            rows = run_batch(target, draft, tokenizer, texts[first : first + settings.batch_size], settings, first)
-        unfinished = part / f"{number:05d}.part"
-        Dataset.from_dict(rows, features=schema(facts["hidden_size"], settings.kinds)).to_parquet(str(unfinished))
-        write_part(shard, unfinished.read_bytes(), key)
-        unfinished.unlink()
+    with Bar(len(batches), "collecting", "batches", quiet=not state.is_main_process) as bar:
+        for done, number in enumerate(batches):
+            shard, first = part / f"{number:05d}.parquet", number * settings.batch_size
+            if read_part(shard, key) is not None:
+                bar.skip(1)
+                continue
+
+            def tell(positions: int, done: int = done) -> None:
+                bar.to(done + positions / settings.new_tokens)
+
+            with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
+                torch.manual_seed(settings.seed * 1_000_003 + number)
+                chosen = texts[first : first + settings.batch_size]
+                rows = run_batch(target, draft, tokenizer, chosen, settings, first, tell)
+            unfinished = part / f"{number:05d}.part"
+            Dataset.from_dict(rows, features=schema(facts["hidden_size"], settings.kinds)).to_parquet(str(unfinished))
+            write_part(shard, unfinished.read_bytes(), key)
+            unfinished.unlink()
+            bar.to(done + 1)
 
     state.wait_for_everyone()
     if state.is_main_process:
@@ -91,9 +99,10 @@ def collect(
 
 
 def run_batch(
-    target: Any, draft: Any, tokenizer: Any, texts: Sequence[Text], settings: CollectSettings, first: int
-) -> dict[str, list]:
-    """All rows of some prompts, as columns. `first`: the number of the first prompt."""
+    target: Any, draft: Any, tokenizer: Any, texts: Sequence[Text], settings: CollectSettings, first: int,
+    tell: Callable[[int], None] = lambda positions: None,
+) -> dict[str, list]:  # fmt: skip
+    """All rows of some prompts, as columns. `first`: the number of the first prompt; `tell`: is given the positions done."""
     starts, forced = [], []
     for text in texts:
         prompt = tokenizer(text.prompt)["input_ids"]
@@ -114,7 +123,7 @@ def run_batch(
         max_new_tokens=settings.new_tokens + 1, pad_token_id=pad, eos_token_id=target.generation_config.eos_token_id,
         **settings.decoding(),
     )  # fmt: skip
-    walk = Walk(draft, settings, forced)
+    walk = Walk(draft, settings, forced, tell)
     type(target).generate(target, ids, attention_mask=mask, generation_config=config, custom_generate=walk)
 
     order = sorted(range(len(walk.records)), key=lambda i: walk.records[i][:2])

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub.utils import tqdm
 from scipy.optimize import nnls
 
 from ...artifacts.heads import Head
@@ -18,6 +17,7 @@ from ...stats.clock import wait_for
 from ...stats.report import SpeculationStats
 from ...stops.basic import SVIP, Constant
 from ...stops.heads import HeadStop
+from ...terminal import Bar
 
 
 def measure(
@@ -39,32 +39,31 @@ def measure(
     counts: dict[str, tuple[int, SpeculationStats | None]] = {}
     inputs = [tokenizer(prompt, return_tensors="pt").to(target.device) for prompt in prompts]
     settings = {"max_new_tokens": new_tokens, "do_sample": do_sample, "return_dict_in_generate": True}
-    bar = tqdm(total=(repeats + 1) * len(inputs) * len(arms), desc="timing", unit="call")
-    for repeat in range(repeats + 1):  # the first warms up
-        spent = dict.fromkeys(arms, 0.0)
-        tokens = dict.fromkeys(arms, 0)
-        calls: dict[str, list[SpeculationStats]] = {name: [] for name in arms}
-        for one in inputs:
-            for name, policy in arms.items():
-                given = {"input_ids": one["input_ids"], "attention_mask": one["attention_mask"], **settings}
-                given |= {"max_new_tokens": 1} if name == "one token" else {}
-                torch.manual_seed(repeat)
-                wait_for(target.device)
-                began = time.perf_counter()
-                if policy is None:
-                    out = type(base).generate(base, **given)
-                else:
-                    out = speculative_generate(base, policy, assistant_model=draft, **given)
-                wait_for(target.device)
-                spent[name] += time.perf_counter() - began
-                tokens[name] += out.sequences.shape[1] - one["input_ids"].shape[1]
-                calls[name] += [] if policy is None else [out.speculation]
-                bar.update()
-        for name in arms:
-            counts[name] = (tokens[name], SpeculationStats.merge(calls[name]) if calls[name] else None)
-            if repeat:
-                seconds[name].append(spent[name])
-    bar.close()
+    with Bar((repeats + 1) * len(inputs) * len(arms), "timing", "calls") as bar:
+        for repeat in range(repeats + 1):  # the first warms up
+            spent = dict.fromkeys(arms, 0.0)
+            tokens = dict.fromkeys(arms, 0)
+            calls: dict[str, list[SpeculationStats]] = {name: [] for name in arms}
+            for one in inputs:
+                for name, policy in arms.items():
+                    given = {"input_ids": one["input_ids"], "attention_mask": one["attention_mask"], **settings}
+                    given |= {"max_new_tokens": 1} if name == "one token" else {}
+                    torch.manual_seed(repeat)
+                    wait_for(target.device)
+                    began = time.perf_counter()
+                    if policy is None:
+                        out = type(base).generate(base, **given)
+                    else:
+                        out = speculative_generate(base, policy, assistant_model=draft, **given)
+                    wait_for(target.device)
+                    spent[name] += time.perf_counter() - began
+                    tokens[name] += out.sequences.shape[1] - one["input_ids"].shape[1]
+                    calls[name] += [] if policy is None else [out.speculation]
+                    bar.to(bar.done + 1)
+            for name in arms:
+                counts[name] = (tokens[name], SpeculationStats.merge(calls[name]) if calls[name] else None)
+                if repeat:
+                    seconds[name].append(spent[name])
 
     took = {name: statistics.median(values) for name, values in seconds.items()}
     stats = {name: stat for name, (_, stat) in counts.items() if stat is not None}

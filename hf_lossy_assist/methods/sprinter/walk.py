@@ -1,6 +1,6 @@
 """The walk over texts that collecting makes: at each position one drafted token, judged, and its hidden state kept."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +36,16 @@ class _OneToken(Constant):
 class Walk(Runner):
     """Decoding's own rounds with one drafted token each, of which something else than the rule's verdict is kept."""
 
-    def __init__(self, draft: Any, settings: CollectSettings, forced: Sequence[list[int] | None]):
-        """`forced[b]`: the tokens that row b goes on with; None where the models write it."""
+    def __init__(
+        self,
+        draft: Any,
+        settings: CollectSettings,
+        forced: Sequence[list[int] | None],
+        tell: Callable[[int], None] = lambda positions: None,
+    ):
+        """`forced[b]`: the tokens that row b goes on with; None where the models write it. `tell`: is given the positions done."""
         super().__init__(LossyPolicy(stop=_OneToken(spec=settings.features)), draft)
-        self.wanted, self.forced = settings, forced
+        self.wanted, self.forced, self.tell = settings, forced, tell
         self.records: list[tuple] = []  # (row, position, token, p, q, distance)
         self.features: list[list[float]] = []  # of each record, (H,)
 
@@ -47,6 +53,7 @@ class Walk(Runner):
         rows, drafter = call.rows, call.drafter
         assert isinstance(drafter, AssistantRun) and drafter.tap is not None
         kinds = [self.wanted.kinds[row % len(self.wanted.kinds)] for row in rows.index]
+        positions = 0
         while rows.unfinished:
             renew(call.renewing, rows, call.clock)
             draft = drafter.propose(rows, [0 if finished else 1 for finished in rows.finished], call.randomness)
@@ -93,6 +100,8 @@ class Walk(Runner):
                     rows.commit(b, [token], verified.logits[b])
             call.target.rollback(rows.held())
             drafter.learn(rows, verified, [0] * len(tokens))
+            positions += 1
+            self.tell(positions)
         return SpeculationStats([RowStats() for _ in rows.index], 1, True)
 
 

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from huggingface_hub.utils import tqdm
-
 from ...artifacts.profile import Profile
 from ...generation.runner import Runner
 from ...policy.policy import LossyPolicy
 from ...stats.clock import wait_for
 from ...stops.basic import SVIP, Constant
+from ...terminal import Bar
 from .instrument import ProfileSettings, run
 
 
@@ -33,21 +32,23 @@ def measure(
         "svip": Runner(LossyPolicy(stop=SVIP()), draft),
     }
     found: list[dict[str, float]] = []
-    for batch in tqdm(settings.batches, desc="timing alternatives", unit="batch size"):
-        tokens, seconds = dict.fromkeys(arms, 0), dict.fromkeys(arms, 0.0)
-        for turn in range(TURNS + 1):
-            chosen = [texts[(turn * batch + i) % len(texts)] for i in range(batch)]
-            names = [*arms][turn % len(arms) :] + [*arms][: turn % len(arms)]
-            for name in names:
-                wait_for(target.device)
-                began = time.perf_counter()
-                written = run(target, tokenizer, chosen, arms[name], settings)
-                wait_for(target.device)
-                if turn:
-                    seconds[name] += time.perf_counter() - began
-                    tokens[name] += written
-        speeds = {name: tokens[name] / seconds[name] for name in arms}
-        found.append({"rows": float(batch), **speeds})
+    with Bar(len(settings.batches) * (TURNS + 1) * len(arms), "timing alternatives", "calls") as bar:
+        for batch in settings.batches:
+            tokens, seconds = dict.fromkeys(arms, 0), dict.fromkeys(arms, 0.0)
+            for turn in range(TURNS + 1):
+                chosen = [texts[(turn * batch + i) % len(texts)] for i in range(batch)]
+                names = [*arms][turn % len(arms) :] + [*arms][: turn % len(arms)]
+                for name in names:
+                    wait_for(target.device)
+                    began = time.perf_counter()
+                    written = run(target, tokenizer, chosen, arms[name], settings)
+                    wait_for(target.device)
+                    if turn:
+                        seconds[name] += time.perf_counter() - began
+                        tokens[name] += written
+                    bar.to(bar.done + 1)
+            speeds = {name: tokens[name] / seconds[name] for name in arms}
+            found.append({"rows": float(batch), **speeds})
     return found
 
 

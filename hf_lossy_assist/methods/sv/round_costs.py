@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub.utils import tqdm
 
 from ...artifacts.profile import Profile
 from ...artifacts.profile_tables import Bins, Latency
@@ -21,6 +20,7 @@ from ...policy.policy import LossyPolicy
 from ...round import Draft, Selection, Verified
 from ...rules.accepting import Randomness
 from ...stops.basic import Constant
+from ...terminal import Bar
 from .instrument import InstrumentedRunner, ProfileSettings, run
 
 
@@ -107,28 +107,30 @@ def measure(
     own = Verification(_unmeasured(target, draft, companion, bins, gamma), companion, fallback=False)
     columns: defaultdict[str, list] = defaultdict(list)
     count = min(LEVELS, settings.batches[0] * gamma + 1)  # the same for all batch sizes
-    for batch in tqdm(settings.batches, desc="timing rounds", unit="batch size"):
-        levels = np.linspace(0, batch * gamma, count).round().astype(np.int64).tolist()
-        watch, first = Stopwatch(batch, gamma, levels), 0
-        both = [RandomFilter(own, observed, random, in_turn(levels, random)) for observed in (False, True)]
-        while watch.fewest() < settings.rounds:
-            chosen = [texts[(first + i) % len(texts)] for i in range(batch)]
-            before, first = watch.count(), first + batch
-            for each in both:
-                watch.last = None  # a call's first round brings its prompt along
-                policy = LossyPolicy(stop=Constant(gamma), filter=each)
-                run(target, tokenizer, chosen, InstrumentedRunner(policy, draft, watch), settings, endless=True)
-            assert watch.count() > before, "a call has a second round of γ tokens a row"
-        plain, also = ([np.array(watch.found[m, observed])[:, 0] for m in levels] for observed in (False, True))
-        medians = [float(np.median(values)) for values in plain]
-        columns["tokens"].append(levels)
-        columns["seconds"].append(isotonic_regression(medians))
-        columns["step"].append(np.median([spent for pairs in watch.found.values() for _, spent in pairs]) / gamma)
-        columns["companion"].append(
-            max(np.median([np.median(x) - m for x, m in zip(also, medians, strict=True)]), 0.0)
-        )
-        spread = [np.subtract(*np.percentile(x, (75, 25))) / 2 / m for x, m in zip(plain, medians, strict=True)]
-        columns["noise"].append(np.median(spread))
+    with Bar(len(settings.batches), "timing rounds", "batch sizes") as bar:
+        for done, batch in enumerate(settings.batches):
+            levels = np.linspace(0, batch * gamma, count).round().astype(np.int64).tolist()
+            watch, first = Stopwatch(batch, gamma, levels), 0
+            both = [RandomFilter(own, observed, random, in_turn(levels, random)) for observed in (False, True)]
+            while watch.fewest() < settings.rounds:
+                chosen = [texts[(first + i) % len(texts)] for i in range(batch)]
+                before, first = watch.count(), first + batch
+                for each in both:
+                    watch.last = None  # a call's first round brings its prompt along
+                    policy = LossyPolicy(stop=Constant(gamma), filter=each)
+                    run(target, tokenizer, chosen, InstrumentedRunner(policy, draft, watch), settings, endless=True)
+                assert watch.count() > before, "a call has a second round of γ tokens a row"
+                bar.to(done + min(watch.fewest() / settings.rounds, 1.0))
+            plain, also = ([np.array(watch.found[m, observed])[:, 0] for m in levels] for observed in (False, True))
+            medians = [float(np.median(values)) for values in plain]
+            columns["tokens"].append(levels)
+            columns["seconds"].append(isotonic_regression(medians))
+            columns["step"].append(np.median([spent for pairs in watch.found.values() for _, spent in pairs]) / gamma)
+            columns["companion"].append(
+                max(np.median([np.median(x) - m for x, m in zip(also, medians, strict=True)]), 0.0)
+            )
+            spread = [np.subtract(*np.percentile(x, (75, 25))) / 2 / m for x, m in zip(plain, medians, strict=True)]
+            columns["noise"].append(np.median(spread))
     return Latency(np.array(settings.batches), **{name: np.array(values) for name, values in columns.items()})
 
 

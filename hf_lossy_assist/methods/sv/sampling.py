@@ -1,14 +1,14 @@
 """Samples for a profile: strict decoding of prompts with the real engine while the companion reads along."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
 import torch
-from huggingface_hub.utils import tqdm
 
 from ...engine.call import Call
 from ...filters.base import VerifyFilter
@@ -18,6 +18,7 @@ from ...policy.policy import LossyPolicy
 from ...round import Draft, Selection, Verified
 from ...rules.accepting import Randomness
 from ...stops.basic import Constant
+from ...terminal import Bar
 from ...training.jobs import key_of, read_part, write_part
 from .cells import Samples
 from .instrument import InstrumentedRunner, ProfileSettings, run
@@ -56,32 +57,44 @@ def collect(
     parts: list[dict[str, np.ndarray]] = []
     rounds, key = 0, "" if kept is None else key_of(kept / STARTED)
     for longest in settings.gamma:
-        for first in tqdm(range(0, len(texts), settings.batch_size), desc=f"γ = {longest}", unit="batch"):
-            file = None if kept is None else kept / f"{longest}-{first:06d}.safetensors"
-            data = None if file is None else read_part(file, key)
-            if data is None:
-                chosen = texts[first : first + settings.batch_size]
-                one = sample(target, draft, companion, tokenizer, chosen, settings, longest, first)
-                if file is not None:
-                    write_part(file, safetensors.numpy.save(one), key)
-            else:
-                one = safetensors.numpy.load(data)
-            one["round"] = one["round"] + rounds
-            rounds = int(one["round"].max(initial=rounds - 1)) + 1
-            parts.append(one)
+        with Bar(-(-len(texts) // settings.batch_size), f"γ = {longest}", "batches") as bar:
+            for done, first in enumerate(range(0, len(texts), settings.batch_size)):
+                file = None if kept is None else kept / f"{longest}-{first:06d}.safetensors"
+                data = None if file is None else read_part(file, key)
+                if data is None:
+                    chosen = texts[first : first + settings.batch_size]
+                    tell = partial(_tell, bar, done, settings.new_tokens)
+                    one = sample(target, draft, companion, tokenizer, chosen, settings, longest, first, tell)
+                    if file is not None:
+                        write_part(file, safetensors.numpy.save(one), key)
+                else:
+                    one = safetensors.numpy.load(data)
+                    bar.skip(1)
+                one["round"] = one["round"] + rounds
+                rounds = int(one["round"].max(initial=rounds - 1)) + 1
+                parts.append(one)
+                bar.to(done + 1)
     return Samples(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+def _tell(bar: Bar, done: int, new_tokens: int, tokens: int) -> None:
+    bar.to(done + min(tokens / new_tokens, 1.0))
 
 
 def sample(
     target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], settings: ProfileSettings,
-    longest: int, first: int,
+    longest: int, first: int, tell: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """The columns of `Samples` for one batch of prompts, the first of which is number `first`; its rounds count from 0."""
+    """The columns of `Samples` for one batch of prompts, the first of which is number `first`; its rounds count from 0.
+
+    `tell`: is given the new tokens of the longest row.
+    """
     parts: list[dict[str, np.ndarray]] = []
     rounds = 0
 
     def watch(call: Call, verified: Verified) -> None:
         nonlocal rounds
+        tell(max(call.rows.lengths) - call.rows.width)
         draft, companion_probs = verified.draft, verified.selection.companion
         batch, gamma = draft.tokens.shape
         if gamma == 0:

@@ -218,7 +218,7 @@ def test_the_folder(tmp_path):
 def test_collect_fit_generate(hf_lossy, tmp_path):
     data, head = tmp_path / "data", tmp_path / "head"
     collected = hf_lossy(
-        "collect", "--for", "specdec", "--out", data, "--limit", 10, "--new-tokens", 24, "--batch-size", 5
+        "collect", "--for", "specdec", "--out", data, "--limit", 10, "--max-new-tokens", 24, "--batch-size", 5
     )
     assert collected.code == 0 and "tokens of 10 prompts" in collected.out
     fitted = hf_lossy("fit", "specdec", data, "--out", head, "--width", 8, "--weight", 3)

@@ -296,7 +296,7 @@ def test_greedy_rows_do_not_depend_on_the_batch(tmp_path):
 # -- interrupted ------------------------------------------------------------------------------------------------------
 
 
-COMMAND = "collect --new-tokens 4 --batch-size 1 --seed 3 --out".split()
+COMMAND = "collect --max-new-tokens 4 --batch-size 1 --seed 3 --out".split()
 KILLED_WHILE_ASSEMBLING = """
 import os, signal, sys
 from hf_lossy_assist import cli

@@ -1,0 +1,177 @@
+"""With which models a dataset, a head or a profile was made, so that later commands need not be told again.
+
+Only what a command wrote into this very folder of this machine counts. A repository may name any model, and none is loaded because of that.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..artifacts.files import MADE_WITH, write_text
+from ..artifacts.reading import read_object
+from ..terminal import show
+from ..validation import one_line, shown
+
+
+DEMO_TARGET = "demo-target"  # how records name the demo's
+
+
+@dataclass(frozen=True)
+class MadeWith:
+    """The options that named the models; None: the demo's, or none."""
+
+    model: str | None = None
+    assistant: str | None = None
+    companion: str | None = None
+    dtype: str = "float32"
+    chat: bool = False
+
+    def words(self) -> str:
+        """The models as they are typed."""
+        given = {"--model": self.model, "--assistant": self.assistant, "--companion": self.companion}
+        return " ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+
+
+class Source(NamedTuple):
+    """What models may be remembered from: its folder or name on the Hub, and the names of the models in its own record."""
+
+    name: str | None
+    target: str | None
+    draft: str | None
+
+
+def remember(out: Path, made: MadeWith) -> None:
+    """Write down with which models the folder `out` was made, if they are not the demo's."""
+    if (made.model is None and made.assistant is None) or int(os.environ.get("RANK", "0")) != 0:
+        return
+    names = {name: _place(getattr(made, name)) for name in ("model", "assistant", "companion")}
+    facts = {"folder": str(out.resolve())} | asdict(made) | names
+    write_text(out / MADE_WITH, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+
+
+def hand_on(data: Path, out: Path) -> None:
+    """A head is for the models of its dataset."""
+    made = _written(data)
+    if made is not None:
+        remember(out, made)
+
+
+def recall(folder: str | Path) -> MadeWith | None:
+    """What `remember` wrote into this folder; None where there is nothing, or a copy from elsewhere.
+
+    Raises: `ValueError`, one line, where a model's folder is gone.
+    """
+    made = _written(folder)
+    for name in () if made is None else (made.model, made.assistant, made.companion):
+        if name is not None and Path(name).is_absolute() and not Path(name).exists():
+            raise ValueError(
+                f"{folder} was made with {shown(name, 200)}, which is not there any more: pass --model and --assistant"
+            )
+    return made
+
+
+def _written(folder: str | Path) -> MadeWith | None:
+    """The note in a folder, if it was written there; the models may be gone."""
+    file = Path(folder) / MADE_WITH
+    if file.is_symlink() or not file.is_file():  # a link: the Hub's cache, whose files others wrote
+        return None
+    facts = read_object(file)
+    if facts.pop("folder", None) != str(Path(folder).resolve()):
+        return None
+    kinds = {"dtype": str, "chat": bool}
+    if facts.keys() != {f.name for f in fields(MadeWith)} or not all(
+        isinstance(value, kinds.get(name, str)) or (value is None and name not in kinds)
+        for name, value in facts.items()
+    ):
+        raise ValueError(f"{file}: expected the names of models, got {shown(facts)}: delete it and pass --model")
+    return MadeWith(**facts)
+
+
+def models_from(model: str | None, assistant: str | None, sources: Iterable[Source]) -> MadeWith:
+    """The models that the options name; where they name none those that a source was made with, which one line says.
+
+    Raises: `ValueError`, one line, for a source that was made for models that are neither remembered nor the demo's.
+    """
+    if model is not None or assistant is not None:
+        return MadeWith(model, assistant)
+    strange = None
+    for source in sources:
+        made = None if source.name is None else recall(source.name)
+        if made is not None:
+            how = [f"--dtype {made.dtype}"] * (made.dtype != "float32") + ["--chat"] * made.chat
+            note = f" (it was made with {' '.join(how)})" if how else ""
+            show(f"models of {source.name}: {made.words()}{note}", file=sys.stderr)
+            return made
+        if source.target not in (None, DEMO_TARGET):
+            strange = strange or source
+    if strange is not None:
+        raise ValueError(
+            f"{strange.name} was made for the models {one_line(strange.target)} and {one_line(strange.draft)}: pass --model and --assistant "
+            "(what a record names is not loaded by itself)"
+        )
+    return MadeWith()
+
+
+def parts_in(policy: Any) -> Iterator[Any]:
+    """The heads and profiles of a policy, however deep they are in it."""
+    from ..artifacts.heads import Head
+    from ..artifacts.profile import Profile
+
+    if isinstance(policy, Head | Profile):
+        yield policy
+    elif is_dataclass(policy):
+        for field in fields(policy):
+            yield from parts_in(getattr(policy, field.name))
+    elif isinstance(policy, list | tuple):
+        for part in policy:
+            yield from parts_in(part)
+
+
+def sources_in(parts: Iterable[Any]) -> list[Source]:
+    """Heads and profiles as sources of models."""
+    found = []
+    for part in parts:
+        its = getattr(part, "config", part)  # a head's identities are in its config, a profile's in itself
+        names = (None if one is None else one.id for one in (its.target, its.draft))
+        found.append(Source(part.source, *names))
+    return found
+
+
+def folder_of(policy: str) -> list[Source]:
+    """The folder that a text names as a policy, as a source of models. A bare name is no folder's."""
+    return [Source(policy, None, None)] if "/" in policy and Path(policy).is_dir() else []
+
+
+def remark_on(parts: Iterable[Any], do_sample: bool) -> None:
+    """Say of each head that was trained on another kind of decoding than this run's that it was."""
+    from ..artifacts.heads import Head
+
+    here, there = ("sampling", "greedy decoding") if do_sample else ("greedy decoding", "sampling")
+    for head in {part.source: part for part in parts if isinstance(part, Head)}.values():
+        if head.config.decoding.get("do_sample", do_sample) != do_sample:
+            command = "mine" if head.config.method == "autojudge" else "collect"
+            option = "--do-sample" if do_sample else "--greedy"
+            show(
+                f"remark: the head {head.source} was trained for {there}, and this is {here}: it knows these texts less well; "
+                f"hf-lossy {command} {option} makes data for them",
+                file=sys.stderr,
+            )
+
+
+def remark_on_companion(policy: Any, rows: int) -> None:
+    """Say that `sv` asks no companion where its profile says that none pays for itself with so many rows."""
+    profile = getattr(getattr(policy, "filter", None), "profile", None)
+    if profile is not None and policy.filter.fallback and not profile.worthwhile(rows):
+        show(
+            f"remark: sv is strict acceptance here: its profile expects no gain from a companion at batch size {rows} (hf-lossy profile)",
+            file=sys.stderr,
+        )
+
+
+def _place(name: str | None) -> str | None:
+    """A folder by its whole path, another name (on the Hub, or int8) as it is."""
+    return str(Path(name).resolve()) if name is not None and Path(name).exists() else name

@@ -1,0 +1,81 @@
+"""Bars: they move within a batch, say what is left, and never go back."""
+
+import pytest
+from support import small, tiny
+from support.collecting import models, tiny_pair, word_prompts
+from support.mining import NEW, TASK
+
+from hf_lossy_assist.methods.autojudge import mine as mining
+from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
+from hf_lossy_assist.methods.sprinter import collect as collecting
+from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
+from hf_lossy_assist.methods.sv import sampling
+from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.terminal import Bar
+
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_bar_shows_parts_and_what_is_left(capsys):
+    with Bar(8, "mining", "problems") as bar:
+        for done in (0.25, 3.4, 2.0):
+            bar.to(done)
+        assert bar.done == 3.4
+    last = capsys.readouterr().err.split("\r")[-1]
+    assert last.startswith("mining:  42%|") and "3.4/8 problems, " in last and "to go" in last
+    with Bar(8, "tuning", "calls", most=True) as bar:
+        bar.to(1)
+    assert "at most 00:" in capsys.readouterr().err
+
+
+def test_what_was_done_before_does_not_count_for_the_speed():
+    with Bar(8, "collecting", "batches") as bar:
+        bar.skip(4)
+        assert bar.done == 4 and bar._bar.format_dict["initial"] == 4
+    with Bar(8, "collecting", "batches", quiet=True) as quiet:
+        quiet.skip(4)
+        quiet.to(5)
+        quiet.say("x")
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    """Where each bar stood, move by move."""
+    found = []
+
+    class Seen(Bar):
+        def to(self, done):
+            super().to(done)
+            found.append(self.done)
+
+    for module in (collecting, mining, sampling):
+        monkeypatch.setattr(module, "Bar", Seen)
+    return found
+
+
+def within(moves, total):
+    """Forward, to the end, and with stations inside each unit."""
+    assert moves == sorted(moves) and moves[-1] == total
+    for unit in range(total):
+        assert any(unit < at < unit + 1 for at in moves), (unit, moves)
+
+
+def test_collecting_moves_within_a_batch(tmp_path, moves):
+    settings = CollectSettings(new_tokens=5, batch_size=2)
+    collecting.collect(*tiny_pair(), word_prompts(4, 6, 5), tmp_path / "data", settings)
+    within(moves, 2)
+
+
+def test_mining_moves_within_a_problem(tmp_path, moves):
+    m = models()
+    mining.mine(m.target, m.draft, m.tokenizer, TASK, TASK.problems(1), tmp_path / "data", MineSettings(NEW))
+    assert moves == sorted(moves) and moves[-1] == 1 and any(0 < at < 1 for at in moves)
+
+
+def test_sampling_for_a_profile_moves_within_a_batch(moves):
+    target, draft, tokenizer = tiny_pair()
+    texts = [text.prompt for text in word_prompts(4, 6, 5)]
+    settings = ProfileSettings(gamma=(2,), new_tokens=12, batch_size=2, batches=(1,), rounds=3)
+    sampling.collect(target, draft, tiny.noisy(target, 0.1), small.tokenizer(), texts, settings)
+    within(moves, 2)

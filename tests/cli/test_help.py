@@ -1,0 +1,78 @@
+"""The command line as one tool: every command explains itself by examples that it takes, and calls the same thing by the same name."""
+
+import re
+import shlex
+
+import pytest
+import typer
+
+from hf_lossy_assist.cli import app
+from hf_lossy_assist.cli.app import ORDER
+
+
+TOP = typer.main.get_command(app)
+
+
+def commands():
+    """(words, command) of each, and of the groups."""
+    yield (), TOP
+    for name, its in TOP.commands.items():
+        yield (name,), its
+        for inner, command in getattr(its, "commands", {}).items():
+            yield (name, inner), command
+
+
+COMMANDS = dict(commands())
+RUNNING = {words: its for words, its in COMMANDS.items() if not hasattr(its, "commands")}
+
+
+def options(command):
+    """Its options, by the first name of each."""
+    return {its.opts[0]: its for its in command.params if its.param_type_name == "option"}
+
+
+def examples(command):
+    lines = [line.strip() for line in command.help.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("hf-lossy ")]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_has_examples_that_the_command_takes(hf_lossy, words):
+    done = hf_lossy(*words, "-h")
+    assert done.code == 0 and done.err == "" and "Example" in done.out and "hf-lossy" in done.out
+    found = examples(COMMANDS[words])
+    assert found
+    for given in found:
+        if given[0] == "COMMAND":
+            continue
+        its = tuple(given[:2]) if tuple(given[:2]) in RUNNING else tuple(given[:1])
+        assert its[: len(words)] == words or not words
+        RUNNING[its].make_context(" ".join(its), given[len(its) :])  # refuses what it does not know, runs nothing
+
+
+def test_an_example_with_a_wrong_option_is_found():
+    with pytest.raises(Exception, match="--new-tokens"):
+        RUNNING["collect",].make_context("collect", ["--out", "data", "--new-tokens", "3"])
+
+
+def test_commands_stand_in_the_order_of_the_work(hf_lossy):
+    assert set(ORDER) == set(TOP.commands) and len(ORDER) == len(TOP.commands)
+    assert re.findall(r"^[│|]? (\w+)  ", hf_lossy("-h").out, flags=re.M) == list(ORDER)
+
+
+def test_the_same_thing_has_the_same_name():
+    """What one command calls `--max-new-tokens`, no other calls `--new-tokens`."""
+    for words, command in RUNNING.items():
+        given = options(command)
+        assert not {"--new-tokens", "--batch", "--greedy", "--n", "--count"} & given.keys(), words
+        if "--temperature" in given:
+            assert given["--do-sample"].secondary_opts == ["--greedy"], words
+        if {"--prompts", "--task", "--tasks", "--data"} & given.keys():
+            assert {"--limit", "--model", "--assistant", "--dtype", "--device", "--chat"} <= given.keys(), words
+            assert "--max-new-tokens" in given or words == ("eval",), words  # of lm-eval's own --gen-kwargs
+    sampling = {
+        words
+        for words, its in RUNNING.items()
+        if "--do-sample" in options(its) and options(its)["--do-sample"].default
+    }
+    assert sampling == {("collect",), ("profile",)}

@@ -94,6 +94,7 @@ def tune(
     check_out(out, resume)
     from ..evaluation.arms import make_arms
     from ..evaluation.ladders import field_of
+    from ..evaluation.scoring import score_answers
     from ..evaluation.store import Folder
     from ..evaluation.tuning import Search, promise
     from ..evaluation.tuning import tune as run
@@ -136,6 +137,8 @@ def tune(
         if store is not None:
             show(f"interrupted; what is done is in {store.part}: the same command with --resume goes on")
         raise
+    if store is not None:
+        score_answers(Writer(target, tokenizer, decoding), draft, field.policies, store.answers, texts)
     _tell(
         found,
         field,

@@ -104,6 +104,7 @@ def compare(
     from ..evaluation.arms import make_arms, why_not_static
     from ..evaluation.comparing import Batches
     from ..evaluation.comparing import compare as run
+    from ..evaluation.scoring import score_answers
     from ..evaluation.store import Folder
 
     chosen = _policies(policies, gamma)
@@ -140,6 +141,7 @@ def compare(
     left_out |= found.left_out
     lines = {str(size): advice(found.figures, size) for size in sorted(set(sizes))}
     if store is not None:
+        score_answers(Writer(target, tokenizer, decoding), draft, chosen, store.answers, texts)
         store.finish(found.figures, advice=lines, left_out=left_out, warm_up_seconds=found.warm_up_seconds)
     remark_on(parts, do_sample)
     if as_json:

@@ -114,7 +114,9 @@ def generate(
     device: Device = "auto",
     chat: Chat = False,
     stream: Annotated[bool, typer.Option("--stream", help="print each text as it is written (batch size 1)")] = False,
-    html: Annotated[Path | None, typer.Option(help="write the texts as a page, each token with its source")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="write the texts as a page, each token with its source, p and q")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue prompts with a draft model's help, and say how much it helped.
@@ -158,7 +160,7 @@ def generate(
         asked["cache_implementation"] = "static"
     outputs, seconds = _write(target, tokenizer, asked, chats(tokenizer, texts) if chat else texts, decoding)
     if html is not None:
-        write_page(html, outputs, tokenizer, policy)
+        write_page(html, outputs, tokenizer, policy, (target, draft), chosen)
     remark_on(parts, do_sample)
     remark_on_companion(chosen, batch_size)
     if as_json:

@@ -46,20 +46,27 @@ def json_report(outputs: list[Output], tokenizer: Any, names: dict[str, Any], se
     return names | {"seconds": round(seconds, 4), "speculation": speculation, "outputs": texts}
 
 
-def write_page(file: Path, outputs: list[Output], tokenizer: Any, policy: str) -> None:
-    """The texts as HTML, each token with its source as a colour and as a mark; those of the target alone have none."""
-    from html import escape
+def write_page(
+    file: Path, outputs: list[Output], tokenizer: Any, name: str, models: tuple[Any, Any], policy: Any
+) -> None:
+    """The texts as HTML, each token with its source as a colour and as a mark, p, q and what heads say of it.
 
+    name: of the policy, as it was asked for. models: the target, and the draft if one drafted. policy: None for the target alone.
+    """
     from ..artifacts.files import write_text
-    from ..evaluation.page import page
+    from ..evaluation.page import page, paragraph
+    from ..evaluation.scoring import score
     from ..evaluation.text_view import legend, text_view
 
+    target, draft = models if policy is not None else (models[0], None)
+    heads = {} if policy is None else policy.heads()
     body = [legend()]
     for output in outputs:
-        sources = [2] * len(output.ids) if output.row is None else output.row.token_sources
-        body.append(f'<p class="prompt">{escape(output.prompt.strip())}</p>')
-        body.append(text_view([tokenizer.decode([token]) for token in output.ids], sources))
-    write_text(file, page(f"hf-lossy generate --policy {policy}", body))
+        sources = [] if output.row is None else output.row.token_sources
+        scores = score(target, draft, heads, tokenizer(output.prompt)["input_ids"], output.ids, sources)
+        body.append(paragraph(output.prompt.strip(), "prompt"))
+        body.append(text_view([tokenizer.decode([token]) for token in output.ids], sources, scores))
+    write_text(file, page(f"hf-lossy generate --policy {name}", body))
 
 
 def show_outputs(outputs: list[Output], tokenizer: Any, problems: list[Any], streamed: bool) -> None:

@@ -1,4 +1,4 @@
-"""`hf-lossy report`: what compare and tune wrote, as one page."""
+"""`hf-lossy report`: what compare, tune and fit wrote, as one page."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,14 +10,16 @@ from .options import needs
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="folders that compare or tune wrote with --out")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="folders that compare, tune, fit sprinter or fit autojudge wrote")
+    ],
     out: Annotated[Path, typer.Option(help="the page to write; Markdown where it ends in .md")] = Path("report.html"),
 ) -> None:
-    """Put figures with intervals, the front of speed and quality, and the texts on one self-contained page.
+    """Put figures with intervals, the front of speed and quality, the texts, and what heads are worth on one self-contained page.
 
     Example:
 
-      hf-lossy report found tuned --out report.html
+      hf-lossy report found tuned head --out report.html
     """
     needs("train", "scipy")
     if out.suffix not in (".html", ".md"):

@@ -95,6 +95,7 @@ def tune(
     from ..artifacts.sampling_settings import shaping_at
     from ..evaluation.arms import make_arms
     from ..evaluation.ladders import field_of
+    from ..evaluation.scoring import score_answers
     from ..evaluation.store import Folder
     from ..evaluation.tuning import Search, promise
     from ..evaluation.tuning import tune as run
@@ -104,10 +105,8 @@ def tune(
     limit = DEMO_LIMIT if limit is None and task == DEMO else limit
     parts = [part for policy in field.policies.values() for part in parts_in(policy)]
     made = models_from(model, assistant, sources_in(parts))
-    _, problems, its_task, source = prompts_of(None, task, data, made.model, limit, seed)
-    problems = once_each(problems, source)
+    problems, its_task, source = _problems(task, data, made.model, limit, seed)
     texts = [problem.prompt for problem in problems]
-    check_answers(problems, source)
     search = Search(max_loss, 1 - confidence, _first(first, len(texts), batch_size), batch_size)
     ladders = len({step.ladder for step in field.steps})
     if not as_json:
@@ -137,6 +136,8 @@ def tune(
         if store is not None:
             show(f"interrupted; what is done is in {store.part}: the same command with --resume goes on")
         raise
+    if store is not None:
+        score_answers(Writer(target, tokenizer, decoding), draft, field.policies, store.answers, texts)
     _tell(
         found,
         field,
@@ -172,6 +173,16 @@ def _tell(
     if store is not None:
         policy = "policy (LossyPolicy.from_pretrained reads it), " if certificate is not None else ""
         show(f"{store.out}: {policy}run.json, answers.jsonl, summary.csv")
+
+
+def _problems(
+    task: str, data: Path | None, model: str | None, limit: int | None, seed: int
+) -> tuple[list[Any], Any, str]:
+    """Each problem once, with its right answer; their task, and what they are called in the record."""
+    _, problems, its_task, source = prompts_of(None, task, data, model, limit, seed)
+    problems = once_each(problems, source)
+    check_answers(problems, source)
+    return problems, its_task, source
 
 
 def _first(first: int | None, problems: int, batch_size: int) -> int:

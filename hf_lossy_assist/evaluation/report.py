@@ -1,4 +1,4 @@
-"""What `compare` and `tune` wrote, as a page and as Markdown."""
+"""What `compare` and `tune` wrote, and what heads are worth, as a page and as Markdown."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,14 @@ from ..training.jobs import key_of, unsealed
 from ..validation import one_line
 from .chart import Point, front
 from .figures import Figures, figures
+from .heads import FoundHead, html_of, is_head, markdown_of, read_head
 from .measuring import Answer
-from .page import page, table
+from .page import page, paragraph, table
+from .scoring import scores_of, shown
 from .store import ANSWERS, RECORD
 from .text_view import legend, text_view
 
 
-TEXTS = 4  # of each policy that are shown
 Cells = tuple[list[str], list[list[str]]]
 
 
@@ -43,12 +44,14 @@ class _Arm:
     lossless: bool
 
 
-def read(folder: Path) -> Found:
-    """Read a folder of `compare` or `tune`. Raises: `ValueError`, one line, for what is damaged or none; `FileNotFoundError`."""
+def read(folder: Path) -> Found | FoundHead:
+    """Read a folder of `compare` or `tune`, or a head's. Raises: `ValueError`, one line, for what is damaged or none; `FileNotFoundError`."""
+    if is_head(folder):
+        return read_head(folder)
     for name in (RECORD, ANSWERS):
         if not (folder / name).is_file():
             raise FileNotFoundError(
-                f"{folder} holds no {name}: expected a folder that hf-lossy compare or tune wrote with --out"
+                f"{folder} holds no {name}: expected a folder that hf-lossy compare or tune wrote with --out, or a head's"
             )
     record = read_object(folder / RECORD, "an object, the record of a run")
     key, answers = key_of(folder / RECORD), []
@@ -73,13 +76,16 @@ def _of_this_version(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def html(found: Sequence[Found]) -> str:
+def html(found: Sequence[Found | FoundHead]) -> str:
     """The page."""
     body: list[str] = []
     for its in found:
+        if isinstance(its, FoundHead):
+            body += html_of(its)
+            continue
         body.append(f"<h2>{escape(its.name)}</h2>")
-        body.append(f'<p class="small">{escape(_about(its))}</p>')
-        body += [f'<p class="advice">{escape(line)}</p>' for line in _advice(its)]
+        body.append(paragraph(_about(its), "small"))
+        body += [paragraph(line, "advice") for line in _advice(its)]
         for size in sorted({line.batch_size for line in its.figures}):
             here = [line for line in its.figures if line.batch_size == size]
             body.append(f"<h3>batch size {size}, {here[0].prompts} prompts</h3>")
@@ -89,13 +95,16 @@ def html(found: Sequence[Found]) -> str:
                 body.append("<h3>share of rounds that keep at least so many tokens, the target's own included</h3>")
                 body.append(table(*positions))
         body += _texts(its)
-    return page("Which policy, how fast, at what cost", body)
+    return page(_title(found), body)
 
 
-def markdown(found: Sequence[Found]) -> str:
+def markdown(found: Sequence[Found | FoundHead]) -> str:
     """The same without charts and texts."""
-    parts: list[str] = ["# Which policy, how fast, at what cost"]
+    parts: list[str] = [f"# {_title(found)}"]
     for its in found:
+        if isinstance(its, FoundHead):
+            parts += markdown_of(its)
+            continue
         parts += [f"## {escaped(its.name)}", escaped(_about(its)), *(f"**{escaped(line)}**" for line in _advice(its))]
         for size in sorted({line.batch_size for line in its.figures}):
             heads, rows = cells([line for line in its.figures if line.batch_size == size])
@@ -155,17 +164,25 @@ def _points(here: Sequence[Figures]) -> list[Point]:
 
 
 def _texts(its: Found) -> list[str]:
-    shown = [answer for answer in its.answers if answer.sources and answer.prompt < TEXTS]
-    if not shown:
-        return []
-    first = min(answer.batch_size for answer in shown)
-    parts = ["<h3>Texts</h3>", legend()]
-    for answer in shown:
-        if answer.batch_size == first:
+    """The first prompts' texts; those behind the first are folded up, so that the Tab key passes them."""
+    by: defaultdict[int, list[Answer]] = defaultdict(list)
+    for answer in shown(its.answers):
+        by[answer.prompt].append(answer)
+    parts = ["<h3>Texts</h3>", legend()] if by else []
+    for prompt, answers in sorted(by.items()):
+        parts.append(f"<details{'' if prompt > min(by) else ' open'}><summary>prompt {prompt + 1}</summary>")
+        for answer in answers:
             verdict = "" if answer.right is None else ", right" if answer.right else ", wrong"
-            parts.append(f'<p class="prompt">prompt {answer.prompt + 1}, {escape(answer.arm)}{verdict}</p>')
-            parts.append(text_view(answer.pieces, answer.sources))
+            parts.append(paragraph(f"prompt {prompt + 1}, {answer.arm}{verdict}", "prompt"))
+            parts.append(text_view(answer.pieces, answer.sources, scores_of(answer)))
+        parts.append("</details>")
     return parts
+
+
+def _title(found: Sequence[Found | FoundHead]) -> str:
+    if all(isinstance(its, FoundHead) for its in found):
+        return "What the heads are worth"
+    return "Which policy, how fast, at what cost"
 
 
 def _about(its: Found) -> str:

@@ -1,6 +1,7 @@
 """`hf-lossy generate` as a user runs it: its output and its exit code; once each, also as a process of its own."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -133,8 +134,12 @@ def test_a_page_shows_each_tokens_source(hf_lossy, tmp_path):
     found = hf_lossy("generate", "--policy", "svip", "--max-new-tokens", 16, "--html", page, "--json").json
     text = page.read_text()
     sources = [source for output in found["outputs"] for source in output["speculation"]["token_sources"]]
-    assert text.count('class="t"') == len(sources) and "--policy svip" in text
-    assert text.count('title="draft, ') > 0 and text.count('class="text"') == 3
+    assert text.count('class="t"') == len(sources) and "--policy svip" in text and text.count('class="text"') == 3
+    said = re.findall(r'title="([\w-]+), p ([\d.e-]+), q ([\d.e-]+)"', text)
+    assert [source for source, *_ in said] == sources
+    assert all(0 < float(p) <= 1 and 0 <= float(q) <= 1 for _, p, q in said)
+    assert hf_lossy("generate", "--policy", "target", "--limit", 1, "--max-new-tokens", 4, "--html", page).code == 0
+    assert len(re.findall(r'title="target alone, p [\d.e-]+"', page.read_text())) == 4
 
 
 def test_one_policy_in_full(hf_lossy):

@@ -45,6 +45,8 @@ def test_the_demo_alone(hf_lossy, tmp_path, monkeypatch):
         its = {line["model_id"]: line for line in lines if line["question_id"] == i}
         assert all(line["token_ids"] == text for line in its.values()) and len(its) == len(names)
         assert its["target"]["choices"][0]["new_tokens"] == [len(text)] and its["svip"]["first_token"] > 0
+        assert len(its["svip"]["p"]) == len(its["svip"]["q"]) == len(text) and its["svip"]["heads"] == {}
+        assert its["svip"]["p"] == its["strict"]["p"] and its["target"]["p"] == its["assisted"]["p"] == []
         assert sum(its["strict"]["choices"][0]["accept_lengths"]) >= len(text)
         assert 0 < its["assisted γ=5"]["target_calls"] < len(text)
     assert hf_lossy(*SHORT, "--out", tmp_path / "found").line.endswith(

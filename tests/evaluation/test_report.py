@@ -1,17 +1,18 @@
 """The page of figures and texts, from a run whose every figure is known."""
 
 import re
-from html.parser import HTMLParser
 
 import pytest
+from support.pages import read_page
 from support.runs import ARMS, a_run
 
 from hf_lossy_assist.evaluation.arms import Arm
-from hf_lossy_assist.evaluation.chart import APART, HEIGHT, names_apart
+from hf_lossy_assist.evaluation.chart import APART, NARROW, WIDE, Point, front, names_apart
 from hf_lossy_assist.evaluation.figures import figures
 from hf_lossy_assist.evaluation.report import html, markdown, read
+from hf_lossy_assist.evaluation.scoring import Scores
 from hf_lossy_assist.evaluation.store import Folder
-from hf_lossy_assist.evaluation.text_view import text_view
+from hf_lossy_assist.evaluation.text_view import legend, text_view
 
 
 FACTS = {
@@ -27,41 +28,17 @@ def folder(tmp_path):
         if answer.arm in ("svip", "top_k:k=4"):
             answer.pieces, answer.sources = ["<b>", " a", " b\n", "c"], [0, 0, 1, 3]
             answer.accept_lengths = [3, 1]
+            answer.p, answer.q = [0.5, 0.25, 1e-7, 1.0], [0.75, 0.5, 0.125, 0.0]
+            answer.heads = {"P(acceptable)": [0.9, 0.8, 0.1, None]}
     for unit in (0, 1):
         store.add(1, unit, [answer for answer in answers if answer.unit == unit])
     store.finish(figures(answers, ARMS), advice={"1": "use <svip>"})
     return tmp_path / "found"
 
 
-class Checked(HTMLParser):
-    """Every element that is opened is closed, and none asks another server for anything."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.text = [], ""
-
-    def handle_starttag(self, tag, attrs):
-        assert tag not in ("script", "link", "img", "iframe") and not any(
-            name in ("src", "href") or name.startswith("on") for name, _ in attrs
-        )
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        assert not any(name in ("src", "href") for name, _ in attrs)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
-
-
 def test_the_page(folder):
     page = html([read(folder)])
-    checked = Checked()
-    checked.feed(page)
-    assert checked.open == [] and "url(" not in page and "@import" not in page
+    shown = read_page(page)
     for text in (
         "use <svip>",
         "<T> with D",
@@ -71,9 +48,10 @@ def test_the_page(folder):
         "prompt 2, svip, wrong",
         "<b> a b",
     ):
-        assert text in checked.text, text
-    assert 'title="draft-lossy, 1 token"' in page and "prefers-color-scheme: dark" in page
-    assert page.count("<circle") == 4
+        assert text in shown, text
+    assert 'tabindex="0" title="draft-lossy, p 1e-07, q 0.125, P(acceptable) 0.1"' in page
+    assert 'title="bonus, p 1, q 0"' in page and "prefers-color-scheme: dark" in page
+    assert page.count("<circle") == 2 * 4 and page.count("<details open>") == 1 and page.count("<details>") == 1
 
 
 def test_markdown_says_the_same(folder):
@@ -86,15 +64,55 @@ def test_markdown_says_the_same(folder):
 def test_a_text_keeps_every_character():
     view = text_view(["a", "<i>", "\n", "&"], [0, 1, 1, 2])
     assert re.sub(r"<[^>]*>", "", view) == "a&lt;i&gt;\n&amp;"
-    assert [name for name in re.findall(r'span class="(\w+)" title', view)] == ["draft", "lossy", "correction"]
+    assert re.findall(r'span class="(\w+)">', view) == ["draft", "lossy", "correction"]
+
+
+def test_each_token_says_what_is_known_of_it():
+    scores = Scores([0.5, 0.12345], [], {"P(important)": [None, 0.75]})
+    titles = lambda view: re.findall(r'class="t" tabindex="0" title="([^"]*)"', view)  # noqa: E731
+    assert titles(text_view(["a", "b"], [2, 1], scores)) == [
+        "correction, p 0.5",
+        "draft-lossy, p 0.123, P(important) 0.75",
+    ]
+    assert titles(text_view(["a", "b"], [2, 0])) == ["correction", "draft"]
+    alone = text_view(["a", "b"], [], Scores([1.0, 0.25]))
+    assert titles(alone) == ["target alone, p 1", "target alone, p 0.25"] and 'class="draft"' not in alone
+    for source in ("draft", "draft-lossy", "correction", "bonus"):
+        assert source in legend()
 
 
 def test_names_that_meet_are_moved_apart():
-    for levels in ([100.0] * 6, [30.0, 31.0, 200.0, 201.0], [HEIGHT - 41.0] * 5, [16.0] * 3):
-        placed = sorted(names_apart(levels))
-        assert all(b - a >= APART - 1e-9 for a, b in zip(placed, placed[1:], strict=False))
-        assert min(placed) >= 0 and max(placed) <= HEIGHT
+    for frame in (WIDE, NARROW):
+        for levels in ([100.0] * 6, [30.0, 31.0, 200.0, 201.0], [frame.height - 41.0] * 5, [16.0] * 3):
+            placed = sorted(names_apart(levels, frame))
+            assert all(b - a >= APART - 1e-9 for a, b in zip(placed, placed[1:], strict=False))
+            assert min(placed) >= 0 and max(placed) <= frame.height
     assert names_apart([50.0, 150.0]) == [50.0, 150.0]
+
+
+def test_points_that_meet_have_names_of_their_own():
+    """All texts equal, so all points on one level: one line each, and none crosses another."""
+    points = [Point(f"p{i}", x, 1.0, None, None, i % 2 == 0) for i, x in enumerate([10, 90, 50.0, 50.0, 89])]
+    wide, narrow, key = front(points, "right answers").split("</svg>")
+    for chart, names in ((wide, ["p0", "p1 (lossy)", "p2", "p3 (lossy)", "p4"]), (narrow, list("12345"))):
+        lines = re.findall(r'class="lead" x1="([\d.]+)" y1="([\d.]+)" x2="([\d.]+)" y2="([\d.]+)"', chart)
+        placed = re.findall(r'<circle[^>]*cx="([\d.]+)"[^>]*/>\n<text x="[\d.]+" y="([\d.]+)">([^<]+)<', chart)
+        assert sorted(name for *_, name in placed) == sorted(names) and len(lines) == 5
+        by_place = sorted((float(y), -float(x)) for x, y, _ in placed)
+        assert [x for _, x in by_place] == sorted(x for _, x in by_place), (
+            "a name stands above that of a point further right"
+        )
+        assert all(b[0] - a[0] >= APART - 0.11 for a, b in zip(by_place, by_place[1:], strict=False))
+    long = [Point("sprinter:head=" + "x" * 60, 1.0, 1.0, None, None, False)]
+    assert "sprinter:head=x…xxxxxxxx (lossy)<" in front(long, "x") and long[0].name in front(long, "x")
+    assert re.findall("<li>([^<]+)</li>", key) == ["p0", "p1 (lossy)", "p2", "p3 (lossy)", "p4"]
+
+
+def test_a_chart_grows_with_its_names():
+    many = [Point(f"p{i}", 1.0 + i, 0.5, 0.4, 0.6, True) for i in range(40)]
+    height = float(re.search(r'viewBox="0 0 760 (\d+)"', front(many, "x"))[1])
+    placed = [float(y) for y in re.findall(r'<text x="[\d.]+" y="([\d.]+)">p\d+<', front(many, "x"))]
+    assert len(placed) == 40 and max(placed) < height and WIDE.height < height
 
 
 def test_a_damaged_folder_is_one_line(folder, hf_lossy, tmp_path):
@@ -134,7 +152,7 @@ def test_names_act_nowhere(tmp_path):
     text = markdown([found])
     assert "<" not in text.replace("<!-- -->", "") and "](" not in text and "`" not in text
     assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {11}
-    Checked().feed(html([found]))
+    read_page(html([found]))
 
 
 def test_the_command(folder, hf_lossy, tmp_path):

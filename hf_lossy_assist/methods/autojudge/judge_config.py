@@ -9,6 +9,7 @@ from ...artifacts.features import FeatureSpec
 from ...artifacts.head_config import HeadConfig
 from ...artifacts.sampling_settings import decoding_of
 from ...models.identity import ModelIdentity, versions
+from ...training.curves import CURVES, curves_of
 from .classifiers import WIDTH, JudgeSettings
 from .hidden_states import MinedTable
 from .report import JudgeReport, evidence_of
@@ -78,6 +79,7 @@ def with_figures(
         "held_out_mismatches": report.held_out,
         "recall_goal": settings.recall,
         "thresholds": report.thresholds,
+        CURVES: report.curves.to_dict(),
     }
     if report.comparison:
         metrics["comparison"] = report.comparison
@@ -94,5 +96,6 @@ def of_fold(
         **evidence_of([said], y, problem).metrics(),
         "brier": float(np.mean((said.astype(np.float64) - y) ** 2)),
         "held_out_mismatches": len(y),
+        CURVES: curves_of(said, said, y).to_dict(),
     }
     return dataclasses.replace(config, threshold=threshold, training=training, metrics=metrics)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...stats.separation import auroc
+from ...training.curves import Curves, curves_of
 from ...training.evidence import Evidence, share, with_intervals
 from .classifiers import JudgeSettings, Trained, threshold_table
 from .hidden_states import MinedTable
@@ -28,6 +29,7 @@ class JudgeReport:
     held_out_important: int
     threshold: float  # the head's own
     thresholds: list[dict[str, float]]  # threshold, recall, accepted, and both ends of their intervals
+    curves: Curves
     c: float | None  # None for an MLP
     curve: list[dict[str, float]]  # C, auroc, auroc_train, of the grid
     folds: int  # 0: one split
@@ -84,6 +86,7 @@ def report_of(
         thresholds=with_intervals(
             table, {"recall": evidence.counts["important"], "accepted": evidence.counts["unimportant"]}
         ),
+        curves=curves_of(aligned, says, held_y),
         c=c,
         curve=[{"C": c, "auroc": t.auroc, "auroc_train": t.auroc_train} for c, t in grid.items()],
         folds=settings.folds or 0,

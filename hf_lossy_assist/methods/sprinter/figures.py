@@ -7,6 +7,7 @@ import torch
 
 from ...artifacts.heads import Head
 from ...stats.separation import auroc
+from ...training.curves import Curves, curves_of
 from ...training.dataset import Table, acceptable
 from ...training.evidence import Evidence, with_intervals
 
@@ -25,6 +26,7 @@ class Report:
     acceptable: float  # share of all records
     auroc_by_kind: dict[str, float]
     thresholds: list[dict[str, float]]  # threshold, eta_tp, eta_fp, and both ends of their intervals
+    curves: Curves  # what the head's config keeps of the next two
     roc: list[tuple[float, float]] = field(default_factory=list)  # (η_FP, η_TP)
     reliability: list[tuple[float, float, int]] = field(default_factory=list)  # (mean V, share acceptable, records)
 
@@ -75,6 +77,7 @@ def measure(head: Head, table: Table, lam: float) -> Report:
         acceptable=float(y.float().mean()),
         auroc_by_kind=by_kind,
         thresholds=with_intervals(rows, {"eta_tp": held["acceptable"], "eta_fp": held["unacceptable"]}),
+        curves=curves_of(v.numpy(), v.numpy(), y.numpy()),
         roc=[(float(a), float(b)) for a, b in zip(fpr[thin], tpr[thin], strict=True)],
         reliability=[(float(m), float(s), int(c)) for m, s, c in zip(mean, share, counts[counts > 0], strict=True)],
     )

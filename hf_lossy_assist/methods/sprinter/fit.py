@@ -15,6 +15,7 @@ from ...artifacts.cards import head_card, write_card
 from ...artifacts.files import new_folder
 from ...artifacts.head_config import HeadConfig
 from ...artifacts.heads import Head
+from ...training.curves import CURVES
 from ...training.dataset import Table, acceptable, read_table
 from ...validation import MOST_FACTOR, check_number
 from .figures import Report, measure
@@ -84,6 +85,7 @@ def _with_figures(head: Head, report: Report, table: Table, settings: FitSetting
         "acceptable_share": report.acceptable,
         **{f"auroc_{name}": value for name, value in report.auroc_by_kind.items()},
         "thresholds": report.thresholds,
+        CURVES: report.curves.to_dict(),
     }
     head.config = HeadConfig(**(vars(head.config) | {"lam": report.lam, "training": training, "metrics": metrics}))
     return head

@@ -20,6 +20,7 @@ from hf_lossy_assist.methods.sprinter.figures import THRESHOLDS, Report, measure
 from hf_lossy_assist.methods.sprinter.fit import fit_head, fit_sprinter
 from hf_lossy_assist.methods.sprinter.held_out import HELD_OUT
 from hf_lossy_assist.methods.sprinter.train import FitSettings, split
+from hf_lossy_assist.training.curves import CURVES, Curves
 from hf_lossy_assist.training.dataset import KINDS, Table, acceptable, read_table
 from hf_lossy_assist.training.finished import digests
 
@@ -230,6 +231,10 @@ def test_figures_are_what_they_are_called():
     area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in zip(report.roc, report.roc[1:], strict=False))
     assert area == pytest.approx(report.auroc, abs=0.005)
     assert sum(count for _, _, count in report.reliability) == len(part)
+    kept = Curves.from_dict(head.config.metrics[CURVES])
+    assert kept == report.curves and (kept.positives, kept.negatives) == (int(y.sum()), int((~y).sum()))
+    for (mean, share, count), its in zip(report.reliability, kept.reliability, strict=True):
+        assert (its.mean, its.hits, its.tokens) == (pytest.approx(mean, abs=1e-5), round(share * count), count)
     rest = report.reliability
     for i in range(10):
         inside = (v > i / 10) & (v <= (i + 1) / 10)

@@ -1,6 +1,6 @@
 """Does a certificate keep its word on real answers? Thousands of users draw their problems from those that the demo pair has answered.
 
-    python benchmarks/certificates.py --make        # 300 problems under every setting; writes certificates.json beside this file
+    python benchmarks/certificates.py --make        # 240 problems under every setting; writes certificates.json beside this file
     python benchmarks/certificates.py               # 2000 users at every limit; prints a table
 
 The answers are a population whose every rate of harm is known. A user draws problems from it with replacement, tries all settings on the first of
@@ -24,8 +24,8 @@ from hf_lossy_assist.evaluation.ladders import field_of
 
 
 TABLE = Path(__file__).with_suffix(".json")
-TARGET, SEED, NEW_TOKENS = "target", 17, 96
-POLICIES = ["svip", *(f"top_k:k={k}+svip" for k in (2, 3, 4, 5)), "lenience+svip", "typical+svip"]
+TARGET, SEED, NEW_TOKENS, BATCH = "target", 17, 96, 8
+POLICIES = ["svip", *(f"top_k:k={k}+svip" for k in (2, 3, 4, 5)), "lenience+svip"]
 DELTA, FIRST, REST, USERS = 0.05, 100, 700, 2000
 ORDERS = ("as they are", "lax first", "shuffled")
 
@@ -87,16 +87,22 @@ def make(problems: int, file: Path = TABLE) -> None:
     drawn = task.problems(problems)
     arms = make_arms(models.target, models.draft, field_of(POLICIES).policies, assisted=False)
     writer = Writer(models.target, models.tokenizer, Decoding(max_new_tokens=NEW_TOKENS))
-    found = compare(writer, arms, [p.prompt for p in drawn], Batches(problems, [1]), task=task, problems=drawn)
+    found = compare(writer, arms, [p.prompt for p in drawn], Batches(problems, [BATCH]), task=task, problems=drawn)
     table: dict[str, dict[str, Any]] = {}
     for arm in arms:
         its = sorted((a for a in found.answers if a.arm == arm.name), key=lambda a: a.prompt)
         table[arm.name] = {
             "right": "".join("1" if a.right else "0" for a in its),
             "tokens": [len(a.token_ids) for a in its],
-            "ms": [round(a.seconds * 1e3, 1) for a in its],
+            "ms": [round(a.seconds * 1e3 / BATCH, 2) for a in its],  # of its batch's seconds
         }
-    made = {"problems": problems, "seed": SEED, "machine": machine(torch.device("cpu")), "versions": versions()}
+    made = {
+        "problems": problems,
+        "seed": SEED,
+        "batch_size": BATCH,
+        "machine": machine(torch.device("cpu")),
+        "versions": versions(),
+    }
     rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(its)}" for name, its in table.items())
     file.write_text(f'{{"made": {json.dumps(made)},\n"settings": {{\n{rows}\n}}}}\n', encoding="utf-8")
 
@@ -114,9 +120,12 @@ def ordered(steps: Sequence[Step], order: str) -> list[Step]:
 
 
 def limits(population: Population) -> list[float]:
-    """Just below every true rate of harm, so that the setting breaks the limit by less than one answer."""
+    """Just below every true rate of harm, so that the setting breaks the limit by less than one answer; and one that all settings keep."""
     half = 0.5 / population.harm.shape[1]
-    return sorted({float(rate) - half for rate in population.rates if rate > half})
+    return [
+        *sorted({float(rate) - half for rate in population.rates if rate > half}),
+        float(population.rates.max()) + 0.08,
+    ]
 
 
 def drawn(population: Population, users: int, problems: int, random: np.random.Generator) -> Iterator[list[Tried]]:
@@ -199,7 +208,7 @@ def main() -> None:
     """Make the table, or draw users from it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--make", action="store_true", help="answer the problems and write the table")
-    parser.add_argument("--problems", type=int, default=300, help="problems of the table")
+    parser.add_argument("--problems", type=int, default=240, help="problems of the table, a multiple of 8")
     parser.add_argument("--users", type=int, default=USERS, help="users at each limit")
     args = parser.parse_args()
     if args.make:

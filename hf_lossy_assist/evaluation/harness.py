@@ -103,7 +103,9 @@ def _readable(what: str) -> Iterator[None]:
     except (ImportError, MemoryError):
         raise
     except Exception as error:
-        cause = error.__cause__ or error
+        cause = (
+            str(error.__cause__ or "") or str(error) or type(error).__name__
+        )  # an empty file: StopIteration, without a word
         raise ValueError(
             f"{what} cannot be read: {one_line(cause, 400)}: mend its YAML file, or the data that it names"
         ) from None

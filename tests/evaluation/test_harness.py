@@ -83,8 +83,8 @@ GOOD = '{"question": "1 + 1?", "answer": "2"}\n'
 BAD = {
     "a missing field": ('{"text": "1 + 1?", "answer": "2"}\n', "'question' is undefined"),
     "JSON that ends early": (GOOD + '{"question": "1 +\n', "JSON parse error"),
-    "an empty file": ("", "sums.jsonl"),
-    "bytes": (b"\x89PNG\r\n\x1a\n\x00\xff", "sums.jsonl"),
+    "an empty file": ("", "mend its YAML file"),
+    "bytes": (b"\x89PNG\r\n\x1a\n\x00\xff", "JSON parse error"),
 }
 
 
@@ -112,7 +112,12 @@ def test_data_that_cannot_be_read_is_one_line(hf_lossy, own_tasks, bad):
     content, says = BAD[bad]
     (own_tasks / "sums.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
     line = hf_lossy("eval", "--tasks", "sums", "--include-path", own_tasks).line
-    assert "the task sums cannot be read: " in line and says in line and "mend its YAML file, or the data" in line
+    assert (
+        "the task sums cannot be read: " in line
+        and ": :" not in line
+        and says in line
+        and "mend its YAML file, or the data" in line
+    )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -14,7 +14,7 @@ body { color: var(--ink); background: var(--page); font: 16px/1.5 system-ui, san
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; } h3 { font-size: 1rem; color: var(--soft); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 5.5rem; max-width: min(16rem, 34vw); position: sticky; left: 0; background: var(--page); }
+th:first-child, td:first-child { text-align: left; white-space: normal; min-width: min(12rem, 30vw); max-width: min(16rem, 34vw); position: sticky; left: 0; background: var(--page); }
 .advice { border-left: .25rem solid var(--bonus); padding-left: .75rem; font-weight: 600; }
 details { margin: .5rem 0; } summary { cursor: pointer; color: var(--soft); }
 .text { white-space: pre-wrap; border: 1px solid var(--line); border-radius: .4rem; padding: .6rem; }

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..stats.intervals import Estimate
+from ..stats.intervals import FEWEST, Estimate
 from .arms import COMPILED, STATIC
 from .figures import Figures
 
@@ -42,15 +42,20 @@ def _lossless(best: Figures | None, alone: Figures, here: Sequence[Figures]) -> 
     its = f"{best.arm}, the fastest, is {_times(best.of_target)} the target"
     if _clear(best):
         return f"do not draft here: {its}{cost}"
-    alone_ = "" if best.prompts > best.batch_size else ", on one batch of prompts"
-    return f"no clear gain: {its}{alone_}{cost}"
+    batches = best.prompts // best.batch_size
+    few = (
+        ""
+        if batches >= FEWEST
+        else f", on {batches} batch{'es' * (batches > 1)} of prompts, and {FEWEST} make an interval"
+    )
+    return f"no clear gain: {its}{few}{cost}"
 
 
 def _clear(its: Figures) -> bool:
-    """Whether an arm differs from the target by more than its interval; one batch of prompts has none and tells nothing."""
+    """Whether an arm differs from the target by more than its interval; too few batches of prompts have none and tell nothing."""
     value, low, high = its.of_target
     if low is None or high is None:
-        return its.prompts > its.batch_size and value != 1
+        return its.prompts // its.batch_size >= FEWEST and value != 1
     return low > 1 or high < 1
 
 

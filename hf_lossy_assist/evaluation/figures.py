@@ -16,7 +16,7 @@ class Figures:
     """One arm at one batch size.
 
     Args:
-        tokens_per_second: new tokens of all rows, with a bootstrap interval over the batches of prompts.
+        tokens_per_second: new tokens of all rows, with an interval over the batches of prompts.
         of_target: times the target's speed on the same prompts. of_assisted: times that of Transformers' faster
             assisted form, where one was measured.
         first_token: median seconds until the first new token of a prompt alone; None in batches.

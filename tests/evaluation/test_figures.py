@@ -39,7 +39,7 @@ def test_a_prompt_without_a_right_answer_is_not_judged():
 
 
 def test_the_table_has_a_line_for_each():
-    rows = list(csv.DictReader(io.StringIO(as_csv(figures(a_run(), ARMS)))))
+    rows = list(csv.DictReader(io.StringIO(as_csv(figures(a_run(copies=2), ARMS)))))
     assert [row["arm"] for row in rows] == [arm.name for arm in ARMS]
     assert float(rows[2]["of_target"]) == pytest.approx(3) and float(rows[2]["of_target_low"]) > 1
     assert rows[0]["acceptance"] == "" and rows[3]["lossless"] == "False"
@@ -57,26 +57,29 @@ def test_answers_are_lines_of_spec_bench():
 
 
 def test_the_advice():
-    found = figures(a_run(), ARMS)
+    found = figures(a_run(copies=2), ARMS)
     assert advice(found, 1) == (
-        "use svip: 3.00 × (2.00 to 4.00) the target, same text; top_k:k=4 is 6.00 × (4.00 to 8.00) and lossy: "
-        "1 of 2 texts differ, 1 of 2 right (1 lost, 1 won, p = 1)"
+        "use svip: 3.00 × (1.62 to 5.55) the target, same text; top_k:k=4 is 6.00 × (3.24 to 11.10) and lossy: "
+        "2 of 4 texts differ, 2 of 4 right (2 lost, 2 won, p = 1)"
     )
-    assert advised(svip=6.0) == "do not draft here: svip, the fastest, is 0.50 × (0.33 to 0.67) the target"
-    assert advised(svip=2.7) == "no clear gain: svip, the fastest, is 1.11 × (0.74 to 1.48) the target"
-    assert advised(svip=3.1) == "no clear gain: svip, the fastest, is 0.97 × (0.65 to 1.29) the target"
+    assert advised(svip=6.0) == "do not draft here: svip, the fastest, is 0.50 × (0.27 to 0.92) the target"
+    assert advised(svip=2.7) == "no clear gain: svip, the fastest, is 1.11 × (0.60 to 2.06) the target"
+    assert advised(svip=3.1) == "no clear gain: svip, the fastest, is 0.97 × (0.52 to 1.79) the target"
 
 
-def advised(svip, arms=("target", "svip"), prompts=2):
-    return advice(figures([its for its in a_run(svip) if its.arm in arms and its.prompt < prompts], ARMS), 1)
+def advised(svip, arms=("target", "svip"), prompts=4):
+    return advice(figures([its for its in a_run(svip, copies=2) if its.arm in arms and its.prompt < prompts], ARMS), 1)
 
 
 def test_assisted_generation_is_advised_where_it_is_faster():
-    own = "use Transformers' own assisted generation (assisted): 1.50 × (1.33 to 2.00) the target, same text; "
-    assert advised(6.0, ("target", "assisted", "svip")) == own + "svip 0.50 × (0.33 to 0.67)"
+    own = "use Transformers' own assisted generation (assisted): 1.50 × (1.10 to 2.05) the target, same text; "
+    assert advised(6.0, ("target", "assisted", "svip")) == own + "svip 0.50 × (0.27 to 0.92)"
     assert advised(1.0, ("target", "assisted", "svip")).startswith("use svip: 3.00 ×")
 
 
 def test_one_batch_of_prompts_shows_no_gain():
-    assert advised(1.0, prompts=1) == "no clear gain: svip, the fastest, is 2.00 × the target, on one batch of prompts"
+    assert (
+        advised(1.0, prompts=1)
+        == "no clear gain: svip, the fastest, is 2.00 × the target, on 1 batch of prompts, and 4 make an interval"
+    )
     assert advised(9.0, prompts=1).startswith("no clear gain: svip, the fastest, is 0.22 × the target")

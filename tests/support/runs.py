@@ -18,8 +18,16 @@ def answer(arm, prompt, ids, seconds, **more):
     return Answer(arm, prompt, 1, prompt, "text", list(ids), seconds, **more)
 
 
-def a_run(svip=1.0):
-    """Two prompts; `svip`: seconds of each of its texts."""
+def a_run(svip=1.0, copies=1):
+    """Two prompts, `copies` times; `svip`: seconds of each of its texts."""
+    runs = [_two(svip) for _ in range(copies)]
+    for copy, run in enumerate(runs):
+        for its in run:
+            its.prompt, its.unit = its.prompt + 2 * copy, its.unit + 2 * copy
+    return [its for run in runs for its in run]
+
+
+def _two(svip):
     return [
         answer("target", 0, range(40), 2.0, first_token=0.1, target_calls=40, right=True),
         answer("target", 1, range(60), 4.0, first_token=0.3, target_calls=60, right=False),

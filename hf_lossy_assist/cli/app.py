@@ -25,6 +25,7 @@ from .policies import policies
 from .profile import profile
 from .pull import pull
 from .push import push
+from .quality import quality
 from .report import report
 from .tune import tune
 
@@ -55,7 +56,21 @@ def options(
 
 
 # In the order of the work.
-for command in (generate, compare, tune, policies, collect, mine, profile, plan, evaluate, report, push, pull):
+for command in (
+    generate,
+    compare,
+    tune,
+    policies,
+    collect,
+    mine,
+    profile,
+    plan,
+    evaluate,
+    quality,
+    report,
+    push,
+    pull,
+):
     app.command()(command)
 app.command("eval")(evaluate_tasks)
 app.add_typer(fit_app, name="fit")

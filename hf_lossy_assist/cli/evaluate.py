@@ -19,7 +19,9 @@ def evaluate(
     task: Annotated[
         str | None, typer.Option(help="a task whose right answers are known: demo, gsm8k, math or a JSON-lines file")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="the file with the problems of --task gsm8k or math")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="the problems of --task (default: a package's, or the Hub's)")
+    ] = None,
     threshold: Annotated[
         list[float] | None,
         typer.Option(help="decision threshold; repeatable (default: the head's own, or the method's)"),
@@ -43,6 +45,10 @@ def evaluate(
 
       hf-lossy evaluate judge --task demo --limit 64
     """
+    from ..tasks.conversations import NO_ANSWERS, ShareGPT
+
+    if task == ShareGPT.name:
+        raise ValueError(NO_ANSWERS)
     for value in threshold or ():
         check_number("--threshold", value, 0.0, 2.0)
     method = hla.Head.from_pretrained(head).config.method

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install check fix test test-fast test-machines docs demo bench-smoke clean
+.PHONY: install check fix test test-fast test-machines docs demo reproduce bench-smoke clean
 
 install: $(VENV)/installed
 
@@ -50,6 +50,10 @@ $(VENV)/docs-installed: $(VENV)/installed pyproject.toml
 
 demo: install
 	$(BIN)/hf-lossy generate --policy svip
+
+# The papers' headline tables on the demo models, half an hour on two cores; what is done is kept in runs/reproduce.
+reproduce: install
+	$(BIN)/python examples/reproduce/run.py
 
 bench-smoke: install
 	$(BIN)/python benchmarks/engine.py --problems 2 --repeats 1 --batch-sizes 1 4

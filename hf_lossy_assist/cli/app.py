@@ -26,12 +26,13 @@ from .policies import policies
 from .profile import profile
 from .pull import pull
 from .push import push
+from .quality import quality
 from .report import report
 from .tune import tune
 
 
 ORDER = (
-    "compare", "generate", "tune", "policies", "collect", "mine", "fit", "profile", "plan", "evaluate", "eval", "report",
+    "compare", "generate", "tune", "policies", "collect", "mine", "fit", "profile", "plan", "evaluate", "eval", "quality", "report",
     "push", "pull",
 )  # fmt: skip
 
@@ -86,7 +87,22 @@ def options(
     """
 
 
-for command in (generate, compare, tune, policies, collect, mine, profile, plan, evaluate, report, push, pull):
+# In the order of the work.
+for command in (
+    generate,
+    compare,
+    tune,
+    policies,
+    collect,
+    mine,
+    profile,
+    plan,
+    evaluate,
+    quality,
+    report,
+    push,
+    pull,
+):
     app.command()(command)
 app.command("eval")(evaluate_tasks)
 app.add_typer(fit_app, name="fit")

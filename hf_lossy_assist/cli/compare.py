@@ -47,9 +47,14 @@ def compare(
         Path | None, typer.Option(help="JSON lines with `prompt` (or rows of GSM8K or Spec-Bench)")
     ] = None,
     task: Annotated[
-        str | None, typer.Option(help="a task whose right answers are known: demo, gsm8k, math or a JSON-lines file")
+        str | None,
+        typer.Option(
+            help="demo, gsm8k, math, a JSON-lines file, or for speed alone mt_bench, spec_bench, sharegpt, lm1b, wikitext"
+        ),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="the file with the problems of --task gsm8k or math")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="the problems of --task (default: a package's, or the Hub's)")
+    ] = None,
     batch_size: Annotated[str, typer.Option(help="prompts at a time; several with commas: 1,8")] = "1",
     limit: Annotated[int | None, typer.Option(help="most prompts (default: all; 12 of the demo)")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="most new tokens of each text")] = 128,

@@ -21,7 +21,9 @@ def evaluate(
     task: Annotated[
         str | None, typer.Option(help="a task whose right answers are known: demo, gsm8k, math or a JSON-lines file")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="the file with the problems of --task gsm8k or math")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="the problems of --task (default: a package's, or the Hub's)")
+    ] = None,
     threshold: Annotated[
         list[float] | None,
         typer.Option(help="decision threshold; repeatable (default: the head's own, or the method's)"),
@@ -49,6 +51,10 @@ def evaluate(
 
       hf-lossy evaluate head --task gsm8k --data test.jsonl --threshold 0.5 --threshold 0.9
     """
+    from ..tasks.conversations import NO_ANSWERS, ShareGPT
+
+    if task == ShareGPT.name:
+        raise ValueError(NO_ANSWERS)
     for value in threshold or ():
         check_number("--threshold", value, 0.0, 2.0)
     loaded = hla.Head.from_pretrained(head)

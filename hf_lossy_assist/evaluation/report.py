@@ -45,9 +45,12 @@ class _Arm:
 
 
 def read(folder: Path) -> Found | FoundHead:
-    """Read a folder of `compare` or `tune`, or a head's. Raises: `ValueError`, one line, for what is damaged or none; `FileNotFoundError`."""
-    if is_head(folder):
-        return read_head(folder)
+    """Read a folder of `compare` or `tune`, or a head's. Raises: as `read_run`."""
+    return read_head(folder) if is_head(folder) else read_run(folder)
+
+
+def read_run(folder: Path) -> Found:
+    """Read a folder of `compare` or `tune`. Raises: `ValueError`, one line, for what is damaged or none; `FileNotFoundError`."""
     for name in (RECORD, ANSWERS):
         if not (folder / name).is_file():
             raise FileNotFoundError(

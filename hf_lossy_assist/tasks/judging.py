@@ -4,11 +4,10 @@
 import re
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from ..validation import check_int
-from .answers import FileTask, Problem, Row, squeeze
+from .answers import Data, FileTask, Problem, Row, squeeze
 
 
 VERDICTS = {"A>>B": -2, "A>B": -1, "A=B": 0, "B>A": 1, "B>>A": 2}  # how much better B is
@@ -45,6 +44,7 @@ class QATask(FileTask):
     if one order says so and the other does not say the opposite. `answer` is equivalent unless most of `votes` find it
     worse; asking stops when that can no longer change. A reply without a verdict is asked for again up to `attempts`
     times in all; then the vote is for "worse", which makes the token an important one, and `unreadable` counts it.
+    Without a judge there are prompts, and comparing two replies raises `ValueError`.
     """
 
     name = "qa"
@@ -53,8 +53,8 @@ class QATask(FileTask):
 
     def __init__(
         self,
-        path: str | Path,
-        judge: Judge,
+        path: Data,
+        judge: Judge | None = None,
         *,
         votes: int = 3,
         attempts: int = 3,
@@ -89,16 +89,29 @@ class QATask(FileTask):
 
     def _worse(self, request: str, reference: str, answer: str) -> bool:
         """One vote."""
-        gains = [self._ask(request, reference, answer), self._ask(request, answer, reference)]
-        if gains[0] is None or gains[1] is None:
+        found = self.versus(request, reference, answer)
+        if found is None:
             with self._lock:
                 self.unreadable += 1
             return True
+        return found < 0
+
+    def versus(self, request: str, reference: str, answer: str) -> int | None:
+        """1 where the judge finds `answer` better than `reference`, −1 where worse, each in one order at least and the opposite in
+        none; 0 where neither; None where it gives no verdict."""
+        gains = [self._ask(request, reference, answer), self._ask(request, answer, reference)]
+        if gains[0] is None or gains[1] is None:
+            return None
         low, high = sorted((gains[0], -gains[1]))  # how much better `answer` is, by either order
-        return low < 0 and high <= 0
+        return -1 if low < 0 and high <= 0 else 1 if low >= 0 and high > 0 else 0
 
     def _ask(self, request: str, a: str, b: str) -> int | None:
         """How much better `b` is than `a`, or None where the judge gives no verdict."""
+        if self.judge is None:
+            raise ValueError(
+                f"the task {self.name} compares texts by a judge model: pass the address of an OpenAI-compatible server "
+                "and the name of its model (--judge-url, --judge-model)"
+            )
         shown = f"# The request\n\n{request}\n\n# Reply A\n\n{a}\n\n# Reply B\n\n{b}"
         messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": shown}]
         for _ in range(self.attempts):

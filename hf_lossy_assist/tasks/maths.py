@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from ..validation import check_int
-from .answers import FileTask, Problem, Row, existing, first, read_rows, require, squeeze
+from .answers import Data, FileTask, Problem, Row, existing, first, read_rows, require, squeeze
 from .shots import SHOTS
 from .workers import ask
 
@@ -111,7 +111,7 @@ def _nested(powers: list[str]) -> str:
 class Formulas(FileTask):
     """What `GSM8K` and `MathTask` share: equivalence by value."""
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: Data):
         require(f"the task {self.name}", {"math_verify": "math-verify"})
         super().__init__(path)
 
@@ -135,7 +135,7 @@ class GSM8K(Formulas):
 
     name = "gsm8k"
 
-    def __init__(self, path: str | Path, shots: int = 0, examples: str | Path | None = None):
+    def __init__(self, path: Data, shots: int = 0, examples: str | Path | None = None):
         super().__init__(path)
         check_int("shots", shots, 0)
         known = list(SHOTS) if examples is None else [_example(row) for row in islice(read_rows(examples), shots)]

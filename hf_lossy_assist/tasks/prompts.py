@@ -1,11 +1,13 @@
 """Prompts from JSON-lines files."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..artifacts.reading import lines, parse
 from ..validation import shown
+from .conversations import FIELD, first_turn, is_array, objects
 
 
 FIELDS = ("prompt", "question", "turns")  # our own, GSM8K's, Spec-Bench's (its first turn)
@@ -22,7 +24,8 @@ class Text(NamedTuple):
 
 
 def read_prompts(path: str | Path, limit: int | None = None) -> list[str]:
-    """The prompt of each line: its `prompt`, `question` (GSM8K) or first of `turns` (Spec-Bench).
+    """The prompt of each line: its `prompt`, `question` (GSM8K), first of `turns` (Spec-Bench) or what a person asked first in its
+    `conversations` (ShareGPT, whose JSON array is read as well; where no person asked, the row is passed over).
 
     Raises: `ValueError` with file and line where a line has none of them; `FileNotFoundError`.
     """
@@ -35,23 +38,40 @@ def read_texts(path: str | Path, limit: int | None = None) -> list[Text]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {shown(str(path), 200)}")
     texts: list[Text] = []
-    with path.open("rb") as file:
-        for where, line in lines(file, str(path)):
-            if limit is not None and len(texts) == limit:
-                break
-            row = parse(line, where)
-            prompt = _first(row, FIELDS)
-            if prompt is None:
-                given = line[:80].decode("utf-8", "replace")[:60]
-                raise ValueError(f"{where}: expected a text under one of {', '.join(FIELDS)}, got {shown(given, 200)}")
-            if not prompt.strip():
-                raise ValueError(f"{where}: the prompt is blank: every prompt needs some text")
-            texts.append(Text(prompt, _first(row, CONTINUATIONS)))
+    for where, row in _rows(path):
+        if isinstance(row, dict) and FIELD in row:
+            turn = first_turn(row, where)
+            texts += [] if turn is None else [Text(*turn)]
+        else:
+            texts.append(_text(row, where))
+        if len(texts) == limit:
+            break
     if not texts:
         raise ValueError(
             f"{path} holds no prompts; expected one JSON object per line, with a text under one of {', '.join(FIELDS)}"
         )
     return texts
+
+
+def _text(row: Any, where: str) -> Text:
+    """The prompt in a row, and what follows it."""
+    prompt = _first(row, FIELDS)
+    if prompt is None:
+        given = json.dumps(row, ensure_ascii=False)[:60]
+        raise ValueError(f"{where}: expected a text under one of {', '.join(FIELDS)}, got {shown(given, 200)}")
+    if not prompt.strip():
+        raise ValueError(f"{where}: the prompt is blank: every prompt needs some text")
+    return Text(prompt, _first(row, CONTINUATIONS))
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """The values in a file of JSON lines, or of a JSON array, each with its name for errors."""
+    if is_array(path):
+        yield from objects(path)
+        return
+    with path.open("rb") as file:
+        for where, line in lines(file, str(path)):
+            yield where, parse(line, where)
 
 
 def _first(row: Any, fields: Sequence[str]) -> str | None:

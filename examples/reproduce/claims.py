@@ -1,0 +1,181 @@
+"""Whether a run confirms what a table says: the figure, its 95 % interval, and the rule that the table's file gives."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from demo_runs import Measured
+from paper_tables import RATIOS, Check
+
+from hf_lossy_assist.evaluation.bounds import harm_bound
+from hf_lossy_assist.evaluation.measuring import Answer
+from hf_lossy_assist.evaluation.quality import rouge_of, versus
+from hf_lossy_assist.stats.intervals import Estimate, rate, ratio, wilson
+from hf_lossy_assist.tasks.answers import Problem
+from hf_lossy_assist.tasks.judging import QATask
+
+
+CONFIRMED, NOT_CONFIRMED, CANNOT = "confirmed", "not confirmed", "cannot be tested here"
+DELTA = 0.05  # a 95 % bound
+Parts = tuple[list[float], list[float]]  # numerators and denominators, by unit
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a check. `shown`: the figure for people; `why`: of a verdict that is not "confirmed"."""
+
+    says: str
+    verdict: str
+    shown: str = ""
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    why: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def outcome(check: Check, found: Measured, judge: QATask | None = None) -> Outcome:
+    """Judge one check by its own rule."""
+    if check.cannot is not None:
+        return Outcome(check.says, CANNOT, why=check.cannot)
+    if check.figure == "win_tie" and judge is None:
+        return Outcome(check.says, CANNOT, why="it needs a judge model (--judge-url, --judge-model)")
+    if check.figure == "information":
+        figure, shown = _information(check, found)
+    elif check.figure == "harm":
+        figure, shown = _harm(check, found)
+    elif check.figure == "win_tie":
+        assert judge is not None
+        figure, shown = _win_tie(check, found, judge)
+    else:
+        figure, shown = _ratio(check, found)
+    verdict, why = _verdict(check, figure)
+    if check.figure == "speed" and _same_work(check, found):
+        verdict, why = NOT_CONFIRMED, "both wrote the same in the same rounds, so nothing was saved"
+    return Outcome(check.says, verdict, shown, *figure, why)
+
+
+def _verdict(check: Check, figure: Estimate) -> tuple[str, str]:
+    """Confirmed where the whole interval is on the right side of the bound."""
+    low, high = figure.low, figure.high
+    if check.at_most is not None and high is not None:
+        bound, good, bad = check.at_most, high <= check.at_most, figure.value > check.at_most
+    elif low is None or high is None:
+        return NOT_CONFIRMED, "there is no interval: nothing varied"
+    elif check.above is not None:
+        bound, good, bad = check.above, low > check.above, high < check.above
+    else:
+        assert check.below is not None, "the tables' reader has seen to it"
+        bound, good, bad = check.below, high < check.below, low > check.below
+    if good:
+        return CONFIRMED, ""
+    if not bad:
+        return NOT_CONFIRMED, f"the interval reaches over {bound:g}"
+    return (
+        NOT_CONFIRMED,
+        f"{'the figure' if check.at_most is not None else 'the whole interval'} is on the other side of {bound:g}",
+    )
+
+
+def _arm(found: Measured, arm: str | None, size: int | None) -> list[Answer]:
+    """An arm's answers at a batch size, by default (and in a trial) the smallest, in the order of the prompts."""
+    sizes = {answer.batch_size for answer in found.answers}
+    here = size if size in sizes else min(sizes)
+    its = [answer for answer in found.answers if answer.arm == arm and answer.batch_size == here]
+    return sorted(its, key=lambda answer: answer.prompt)
+
+
+def _same_work(check: Check, found: Measured) -> bool:
+    """Whether two policies wrote the same tokens in the same rounds."""
+    ours, theirs = (
+        [(its.token_ids, its.accept_lengths, its.num_draft_tokens) for its in _arm(found, name, check.batch_size)]
+        for name in (check.arm, check.beside)
+    )
+    return ours == theirs
+
+
+def parts(figure: str, answers: Sequence[Answer], problems: Sequence[Problem]) -> Parts:
+    """What a figure is a share of, by unit: speed by batches, whose seconds all their rows share, the others by prompts."""
+    above: defaultdict[int, float] = defaultdict(float)
+    below: dict[int, float] = {}
+    for its in answers:
+        unit = its.unit if figure == "speed" else its.prompt
+        scores = rouge_of(problems[its.prompt], its) if figure == "rougeL" else None
+        pair = {
+            "speed": (len(its.token_ids), its.seconds),
+            "tokens_per_call": (len(its.token_ids), its.target_calls or 0),
+            "accepted": (its.num_accepted_draft_tokens, its.num_draft_tokens),
+            "verified": (its.num_draft_tokens, len(its.token_ids)),
+            "right": (bool(its.right), 1),
+            "rougeL": (0.0 if scores is None else scores.rougeL, 1),
+        }[figure]
+        above[unit] += pair[0]
+        below[unit] = pair[1]
+    units = sorted(above)
+    return [above[unit] for unit in units], [float(below[unit]) for unit in units]
+
+
+def _ratio(check: Check, found: Measured) -> tuple[Estimate, str]:
+    assert check.figure is not None
+    ours, theirs = (
+        parts(check.figure, _arm(found, name, check.batch_size), found.problems) for name in (check.arm, check.beside)
+    )
+    figure = ratio(*ours, *theirs)
+    shares = [sum(above) / sum(below) for above, below in (ours, theirs)]
+    values = [f"{share:.0f}" if share >= 100 else f"{share:.3g}" for share in shares]
+    return figure, f"{_times(figure)}: {values[0]} for {values[1]} {RATIOS[check.figure]}"
+
+
+def _times(figure: Estimate) -> str:
+    span = "" if figure.low is None else f" ({figure.low:.2f}–{figure.high:.2f})"
+    return f"{figure.value:.2f} ×{span}"
+
+
+def _share(figure: Estimate) -> str:
+    span = "" if figure.low is None or figure.high is None else f" ({100 * figure.low:.0f}–{100 * figure.high:.0f} %)"
+    return f"{100 * figure.value:.0f} %{span}"
+
+
+def _harm(check: Check, found: Measured) -> tuple[Estimate, str]:
+    """Answers that the target has right and the arm wrong, with the exact upper bound on their share."""
+    pairs = list(zip(_arm(found, check.arm, check.batch_size), _arm(found, "target", check.batch_size), strict=True))
+    harms = sum(bool(base.right) and not its.right for its, base in pairs)
+    bound = harm_bound(harms, len(pairs), DELTA)
+    return Estimate(harms / len(pairs), None, bound), f"{harms} of {len(pairs)} harmed, at most {100 * bound:.1f} %"
+
+
+def _win_tie(check: Check, found: Measured, judge: QATask) -> tuple[Estimate, str]:
+    """Texts of the arm that the judge finds better or as good, of those it gives a verdict on."""
+    gains = [
+        versus(judge, found.problems[its.prompt], base, its)
+        for its, base in zip(*(_arm(found, name, check.batch_size) for name in (check.arm, check.beside)), strict=True)
+    ]
+    read = [gain for gain in gains if gain is not None]
+    if not read:
+        return Estimate(0.0, None, None), "no verdict of the judge could be read"
+    figure = wilson(sum(gain >= 0 for gain in read), len(read))
+    return figure, f"{_share(figure)} of {len(read)}"
+
+
+def _information(check: Check, found: Measured) -> tuple[Estimate, str]:
+    """The share of the uncertainty that S and A tell, over repeats on other problems; or how many times other cells tell it."""
+    assert check.pair is not None and check.cells is not None
+    repeats = found.information[check.pair]
+    gains, bits = ([_row(rows, check.cells)[key] for rows in repeats] for key in ("gain", "entropy"))
+    if check.beside_cells is not None:
+        others = [_row(rows, check.beside_cells)["gain"] for rows in repeats]
+        figure = ratio(gains, bits, others, bits)
+        return figure, f"{_times(figure)}: {_mean(gains):.3f} for {_mean(others):.3f} bits"
+    figure = rate(gains, bits)
+    return figure, f"{_share(figure)}: {_mean(gains):.3f} of {_mean(bits):.3f} bits"
+
+
+def _row(rows: Sequence[dict[str, Any]], cells: str) -> dict[str, Any]:
+    return next(row for row in rows if row["resolution"] == cells)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

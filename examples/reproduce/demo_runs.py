@@ -1,0 +1,159 @@
+"""What the demo pair does for a table: policies compared side by side, or S's and A's information measured.
+
+Everything is measured by the package's own functions, those behind `hf-lossy compare`, `profile`, `collect` and `fit`. A run's folder
+is named by its settings, so tables that ask for the same run share it, and an interrupted one goes on where it was.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.cli.measured import facts_of, progress
+from hf_lossy_assist.demo.task import GAINS, LOSSES, stream
+from hf_lossy_assist.evaluation.arms import make_arms
+from hf_lossy_assist.evaluation.comparing import Batches, compare
+from hf_lossy_assist.evaluation.measuring import Answer, Decoding, Writer
+from hf_lossy_assist.evaluation.report import read_run
+from hf_lossy_assist.evaluation.store import Folder
+from hf_lossy_assist.methods.sprinter.collect import collect
+from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
+from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
+from hf_lossy_assist.methods.sprinter.train import FitSettings
+from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.methods.sv.profiling import profile
+from hf_lossy_assist.tasks.prompts import Text
+from hf_lossy_assist.tasks.tasks import DemoTask, Problem
+
+
+VERBS = {"additions": GAINS, "subtractions": LOSSES}  # problems whose two steps both add, or both subtract
+WITH_COMPANION = ("sv", "staged", "moving_average")  # policies that are made here, of a profile and models
+PROFILE_SEED = 900  # prompts that a profile is made of are not those that speed is measured on
+
+
+@dataclass
+class Measured:
+    """What a run gave: answers and their problems, or for each pair of models the information in each repeat."""
+
+    answers: list[Answer] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    information: dict[str, list[list[dict[str, Any]]]] = field(default_factory=dict)
+
+
+@dataclass
+class Place:
+    """The models, and the folder in which everything is kept."""
+
+    models: Any
+    out: Path
+
+    def folder(self, kind: str, settings: dict[str, Any]) -> Path:
+        """The folder of what is made with these settings."""
+        text = json.dumps(settings, sort_keys=True, ensure_ascii=False)
+        return self.out / kind / hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def measure(run: dict[str, Any], place: Place) -> Measured:
+    """Do a run, or what is left of it, or read what it gave."""
+    return _compared(run, place) if run["kind"] == "compare" else _information(run, place)
+
+
+def problems_of(variant: str | None, split: str, seed: int, count: int) -> list[Problem]:
+    """The first demo problems of a stream, with their solutions; of a variant alone if one is named."""
+    if variant is None:
+        return DemoTask(split, seed).problems(count)
+    verbs = [f" {verb} " for verb in VERBS[variant]]
+    kept = (its for its in stream(split, seed) if sum(its.prompt.count(verb) for verb in verbs) == 2)
+    return [Problem(its.prompt, str(its.answer), {"reference": its.solution}) for its in islice(kept, count)]
+
+
+def _compared(run: dict[str, Any], place: Place) -> Measured:
+    problems = problems_of(run.get("variant"), "test", run["seed"], run["problems"])
+    out = place.folder("runs", run)
+    if not out.exists():
+        _compare(run, place, problems, out)
+    return Measured(read_run(out).answers, problems)
+
+
+def _compare(run: dict[str, Any], place: Place, problems: list[Problem], out: Path) -> None:
+    target, draft, _, tokenizer = place.models
+    decoding = Decoding(max_new_tokens=run["max_new_tokens"], do_sample=run["do_sample"], seed=run["seed"])
+    policies = policies_of(run, place)
+    arms = make_arms(target, draft, policies, tokenizer=tokenizer, assisted=False)
+    texts, sizes = [problem.prompt for problem in problems], run.get("batch_sizes", [1])
+    source = f"demo, test problems of seed {run['seed']}"
+    facts = facts_of(target, draft, arms, decoding, texts, source, sizes, problems)
+    store = Folder(out, facts, resume=out.with_name(out.name + ".partial").exists())
+    batches = Batches(len(texts), sizes)
+    with progress("comparing", len(arms) * (len(batches.all()) + len(set(sizes)))) as tell:
+        writer = Writer(target, tokenizer, decoding)
+        found = compare(writer, arms, texts, batches, store=store, task=DemoTask(), problems=problems, tell=tell)
+    store.finish(found.figures)
+
+
+def policies_of(run: dict[str, Any], place: Place) -> dict[str, hla.LossyPolicy]:
+    """The run's policies by their names; heads and the profile that they need are made first."""
+    heads = {name: str(head(settings, place)) for name, settings in run.get("heads", {}).items()}
+    made = profile_of(run["profile"], place) if "profile" in run else None
+    return {
+        name: _with_companion(spec, run["gamma"], made, place.models.companion)
+        if made is not None and spec in WITH_COMPANION
+        else hla.as_policy(spec.format(demo=hla.demo.FOLDER, **heads))
+        for name, spec in run["policies"].items()
+    }
+
+
+def _with_companion(spec: str, gamma: int, made: hla.Profile, companion: Any) -> hla.LossyPolicy:
+    if spec == "sv":
+        # As the paper has it. Ours would leave its companion out where the profile says that it does not pay, and be strict.
+        return hla.sv(made, companion, gamma, fallback=False)
+    if spec == "staged":
+        return hla.LossyPolicy(stop=hla.Constant(gamma), filter=hla.Staged(companion))
+    return hla.LossyPolicy(stop=hla.MovingAverage(made, max_draft=gamma))
+
+
+def head(settings: dict[str, Any], place: Place) -> Path:
+    """A verifier that is trained on a variant of the task, as `hf-lossy collect` and `fit sprinter` make one."""
+    folder = place.folder("heads", settings)
+    data = folder.with_name(folder.name + "-data")
+    if not data.exists():
+        found = problems_of(settings["variant"], "calibration", settings["seed"], settings["problems"])
+        texts = [Text(its.prompt, its.extra["reference"]) for its in found]
+        how = CollectSettings(new_tokens=settings["new_tokens"], lam=settings["lambda"], batch_size=16, do_sample=True)
+        target, draft, _, tokenizer = place.models
+        begun = data.with_name(data.name + ".partial").exists()
+        collect(target, draft, tokenizer, texts, data, how, resume=begun, source=f"demo, {settings['variant']}")
+    if not folder.exists():
+        fit_sprinter(data, folder, (), FitSettings(kind="mlp"))
+    return folder
+
+
+def profile_of(
+    settings: dict[str, Any], place: Place, draft: str = "draft", companion: str = "companion"
+) -> hla.Profile:
+    """SV's profile of the demo's models on this machine; `settings`: those of `ProfileSettings`, and how many problems."""
+    folder = place.folder("profiles", settings | {"draft": draft, "companion": companion})
+    if not folder.exists():
+        more = {name: value for name, value in settings.items() if name not in ("problems", "seed")}
+        how = ProfileSettings(do_sample=True, **more)
+        seed = settings.get("seed", PROFILE_SEED)
+        texts = [problem.prompt for problem in problems_of(None, "calibration", seed, settings["problems"])]
+        its, begun = place.models, folder.with_name(folder.name + ".partial").exists()
+        profile(
+            its.target, getattr(its, draft), getattr(its, companion), its.tokenizer, texts, folder, how,
+            resume=begun, source=f"demo, calibration problems of seed {seed}",
+        )  # fmt: skip
+    return hla.Profile.from_pretrained(folder)
+
+
+def _information(run: dict[str, Any], place: Place) -> Measured:
+    """Profiles on other problems each time: how much S and A tell of a drafted token's acceptance."""
+    shared = {name: run[name] for name in ("problems", "gamma", "new_tokens", "batch_size", "batches", "rounds")}
+    found: dict[str, list[list[dict[str, Any]]]] = {}
+    for name, (draft, companion) in run["pairs"].items():
+        repeats = [shared | {"seed": run["seed"] + repeat} for repeat in range(run["repeats"])]
+        found[name] = [profile_of(its, place, draft, companion).metrics["information"] for its in repeats]
+    return Measured(information=found)

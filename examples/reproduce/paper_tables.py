@@ -1,0 +1,113 @@
+"""The papers' tables: what each claims, what is run for it, and how the claim is judged. One JSON file each, in tables/."""
+
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+
+FOLDER = Path(__file__).with_name("tables")
+KINDS = ("compare", "information")
+RATIOS = {  # of two arms, and what the figure is in words
+    "speed": "tokens/s",
+    "tokens_per_call": "tokens a call",
+    "accepted": "accepted of verified",
+    "verified": "verified for each new token",
+    "right": "right",
+    "rougeL": "ROUGE-L",
+}
+FIGURES = (*RATIOS, "harm", "win_tie", "information")
+BOUNDS = ("above", "below", "at_most")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that a table says, and the rule by which a run confirms it: written down before anything is measured.
+
+    Args:
+        says: what is claimed, for people. cannot: why nothing here can test it; then there is no rule.
+        run: which of the table's runs; the only one by default. figure: one of `FIGURES`.
+        arm, beside: the two that are compared. batch_size: where there are several.
+        pair, cells, beside_cells: of "information": which pair of models, and in which cells.
+        above, below, at_most: what the figure's whole 95 % interval has to be.
+    """
+
+    says: str
+    cannot: str | None = None
+    run: str | None = None
+    figure: str | None = None
+    arm: str | None = None
+    beside: str | None = None
+    batch_size: int | None = None
+    pair: str | None = None
+    cells: str | None = None
+    beside_cells: str | None = None
+    above: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table or figure of a paper. `runs`: what the demo pair does for it, by name; `published`: what its authors did."""
+
+    name: str
+    paper: str
+    where: str
+    claim: str
+    published: dict[str, Any]
+    runs: dict[str, dict[str, Any]]
+    checks: tuple[Check, ...] = field(default_factory=tuple)
+
+    def run_of(self, check: Check) -> dict[str, Any]:
+        """The run that a check is about."""
+        return self.runs[check.run if check.run is not None else next(iter(self.runs))]
+
+
+def read_tables(folder: Path = FOLDER) -> dict[str, PaperTable]:
+    """All tables by name. `ValueError`, one line with the file, for what is no table."""
+    return {path.stem: read_table(path) for path in sorted(folder.glob("*.json"))}
+
+
+def read_table(path: Path) -> PaperTable:
+    """One file, checked."""
+    given = json.loads(path.read_text(encoding="utf-8"))
+    expected = [its.name for its in fields(PaperTable) if its.name != "name"]
+    if not isinstance(given, dict) or sorted(given) != sorted(expected):
+        raise ValueError(f"{path}: expected an object with {', '.join(expected)}")
+    try:
+        table = PaperTable(path.stem, **(given | {"checks": tuple(Check(**its) for its in given["checks"])}))
+    except TypeError as error:
+        raise ValueError(f"{path}: {error}") from None
+    for name, run in table.runs.items():
+        if run.get("kind") not in KINDS:
+            raise ValueError(f"{path}: run {name}: expected a kind of {', '.join(KINDS)}, got {run.get('kind')!r}")
+    for check in table.checks:
+        reason = _wrong(table, check)
+        if reason is not None:
+            raise ValueError(f"{path}: {check.says!r}: {reason}")
+    return table
+
+
+def _wrong(table: PaperTable, check: Check) -> str | None:
+    """Why a check is none, or None."""
+    if (check.cannot is None) == (check.figure is None):
+        return "expected a figure, or why there is none (cannot)"
+    if check.cannot is not None:
+        return None
+    if check.figure not in FIGURES:
+        return f"expected a figure of {', '.join(FIGURES)}, got {check.figure!r}"
+    if sum(getattr(check, bound) is not None for bound in BOUNDS) != 1:
+        return f"expected one of {', '.join(BOUNDS)}"
+    if check.run is not None and check.run not in table.runs:
+        return f"there is no run {check.run!r}"
+    run = table.run_of(check)
+    if check.figure == "information":
+        return None if check.pair in run.get("pairs", {}) else f"there is no pair {check.pair!r}"
+    arms = ["target", *run.get("policies", {})]
+    wanted = [check.arm, "target" if check.figure == "harm" else check.beside]
+    if any(arm not in arms for arm in wanted):
+        return f"expected arms of {', '.join(arms)}, got {wanted}"
+    if check.batch_size is not None and check.batch_size not in run.get("batch_sizes", [1]):
+        return f"no batches of {check.batch_size} are measured"
+    return None

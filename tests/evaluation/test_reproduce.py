@@ -1,0 +1,223 @@
+"""The papers' tables: every file parses and names what there is, rules judge as they say, and the driver runs, resumes and prints."""
+
+import importlib
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from hf_lossy_assist.cli.app import app
+from hf_lossy_assist.evaluation.measuring import Answer
+from hf_lossy_assist.policy.names import SEAMS
+from hf_lossy_assist.policy.short_form import part_names, split_policies
+from hf_lossy_assist.registry import Names
+from hf_lossy_assist.stats.intervals import Estimate
+from hf_lossy_assist.tasks.tasks import NAMES
+
+
+pytestmark = pytest.mark.slow
+
+FOLDER = Path(__file__).parents[2] / "examples" / "reproduce"
+MODULES = ("paper_tables", "demo_runs", "claims", "results_page", "run")
+HEADLINES = {
+    "svip-figure-5", "svip-table-3", "sv-figure-3", "sv-figure-4", "sv-table-1", "sv-table-2", "sv-table-3", "sprinter-table-1",
+    "sprinter-table-2", "sprinter-table-3", "sprinter-table-4", "autojudge-figure-3", "autojudge-table-1", "autojudge-table-2",
+}  # fmt: skip
+TABLES = sorted(FOLDER.glob("tables/*.json"))
+KNOWN = {name for kind in (*SEAMS, "method") for name in Names(kind)} | {"fallback"}
+
+
+@pytest.fixture(scope="module")
+def of():
+    """The example's modules by name, as its script imports them."""
+    sys.path.insert(0, str(FOLDER))
+    yield {name: importlib.import_module(name) for name in MODULES}
+    sys.path.remove(str(FOLDER))
+    for name in MODULES:
+        del sys.modules[name]
+
+
+def names_in(policies):
+    return {name for policy in policies for name, _ in part_names(policy)}
+
+
+# The files
+
+
+def test_every_headline_table_has_a_file():
+    assert {path.stem for path in TABLES} == HEADLINES
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_a_table_parses_and_names_what_there_is(of, path):
+    table = of["paper_tables"].read_table(path)
+    assert table.checks and any(check.cannot is None for check in table.checks)
+    for run in table.runs.values():
+        heads = dict.fromkeys(run.get("heads", {}), "folder")
+        specs = [spec.format(demo="folder", **heads) for spec in run.get("policies", {}).values()]
+        assert names_in(specs) <= KNOWN
+    assert table.published["hardware"] and table.published["settings"] and table.published["commands"]
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_published_commands_are_ones_that_the_program_takes(of, path):
+    group = typer.main.get_command(app)
+    for text in of["paper_tables"].read_table(path).published["commands"]:
+        program, name, *words = shlex.split(text)
+        command = group.commands[name]
+        if hasattr(command, "commands"):
+            command, words = command.commands[words[0]], words[1:]
+        context = command.make_context(name, words)  # parses, and runs nothing
+        assert program == "hf-lossy"
+        assert context.params.get("task") in (None, *NAMES)
+        if name == "compare":
+            assert names_in(split_policies(context.params["policies"])) <= KNOWN
+
+
+CHECK = {"says": "a", "figure": "speed", "arm": "svip", "beside": "target", "above": 1.0}
+
+
+@pytest.mark.parametrize(
+    "change, expected",
+    [
+        ({"figure": "charm"}, "expected a figure of speed"),
+        ({"figure": None}, "expected a figure, or why there is none"),
+        ({"cannot": "no"}, "expected a figure, or why there is none"),
+        ({"below": 1.0}, "expected one of above, below, at_most"),
+        ({"arm": "svpi"}, "expected arms of target"),
+        ({"run": "other"}, "there is no run 'other'"),
+        ({"batch_size": 8}, "no batches of 8 are measured"),
+        ({"figure": "information", "pair": "x"}, "there is no pair 'x'"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused_with_its_name(of, tmp_path, change, expected):
+    path = tmp_path / "bad.json"
+    given = json.loads((FOLDER / "tables" / "svip-figure-5.json").read_text())
+    path.write_text(json.dumps(given | {"checks": [CHECK | change]}))
+    with pytest.raises(ValueError, match=f"bad.json.*{expected}"):
+        of["paper_tables"].read_table(path)
+    path.write_text(json.dumps({"claim": "a"}))
+    with pytest.raises(ValueError, match="bad.json: expected an object with paper, where, claim"):
+        of["paper_tables"].read_table(path)
+
+
+# The rules
+
+
+@pytest.mark.parametrize(
+    "rule, figure, verdict, why",
+    [
+        ({"above": 1.0}, (1.2, 1.1, 1.3), "confirmed", ""),
+        ({"above": 1.0}, (1.2, 0.9, 1.3), "not confirmed", "the interval reaches over 1"),
+        ({"above": 1.0}, (0.8, 0.7, 0.9), "not confirmed", "the whole interval is on the other side of 1"),
+        ({"above": 1.0}, (1.2, None, None), "not confirmed", "there is no interval"),
+        ({"below": 1.0}, (0.8, 0.7, 0.9), "confirmed", ""),
+        ({"below": 1.0}, (1.2, 1.1, 1.3), "not confirmed", "the whole interval is on the other side of 1"),
+        ({"at_most": 0.03}, (0.0, None, 0.02), "confirmed", ""),
+        ({"at_most": 0.03}, (0.02, None, 0.05), "not confirmed", "the interval reaches over 0.03"),
+        ({"at_most": 0.03}, (0.04, None, 0.07), "not confirmed", "the figure is on the other side of 0.03"),
+    ],
+)
+def test_a_rule_looks_at_the_whole_interval(of, rule, figure, verdict, why):
+    check = of["paper_tables"].Check(**{**CHECK, "above": None, **rule})
+    found = of["claims"]._verdict(check, Estimate(*figure))
+    assert found[0] == verdict and found[1].startswith(why)
+
+
+def test_what_cannot_be_tested_says_why(of):
+    check = of["paper_tables"].Check(says="a", cannot="no head")
+    assert of["claims"].outcome(check, None).verdict == "cannot be tested here"
+    judged = of["paper_tables"].Check(**CHECK | {"figure": "win_tie"})
+    assert "judge model" in of["claims"].outcome(judged, None).why
+
+
+def test_information_is_a_share_of_the_uncertainty(of):
+    rows = [[{"resolution": "5 × 5", "gain": 0.1 + i / 100, "entropy": 0.5}] for i in range(4)]
+    found = of["demo_runs"].Measured(information={"pair": rows})
+    check = of["paper_tables"].Check(says="a", figure="information", pair="pair", cells="5 × 5", above=0.16)
+    outcome = of["claims"].outcome(check, found)
+    assert (
+        outcome.verdict == "confirmed"
+        and outcome.value == pytest.approx(0.23)
+        and "0.115 of 0.500 bits" in outcome.shown
+    )
+
+
+def test_two_arms_that_did_the_same_are_not_told_apart_by_noise(of):
+    def wrote(arm, seconds, accepted):
+        return [
+            Answer(arm, i, 1, i, "a", [1, 2, 3], seconds + i / 1e3, accept_lengths=[accepted, 3 - accepted])
+            for i in range(9)
+        ]
+
+    check = of["paper_tables"].Check(**CHECK)
+    for accepted, verdict in ((1, "not confirmed"), (2, "confirmed")):
+        answers = [*wrote("svip", 0.1, accepted), *wrote("target", 0.2, 1)]
+        found = of["claims"].outcome(check, of["demo_runs"].Measured(answers))
+        assert found.verdict == verdict and ("in the same rounds" in found.why) == (accepted == 1)
+        assert found.low is not None and found.low > 1  # which would have confirmed it
+
+
+# The driver
+
+
+@pytest.fixture
+def driver(of, monkeypatch, tmp_path):
+    def drive(*arguments):
+        monkeypatch.setattr(sys, "argv", ["run.py", *arguments, "--out", str(tmp_path / "out")])
+        return of["run"].main()
+
+    return drive
+
+
+TRIAL = ("--only", "svip-figure-5", "--problems", "2")
+
+
+def test_a_table_is_run_interrupted_resumed_and_kept(of, driver, monkeypatch, tmp_path, capsys):
+    runs, write, measure = of["demo_runs"], of["demo_runs"].Writer.write, of["demo_runs"].measure
+    calls = []
+
+    def interrupted(self, *arguments):
+        calls.append(arguments)
+        if len(calls) == 10:  # four arms were warmed up and one batch is done
+            raise KeyboardInterrupt
+        return write(self, *arguments)
+
+    monkeypatch.setattr(runs.Writer, "write", interrupted)
+    assert driver(*TRIAL) == 130 and "the same command goes on" in capsys.readouterr().err
+    assert driver(*TRIAL) == 0
+    assert len(calls) == 10 + 8  # again a warm-up, and of the two batches the one that was not done
+    page = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
+    assert "### Figure 5" in page and "cannot be tested here" in page and page.count("Not measured yet") == 13
+    capsys.readouterr()
+    monkeypatch.setattr(runs, "measure", lambda *_: pytest.fail("it has a result"))
+    assert driver(*TRIAL) == 0 and (tmp_path / "out" / "results.md").read_text(encoding="utf-8") == page
+    assert "svip-figure-5: SVIP is faster than the target alone: " in capsys.readouterr().out
+    monkeypatch.setattr(runs, "measure", measure)
+    monkeypatch.setattr(runs, "compare", lambda *_, **__: pytest.fail("it is measured"))
+    monkeypatch.setattr(of["claims"], "_verdict", lambda *_: ("confirmed", "by the new rule"))
+    before = json.loads((tmp_path / "out" / "svip-figure-5.json").read_text())
+    assert driver(*TRIAL, "--judge-again") == 0
+    after = json.loads((tmp_path / "out" / "svip-figure-5.json").read_text())
+    assert "by the new rule" in (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
+    assert after["checks"] != before["checks"] and after | {"checks": 0} == before | {"checks": 0}
+
+
+def test_what_the_authors_ran_is_printed(driver, capsys, tmp_path):
+    assert driver("--published") == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n{name}: " in printed for name in HEADLINES) and "NVIDIA A100" in printed
+    assert not (tmp_path / "out").exists()
+
+
+def test_wrong_arguments_are_one_line(driver):
+    with pytest.raises(SystemExit, match="there is no table svip; there are: autojudge-figure-3, "):
+        driver("--only", "svip")
+    with pytest.raises(SystemExit, match="--run is for --published"):
+        driver("--run")
+    with pytest.raises(SystemExit, match="belong together"):
+        driver("--only", "svip-figure-5", "--judge-url", "http://localhost")

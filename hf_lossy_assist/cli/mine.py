@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from ..artifacts.reading import read_object
 from ..terminal import show
-from ..validation import MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int, check_number
+from ..validation import MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int
 from .made_with import MadeWith, remember
 from .options import (
     DEMO,
@@ -34,45 +33,11 @@ from .options import (
     load,
     needs,
 )
+from .servers import Servers
 
 
 MINED = 64  # problems of `--task demo` without --limit
 NEW_TOKENS = {DEMO: 96}  # of a whole response, by task; 512 elsewhere
-
-
-@dataclass(frozen=True, kw_only=True)
-class Servers:
-    """OpenAI-compatible servers: one that runs the target, one with a judge of answers."""
-
-    target_url: str | None
-    target_model: str | None
-    judge_url: str | None
-    judge_model: str | None
-    per_minute: float | None
-    timeout: float
-
-    def __post_init__(self) -> None:
-        if (self.target_url is None) != (self.target_model is None):
-            raise ValueError("--target-url and --target-model belong together")
-        check_number("--timeout", self.timeout, 0.001, 86400.0)
-        check_number("--per-minute", 1.0 if self.per_minute is None else self.per_minute, 0.001, 1e9)
-
-    def open(self, role: str) -> Any:
-        """The endpoint of "target" or "judge", once it has answered."""
-        from ..tasks.endpoint import Endpoint
-
-        url, model = getattr(self, f"{role}_url"), getattr(self, f"{role}_model")
-        if url is None or model is None:
-            raise ValueError(
-                f"this needs --{role}-url and --{role}-model: an OpenAI-compatible server and a model's name there"
-            )
-        endpoint = Endpoint(url, model, timeout=self.timeout, per_minute=self.per_minute)
-        try:
-            endpoint.check()
-        except BaseException:
-            endpoint.close()
-            raise
-        return endpoint
 
 
 def mine(

@@ -40,7 +40,7 @@ def quality(
     from ..evaluation.report import read_run
     from ..tasks.judging import QATask
     from ..tasks.tasks import task_named
-    from .mine import Servers
+    from .servers import Servers
 
     servers = Servers(
         target_url=None, target_model=None, judge_url=judge_url, judge_model=judge_model, per_minute=per_minute, timeout=timeout,

@@ -1,13 +1,12 @@
 """Programming contests: LiveCodeBench (Jain et al. 2024), whose tests are run where HumanEval's are."""
 
 import base64
-import io
 import json
-import pickle
+import pickletools
 import zlib
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..artifacts.reading import parse
 from ..validation import one_line, shown
@@ -19,11 +18,20 @@ LARGEST = 1 << 28  # bytes of a line, and of a row's unpacked tests
 KINDS = ("stdin", "functional")
 
 
-class _TextAlone(pickle.Unpickler):
-    """Reads a pickled text, and nothing that would have to be looked up by a name: no class, no function."""
+FRAMES = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}  # what may stand around a pickled text
 
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+def _text_in(data: bytes) -> str:
+    """The text that a pickle is of. It is taken apart and never run. Raises: `ValueError` for one of anything else."""
+    steps = list(pickletools.genops(data))
+    texts = [value for step, value, _ in steps if step.name not in FRAMES]
+    if (
+        len(texts) != 1
+        or not isinstance(texts[0], str)
+        or not all("UNICODE" in s.name or s.name in FRAMES for s, *_ in steps)
+    ):
+        raise ValueError("expected the pickle of a text")
+    return texts[0]
 
 
 def unpacked(text: str, where: str) -> list[Any]:
@@ -34,11 +42,9 @@ def unpacked(text: str, where: str) -> list[Any]:
             data = stream.decompress(base64.b64decode(text, validate=True), LARGEST)
             if stream.unconsumed_tail:
                 raise ValueError(f"more than {LARGEST} bytes when unpacked")
-            text = _TextAlone(io.BytesIO(data)).load()
+            text = _text_in(data)
         except Exception as error:  # what a pickle that was tampered with raises is of any kind
             raise ValueError(f"{where}: the packed tests cannot be read: {one_line(error)}") from None
-        if not isinstance(text, str):
-            raise ValueError(f"{where}: expected a text of JSON in the packed tests, got {shown(text)}")
     found = parse(text, where)
     if not isinstance(found, list):
         raise ValueError(f"{where}: expected a list of tests, got {shown(found)}")

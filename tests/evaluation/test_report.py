@@ -51,7 +51,7 @@ def test_the_page(folder):
         assert text in shown, text
     assert 'tabindex="0" title="draft-lossy, p 1e-07, q 0.125, P(acceptable) 0.1"' in page
     assert 'title="bonus, p 1, q 0"' in page and "prefers-color-scheme: dark" in page
-    assert page.count("<circle") == 2 * 4 and page.count("<details open>") == 1 and page.count("<details>") == 1
+    assert page.count("<circle") == 2 * 4 and page.count("<details open>") == 1 and page.count("<details>") == 3
 
 
 def test_markdown_says_the_same(folder):

@@ -22,6 +22,7 @@ from .options import (
     Model,
     Resume,
     Seed,
+    Shots,
     Temperature,
     TopK,
     TopP,
@@ -55,6 +56,7 @@ def compare(
     data: Annotated[
         Path | None, typer.Option(help="the problems of --task (default: a package's, or the Hub's)")
     ] = None,
+    shots: Shots = 0,
     batch_size: Annotated[str, typer.Option(help="prompts at a time; several with commas: 1,8")] = "1",
     limit: Annotated[int | None, typer.Option(help="most prompts (default: all; 12 of the demo)")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="most new tokens of each text")] = 128,
@@ -115,7 +117,7 @@ def compare(
     chosen = _policies(policies, gamma)
     parts = [part for policy in chosen.values() for part in parts_in(policy)]
     made = models_from(model, assistant, sources_in(parts))
-    texts, problems, its_task, source = prompts_of(prompts, task, data, made.model, limit, seed)
+    texts, problems, its_task, source = prompts_of(prompts, task, data, made.model, limit, seed, shots)
     batches = Batches(len(texts), sizes)
     target, draft, tokenizer = load(made.model, made.assistant, dtype, device)
     texts = chats(tokenizer, texts) if chat else texts
@@ -130,7 +132,7 @@ def compare(
     try:
         with progress("comparing", len(arms) * (len(batches.all()) + len(set(sizes)))) as tell:
             found = run(
-                Writer(target, tokenizer, decoding),
+                Writer(target, tokenizer, decoding, () if its_task is None else its_task.ends),
                 arms,
                 texts,
                 batches,

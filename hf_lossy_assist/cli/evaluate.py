@@ -11,7 +11,7 @@ from ..validation import check_number
 from .compare import compare
 from .made_with import models_from, sources_in
 from .measured import check_answers, prompts_of
-from .options import AsJson, Assistant, Chat, Device, DType, Model, Resume, Seed
+from .options import AsJson, Assistant, Chat, Device, DType, Model, Resume, Seed, Shots
 
 
 def evaluate(
@@ -29,6 +29,7 @@ def evaluate(
         typer.Option(help="decision threshold; repeatable (default: the head's own, or the method's)"),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="most problems (default: all; 12 of the demo)")] = None,
+    shots: Shots = 0,
     batch_size: Annotated[str, typer.Option(help="prompts at a time; several with commas: 1,8")] = "1",
     max_new_tokens: Annotated[int, typer.Option(help="most new tokens of each text")] = 128,
     out: Annotated[
@@ -62,11 +63,11 @@ def evaluate(
     made = models_from(model, assistant, sources_in([loaded]))
     if made.model is not None and task is None:
         raise ValueError("evaluate counts right answers: pass --task gsm8k or math with --data, or --task FILE")
-    _, problems, _, source = prompts_of(None, task, data, made.model, limit, seed)
+    _, problems, _, source = prompts_of(None, task, data, made.model, limit, seed, shots)
     check_answers(problems, source)
     settings = [f",threshold={value!r}" for value in threshold or ()] or [""]
     policies = ["svip", *(f"{method}:head={head}{setting}" for setting in settings)]
     compare(
-        made.model, made.assistant, policies=",".join(policies), task=task, data=data, limit=limit, batch_size=batch_size,
+        made.model, made.assistant, policies=",".join(policies), task=task, data=data, shots=shots, limit=limit, batch_size=batch_size,
         max_new_tokens=max_new_tokens, static=False, out=out, resume=resume, seed=seed, dtype=dtype, device=device, chat=chat, as_json=as_json,
     )  # fmt: skip

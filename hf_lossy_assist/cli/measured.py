@@ -40,7 +40,13 @@ def check_out(out: Path | None, resume: bool) -> None:
 
 
 def prompts_of(
-    prompts: Path | None, task: str | None, data: Path | None, model: str | None, limit: int | None, seed: int
+    prompts: Path | None,
+    task: str | None,
+    data: Path | None,
+    model: str | None,
+    limit: int | None,
+    seed: int,
+    shots: int = 0,
 ) -> tuple[list[str], list[Any], Any, str]:
     """The prompts, the problems that they are, their task, and what they are called in the record."""
     from ..tasks.prompts import read_prompts
@@ -51,6 +57,8 @@ def prompts_of(
     if prompts is not None:
         if task is not None or data is not None:
             raise ValueError("--prompts and --task are two sources: pass one of them")
+        if shots:
+            raise ValueError("--shots are of --task gsm8k: leave them out, or pass --task")
         return read_prompts(prompts, limit), [], None, prompts.name
     if task is None and model is not None:
         raise ValueError("nothing to continue: pass --prompts or --task with --model")
@@ -59,10 +67,12 @@ def prompts_of(
         raise ValueError("--task demo is for the demo models: pass another task, or --prompts, with --model")
     if name in UNCOUNTED:
         raise ValueError(f"--task {name} {UNCOUNTED[name]}: pass demo, gsm8k, math or a JSON-lines file with `answer`")
-    its = task_named(name, data=data, seed=seed)
+    its = task_named(name, data=data, seed=seed, shots=shots)
     problems = its.problems(DEMO_LIMIT if limit is None and name == DEMO else limit)
     source = Path(name).name  # a file's folder is nobody's business
-    return [problem.prompt for problem in problems], problems, its, source if data is None else f"{name}, {data.name}"
+    source = source if data is None else f"{name}, {data.name}"
+    source = f"{source}, {shots} worked examples" if shots else source
+    return [problem.prompt for problem in problems], problems, its, source
 
 
 def once_each(problems: Sequence[Any], source: str) -> list[Any]:

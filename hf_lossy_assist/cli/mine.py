@@ -23,6 +23,7 @@ from .options import (
     Out,
     Resume,
     Seed,
+    Shots,
     Temperature,
     TopK,
     TopP,
@@ -53,7 +54,7 @@ def mine(
     data: Annotated[
         Path | None, typer.Option(help="the problems of --task (default: an installed package's, or the Hub's)")
     ] = None,
-    shots: Annotated[int, typer.Option(help="worked examples before each problem of gsm8k (0 to 8)")] = 0,
+    shots: Shots = 0,
     limit: Annotated[int | None, typer.Option(help="most problems to mine (default: all; 64 of the demo)")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="most tokens of a whole response (default: 512; 96 for the demo)")

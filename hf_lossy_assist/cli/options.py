@@ -25,6 +25,7 @@ Companion = Annotated[
     typer.Option(help=f"sv's companion model: a folder, a Hub id or {INT8} (the draft in int8) (default: the demo's)"),
 ]
 Prompts = Annotated[str, typer.Option(help="JSON lines with `prompt` (or rows of GSM8K or Spec-Bench), or `demo`")]
+Shots = Annotated[int, typer.Option(help="worked examples before each problem of gsm8k (0 to 8)")]
 Chat = Annotated[bool, typer.Option("--chat", help="apply the tokenizer's chat template to each prompt")]
 DType = Annotated[
     str, typer.Option(help="float32, bfloat16, float16, or int8 (PyTorch's dynamic quantisation, on the CPU)")

@@ -21,6 +21,7 @@ from .options import (
     Model,
     Resume,
     Seed,
+    Shots,
     Temperature,
     TopK,
     TopP,
@@ -56,6 +57,7 @@ def tune(
     first: Annotated[
         int | None, typer.Option(help="problems that settings are tried on; the others certify (default: a fifth)")
     ] = None,
+    shots: Shots = 0,
     batch_size: Annotated[int, typer.Option(help="prompts at a time")] = 1,
     max_new_tokens: Annotated[int, typer.Option(help="most new tokens of each text")] = 256,
     out: Annotated[
@@ -107,7 +109,7 @@ def tune(
     limit = DEMO_LIMIT if limit is None and task == DEMO else limit
     parts = [part for policy in field.policies.values() for part in parts_in(policy)]
     made = models_from(model, assistant, sources_in(parts))
-    problems, its_task, source = _problems(task, data, made.model, limit, seed)
+    problems, its_task, source = _problems(task, data, made.model, limit, seed, shots)
     texts = [problem.prompt for problem in problems]
     search = Search(max_loss, 1 - confidence, _first(first, len(texts), batch_size), batch_size)
     ladders = len({step.ladder for step in field.steps})
@@ -124,7 +126,7 @@ def tune(
     try:
         with progress("tuning", calls, most=True) as tell:
             found = run(
-                Writer(target, tokenizer, decoding),
+                Writer(target, tokenizer, decoding, its_task.ends),
                 draft,
                 field,
                 its_task,
@@ -178,10 +180,10 @@ def _tell(
 
 
 def _problems(
-    task: str, data: Path | None, model: str | None, limit: int | None, seed: int
+    task: str, data: Path | None, model: str | None, limit: int | None, seed: int, shots: int
 ) -> tuple[list[Any], Any, str]:
     """Each problem once, with its right answer; their task, and what they are called in the record."""
-    _, problems, its_task, source = prompts_of(None, task, data, model, limit, seed)
+    _, problems, its_task, source = prompts_of(None, task, data, model, limit, seed, shots)
     problems = once_each(problems, source)
     check_answers(problems, source)
     return problems, its_task, source

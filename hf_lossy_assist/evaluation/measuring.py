@@ -115,6 +115,7 @@ class Writer:
     target: Any
     tokenizer: Any
     decoding: Decoding
+    stop_strings: tuple[str, ...] = ()  # a text ends behind one of them, as the texts of few-shot prompts do
 
     def ends(self) -> set[int]:
         """The target's end tokens."""
@@ -136,6 +137,8 @@ class Writer:
         inputs.pop("token_type_ids", None)
         streamer = FirstToken() if len(prompts) == 1 else None
         settings = self.decoding.settings() | ({} if streamer is None else {"streamer": streamer})
+        if self.stop_strings:
+            settings |= {"stop_strings": list(self.stop_strings), "tokenizer": self.tokenizer}
         torch.manual_seed(self.decoding.seed + unit)
         with counted_calls(self.target) if arm.counted else nullcontext([0]) as calls:
             wait_for(self.target.device)
@@ -147,8 +150,7 @@ class Writer:
         answers = []
         for i, row in enumerate(out.sequences[:, inputs["input_ids"].shape[1] :].tolist()):
             its = None if stats is None else stats.rows[i]
-            length = next((j + 1 for j, token in enumerate(row) if token in ends), len(row))
-            ids = row[: length if its is None else its.num_new_tokens]
+            ids = row[: self._length(row, ends) if its is None else its.num_new_tokens]
             text = self.tokenizer.decode(ids, skip_special_tokens=True)
             answer = Answer(arm.name, i, len(prompts), unit, text, ids, seconds)
             if streamer is not None and streamer.at is not None:
@@ -162,6 +164,14 @@ class Writer:
                 answer.pieces = [self.tokenizer.decode([token]) for token in ids]
             answers.append(answer)
         return answers
+
+    def _length(self, row: list[int], ends: set[int]) -> int:
+        """Tokens of a row up to its end token and with it, or up to the padding behind a row that a stop string ended."""
+        pad = self.tokenizer.pad_token_id if self.stop_strings else None
+        for i, token in enumerate(row):
+            if token in ends or token == pad:
+                return i + (token in ends and not (self.stop_strings and token == pad))
+        return len(row)
 
 
 def _count(answer: Answer, row: Any) -> None:

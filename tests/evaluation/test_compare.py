@@ -10,8 +10,9 @@ from support.commands import prompts_file
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
+from hf_lossy_assist import demo
 from hf_lossy_assist.evaluation import arms
-from hf_lossy_assist.evaluation.measuring import Writer
+from hf_lossy_assist.evaluation.measuring import Decoding, Writer
 
 
 pytestmark = pytest.mark.slow
@@ -132,3 +133,28 @@ def test_a_policy_is_not_mixed_up_with_an_arm(hf_lossy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hla.as_policy("svip").save_pretrained("target")
     assert "write ./target for the folder" in hf_lossy(*SHORT, "--policies", "target", "--no-static").line
+
+
+def test_a_stop_string_ends_the_texts_of_all_arms_alike():
+    """Few-shot prompts: behind its answer a model would go on with a question of its own."""
+    models = demo.load()
+    prompts = [its.prompt for its in demo.problems(3, seed=5)]
+    decoding = Decoding(max_new_tokens=40)
+    these = arms.make_arms(models.target, models.draft, {"svip": hla.as_policy("svip")}, tokenizer=models.tokenizer)
+    whole = Writer(models.target, models.tokenizer, decoding).write(these[0], prompts, 0, 0)
+    found = [Writer(models.target, models.tokenizer, decoding, (".",)).write(arm, prompts, 0, 0) for arm in these]
+    for answers in found:
+        assert [its.token_ids for its in answers] == [its.token_ids for its in found[0]]
+        assert all(its.text.count(".") == 1 and its.text.endswith(".") for its in answers)
+    assert all(
+        its.token_ids == long.token_ids[: len(its.token_ids)] for its, long in zip(found[0], whole, strict=True)
+    )
+    assert len({len(its.token_ids) for its in found[0]}) > 1, "rows of several lengths: the shorter ones are padded"
+
+
+def test_worked_examples_are_of_a_task(hf_lossy):
+    assert (
+        "--shots are of --task gsm8k"
+        in hf_lossy("compare", "--prompts", "x.jsonl", "--shots", 2, "--model", "a", "--assistant", "b").line
+    )
+    assert "shots are for the task gsm8k, not demo" in hf_lossy("compare", "--task", "demo", "--shots", 2).line

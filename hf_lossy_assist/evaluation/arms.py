@@ -77,7 +77,7 @@ def make_arms(
 
 
 def _policy(target: Any, policy: LossyPolicy, how: Mapping[str, Any]) -> Callable[..., Any]:
-    return lambda **settings: target.generate(lossy_policy=policy, **{**how, **settings})
+    return lambda **settings: target.generate(lossy_policy=policy, **how, **settings)
 
 
 def _assisted(target: Any, draft: Any, asked: Mapping[str, Any]) -> Callable[..., Any]:

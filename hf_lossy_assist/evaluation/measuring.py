@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from transformers import StoppingCriteriaList, StopStringCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from ..stats.clock import wait_for
@@ -138,7 +139,9 @@ class Writer:
         streamer = FirstToken() if len(prompts) == 1 else None
         settings = self.decoding.settings() | ({} if streamer is None else {"streamer": streamer})
         if self.stop_strings:
-            settings |= {"stop_strings": list(self.stop_strings), "tokenizer": self.tokenizer}
+            # A criterion, for Transformers' own assisted generation hands `stop_strings` to the draft without the tokenizer.
+            ended = StopStringCriteria(self.tokenizer, list(self.stop_strings))
+            settings["stopping_criteria"] = StoppingCriteriaList([ended])
         torch.manual_seed(self.decoding.seed + unit)
         with counted_calls(self.target) if arm.counted else nullcontext([0]) as calls:
             wait_for(self.target.device)
@@ -150,7 +153,8 @@ class Writer:
         answers = []
         for i, row in enumerate(out.sequences[:, inputs["input_ids"].shape[1] :].tolist()):
             its = None if stats is None else stats.rows[i]
-            ids = row[: self._length(row, ends) if its is None else its.num_new_tokens]
+            length = next((j + 1 for j, token in enumerate(row) if token in ends), len(row))
+            ids = self._ended(row[: length if its is None else its.num_new_tokens])
             text = self.tokenizer.decode(ids, skip_special_tokens=True)
             answer = Answer(arm.name, i, len(prompts), unit, text, ids, seconds)
             if streamer is not None and streamer.at is not None:
@@ -165,13 +169,17 @@ class Writer:
             answers.append(answer)
         return answers
 
-    def _length(self, row: list[int], ends: set[int]) -> int:
-        """Tokens of a row up to its end token and with it, or up to the padding behind a row that a stop string ended."""
-        pad = self.tokenizer.pad_token_id if self.stop_strings else None
-        for i, token in enumerate(row):
-            if token in ends or token == pad:
-                return i + (token in ends and not (self.stop_strings and token == pad))
-        return len(row)
+    def _ended(self, ids: list[int]) -> list[int]:
+        """`ids` up to the token that completes the first stop string: Transformers' own assisted generation looks behind a round alone, and a
+        row that a stop string ended is padded like any other."""
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        if not any(end in text for end in self.stop_strings):
+            return ids
+        for count in range(1, len(ids)):
+            text = self.tokenizer.decode(ids[:count], skip_special_tokens=True)
+            if any(end in text for end in self.stop_strings):
+                return ids[:count]
+        return ids
 
 
 def _count(answer: Answer, row: Any) -> None:

@@ -6,11 +6,11 @@ import json
 
 import pytest
 import torch
+from support import small
 from support.commands import prompts_file
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import demo
 from hf_lossy_assist.evaluation import arms
 from hf_lossy_assist.evaluation.measuring import Decoding, Writer
 
@@ -137,15 +137,16 @@ def test_a_policy_is_not_mixed_up_with_an_arm(hf_lossy, tmp_path, monkeypatch):
 
 def test_a_stop_string_ends_the_texts_of_all_arms_alike():
     """Few-shot prompts: behind its answer a model would go on with a question of its own."""
-    models = demo.load()
-    prompts = [its.prompt for its in demo.problems(3, seed=5)]
-    decoding = Decoding(max_new_tokens=40)
-    these = arms.make_arms(models.target, models.draft, {"svip": hla.as_policy("svip")}, tokenizer=models.tokenizer)
-    whole = Writer(models.target, models.tokenizer, decoding).write(these[0], prompts, 0, 0)
-    found = [Writer(models.target, models.tokenizer, decoding, (".",)).write(arm, prompts, 0, 0) for arm in these]
+    target, words = small.llama(eos_token_id=2), small.tokenizer()
+    words.padding_side = "left"
+    prompts, decoding = ["w3 w9 w20 w4", "w7 w1 w30", "w11 w2"], Decoding(max_new_tokens=24)
+    these = arms.make_arms(target, small.near(target), {"svip": hla.as_policy("svip")}, tokenizer=words)
+    whole = Writer(target, words, decoding).write(these[0], prompts, 0, 0)
+    end = words.decode(whole[0].token_ids[8:10])
+    found = [Writer(target, words, decoding, (end,)).write(arm, prompts, 0, 0) for arm in these]
     for answers in found:
         assert [its.token_ids for its in answers] == [its.token_ids for its in found[0]]
-        assert all(its.text.count(".") == 1 and its.text.endswith(".") for its in answers)
+        assert end in answers[0].text and len(answers[0].token_ids) <= 10
     assert all(
         its.token_ids == long.token_ids[: len(its.token_ids)] for its, long in zip(found[0], whole, strict=True)
     )

@@ -184,7 +184,8 @@ def test_the_command_lines_policy(tmp_path):
 
     def _policy(policy, head, threshold, window, demo_models):
         options = PolicyOptions(policy=policy, head=head, threshold=threshold, window=window)
-        return options.read(demo_models)(None, None, None)
+        make, _ = options.read(demo_models)
+        return make(None, None, None)
 
     head_of(threshold=0.25).save_pretrained(tmp_path / "judge")
     LinearHead(HeadConfig(32)).save_pretrained(tmp_path / "doubt")

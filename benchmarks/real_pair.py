@@ -120,9 +120,16 @@ def timed(generate: Generate, inputs: Any, args: argparse.Namespace, ends: set[i
     for row in out.sequences[:, inputs["input_ids"].shape[1] :].tolist():
         texts.append(row[: next((j + 1 for j, token in enumerate(row) if token in ends), len(row))])
     stats = getattr(out, "speculation", None)
-    accepted = None if stats is None else round(stats.draft_acceptance_rate, 3)
-    eager = None if stats is None else stats.eager_because
-    return {"speed": sum(map(len, texts)) / seconds, "texts": texts, "accepted": accepted, "eager_because": eager}
+    call = {"speed": sum(map(len, texts)) / seconds, "texts": texts}
+    if stats is None:
+        return call | {"accepted": None, "eager_because": None}
+    told = stats.to_dict()
+    steps = {part: told[part] for part in ("num_spec_steps", "num_plain_steps", "forwards", "seconds")}
+    return call | {
+        "accepted": round(told["draft_acceptance_rate"], 3),
+        "eager_because": told["eager_because"],
+        **steps,
+    }
 
 
 def row_of(name: str, done: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..registry import register_stop
-from ..validation import check_int, check_number
+from ..validation import check_int, check_number, check_positive
 from .wrapping import WrappingRun, WrappingStop
 
 
@@ -27,6 +27,8 @@ class Fallback(WrappingStop):
     - T₀ comes from one round without drafts, the second of the call. It is measured again whenever half of the rows have ended.
     - While drafting is off, every round measures T₀. After `wait` such rounds one round drafts again and its n̄ counts, after 2·`wait`
       more the next one, and so on up to 1024. As soon as half of the rows have ended, two rounds draft, because T has changed with T₀.
+    - Such a trial costs more than a round, for the draft reads what was written without it, perhaps the prompts too. What trials cost
+      beyond the tokens that they gave is at most the share `trials` of the other rounds' seconds: until then, the next one waits.
     - Where drafting was off at a call's end, the next call of the same kind begins without it: same models, stop and decoding, and
       about as many rows (from one power of two to the next). It goes on with the waiting, and the draft model does not read the prompts before.
     - All rows draft or none does: n̄ is the mean over them. A round counts as drafted even if a filter dropped all its drafts.
@@ -37,16 +39,20 @@ class Fallback(WrappingStop):
         stop (`DraftStop`): what drafts while that pays.
         first: rounds that draft before drafting may be switched off.
         window: rounds of each kind that are remembered.
+        wait: rounds without drafts until the first trial.
+        trials: what trials may cost, as a share of the seconds of all rounds.
     """
 
     margin: float = 0.05
     first: int = 3
     window: int = 8
     wait: int = 32
+    trials: float = 0.02
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("Fallback.margin", self.margin, 0.0, 1.0)
+        check_positive("Fallback.trials", self.trials, 1.0)
         for name in ("first", "window", "wait"):
             check_int(f"Fallback.{name}", getattr(self, name), 1)
 
@@ -55,7 +61,7 @@ class Fallback(WrappingStop):
         return self.stop.longest
 
     def with_longest(self, gamma: int) -> "Fallback":
-        return Fallback(self.stop.with_longest(gamma), self.margin, self.first, self.window, self.wait)
+        return replace(self, stop=self.stop.with_longest(gamma))
 
     def start(self, rows: int) -> "FallbackRun":
         return FallbackRun(self, rows)
@@ -76,6 +82,7 @@ class FallbackRun(WrappingRun):
         self.drafted_rounds = 0
         self.reads = True  # the next draft has all to read that was written so far
         self.plain_rounds = 0  # since the last round that drafted
+        self.debt = 0.0  # seconds that trials lost, beyond their share of the seconds since
         self.known: dict[int, Off] = {}
         self.began = 0.0
         self.drafts = True  # whether the round under way may draft
@@ -95,7 +102,7 @@ class FallbackRun(WrappingRun):
         last = self.known.get(self.rows.bit_length())
         if last is not None:
             self.on, self.drafted_rounds = False, self.settings.first
-            self.wait, self.plain_rounds, self.measured.cost = last
+            self.wait, self.plain_rounds, self.measured.cost, self.debt = last
         return last is not None
 
     def _remember(self) -> None:
@@ -103,7 +110,7 @@ class FallbackRun(WrappingRun):
         if self.on:
             self.known.pop(self.rows.bit_length(), None)
         else:
-            self.known[self.rows.bit_length()] = Off(self.wait, self.plain_rounds, self.measured.cost)
+            self.known[self.rows.bit_length()] = Off(self.wait, self.plain_rounds, self.measured.cost, self.debt)
 
     def begin_round(self, rows: list[int]) -> list[int]:
         measured = self.measured
@@ -122,7 +129,7 @@ class FallbackRun(WrappingRun):
             again = (
                 self.plain_rounds == 0 and measured.cost is None
             )  # the last round read what was written without the draft
-            self.drafts = seconds_known and (self.plain_rounds >= self.wait or again)
+            self.drafts = seconds_known and (again or (self.debt <= 0.0 and self.plain_rounds >= self.wait))
         self.began = self.now()
         limits = super().begin_round(
             rows
@@ -139,6 +146,7 @@ class FallbackRun(WrappingRun):
             super().observe(rows, drafted, accepted)
             if tried:
                 measured.tokens.clear()
+                self.debt += max(0.0, seconds - (sum(accepted) / len(rows) + 1) * median(measured.plain_seconds))
             measured.tokens.append(sum(accepted) / len(rows) + 1)
             # Not the seconds of a round in which the draft reads a prompt, or what was written without it.
             if not self.reads and self.plain_rounds <= 1:
@@ -147,6 +155,7 @@ class FallbackRun(WrappingRun):
             self.reads = False
         elif not any(drafted):  # inside another stop, that one may have drafted
             measured.plain_seconds.append(seconds)
+            self.debt = max(0.0, self.debt - self.settings.trials * seconds)
         self.plain_rounds = 0 if did else self.plain_rounds + 1
         self._switch(tried)
         self._remember()
@@ -186,6 +195,7 @@ class Off(NamedTuple):
     wait: int
     plain_rounds: int
     cost: float | None
+    debt: float
 
 
 # By target, then by draft, then by kind of call: by ⌊log₂ rows⌋ + 1, where drafting did not pay.

@@ -45,10 +45,24 @@ def lengths(rounds: str) -> list[tuple[str, int]]:
 
 def test_a_draft_that_never_agrees():
     """Three rounds to see it, then 8, 16, 32 … without, one round that tries in between."""
-    world = World(Fallback(Constant(GAMMA), wait=8), lambda i: 0, cost=2.0)
+    world = World(Fallback(Constant(GAMMA), wait=8, trials=1.0), lambda i: 0, cost=2.0)
     assert lengths(world.rounds(70)) == [
         ("D", 1), ("A", 1), ("D", 2), ("A", 8), ("D", 1), ("A", 16), ("D", 1), ("A", 32), ("D", 1), ("A", 7)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("cost", [2.0, 5.0, 40.0])
+def test_what_trials_cost_is_bounded(cost):
+    """A trial whose draft reads a long prompt costs as much as many rounds: the next waits until that is 2 % of them."""
+    world = World(Fallback(Constant(GAMMA), wait=8), lambda i: 0, cost=cost)
+    rounds = world.rounds(20_000)
+    trials = rounds[4:].count("D")
+    assert trials >= 2, "it does try again"
+    assert (trials - 1) * (cost - 1) <= 0.02 * 20_000
+    first, second = lengths(rounds)[4:7:2]
+    assert first == ("D", 1) and second == ("D", 1)
+    waited = lengths(rounds)[5]
+    assert waited == ("A", max(16, round((cost - 1) / 0.02)))
 
 
 def test_a_draft_that_agrees_goes_on():
@@ -72,7 +86,9 @@ def test_about_as_fast_changes_nothing(cost):
 
 def test_it_comes_back():
     """The draft agrees in rounds 14 to 59; the next round that tries finds out, and the waiting starts anew."""
-    world = World(Fallback(Constant(GAMMA), wait=8, window=4), lambda i: 4 if 14 <= i < 60 else 0, cost=2.0)
+    world = World(
+        Fallback(Constant(GAMMA), wait=8, window=4, trials=1.0), lambda i: 4 if 14 <= i < 60 else 0, cost=2.0
+    )
     found = lengths(world.rounds(90))
     assert found[:6] == [("D", 1), ("A", 1), ("D", 2), ("A", 8), ("D", 1), ("A", 16)]
     assert found[6][0] == "D" and 60 - 29 <= found[6][1] <= 60 - 29 + 4, "on, until four rounds have given too little"
@@ -136,6 +152,7 @@ def test_json_and_one_argument():
     [
         (lambda: Fallback("svip"), r"Fallback\.stop: expected a stop such as SVIP\(\), got 'svip'"),
         (lambda: Fallback(Constant(5), margin=2), r"Fallback\.margin: expected a number from 0 to 1, got 2"),
+        (lambda: Fallback(Constant(5), trials=0), r"Fallback\.trials: expected a number above 0 and up to 1, got 0"),
         (lambda: Fallback(Constant(5), wait=0), r"Fallback\.wait: expected a whole number of at least 1, got 0"),
         (lambda: as_policy({"stop": {"name": "fallback"}}), r"[^\n]*stop"),
     ],

@@ -34,10 +34,16 @@ class Pair:
 
 
 def test_the_next_call_goes_on_with_the_waiting():
-    pair = Pair(Fallback(Constant(5), wait=8))
+    pair = Pair(Fallback(Constant(5), wait=8, trials=1.0))
     assert pair.call(10) == "DADD" + "A" * 6
     assert pair.call(20) == "AA" + "D" + "A" * 16 + "D", "8 rounds without in both calls together, then twice as many"
     assert pair.call(40) == "A" * 32 + "D" + "A" * 7
+
+
+def test_the_next_call_goes_on_with_what_trials_cost():
+    pair = Pair(Fallback(Constant(5), wait=8))
+    assert pair.call(13) == "DADD" + "A" * 8 + "D", "one second lost, which is 2 % of 50"
+    assert pair.call(30) + pair.call(30) == "A" * 50 + "D" + "A" * 9
 
 
 def test_other_rows_and_other_kinds_begin_as_ever():
@@ -58,7 +64,7 @@ def test_a_draft_that_begins_to_agree_comes_back_for_good():
 
 
 def test_waiting_has_an_end():
-    pair = Pair(Fallback(Constant(5), wait=400))
+    pair = Pair(Fallback(Constant(5), wait=400, trials=1.0))
     for _ in range(5):
         pair.call(2000)
     out = pair.call(3 * MOST_WAIT)
@@ -88,7 +94,7 @@ def test_a_draft_that_begins_late_reads_all_at_once_and_the_text_is_the_targets(
     with pytest.MonkeyPatch.context() as patch:
         # As if the last call had found that it does not pay.
         def pair(self, target, draft, kind):
-            self.known = {off.rows.bit_length(): (wait, 0, 50.0)}
+            self.known = {off.rows.bit_length(): (wait, 0, 50.0, 0.0)}
             self.begins_alone = self._recall()
 
         patch.setattr(FallbackRun, "pair", pair)

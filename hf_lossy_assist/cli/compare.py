@@ -1,5 +1,6 @@
 """`hf-lossy compare`: which policy is fastest for a pair of models on these prompts, and what it costs."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -159,13 +160,15 @@ def compare(
         show(f"\n{out}: run.json, answers.jsonl (Spec-Bench's format), summary.csv")
 
 
-def _policies(text: str, gamma: int) -> dict[str, Any]:
-    """`--policies`, each under the name that it was given. Strict acceptance drafts as many tokens as Transformers' arm does."""
+def _policies(given: str | Mapping[str, Any], gamma: int) -> dict[str, Any]:
+    """`--policies`, each under the name that it was given, or those of another command. Strict acceptance drafts as many tokens as
+    Transformers' arm does.
+    """
     from ..policy.short_form import split_policies
 
     constant = hla.Constant(gamma)
     found: dict[str, Any] = {}
-    for name in split_policies(text):
-        policy = hla.as_policy(name)
+    policies = {name: hla.as_policy(name) for name in split_policies(given)} if isinstance(given, str) else given
+    for name, policy in policies.items():
         found[name] = policy if policy.stop is not None else hla.LossyPolicy(policy.rule, constant, policy.filter)
     return found

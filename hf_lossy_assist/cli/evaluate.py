@@ -7,6 +7,8 @@ import typer
 
 import hf_lossy_assist as hla
 
+from ..policy.policy import made_by
+from ..registry import method as entry_of
 from ..validation import check_number
 from .compare import compare
 from .made_with import models_from, sources_in
@@ -65,9 +67,13 @@ def evaluate(
         raise ValueError("evaluate counts right answers: pass --task gsm8k or math with --data, or --task FILE")
     _, problems, _, source = prompts_of(None, task, data, made.model, limit, seed, shots)
     check_answers(problems, source)
-    settings = [f",threshold={value!r}" for value in threshold or ()] or [""]
-    policies = ["svip", *(f"{method}:head={head}{setting}" for setting in settings)]
+    policies = {"svip": hla.as_policy("svip")}
+    if not threshold:
+        policies[method] = made_by(entry_of(method), head=loaded)
+    for value in threshold or ():
+        policies[f"{method}:threshold={value!r}"] = made_by(entry_of(method), head=loaded, threshold=value)
+    # The annotation is for typer, which makes texts of what was typed: a folder's name could not stand in every one of them.
     compare(
-        made.model, made.assistant, policies=",".join(policies), task=task, data=data, shots=shots, limit=limit, batch_size=batch_size,
+        made.model, made.assistant, policies=policies, task=task, data=data, shots=shots, limit=limit, batch_size=batch_size,  # type: ignore[arg-type]
         max_new_tokens=max_new_tokens, static=False, out=out, resume=resume, seed=seed, dtype=dtype, device=device, chat=chat, as_json=as_json,
     )  # fmt: skip

@@ -163,11 +163,13 @@ def _tell(
     from ..evaluation.certifying import certificate_of
 
     certificate = certificate_of(found, field, search, facts, decoding)
-    line = _advice(found, search, certificate)
+    line = _advice(found, search, certificate, bool(decoding["do_sample"]))
     if store is not None:
         if certificate is not None:
-            replace(field.policies[certificate.policy], certificate=certificate).save_pretrained(store.part / "policy")
-        store.finish([*found.tried, *found.certified], advice=line)
+            replace(field.policies[found.best.step.name], certificate=certificate).save_pretrained(
+                store.part / "policy"
+            )
+        store.finish(found.certified, found.tried, advice=line)
     if as_json:
         rows = [_row(verdict) for verdict in found.verdicts]
         show_json({"advice": line, "certified": [its.to_dict() for its in found.certified], "verdicts": rows})
@@ -201,13 +203,16 @@ def _first(first: int | None, problems: int, batch_size: int) -> int:
     return whole
 
 
-def _advice(found: Any, search: Any, certificate: Any) -> str:
+def _advice(found: Any, search: Any, certificate: Any, do_sample: bool) -> str:
     lossless = f"{found.lossless.arm} (lossless) is {found.lossless.of_target.value:.2f} × the target"
     if certificate is not None:
         return f"use {certificate}; {lossless}"
     use = f"use {found.lossless.arm}" if found.lossless.of_target.value > 1 else "do not draft here"
     if not found.verdicts:
-        return f"{use}: {lossless}, and no lossy setting was faster without harm on the first {search.first} problems"
+        sampled = (
+            "; sampled texts differ by themselves, and that counts as harm: greedy ones may do" if do_sample else ""
+        )
+        return f"{use}: {lossless}, and no lossy setting was faster without harm on the first {search.first} problems{sampled}"
     return f"{use}: {lossless}, and no setting that is clearly faster is certified at {search.max_loss:.2%}"
 
 

@@ -52,8 +52,11 @@ def _lossless(best: Figures | None, alone: Figures, here: Sequence[Figures]) -> 
 
 
 def _clear(its: Figures) -> bool:
-    """Whether an arm differs from the target by more than its interval; too few batches of prompts have none and tell nothing."""
-    value, low, high = its.of_target
+    """Whether an arm differs from the target by more than its interval; too few batches of prompts have none and tell nothing.
+
+    The arm was chosen by the same figures, so the interval is the one that holds for all arms at once.
+    """
+    value, low, high = its.of_target_all
     if low is None or high is None:
         return its.prompts // its.batch_size >= FEWEST and value != 1
     return low > 1 or high < 1

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..artifacts.certificate import Certificate
 from ..policy.fingerprint import fingerprint
+from ..policy.short_form import without_paths
 from .arms import TARGET
 from .ladders import Field
 from .tuning import Search, Tuned
@@ -27,7 +28,7 @@ def certificate_of(
         for role in ("target", "draft")
     }
     return Certificate(
-        policy=best.step.name,
+        policy=without_paths(best.step.name),
         fingerprint=fingerprint(field.policies[best.step.name]),
         task=facts["source"],
         problems=best.tried.problems,

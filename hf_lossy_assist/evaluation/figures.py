@@ -17,7 +17,8 @@ class Figures:
 
     Args:
         tokens_per_second: new tokens of all rows, with an interval over the batches of prompts.
-        of_target: times the target's speed on the same prompts. of_assisted: times that of Transformers' faster
+        of_target: times the target's speed on the same prompts. of_target_all: with an interval that holds for all arms of
+            the batch size at once (Bonferroni), for a choice among them. of_assisted: times the speed of Transformers' faster
             assisted form, where one was measured.
         first_token: median seconds until the first new token of a prompt alone; None in batches.
         tokens_per_target_call: of one row.
@@ -36,6 +37,7 @@ class Figures:
     new_tokens: int
     tokens_per_second: Estimate
     of_target: Estimate
+    of_target_all: Estimate
     of_assisted: Estimate | None
     first_token: float | None
     tokens_per_target_call: float | None
@@ -54,7 +56,9 @@ class Figures:
         """One flat row, in plain numbers; the speeds' names are also Spec-Bench's and vLLM's."""
         row: dict[str, Any] = {}
         for name, value in vars(self).items():
-            if isinstance(value, Estimate) or name in ("accuracy", "of_assisted"):
+            if name == "of_target_all":
+                row |= {f"{name}_low": value.low, f"{name}_high": value.high}
+            elif isinstance(value, Estimate) or name in ("accuracy", "of_assisted"):
                 value, low, high = (None, None, None) if value is None else value
                 row |= {name: value, f"{name}_low": low, f"{name}_high": high}
             else:
@@ -85,7 +89,7 @@ def figures(answers: Sequence[Answer], arms: Iterable[Described]) -> list[Figure
         assisted = max((its for arm, its in here if arm.kind == "assisted"), key=_speed, default=None)
         for arm, its in here:
             beside = None if assisted is None else _same(assisted, its)
-            found.append(_of(arm, its, _same(base, its), beside))
+            found.append(_of(arm, its, _same(base, its), beside, len(here)))
     return found
 
 
@@ -95,7 +99,7 @@ def _same(answers: list[Answer], others: list[Answer]) -> list[Answer]:
     return [answer for answer in answers if answer.prompt in prompts]
 
 
-def _of(arm: Described, its: list[Answer], base: list[Answer], assisted: list[Answer] | None) -> Figures:
+def _of(arm: Described, its: list[Answer], base: list[Answer], assisted: list[Answer] | None, arms: int) -> Figures:
     tokens = sum(len(answer.token_ids) for answer in its)
     calls = None if any(answer.target_calls is None for answer in its) else sum(a.target_calls or 0 for a in its)
     verified = sum(answer.num_draft_tokens for answer in its)
@@ -113,6 +117,7 @@ def _of(arm: Described, its: list[Answer], base: list[Answer], assisted: list[An
         new_tokens=tokens,
         tokens_per_second=rate(*_units(its)),
         of_target=ratio(*_units(its), *_units(base)),
+        of_target_all=ratio(*_units(its), *_units(base), confidence=1 - 0.05 / max(arms - 1, 1)),
         of_assisted=None if assisted is None else ratio(*_units(its), *_units(assisted)),
         first_token=statistics.median(firsts) if firsts else None,
         tokens_per_target_call=tokens / calls if calls else None,

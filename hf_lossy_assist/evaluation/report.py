@@ -31,6 +31,18 @@ class Found:
 
     name: str
     record: dict[str, Any]
+    parts: list["Part"]
+
+    @property
+    def answers(self) -> list[Answer]:
+        return [answer for part in self.parts for answer in part.answers]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The answers to some of the problems: all of `compare`; of `tune` those of the trial, and those of the certificate."""
+
+    title: str
     answers: list[Answer]
     figures: list[Figures]
 
@@ -63,8 +75,18 @@ def read_run(folder: Path) -> Found:
             for where, line in lines(file, str(folder / ANSWERS)):
                 answers.append(Answer.from_dict(unsealed(line, where, key)))
         arms = [_Arm(name, its["kind"], its["lossless"]) for name, its in record["arms"].items()]
-        found = Found(folder.name, record, answers, figures(answers, arms))
+        found = Found(folder.name, record, _parts(answers, arms, record.get("first", 0)))
         _about(found), _advice(found)  # what they ask for is there
+    return found
+
+
+def _parts(answers: Sequence[Answer], arms: Sequence[_Arm], first: int) -> list[Part]:
+    """`first`: how many problems settings were tried on; what was chosen by them is judged on the others."""
+    behind = [its for its in answers if its.prompt >= first]
+    found = [Part(", certificate" if first else "", behind, figures(behind, arms))]
+    if first:
+        tried = [its for its in answers if its.prompt < first]
+        found.append(Part(", trial", tried, figures(tried, arms)))
     return found
 
 
@@ -89,12 +111,11 @@ def html(found: Sequence[Found | FoundHead]) -> str:
         body.append(f"<h2>{escape(its.name)}</h2>")
         body.append(paragraph(_about(its), "small"))
         body += [paragraph(line, "advice") for line in _advice(its)]
-        for size in sorted({line.batch_size for line in its.figures}):
-            here = [line for line in its.figures if line.batch_size == size]
-            body.append(f"<h3>batch size {size}, {here[0].prompts} prompts</h3>")
+        for part, size, here in _tables(its):
+            body.append(f"<h3>batch size {size}, {here[0].prompts} prompts{part.title}</h3>")
             body.append(table(*cells(here)))
             body.append(front(_points(here), "right answers" if here[0].accuracy else "texts equal to the target's"))
-            if positions := by_position(its.answers, size):
+            if positions := by_position(part.answers, size):
                 body.append("<h3>share of rounds that keep at least so many tokens, the target's own included</h3>")
                 body.append(table(*positions))
         body += _texts(its)
@@ -109,11 +130,18 @@ def markdown(found: Sequence[Found | FoundHead]) -> str:
             parts += markdown_of(its)
             continue
         parts += [f"## {escaped(its.name)}", escaped(_about(its)), *(f"**{escaped(line)}**" for line in _advice(its))]
-        for size in sorted({line.batch_size for line in its.figures}):
-            heads, rows = cells([line for line in its.figures if line.batch_size == size])
+        for part, size, here in _tables(its):
+            heads, rows = cells(here)
             lines_ = ["| " + " | ".join(row) + " |" for row in ([*heads], ["---"] * len(heads), *escaped(rows))]
-            parts += [f"Batch size {size}:", "\n".join(lines_)]
+            parts += [f"Batch size {size}{part.title}:", "\n".join(lines_)]
     return "\n\n".join(parts) + "\n"
+
+
+def _tables(its: Found) -> Iterator[tuple[Part, int, list[Figures]]]:
+    """Each part and batch size with its figures."""
+    for part in its.parts:
+        for size in sorted({line.batch_size for line in part.figures}):
+            yield part, size, [line for line in part.figures if line.batch_size == size]
 
 
 def cells(here: Sequence[Figures]) -> Cells:

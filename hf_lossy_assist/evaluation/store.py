@@ -73,7 +73,8 @@ class Folder(Memory):
         whole = 0  # bytes of whole lines: a run that was killed leaves a torn one
         with open(self._file, "rb") as file:
             for where, line in lines(file, str(self._file), LONGEST):
-                if os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                file.seek(-1, os.SEEK_CUR)
+                if file.read(1) != b"\n":
                     break
                 whole = file.tell()
                 batch = unsealed(line, where, self._key)
@@ -82,11 +83,15 @@ class Folder(Memory):
                 super().add(batch["batch_size"], batch["unit"], [Answer.from_dict(its) for its in batch["answers"]])
         os.truncate(self._file, whole)
 
-    def finish(self, found: Sequence[Figures], **more: Any) -> None:
-        """Write the answers, in Spec-Bench's format, and the figures; `more`: for the record, under "found". The folder is `out` from then on."""
+    def finish(self, found: Sequence[Figures], trial: Sequence[Figures] = (), **more: Any) -> None:
+        """Write the answers, in Spec-Bench's format, and the figures; the folder is `out` from then on.
+
+        Args:
+            trial: figures of other problems, on which settings were chosen. more: for the record, under "found".
+        """
         ordered = sorted(self.answers, key=lambda a: (a.batch_size, a.arm, a.prompt))
         write_text(self.part / ANSWERS, "".join(sealed_line(answer.to_dict(), self._key) for answer in ordered))
-        write_text(self.part / SUMMARY, as_csv(found))
+        write_text(self.part / SUMMARY, as_csv(found, trial))
         write_text(self.part / RECORD, json_text(read_record(self.part / RECORD) | {"found": more}))
         self._release()
         (self.part / LOCK).unlink()
@@ -109,9 +114,12 @@ def _locked(file: Path) -> int:
     return held
 
 
-def as_csv(found: Sequence[Figures]) -> str:
-    """The figures as a table with a line for each arm and batch size."""
+def as_csv(found: Sequence[Figures], trial: Sequence[Figures] = ()) -> str:
+    """The figures as a table with a line for each arm and batch size; where there was a trial, with the part of the problems before them."""
     text, rows = io.StringIO(), [its.to_dict() for its in found]
+    if trial:
+        parts = {"trial": trial, "certificate": found}
+        rows = [{"part": part, **its.to_dict()} for part, figures in parts.items() for its in figures]
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

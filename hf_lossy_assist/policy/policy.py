@@ -169,7 +169,8 @@ class LossyPolicy(SharedByCopies):
             repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         with tempfile.TemporaryDirectory() as made, hub_errors(repo_id):
             self._write(folder := Path(made, "policy"), measured)
-            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
+            stale = None if self.certificate else CERTIFICATE  # it stands for no later policy
+            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message, delete_patterns=stale))  # fmt: skip
 
     @classmethod
     def from_pretrained(

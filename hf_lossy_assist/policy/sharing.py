@@ -7,6 +7,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError
 
+from ..artifacts.certificate import CERTIFICATE
 from ..artifacts.files import MADE_WITH, new_folder
 from ..artifacts.hub import PICKLES, hub_errors
 from ..validation import listed, shown
@@ -44,9 +45,11 @@ def push(
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True, repo_type=repo_type).repo_id
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True, repo_type=repo_type)
+        # A certificate stands for the policy that it was pushed with, and for no later one.
+        stale = [name for name in (CERTIFICATE,) if kind == "policy" and name not in files]
         return str(
             api.upload_folder(
-                repo_id=repo_id, folder_path=folder, revision=revision, repo_type=repo_type, allow_patterns=files,
+                repo_id=repo_id, folder_path=folder, revision=revision, repo_type=repo_type, allow_patterns=files, delete_patterns=stale or None,
                 commit_message=message or f"Upload {kind} with hf_lossy_assist",
             )
         )  # fmt: skip

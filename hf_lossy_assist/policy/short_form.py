@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 from ..registry import Kind, Names, entry, method
@@ -87,6 +88,17 @@ def with_parameter(text: str, name: str, parameter: str, value: Any) -> str:
         if _read(part, text)[0] == name:
             parts[i] = f"{part}{',' if ':' in part else ':'}{parameter}={json.dumps(value)}"
     return "+".join(parts)
+
+
+def without_paths(text: str) -> str:
+    """The short form to show to others: of a folder of this machine its own name alone."""
+    if not is_short_form(text):
+        return text
+    for part in _PARTS.split(text):
+        for value in _read(part, text)[1].values():
+            if isinstance(value, str) and Path(value).is_dir():
+                text = text.replace(value, Path(value).resolve().name)
+    return text
 
 
 def _read(part: str, text: str) -> tuple[str, dict[str, Any]]:

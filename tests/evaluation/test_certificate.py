@@ -12,6 +12,7 @@ from hf_lossy_assist.evaluation.measuring import Decoding
 from hf_lossy_assist.models.identity import ModelIdentity, weights_hash
 from hf_lossy_assist.policy.contents import files_of
 from hf_lossy_assist.policy.fingerprint import fingerprint
+from hf_lossy_assist.policy.short_form import without_paths
 
 
 POLICY = hla.LossyPolicy(hla.TopK(4), hla.SVIP())
@@ -65,6 +66,22 @@ def test_another_policy_in_its_folder_has_no_certificate(tmp_path):
 def test_a_certificate_is_pushed_with_its_policy(tmp_path):
     replace(POLICY, certificate=a_certificate()).save_pretrained(tmp_path / "policy")
     assert files_of("policy", tmp_path / "policy") == (["README.md", "certificate.json", "policy.json"], [])
+
+
+@pytest.mark.slow
+def test_the_next_policy_in_its_repository_has_no_certificate(hub, tmp_path):
+    replace(POLICY, certificate=a_certificate()).push_to_hub("org/tuned")
+    assert "certificate.json" in hub.files("org/tuned")
+    hla.LossyPolicy(hla.TopK(40)).push_to_hub("org/tuned")
+    assert "certificate.json" not in hub.files("org/tuned") and "policy.json" in hub.files("org/tuned")
+
+
+def test_a_path_of_this_machine_is_not_published(tmp_path):
+    folder = tmp_path / "private" / "judge"
+    folder.mkdir(parents=True)
+    assert without_paths(f"autojudge:head={folder},threshold=0.5+svip") == "autojudge:head=judge,threshold=0.5+svip"
+    for name in ("autojudge:head=org/name+svip", "top_k:k=4", "svip", '{"rule": "strict"}', str(folder)):
+        assert without_paths(name) == name
 
 
 @pytest.mark.parametrize(

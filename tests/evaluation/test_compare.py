@@ -3,6 +3,7 @@
 import csv
 import functools
 import json
+import shutil
 
 import pytest
 import torch
@@ -95,6 +96,16 @@ def test_prompts_of_a_file_have_no_right_answers(hf_lossy, tmp_path):
     assert [its["arm"] for its in found["figures"]] == ["target", "assisted", "assisted γ=5", "svip"]
     assert all(its["right"] is None and its["prompts"] == 3 for its in found["figures"])
     assert list(found["advice"]) == ["1"]
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_a_head_is_evaluated_wherever_it_lies(hf_lossy, tmp_path):
+    """Not every folder's name can stand in the short form of a policy."""
+    head = shutil.copytree(hla.demo.FOLDER / "autojudge_head", tmp_path / "a+b,c=d {e")
+    short = ("--limit", 1, "--max-new-tokens", 2, "--threshold", 0.25, "--threshold", 0.5, "--json")
+    found = hf_lossy("evaluate", head, *short).json
+    names = ["svip", "autojudge:threshold=0.25", "autojudge:threshold=0.5"]
+    assert [its["arm"] for its in found["figures"]][-3:] == names
 
 
 def test_an_arm_that_cannot_be_compiled_is_left_out(hf_lossy, monkeypatch):

@@ -61,6 +61,36 @@ def test_markdown_says_the_same(folder):
     assert "| 50 (35–72) | 3.00 (1.62–5.55) | 2.00 | 5.00 | 80% | – | – | 4/4 | 2/4, 50%" in row
 
 
+def test_a_search_is_judged_on_the_problems_of_its_certificate(tmp_path):
+    """Two problems settings were tried on, where svip was slow, and two others."""
+    store, tried, later = Folder(tmp_path / "tuned", FACTS | {"first": 2}, False), a_run(svip=9.0), a_run()
+    for its in later:
+        its.prompt, its.unit = its.prompt + 2, its.unit + 2
+    later = [its for its in later if its.arm in ("target", "svip")]
+    for unit in range(4):
+        store.add(1, unit, [its for its in tried + later if its.unit == unit])
+    store.finish(figures(later, ARMS), figures(tried, ARMS), advice="use svip")
+    found = read(tmp_path / "tuned")
+    certificate, trial = found.parts
+    assert [its.prompts for its in certificate.figures + trial.figures] == [2] * 6
+    assert certificate.figures[1].of_target.value == pytest.approx(3) and trial.figures[
+        2
+    ].of_target.value == pytest.approx(1 / 3)
+    for said in (html([found]), markdown([found])):
+        assert (
+            0
+            < said.lower().index("prompts, certificate" if "<h3>" in said else "1, certificate")
+            < said.index(", trial")
+        )
+    lines = (tmp_path / "tuned" / "summary.csv").read_text().splitlines()
+    assert [line.split(",")[:2] for line in lines[1:4]] == [
+        ["trial", "target"],
+        ["trial", "assisted"],
+        ["trial", "svip"],
+    ]
+    assert lines[0].startswith("part,arm,") and [line.split(",")[0] for line in lines[5:]] == ["certificate"] * 2
+
+
 def test_a_text_keeps_every_character():
     view = text_view(["a", "<i>", "\n", "&"], [0, 1, 1, 2])
     assert re.sub(r"<[^>]*>", "", view) == "a&lt;i&gt;\n&amp;"

@@ -105,6 +105,12 @@ def plan(
     lam = lambda_of(head)
     times = measure(target, draft, tokenizer, prompts, head, new_tokens, max_draft, do_sample, repeats)
     fits = acceptable(data["p"], data["q"], lam)
+    if bool(fits.all()) or not bool(fits.any()):
+        only = "acceptable" if bool(fits.any()) else "not acceptable"
+        raise ValueError(
+            f"all {len(fits)} held-out tokens are {only} at λ = {lam:g}, so nothing is known of the head's other errors: "
+            "fit it with more problems, or another λ"
+        )
     mixed, drafts = kinds.index("mixed"), kinds.index("draft")
     runs = run_lengths(data, mixed, lam)
     lines = []

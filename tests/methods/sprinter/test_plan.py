@@ -284,6 +284,14 @@ def test_predicted_tokens_a_call_are_those_of_really_generating(found):
     hla.disable(m.target)
 
 
+@pytest.mark.parametrize(("p", "only"), [(1.0, "acceptable"), (1e-9, "not acceptable")])
+def test_held_out_tokens_of_one_kind_tell_nothing_of_the_other(p, only):
+    m, (head, data) = models(), shipped()
+    data = data | {"p": torch.full_like(data["p"], p), "q": torch.full_like(data["q"], 0.5)}
+    with pytest.raises(ValueError, match=f"^all {len(data['p'])} held-out tokens are {only} at λ = [^\n]*$"):
+        plan(m.target, m.draft, m.tokenizer, ["1 + 1"], head, data, thresholds=(0.5,), repeats=1, new_tokens=4)
+
+
 def test_wrong_settings_are_refused():
     m, (head, data) = models(), shipped()
     hla.disable(m.target)

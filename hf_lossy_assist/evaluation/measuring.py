@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList, StopStringCriteria
+from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from ..generation.enable import stop_at
 from ..stats.clock import wait_for
 from .arms import Arm, counted_calls
 
@@ -187,7 +188,7 @@ class Writer:
         """What ends a text of `arm` at a stop string, behind prompts of `width` tokens."""
         if arm.kind == "assisted":
             return EndsAnywhere(self, width)
-        return StopStringCriteria(self.tokenizer, list(self.stop_strings))
+        return stop_at(list(self.stop_strings), self.tokenizer)
 
     def holds_end(self, ids: list[int]) -> bool:
         """Whether a stop string stands in the text of `ids`."""

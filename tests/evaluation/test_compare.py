@@ -176,6 +176,14 @@ def test_no_arm_writes_on_behind_a_stop_string_for_long():
             assert len(answer.token_ids) <= written[-1] <= len(answer.token_ids) + most, (arm.name, place, written)
 
 
+def test_a_tokenizer_whose_texts_cannot_be_looked_for_is_refused_in_one_line():
+    demo = hla.demo.load()
+    writer = Writer(demo.target, demo.tokenizer, Decoding(max_new_tokens=2), ("\nQuestion:",))
+    [arm] = arms.make_arms(demo.target, demo.draft, {}, assisted=False)
+    with pytest.raises(ValueError, match="^stop_strings: Transformers cannot look for texts among the tokens of this"):
+        writer.write(arm, ["Tom has 3 boxes"], 0, 0)
+
+
 def test_worked_examples_are_of_a_task(hf_lossy):
     assert (
         "--shots are of --task gsm8k"

@@ -59,3 +59,16 @@ def test_a_folder_has_one_name_from_wherever_it_is_named(pair, tmp_path, monkeyp
 def test_what_was_trained_for_the_demo_in_int8_is_for_the_demo(pair):
     names = (ModelIdentity.of(int8(model)).id for model in (pair.target, pair.draft))
     assert models_from(None, None, [Source("head", *names)]) == MadeWith()
+
+
+def test_a_draft_in_bfloat16_has_a_copy_in_int8(pair):
+    its = int8(copy.deepcopy(pair.draft).to(torch.bfloat16))
+    with torch.no_grad():
+        logits = its(torch.tensor([[5, 6, 7]])).logits
+    assert logits.dtype == torch.float32 and logits.isfinite().all()
+
+
+def test_nothing_is_put_into_int8_twice(pair):
+    """`--dtype int8 --companion int8`: the companion would be the draft once more."""
+    with pytest.raises(ValueError, match="demo-draft:int8 is quantised already"):
+        int8(int8(pair.draft))

@@ -17,7 +17,7 @@ from ..terminal import show
 from ..validation import one_line, shown
 
 
-DEMO_TARGET = "demo-target"  # how records name the demo's
+DEMO_TARGETS = ("demo-target", "demo-target:int8")  # how records name the demo's
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def models_from(model: str | None, assistant: str | None, sources: Iterable[Sour
             note = f" (it was made with {' '.join(how)})" if how else ""
             show(f"models of {source.name}: {made.words()}{note}", file=sys.stderr)
             return made
-        if source.target not in (None, DEMO_TARGET):
+        if source.target not in (None, *DEMO_TARGETS):
             strange = strange or source
     if strange is not None:
         raise ValueError(

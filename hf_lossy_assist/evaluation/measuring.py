@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from transformers import StoppingCriteriaList, StopStringCriteria
+from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from ..generation.enable import stop_at
 from ..stats.clock import wait_for
 from .arms import Arm, counted_calls
 
@@ -109,6 +110,21 @@ class FirstToken(BaseStreamer):
         """Nothing is kept."""
 
 
+class EndsAnywhere(StoppingCriteria):
+    """What `StopStringCriteria` is to a text that grows by one token, for one that grows by several: it has ended wherever among them.
+
+    Transformers' own assisted generation asks behind a round alone. It would write on, and its seconds would count, to the end of the text.
+    """
+
+    def __init__(self, writer: "Writer", width: int):
+        """`width`: of the prompt, which is no part of the text."""
+        self.writer, self.width = writer, width
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        ended = [self.writer.holds_end(row) for row in input_ids[:, self.width :].tolist()]
+        return torch.tensor(ended, device=input_ids.device)
+
+
 @dataclass(frozen=True)
 class Writer:
     """The models' side of a comparison: what turns prompts into answers."""
@@ -140,8 +156,7 @@ class Writer:
         settings = self.decoding.settings() | ({} if streamer is None else {"streamer": streamer})
         if self.stop_strings:
             # A criterion, for Transformers' own assisted generation hands `stop_strings` to the draft without the tokenizer.
-            ended = StopStringCriteria(self.tokenizer, list(self.stop_strings))
-            settings["stopping_criteria"] = StoppingCriteriaList([ended])
+            settings["stopping_criteria"] = StoppingCriteriaList([self._criterion(arm, inputs["input_ids"].shape[1])])
         torch.manual_seed(self.decoding.seed + unit)
         with counted_calls(self.target) if arm.counted else nullcontext([0]) as calls:
             wait_for(self.target.device)
@@ -169,17 +184,23 @@ class Writer:
             answers.append(answer)
         return answers
 
+    def _criterion(self, arm: Arm, width: int) -> StoppingCriteria:
+        """What ends a text of `arm` at a stop string, behind prompts of `width` tokens."""
+        if arm.kind == "assisted":
+            return EndsAnywhere(self, width)
+        return stop_at(list(self.stop_strings), self.tokenizer)
+
+    def holds_end(self, ids: list[int]) -> bool:
+        """Whether a stop string stands in the text of `ids`."""
+        text = self.tokenizer.decode(ids, skip_special_tokens=True) if self.stop_strings else ""
+        return any(end in text for end in self.stop_strings)
+
     def _ended(self, ids: list[int]) -> list[int]:
-        """`ids` up to the token that completes the first stop string: Transformers' own assisted generation looks behind a round alone, and a
+        """`ids` up to the token that completes the first stop string: a round of Transformers' own assisted generation may go beyond it, and a
         row that a stop string ended is padded like any other."""
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        if not any(end in text for end in self.stop_strings):
+        if not self.holds_end(ids):
             return ids
-        for count in range(1, len(ids)):
-            text = self.tokenizer.decode(ids[:count], skip_special_tokens=True)
-            if any(end in text for end in self.stop_strings):
-                return ids[:count]
-        return ids
+        return next((ids[:count] for count in range(1, len(ids)) if self.holds_end(ids[:count])), ids)
 
 
 def _count(answer: Answer, row: Any) -> None:

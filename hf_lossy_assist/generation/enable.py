@@ -191,7 +191,7 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
         if runner.tokenizer is None:
             raise ValueError("stop_strings=… needs the tokenizer to find them: pass tokenizer=… to generate as well")
         criteria = kwargs.pop("stopping_criteria", None) or []
-        kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, _stop_at(stop_strings, runner.tokenizer)])
+        kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, stop_at(stop_strings, runner.tokenizer)])
     kwargs |= dict.fromkeys((*CANDIDATES, "stop_strings", *COMPILED))
     given = copy.deepcopy(given)
     for name in [name for name in kwargs if hasattr(given, name)]:
@@ -203,7 +203,7 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
         return type(model).generate(model, generation_config=given, custom_generate=runner, **kwargs)
 
 
-def _stop_at(texts: Any, tokenizer: Any) -> StopStringCriteria:
+def stop_at(texts: Any, tokenizer: Any) -> StopStringCriteria:
     """Transformers' criterion. Raises: `ValueError` for a tokenizer whose tokens it cannot tell apart."""
     if len(texts) == 0:
         raise ValueError(f"stop_strings: expected a text or a list of texts, got {shown(texts)}: leave it out")

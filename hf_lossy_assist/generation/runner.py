@@ -35,6 +35,7 @@ from .draft_checks import refuse_draft, refuse_missing
 from .draft_stop import DRAFT_SETTINGS, draft_stop
 from .drafting import CANDIDATES, DraftWith, Prepared, start_drafter
 from .inputs import cropping, hidden, mask_name, refuse_positions, rowwise
+from .kinds import kind_of
 from .modes import in_the_right_mode
 from .output import output_of
 from .pairs import refuse_helpers, refuse_models
@@ -176,8 +177,8 @@ class Runner:
         kind = self.policy, stop.settings, processing, sampling
         compilation, sizes = self.compiling.of_call(generation_config, model, self.assistant, kind, rows)
         if self.assistant is not None:
-            where = str(input_ids.device), str(model.dtype), compilation is not None
-            stop.pair(model, self.assistant, (type(self.policy.rule).__name__, sampling, *where))
+            where = input_ids.device, model.dtype, compilation is not None
+            stop.pair(model, self.assistant, kind_of(self.policy, self.drafter, generation_config, *where))
         if not model.config.is_encoder_decoder:
             rows.types = types_for(model, rows, model_kwargs.get("token_type_ids"), input_ids)
         target = self._target(model, rows, model_kwargs, compilation)

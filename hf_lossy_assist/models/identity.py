@@ -3,8 +3,9 @@
 import hashlib
 import json
 import platform
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +16,7 @@ from ..validation import check_int, listed, one_line, shown
 from .inspect import base_of, blocks_of
 
 
+OF_ITSELF = re.compile(r"(:int8|\[:\d+\])+$")  # behind the name of a model: in int8, its first layers
 LONGEST = 100  # characters of a name in a message: a record from the Hub may hold any
 
 
@@ -35,8 +37,9 @@ class ModelIdentity:
         base = base_of(model)
         config = base.config.get_text_config(decoder=True)
         name = base.config.name_or_path or type(base).__name__
+        folder = Path(OF_ITSELF.sub("", name))  # a model that is made of another keeps its folder's name
         return cls(
-            id=Path(name).name if Path(name).is_absolute() or Path(name).is_dir() else name,
+            id=Path(name).name if folder.is_absolute() or folder.is_dir() else name,
             revision=getattr(base.config, "_commit_hash", None),
             model_type=base.config.model_type,
             hidden_size=config.hidden_size,
@@ -106,10 +109,11 @@ def weights_hash(model: Any) -> str:
     import torch
 
     digest = hashlib.sha256()
-    for name, tensor in base_of(model).state_dict().items():
-        if not isinstance(tensor, torch.Tensor) or tensor.is_meta:  # not in memory
+    for name, tensor in _tensors(base_of(model).state_dict().items()):
+        if tensor.is_meta:  # not in memory
             continue
         if tensor.is_quantized:
+            digest.update(f"{_scale_of(tensor)};".encode())
             tensor = tensor.int_repr()
         digest.update(f"{name} {list(tensor.shape)} {tensor.dtype};".encode())
         if tensor.numel():
@@ -117,6 +121,25 @@ def weights_hash(model: Any) -> str:
             chosen = flat[:: max(1, flat.numel() // SAMPLED)].contiguous().cpu()
             digest.update(chosen.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _tensors(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """The tensors of a state: PyTorch's dynamic int8 has a layer's weights and its bias in a tuple."""
+    import torch
+
+    for name, value in named:
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        elif isinstance(value, tuple):
+            yield from _tensors((f"{name}.{i}", part) for i, part in enumerate(value))
+
+
+def _scale_of(tensor: Any) -> Any:
+    """What a quantised tensor's whole numbers are multiplied by: one number, or one for each channel."""
+    import torch
+
+    one = tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric)
+    return tensor.q_scale() if one else tensor.q_per_channel_scales().tolist()
 
 
 _of_weights: WeakKeyDictionary[Any, tuple[str, str]] = (

@@ -6,22 +6,32 @@ import warnings
 import torch
 from transformers import PreTrainedModel
 
+from ..validation import one_line
+
+
+MARK = ":int8"  # behind the name of a model in int8
+
 
 def int8(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of `model` in int8; see `quantised`."""
+    """A copy of `model` in int8, of whatever precision it is; see `quantised`."""
     if model.device.type != "cpu":
         raise ValueError(
             f"an int8 companion is for the CPU, and this model is on {model.device}: pass another checkpoint"
         )
-    return quantised(copy.deepcopy(model))
+    return quantised(copy.deepcopy(model).float())
 
 
 def quantised(model: PreTrainedModel) -> PreTrainedModel:
     """`model`, float32 and on the CPU, whose linear layers compute in int8 from now on: PyTorch's dynamic quantisation.
 
     Its name gets ":int8" behind it, so that what is trained with it tells it from the model in float.
-    Raises: `ValueError`, one line, for a PyTorch that cannot do it on this machine.
+    Raises: `ValueError`, one line, for a model that is quantised already, and for a PyTorch that cannot do it on this machine.
     """
+    name = model.config.name_or_path or type(model).__name__
+    if name.endswith(MARK) or getattr(model, "is_quantized", False):
+        raise ValueError(
+            f"{one_line(name)} is quantised already, and cannot be put into int8 again: use it as it is, or name another"
+        )
     with warnings.catch_warnings():
         # To be removed some day, PyTorch says. Its successor, torchao, takes several times as long without a compiler (docs/log.md).
         warnings.filterwarnings("ignore", category=DeprecationWarning)
@@ -34,5 +44,5 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
             raise ValueError(
                 f"this PyTorch ({torch.__version__}) has no dynamic int8 for this machine: {error}"
             ) from None
-    out.config.name_or_path = f"{model.config.name_or_path}:int8"
+    out.config.name_or_path = name + MARK
     return out

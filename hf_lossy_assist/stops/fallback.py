@@ -24,12 +24,12 @@ class Fallback(WrappingStop):
     T₀ those of a round that does not. Drafting is then worth v = n̄ ÷ (T/T₀) times the target alone. It is switched off where
     v < 1 − `margin` and on again where v > 1 + `margin`; `margin=1` never switches off.
 
-    - T₀ comes from one round without drafts, the second of the call. It is measured again whenever half of the rows have ended.
+    - T₀ comes from one round without drafts, the second of the call: in the first one the target may read the prompts. It is measured again whenever half of the rows have ended.
     - While drafting is off, every round measures T₀. After `wait` such rounds one round drafts again and its n̄ counts, after 2·`wait`
       more the next one, and so on up to 1024. As soon as half of the rows have ended, two rounds draft, because T has changed with T₀.
     - Such a trial costs more than a round, for the draft reads what was written without it, perhaps the prompts too. What trials cost
       beyond the tokens that they gave is at most the share `trials` of the other rounds' seconds: until then, the next one waits.
-    - Where drafting was off at a call's end, the next call of the same kind begins without it: same models, stop and decoding, and
+    - Where drafting was off at a call's end, the next call of the same kind begins without it: same models, drafter, policy and decoding, and
       about as many rows (from one power of two to the next). It goes on with the waiting, and the draft model does not read the prompts before.
     - All rows draft or none does: n̄ is the mean over them. A round counts as drafted even if a filter dropped all its drafts.
 
@@ -81,6 +81,7 @@ class FallbackRun(WrappingRun):
         self.on = True
         self.drafted_rounds = 0
         self.reads = True  # the next draft has all to read that was written so far
+        self.first_round = True  # in which the target reads the prompts
         self.plain_rounds = 0  # since the last round that drafted
         self.debt = 0.0  # seconds that trials lost, beyond their share of the seconds since
         self.known: dict[int, Off] = {}
@@ -154,8 +155,10 @@ class FallbackRun(WrappingRun):
             self.drafted_rounds += 1
             self.reads = False
         elif not any(drafted):  # inside another stop, that one may have drafted
-            measured.plain_seconds.append(seconds)
+            if not self.first_round:
+                measured.plain_seconds.append(seconds)
             self.debt = max(0.0, self.debt - self.settings.trials * seconds)
+        self.first_round = False
         self.plain_rounds = 0 if did else self.plain_rounds + 1
         self._switch(tried)
         self._remember()

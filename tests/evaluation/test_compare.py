@@ -4,6 +4,7 @@ import csv
 import functools
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -162,6 +163,36 @@ def test_a_stop_string_ends_the_texts_of_all_arms_alike():
         its.token_ids == long.token_ids[: len(its.token_ids)] for its, long in zip(found[0], whole, strict=True)
     )
     assert len({len(its.token_ids) for its in found[0]}) > 1, "rows of several lengths: the shorter ones are padded"
+
+
+def test_no_arm_writes_on_behind_a_stop_string_for_long():
+    """What an arm writes behind it, its seconds count and its tokens do not."""
+    target, words = small.llama(eos_token_id=2), small.tokenizer()
+    words.padding_side = "left"
+    these = arms.make_arms(target, small.near(target), {"svip": hla.as_policy("svip")}, tokenizer=words)
+    prompt, whole = "w3 w9 w20 w4", Writer(target, words, Decoding(max_new_tokens=96))
+    ids = whole.write(these[0], [prompt], 0, 0)[0].token_ids
+    for arm in these:
+        written = []
+
+        def write(arm=arm, written=written, **settings):
+            out = arm.write(**settings)
+            written.append(out.sequences.shape[1] - settings["input_ids"].shape[1])
+            return out
+
+        for place in (4, 6, 8):
+            writer = replace(whole, stop_strings=(words.decode(ids[place : place + 2]),))
+            [answer] = writer.write(replace(arm, write=write), [prompt], 0, 0)
+            most = 30 if arm.kind == "assisted" else 0  # of a round
+            assert len(answer.token_ids) <= written[-1] <= len(answer.token_ids) + most, (arm.name, place, written)
+
+
+def test_a_tokenizer_whose_texts_cannot_be_looked_for_is_refused_in_one_line():
+    demo = hla.demo.load()
+    writer = Writer(demo.target, demo.tokenizer, Decoding(max_new_tokens=2), ("\nQuestion:",))
+    [arm] = arms.make_arms(demo.target, demo.draft, {}, assisted=False)
+    with pytest.raises(ValueError, match="^stop_strings: Transformers cannot look for texts among the tokens of this"):
+        writer.write(arm, ["Tom has 3 boxes"], 0, 0)
 
 
 def test_worked_examples_are_of_a_task(hf_lossy):

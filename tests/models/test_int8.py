@@ -1,11 +1,14 @@
 """Models in int8: what commands load with `--dtype int8`, and a draft's copy."""
 
+import copy
+
 import pytest
 import torch
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.cli.made_with import MadeWith, Source, models_from
 from hf_lossy_assist.cli.options import load
-from hf_lossy_assist.models.identity import ModelIdentity
+from hf_lossy_assist.models.identity import ModelIdentity, weights_hash
 from hf_lossy_assist.models.int8 import int8
 
 
@@ -28,7 +31,44 @@ def test_a_command_loads_both_models_in_int8_and_records_say_so(pair):
 
 def test_a_copy_leaves_the_model_as_it_was(pair):
     name = pair.draft.config.name_or_path
-    copy = int8(pair.draft)
-    assert copy is not pair.draft and copy.config.name_or_path == f"{name}:int8"
+    its = int8(pair.draft)
+    assert its is not pair.draft and its.config.name_or_path == f"{name}:int8"
     assert pair.draft.config.name_or_path == name
     assert any(type(part) is torch.nn.Linear for part in pair.draft.modules())
+
+
+@pytest.mark.parametrize("change", ["negated", "doubled"])
+def test_other_weights_in_int8_have_another_hash(pair, change):
+    """A certificate of the one says nothing about the other; doubled, the whole numbers are the same and their scale is not."""
+    other = copy.deepcopy(pair.draft)
+    with torch.no_grad():
+        other.model.layers[0].mlp.up_proj.weight.mul_(-1.0 if change == "negated" else 2.0)
+    assert weights_hash(int8(other)) != weights_hash(int8(pair.draft)) == weights_hash(int8(pair.draft))
+
+
+def test_a_folder_has_one_name_from_wherever_it_is_named(pair, tmp_path, monkeypatch):
+    model = copy.deepcopy(pair.target)
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for name in ("models/mine", str(tmp_path / "models" / "mine")):
+        model.config.name_or_path = name
+        assert ModelIdentity.of(int8(model)).id == "mine:int8"
+        assert ModelIdentity.of(hla.early_exit(model, 1)).id == "mine[:1]"
+
+
+def test_what_was_trained_for_the_demo_in_int8_is_for_the_demo(pair):
+    names = (ModelIdentity.of(int8(model)).id for model in (pair.target, pair.draft))
+    assert models_from(None, None, [Source("head", *names)]) == MadeWith()
+
+
+def test_a_draft_in_bfloat16_has_a_copy_in_int8(pair):
+    its = int8(copy.deepcopy(pair.draft).to(torch.bfloat16))
+    with torch.no_grad():
+        logits = its(torch.tensor([[5, 6, 7]])).logits
+    assert logits.dtype == torch.float32 and logits.isfinite().all()
+
+
+def test_nothing_is_put_into_int8_twice(pair):
+    """`--dtype int8 --companion int8`: the companion would be the draft once more."""
+    with pytest.raises(ValueError, match="demo-draft:int8 is quantised already"):
+        int8(int8(pair.draft))

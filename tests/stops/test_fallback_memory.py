@@ -5,6 +5,7 @@ import torch
 from support import tiny
 from support.greedy_checks import RAGGED
 
+import hf_lossy_assist as hla
 from hf_lossy_assist import Constant, Fallback
 from hf_lossy_assist.stops.base import DraftStop
 from hf_lossy_assist.stops.fallback import MOST_WAIT, FallbackRun
@@ -19,16 +20,19 @@ class Pair:
 
     def __init__(self, stop, accepts=0, cost=2.0):
         self.stop, self.accepts, self.cost, self.time = stop, accepts, cost, 0.0
-        self.target, self.draft = Model(), Model()
+        self.target, self.draft, self.lucky = Model(), Model(), False
 
-    def call(self, rounds, rows=1, kind="strict"):
-        """D for each round that drafted, A for each of the target alone."""
+    def call(self, rounds, rows=1, kind="strict", prompt=0.0):
+        """D for each round that drafted, A for each of the target alone. `prompt`: seconds that the first one takes to read it."""
         run, out = FallbackRun(self.stop, rows, now=lambda: self.time), ""
         run.pair(self.target, self.draft, kind)
         for _ in range(rounds):
             limits = run.begin_round(list(range(rows)))
-            self.time += self.cost if limits[0] else 1.0
+            self.time += prompt + (self.cost if limits[0] else 1.0)
+            prompt = 0.0
             run.observe(list(range(rows)), limits, [min(self.accepts, limit) for limit in limits])
+            if limits[0] and self.lucky:
+                self.accepts = self.lucky = 0
             out += "D" if limits[0] else "A"
         return out
 
@@ -61,6 +65,14 @@ def test_a_draft_that_begins_to_agree_comes_back_for_good():
     pair.accepts = 5
     assert pair.call(12) == "A" * 6 + "D" * 6
     assert pair.call(6) == "DADDDD"
+
+
+def test_a_round_that_reads_a_prompt_does_not_say_what_rounds_cost():
+    """Else one lucky trial of the next call would have it draft in vain to its end."""
+    pair = Pair(Fallback(Constant(5), wait=8, trials=1.0))
+    assert pair.call(6) + pair.call(5, prompt=100.0) == "DADDAA" + "A" * 5
+    pair.accepts, pair.lucky = 5, True
+    assert pair.call(16, prompt=100.0) == "AA" + "D" * 6 + "A" * 8
 
 
 def test_waiting_has_an_end():
@@ -103,3 +115,26 @@ def test_a_draft_that_begins_late_reads_all_at_once_and_the_text_is_the_targets(
     assert torch.equal(out.sequences, tiny.greedy(model, tiny.prompts(RAGGED), **settings))
     assert out.speculation.rows[0].num_plain_steps >= wait
     assert reads[0] == max(RAGGED) + wait - 1 and reads[1] == 1, "the prompts and what was written without it"
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_what_a_call_is_remembered_by():
+    """Rules of one name, temperatures and drafters may accept, or draft, much more than others."""
+    model = tiny.shared("llama")
+    kinds, draft = [], tiny.draft_of(model, "often")
+    stop = Fallback(Constant(3))
+    calls = [
+        ({"rule": {"name": "top_k", "k": 1}}, {}),
+        ({"rule": {"name": "top_k", "k": 9}}, {}),
+        ({}, {}),
+        ({}, {"drafter": "composite"}),
+        ({}, {"do_sample": True, "temperature": 0.2}),
+        ({}, {"do_sample": True, "temperature": 2.0}),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FallbackRun, "pair", lambda *args: kinds.append(args[-1]))
+        for _ in range(2):
+            for policy, settings in calls:
+                policy = hla.as_policy(policy | {"stop": stop})
+                tiny.assisted(model, tiny.prompts((5,)), draft, policy, max_new_tokens=2, **settings)
+    assert kinds[:6] == kinds[6:] and len(set(kinds)) == 6

@@ -1,6 +1,7 @@
 """`hf-lossy eval`: EleutherAI's lm-eval, with a policy and without."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -8,6 +9,7 @@ from rich.table import Column, Table
 
 import hf_lossy_assist as hla
 
+from ..demo.lm_eval_task import NAME, write_task
 from ..terminal import console, show, show_json
 from ..validation import MOST_ROWS, check_int
 from .made_with import folder_of, models_from, parts_in, sources_in
@@ -15,7 +17,12 @@ from .options import AsJson, Assistant, Device, DType, Model, check_pair, load, 
 
 
 def evaluate_tasks(
-    tasks: Annotated[str, typer.Option(help="names of lm-eval's tasks, with commas between them")],
+    tasks: Annotated[
+        str,
+        typer.Option(
+            help="names of lm-eval's tasks, with commas between them; demo: word problems of the demo models"
+        ),
+    ] = NAME,
     model: Model = None,
     assistant: Assistant = None,
     policy: Annotated[
@@ -33,7 +40,9 @@ def evaluate_tasks(
 ) -> None:
     """Run tasks of EleutherAI's lm-eval with the target alone and with a policy, and show both figures.
 
-    Example:
+    Examples:
+
+      hf-lossy eval
 
       hf-lossy eval --model M --assistant D --tasks gsm8k --policy svip --limit 50 --batch-size 8 --chat
     """
@@ -49,18 +58,21 @@ def evaluate_tasks(
     chosen, names = hla.as_policy(policy), [name.strip() for name in tasks.split(",")]
     from ..evaluation.harness import evaluated, manager_of, models
 
-    manager = manager_of(names, include_path)
-    made = models_from(model, assistant, [*sources_in(parts_in(chosen)), *folder_of(policy)])
-    target, draft, tokenizer = load(made.model, made.assistant, dtype, device)
-    common = {"tokenizer": tokenizer, "batch_size": batch_size}
-    settings: dict[str, Any] = {
-        "limit": limit, "num_fewshot": num_fewshot, "gen_kwargs": gen_kwargs, "apply_chat_template": chat
-    }  # fmt: skip
-    found, seconds = {}, {}
-    plain, lossy = models()
-    for name, its in (("target", plain(target, **common)), (policy, lossy(target, draft, chosen, **common))):
-        found[name] = evaluated(its, names, manager, **settings)
-        seconds[name] = its.seconds
+    with TemporaryDirectory() as written:
+        if NAME in names and include_path is None:
+            write_task(include_path := Path(written))
+        manager = manager_of(names, include_path)
+        made = models_from(model, assistant, [*sources_in(parts_in(chosen)), *folder_of(policy)])
+        target, draft, tokenizer = load(made.model, made.assistant, dtype, device)
+        common = {"tokenizer": tokenizer, "batch_size": batch_size}
+        settings: dict[str, Any] = {
+            "limit": limit, "num_fewshot": num_fewshot, "gen_kwargs": gen_kwargs, "apply_chat_template": chat
+        }  # fmt: skip
+        found, seconds = {}, {}
+        plain, lossy = models()
+        for name, its in (("target", plain(target, **common)), (policy, lossy(target, draft, chosen, **common))):
+            found[name] = evaluated(its, names, manager, **settings)
+            seconds[name] = its.seconds
     if as_json:
         show_json({"results": found, "seconds": seconds, "lossless": chosen.lossless})
         return

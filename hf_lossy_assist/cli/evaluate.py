@@ -16,8 +16,13 @@ from .measured import check_answers, prompts_of
 from .options import AsJson, Assistant, Chat, Device, DType, Model, Resume, Seed, Shots
 
 
+JUDGE = str(hla.demo.FOLDER / "autojudge_head")
+
+
 def evaluate(
-    head: Annotated[str, typer.Argument(help="a head's folder or Hub id")],
+    head: Annotated[
+        str, typer.Argument(help="a head's folder or Hub id (default: the demo's judge)", show_default=False)
+    ] = JUDGE,
     model: Model = None,
     assistant: Assistant = None,
     task: Annotated[
@@ -49,6 +54,8 @@ def evaluate(
     Without --model and --assistant the models are those that the head's folder was made with.
 
     Examples:
+
+      hf-lossy evaluate
 
       hf-lossy evaluate judge --task demo --limit 64
 

@@ -1,0 +1,33 @@
+"""The demo's word problems as a task of lm-eval, in a folder for its `--include-path`."""
+
+import json
+from pathlib import Path
+
+from .task import problems
+
+
+NAME = "demo"
+PROBLEMS = 12
+_TASK = """task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {rows}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs: {{until: ["\\n\\n"], max_gen_toks: 96, do_sample: false}}
+filter_list:
+  - name: number
+    filter:
+      - {{function: regex, regex_pattern: "answer is (-?[0-9]+)"}}
+      - {{function: take_first}}
+metric_list: [{{metric: exact_match}}]
+"""
+
+
+def write_task(folder: Path, count: int = PROBLEMS) -> None:
+    """Write the task `demo` of `count` problems into a folder that is there."""
+    rows = folder / "demo.jsonl"
+    lines = (json.dumps({"question": its.prompt, "answer": str(its.answer)}) for its in problems(count, seed=3))
+    rows.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    (folder / "demo.yaml").write_text(_TASK.format(name=NAME, rows=json.dumps(str(rows))), encoding="utf-8")

@@ -11,6 +11,7 @@ from weakref import finalize
 import torch
 from transformers import PreTrainedModel
 
+from ..validation import one_line
 from .inspect import base_of
 
 
@@ -46,12 +47,19 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
         raise ValueError(
             f"prepack: expected a model in float32 or bfloat16, got {str(base.dtype).removeprefix('torch.')}"
         )
+    plain = [  # `named_children` shows a shared one once
+        (module, child, part)
+        for module in base.modules()
+        for child, part in module._modules.items()
+        if type(part) is torch.nn.Linear and is_plain(part)
+    ]
+    for dtype in {part.weight.dtype for _, _, part in plain}:
+        _try(dtype)  # before anything is changed
     packed: dict[int, PackedLinear] = {}  # by `id`: one that stands in two places is packed once
-    for module in list(base.modules()):
-        for child, part in list(module._modules.items()):  # `named_children` shows a shared one once
-            if type(part) is torch.nn.Linear and is_plain(part):
-                packed[id(part)] = packed.get(id(part)) or _packed(part)
-                setattr(module, child, packed[id(part)])
+    while plain:
+        module, child, part = plain.pop()
+        packed[id(part)] = packed.get(id(part)) or PackedLinear(part)
+        setattr(module, child, packed[id(part)])
     base.requires_grad_(False)  # no gradient comes through a packed layer
     return model
 
@@ -62,11 +70,16 @@ def is_plain(linear: torch.nn.Linear) -> bool:
     return not own and linear.weight.dtype in DTYPES
 
 
-def _packed(linear: torch.nn.Linear) -> "PackedLinear":
+def _try(dtype: torch.dtype) -> None:
+    """Pack a layer of a few numbers. Raises: `ValueError`, one line, where it cannot be done, as bfloat16 cannot on a CPU without AVX-512."""
     try:
-        return PackedLinear(linear)
+        PackedLinear(torch.nn.Linear(16, 16, dtype=dtype))
     except (RuntimeError, AttributeError) as error:
-        raise ValueError(f"this PyTorch ({torch.__version__}) cannot pack weights for this machine: {error}") from None
+        name, other = str(dtype).removeprefix("torch."), " or load the model in float32" * (dtype == torch.bfloat16)
+        said = one_line(error, 200)
+        raise ValueError(
+            f"prepack: this PyTorch ({torch.__version__}) cannot pack {name} weights for this machine ({said}): leave it out{other}"
+        ) from None
 
 
 class Weights:

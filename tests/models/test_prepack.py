@@ -20,8 +20,35 @@ def linear(bias: bool = True) -> torch.nn.Linear:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_floats_are_the_product_itself(dtype):
     layer, x = linear().to(getattr(torch, dtype)), torch.randn(2, 5, 48).to(getattr(torch, dtype))
-    wanted = layer(x).detach()
+    wanted, model = layer(x).detach(), small.llama().to(getattr(torch, dtype))
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
+    except RuntimeError:  # bfloat16 on a CPU without AVX-512
+        with pytest.raises(
+            ValueError, match=rf"^prepack: this PyTorch [^\n]* cannot pack {dtype} weights [^\n]*: leave it out"
+        ):
+            hla.prepack(model)
+        assert not any(isinstance(part, module.PackedLinear) for part in model.modules())
+        return
     torch.testing.assert_close(module.PackedLinear(layer)(x), wanted)
+
+
+def test_a_machine_without_the_kernel_is_told_so_and_nothing_is_changed(monkeypatch):
+    """Bfloat16 on a CPU without AVX-512, behind layers in float32."""
+    own, model = module.PackedLinear.product, small.llama().float()
+    last = [part for part in model.modules() if type(part) is torch.nn.Linear][-1].to(torch.bfloat16)
+
+    def product(weight, bias):
+        if weight.dtype == torch.bfloat16:
+            raise RuntimeError("no such kernel\nhere")
+        return own(weight, bias)
+
+    monkeypatch.setattr(module.PackedLinear, "product", staticmethod(product))
+    with pytest.raises(
+        ValueError, match=r"cannot pack bfloat16 weights for this machine \(no such kernel here\): [^\n]* float32$"
+    ):
+        hla.prepack(model)
+    assert not any(isinstance(part, module.PackedLinear) for part in model.modules()) and last.weight is not None
 
 
 def test_every_linear_layer_is_packed_and_its_weight_given_up():

@@ -119,7 +119,7 @@ CASES = {
     ),
     "fallback": Case(  # with this margin nothing depends on the seconds of a round
         hla.Fallback(Confidence(0.3), margin=1.0),
-        {"name": "fallback", "stop": SHY, "margin": 1.0, "first": 3, "window": 8, "wait": 32},
+        {"name": "fallback", "stop": SHY, "margin": 1.0, "first": 3, "window": 8, "wait": 32, "trials": 0.02},
         longest=None, state=True, rows_apart=False,
     ),
 }  # fmt: skip

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install check fix test test-fast test-machines docs demo reproduce bench-smoke clean
+.PHONY: install check fix test test-fast test-thorough test-machines docs demo reproduce bench-smoke clean
 
 install: $(VENV)/installed
 
@@ -29,7 +29,11 @@ test: install
 
 # Something of every room but tasks, in a minute: for while one works.
 test-fast: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow and not thorough"
+
+# With the cases that `make test` leaves out: all architectures compiled.
+test-thorough: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m ""
 
 # What another machine may change: its instruction set, its threads, the order of tests, a shell that ignores interrupts.
 test-machines: install
@@ -37,7 +41,7 @@ test-machines: install
 	for threads in 1 2; do for isa in default avx2 ""; do \
 	    seed=$$((seed + 1)); echo "ATEN_CPU_CAPABILITY=$$isa OMP_NUM_THREADS=$$threads, random order $$seed"; \
 	    if [ -n "$$isa" ]; then export ATEN_CPU_CAPABILITY=$$isa; else unset ATEN_CPU_CAPABILITY; fi; \
-	    OMP_NUM_THREADS=$$threads OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n 2 -p randomly -p no:cacheprovider --randomly-seed=$$seed; \
+	    OMP_NUM_THREADS=$$threads OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n 2 -m "" -p randomly -p no:cacheprovider --randomly-seed=$$seed; \
 	done; done
 
 # The site in site/; any warning fails it: a broken link, a page outside the navigation, a public name without a page.

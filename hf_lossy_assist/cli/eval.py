@@ -9,11 +9,13 @@ from rich.table import Column, Table
 
 import hf_lossy_assist as hla
 
-from ..demo.lm_eval_task import NAME, write_task
 from ..terminal import console, show, show_json
 from ..validation import MOST_ROWS, check_int
 from .made_with import folder_of, models_from, parts_in, sources_in
 from .options import AsJson, Assistant, Device, DType, Model, check_pair, load, needs
+
+
+DEMO = "demo"  # a task that `demo.lm_eval_task` writes
 
 
 def evaluate_tasks(
@@ -22,7 +24,7 @@ def evaluate_tasks(
         typer.Option(
             help="names of lm-eval's tasks, with commas between them; demo: word problems of the demo models"
         ),
-    ] = NAME,
+    ] = DEMO,
     model: Model = None,
     assistant: Assistant = None,
     policy: Annotated[
@@ -56,10 +58,11 @@ def evaluate_tasks(
     if include_path is not None and not include_path.is_dir():
         raise FileNotFoundError(f"--include-path: there is no folder {str(include_path)!r}")
     chosen, names = hla.as_policy(policy), [name.strip() for name in tasks.split(",")]
+    from ..demo.lm_eval_task import write_task
     from ..evaluation.harness import evaluated, manager_of, models
 
     with TemporaryDirectory() as written:
-        if NAME in names and include_path is None:
+        if DEMO in names and include_path is None:
             write_task(include_path := Path(written))
         manager = manager_of(names, include_path)
         made = models_from(model, assistant, [*sources_in(parts_in(chosen)), *folder_of(policy)])

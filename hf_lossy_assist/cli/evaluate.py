@@ -7,8 +7,6 @@ import typer
 
 import hf_lossy_assist as hla
 
-from ..policy.policy import made_by
-from ..registry import method as entry_of
 from ..validation import check_number
 from .compare import compare
 from .made_with import models_from, sources_in
@@ -16,13 +14,10 @@ from .measured import check_answers, prompts_of
 from .options import AsJson, Assistant, Chat, Device, DType, Model, Resume, Seed, Shots
 
 
-JUDGE = str(hla.demo.FOLDER / "autojudge_head")
-
-
 def evaluate(
     head: Annotated[
-        str, typer.Argument(help="a head's folder or Hub id (default: the demo's judge)", show_default=False)
-    ] = JUDGE,
+        str | None, typer.Argument(help="a head's folder or Hub id (default: the demo's judge)", show_default=False)
+    ] = None,
     model: Model = None,
     assistant: Assistant = None,
     task: Annotated[
@@ -61,13 +56,15 @@ def evaluate(
 
       hf-lossy evaluate head --task gsm8k --data test.jsonl --threshold 0.5 --threshold 0.9
     """
+    from ..policy.policy import made_by
+    from ..registry import method as entry_of
     from ..tasks.conversations import NO_ANSWERS, ShareGPT
 
     if task == ShareGPT.name:
         raise ValueError(NO_ANSWERS)
     for value in threshold or ():
         check_number("--threshold", value, 0.0, 2.0)
-    loaded = hla.Head.from_pretrained(head)
+    loaded = hla.Head.from_pretrained(head or str(hla.demo.FOLDER / "autojudge_head"))
     method = loaded.config.method
     made = models_from(model, assistant, sources_in([loaded]))
     if made.model is not None and task is None:

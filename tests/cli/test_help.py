@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -24,6 +26,13 @@ def commands():
 
 COMMANDS = dict(commands())
 RUNNING = {words: its for words, its in COMMANDS.items() if not hasattr(its, "commands")}
+
+
+def test_help_and_refusals_wait_for_no_model_library():
+    """Importing torch and Transformers takes ten seconds on a slow machine."""
+    code = "import sys, hf_lossy_assist.cli.app; print(*{'torch', 'transformers', 'numpy', 'datasets'} & set(sys.modules), 'end')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "end\n"
 
 
 def options(command):

@@ -24,6 +24,7 @@ from hf_lossy_assist.models.int8 import quantised
 
 pytestmark = pytest.mark.slow
 GRAPHS = CompileConfig(backend="eager")
+QUICK = {"llama", "gpt2", "gemma2"}  # and softcapping with windows; `make test-thorough` has all architectures
 AS_AUTOGRAD_SEES_THEM = {"llama", "gpt2"}  # rotary, learned positions: this backend takes three times as long
 RAGGED = (9, 4, 6, 7)
 
@@ -63,7 +64,10 @@ def graphs_are_freed():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("name", sorted(tiny.BATCHED))
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in sorted(tiny.BATCHED)],
+)
 def test_every_tested_architecture_writes_what_generate_writes(name):
     """Every row to its full length: a graph for each number of rows would be compiled otherwise."""
     full = {"eos_token_id": tiny.NEVER_EMITTED}
@@ -125,7 +129,7 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize("sampling", [False, True])
+@pytest.mark.parametrize("sampling", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("stop", STOPS)
 def test_stops_that_look_at_each_token_decide_the_same(stop, sampling):
     seeds = lambda: [torch.Generator().manual_seed(seed) for seed in range(4)]  # noqa: E731

@@ -131,7 +131,8 @@ def compare(
     if out is not None:
         store = Folder(out, facts_of(target, draft, arms, decoding, texts, source, sizes, problems), resume)
     try:
-        with progress("comparing", len(arms) * (len(batches.all()) + len(set(sizes)))) as tell:
+        left = [batch for batch in batches.all() if store is None or not store.has(batch[0], batch[1])]
+        with progress("comparing", len(arms) * (len(left) + len({size for size, _, _ in left}))) as tell:
             found = run(
                 Writer(target, tokenizer, decoding, () if its_task is None else its_task.ends),
                 arms,

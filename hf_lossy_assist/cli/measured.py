@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -147,11 +149,47 @@ def _hash_of(texts: Sequence[str], problems: Sequence[Any]) -> str:
 
 @contextmanager
 def progress(what: str, calls: int, *, most: bool = False) -> Iterator[Callable[[str, int], None]]:
-    """A bar that moves with every call, of one way to write and one batch; `most`: there may be fewer calls."""
-    with Bar(calls, what, "calls", most=most) as bar:
+    """A bar of calls, each of one way to write and one batch, that moves within a call too; `most`: there may be fewer calls.
 
-        def tell(now: str, done: int) -> None:
-            bar.say(now)
-            bar.to(bar.done + done)
+    It is told which call begins, with 0, and that it is over, with 1.
+    """
+    with Bar(calls, what, "calls", most=most) as bar, closing(_Within(bar)) as within:
+        yield within.tell
 
-        yield tell
+
+class _Within:
+    """Moves a bar within a call by the seconds of the last one of its kind: what is timed must not be asked how far it has come."""
+
+    def __init__(self, bar: Bar, tick: float = 0.5):
+        """`tick`: seconds between two moves."""
+        self.bar, self.tick = bar, tick
+        self.seconds: dict[str, float] = {}  # of the last call of each kind
+        self.begun: tuple[str, float] | None = None  # the call under way
+        self.done = 0
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._move, name="hf-lossy-bar", daemon=True)
+        self._thread.start()
+
+    def tell(self, now: str, done: int) -> None:
+        """`done` calls are over since the last word; `now`: of which kind, or which one begins."""
+        kind = now.removeprefix("warm-up: ")
+        with self._lock:
+            if not done:
+                self.bar.say(now)
+                self.begun = kind, time.perf_counter()
+                return
+            if self.begun is not None:
+                self.seconds[kind] = time.perf_counter() - self.begun[1]
+            self.begun, self.done = None, self.done + done
+            self.bar.to(self.done)
+
+    def _move(self) -> None:
+        while not self._over.wait(self.tick):
+            with self._lock:
+                if self.begun is not None and (usual := self.seconds.get(self.begun[0])):
+                    self.bar.to(self.done + min((time.perf_counter() - self.begun[1]) / usual, 0.95))
+
+    def close(self) -> None:
+        """The bar stays where it is."""
+        self._over.set()
+        self._thread.join()

@@ -11,7 +11,7 @@ from .measuring import Answer, Writer
 from .store import Memory
 
 
-Tell = Callable[[str, int], None]  # what is being done, and how many calls are done with it
+Tell = Callable[[str, int], None]  # which call begins, with 0; which one is over, with 1
 
 
 @dataclass
@@ -69,7 +69,7 @@ def compare(
     Args:
         store: where answers are kept; batches that it has already are not written again.
         task, problems: what the prompts ask, to tell right answers.
-        tell: called behind each call.
+        tell: called before each call, with 0, and behind it, with 1.
     """
     store = Memory() if store is None else store
     arms = [arm for arm in arms if arm.name != STATIC or store.keeps(arm.name)]
@@ -92,6 +92,7 @@ def compare(
         shift, batch = turn % len(arms), list(prompts[first : first + size])
         written: list[Answer] = []
         for arm in arms[shift:] + arms[:shift]:
+            tell(arm.name, 0)
             answers = writer.write(arm, batch, first, unit)
             for answer in answers:
                 answer.right = _right(task, problems, answer)

@@ -29,13 +29,14 @@ FEW = {
     "--repeats": "1",
     "--rounds": "3",
     "--sample-batch-size": "2",
+    "--tasks": "demo",
 }
 WRONG = [
     "", " ", "x", "-1", "0", "1", "3", "0.5", "-0.5", "nan", "inf", "1e400", "9" * 30, "9" * 5000, "ü", "a\nb", ESCAPE, "../..", "/", "nowhere",
     "org/name", "org/name@main", "datasets/org/x", "{}", "[]", '{"stop": "svip"}', '{"stop": {"name": "svip", "h": NaN}}', "[red]x[/red]", "strict",
     "cpu", "meta", "cuda:99", "float16", "float64", "true", "x" * 5000, "--help2", "-", "@", "demo", "\udcff", "int8",
 ]  # fmt: skip
-SLOW = ("eval",)  # lm-eval takes ten seconds to list its tasks
+UNDRAWN = {"--tasks", "--include-path"}  # lm-eval takes ten seconds to list its own tasks, and reads whole disks
 # What an option may mean, beside the numbers and names that are right for others of its kind.
 MEANT = {
     "--policy": ["strict", "svip", "sprinter", "autojudge", "sv", "target", '{"stop": {"name": "constant", "gamma": 2}}'],
@@ -61,7 +62,7 @@ def commands() -> dict[tuple[str, ...], Any]:
 
 
 def case(random: Random, folder: Path) -> Case:
-    words = random.choice(sorted(commands().keys() - {SLOW}))
+    words = random.choice(sorted(commands()))
     arguments = list(words)
     options = {p.opts[0]: p for p in commands()[words].params if p.param_type_name == "option"}
     given: dict[str, Any] = {name: value for name, value in FEW.items() if name in options}
@@ -73,11 +74,9 @@ def case(random: Random, folder: Path) -> Case:
         given["--out"] = str(folder / "out")
     if words == ("profile",) or words == ("generate",) and random.random() < 0.2:
         given["--companion"] = str(saved("companion"))
-    for name in random.sample(sorted(options), min(len(options), random.choice([0, 1, 1, 2, 4]))):
-        if options[name].is_flag:
-            given[name] = None
-        else:
-            given[name] = _value(random, name, folder)
+    drawn = sorted(options.keys() - UNDRAWN)
+    for name in random.sample(drawn, min(len(drawn), random.choice([0, 1, 1, 2, 4]))):
+        given[name] = None if options[name].is_flag else _value(random, name, folder)
     for parameter in commands()[words].params:
         if parameter.param_type_name == "argument" and random.random() < 0.95:
             arguments.append(_argument(random, parameter.name, folder))

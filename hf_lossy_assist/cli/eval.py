@@ -15,7 +15,7 @@ from .made_with import folder_of, models_from, parts_in, sources_in
 from .options import AsJson, Assistant, Device, DType, Model, check_pair, load, needs
 
 
-DEMO = "demo"  # a task that `demo.lm_eval_task` writes
+DEMO = "demo"  # a task that is written for the run
 
 
 def evaluate_tasks(
@@ -63,7 +63,7 @@ def evaluate_tasks(
 
     with TemporaryDirectory() as written:
         if DEMO in names and include_path is None:
-            write_task(include_path := Path(written))
+            write_task(include_path := Path(written), DEMO)
         manager = manager_of(names, include_path)
         made = models_from(model, assistant, [*sources_in(parts_in(chosen)), *folder_of(policy)])
         target, draft, tokenizer = load(made.model, made.assistant, dtype, device)

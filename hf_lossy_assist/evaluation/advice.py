@@ -25,10 +25,11 @@ def advice(found: Sequence[Figures], batch_size: int) -> str:
     return "; ".join(parts)
 
 
-def _lossless(best: Figures | None, alone: Figures, here: Sequence[Figures]) -> str:
+def _lossless(fastest: Figures | None, alone: Figures, here: Sequence[Figures]) -> str:
     """Of what leaves the text as it is."""
-    if best is None:
+    if fastest is None:
         return f"no lossless policy was measured; the fastest of the target's own is {alone.arm}"
+    best = fastest if _clear(fastest) else _drafting(fastest, here)
     stock = max((its for its in here if its.kind == "assisted"), key=_speed, default=None)
     if alone.arm == STATIC and _speed(alone) > max(_speed(its) for its in (best, stock) if its is not None):
         return f"{STATIC} with a static cache is fastest: {_times(alone.of_target)} the target; {best.arm} {_times(best.of_target)}"
@@ -37,9 +38,9 @@ def _lossless(best: Figures | None, alone: Figures, here: Sequence[Figures]) -> 
         return f"{own}: {_times(stock.of_target)} the target, {_text(stock)}; {best.arm} {_times(best.of_target)}"
     if best.of_target.value > 1 and _clear(best):
         return f"use {best.arm}: {_times(best.of_target)} the target, {_text(best)}"
-    fallback = max((its for its in here if its.arm.endswith("fallback")), key=_speed, default=None)
+    fallback = max((its for its in here if _falls_back(its)), key=_speed, default=None)
     cost = f"; with_fallback() costs {max(1 - fallback.of_target.value, 0):.0%}" if fallback is not None else ""
-    its = f"{best.arm}, the fastest, is {_times(best.of_target)} the target"
+    its = f"{best.arm}, the fastest{' that always drafts' * (best is not fastest)}, is {_times(best.of_target)} the target"
     if _clear(best):
         return f"do not draft here: {its}{cost}"
     batches = best.prompts // best.batch_size
@@ -49,6 +50,18 @@ def _lossless(best: Figures | None, alone: Figures, here: Sequence[Figures]) -> 
         else f", on {batches} batch{'es' * (batches > 1)} of prompts, and {FEWEST} make an interval"
     )
     return f"no clear gain: {its}{few}{cost}"
+
+
+def _drafting(fastest: Figures, here: Sequence[Figures]) -> Figures:
+    """What tells whether to draft where the fastest is one that stopped drafting and so is like the target: the fastest of
+    those that always draft, if that one is told from the target."""
+    drafts = [its for its in here if its.kind == "policy" and its.lossless and not _falls_back(its) and _clear(its)]
+    return max(drafts, key=_speed, default=fastest) if _falls_back(fastest) else fastest
+
+
+def _falls_back(its: Figures) -> bool:
+    """Whether an arm stops drafting where that does not pay: it shows what the target does, not what drafting does."""
+    return its.arm.endswith("fallback")
 
 
 def _clear(its: Figures) -> bool:

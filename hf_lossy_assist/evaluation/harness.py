@@ -76,15 +76,19 @@ def models() -> tuple[type, type]:
 
 
 def manager_of(tasks: Sequence[str], folder: Path | None) -> Any:
-    """lm-eval's tasks, those of the files in `folder` among them. They are read once, before models are.
+    """lm-eval's tasks, those of the files in `folder` among them; alone where they are all that is asked for, since lm-eval
+    takes ten seconds to list its own. They are read once, before models are.
 
     Raises: `ValueError`, one line, for tasks that there are not, and for those whose file or data cannot be read.
     """
     from lm_eval.tasks import TaskManager
 
-    with _readable("--include-path" if folder is None else str(folder)):
-        manager = TaskManager(include_path=None if folder is None else str(folder))
-    unknown = [task for task in tasks if task not in manager.all_tasks]
+    manager, unknown = None, list(tasks)
+    for defaults in (True,) if folder is None else (False, True):
+        if unknown:
+            with _readable("--include-path" if folder is None else str(folder)):
+                manager = TaskManager(include_path=None if folder is None else str(folder), include_defaults=defaults)
+            unknown = [task for task in tasks if task not in manager.all_tasks]
     if unknown:
         raise ValueError(
             f"--tasks: lm-eval knows no {', '.join(unknown)}: see lm-eval ls tasks, or pass --include-path"

@@ -94,11 +94,19 @@ def without_paths(text: str) -> str:
     """The short form to show to others: of a folder of this machine its own name alone."""
     if not is_short_form(text):
         return text
-    for part in _PARTS.split(text):
-        for value in _read(part, text)[1].values():
-            if isinstance(value, str) and Path(value).is_dir():
-                text = text.replace(value, Path(value).resolve().name)
-    return text
+    parts = (part.partition(":") for part in _PARTS.split(text))
+    return "+".join(name + colon + ",".join(map(_by_name, _PARAMETERS.split(rest))) for name, colon, rest in parts)
+
+
+def _by_name(setting: str) -> str:
+    """`key=folder` with the folder's own name for its path; any other setting as it is."""
+    key, equals, text = setting.partition("=")
+    value = _value(text.strip())
+    return (
+        f"{key}={Path(value).resolve().name}"
+        if equals and isinstance(value, str) and Path(value).is_dir()
+        else setting
+    )
 
 
 def _read(part: str, text: str) -> tuple[str, dict[str, Any]]:

@@ -76,10 +76,16 @@ def test_the_next_policy_in_its_repository_has_no_certificate(hub, tmp_path):
     assert "certificate.json" not in hub.files("org/tuned") and "policy.json" in hub.files("org/tuned")
 
 
-def test_a_path_of_this_machine_is_not_published(tmp_path):
+def test_a_path_of_this_machine_is_not_published(tmp_path, monkeypatch):
     folder = tmp_path / "private" / "judge"
     folder.mkdir(parents=True)
     assert without_paths(f"autojudge:head={folder},threshold=0.5+svip") == "autojudge:head=judge,threshold=0.5+svip"
+    (tmp_path / "e").mkdir()
+    monkeypatch.chdir(tmp_path)  # a folder whose name occurs in other words
+    assert without_paths("autojudge:head=e,threshold=1e-3+svip") == "autojudge:head=e,threshold=1e-3+svip"
+    assert without_paths(f"autojudge:head={tmp_path}/e/../e") == "autojudge:head=e"
+    monkeypatch.chdir("e")
+    assert without_paths("autojudge:head=.,threshold=0.5") == "autojudge:head=e,threshold=0.5"
     for name in ("autojudge:head=org/name+svip", "top_k:k=4", "svip", '{"rule": "strict"}', str(folder)):
         assert without_paths(name) == name
 

@@ -72,6 +72,21 @@ def advised(svip, arms=("target", "svip"), prompts=4, copies=2):
     return advice(figures([its for its in a_run(svip, copies) if its.arm in arms and its.prompt < prompts], ARMS), 1)
 
 
+@pytest.mark.parametrize(
+    ("svip", "fallback", "says"),
+    [
+        (9.0, 3.1, "do not draft here: svip, the fastest that always drafts, is 0.33 × (0.18 to 0.62) the target; with_fallback() costs 3%"),
+        (9.0, 2.9, "do not draft here: svip, the fastest that always drafts, is 0.33 × (0.18 to 0.62) the target; with_fallback() costs 0%"),
+        (3.3, 3.1, "no clear gain: svip+fallback, the fastest, is 0.97 × (0.52 to 1.79) the target; with_fallback() costs 3%"),
+        (1.0, 0.9, "use svip+fallback: 3.33 ×"),
+    ],
+)  # fmt: skip
+def test_fallback_that_stands_beside_the_target_does_not_hide_what_drafting_does(svip, fallback, says):
+    answers = [its for its in a_run(svip, copies=2) if its.arm in ("target", "svip")]
+    answers += [replace(its, arm="svip+fallback") for its in a_run(fallback, copies=2) if its.arm == "svip"]
+    assert advice(figures(answers, [*ARMS, replace(ARMS[2], name="svip+fallback")]), 1).startswith(says)
+
+
 def test_assisted_generation_is_advised_where_it_is_faster():
     own = "use Transformers' own assisted generation (assisted): 1.50 × (1.29 to 1.74) the target, same text; "
     assert advised(6.0, ("target", "assisted", "svip"), 8, 4) == own + "svip 0.50 × (0.37 to 0.67)"

@@ -4,34 +4,18 @@ import json
 import shutil
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 from support import small
 
 from hf_lossy_assist import demo
+from hf_lossy_assist.demo.lm_eval_task import write_task
 from hf_lossy_assist.evaluation import harness
 from hf_lossy_assist.models import loading
 
 
 lm_eval = pytest.importorskip("lm_eval.tasks")
 pytestmark = pytest.mark.slow
-TASK = """
-task: sums
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {file}}}}}
-test_split: test
-output_type: generate_until
-doc_to_text: "{{{{question}}}}"
-doc_to_target: "{{{{answer}}}}"
-generation_kwargs: {{until: ["\\n\\n"], max_gen_toks: 96, do_sample: false}}
-filter_list:
-  - name: number
-    filter:
-      - {{function: regex, regex_pattern: "answer is (-?[0-9]+)"}}
-      - {{function: take_first}}
-metric_list: [{{metric: exact_match}}]
-"""
 
 
 def test_the_command():
@@ -78,11 +62,12 @@ BAD = {
 @pytest.fixture
 def own_tasks(monkeypatch, tmp_path):
     """lm-eval with the tasks of a folder alone; its own take seconds to list. No weights are read."""
-    monkeypatch.setattr(lm_eval, "TaskManager", partial(lm_eval.TaskManager, include_defaults=False))
+    listed = lm_eval.TaskManager
+    monkeypatch.setattr(lm_eval, "TaskManager", lambda **given: listed(**given | {"include_defaults": False}))
     monkeypatch.setattr(loading, "load_model", lambda *_, **__: pytest.fail("weights were read"))
     monkeypatch.setattr(demo, "load", lambda *_, **__: pytest.fail("weights were read"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "sums.yaml").write_text(TASK.format(file=tmp_path / "sums.jsonl"))
+    write_task(tmp_path, "sums")
     return tmp_path
 
 
@@ -105,6 +90,19 @@ def test_data_that_cannot_be_read_is_one_line(hf_lossy, own_tasks, bad):
         and says in line
         and "mend its YAML file, or the data" in line
     )
+
+
+def test_what_the_folder_has_is_looked_for_nowhere_else(own_tasks, monkeypatch):
+    asked = []
+    of_folder = lm_eval.TaskManager
+    monkeypatch.setattr(
+        lm_eval, "TaskManager", lambda **given: asked.append(given["include_defaults"]) or of_folder(**given)
+    )
+    harness.manager_of(["sums"], own_tasks)
+    assert asked == [False]
+    with pytest.raises(ValueError, match="no other"):
+        harness.manager_of(["sums", "other"], own_tasks)
+    assert asked == [False, False, True]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -83,12 +83,14 @@ def manager_of(tasks: Sequence[str], folder: Path | None) -> Any:
     """
     from lm_eval.tasks import TaskManager
 
-    manager, unknown = None, list(tasks)
-    for defaults in (True,) if folder is None else (False, True):
-        if unknown:
-            with _readable("--include-path" if folder is None else str(folder)):
-                manager = TaskManager(include_path=None if folder is None else str(folder), include_defaults=defaults)
-            unknown = [task for task in tasks if task not in manager.all_tasks]
+    def listed(defaults: bool) -> Any:
+        with _readable("--include-path" if folder is None else str(folder)):
+            return TaskManager(include_path=None if folder is None else str(folder), include_defaults=defaults)
+
+    manager = listed(defaults=folder is None)
+    if folder is not None and any(task not in manager.all_tasks for task in tasks):
+        manager = listed(defaults=True)
+    unknown = [task for task in tasks if task not in manager.all_tasks]
     if unknown:
         raise ValueError(
             f"--tasks: lm-eval knows no {', '.join(unknown)}: see lm-eval ls tasks, or pass --include-path"

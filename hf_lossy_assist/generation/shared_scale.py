@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 
 from ..models.inspect import base_of
+from ..models.int8 import ScaledByToken
 from ..policy.policy import LossyPolicy
 
 
@@ -73,6 +74,14 @@ def warn_of_shared_scales(policy: LossyPolicy, target: Any, sampling: bool) -> N
             warnings.warn(
                 f"the {name} is quantised and needs more than tokens, so nobody tried whether tokens behind change its logits: "
                 "if its activations are quantised dynamically, this policy is lossless only up to that",
+                UserWarning,
+                stacklevel=4,
+            )
+        elif any(isinstance(part, ScaledByToken) for part in model.modules()):
+            _warned.add(model)
+            warnings.warn(
+                f"the {name} computes in int8, which makes more of what attention computes a little differently in a block, so that its text can "
+                "differ from what generate writes: keep it in float where the text has to be the same",
                 UserWarning,
                 stacklevel=4,
             )

@@ -8,6 +8,7 @@ import torch
 from support import small
 from support.cells import bins
 from support.sv_models import steep
+from torch.ao.quantization import quantize_dynamic
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation.shared_scale import shares_scale
@@ -18,8 +19,10 @@ LINE = r"^the {}'s activations are quantised by a scale that all tokens of a for
 
 
 def quantised(seed: int = 0):
-    """A tiny Llama whose linear layers compute in int8 (PyTorch's `quantize_dynamic`)."""
-    return int8(small.llama(seed).float())
+    """A tiny Llama whose linear layers compute in int8, all tokens on one scale (PyTorch's `quantize_dynamic`)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return quantize_dynamic(small.llama(seed).float(), {torch.nn.Linear}, dtype=torch.qint8)
 
 
 def written(target, draft, policy="strict", **settings):
@@ -52,6 +55,21 @@ def test_blocks_do_differ_there():
             same["ours"] += torch.equal(ours, alone)
             same["stock"] += torch.equal(stock, alone)
     assert min(same.values()) < 6
+
+
+def test_our_own_int8_has_a_scale_for_each_token():
+    """No scale is shared; what a block's attention rounds otherwise is said, once, and of a draft nothing."""
+    target, draft = int8(small.llama().float()), small.near(small.llama())
+    assert not shares_scale(target)
+    with pytest.warns(
+        UserWarning, match=r"^the target computes in int8, which makes more of [^\n]*: keep it in float"
+    ) as seen:
+        for _ in range(2):
+            written(target, draft)
+    assert len(seen) == 1 and seen[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the .* in int8")
+        written(small.llama(), int8(small.llama().float()))
 
 
 def test_a_model_that_is_quantised_after_a_call_is_looked_at_again():

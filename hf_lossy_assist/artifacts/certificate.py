@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..models.identity import ModelIdentity, weights_hash_once
+from ..models.identity import ModelIdentity, dtype_of, weights_hash_once
 from ..validation import check_int, check_number, check_positive, shown
 from .files import json_text, write_text
 from .reading import read_object
@@ -147,11 +147,6 @@ def keep(certificate: Certificate | None, folder: Path, goal: Path) -> None:
         (goal / CERTIFICATE).unlink(missing_ok=True)
     else:
         certificate.write(folder)
-
-
-def dtype_of(model: Any) -> str:
-    """The precision of a model's weights, as records name it."""
-    return str(model.dtype).removeprefix("torch.")
 
 
 def _check(found: Mapping[str, Any]) -> None:

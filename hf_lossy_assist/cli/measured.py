@@ -114,7 +114,7 @@ def facts_of(
 ) -> dict[str, Any]:
     """What a run is of, for its record: a run is gone on with where all of it is the same."""
     from ..artifacts.machine import machine
-    from ..models.identity import ModelIdentity, versions, weights_hash
+    from ..models.identity import ModelIdentity, dtype_of, versions, weights_hash
     from ..policy.fingerprint import fingerprint
 
     return {
@@ -122,7 +122,7 @@ def facts_of(
         "target_weights": weights_hash(target),
         "draft": ModelIdentity.of(draft).to_dict(),
         "draft_weights": weights_hash(draft),
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": dtype_of(target),
         "arms": {
             arm.name: {
                 "kind": arm.kind,

@@ -98,6 +98,12 @@ class ModelIdentity:
         return asdict(self)
 
 
+def dtype_of(model: Any) -> str:
+    """The precision that a model computes in, as records name it: "float32", "bfloat16", "int8"."""
+    in_int8 = str(base_of(model).config.name_or_path).endswith(":int8")
+    return "int8" if in_int8 else str(model.dtype).removeprefix("torch.")
+
+
 SAMPLED = 256  # numbers of each tensor that go into a hash of weights
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.artifacts.certificate import Certificate, dtype_of
+from hf_lossy_assist.artifacts.certificate import Certificate
 from hf_lossy_assist.evaluation.measuring import Decoding
-from hf_lossy_assist.models.identity import ModelIdentity, weights_hash
+from hf_lossy_assist.models.identity import ModelIdentity, dtype_of, weights_hash
 from hf_lossy_assist.policy.contents import files_of
 from hf_lossy_assist.policy.fingerprint import fingerprint
 from hf_lossy_assist.policy.short_form import without_paths

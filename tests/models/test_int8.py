@@ -8,7 +8,7 @@ import torch
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli.made_with import MadeWith, Source, models_from
 from hf_lossy_assist.cli.options import load
-from hf_lossy_assist.models.identity import ModelIdentity, weights_hash
+from hf_lossy_assist.models.identity import ModelIdentity, dtype_of, weights_hash
 from hf_lossy_assist.models.int8 import int8, quantised
 
 
@@ -22,6 +22,7 @@ def test_a_command_loads_both_models_in_int8_and_records_say_so(pair):
     for model, of_float in ((target, pair.target), (draft, pair.draft)):
         here, there = ModelIdentity.of(model), ModelIdentity.of(of_float)
         assert here.id == f"{there.id}:int8" and there.doubt(here) is not None
+        assert (dtype_of(model), dtype_of(of_float)) == ("int8", "float32")
         assert not any(type(part) is torch.nn.Linear for part in model.modules())
     ids = tokenizer("Tom has 3 boxes", return_tensors="pt")["input_ids"]
     with torch.no_grad():

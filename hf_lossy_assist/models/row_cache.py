@@ -142,6 +142,12 @@ class RowCache(Cache):
             if layer.is_initialized:
                 layer.keys, layer.values = layer.keys[rows], layer.values[rows]
 
+    def copy(self, b: int, other: "RowCache", a: int, tokens: int) -> None:
+        """Row b's first tokens are those of row a in `other`, as many as `tokens`. Both caches have been written to."""
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            mine.keys[b, :, :tokens] = theirs.keys[a, :, :tokens]
+            mine.values[b, :, :tokens] = theirs.values[a, :, :tokens]
+
 
 def visibility(positions: torch.Tensor, visible: int, window: int | None, chunk: int | None) -> torch.Tensor:
     """Which of the `visible` slots each query may see, (1 or B, 1, Q, visible) bool, from `position_ids` (1 or B, Q)."""

@@ -136,10 +136,7 @@ class Batch:
         self.prefixes: list[list[int]] = [[] for _ in range(places)]
         self.new: list[list[int] | None] = [None] * places  # None: not writing
         self.budgets = [0] * places
-        self.model.reserve(limit + SPARE)
-        with torch.inference_mode():
-            nothing = torch.zeros(places, 1, dtype=torch.int64)
-            self.model.feed(nothing, [0] * places, keep=0)
+        _make_room(self.model, limit)
 
     @property
     def busy(self) -> bool:
@@ -147,8 +144,8 @@ class Batch:
 
     @torch.inference_mode()
     def start(self, place: int, prompt: list[int], prefix: list[int], budget: int) -> None:
-        text, held = prompt + prefix, self.cached[place]
-        shared = _shared(held, text[:-1])
+        text = prompt + prefix
+        shared = self._shared(place, text[:-1])
         self.cached[place] = text[:-1]
         self.model.lengths[place] = shared
         if shared < len(text) - 1:  # what this row alone has to catch up with, in one parallel forward of its own
@@ -158,6 +155,18 @@ class Batch:
             self.model.lengths[place] = len(text) - 1
         self.prompts[place], self.prefixes[place] = prompt, prefix
         self.new[place], self.budgets[place] = [], budget
+
+    def _shared(self, place: int, text: list[int]) -> int:
+        """How many tokens of a text a place holds; the beginning of a prompt may come from another place, which has read it."""
+        held = [
+            _shared(cached, text) if not self.cached[place] or b == place else 0
+            for b, cached in enumerate(self.cached)
+        ]
+        most = max(held)
+        if most > held[place] and self.model.rope is None:  # else keys depend on the length of their prompt
+            self.model.cache.copy(place, self.model.cache, held.index(most), most)
+            return most
+        return held[place]
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, list[int], bool]]:
@@ -192,11 +201,24 @@ class Batch:
 class DraftChoices:
     """The draft's own choices along a response, each after the response's own prefix: one forward over what is new in it."""
 
-    def __init__(self, draft: Any, prompt: list[int], limit: int, vocabulary: int, choice: Choice):
-        """`vocabulary`: the target's; ids that only one of the models has are never chosen."""
+    @torch.inference_mode()
+    def __init__(
+        self,
+        draft: Any,
+        prompt: list[int],
+        limit: int,
+        vocabulary: int,
+        choice: Choice,
+        last: "DraftChoices | None" = None,
+    ):
+        """`vocabulary`: the target's; ids that only one of the models has are never chosen. `last`: of another problem, whose prompt may begin alike."""
         self.model, self.prompt = RowModel(draft, 1, limit, vocabulary), prompt
         self.vocabulary, self.choice = vocabulary, choice
         self.cached: list[int] = []
+        _make_room(self.model, limit)
+        if last is not None and self.model.rope is None:
+            self.cached = prompt[: _shared(last.cached, prompt)]
+            self.model.cache.copy(0, last.model.cache, 0, len(self.cached))
 
     @torch.inference_mode()
     def __call__(self, response: list[int], start: int) -> list[int]:
@@ -215,6 +237,14 @@ class DraftChoices:
             out += self.choice([text[: end + 1] for end in ends], logits, "draft")
         self.cached = text[:-1]
         return out
+
+
+@torch.inference_mode()
+def _make_room(model: RowModel, limit: int) -> None:
+    """Storage for all tokens at once, so that rows can be copied and shared."""
+    rows = len(model.lengths)
+    model.reserve(limit + SPARE)
+    model.feed(torch.zeros(rows, 1, dtype=torch.int64), [0] * rows, keep=0)
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:

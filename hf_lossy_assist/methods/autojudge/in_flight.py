@@ -48,7 +48,11 @@ def mine_problems(
         else:
             continuer = Batch(target, places, limit, choice, over)
 
+        last: DraftChoices | None = None
+
         def begin(i: int) -> Search:
+            nonlocal last
+            last = DraftChoices(draft, prompts[i], limit, vocabulary, choice, last)
             began, seconds = time.monotonic(), settings.max_seconds
 
             def extract(response: list[int]) -> str | None:
@@ -56,7 +60,7 @@ def mine_problems(
 
             return search(
                 Mined(numbers[i], texts[i], prompts[i], [], [], None),
-                DraftChoices(draft, prompts[i], limit, vocabulary, choice), over, extract, partial(task.same, problems[i]),
+                last, over, extract, partial(task.same, problems[i]),
                 Limits(settings.max_new_tokens, settings.max_mismatches,
                        lambda: seconds is not None and time.monotonic() - began > seconds, partial(tell, numbers[i])),
                 against_running=task.against_running, naive=settings.naive,

@@ -131,6 +131,37 @@ def test_only_what_is_new_is_run(monkeypatch):
         hook.remove()
 
 
+def test_what_prompts_have_in_common_is_read_once():
+    """Worked examples stand before each question: a place that begins takes their states from one that has read them."""
+    model = model_named("llama")
+    choice, over = choosing(model, 6)
+    common = [5, 6, 7, 8, 9, 10, 11]
+    prompts = [[*common, 20], [*common, 21, 22], common[:3], [30, 31, *common]]
+    widths: list[int] = []
+    hook = model.register_forward_pre_hook(lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True)  # fmt: skip
+    try:
+        batch = Batch(model, 4, 60, choice, over)
+        widths.clear()
+        for place, prompt in enumerate(prompts):
+            batch.start(place, prompt, [], 6)
+        assert widths == [7, 1, 8], (
+            "the first reads its own, the second what it has more, the third nothing, the fourth begins otherwise"
+        )
+        found = {}
+        while batch.busy:
+            found |= {place: new for place, new, _ in batch.step()}
+        drafts = DraftChoices(model, prompts[0], 40, tiny.VOCABULARY, Choice(NOTHING, None))
+        drafts([3, 4, 5], 0)
+        widths.clear()
+        second = DraftChoices(model, prompts[1], 40, tiny.VOCABULARY, Choice(NOTHING, None), drafts)
+        got = second([3, 4, 5], 0)
+        assert widths == [1, 4], "room is made, and the seven common tokens are not read again"
+    finally:
+        hook.remove()
+    assert [found[place] for place in range(4)] == [alone(model, prompt, 6) for prompt in prompts]
+    assert got == DraftChoices(model, prompts[1], 40, tiny.VOCABULARY, Choice(NOTHING, None))([3, 4, 5], 0)
+
+
 @pytest.mark.parametrize(
     "change",
     [{"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 2}, {"suppress_tokens": [5, 9]}, {"min_new_tokens": 9}],

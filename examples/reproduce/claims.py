@@ -64,7 +64,10 @@ def _verdict(check: Check, figure: Estimate) -> tuple[str, str]:
     if check.at_most is not None and high is not None:
         bound, good, bad = check.at_most, high <= check.at_most, figure.value > check.at_most
     elif low is None or high is None:
-        return NOT_CONFIRMED, "there is no interval: nothing varied"
+        return (
+            NOT_CONFIRMED,
+            "there is no interval: nothing varied, there were too few units, or one of them had it all",
+        )
     elif check.above is not None:
         bound, good, bad = check.above, low > check.above, high < check.above
     else:

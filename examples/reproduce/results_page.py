@@ -18,7 +18,7 @@ written before the run, and no verdict is written by hand.
   **cannot be tested here**: the demo lacks what the claim is about.
 - A verdict is about two small models on word problems and one processor: that a claim carries over to them, or does not. It says nothing of whether the
   authors measured what they report. Where the rule asks for less than the published figure, the claim's direction is tested, not its size.
-- Intervals: bootstrap over batches of prompts (speed) or over prompts and repeats (the rest); Clopper and Pearson's bound for harmed answers.
+- Intervals: Student's of the logarithm, over batches of prompts (speed) or over prompts and repeats (the rest); Clopper and Pearson's bound for harmed answers.
 
 `python examples/reproduce/run.py --published` prints the models, settings, hardware and commands of the papers' own experiments.
 """

@@ -12,7 +12,7 @@ import hf_lossy_assist as hla
 from ..terminal import console, show, show_json
 from ..validation import MOST_ROWS, check_int
 from .made_with import folder_of, models_from, parts_in, sources_in
-from .options import AsJson, Assistant, Device, DType, Model, check_pair, load, needs
+from .options import TARGET, AsJson, Assistant, Device, DType, Model, check_pair, load, needs
 
 
 DEMO = "demo"  # a task that is written for the run
@@ -57,6 +57,8 @@ def evaluate_tasks(
         check_int("--num-fewshot", num_fewshot, 0)
     if include_path is not None and not include_path.is_dir():
         raise FileNotFoundError(f"--include-path: there is no folder {str(include_path)!r}")
+    if policy == TARGET:  # the column of the target alone would have its figures
+        raise ValueError(f"--policy {TARGET} is what the target alone is called: write ./{TARGET} for the folder")
     chosen, names = hla.as_policy(policy), [name.strip() for name in tasks.split(",")]
     from ..demo.lm_eval_task import write_task
     from ..evaluation.harness import evaluated, manager_of, models
@@ -73,7 +75,7 @@ def evaluate_tasks(
         }  # fmt: skip
         found, seconds = {}, {}
         plain, lossy = models()
-        for name, its in (("target", plain(target, **common)), (policy, lossy(target, draft, chosen, **common))):
+        for name, its in ((TARGET, plain(target, **common)), (policy, lossy(target, draft, chosen, **common))):
             found[name] = evaluated(its, names, manager, **settings)
             seconds[name] = its.seconds
     if as_json:
@@ -82,7 +84,7 @@ def evaluate_tasks(
     shown = Table(
         *(Column(name, overflow="fold") for name in ("task", "figure", *found)), box=None, padding=(0, 2, 0, 0)
     )
-    for task, figures in found["target"].items():
+    for task, figures in found[TARGET].items():
         for metric in figures:
             shown.add_row(task, metric, *(f"{its[task].get(metric, float('nan')):.4f}" for its in found.values()))
     console(highlight=False).print(shown)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ..policy.short_form import FALLBACK, is_short_form, part_names
 from ..stats.intervals import FEWEST, Estimate
 from .arms import COMPILED, STATIC
 from .figures import Figures
@@ -55,13 +56,17 @@ def _lossless(fastest: Figures | None, alone: Figures, here: Sequence[Figures]) 
 def _drafting(fastest: Figures, here: Sequence[Figures]) -> Figures:
     """What tells whether to draft where the fastest is one that stopped drafting and so is like the target: the fastest of
     those that always draft, if that one is told from the target."""
-    drafts = [its for its in here if its.kind == "policy" and its.lossless and not _falls_back(its) and _clear(its)]
-    return max(drafts, key=_speed, default=fastest) if _falls_back(fastest) else fastest
+    drafts = [its for its in here if its.kind == "policy" and its.lossless and not _falls_back(its)]
+    best = max(drafts, key=_speed, default=fastest) if _falls_back(fastest) else fastest
+    return best if _clear(best) else fastest
 
 
 def _falls_back(its: Figures) -> bool:
     """Whether an arm stops drafting where that does not pay: it shows what the target does, not what drafting does."""
-    return its.arm.endswith("fallback")
+    name = its.arm.removesuffix(COMPILED)
+    if is_short_form(name):
+        return any(part == FALLBACK for part, _ in part_names(name))
+    return name.endswith(FALLBACK) or f'"{FALLBACK}"' in name  # a stop by its name, or a policy's JSON form
 
 
 def _clear(its: Figures) -> bool:

@@ -125,9 +125,15 @@ def evaluated(model: Any, tasks: Sequence[str], manager: Any, **settings: Any) -
 
     Raises: `ValueError`, one line, where a task's template does not fit its data.
     """
+    from jinja2 import TemplateError
     from lm_eval import simple_evaluate
 
-    found = simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, log_samples=False, **settings)
+    try:
+        found = simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, log_samples=False, **settings)
+    except TemplateError as error:  # the first row was tried when the task was read, and the others were not
+        raise ValueError(
+            f"{', '.join(tasks)}: a template does not fit a row of the data ({one_line(error, 200)}): mend the row, or the YAML file"
+        ) from None
     results = {} if found is None else found["results"]
     return {
         task: {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..stats.intervals import Estimate, rate, wilson
+from ..stats.intervals import Estimate, mean, wilson
 from ..tasks.answers import Problem, squeeze
 from ..tasks.judging import QATask
 from ..tasks.rouge import Rouge, rouge
@@ -24,7 +24,7 @@ class Quality:
     """One arm at one batch size.
 
     Args:
-        rouge: means by name, with bootstrap intervals over the prompts; empty where no problem has a reference.
+        rouge: means by name, with Student's intervals over the prompts; empty where no problem has a reference.
         wins, ties, losses: beside the other arm's texts on the same prompts, by the judge in both orders; equal texts are ties, and
             unreadable ones, to which the judge gave no verdict, are none of the three.
         win_tie: (wins + ties) ÷ all judged, with Wilson's interval; None without a judge.
@@ -72,7 +72,7 @@ def qualities(
     for (arm, size), its in by.items():
         scores = [rouge_of(problems[place], answer) for place, answer in its.items()]
         known = [score for score in scores if score is not None]
-        means = {name: _mean([getattr(score, name) for score in known]) for name in Rouge._fields} if known else {}
+        means = {name: mean([getattr(score, name) for score in known]) for name in Rouge._fields} if known else {}
         beside = by.get((str(against), size), {})
         if judge is None or arm == against or not beside:
             found.append(Quality(arm, size, len(its), means))
@@ -96,10 +96,6 @@ def versus(judge: QATask, problem: Problem, other: Answer, answer: Answer) -> in
     if squeeze(other.text) == squeeze(answer.text):
         return 0
     return judge.versus(problem.prompt, other.text, answer.text)
-
-
-def _mean(values: Sequence[float]) -> Estimate:
-    return rate(values, [1.0] * len(values))
 
 
 def _judged(arm: str, size: int, means: dict[str, Estimate], gains: Sequence[int | None]) -> Quality:

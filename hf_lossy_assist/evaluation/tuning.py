@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..policy.policy import LossyPolicy
+from ..stats.intervals import FEWEST
 from ..tasks.answers import AnswerTask, Problem
 from .arms import TARGET, Arm, make_arms
 from .bounds import harm_bound, harms_allowed, problems_needed
@@ -96,7 +97,9 @@ def _tried(its: Figures) -> Tried:
 
 
 def _faster(found: Comparison, arm: str, other: str) -> bool:
-    """Whether an arm is faster than another on the same prompts, by more than the interval of their ratio."""
+    """Whether an arm is faster than another on the same prompts, by more than the interval of their ratio; too few batches tell nothing."""
+    if len({answer.unit for answer in found.answers}) < FEWEST:
+        return False
     gain = gain_over(found.answers, arm, other)
     return (gain.value if gain.low is None else gain.low) > 1
 

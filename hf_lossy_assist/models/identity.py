@@ -100,8 +100,14 @@ class ModelIdentity:
 
 def dtype_of(model: Any) -> str:
     """The precision that a model computes in, as records name it: "float32", "bfloat16", "int8"."""
-    in_int8 = str(base_of(model).config.name_or_path).endswith(":int8")
+    in_int8 = named_int8(str(base_of(model).config.name_or_path))
     return "int8" if in_int8 else str(model.dtype).removeprefix("torch.")
+
+
+def named_int8(name: str) -> bool:
+    """Whether a model's name says that it is in int8, or the first layers of one that is."""
+    found = OF_ITSELF.search(name)
+    return found is not None and ":int8" in found[0]
 
 
 SAMPLED = 256  # numbers of each tensor that go into a hash of weights

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..validation import one_line
+from .identity import named_int8
 
 
 MARK = ":int8"  # behind the name of a model in int8
@@ -30,7 +31,7 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
     Raises: `ValueError`, one line, for a model that is quantised already, and for a PyTorch that cannot do it on this machine.
     """
     name = model.config.name_or_path or type(model).__name__
-    if name.endswith(MARK) or getattr(model, "is_quantized", False):
+    if named_int8(name) or getattr(model, "is_quantized", False):
         raise ValueError(
             f"{one_line(name)} is quantised already, and cannot be put into int8 again: use it as it is, or name another"
         )
@@ -80,7 +81,7 @@ class ScaledByToken(torch.nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (…, inputs). Returns (…, outputs) of its dtype."""
+        """x: (…, tokens, inputs), float32. Returns (…, tokens, outputs)."""
         scale = x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
         product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
         out = product(x / scale, self.STEP, self.ZERO, self.layer._packed_params._packed_params)

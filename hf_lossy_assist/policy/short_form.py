@@ -91,9 +91,11 @@ def with_parameter(text: str, name: str, parameter: str, value: Any) -> str:
 
 
 def without_paths(text: str) -> str:
-    """The short form to show to others: of a folder of this machine its own name alone."""
+    """A policy as it was asked for, to show to others: of a folder or a file of this machine its own name alone."""
+    if text.lstrip().startswith("{"):
+        return json.dumps(_by_names(_value(text)), ensure_ascii=False)
     if not is_short_form(text):
-        return text
+        return _own_name(text)
     parts = (part.partition(":") for part in _PARTS.split(text))
     return "+".join(name + colon + ",".join(map(_by_name, _PARAMETERS.split(rest))) for name, colon, rest in parts)
 
@@ -102,11 +104,24 @@ def _by_name(setting: str) -> str:
     """`key=folder` with the folder's own name for its path; any other setting as it is."""
     key, equals, text = setting.partition("=")
     value = _value(text.strip())
-    return (
-        f"{key}={Path(value).resolve().name}"
-        if equals and isinstance(value, str) and Path(value).is_dir()
-        else setting
-    )
+    return f"{key}={_own_name(value)}" if equals and isinstance(value, str) else setting
+
+
+def _by_names(spec: Any) -> Any:
+    """A JSON form with their own names for paths, however deep they are in it."""
+    if isinstance(spec, dict):
+        return {key: _by_names(value) for key, value in spec.items()}
+    if isinstance(spec, list):
+        return [_by_names(value) for value in spec]
+    return _own_name(spec) if isinstance(spec, str) else spec
+
+
+def _own_name(text: str) -> str:
+    """Of a path its last part; any other text as it is."""
+    try:
+        return Path(text).resolve().name if Path(text).exists() else text
+    except (OSError, ValueError):  # too long for a path, or no characters of one
+        return text
 
 
 def _read(part: str, text: str) -> tuple[str, dict[str, Any]]:

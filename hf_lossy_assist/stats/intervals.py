@@ -34,6 +34,22 @@ def mcnemar(better: int, worse: int) -> float:
     return 1.0 if better + worse == 0 else float(binomtest(worse, better + worse).pvalue)
 
 
+def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """The mean of numbers from 0 to 1, with Student's t interval, which ends there at the latest.
+
+    None below `FEWEST` numbers, and where none differs from another. Of such numbers `rate` has no interval where all but one are 0, and
+    one that reaches beyond 1 elsewhere.
+    """
+    from scipy.stats import t
+
+    array, units = np.asarray(values, dtype=float), len(values)
+    value = float(array.mean())
+    if units < FEWEST or np.ptp(array) == 0:
+        return Estimate(value, None, None)
+    reach = float(t.ppf((1 + confidence) / 2, units - 1) * array.std(ddof=1) / np.sqrt(units))
+    return Estimate(value, max(value - reach, 0.0), min(value + reach, 1.0))
+
+
 def rate(amounts: Sequence[float], seconds: Sequence[float], confidence: float = 0.95) -> Estimate:
     """Amount per second over all units, with an interval over the units: see `_log_t`."""
     return _log_t(_rate, (amounts, seconds), confidence)
@@ -62,7 +78,8 @@ def _log_t(statistic: Any, samples: tuple[Sequence[float], ...], confidence: flo
     """A statistic of sums, with Student's t interval of its logarithm, whose standard error is the jackknife's.
 
     A percentile bootstrap over the units holds the true ratio of 4 units in 77 % and of 8 in 88 % of 400 runs for a nominal 95 %, this in 95 %.
-    None below `FEWEST` units, where an honest interval says nothing, and where no unit differs from another.
+    None below `FEWEST` units, where an honest interval says nothing, where no unit differs from another, and where one unit has all
+    of an amount: there is no logarithm of nothing.
     """
     from scipy.stats import t
 
@@ -71,7 +88,10 @@ def _log_t(statistic: Any, samples: tuple[Sequence[float], ...], confidence: flo
     value, units = float(statistic(*sums)), len(arrays[0])
     if units < FEWEST or all(np.ptp(array) == 0 for array in arrays):
         return Estimate(value, None, None)
-    without = np.log(statistic(*(total - array for total, array in zip(sums, arrays, strict=True))))
+    left = [total - array for total, array in zip(sums, arrays, strict=True)]
+    if any((its <= 0).any() for its in left):
+        return Estimate(value, None, None)
+    without = np.log(statistic(*left))
     error = float(np.sqrt((units - 1) / units * ((without - without.mean()) ** 2).sum()))
     factor = float(np.exp(t.ppf((1 + confidence) / 2, units - 1) * error))
     return Estimate(value, value / factor, value * factor)

@@ -86,8 +86,12 @@ def test_a_path_of_this_machine_is_not_published(tmp_path, monkeypatch):
     assert without_paths(f"autojudge:head={tmp_path}/e/../e") == "autojudge:head=e"
     monkeypatch.chdir("e")
     assert without_paths("autojudge:head=.,threshold=0.5") == "autojudge:head=e,threshold=0.5"
-    for name in ("autojudge:head=org/name+svip", "top_k:k=4", "svip", '{"rule": "strict"}', str(folder)):
+    for name in ("autojudge:head=org/name+svip", "top_k:k=4", "svip", '{"rule": "strict"}', "x" * 5000):
         assert without_paths(name) == name
+    (folder / "policy.json").write_text("{}")
+    assert (without_paths(str(folder)), without_paths(f"{folder}/policy.json")) == ("judge", "policy.json")
+    spec = {"rule": {"name": "union", "rules": [{"name": "judge", "head": str(folder)}, "strict"]}}
+    assert json.loads(without_paths(json.dumps(spec))) == json.loads(json.dumps(spec).replace(str(folder), "judge"))
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,14 @@ import pytest
 import torch
 from support import small
 from support.commands import prompts_file
+from support.runs import ARMS, a_run
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.evaluation import arms
+from hf_lossy_assist.evaluation.comparing import Batches, compare
 from hf_lossy_assist.evaluation.measuring import Decoding, Writer
+from hf_lossy_assist.evaluation.store import Memory
 
 
 pytestmark = pytest.mark.slow
@@ -117,6 +120,17 @@ def test_an_arm_that_cannot_be_compiled_is_left_out(hf_lossy, monkeypatch):
     torch._dynamo.reset()
     done = hf_lossy("compare", "--limit", 1, "--max-new-tokens", 4, "--policies", "svip")
     assert done.code == 0 and "target compiled was not measured: " in done.out
+
+
+def test_a_run_that_goes_on_says_what_was_left_out_before():
+    its = [answer for answer in a_run() if answer.unit == 0]
+    ways = [*ARMS, replace(ARMS[0], name=arms.STATIC)]
+    store = Memory()
+    store.add(1, 0, its)
+    found = compare(None, ways, ["a"], Batches(1, [1]), store=store)
+    assert found.left_out == {arms.STATIC: "it failed when this run was begun"}
+    store.add(1, 0, [replace(its[0], arm=arms.STATIC)])
+    assert compare(None, ways, ["a"], Batches(1, [1]), store=store).left_out == {}
 
 
 @pytest.mark.parametrize(

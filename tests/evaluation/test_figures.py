@@ -87,6 +87,27 @@ def test_fallback_that_stands_beside_the_target_does_not_hide_what_drafting_does
     assert advice(figures(answers, [*ARMS, replace(ARMS[2], name="svip+fallback")]), 1).startswith(says)
 
 
+@pytest.mark.parametrize("name", ["svip+fallback compiled", "svip+fallback:wait=2", '{"stop": {"name": "fallback"}}'])
+def test_fallback_is_known_by_whatever_name_it_was_asked_for(name):
+    answers = [its for its in a_run(9.0, copies=2) if its.arm in ("target", "svip")]
+    answers += [replace(its, arm=name) for its in a_run(3.1, copies=2) if its.arm == "svip"]
+    said = advice(figures(answers, [*ARMS, replace(ARMS[2], name=name)]), 1)
+    assert said.startswith("do not draft here: svip, the fastest that always drafts, is 0.33 ×")
+
+
+def test_a_slow_form_of_drafting_says_nothing_of_the_fastest_one():
+    """svip is like the target and strict far slower: that is no reason not to draft."""
+    arms = [*ARMS, *(replace(ARMS[2], name=name) for name in ("strict", "svip+fallback"))]
+    answers = [its for its in a_run(2.9, copies=2) if its.arm in ("target", "svip")]
+    for name, seconds in (("strict", 9.0), ("svip+fallback", 2.8)):
+        answers += [replace(its, arm=name) for its in a_run(seconds, copies=2) if its.arm == "svip"]
+    said = advice(figures(answers, arms), 1)
+    assert (
+        said
+        == "no clear gain: svip+fallback, the fastest, is 1.07 × (0.58 to 1.98) the target; with_fallback() costs 0%"
+    )
+
+
 def test_assisted_generation_is_advised_where_it_is_faster():
     own = "use Transformers' own assisted generation (assisted): 1.50 × (1.29 to 1.74) the target, same text; "
     assert advised(6.0, ("target", "assisted", "svip"), 8, 4) == own + "svip 0.50 × (0.37 to 0.67)"

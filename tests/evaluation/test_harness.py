@@ -8,6 +8,7 @@ import sys
 import pytest
 from support import small
 
+import hf_lossy_assist as hla
 from hf_lossy_assist import demo
 from hf_lossy_assist.demo.lm_eval_task import write_task
 from hf_lossy_assist.evaluation import harness
@@ -90,6 +91,26 @@ def test_data_that_cannot_be_read_is_one_line(hf_lossy, own_tasks, bad):
         and says in line
         and "mend its YAML file, or the data" in line
     )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_later_row_that_does_not_fit_is_one_line(own_tasks):
+    """lm-eval tries a task's templates on its first row."""
+    (own_tasks / "sums.jsonl").write_text(GOOD + '{"text": "1 + 1?", "answer": "2"}\n')
+    file = own_tasks / "sums.yaml"
+    file.write_text(file.read_text().replace("{{question}}", "{{question.strip()}}"))
+    manager = harness.manager_of(["sums"], own_tasks)
+    with pytest.raises(
+        ValueError, match=r"^sums: a template does not fit a row of the data \('None' has no attr[^\n]*$"
+    ):
+        harness.evaluated("dummy", ["sums"], manager)
+
+
+def test_a_policy_is_not_mixed_up_with_the_target(hf_lossy, tmp_path, monkeypatch):
+    """A folder may be called target; its figures took the place of the target's own."""
+    monkeypatch.chdir(tmp_path)
+    hla.as_policy("svip").save_pretrained("target")
+    assert "write ./target for the folder" in hf_lossy("eval", "--policy", "target").line
 
 
 def test_what_the_folder_has_is_looked_for_nowhere_else(own_tasks, monkeypatch):

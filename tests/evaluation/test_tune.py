@@ -115,6 +115,12 @@ def test_answers_that_the_target_has_wrong_are_no_harm(search):
     assert (found.best.tried.harms, found.best.tried.gains) == (0, 1)
 
 
+def test_three_batches_show_no_gain(search):
+    found, _ = search({}, max_loss=0.7, count=83)
+    assert [its.certified for its in found.verdicts] == [True] and found.best is None
+    assert search({}, max_loss=0.7, count=84)[0].best is not None
+
+
 def test_nothing_is_faster(search):
     found, writer = search({}, seconds={name: 2.5 for name in SECONDS} | {"svip": 2.0})
     assert found.best is None and found.verdicts == []

@@ -91,3 +91,10 @@ def test_nothing_is_put_into_int8_twice(pair):
     """`--dtype int8 --companion int8`: the companion would be the draft once more."""
     with pytest.raises(ValueError, match="demo-draft:int8 is quantised already"):
         int8(int8(pair.draft))
+
+
+def test_first_layers_of_a_model_in_int8_are_in_int8(pair):
+    early = hla.early_exit(int8(pair.target), 1)
+    assert dtype_of(early) == "int8" and dtype_of(hla.early_exit(pair.target, 1)) == "float32"
+    with pytest.raises(ValueError, match="is quantised already"):
+        int8(early)

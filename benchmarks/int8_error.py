@@ -73,7 +73,8 @@ def main() -> None:
 
     table = Table("form", "read", "KL from float32", "same choice", title=f"{source}, {len(ids)} texts")
     for name, form in FORMS.items():
-        its, found = form(model), {}
+        its = form(model)
+        found: dict[str, list[tuple[float, float]]] = {}
         for way, i, logits in readings(its, ids):
             true = exact[i][: len(logits)]
             said = logits.log_softmax(-1)

@@ -1,4 +1,4 @@
-"""The models under the search: the target's continuations of many responses in one batch, the draft's choices in one forward."""
+"""The target under the search: its continuations of many responses in one batch, and how a token is chosen."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -18,9 +18,6 @@ from transformers.generation import (
 from ...batch.processing import Processing
 from ...models.row_cache import SPARE
 from ...models.row_model import RowModel
-
-
-CHUNK = 256  # positions whose logits are looked at together: of a vocabulary of 150 000, 150 MB
 
 
 class Continuer(Protocol):
@@ -136,7 +133,7 @@ class Batch:
         self.prefixes: list[list[int]] = [[] for _ in range(places)]
         self.new: list[list[int] | None] = [None] * places  # None: not writing
         self.budgets = [0] * places
-        _make_room(self.model, limit)
+        make_room(self.model, limit)
 
     @property
     def busy(self) -> bool:
@@ -159,7 +156,7 @@ class Batch:
     def _shared(self, place: int, text: list[int]) -> int:
         """How many tokens of a text a place holds; the beginning of a prompt may come from another place, which has read it."""
         held = [
-            _shared(cached, text) if not self.cached[place] or b == place else 0
+            in_common(cached, text) if not self.cached[place] or b == place else 0
             for b, cached in enumerate(self.cached)
         ]
         most = max(held)
@@ -198,55 +195,14 @@ class Batch:
             setattr(self, name, [getattr(self, name)[b] for b in places])
 
 
-class DraftChoices:
-    """The draft's own choices along a response, each after the response's own prefix: one forward over what is new in it."""
-
-    @torch.inference_mode()
-    def __init__(
-        self,
-        draft: Any,
-        prompt: list[int],
-        limit: int,
-        vocabulary: int,
-        choice: Choice,
-        last: "DraftChoices | None" = None,
-    ):
-        """`vocabulary`: the target's; ids that only one of the models has are never chosen. `last`: of another problem, whose prompt may begin alike."""
-        self.model, self.prompt = RowModel(draft, 1, limit, vocabulary), prompt
-        self.vocabulary, self.choice = vocabulary, choice
-        self.cached: list[int] = []
-        _make_room(self.model, limit)
-        if last is not None and self.model.rope is None:
-            self.cached = prompt[: _shared(last.cached, prompt)]
-            self.model.cache.copy(0, last.model.cache, 0, len(self.cached))
-
-    @torch.inference_mode()
-    def __call__(self, response: list[int], start: int) -> list[int]:
-        """Choices for positions `start` … of `response`."""
-        text, first = self.prompt + response, len(self.prompt) + start - 1  # logits at `first` choose position `start`
-        begin = min(_shared(self.cached, text), first)
-        out: list[int] = []
-        for place in range(begin, len(text) - 1, CHUNK):
-            piece = text[place : min(place + CHUNK, len(text) - 1)]
-            self.model.rollback([place])
-            logits = self.model.feed(torch.tensor([piece]), [len(piece)])[0]  # (≤ CHUNK, V)
-            logits = logits[max(first - place, 0) :, : self.vocabulary].float()
-            missing = self.vocabulary - logits.shape[-1]
-            logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
-            ends = range(place + len(piece) - logits.shape[0], place + len(piece))
-            out += self.choice([text[: end + 1] for end in ends], logits, "draft")
-        self.cached = text[:-1]
-        return out
-
-
 @torch.inference_mode()
-def _make_room(model: RowModel, limit: int) -> None:
+def make_room(model: RowModel, limit: int) -> None:
     """Storage for all tokens at once, so that rows can be copied and shared."""
     rows = len(model.lengths)
     model.reserve(limit + SPARE)
     model.feed(torch.zeros(rows, 1, dtype=torch.int64), [0] * rows, keep=0)
 
 
-def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+def in_common(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two texts have in common at their beginning."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -9,7 +9,8 @@ from typing import Any
 from ...models.inspect import vocabulary_of
 from ...tasks.endpoint import Endpoint
 from ...tasks.tasks import AnswerTask, Problem
-from .continuing import Batch, Choice, Continuer, DraftChoices
+from .continuing import Batch, Choice, Continuer
+from .draft_choices import DraftChoices
 from .mine_inputs import local, prepared
 from .mine_settings import DEFAULTS, MineSettings
 from .remote import Remote

@@ -19,8 +19,9 @@ from transformers import (
 )
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.methods.autojudge import continuing
-from hf_lossy_assist.methods.autojudge.continuing import Batch, Choice, DraftChoices, decoding_processors
+from hf_lossy_assist.methods.autojudge import draft_choices
+from hf_lossy_assist.methods.autojudge.continuing import Batch, Choice, decoding_processors
+from hf_lossy_assist.methods.autojudge.draft_choices import DraftChoices
 from hf_lossy_assist.methods.autojudge.in_flight import ended
 
 
@@ -231,7 +232,7 @@ def one_by_one(model: Any, prompt: list[int], response: list[int], start: int, s
 @pytest.mark.parametrize("chunk", [3, 256])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 def test_draft_choices_are_those_of_single_steps(name, chunk, monkeypatch):
-    monkeypatch.setattr(continuing, "CHUNK", chunk)
+    monkeypatch.setattr(draft_choices, "CHUNK", chunk)
     model, rng = model_named(name), random.Random(f"{name} choices")
     words = lambda n: [rng.randrange(4, tiny.VOCABULARY) for _ in range(n)]  # noqa: E731
     for prompt in (words(1), words(6)):

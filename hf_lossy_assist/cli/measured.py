@@ -134,14 +134,15 @@ def facts_of(
         },
         "decoding": asdict(decoding),
         "source": source,
-        "prompts": _hash_of(texts, problems),
+        "prompts": hash_of(texts, problems),
+        "problems": {"count": len(problems), "sha256": hash_of([its.prompt for its in problems], problems)},
         "batch_sizes": list(sizes),
         "machine": machine(target.device),
         "versions": versions(),
     }
 
 
-def _hash_of(texts: Sequence[str], problems: Sequence[Any]) -> str:
+def hash_of(texts: Sequence[str], problems: Sequence[Any]) -> str:
     """SHA-256 of what is asked, and of what is right."""
     known = [[problem.gold, dict(problem.extra)] for problem in problems]
     return hashlib.sha256(json.dumps([list(texts), known], sort_keys=True, default=str).encode()).hexdigest()

@@ -9,6 +9,7 @@ from rich.table import Column, Table
 
 from ..terminal import console, show_json
 from ..validation import check_int
+from .measured import hash_of
 from .options import DEMO, AsJson, Seed, needs
 
 
@@ -47,12 +48,20 @@ def quality(
     )  # fmt: skip
     run = read_run(folder)
     source = task if data is None else f"{task}, {data.name}"
+    known = run.record.get("problems")
+    if not isinstance(known, dict) or not known.get("count"):
+        raise ValueError(
+            f"{folder} was compared on prompts without a task, or by an earlier version: there is nothing to judge its texts by; compare with --task"
+        )
     if run.record["source"] != source:
         raise ValueError(
             f"{folder} was compared on {run.record['source']}, not on {source}: pass its --task and --data"
         )
-    chosen = task_named(task, data=data, seed=seed)
-    problems = chosen.problems(1 + max(answer.prompt for answer in run.answers))
+    problems = task_named(task, data=data, seed=seed).problems(known["count"])
+    if hash_of([its.prompt for its in problems], problems) != known["sha256"]:
+        raise ValueError(
+            f"{folder}: {source} has other problems now than when it was compared on: pass the same --data, unchanged, and --seed"
+        )
     with ExitStack() as opened:
         judge = None
         if judge_url is not None or judge_model is not None:

@@ -102,5 +102,9 @@ def test_the_command(hf_lossy, tmp_path, judge):
     assert rows["target"]["rougeL"] == rows["svip"]["rougeL"] > 0
     shown = hf_lossy("quality", found)
     assert shown.code == 0 and "ROUGE-L" in shown.out
+    assert "demo has other problems now than when it was compared on" in hf_lossy("quality", found, "--seed", 1).line
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "How many"}\n')
+    assert hf_lossy("compare", "--prompts", tmp_path / "prompts.jsonl", *small, "--out", tmp_path / "other").code == 0
+    assert "was compared on prompts without a task" in hf_lossy("quality", tmp_path / "other").line
     assert "was compared on demo, not on gsm8k" in hf_lossy("quality", found, "--task", "gsm8k").line
     assert "needs --judge-url and --judge-model" in hf_lossy("quality", found, "--judge-url", judge.server.url).line

@@ -29,7 +29,7 @@ class Certificate:
         max_loss: the limit that was asked for. The rate of harm is certified to be no higher, and so is the loss of accuracy. confidence: of that.
         harm_bound, net_bound: upper bounds on both of this setting by itself, at its ladder's share. That it was chosen among others they do
             not allow for, so they certify nothing.
-        tried: how many settings were. speed, of_target: tokens per second, and times the target's.
+        tried: how many settings were. speed, of_target: tokens per second, and times the target's, with `batch_size` prompts at a time.
         models: by role, what `ModelIdentity` says, a hash of the weights and their precision. decoding: arguments of `generate`.
         data: SHA-256 of the problems. machine, versions: where speeds were measured.
     """
@@ -46,6 +46,7 @@ class Certificate:
     confidence: float
     max_loss: float
     tried: int
+    batch_size: int
     speed: float
     of_target: float
     models: Mapping[str, Any]
@@ -127,7 +128,10 @@ class Certificate:
                 f"{self.harms} of {self.problems}; certified: at most {self.max_loss:.2%} at {self._sure} confidence",
             ),
             ("gain (wrong by the target, right by this policy)", f"{self.gains} of {self.problems}"),
-            ("speed", f"{self.speed:.0f} tokens/s, {self.of_target:.2f} × the target alone, on {self.machine}"),
+            (
+                f"speed at batch size {self.batch_size}",
+                f"{self.speed:.0f} tokens/s, {self.of_target:.2f} × the target alone, on {self.machine}",
+            ),
         ]
 
     @property
@@ -155,6 +159,7 @@ def _check(found: Mapping[str, Any]) -> None:
         _check_text(name, found[name])
     check_int("problems", found["problems"], 1)
     check_int("tried", found["tried"], 1)
+    check_int("batch_size", found["batch_size"], 1)
     check_int("right", found["right"], 0, found["problems"])
     check_int("harms", found["harms"], 0, found["right"])
     check_int("gains", found["gains"], 0, found["problems"] - found["right"])

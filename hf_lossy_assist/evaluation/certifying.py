@@ -40,6 +40,7 @@ def certificate_of(
         confidence=1 - search.delta,
         max_loss=search.max_loss,
         tried=len(field.steps),
+        batch_size=facts["batch_sizes"][0],
         speed=best.tried.speed,
         of_target=its.of_target.value,
         models=models,

@@ -21,7 +21,7 @@ POLICY = hla.LossyPolicy(hla.TopK(4), hla.SVIP())
 def a_certificate(**more):
     known = {
         "policy": "top_k:k=4+svip", "fingerprint": fingerprint(POLICY), "task": "demo", "problems": 320, "right": 250, "harms": 1, "gains": 2,
-        "harm_bound": 0.0147, "net_bound": 0.01, "confidence": 0.95, "max_loss": 0.02, "tried": 4, "speed": 900.0, "of_target": 2.5, "models": {},
+        "harm_bound": 0.0147, "net_bound": 0.01, "confidence": 0.95, "max_loss": 0.02, "tried": 4, "batch_size": 8, "speed": 900.0, "of_target": 2.5, "models": {},
         "decoding": {"do_sample": False}, "data": "0" * 64, "machine": "a machine", "versions": {},
     }  # fmt: skip
     return Certificate(**(known | more))
@@ -99,7 +99,7 @@ def test_a_path_of_this_machine_is_not_published(tmp_path, monkeypatch):
     [
         ("policy", ["top_k"]), ("policy", "x" * 20_000), ("harm_bound", "0.01"), ("harm_bound", 0.001), ("harm_bound", -1), ("harms", 1.5),
         ("harms", 251), ("gains", 71), ("problems", 0), ("problems", True), ("right", 321), ("confidence", 1.0), ("confidence", 2),
-        ("max_loss", 0.001), ("speed", 0), ("speed", None), ("of_target", -2.0), ("models", []), ("models", {"target": "x"}),
+        ("max_loss", 0.001), ("batch_size", 0), ("speed", 0), ("speed", None), ("of_target", -2.0), ("models", []), ("models", {"target": "x"}),
         ("models", {"target": {"weights": "0", "dtype": "float32"}}), ("decoding", "greedy"), ("decoding", {"do_sample": "yes"}),
         ("decoding", {"do_sample": None}), ("versions", {"torch": 2}), ("fingerprint", 7),
     ],

@@ -77,10 +77,10 @@ def warn_of_shared_scales(policy: LossyPolicy, target: Any, sampling: bool) -> N
                 UserWarning,
                 stacklevel=4,
             )
-        elif any(isinstance(part, ScaledByToken) for part in model.modules()):
+        elif name == "target" and any(isinstance(part, ScaledByToken) for part in model.modules()):
             _warned.add(model)
             warnings.warn(
-                f"the {name} computes in int8, which makes more of what attention computes a little differently in a block, so that its text can "
+                "the target computes in int8, which makes more of what attention computes a little differently in a block, so that its text can "
                 "differ from what generate writes: keep it in float where the text has to be the same",
                 UserWarning,
                 stacklevel=4,

@@ -58,7 +58,7 @@ def test_blocks_do_differ_there():
 
 
 def test_our_own_int8_has_a_scale_for_each_token():
-    """No scale is shared; what a block's attention rounds otherwise is said, once, and of a draft nothing."""
+    """No scale is shared; what a block's attention rounds otherwise is said, once, and of a draft or a companion nothing."""
     target, draft = int8(small.llama().float()), small.near(small.llama())
     assert not shares_scale(target)
     with pytest.warns(
@@ -70,6 +70,8 @@ def test_our_own_int8_has_a_scale_for_each_token():
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="the .* in int8")
         written(small.llama(), int8(small.llama().float()))
+        companion = hla.as_policy(hla.Staged(int8(small.llama().float())))
+        written(small.llama(), draft, companion, do_sample=True, top_k=0)
 
 
 def test_a_model_that_is_quantised_after_a_call_is_looked_at_again():

@@ -134,7 +134,7 @@ def compare(
         left = [batch for batch in batches.all() if store is None or not store.has(batch[0], batch[1])]
         with progress("comparing", len(arms) * (len(left) + len({size for size, _, _ in left}))) as tell:
             found = run(
-                Writer(target, tokenizer, decoding, () if its_task is None else its_task.ends),
+                Writer(target, tokenizer, decoding, its_task),
                 arms,
                 texts,
                 batches,

@@ -126,7 +126,7 @@ def tune(
     try:
         with progress("tuning", calls, most=True) as tell:
             found = run(
-                Writer(target, tokenizer, decoding, its_task.ends),
+                Writer(target, tokenizer, decoding, its_task),
                 draft,
                 field,
                 its_task,

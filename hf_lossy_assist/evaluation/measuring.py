@@ -11,6 +11,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..generation.enable import stop_at
 from ..stats.clock import wait_for
+from ..tasks.answers import AnswerTask
 from .arms import Arm, counted_calls
 
 
@@ -132,7 +133,7 @@ class Writer:
     target: Any
     tokenizer: Any
     decoding: Decoding
-    stop_strings: tuple[str, ...] = ()  # a text ends behind one of them, as the texts of few-shot prompts do
+    task: AnswerTask | None = None  # whose texts may be over before their end token, as those of few-shot prompts are
 
     def ends(self) -> set[int]:
         """The target's end tokens."""
@@ -154,7 +155,7 @@ class Writer:
         inputs.pop("token_type_ids", None)
         streamer = FirstToken() if len(prompts) == 1 else None
         settings = self.decoding.settings() | ({} if streamer is None else {"streamer": streamer})
-        if self.stop_strings:
+        if self.task is not None and self.task.ends_early:
             # A criterion, for Transformers' own assisted generation hands `stop_strings` to the draft without the tokenizer.
             settings["stopping_criteria"] = StoppingCriteriaList([self._criterion(arm, inputs["input_ids"].shape[1])])
         torch.manual_seed(self.decoding.seed + unit)
@@ -185,19 +186,21 @@ class Writer:
         return answers
 
     def _criterion(self, arm: Arm, width: int) -> StoppingCriteria:
-        """What ends a text of `arm` at a stop string, behind prompts of `width` tokens."""
-        if arm.kind == "assisted":
+        """What ends a text of `arm` where its task says that it is over, behind prompts of `width` tokens."""
+        assert self.task is not None
+        if arm.kind == "assisted" or self.task.closing is not None:
             return EndsAnywhere(self, width)
-        return stop_at(list(self.stop_strings), self.tokenizer)
+        return stop_at(list(self.task.ends), self.tokenizer)
 
     def holds_end(self, ids: list[int]) -> bool:
-        """Whether a stop string stands in the text of `ids`."""
-        text = self.tokenizer.decode(ids, skip_special_tokens=True) if self.stop_strings else ""
-        return any(end in text for end in self.stop_strings)
+        """Whether the task says of the text of `ids` that it is over."""
+        if self.task is None or not self.task.ends_early:
+            return False
+        return self.task.over(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _ended(self, ids: list[int]) -> list[int]:
-        """`ids` up to the token that completes the first stop string: a round of Transformers' own assisted generation may go beyond it, and a
-        row that a stop string ended is padded like any other."""
+        """`ids` up to the token with which the text was over: a round of Transformers' own assisted generation may go beyond it, and a
+        row that ended so is padded like any other."""
         if not self.holds_end(ids):
             return ids
         return next((ids[:count] for count in range(1, len(ids)) if self.holds_end(ids[:count])), ids)

@@ -6,6 +6,7 @@ a method of its own.
 """
 
 import gzip
+import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,13 +36,14 @@ class AnswerTask(ABC):
     `slow`: `extract` or `same` run a program or ask a server, so that callers do well to run them in threads.
     `against_running`: an alternative is compared with the current response of the search, not with the target's first
     one (AutoJudge, appendix L): where "not worse" is all that is asked, equivalence is not transitive. `ends`: texts
-    at which a response is over.
+    at which a response is over. `closing`: what a response is over behind, if anything says so.
     """
 
     name: str = ""
     slow: bool = False
     against_running: bool = False
     ends: tuple[str, ...] = ()
+    closing: re.Pattern[str] | None = None
 
     @abstractmethod
     def problems(self, limit: int | None = None) -> list[Problem]:
@@ -61,10 +63,21 @@ class AnswerTask(ABC):
             return None
         return self.same(problem, problem.gold, answer)
 
+    @property
+    def ends_early(self) -> bool:
+        """Whether a response may be over though the model writes on."""
+        return bool(self.ends) or self.closing is not None
+
+    def over(self, text: str) -> bool:
+        """Whether a response with `text` in it is over."""
+        return any(end in text for end in self.ends) or (self.closing is not None and bool(self.closing.search(text)))
+
     def cut(self, response: str) -> str:
-        """`response` up to the first of `ends`; a few-shot model goes on with a question of its own."""
+        """`response` up to the first of `ends` and behind `closing`; a few-shot model goes on with a question of its own,
+        or says its answer again."""
         found = [place for end in self.ends if (place := response.find(end)) >= 0]
-        return response[: min(found)] if found else response
+        closed = None if self.closing is None else self.closing.search(response)
+        return response[: min([*found, *([closed.end()] if closed else []), len(response)])]
 
 
 class Row(NamedTuple):

@@ -20,6 +20,8 @@ _NUMBER = re.compile(rf"-?\s*{_DIGITS}(?:(?:\s*/\s*|\s\*\s|\*\*?|\^){_DIGITS})*"
 _EXACT = re.compile(r"(-?(?:\d+(?:\.\d+)?|\.\d+))(?:\s*/\s*(\d+(?:\.\d+)?|\.\d+))?")
 _TOWER = re.compile(r"[\d.]+(?:\s*(?:\*\*|\^)\s*[\d.]+)+")
 _STATED = re.compile(r"the\s+final\s+answer\s+is", re.IGNORECASE)
+# The whole sentence, with a number in it.
+_CLOSED = re.compile(rf"{_STATED.pattern}[^\d\n]{{0,100}}\d[^\n]{{0,100}}?(?:\.(?=\s)|(?=\n))", re.IGNORECASE)
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _MIXED = re.compile(r"(?<![\d.,/^*])(\d{1,9})\s+(\d{1,9})\s*/\s*(\d{1,9})(?![\d.,])")  # 2 1/2
 _BRACES = re.compile(r"(?P<box>\\f?boxed\s*\{)|\\.|[{}]", re.DOTALL)
@@ -40,13 +42,13 @@ def boxed(text: str) -> str | None:
 
 
 def stated(text: str) -> str | None:
-    """What follows the last "the final answer is" in `text`, to the end of its sentence or line; None where nothing
-    does."""
-    found = list(_STATED.finditer(text))
-    if not found:
-        return None
-    rest = text[found[-1].end() :].lstrip(" \t\n:*$")
-    return re.split(r"\n|\.(?:\s|$)", rest, maxsplit=1)[0].strip(" *$") or None
+    """What follows the last "the final answer is" in `text` that something follows, to the end of its sentence or line;
+    None where nothing does."""
+    for end in reversed([its.end() for its in _STATED.finditer(text)]):
+        rest = text[end:].lstrip(" \t\n:*$")
+        if said := re.split(r"\n|\.(?:\s|$)", rest, maxsplit=1)[0].strip(" *$"):
+            return said
+    return None
 
 
 def number(text: str) -> str | None:
@@ -144,6 +146,7 @@ class GSM8K(Formulas):
             raise ValueError(f"shots: expected at most {len(known)} (so many examples {source}), got {shots}")
         self.shots = tuple(known[:shots])
         self.ends = ("\nQuestion:",) if shots else ()
+        self.closing = _CLOSED if shots else None  # as each example closes
 
     def prompt(self, question: str) -> str:
         """What the model is given: a request, or examples and an open "Answer:"."""

@@ -3,6 +3,7 @@
 import csv
 import functools
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from hf_lossy_assist.evaluation import arms
 from hf_lossy_assist.evaluation.comparing import Batches, compare
 from hf_lossy_assist.evaluation.measuring import Decoding, Writer
 from hf_lossy_assist.evaluation.store import Memory
+from hf_lossy_assist.tasks.maths import GSM8K
 
 
 pytestmark = pytest.mark.slow
@@ -161,7 +163,14 @@ def test_a_policy_is_not_mixed_up_with_an_arm(hf_lossy, tmp_path, monkeypatch):
     assert "write ./target for the folder" in hf_lossy(*SHORT, "--policies", "target", "--no-static").line
 
 
-def test_a_stop_string_ends_the_texts_of_all_arms_alike():
+def few_shot(end, by_pattern):
+    task = GSM8K([], shots=1)
+    task.ends, task.closing = ((), re.compile(re.escape(end))) if by_pattern else ((end,), None)
+    return task
+
+
+@pytest.mark.parametrize("by_pattern", [False, True])
+def test_a_task_ends_the_texts_of_all_arms_alike(by_pattern):
     """Few-shot prompts: behind its answer a model would go on with a question of its own."""
     target, words = small.llama(eos_token_id=2), small.tokenizer()
     words.padding_side = "left"
@@ -169,7 +178,7 @@ def test_a_stop_string_ends_the_texts_of_all_arms_alike():
     these = arms.make_arms(target, small.near(target), {"svip": hla.as_policy("svip")}, tokenizer=words)
     whole = Writer(target, words, decoding).write(these[0], prompts, 0, 0)
     end = words.decode(whole[0].token_ids[8:10])
-    found = [Writer(target, words, decoding, (end,)).write(arm, prompts, 0, 0) for arm in these]
+    found = [Writer(target, words, decoding, few_shot(end, by_pattern)).write(arm, prompts, 0, 0) for arm in these]
     for answers in found:
         assert [its.token_ids for its in answers] == [its.token_ids for its in found[0]]
         assert end in answers[0].text and len(answers[0].token_ids) <= 10
@@ -179,7 +188,8 @@ def test_a_stop_string_ends_the_texts_of_all_arms_alike():
     assert len({len(its.token_ids) for its in found[0]}) > 1, "rows of several lengths: the shorter ones are padded"
 
 
-def test_no_arm_writes_on_behind_a_stop_string_for_long():
+@pytest.mark.parametrize("by_pattern", [False, True])
+def test_no_arm_writes_on_behind_its_end_for_long(by_pattern):
     """What an arm writes behind it, its seconds count and its tokens do not."""
     target, words = small.llama(eos_token_id=2), small.tokenizer()
     words.padding_side = "left"
@@ -195,7 +205,7 @@ def test_no_arm_writes_on_behind_a_stop_string_for_long():
             return out
 
         for place in (4, 6, 8):
-            writer = replace(whole, stop_strings=(words.decode(ids[place : place + 2]),))
+            writer = replace(whole, task=few_shot(words.decode(ids[place : place + 2]), by_pattern))
             [answer] = writer.write(replace(arm, write=write), [prompt], 0, 0)
             most = 30 if arm.kind == "assisted" else 0  # of a round
             assert len(answer.token_ids) <= written[-1] <= len(answer.token_ids) + most, (arm.name, place, written)
@@ -203,7 +213,7 @@ def test_no_arm_writes_on_behind_a_stop_string_for_long():
 
 def test_a_tokenizer_whose_texts_cannot_be_looked_for_is_refused_in_one_line():
     demo = hla.demo.load()
-    writer = Writer(demo.target, demo.tokenizer, Decoding(max_new_tokens=2), ("\nQuestion:",))
+    writer = Writer(demo.target, demo.tokenizer, Decoding(max_new_tokens=2), few_shot("\nQuestion:", False))
     [arm] = arms.make_arms(demo.target, demo.draft, {}, assisted=False)
     with pytest.raises(ValueError, match="^stop_strings: Transformers cannot look for texts among the tokens of this"):
         writer.write(arm, ["Tom has 3 boxes"], 0, 0)

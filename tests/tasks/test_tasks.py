@@ -39,9 +39,16 @@ def gsm(tmp_path):
 
 def test_a_response_is_cut_at_the_first_end(gsm):
     task = GSM8K(gsm, shots=8)
-    assert task.cut("The final answer is 4.\n\nQuestion: more?") == "The final answer is 4.\n"
+    assert task.cut("I do not know.\n\nQuestion: more?") == "I do not know.\n"
+    assert task.cut("The final answer is 4.\n\nQuestion: more?") == "The final answer is 4."
+    for said in ("4.", "1,234.50.", "3.5 km.", "$\\frac{1}{2}$.", "4, I think"):
+        told = f"So. The final answer is {said}"
+        assert task.cut(f"{told}{chr(10) if said[-1] == 'k' else ' '}The final answer is 9. The final") == told
+    for open_ in ("The final answer is 3.", "The final answer is", "The final answer is:\n", "2 + 2 = 4. So"):
+        assert task.cut(open_) == open_, "it may go on, 3.5"
     assert task.extract(ANY, "The final answer is 4.\n\nQuestion: more?\nAnswer: The final answer is 9.") == "4"
     assert GSM8K(gsm).cut("a\nQuestion: b") == "a\nQuestion: b"
+    assert GSM8K(gsm).cut("The final answer is 4. No: 5.") == "The final answer is 4. No: 5."
 
 
 def test_no_answer_is_not_wrong_and_no_gold_is_not_right(gsm):
@@ -144,6 +151,7 @@ def test_exact_task(tmp_path):
         ("It is \\boxed{3}, #### 9", "3"),
         ("It is 12.", None),
         ("The final answer is", None),
+        ("The final answer is 28. The final answer is 28. The final answer is", "28"),
         ("", None),
     ],
 )
@@ -237,7 +245,7 @@ def test_monstrous_answers_end_in_any_thread():
 def test_extraction_takes_time_in_proportion():
     began = time.process_time()
     for text in ("\\boxed{" * 20_000, "{" * 100_000, "9" * 100_000, "1,111" * 20_000, "the final answer is " * 10_000):
-        boxed(text), stated(text), number(text)
+        boxed(text), stated(text), number(text), GSM8K([], shots=1).cut(text)
     assert time.process_time() - began < 20  # a fraction of a second; quadratic would be minutes
 
 

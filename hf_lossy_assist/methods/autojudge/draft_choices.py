@@ -22,20 +22,23 @@ class DraftChoices:
         limit: int,
         vocabulary: int,
         choice: Choice,
-        last: "DraftChoices | None" = None,
+        read: "list[DraftChoices] | None" = None,
     ):
-        """`vocabulary`: the target's; ids that only one of the models has are never chosen. `last`: of another problem, whose prompt may begin alike."""
+        """`vocabulary`: the target's; ids that only one of the models has are never chosen. `read`: the one of another problem that has read its
+        prompt last, if one has, as this one does it; prompts may begin alike.
+        """
         self.model, self.prompt = RowModel(draft, 1, limit, vocabulary), prompt
         self.vocabulary, self.choice = vocabulary, choice
         self.cached: list[int] = []
+        self.read = [] if read is None else read
         make_room(self.model, limit)
-        if last is not None and self.model.rope is None:
-            self.cached = prompt[: in_common(last.cached, prompt)]
-            self.model.cache.copy(0, last.model.cache, 0, len(self.cached))
 
     @torch.inference_mode()
     def __call__(self, response: list[int], start: int) -> list[int]:
         """Choices for positions `start` … of `response`."""
+        if not self.cached and self.read and self.model.rope is None:
+            self.cached = self.prompt[: in_common(self.read[0].cached, self.prompt)]
+            self.model.cache.copy(0, self.read[0].model.cache, 0, len(self.cached))
         text, first = self.prompt + response, len(self.prompt) + start - 1  # logits at `first` choose position `start`
         begin = min(in_common(self.cached, text), first)
         out: list[int] = []
@@ -48,5 +51,5 @@ class DraftChoices:
             logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
             ends = range(place + len(piece) - logits.shape[0], place + len(piece))
             out += self.choice([text[: end + 1] for end in ends], logits, "draft")
-        self.cached = text[:-1]
+        self.cached, self.read[:] = text[:-1], [self]
         return out

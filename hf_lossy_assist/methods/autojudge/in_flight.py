@@ -39,7 +39,7 @@ def mine_problems(
     prompts, processors, ends = prepared(target, draft, tokenizer, texts, settings)
     choice = Choice(processors, settings.seed if settings.do_sample else None)
     vocabulary = vocabulary_of(local(target, draft))
-    limit, over = max(map(len, prompts)) + settings.max_new_tokens, ended(tokenizer, ends, task.ends)
+    limit, over = max(map(len, prompts)) + settings.max_new_tokens, ended(tokenizer, ends, task)
     places = min(batch_size, len(problems))
 
     pool = ThreadPoolExecutor(workers, "hf-lossy-mine")  # starts no thread before it is given work
@@ -49,11 +49,10 @@ def mine_problems(
         else:
             continuer = Batch(target, places, limit, choice, over)
 
-        last: DraftChoices | None = None
+        read: list[DraftChoices] = []
 
         def begin(i: int) -> Search:
-            nonlocal last
-            last = DraftChoices(draft, prompts[i], limit, vocabulary, choice, last)
+            drafts = DraftChoices(draft, prompts[i], limit, vocabulary, choice, read)
             began, seconds = time.monotonic(), settings.max_seconds
 
             def extract(response: list[int]) -> str | None:
@@ -61,7 +60,7 @@ def mine_problems(
 
             return search(
                 Mined(numbers[i], texts[i], prompts[i], [], [], None),
-                last, over, extract, partial(task.same, problems[i]),
+                drafts, over, extract, partial(task.same, problems[i]),
                 Limits(settings.max_new_tokens, settings.max_mismatches,
                        lambda: seconds is not None and time.monotonic() - began > seconds, partial(tell, numbers[i])),
                 against_running=task.against_running, naive=settings.naive,
@@ -151,13 +150,13 @@ def _drive(places: _Places, prompts: Sequence[list[int]], begin: Callable[[int],
             places.narrow()
 
 
-def ended(tokenizer: Any, ends: set[int], texts: Sequence[str]) -> Callable[[Sequence[int]], bool]:
-    """Whether a response is over: its last token is an end token, or one of `texts` stands in its tail."""
+def ended(tokenizer: Any, ends: set[int], task: AnswerTask | None = None) -> Callable[[Sequence[int]], bool]:
+    """Whether a response is over: its last token is an end token, or the task says so of its tail."""
+    asks = task is not None and task.ends_early
 
     def over(response: Sequence[int]) -> bool:
         if response[-1] in ends:
             return True
-        tail = tokenizer.decode(response[-TAIL:]) if texts else ""
-        return any(text in tail for text in texts)
+        return asks and task is not None and task.over(tokenizer.decode(response[-TAIL:]))
 
     return over

@@ -2,6 +2,7 @@
 Gumbel-max."""
 
 import random
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -23,6 +24,7 @@ from hf_lossy_assist.methods.autojudge import draft_choices
 from hf_lossy_assist.methods.autojudge.continuing import Batch, Choice, decoding_processors
 from hf_lossy_assist.methods.autojudge.draft_choices import DraftChoices
 from hf_lossy_assist.methods.autojudge.in_flight import ended
+from hf_lossy_assist.tasks.maths import GSM8K
 
 
 pytestmark = pytest.mark.slow
@@ -49,7 +51,7 @@ def alone(model: Any, text: list[int], budget: int, **settings: Any) -> list[int
 def choosing(model: Any, budget: int) -> tuple[Choice, Callable]:
     config = GenerationConfig(max_new_tokens=budget, pad_token_id=0, do_sample=False)
     processors, ends = decoding_processors(model, config)
-    return Choice(processors, None), ended(None, ends, ())
+    return Choice(processors, None), ended(None, ends)
 
 
 @pytest.mark.parametrize("name", ["demo", "llama", "qwen2", "gpt2", "gemma2"])
@@ -151,12 +153,14 @@ def test_what_prompts_have_in_common_is_read_once():
         found = {}
         while batch.busy:
             found |= {place: new for place, new, _ in batch.step()}
-        drafts = DraftChoices(model, prompts[0], 40, tiny.VOCABULARY, Choice(NOTHING, None))
+        read: list[DraftChoices] = []
+        drafts, second = [
+            DraftChoices(model, prompt, 40, tiny.VOCABULARY, Choice(NOTHING, None), read) for prompt in prompts[:2]
+        ]
         drafts([3, 4, 5], 0)
         widths.clear()
-        second = DraftChoices(model, prompts[1], 40, tiny.VOCABULARY, Choice(NOTHING, None), drafts)
         got = second([3, 4, 5], 0)
-        assert widths == [1, 4], "room is made, and the seven common tokens are not read again"
+        assert widths == [4], "the seven common tokens are not read again, though nobody had read them when it began"
     finally:
         hook.remove()
     assert [found[place] for place in range(4)] == [alone(model, prompt, 6) for prompt in prompts]
@@ -206,11 +210,15 @@ def test_processors_are_those_of_the_call_not_of_the_models_taste():
 def test_a_text_may_end_a_response():
     m = demo.load()
     ids = lambda text: m.tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
-    over = ended(m.tokenizer, {m.tokenizer.eos_token_id}, ["The answer", "Ben"])
+    task = GSM8K([], shots=1)
+    task.ends, task.closing = ("The answer", "Ben"), None
+    over = ended(m.tokenizer, {m.tokenizer.eos_token_id}, task)
     for text, want in ((" The", False), (" The answer", True), (" Ada has", False), (" Ben", True)):
         assert over(ids(text)) == want, text
     assert over(ids(" Ada") + [m.tokenizer.eos_token_id])
-    assert not ended(m.tokenizer, set(), ())(ids(" The answer") + [m.tokenizer.eos_token_id])
+    assert not ended(m.tokenizer, set())(ids(" The answer") + [m.tokenizer.eos_token_id])
+    task.closing = re.compile(r"Ada \w+")
+    assert over(ids(" Ada has")) and not over(ids(" Ada"))
 
 
 # -- the draft's choices ----------------------------------------------------------------------------------------------

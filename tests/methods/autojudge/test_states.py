@@ -70,6 +70,23 @@ def test_one_forward_gives_what_separate_ones_give(name):
     assert not torch.allclose(got["token"], got["target_token"], atol=1e-2)
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt_neox"])
+def test_what_prompts_begin_with_is_read_once(name):
+    """Worked examples; not where a window may end within them."""
+    data, model = random_mined(tiny.VOCABULARY), tiny.shared(name)
+    begin = torch.randint(4, tiny.VOCABULARY, (40,), generator=torch.Generator().manual_seed(2)).tolist()
+    texts = {n: (begin + prompt, response) for n, (prompt, response) in data.texts.items()}
+    data = MinedTable(data.problem, data.position, data.target_token, data.draft_token, data.important, texts, {})
+    widths: list[int] = []
+    hook = model.register_forward_pre_hook(lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True)  # fmt: skip
+    try:
+        got = hidden_states(model, data)
+    finally:
+        hook.remove()
+    assert_same(got, one_by_one(model, data))
+    assert sum(width > 50 for width in widths) == (3 if name == "mistral" else 1), widths
+
+
 def test_the_demo_models():
     models = demo.load()
     problems = demo.problems(3, 0, "calibration")

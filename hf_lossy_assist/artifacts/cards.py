@@ -11,6 +11,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from ..models.identity import ModelIdentity, plain_name
 from ..registry import Names, method
 from ..validation import visible
 from .head_config import HeadConfig
@@ -93,7 +94,7 @@ def head_card(config: HeadConfig, plots: Sequence[str] = (), **extra: Any) -> Mo
         (found.title, f"https://{found.source}", found.make.__name__) if found else (shown.method, "", "")
     )
     data = _data(
-        [m.id for m in (config.target, config.draft) if m is not None],
+        [plain_name(m.id) for m in (config.target, config.draft) if m is not None],
         tags=["hf_lossy_assist", "speculative-decoding", "assisted-generation", config.method],
         results=[
             (name, label, metrics[name]) for name, label in (("auroc", "AUROC"), ("brier", "Brier score")) if name in metrics
@@ -103,9 +104,20 @@ def head_card(config: HeadConfig, plots: Sequence[str] = (), **extra: Any) -> Mo
     )  # fmt: skip
     return ModelCard.from_template(
         data, template_path=str(TEMPLATES / "head.md"), c=shown, paper=paper, link=link, recipe=recipe,
+        target=_loaded(shown.target, "TARGET"), draft=_loaded(shown.draft, "DRAFT"),
         lossless=found is not None and found.guarantee == "lossless",
         metrics=shown.metrics, training=shown.training, plots=list(plots), decoding=_pairs(shown.decoding), **extra,
     )  # fmt: skip
+
+
+def _loaded(model: ModelIdentity | None, otherwise: str) -> str:
+    """The Python that loads a model as it was used. `otherwise`: its name where none is known."""
+    name = otherwise if model is None else model.id
+    plain = plain_name(name)
+    loaded = f'AutoModelForCausalLM.from_pretrained("{plain}")'
+    for change in re.findall(r":int8|\[:\d+\]", name[len(plain) :]):
+        loaded = f"quantised({loaded})" if change == ":int8" else f"hla.early_exit({loaded}, {change[2:-1]})"
+    return loaded
 
 
 def figures(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,6 +104,11 @@ def dtype_of(model: Any) -> str:
     return "int8" if in_int8 else str(model.dtype).removeprefix("torch.")
 
 
+def plain_name(name: str) -> str:
+    """A model's name without what says in which precision it was used, and how many layers of it."""
+    return OF_ITSELF.sub("", name)
+
+
 def named_int8(name: str) -> bool:
     """Whether a model's name says that it is in int8, or the first layers of one that is."""
     found = OF_ITSELF.search(name)

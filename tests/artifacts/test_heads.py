@@ -328,6 +328,18 @@ def test_the_card(saved):
     assert "{{" not in text and "{%" not in text and "None" not in text
 
 
+def test_a_card_loads_models_in_int8_as_they_were_used(tmp_path):
+    names = {"target": "org/target:int8", "draft": "org/draft[:4]:int8"}
+    config = full_config()
+    models = {role: dataclasses.replace(getattr(config, role), id=name) for role, name in names.items()}
+    linear(full_config(**models)).save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert 'hla.enable(quantised(AutoModelForCausalLM.from_pretrained("org/target")))' in card
+    assert 'draft = quantised(hla.early_exit(AutoModelForCausalLM.from_pretrained("org/draft"), 4))' in card
+    assert "from hf_lossy_assist.models.int8 import quantised" in card
+    assert ModelCard.load(tmp_path / "README.md").data.base_model == ["org/draft", "org/target"]
+
+
 def test_a_card_of_local_models_names_no_base_model(tmp_path):
     """Only what can be a repository's name: another value would make the Hub refuse the card."""
     linear(HeadConfig(32, target=ModelIdentity.of(target()), draft=ModelIdentity.of(draft()))).save_pretrained(

@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from ..models.identity import ModelIdentity, plain_name
+from ..models.identity import ModelIdentity, named_int8, plain_name
 from ..registry import Names, method
 from ..validation import visible
 from .head_config import HeadConfig
@@ -104,7 +104,7 @@ def head_card(config: HeadConfig, plots: Sequence[str] = (), **extra: Any) -> Mo
     )  # fmt: skip
     return ModelCard.from_template(
         data, template_path=str(TEMPLATES / "head.md"), c=shown, paper=paper, link=link, recipe=recipe,
-        target=_loaded(shown.target, "TARGET"), draft=_loaded(shown.draft, "DRAFT"),
+        target=_loaded(config.target, "TARGET"), draft=_loaded(config.draft, "DRAFT"),
         lossless=found is not None and found.guarantee == "lossless",
         metrics=shown.metrics, training=shown.training, plots=list(plots), decoding=_pairs(shown.decoding), **extra,
     )  # fmt: skip
@@ -114,7 +114,8 @@ def _loaded(model: ModelIdentity | None, otherwise: str) -> str:
     """The Python that loads a model as it was used. `otherwise`: its name where none is known."""
     name = otherwise if model is None else model.id
     plain = plain_name(name)
-    loaded = f'AutoModelForCausalLM.from_pretrained("{plain}")'
+    precision = ', dtype="float32"' if named_int8(name) else ""
+    loaded = f'AutoModelForCausalLM.from_pretrained("{escaped(plain)}"{precision})'
     for change in re.findall(r":int8|\[:\d+\]", name[len(plain) :]):
         loaded = f"quantised({loaded})" if change == ":int8" else f"hla.early_exit({loaded}, {change[2:-1]})"
     return loaded
@@ -155,7 +156,7 @@ def policy_card(
 ) -> ModelCard:
     """The card of a policy in its JSON form `spec`. `measured`: rows (what, figure) for its table of figures."""
     configs = [dataclasses.replace(head.config, metrics=figures(head.config.metrics)) for head in heads]
-    models = [m.id for c in configs for m in (c.target, c.draft) if m is not None]
+    models = [plain_name(m.id) for c in configs for m in (c.target, c.draft) if m is not None]
     data = _data(
         models,
         tags=["hf_lossy_assist", "speculative-decoding", "assisted-generation"],

@@ -43,9 +43,17 @@ FOR_EACH_ROW = (
 )
 
 
+PACKAGE = __name__.partition(".")[0]
+
+
 def from_transformers(callback: Any) -> bool:
     """True for an object of a class of Transformers' own, False for one of a subclass or of the caller's."""
     return type(callback).__module__.startswith("transformers.")
+
+
+def reads_one_text(criterion: Any) -> bool:
+    """True for a criterion that keeps nothing and reads each row by itself: Transformers' own, and this package's."""
+    return from_transformers(criterion) or type(criterion).__module__.partition(".")[0] == PACKAGE
 
 
 def runs_callers_code(processor: Any) -> bool:

@@ -12,7 +12,7 @@ from transformers import (
 )
 
 from .memories import Memories
-from .processing import from_transformers
+from .processing import reads_one_text
 
 
 STEP = 256  # new tokens that there is room for at first; then storage doubles
@@ -59,7 +59,7 @@ class Rows:
         known = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)  # no subclass: it may stop elsewhere
         self._others = StoppingCriteriaList([c for c in criteria if type(c) not in known])
         self._memories = Memories(self._others, batch)
-        self.runs_callers_code = not all(from_transformers(c) for c in self._others)
+        self.runs_callers_code = not all(reads_one_text(c) for c in self._others)
         self.keeps_scores = (
             False  # as with `output_scores`: criteria are then shown a row's scores so far, and else None
         )
@@ -195,7 +195,7 @@ class Rows:
         """
         stop = False
         for criterion in self._others:
-            shown = 1 if from_transformers(criterion) else len(self.done)
+            shown = 1 if reads_one_text(criterion) else len(self.done)
             scores = tuple(s.expand(shown, -1) for s in self._scores[self.index[row]]) if self.keeps_scores else None
             with self._memories.of(criterion, self.index[row]) if shown > 1 else nullcontext():
                 answer = criterion(self.ids[row : row + 1, :length].expand(shown, -1), scores)

@@ -71,10 +71,13 @@ def prompts_of(
         raise ValueError(f"--task {name} {UNCOUNTED[name]}: pass demo, gsm8k, math or a JSON-lines file with `answer`")
     its = task_named(name, data=data, seed=seed, shots=shots)
     problems = its.problems(DEMO_LIMIT if limit is None and name == DEMO else limit)
-    source = Path(name).name  # a file's folder is nobody's business
-    source = source if data is None else f"{name}, {data.name}"
-    source = f"{source}, {shots} worked examples" if shots else source
-    return [problem.prompt for problem in problems], problems, its, source
+    return [problem.prompt for problem in problems], problems, its, source_of(name, data, shots)
+
+
+def source_of(task: str, data: Path | None, shots: int) -> str:
+    """What a task's problems are called in records: a file's folder is nobody's business."""
+    source = Path(task).name if data is None else f"{Path(task).name}, {data.name}"
+    return f"{source}, {shots} worked examples" if shots else source
 
 
 def once_each(problems: Sequence[Any], source: str) -> list[Any]:

@@ -9,8 +9,8 @@ from rich.table import Column, Table
 
 from ..terminal import console, show_json
 from ..validation import check_int
-from .measured import hash_of
-from .options import DEMO, AsJson, Seed, needs
+from .measured import hash_of, source_of
+from .options import DEMO, AsJson, Seed, Shots, needs
 
 
 def quality(
@@ -24,6 +24,7 @@ def quality(
     judge_model: Annotated[str | None, typer.Option(help="name of the judge on that server")] = None,
     per_minute: Annotated[float | None, typer.Option(help="most requests a minute")] = None,
     timeout: Annotated[float, typer.Option(help="seconds to wait for the server's reply")] = 120.0,
+    shots: Shots = 0,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -47,7 +48,7 @@ def quality(
         target_url=None, target_model=None, judge_url=judge_url, judge_model=judge_model, per_minute=per_minute, timeout=timeout,
     )  # fmt: skip
     run = read_run(folder)
-    source = task if data is None else f"{task}, {data.name}"
+    source = source_of(task, data, shots)
     known = run.record.get("problems")
     if not isinstance(known, dict) or not known.get("count"):
         raise ValueError(
@@ -55,9 +56,9 @@ def quality(
         )
     if run.record["source"] != source:
         raise ValueError(
-            f"{folder} was compared on {run.record['source']}, not on {source}: pass its --task and --data"
+            f"{folder} was compared on {run.record['source']}, not on {source}: pass its --task, --data and --shots"
         )
-    problems = task_named(task, data=data, seed=seed).problems(known["count"])
+    problems = task_named(task, data=data, seed=seed, shots=shots).problems(known["count"])
     if hash_of([its.prompt for its in problems], problems) != known["sha256"]:
         raise ValueError(
             f"{folder}: {source} has other problems now than when it was compared on: pass the same --data, unchanged, and --seed"

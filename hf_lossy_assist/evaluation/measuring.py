@@ -1,6 +1,7 @@
 """One batch of prompts, continued by one arm: texts, seconds, and what the call reports."""
 
 import time
+from bisect import bisect_left
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,6 +14,9 @@ from ..generation.enable import stop_at
 from ..stats.clock import wait_for
 from ..tasks.answers import AnswerTask
 from .arms import Arm, counted_calls
+
+
+TAIL = 192  # tokens, those of a round and of the sentence that ends a text among them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +119,7 @@ class EndsAnywhere(StoppingCriteria):
     """What `StopStringCriteria` is to a text that grows by one token, for one that grows by several: it has ended wherever among them.
 
     Transformers' own assisted generation asks behind a round alone. It would write on, and its seconds would count, to the end of the text.
+    It looks at the last `TAIL` tokens: what lies before them has been looked at.
     """
 
     def __init__(self, writer: "Writer", width: int):
@@ -122,7 +127,8 @@ class EndsAnywhere(StoppingCriteria):
         self.writer, self.width = writer, width
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        ended = [self.writer.holds_end(row) for row in input_ids[:, self.width :].tolist()]
+        begin = max(self.width, input_ids.shape[1] - TAIL)
+        ended = [self.writer.holds_end(row) for row in input_ids[:, begin:].tolist()]
         return torch.tensor(ended, device=input_ids.device)
 
 
@@ -203,7 +209,7 @@ class Writer:
         row that ended so is padded like any other."""
         if not self.holds_end(ids):
             return ids
-        return next((ids[:count] for count in range(1, len(ids)) if self.holds_end(ids[:count])), ids)
+        return ids[: bisect_left(range(len(ids)), True, lo=1, key=lambda count: self.holds_end(ids[:count]))]
 
 
 def _count(answer: Answer, row: Any) -> None:

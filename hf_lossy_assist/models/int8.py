@@ -28,12 +28,17 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
     with a scale for each row of the weights and one for each token.
 
     Its name gets ":int8" behind it, so that what is trained with it tells it from the model in float.
-    Raises: `ValueError`, one line, for a model that is quantised already, and for a PyTorch that cannot do it on this machine.
+    Raises: `ValueError`, one line, for a model that is quantised already, or in another precision or on another device, and for a PyTorch
+    that cannot do it on this machine.
     """
     name = model.config.name_or_path or type(model).__name__
     if named_int8(name) or getattr(model, "is_quantized", False):
         raise ValueError(
             f"{one_line(name)} is quantised already, and cannot be put into int8 again: use it as it is, or name another"
+        )
+    if model.dtype != torch.float32 or model.device.type != "cpu":
+        raise ValueError(
+            f"{one_line(name)} is {model.dtype} on {model.device}, and int8 is made of float32 on the CPU: load it with dtype=torch.float32"
         )
     with warnings.catch_warnings():
         # To be removed some day, PyTorch says. Its successor, torchao, takes several times as long without a compiler (docs/log.md).

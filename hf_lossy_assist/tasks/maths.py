@@ -20,8 +20,12 @@ _NUMBER = re.compile(rf"-?\s*{_DIGITS}(?:(?:\s*/\s*|\s\*\s|\*\*?|\^){_DIGITS})*"
 _EXACT = re.compile(r"(-?(?:\d+(?:\.\d+)?|\.\d+))(?:\s*/\s*(\d+(?:\.\d+)?|\.\d+))?")
 _TOWER = re.compile(r"[\d.]+(?:\s*(?:\*\*|\^)\s*[\d.]+)+")
 _STATED = re.compile(r"the\s+final\s+answer\s+is", re.IGNORECASE)
-# The whole sentence, with a number in it.
-_CLOSED = re.compile(rf"{_STATED.pattern}[^\d\n]{{0,100}}\d[^\n]{{0,100}}?(?:\.(?=\s)|(?=\n))", re.IGNORECASE)
+_SAID = re.compile(r"[ \t\n:*$]*([^\n]*?)(\n|\.(?=\s)|\.?\Z)")  # what stands behind it, and what closes that
+# A whole sentence with a number in it, up to its end or to where it begins again.
+_CLOSED = re.compile(
+    rf"{_STATED.pattern}[\s:*$]{{0,20}}(?:[^\d\n.]|\.(?!\s)){{0,100}}\d[^\n]{{0,100}}?(?:[.!](?=\s)|(?=\n)|(?=\s{_STATED.pattern}))",
+    re.IGNORECASE,
+)
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _MIXED = re.compile(r"(?<![\d.,/^*])(\d{1,9})\s+(\d{1,9})\s*/\s*(\d{1,9})(?![\d.,])")  # 2 1/2
 _BRACES = re.compile(r"(?P<box>\\f?boxed\s*\{)|\\.|[{}]", re.DOTALL)
@@ -43,12 +47,19 @@ def boxed(text: str) -> str | None:
 
 def stated(text: str) -> str | None:
     """What follows the last "the final answer is" in `text` that something follows, to the end of its sentence or line;
-    None where nothing does."""
+    None where nothing does. A repetition that is cut off in the middle does not count."""
+    later: str | None = None  # a last one that nothing closes
     for end in reversed([its.end() for its in _STATED.finditer(text)]):
-        rest = text[end:].lstrip(" \t\n:*$")
-        if said := re.split(r"\n|\.(?:\s|$)", rest, maxsplit=1)[0].strip(" *$"):
+        found = _SAID.match(text, end)
+        said = found[1].strip(" *$") if found else ""
+        if found is None or not said:
+            continue
+        if later is not None:
+            return said if said.startswith(later) else later
+        if found[2]:
             return said
-    return None
+        later = said
+    return later
 
 
 def number(text: str) -> str | None:

@@ -41,9 +41,13 @@ def test_a_response_is_cut_at_the_first_end(gsm):
     task = GSM8K(gsm, shots=8)
     assert task.cut("I do not know.\n\nQuestion: more?") == "I do not know.\n"
     assert task.cut("The final answer is 4.\n\nQuestion: more?") == "The final answer is 4."
-    for said in ("4.", "1,234.50.", "3.5 km.", "$\\frac{1}{2}$.", "4, I think"):
+    for said in ("4.", "1,234.50.", "3.5 km.", "$\\frac{1}{2}$.", "4, I think", "4!", "4", ".5."):
         told = f"So. The final answer is {said}"
         assert task.cut(f"{told}{chr(10) if said[-1] == 'k' else ' '}The final answer is 9. The final") == told
+    for told in ("The final answer is the number of rolls left. 72 - 45 = 27. The final answer is 27.",
+                 "The final answer is twelve. Check: 3 * 4 = 12. The final answer is 12.", "The final answer is:\n\n18"):  # fmt: skip
+        assert task.cut(f"{told}\nQuestion: 5. And") == told
+        assert task.extract(ANY, told) in ("27", "12", "18")
     for open_ in ("The final answer is 3.", "The final answer is", "The final answer is:\n", "2 + 2 = 4. So"):
         assert task.cut(open_) == open_, "it may go on, 3.5"
     assert task.extract(ANY, "The final answer is 4.\n\nQuestion: more?\nAnswer: The final answer is 9.") == "4"
@@ -152,6 +156,8 @@ def test_exact_task(tmp_path):
         ("It is 12.", None),
         ("The final answer is", None),
         ("The final answer is 28. The final answer is 28. The final answer is", "28"),
+        ("The final answer is 28. The final answer is 28. The final answer is 2", "28"),
+        ("The final answer is 28. No: the final answer is 2.", "2"),
         ("", None),
     ],
 )
@@ -246,6 +252,7 @@ def test_extraction_takes_time_in_proportion():
     began = time.process_time()
     for text in ("\\boxed{" * 20_000, "{" * 100_000, "9" * 100_000, "1,111" * 20_000, "the final answer is " * 10_000):
         boxed(text), stated(text), number(text), GSM8K([], shots=1).cut(text)
+        stated("the final answer is. " * 10_000), GSM8K([], shots=1).cut("the final answer is" + " " * 100_000)
     assert time.process_time() - began < 20  # a fraction of a second; quadratic would be minutes
 
 

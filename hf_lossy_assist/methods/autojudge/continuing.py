@@ -133,6 +133,7 @@ class Batch:
         self.prefixes: list[list[int]] = [[] for _ in range(places)]
         self.new: list[list[int] | None] = [None] * places  # None: not writing
         self.budgets = [0] * places
+        self.fresh = [True] * places  # nothing of its problem was read yet
         make_room(self.model, limit)
 
     @property
@@ -143,7 +144,7 @@ class Batch:
     def start(self, place: int, prompt: list[int], prefix: list[int], budget: int) -> None:
         text = prompt + prefix
         shared = self._shared(place, text[:-1])
-        self.cached[place] = text[:-1]
+        self.cached[place], self.fresh[place] = text[:-1], False
         self.model.lengths[place] = shared
         if shared < len(text) - 1:  # what this row alone has to catch up with, in one parallel forward of its own
             alone = self.model.row(place)
@@ -156,8 +157,7 @@ class Batch:
     def _shared(self, place: int, text: list[int]) -> int:
         """How many tokens of a text a place holds; the beginning of a prompt may come from another place, which has read it."""
         held = [
-            in_common(cached, text) if not self.cached[place] or b == place else 0
-            for b, cached in enumerate(self.cached)
+            in_common(cached, text) if self.fresh[place] or b == place else 0 for b, cached in enumerate(self.cached)
         ]
         most = max(held)
         if most > held[place] and self.model.rope is None:  # else keys depend on the length of their prompt
@@ -187,11 +187,11 @@ class Batch:
         return ready
 
     def forget(self, place: int) -> None:
-        self.cached[place], self.model.lengths[place] = [], 0
+        self.fresh[place] = True
 
     def narrow(self, places: Sequence[int]) -> None:
         self.model.select(places)
-        for name in ("cached", "prompts", "prefixes", "new", "budgets"):
+        for name in ("cached", "prompts", "prefixes", "new", "budgets", "fresh"):
             setattr(self, name, [getattr(self, name)[b] for b in places])
 
 

@@ -17,7 +17,7 @@ from .remote import Remote
 from .search import Continue, Limits, Mined, Search, Work, search
 
 
-TAIL = 24  # tokens in which the text that ends a response is looked for
+TAIL = 128  # tokens in which the text that ends a response is looked for
 
 
 def mine_problems(

@@ -102,6 +102,7 @@ def _facts(
     return {
         "settings": asdict(settings),
         "task": task.name,
+        "ends": [*task.ends, *([] if task.closing is None else [task.closing.pattern])],
         "target": None if remote else ModelIdentity.of(target).to_dict(),
         "judge": getattr(getattr(task, "judge", None), "model", None),
         "served": target.model if remote else None,

@@ -134,3 +134,8 @@ def plain_warnings() -> Iterator[None]:
         yield
     finally:
         warnings.showwarning = before
+
+
+def digits(speed: float) -> int:
+    """Decimal places with which tokens per second are shown: three figures of slow models."""
+    return 0 if speed >= 100 else 1 if speed >= 10 else 2

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..terminal import console, show, table
+from ..terminal import console, digits, show, table
 
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ def _or_none(value: float | None, form: str) -> str:
     return format(value, form) if value else NONE
 
 
-def _interval(figure: Any, digits: int) -> str:
+def _interval(figure: Any, places: int) -> str:
     if figure.low is None:
-        return f"{figure.value:.{digits}f}"
-    return f"{figure.value:.{digits}f} ({figure.low:.{digits}f}–{figure.high:.{digits}f})"
+        return f"{figure.value:.{places}f}"
+    return f"{figure.value:.{places}f} ({figure.low:.{places}f}–{figure.high:.{places}f})"
 
 
 def _changed(its: "Figures") -> str:
@@ -50,7 +50,7 @@ def _changed(its: "Figures") -> str:
 
 # Columns by their heads; one in which no arm has anything is not shown.
 SPEED: dict[str, Callable[[Any], str]] = {
-    "tokens/s": lambda its: _interval(its.tokens_per_second, 0),
+    "tokens/s": lambda its: _interval(its.tokens_per_second, digits(its.tokens_per_second.value)),
     "× target": lambda its: "1" if its.arm == "target" else _interval(its.of_target, 2),
     "× assisted": lambda its: _or_none(its.of_assisted and its.of_assisted.value, ".2f"),
     "first, ms": lambda its: _or_none(its.first_token and its.first_token * 1e3, ".0f"),

@@ -41,9 +41,11 @@ def quality(
     from ..evaluation.quality import qualities
     from ..evaluation.report import read_run
     from ..tasks.judging import QATask
+    from ..tasks.shots import SHOTS
     from ..tasks.tasks import task_named
     from .servers import Servers
 
+    check_int("--shots", shots, 0, len(SHOTS))
     servers = Servers(
         target_url=None, target_model=None, judge_url=judge_url, judge_model=judge_model, per_minute=per_minute, timeout=timeout,
     )  # fmt: skip

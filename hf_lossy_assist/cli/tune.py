@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..terminal import console, show, show_json, table
+from ..terminal import console, digits, show, show_json, table
 from ..validation import MOST_ROWS, check_int, check_number
 from .made_with import MadeWith, models_from, parts_in, remark_on, remember, sources_in
 from .measured import check_answers, check_decoding, check_out, facts_of, once_each, progress, prompts_of
@@ -230,7 +230,7 @@ def _show(found: Any) -> None:
     shown = table("candidate", "tokens/s", "harms", "gains", "harm at\nmost", "net at\nmost", "")
     for its in found.verdicts:
         shown.add_row(
-            its.step.name, f"{its.tried.speed:.0f}", f"{its.tried.harms}/{its.tried.problems}", str(its.tried.gains),
+            its.step.name, f"{its.tried.speed:.{digits(its.tried.speed)}f}", f"{its.tried.harms}/{its.tried.problems}", str(its.tried.gains),
             f"{its.harm:.2%}", f"{its.net:.2%}", "certified" if its.certified else "–",
         )  # fmt: skip
     console(highlight=False).print(shown)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
+from ..terminal import digits
+
 
 APART = 15  # pixels between names
 LONGEST = 32  # characters of a name that the margin has room for
@@ -69,7 +71,9 @@ def _chart(points: Sequence[Point], labels: Sequence[str], what: str, given: Fra
     for share in (bottom, (1 + bottom) / 2, 1.0):
         parts.append(f'<text x="{frame.left - 6}" y="{down(share) + 4:.0f}" text-anchor="end">{share:.0%}</text>')
     for speed in (0.5 * right_end, right_end):
-        parts.append(f'<text x="{across(speed):.0f}" y="{floor + 16}" text-anchor="middle">{speed:.0f}</text>')
+        parts.append(
+            f'<text x="{across(speed):.0f}" y="{floor + 16}" text-anchor="middle">{speed:.{digits(right_end)}f}</text>'
+        )
     # Of points on one level the last gets the highest name, so that no line crosses another.
     order = sorted(range(len(points)), key=lambda i: (down(points[i].y), -points[i].x))
     places = names_apart([down(points[i].y) for i in order], frame)

@@ -10,6 +10,8 @@ from typing import Any
 
 from ..artifacts.cards import escaped
 from ..artifacts.reading import lines, read_object
+from ..policy.short_form import without_paths
+from ..terminal import digits
 from ..training.jobs import key_of, unsealed
 from ..validation import one_line
 from .chart import Point, front
@@ -161,7 +163,7 @@ def cells(here: Sequence[Figures]) -> Cells:
     rows = []
     for its in here:
         rows.append([
-            its.arm, _with(its.tokens_per_second, ".0f"), _with(its.of_target, ".2f"),
+            without_paths(its.arm), _with(its.tokens_per_second, f".{digits(its.tokens_per_second.value)}f"), _with(its.of_target, ".2f"),
             "–" if its.of_assisted is None else f"{its.of_assisted.value:.2f}", _or(its.tokens_per_target_call, ".2f"),
             _or(its.acceptance, ".0%"), _or(its.lossy, ".1%"), _or(its.unchecked, ".1%"), f"{its.equal}/{its.prompts}",
             "–" if its.accuracy is None else f"{its.right}/{its.judged}, {_with(its.accuracy, '.0%')}",
@@ -180,7 +182,11 @@ def by_position(answers: Sequence[Answer], size: int) -> Cells | None:
     longest = min(max(max(lengths) for lengths in rounds.values()), 12)
     heads = ["", "rounds", *map(str, range(1, longest + 1))]
     rows = [
-        [arm, str(len(kept)), *(f"{sum(n >= place for n in kept) / len(kept):.0%}" for place in range(1, longest + 1))]
+        [
+            without_paths(arm),
+            str(len(kept)),
+            *(f"{sum(n >= place for n in kept) / len(kept):.0%}" for place in range(1, longest + 1)),
+        ]
         for arm, kept in rounds.items()
     ]
     return heads, rows
@@ -190,7 +196,7 @@ def _points(here: Sequence[Figures]) -> list[Point]:
     found = []
     for its in here:
         y = its.accuracy or (its.equal / its.prompts, None, None)
-        found.append(Point(its.arm, its.tokens_per_second.value, y[0], y[1], y[2], its.lossless))
+        found.append(Point(without_paths(its.arm), its.tokens_per_second.value, y[0], y[1], y[2], its.lossless))
     return found
 
 
@@ -204,7 +210,7 @@ def _texts(its: Found) -> list[str]:
         parts.append(f"<details{'' if prompt > min(by) else ' open'}><summary>prompt {prompt + 1}</summary>")
         for answer in answers:
             verdict = "" if answer.right is None else ", right" if answer.right else ", wrong"
-            parts.append(paragraph(f"prompt {prompt + 1}, {answer.arm}{verdict}", "prompt"))
+            parts.append(paragraph(f"prompt {prompt + 1}, {without_paths(answer.arm)}{verdict}", "prompt"))
             parts.append(text_view(answer.pieces, answer.sources, scores_of(answer)))
         parts.append("</details>")
     return parts

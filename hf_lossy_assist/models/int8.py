@@ -36,9 +36,10 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
         raise ValueError(
             f"{one_line(name)} is quantised already, and cannot be put into int8 again: use it as it is, or name another"
         )
-    if model.dtype != torch.float32 or model.device.type != "cpu":
+    weight = next(model.parameters())
+    if weight.dtype != torch.float32 or weight.device.type != "cpu":
         raise ValueError(
-            f"{one_line(name)} is {model.dtype} on {model.device}, and int8 is made of float32 on the CPU: load it with dtype=torch.float32"
+            f"{one_line(name)} is {weight.dtype} on {weight.device}, and int8 is made of float32 on the CPU: load it with dtype=torch.float32"
         )
     with warnings.catch_warnings():
         # To be removed some day, PyTorch says. Its successor, torchao, takes several times as long without a compiler (docs/log.md).

@@ -334,7 +334,7 @@ def test_a_card_loads_models_in_int8_as_they_were_used(tmp_path):
     models = {role: dataclasses.replace(getattr(config, role), id=name) for role, name in names.items()}
     linear(full_config(**models)).save_pretrained(tmp_path)
     card = (tmp_path / "README.md").read_text()
-    assert 'hla.enable(quantised(AutoModelForCausalLM.from_pretrained("org/target", dtype="float32")))' in card
+    assert 'target = quantised(AutoModelForCausalLM.from_pretrained("org/target", dtype="float32"))' in card
     assert (
         'draft = quantised(hla.early_exit(AutoModelForCausalLM.from_pretrained("org/draft", dtype="float32"), 4))'
         in card

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ...tasks.endpoint import Endpoint
 from ...tasks.tasks import AnswerTask, Problem
@@ -55,7 +57,7 @@ def mine(
     contents = [[text, p.gold, dict(p.extra)] for text, p in zip(texts, problems, strict=True)]
     prepared(target, draft, tokenizer, texts, settings)  # before anything is written
     facts = _facts(target, draft, tokenizer, task, contents, settings, source)
-    state = PartialState()  # one process, unless `accelerate launch` started several
+    state = PartialState(cpu=not torch.accelerator.is_available())  # one process, unless several were started
     if state.is_main_process:
         prepare(out, part, facts, resume, RECORD)
     state.wait_for_everyone()

@@ -62,7 +62,7 @@ def collect(
         if reason is not None:
             raise ValueError(f"collecting needs models that run in batches; the {name} does not: {reason}")
     facts = _facts(target, draft, tokenizer, texts, settings, source)
-    state = PartialState()  # one process, unless `accelerate launch` started several
+    state = PartialState(cpu=not torch.accelerator.is_available())  # one process, unless several were started
     if state.is_main_process:
         prepare(out, part, facts, resume, RECORD)
     state.wait_for_everyone()

@@ -45,3 +45,18 @@ def _length(value: Any) -> int | None:
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else list(value) if type(value) is list else value
+
+
+def checked_answer(criterion: Any, answer: Any, rows: int) -> torch.Tensor:
+    """What a criterion says of the `rows` that it was shown, a tensor of one entry or one for each. Raises: `TypeError` or `ValueError` for anything else."""
+    if answer is None:
+        raise TypeError(
+            f"stopping_criteria: {type(criterion).__name__} must return a bool for each of the {rows} rows, got None"
+        )
+    said = torch.as_tensor(answer)
+    if said.shape not in ((), (1,), (rows,)):
+        raise ValueError(
+            f"stopping_criteria: {type(criterion).__name__} must return one entry for each of the {rows} rows that it "
+            f"was given, and returned a tensor of shape {list(said.shape)}: return {rows} of them"
+        )
+    return said

@@ -97,6 +97,9 @@ class Processing:
     its place, as `generate` calls it, so it may keep something for each of them.
     """
 
+    # Made for one text among others: another text's may be others.
+    apart = False
+
     def __init__(self, processors: LogitsProcessorList, batch: int):
         """`batch`: how many rows the call has."""
         self.processors, self.batch = processors, batch

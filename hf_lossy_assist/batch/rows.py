@@ -11,7 +11,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from .memories import Memories
+from .memories import Memories, checked_answer
 from .processing import reads_one_text
 
 
@@ -47,6 +47,7 @@ class Rows:
         self.index = list(range(batch))
         self.order = torch.arange(batch, device=self.ids.device)  # the same as a tensor
         self.pads, self.lengths = list(pads), [self.width] * batch
+        self.begins, self.full = [self.width] * batch, [self.max_length] * batch  # of new tokens; a row's last length
         self._columns = order
         self.types: torch.Tensor | None = (
             None  # (B, n): token types of the prompts without hidden tokens, where a call has them
@@ -97,6 +98,10 @@ class Rows:
         seen = self.seen(self.ids)
         return [torch.cat([old, self.ids[b, self.width : self.lengths[b]]]) for b, old in enumerate(seen)]
 
+    def new_tokens(self, b: int) -> torch.Tensor:
+        """What row b has written so far, (n,)."""
+        return self.ids[b, self.begins[b] : self.lengths[b]]
+
     def seen(self, values: torch.Tensor) -> list[torch.Tensor]:
         """Of `values` (B, ≥ width), one for each token of the prompts, those of tokens that are not hidden: (n,) of each row."""
         if self._columns is None:
@@ -109,12 +114,12 @@ class Rows:
 
     def budgets(self) -> list[int]:
         """How many tokens each row may still draft: one place is left for the target's own token; finished rows none."""
-        return [0 if f else self.max_length - n - 1 for n, f in zip(self.lengths, self.finished, strict=True)]
+        return [0 if f else full - n - 1 for n, full, f in zip(self.lengths, self.full, self.finished, strict=True)]
 
     def open_places(self, drafted: torch.Tensor, counts: Sequence[int]) -> list[int]:
         """At how many places of each row a token can still be committed, if the first `counts[b]` of `drafted` (B, γ) stand behind it."""
         before_end = (self.ends(drafted).long().cumsum(dim=1) == 0).sum(dim=1).tolist()
-        rooms = [0 if f else self.max_length - n for n, f in zip(self.lengths, self.finished, strict=True)]
+        rooms = [0 if f else full - n for n, full, f in zip(self.lengths, self.full, self.finished, strict=True)]
         return [min(n + 1, end + 1, room) for n, end, room in zip(counts, before_end, rooms, strict=True)]
 
     def after(self, held: Sequence[int], written: int = 0) -> tuple[torch.Tensor, list[int]]:
@@ -176,7 +181,7 @@ class Rows:
             length = start + i + 1
             if self._others and self.keeps_scores and scores is not None:
                 self._scores[number].append(scores[i : i + 1])
-            full = length >= self.max_length
+            full = length >= self.full[row]
             stop = self._ended[number] is None and (self._criteria_stop(row, length) or token in self.eos)
             if self.writes_on and (stop or full) and self._ended[number] is None:
                 self._ended[number] = length
@@ -199,27 +204,22 @@ class Rows:
             scores = tuple(s.expand(shown, -1) for s in self._scores[self.index[row]]) if self.keeps_scores else None
             with self._memories.of(criterion, self.index[row]) if shown > 1 else nullcontext():
                 answer = criterion(self.ids[row : row + 1, :length].expand(shown, -1), scores)
-            if answer is None:
-                raise TypeError(
-                    f"stopping_criteria: {type(criterion).__name__} must return a bool for each of the {shown} rows, got None"
-                )
-            said = torch.as_tensor(answer)
-            if said.shape not in ((), (1,), (shown,)):
-                raise ValueError(
-                    f"stopping_criteria: {type(criterion).__name__} must return one entry for each of the {shown} rows that it "
-                    f"was given, and returned a tensor of shape {list(said.shape)}: return {shown} of them"
-                )
+            said = checked_answer(criterion, answer, shown)
             stop |= bool(said.expand(shown)[self.index[row] if shown > 1 else 0])
         return stop
 
     def _cut(self, length: int) -> None:
         """End every row that has `length` tokens; what some have beyond is dropped in the end."""
-        self.max_length = length
+        self.max_length, self.full = length, [length] * len(self.full)
         self.finished = [n >= length for n in self.lengths]
+
+    def is_over(self) -> bool:
+        """Whether `max_time` is over."""
+        return any(bool(c(self.ids[:1], None).any()) for c in self._clocks)
 
     def check_time(self) -> None:
         """End every row when `max_time` is over; asked once a round."""
-        if any(bool(c(self.ids[:1], None).any()) for c in self._clocks):
+        if self.is_over():
             if self.writes_on:  # to rows of one length, as `generate` has them
                 self._cut(min(self.lengths))
             self.finished = [True] * len(self.finished)
@@ -228,12 +228,12 @@ class Rows:
         """Keep these rows (all others are finished) and put the texts of the others aside."""
         for b, row in enumerate(self.index):
             if b not in keep:
-                self.done[row] = self.ids[b, self.width : self.lengths[b]].clone()
+                self.done[row] = self.new_tokens(b).clone()
         rows = torch.tensor(keep, dtype=torch.long, device=self.ids.device)
         self.ids, self.order = self.ids[rows], self.order[rows]
         if self._columns is not None:
             self._columns = self._columns[rows]
-        for name in ("index", "pads", "lengths", "finished"):
+        for name in ("index", "pads", "lengths", "begins", "full", "finished"):
             setattr(self, name, [getattr(self, name)[b] for b in keep])
 
     def sequences(self, prompt: torch.Tensor, pad: int) -> torch.Tensor:

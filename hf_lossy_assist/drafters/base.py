@@ -14,7 +14,7 @@ from ..artifacts.features import FeatureSpec, FeatureTap
 from ..batch.processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
-from ..models.cached import CachedModel
+from ..models.cached import CachedModel, NotJoined
 from ..registry import entry, set_base
 from ..round import Draft, Verified
 from ..stats.clock import Clock
@@ -128,6 +128,16 @@ class DrafterRun:
 
     def select(self, keep: Sequence[int]) -> None:
         """Keep these rows only."""
+
+    def together(self, seats: int, stop: StopRun, processing: Processing) -> "DrafterRun":
+        """This drafter, of a call of one row, for a call of up to `seats` rows with this stop and these processors; other calls' rows come by `take`.
+
+        A drafter that keeps something for each row overrides both. Raises: `NotJoined`, one line, for a drafter that cannot.
+        """
+        raise NotJoined(f"{type(self).__name__} drafts for the rows that a call began with")
+
+    def take(self, b: int, number: int, other: "DrafterRun") -> None:
+        """Row b, number `number` of the call, is from now on what `other` has for the only row of its call."""
 
 
 def fit_vocabulary(logits: torch.Tensor, vocabulary: int) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Two drafters: one that costs nothing where it has a proposal, else the other."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -7,11 +8,13 @@ from typing import ClassVar
 import torch
 
 from ..artifacts.features import FeatureTap
+from ..batch.processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.cached import CachedModel
 from ..registry import register_drafter
 from ..round import Draft, Verified
+from ..stops import StopRun
 from ..validation import shown
 from .base import DraftContext, Drafter, DrafterRun, as_drafter
 from .checks import fitting
@@ -108,6 +111,16 @@ class CompositeRun(DrafterRun):
     def select(self, keep: Sequence[int]) -> None:
         self.first.select(keep)
         self.then.select(keep)
+
+    def together(self, seats: int, stop: StopRun, processing: Processing) -> "CompositeRun":
+        out = copy.copy(self)
+        out.first, out.then = (its.together(seats, stop, processing) for its in (self.first, self.then))
+        return out
+
+    def take(self, b: int, number: int, other: DrafterRun) -> None:
+        assert isinstance(other, CompositeRun)
+        self.first.take(b, number, other.first)
+        self.then.take(b, number, other.then)
 
 
 def merged(one: Draft, other: Draft) -> Draft:

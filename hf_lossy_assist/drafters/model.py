@@ -1,5 +1,6 @@
 """A draft model with its own loop: one token at a time for all rows, until each row's limit, its stop, or an end token."""
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..batch.soundness import something
 from ..models.cached import CachedModel
+from ..models.row_model import RowModel, together
 from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..stats.clock import Clock
@@ -211,6 +213,15 @@ class AssistantRun(DrafterRun):
 
     def select(self, keep: Sequence[int]) -> None:
         self.model.select(keep)
+
+    def together(self, seats: int, stop: StopRun, processing: Processing) -> "AssistantRun":
+        out = copy.copy(self)
+        out.model, out.stop, out.processing = together(self.model, seats), stop, processing
+        return out
+
+    def take(self, b: int, number: int, other: DrafterRun) -> None:
+        assert isinstance(other, AssistantRun) and isinstance(self.model, RowModel)
+        self.model.take(b, other.model)
 
 
 register_drafter(

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..batch.processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..registry import register_drafter
 from ..round import Draft, Verified
+from ..stops import StopRun
 from ..validation import LONGEST_DRAFT, check_int, check_positive, shown
 from .base import DraftContext, Drafter, DrafterRun, empty_draft
 
@@ -174,6 +176,13 @@ class SuffixRun(DrafterRun):
             if finished and row not in self.remembered:
                 self.remembered.add(row)
                 self.settings.memory.add(self.texts[row])
+
+    def together(self, seats: int, stop: StopRun, processing: Processing) -> "SuffixRun":
+        return SuffixRun(self.settings, self.sampling, self.eos, self.vocabulary)
+
+    def take(self, b: int, number: int, other: DrafterRun) -> None:
+        self.texts.pop(number, None)
+        self.remembered.discard(number)
 
 
 register_drafter(

@@ -1,6 +1,6 @@
 """Everything that one generate call works with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ class Call:
     positions: Positions
     vocabulary: int  # how many token ids the target has
     sampling: bool = False  # the call draws its tokens
+    pair: tuple[Any, Any, Hashable] | None = None  # what the stop was told of: target, draft, kind of call
     companion: RowModel | None = None  # that the filter reads
     tap: FeatureTap | None = None  # on the target, where the rule's head reads its hidden states
     drafter_tap: FeatureTap | None = None  # on the target, where the drafter learns from its hidden states

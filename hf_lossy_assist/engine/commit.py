@@ -56,7 +56,7 @@ def write_down(
         row, good, rest = rows.index[b], dict(zip(MODELS, rest, strict=False)), rest[len(MODELS) :]
         new = rest[:n] + [token]
         taken = rows.commit(b, new, None if scores is None else scores[b])
-        refuse_unsound(good, taken, gamma, row, before[b] - rows.width)
+        refuse_unsound(good, taken, gamma, row, before[b] - rows.begins[b])
         record = Record(drafted, sent, n, rest[gamma : 2 * gamma], taken, rest[2 * gamma :])
         stats.record(row, record, before[b] if rows.writes_on else None)
         if call.keep_scores and scores is not None:

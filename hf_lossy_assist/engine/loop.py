@@ -128,11 +128,16 @@ def drop_finished(call: Call) -> None:
     if call.compiled:
         keep = fewer_shapes(rows.finished, call.sizes)
     if keep and 4 * (len(rows.finished) - len(keep)) >= len(rows.finished):
-        rows.select(keep)
-        call.target.select(keep)
-        call.drafter.select(keep)
-        if call.companion is not None:
-            call.companion.select(keep)
+        keep_rows(call, keep)
+
+
+def keep_rows(call: Call, keep: list[int]) -> None:
+    """Go on with these rows of the batch alone."""
+    call.rows.select(keep)
+    call.target.select(keep)
+    call.drafter.select(keep)
+    if call.companion is not None:
+        call.companion.select(keep)
 
 
 def fewer_shapes(finished: list[bool], sizes: Sequence[int] | None) -> list[int]:
@@ -146,14 +151,14 @@ def fewer_shapes(finished: list[bool], sizes: Sequence[int] | None) -> list[int]
     return sorted(going + fill)
 
 
-def prefill(model: CachedModel, rows: Rows, clock: Clock) -> None:
+def prefill(model: CachedModel, rows: Rows, clock: Clock, wholly: bool = False) -> None:
     """Run each row's prompt up to its last token, which starts the first round. No logits are needed of it.
 
-    Prompts of one length need no forward of their own: their first block brings them along.
+    Prompts of one length need no forward of their own, unless `wholly`: their first block brings them along.
     """
     if model.rope is not None:
         model.rope.begin([length - pad for length, pad in zip(rows.lengths, rows.pads, strict=True)])
     tokens, counts = rows.after(model.lengths)
-    if tokens.shape[1] > 1 and (len(set(counts)) > 1 or model.needs_prefill):
+    if tokens.shape[1] > 1 and (wholly or len(set(counts)) > 1 or model.needs_prefill):
         with clock.time("prefill"):
             model.feed(tokens[:, :-1], [c - 1 for c in counts], keep=0)

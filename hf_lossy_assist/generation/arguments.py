@@ -19,12 +19,12 @@ HONOURED = frozenset(
     "suppress_tokens begin_suppress_tokens sequence_bias num_return_sequences output_scores output_logits "
     "return_dict_in_generate num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
     "prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit assistant_lookbehind target_lookbehind "
-    "watermarking_config cache_implementation compile_config disable_compile".split()
+    "watermarking_config cache_implementation compile_config disable_compile synced_gpus".split()
 )  # watermarking_config: but for SynthID; cache_implementation: "dynamic" and "static"
 
 # Where `checks` or `modes_asked_for` says no to a value that would change something.
 REFUSED = frozenset(
-    "synced_gpus custom_generate num_beams use_cache token_healing guidance_scale output_attentions "
+    "custom_generate num_beams use_cache token_healing guidance_scale output_attentions "
     "output_hidden_states assistant_ensemble_weight use_mtp speculation_type penalty_alpha dola_layers num_beam_groups "
     "diversity_penalty constraints force_words_ids is_assistant".split()
 )

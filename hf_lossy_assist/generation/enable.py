@@ -16,7 +16,9 @@ from typing import Any
 from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 from transformers.generation import StopStringCriteria
 
+from ..models.in_step import Steps
 from ..models.inspect import base_of
+from ..models.led import Ranks
 from ..policy.forms import as_policy
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, shown
@@ -27,6 +29,7 @@ from .drafting import CANDIDATES
 from .preparing import refusals_in_one_line
 from .runner import Runner
 from .shared_scale import warn_of_shared_scales
+from .spread import failures_told, ranks_of
 from .unsupported import refuse_arguments
 
 
@@ -152,9 +155,17 @@ def policy_in(given: Any, own: Any) -> Any:
     return None
 
 
-def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
+def speculative_generate(model: Any, policy: LossyPolicy, runner_type: type[Runner] = Runner, **kwargs: Any) -> Any:
     """What an enabled model's `generate(..., lossy_policy=policy)` does; keyword arguments are those of `generate`."""
-    kwargs = dict(kwargs)
+    synced = kwargs.get("synced_gpus")
+    ranks = ranks_of(model, synced if isinstance(synced, bool) else None)
+    with failures_told(ranks):
+        return _speculative_generate(model, policy, runner_type, ranks, **kwargs)
+
+
+def _speculative_generate(
+    model: Any, policy: LossyPolicy, runner_type: type[Runner], ranks: Ranks | Steps | None, **kwargs: Any
+) -> Any:
     given, generator, drafter = (kwargs.pop(name, None) for name in ("generation_config", "generator", "drafter"))
     if given is not None and not isinstance(given, GenerationConfig):
         raise TypeError(f"generation_config: expected a GenerationConfig, got {type(given).__name__}")
@@ -164,7 +175,7 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
         config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
         refuse_arguments(model, kwargs, config)
 
-    runner = Runner(
+    runner = runner_type(
         policy,
         assistant=kwargs.pop("assistant_model", None),
         streamer=kwargs.get("streamer"),
@@ -177,7 +188,7 @@ def speculative_generate(model: Any, policy: LossyPolicy, **kwargs: Any) -> Any:
         generator=generator,
         drafter=drafter,
     )
-    runner.reads_call = False  # all of it is read here
+    runner.reads_call, runner.ranks = False, ranks  # all of it is read here
     # A candidate generator's settings must not make Transformers choose its own assisted mode before the runner is reached.
     for name in CANDIDATES:
         runner.generator_settings[name] = kwargs.get(name, getattr(config, name, None))
@@ -224,5 +235,5 @@ def announce(policy: LossyPolicy) -> None:
     if not policy.lossless and str(policy) not in _announced:
         _announced.add(str(policy))
         warnings.warn(
-            f"{policy}: this policy is lossy; the output may differ from the target's own", UserWarning, stacklevel=4
+            f"{policy}: this policy is lossy; the output may differ from the target's own", UserWarning, stacklevel=5
         )

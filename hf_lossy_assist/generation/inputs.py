@@ -13,7 +13,9 @@ from ..batch.token_types import shared_types
 from ..models.compilation import Compilation
 from ..models.cropping import CroppingModel
 from ..models.growing import GROWING
+from ..models.in_step import Steps
 from ..models.inspect import base_of
+from ..models.led import Ranks
 from ..models.row_model import RowModel
 from ..models.static import StaticRowModel
 from ..models.trials import why_not_alone
@@ -31,13 +33,15 @@ def learned_prompt(model: Any) -> bool:
 
 
 def rowwise(
-    model: Any, target: Any, rows: Rows, vocabulary: int | None = None, compilation: Compilation | None = None
-) -> RowModel:
+    model: Any, target: Any, rows: Rows, vocabulary: int | None = None, compilation: Compilation | None = None, ranks: Ranks | Steps | None = None
+) -> RowModel:  # fmt: skip
     """`model` on a cache of rows; what else the target is fed, a draft and a companion of its kind are fed too.
 
-    `compilation`: its blocks are compiled so, where they can be.
+    `compilation`: its blocks are compiled so, where they can be. `ranks`: those that share it.
     """
     types = rows.types if model is target else shared_types(model, target, rows.types)
+    if ranks is not None:
+        return ranks.row_model(model, len(rows.index), rows.max_length, vocabulary, types)
     if compilation is not None:
         return StaticRowModel(model, len(rows.index), rows.max_length, vocabulary, types, compilation=compilation)
     return RowModel(model, len(rows.index), rows.max_length, vocabulary, types)

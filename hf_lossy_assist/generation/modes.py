@@ -1,7 +1,7 @@
-"""A call from its prompts to its last round, in the mode of autograd that its tensors allow."""
+"""The mode of autograd that a call's tensors allow, and what its models read in it before the first round."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -9,32 +9,63 @@ import torch
 from ..batch.processing import from_transformers
 from ..engine.call import Call
 from ..engine.loop import prefill
+from ..models.cached import CachedModel
+from ..models.in_step import is_sharded
 from ..models.inspect import base_of
-from ..stats.report import SpeculationStats
+from ..models.reading import read_together, reads_together
 from .pairs import without_checkpointing
 
 
-def in_the_right_mode(
-    call: Call, model: Any, assistant: Any, decode: Callable[[Call], SpeculationStats]
-) -> SpeculationStats:
-    """The prompts of all models, then `decode`, with the hooks of the call."""
-    rows, clock, companion = call.rows, call.clock, call.companion
-    reads_companion = companion is not None and call.policy.filter.reads_companion(len(rows.index))
+@contextmanager
+def in_the_right_mode(call: Call, model: Any, assistant: Any, lasting: bool | None = None) -> Iterator[None]:
+    """Within this context a call's models may run, with the hooks of the call. `lasting`: what `lasts` said, if it was asked."""
+    lasting = lasts(call, model, assistant) if lasting is None else lasting
     # (`inference_mode(False)` will not do where tensors last: it switches gradients on.)
-    with torch.no_grad() if lasts(call, model, assistant) else torch.inference_mode(), ExitStack() as stack:
+    with torch.no_grad() if lasting else torch.inference_mode(), ExitStack() as stack:
         for tap in filter(None, (call.tap, call.drafter_tap, *call.drafter.taps)):
             stack.enter_context(tap)
         stack.enter_context(without_checkpointing(model, assistant))
-        call.positions.check(rows)
-        prefill(call.target, rows, clock)
-        if any(call.positions.room(rows, [1] * len(rows.index))):
-            for cached in call.drafter.cached_models:
-                # A draft that is not needed yet reads the prompt with what it has to catch up with, unless it was told of it (RoPE, graphs).
-                if not call.stop.begins_alone or cached.needs_prefill or cached.rope is not None:
-                    prefill(cached, rows, clock)
-        if companion is not None and reads_companion:
-            prefill(companion, rows, clock)
-        return decode(call)
+        yield
+
+
+def read_prompts(call: Call, wholly: bool = False) -> None:
+    """All models read the prompts, as far as their first round does not; `wholly`: but for the last token, in any case."""
+    call.positions.check(call.rows)
+    for cached in _readers(call):
+        prefill(cached, call.rows, call.clock, wholly)
+
+
+def read_prompts_together(calls: Sequence[Call]) -> None:
+    """As `read_prompts` wholly of each of these calls of one row, in one forward of each model where that can be."""
+    readers = [_readers(call) for call in calls]
+    same = len(calls) > 1 and len({len(its) for its in readers}) == 1
+    if not same or not all(reads_together(models) for models in zip(*readers, strict=True)):
+        for call in calls:
+            read_prompts(call, wholly=True)
+        return
+    for call in calls:
+        call.positions.check(call.rows)
+    for models in zip(*readers, strict=True):
+        texts = [call.rows.after(its.lengths)[0][0, :-1] for call, its in zip(calls, models, strict=True)]
+        if any(len(text) for text in texts):
+            with calls[0].clock.time("prefill"):
+                read_together(models, texts)
+
+
+def _readers(call: Call) -> list[CachedModel]:
+    """The models that read the prompt before the first round."""
+    rows, companion = call.rows, call.companion
+    models = [call.target]
+    if any(call.positions.room(rows, [1] * len(rows.index))):
+        # A draft that is not needed yet reads the prompt with what it has to catch up with, unless it was told of it (RoPE, graphs).
+        models += [
+            its
+            for its in call.drafter.cached_models
+            if not call.stop.begins_alone or its.needs_prefill or its.rope is not None
+        ]
+    if companion is not None and call.policy.filter.reads_companion(len(rows.index)):
+        models.append(companion)
+    return models
 
 
 def lasts(call: Call, model: Any, assistant: Any) -> bool:
@@ -47,7 +78,10 @@ def lasts(call: Call, model: Any, assistant: Any) -> bool:
     quantised = any(getattr(base_of(its), "is_quantized", False) for its in models)
     callers = call.processing.runs_callers_code or call.rows.runs_callers_code
     callers |= call.streamer is not None and not _keeps_nothing(call.streamer)
-    return call.target.outlives_call or quantised or callers
+    sharded = any(
+        its is not None and is_sharded(its) for its in models
+    )  # FSDP2 gathers weights into tensors that it keeps
+    return call.target.outlives_call or quantised or callers or sharded
 
 
 def _keeps_nothing(streamer: Any) -> bool:

@@ -20,6 +20,12 @@ _unchecked: dict[
 _lock = threading.Lock()
 
 
+def refuse_target(call: str, target: Any) -> None:
+    """Refuse what is not a loaded model. `call`: the function that it was given to. Raises `TypeError`."""
+    if not isinstance(base_of(target), PreTrainedModel):
+        raise TypeError(f"{call}: target: expected a model of Transformers, got {shown(target)}")
+
+
 def refuse_models(target: Any, assistant: Any) -> None:
     """Refuse models without weights or with a learned prompt, drafts that do not read text, and two models of two kinds.
 

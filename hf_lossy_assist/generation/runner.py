@@ -17,12 +17,11 @@ from ..batch.token_types import types_for
 from ..drafters.base import DraftContext, Drafter, as_drafter
 from ..engine.call import Call
 from ..engine.loop import decode
-from ..models.cached import CachedModel
-from ..models.compilation import Compilation
 from ..models.identity import same_ids
-from ..models.inspect import base_of, device_of, has_fixed_rows, is_tested, vocabulary_of
+from ..models.in_step import Steps
+from ..models.inspect import base_of, device_of, has_fixed_rows, vocabulary_of
+from ..models.led import Ranks
 from ..models.lengths import refuse_by_length
-from ..models.trials import refuse_length, why_not_rows
 from ..policy.forms import as_policy
 from ..stats.clock import Clock
 from ..stats.report import SpeculationStats
@@ -34,13 +33,14 @@ from .compiling import COMPILED, Compiling
 from .draft_checks import refuse_draft, refuse_missing
 from .draft_stop import DRAFT_SETTINGS, draft_stop
 from .drafting import CANDIDATES, DraftWith, Prepared, start_drafter
-from .inputs import cropping, hidden, mask_name, refuse_positions, rowwise
+from .inputs import hidden, mask_name, rowwise
 from .kinds import kind_of
-from .modes import in_the_right_mode
+from .modes import in_the_right_mode, read_prompts
 from .output import output_of
 from .pairs import refuse_helpers, refuse_models
-from .passed_cache import check_passed
-from .unsupported import Settings, refuse_extra_inputs, refuse_modes
+from .spread import agree, among_ranks, followed, led, refuse_spread
+from .target import target_of
+from .unsupported import Settings, refuse_modes
 
 
 class Runner:
@@ -85,6 +85,7 @@ class Runner:
         self.generator = check_generator(generator)
         self.drafter = as_drafter(drafter)
         self.generator_settings: dict[str, Any] = {}
+        self.ranks: Ranks | Steps | None = None  # of the call's target
         self.reads_call = True  # False: `enable` has read the call's settings for it
         self._other: bool | None = None
         self.called = False
@@ -99,6 +100,8 @@ class Runner:
         asked = asked or self._own()
         refuse_by_length(model)
         refuse_models(model, self.assistant)
+        refuse_spread("assistant", self.assistant)
+        refuse_spread("early exit's target", model if asked.candidates.get("assistant_early_exit") else None)
         refuse_helpers(self.streamer, tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
         given = self._draft_with(asked)
         refuse_draft(model, given, self.policy)
@@ -135,6 +138,7 @@ class Runner:
 
     # -- the call -----------------------------------------------------------------------------------------------------
 
+    @among_ranks
     def __call__(
         self,
         model: Any,
@@ -176,73 +180,71 @@ class Runner:
 
         kind = self.policy, stop.settings, processing, sampling
         compilation, sizes = self.compiling.of_call(generation_config, model, self.assistant, kind, rows)
+        pair = None
         if self.assistant is not None:
             where = input_ids.device, model.dtype, compilation is not None
-            stop.pair(model, self.assistant, kind_of(self.policy, self.drafter, generation_config, *where))
+            pair = model, self.assistant, kind_of(self.policy, self.drafter, generation_config, *where)
+            stop.pair(*pair)
         if not model.config.is_encoder_decoder:
             rows.types = types_for(model, rows, model_kwargs.get("token_type_ids"), input_ids)
-        target = self._target(model, rows, model_kwargs, compilation)
-        for name, head in self.policy.heads().items():  # here: in inference mode it would be made untrainable
-            on_draft = name.startswith("stop") and self.assistant is not None
-            head.to(device_of(self.assistant) if on_draft else input_ids.device)
-        context = DraftContext(model, rows, stop, processing, vocabulary, sampling, clock)
-        made = Prepared(context, generation_config, inputs_tensor, model_kwargs, compilation)
-        drafter = start_drafter(self._draft_with(asked), made, self.policy.rule.features)
-        companion, rule = self.policy.filter.companion_for(base_of(model)), self.policy.rule
-        if companion is not None or rule.needs_draft_probs:
-            drafter.keep_probs()
-        # Tables of positions count in the target's own token ids.
-        drafts = self.assistant if drafter.gives_probs else None
-        positions = Positions(base_of(model), base_of(drafts), companion)
-        wants, spec = generation_config.return_dict_in_generate, rule.features
-        rows.keeps_scores = bool(wants and generation_config.output_scores)
-        call = Call(
-            rows=rows, target=target, drafter=drafter, stop=stop, rule=rule.start(rows.texts()), policy=self.policy,
-            processing=processing, randomness=Randomness(self.generator, len(rows.index)), clock=clock, positions=positions,
-            vocabulary=vocabulary, sampling=sampling,
-            companion=None if companion is None else rowwise(companion, model, rows, vocabulary),
-            tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
-            drafter_tap=None if drafter.target_features is None else FeatureTap(model, drafter.target_features),
-            streamer=self.streamer,
-            compiled=compilation is not None,
-            sizes=sizes,
-            fixed_rows=len(rows.index) > 1
-            and any(has_fixed_rows(its) for its in (model, self.assistant, companion) if its is not None),
-            keep_scores=rows.keeps_scores,
-            keep_logits=bool(wants and generation_config.output_logits),
-        )  # fmt: skip
+        ranks = self.ranks
+        agree(ranks, rows, self.policy)
+        target = target_of(model, rows, model_kwargs, compilation, self.cache_given, ranks)
+        if isinstance(ranks, Ranks) and not ranks.leads:
+            return followed(target, ranks, model, self.streamer)
+
+        def decode() -> Any:
+            for name, head in self.policy.heads().items():  # here: in inference mode it would be made untrainable
+                on_draft = name.startswith("stop") and self.assistant is not None
+                head.to(device_of(self.assistant) if on_draft else input_ids.device)
+            context = DraftContext(model, rows, stop, processing, vocabulary, sampling, clock)
+            made = Prepared(context, generation_config, inputs_tensor, model_kwargs, compilation)
+            drafter = start_drafter(self._draft_with(asked), made, self.policy.rule.features)
+            companion, rule = self.policy.filter.companion_for(base_of(model)), self.policy.rule
+            refuse_spread("companion", companion)
+            if companion is not None or rule.needs_draft_probs:
+                drafter.keep_probs()
+            # Tables of positions count in the target's own token ids.
+            drafts = self.assistant if drafter.gives_probs else None
+            positions = Positions(base_of(model), base_of(drafts), companion)
+            wants, spec = generation_config.return_dict_in_generate, rule.features
+            rows.keeps_scores = bool(wants and generation_config.output_scores)
+            call = Call(
+                rows=rows, target=target, drafter=drafter, stop=stop, rule=rule.start(rows.texts()), policy=self.policy,
+                processing=processing, randomness=Randomness(self.generator, len(rows.index)), clock=clock, positions=positions,
+                vocabulary=vocabulary, sampling=sampling, pair=pair,
+                companion=None if companion is None else rowwise(companion, model, rows, vocabulary),
+                tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
+                drafter_tap=None if drafter.target_features is None else FeatureTap(model, drafter.target_features),
+                streamer=self.streamer,
+                compiled=compilation is not None,
+                sizes=sizes,
+                fixed_rows=len(rows.index) > 1
+                and any(has_fixed_rows(its) for its in (model, self.assistant, companion) if its is not None),
+                keep_scores=rows.keeps_scores,
+                keep_logits=bool(wants and generation_config.output_logits),
+            )  # fmt: skip
+            return self.finish(call, model, input_ids, generation_config, model_kwargs)
+
+        return led(target, decode)
+
+    def finish(
+        self, call: Call, model: Any, input_ids: torch.Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]
+    ) -> Any:
+        """Decode a call that is ready; what `generate` returns."""
         with closing(call):
-            stats = in_the_right_mode(call, model, self.assistant, self.decode)
-            pad = generation_config._pad_token_tensor
-            sequences = rows.sequences(input_ids, 0 if pad is None else int(pad))
+            with in_the_right_mode(call, model, self.assistant):
+                read_prompts(call)
+                stats = self.decode(call)
+            pad = config._pad_token_tensor
+            sequences = call.rows.sequences(input_ids, 0 if pad is None else int(pad))
             if self.streamer is not None:
                 self.streamer.end()
-            if not wants:
+            if not config.return_dict_in_generate:
                 return sequences
-            cache = target.export(len(input_ids), model_kwargs.get(mask_name(model)))
+            cache = call.target.export(len(input_ids), model_kwargs.get(mask_name(model)))
             return output_of(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, stats)
 
     def decode(self, call: Call) -> SpeculationStats:
         """The rounds themselves; a subclass may walk otherwise."""
         return decode(call)
-
-    def _target(
-        self, model: Any, rows: Rows, model_kwargs: dict[str, Any], compilation: Compilation | None
-    ) -> CachedModel:
-        given = model_kwargs.get("past_key_values")
-        own = self.cache_given or getattr(given, "_is_user_defined", False)  # `generate` marks one that it was given
-        continued = given is not None and (own or given.get_seq_length() > 0)
-        if continued:
-            check_passed(model, given, rows.ids[:, : rows.width])
-        reason = "a cache was passed in" if continued else why_not_rows(model)
-        if not is_tested(base_of(model)):
-            refuse_length(model, rows.max_length)
-        if reason is None:
-            refuse_extra_inputs(model_kwargs)
-            mask = model_kwargs.get(mask_name(model))
-            refuse_positions(rows.ids[:, : rows.width], mask, model_kwargs.get("position_ids"))
-            target = rowwise(model, model, rows, compilation=compilation)
-            if not rows.holes or target.reach >= rows.max_length:
-                return target
-            reason = "its window counts the tokens that attention_mask hides in the middle of a row"
-        return cropping(model, rows, model_kwargs, reason)

@@ -5,7 +5,6 @@ import inspect
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from transformers import (
     Cache,
     EncoderDecoderCache,
@@ -14,8 +13,8 @@ from transformers import (
     StaticCache,
     SynthIDTextWatermarkingConfig,
 )
-from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
+from ..models.in_step import is_one_of_several
 from ..models.inspect import base_of, vocabulary_of
 from ..models.trials import why_not_rows
 from ..validation import check_int, check_number, shown
@@ -69,7 +68,6 @@ def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfi
     _refuse_unknown(model, kwargs, config)
     check_settings(kwargs, config)
     refuse_modes(kwargs, settings)
-    _refuse_sharded(model, kwargs.get("synced_gpus"))
     _refuse_sampling(settings)
     if kwargs.get("inputs") is not None and kwargs.get("input_ids") is not None:
         raise ValueError("inputs and input_ids are two names of the prompt: pass one of them")
@@ -147,10 +145,8 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
             raise ValueError(
                 f"lossy_policy keeps no {name[7:]}: {settings.way_out(name, False)}, or run the finished text through the model once"
             )
-    if kwargs.get("synced_gpus"):
-        raise ValueError(
-            "lossy_policy cannot keep ranks in step (rows need different numbers of forwards): leave synced_gpus out"
-        )
+    if kwargs.get("synced_gpus") and not is_one_of_several():
+        raise ValueError("synced_gpus=True keeps several processes in step, and this is the only one: leave it out")
     if (settings["guidance_scale"] or 1) != 1:
         raise ValueError(
             f"lossy_policy does not run classifier-free guidance: {settings.way_out('guidance_scale', 1.0)}"
@@ -229,17 +225,6 @@ def refuse_extra_inputs(model_kwargs: dict[str, Any]) -> None:
             raise ValueError(
                 f"lossy_policy handles text alone, and the model was also given {name}: leave {name} or lossy_policy out"
             )
-
-
-def _refuse_sharded(model: Any, synced: bool | None) -> None:
-    """Refuse weights that are spread over ranks, for which `generate` by itself would keep the ranks in step."""
-    if synced is not None or not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return
-    if is_deepspeed_zero3_enabled() or is_fsdp_managed_module(base_of(model)):
-        raise ValueError(
-            "the model's weights are spread over ranks (FSDP or ZeRO-3), which must run forwards in step, and rows here need different "
-            "numbers of them: give each rank a whole model, or pass synced_gpus=False where every rank has the same prompts and seed"
-        )
 
 
 def _refuse_other_inputs(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CompileConfig, PreTrainedModel
+from transformers import CompileConfig
 
 from ..artifacts.files import write_bytes
 from ..engine.call import Call
 from ..engine.compiled import WholeRounds
 from ..models.compilation import graphs_made
-from ..models.inspect import base_of, vocabulary_of
+from ..models.inspect import vocabulary_of
 from ..stats.report import SpeculationStats
 from ..validation import check_int, shown
 from .compiling import Kind, compilation_of, forget, remember
 from .draft_stop import DRAFT_SETTINGS
+from .pairs import refuse_target
 from .runner import Runner
 
 
@@ -91,8 +92,7 @@ def warmup(
 
     Raises: `ValueError` or `TypeError`, one line, for sizes and lengths that are no positive numbers, and for what `generate` refuses.
     """
-    if not isinstance(base_of(target), PreTrainedModel):
-        raise TypeError(f"warmup: target: expected a model of Transformers, got {shown(target)}")
+    refuse_target("warmup", target)
     for name, values in (("batch_sizes", batch_sizes), ("lengths", lengths)):
         if not isinstance(values, Sequence) or isinstance(values, str) or not values:
             raise TypeError(f"warmup: {name}: expected whole numbers such as [1, 8], got {shown(values)}")

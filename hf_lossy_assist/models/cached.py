@@ -14,6 +14,10 @@ from transformers import Cache
 from .rope import ChangingRope
 
 
+class NotJoined(Exception):
+    """Rows of several calls cannot be decoded as one batch; the message says why."""
+
+
 class CachedModel(Protocol):
     """What the engine needs of a target or a draft."""
 

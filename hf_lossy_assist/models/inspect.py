@@ -79,7 +79,9 @@ TESTED = frozenset("llama qwen2 qwen3 mistral gemma2 gemma3_text gpt2 gpt_neox p
 
 def is_tested(base: Any) -> bool:
     """True for a model of one of these architectures in Transformers' own code; a subclass may keep a state of its own."""
-    return base.config.model_type in TESTED and type(base).__module__.startswith("transformers.")
+    # FSDP2 puts a class of its own before a model's.
+    kind = next(its for its in type(base).__mro__ if not its.__module__.startswith("torch.distributed."))
+    return base.config.model_type in TESTED and kind.__module__.startswith("transformers.")
 
 
 def attention_of(config: Any) -> str:

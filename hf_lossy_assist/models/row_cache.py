@@ -41,6 +41,16 @@ class RowLayer(CacheLayerMixin):
             new[:, :, : old.shape[2]] = old
             setattr(self, name, new)
 
+    def have(self, rows: int, like: "RowLayer") -> None:
+        """Have the owner's capacity and so many rows, one more than before at most; `like`: what storage looks like, if there is none yet."""
+        if not self.is_initialized:
+            self.dtype, self.device, self.is_initialized = like.dtype, like.device, True
+            self.keys, self.values = (its.new_zeros(rows, *its.shape[1:]) for its in (like.keys, like.values))
+        if self.keys.shape[2] < self.owner.capacity:
+            self.grow()
+        if len(self.keys) < rows:
+            self.keys, self.values = (torch.cat([its, torch.zeros_like(its[:1])]) for its in (self.keys, self.values))
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,11 +152,20 @@ class RowCache(Cache):
             if layer.is_initialized:
                 layer.keys, layer.values = layer.keys[rows], layer.values[rows]
 
-    def copy(self, b: int, other: "RowCache", a: int, tokens: int) -> None:
-        """Row b's first tokens are those of row a in `other`, as many as `tokens`. Both caches have been written to."""
+    def take(self, b: int, other: "RowCache", tokens: int, rows: int) -> None:
+        """Row b, the last of `rows` or one of them, has the first tokens of the only row of `other`, as many as `tokens`. They are copied."""
+        self.limit, self.capacity = max(self.limit, other.limit), max(self.capacity, other.capacity)
         for mine, theirs in zip(self.layers, other.layers, strict=True):
-            mine.keys[b, :, :tokens] = theirs.keys[a, :, :tokens]
-            mine.values[b, :, :tokens] = theirs.values[a, :, :tokens]
+            if theirs.is_initialized or mine.is_initialized:
+                mine.have(rows, theirs if theirs.is_initialized else mine)
+        self.copy(b, other, 0, tokens)
+
+    def copy(self, b: int, other: "RowCache", a: int, tokens: int) -> None:
+        """Row b's first tokens are those of row a in `other`, as many as `tokens`."""
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            if theirs.is_initialized:
+                mine.keys[b, :, :tokens] = theirs.keys[a, :, :tokens]
+                mine.values[b, :, :tokens] = theirs.values[a, :, :tokens]
 
 
 def visibility(positions: torch.Tensor, visible: int, window: int | None, chunk: int | None) -> torch.Tensor:

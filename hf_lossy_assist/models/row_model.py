@@ -8,6 +8,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from .architecture import Architecture
+from .cached import CachedModel, NotJoined
 from .inspect import base_of, has_fixed_rows
 from .packing import Layout, packed
 from .rope import ChangingRope
@@ -154,6 +155,19 @@ class RowModel:
         if self.rope is not None:
             self.rope.select(rows)
 
+    def take(self, b: int, other: CachedModel, tokens: int | None = None) -> None:
+        """Row b holds from now on what the only row of `other` holds, or its first `tokens`; b may be one more than there are."""
+        assert isinstance(other, RowModel)
+        tokens = other.lengths[0] if tokens is None else tokens
+        self.lengths[b:] = [tokens, *self.lengths[b + 1 :]]
+        self.cache.take(b, other.cache, tokens, len(self.lengths))
+        self.last, self._open = max(self.last, other.last), None
+
+    @property
+    def keeps_prompts(self) -> bool:
+        """Whether what it holds of a prompt is the same behind any prompt that begins alike."""
+        return type(self) is RowModel and self.rope is None and self.types is None
+
     def renew(self, row: int, tokens: torch.Tensor) -> None:
         """Write a row's cache anew from `tokens` (n,), where its rotary frequencies change for the whole text."""
         assert self.rope is not None and self.rope.renewed_after is not None
@@ -199,3 +213,23 @@ class RowModel:
                 new[:, :, places] = old
             out.update(*spread, i)
         return out
+
+
+def together(first: CachedModel, seats: int) -> RowModel:
+    """A model on up to `seats` rows, the first of which is the one that `first` has; its storage is copied.
+
+    Raises: `NotJoined`, one line, where other texts could not take the places of this model's rows.
+    """
+    if type(first) is not RowModel:
+        raise NotJoined("a model, or its compiled rounds, keep the rows that a call began with")
+    reasons = {
+        "its RoPE changes with the length of the text, or it reads token_type_ids": not first.keeps_prompts,
+        "adapters are named for each row": has_fixed_rows(base_of(first.model)),
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise NotJoined(f"{type(base_of(first.model)).__name__}: {reason}")
+    out = RowModel(first.model, seats, first.cache.limit)
+    out.narrow, out.lengths = first.narrow, []
+    out.take(0, first)
+    return out

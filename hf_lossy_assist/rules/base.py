@@ -148,6 +148,11 @@ class RuleRun:
     def observe(self, verified: Verified, verdict: Verdict) -> None:
         """Told after each round what was decided; `verified.call_rows` says about which rows of the call."""
 
+    def take(self, row: int, other: "RuleRun") -> None:
+        """Told that another text takes the place of `row`: what is kept for it is from now on what `other`, the run of a call with that text
+        alone, keeps for its row 0. A run that keeps something for each row overrides this.
+        """
+
 
 @dataclass(frozen=True)
 class Strict(AcceptanceRule):

@@ -78,6 +78,10 @@ class CSDRun(RuleRun):
             if accepted < sent and pairs[b][accepted][0] != pairs[b][accepted][1]:
                 self.rejected.setdefault(row, Counter())[pairs[b][accepted]] += 1
 
+    def take(self, row: int, other: RuleRun) -> None:
+        assert isinstance(other, CSDRun)
+        self.rejected[row] = other.rejected.get(0, Counter())
+
     def _known(self, verified: Verified) -> torch.Tensor:
         """Which drafted tokens complete a pair that may pass, (B, γ) bool."""
         known, out = set(self.rule.known), torch.zeros_like(verified.tokens, dtype=torch.bool)

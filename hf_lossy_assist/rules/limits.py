@@ -82,6 +82,10 @@ class BudgetState:
     def of(self, rows: torch.Tensor) -> "BudgetState":
         return BudgetState(self.used[rows], self.last[rows], self.inside[rows])
 
+    def take(self, row: int, other: "BudgetState") -> None:
+        """Row `row` is from now on the only one of `other`."""
+        self.used[row], self.last[row], self.inside[row] = other.used[0], other.last[0], other.inside[0]
+
     def recent_at(self, gamma: int) -> torch.Tensor:
         """Lossy ones among the 99 tokens before each of the next places that were there before the draft, (B, γ)."""
         newest_first = torch.nn.functional.pad(self.last.flip(1).long().cumsum(dim=1), (1, 0))  # of the last 0 … 99
@@ -140,6 +144,11 @@ class LimitedRun(RuleRun):
         if self.rule.inside is not None:
             text = torch.nn.functional.pad(verified.tokens, (0, 1)).scatter(1, n, verdict.token[:, None])
             self.state.inside[rows] = within(text, self.rule.inside, state.inside).gather(1, n + 1).squeeze(1)
+
+    def take(self, row: int, other: RuleRun) -> None:
+        assert isinstance(other, LimitedRun)
+        self.inner.take(row, other.inner)
+        self.state.take(row, other.state)
 
     def _closed_at(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
         """Whether a limit forbids a lossy token at the place `at` (B,) of each row, whatever the token, (B,) bool."""

@@ -146,6 +146,11 @@ class UnionRun(RuleRun):
         for run in self.runs:
             run.observe(verified, verdict)
 
+    def take(self, row: int, other: RuleRun) -> None:
+        assert isinstance(other, UnionRun)
+        for mine, theirs in zip(self.runs, other.runs, strict=True):
+            mine.take(row, theirs)
+
 
 register_rule(
     "union", Union, guarantee="depends", condition="as the rules inside",

@@ -71,6 +71,10 @@ class RegretRun(RuleRun):
         own = verdict.lossy & self.accepts(verified, verdict.coins)  # in a union, others may have accepted some
         self.spent[verified.call_rows] += self.rule.regrets(verified).masked_fill(~own, 0.0).sum(dim=1)
 
+    def take(self, row: int, other: RuleRun) -> None:
+        assert isinstance(other, RegretRun)
+        self.spent[row] = other.spent[0]
+
 
 register_rule(
     "regret_budget", RegretBudget, guarantee="lossy", neutral={"budget": 0.0}, neutral_text="budget = 0, or per_block = 0", paper="2608.03447",

@@ -43,6 +43,12 @@ class Clock:
         """Forwards of `part` that ran inside another part's time."""
         self.forwards[part] += forwards
 
+    def add(self, other: "Clock") -> None:
+        """Count what another clock has counted, which is not used any more."""
+        self.forwards.update(other.forwards)
+        for part, spent in other.seconds().items():
+            self._seconds[part] += spent
+
     def _add(self, part: str, seconds: float, read: tuple[int, int] | None) -> None:
         self._seconds[part] += seconds
         if read is not None:

@@ -58,6 +58,15 @@ def target_alone(reads: Sequence[Read], new_tokens: Sequence[int], prefill: floa
     return TargetAlone(seconds, KINDS[worst])
 
 
+def alone_in_flight(reads: Sequence[Read], tokens: int, prefill: float = 0.0) -> TargetAlone | None:
+    """The estimate for texts of `tokens` new tokens in all, of which as many were written at a time as `reads` had rows on average."""
+    if len(reads) < 2:
+        return None
+    rows = max(round(sum(read.rows for read in reads) / len(reads)), 1)
+    seconds, kind = _of_one_token(reads, rows)
+    return TargetAlone(prefill + seconds * tokens / rows, KINDS[kind])
+
+
 def _of_one_token(reads: Sequence[Read], rows: int) -> tuple[float, int]:
     """Seconds of a forward over one token of each of `rows` rows, and the index of its kind."""
     plain = [r.seconds for r in reads if r.tokens == r.rows and r.rows <= 2 * rows and rows <= 2 * r.rows]

@@ -139,6 +139,14 @@ class StopRun(StoppingCriteria):
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
         """Told after each round how many tokens each of `rows` sent to the target, and how many were accepted."""
 
+    def take(self, row: int, other: "StopRun") -> None:
+        """Told that another text takes the place of `row`: what is kept for it is from now on what `other`, the run of a call with that text
+        alone, keeps for its row 0. A run that keeps something for each row overrides this.
+        """
+
+    def interrupted(self) -> None:
+        """Told that something else has run since the last round: the seconds in between are not the rounds'."""
+
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """`after_token`, as Transformers' own loop calls a `StoppingCriteria`."""
         return self.after_token(input_ids, scores, rows=call_rows(input_ids, kwargs), features=kwargs.get("features"))

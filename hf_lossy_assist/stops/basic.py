@@ -72,6 +72,10 @@ class HeuristicRun(StopRun):
             length = self.lengths[row]
             self.lengths[row] = min(length + 2, self.settings.max_draft) if n == d else max(length - 1, 1)
 
+    def take(self, row: int, other: StopRun) -> None:
+        assert isinstance(other, HeuristicRun)
+        self.lengths[row] = other.lengths[0]
+
 
 @dataclass(frozen=True)
 class Confidence(DraftStop):

@@ -91,6 +91,15 @@ class CompositeRun(StopRun):
         for part in self.parts:
             part.observe(rows, drafted, accepted)
 
+    def take(self, row: int, other: StopRun) -> None:
+        assert isinstance(other, CompositeRun)
+        for mine, theirs in zip(self.parts, other.parts, strict=True):
+            mine.take(row, theirs)
+
+    def interrupted(self) -> None:
+        for part in self.parts:
+            part.interrupted()
+
 
 @dataclass(frozen=True)
 class AnyOf(CompositeStop):

@@ -129,6 +129,10 @@ class MovingAverageRun(StopRun):
             self.accepted[row] = keep * self.accepted[row] + n
             self.rejected[row] = keep * self.rejected[row] + (n < d)
 
+    def take(self, row: int, other: StopRun) -> None:
+        assert isinstance(other, MovingAverageRun)
+        self.accepted[row], self.rejected[row] = other.accepted[0], other.rejected[0]
+
 
 def choose_for_batch(alpha: np.ndarray, seconds: Sequence[np.ndarray]) -> list[int]:
     """The one γ of the highest goodput: `alpha` (B,) float64, `seconds[γ]` of a round that drafts γ (B·γ + 1,); of equally good ones the shortest."""

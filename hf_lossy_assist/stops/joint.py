@@ -121,6 +121,9 @@ class JointRun(StopRun):
         self.bins, self.moments, self.counted = [], [now], False
         return super().begin_round(rows)
 
+    def interrupted(self) -> None:
+        self.counted = False
+
     def drafting(self, rows: Sequence[int]) -> None:
         self.may = rows
 

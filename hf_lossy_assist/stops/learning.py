@@ -75,6 +75,10 @@ class AdaEDLRun(StopRun):
             step = (1 - settings.beta2) * float(np.sign(settings.goal - rate)) * settings.epsilon
             self.thresholds[row] = min(max(self.thresholds[row] + step, 0.0), 1.0)
 
+    def take(self, row: int, other: StopRun) -> None:
+        assert isinstance(other, AdaEDLRun)
+        self.thresholds[row], self.rates[row] = other.thresholds[0], other.rates[0]
+
 
 @dataclass(frozen=True)
 class DISCO(DraftStop):
@@ -138,6 +142,10 @@ class DISCORun(StopRun):
                 probabilities, labels = zip(*self.tested[row], strict=True)
                 fitted = cheapest(probabilities, labels, self.settings.missed)
                 self.thresholds[row] = self.thresholds[row] if fitted is None else fitted
+
+    def take(self, row: int, other: StopRun) -> None:
+        assert isinstance(other, DISCORun)
+        self.thresholds[row], self.tested[row] = other.thresholds[0], other.tested[0]
 
 
 def cheapest(q: Any, accepted: Any, missed: float) -> float | None:

@@ -75,6 +75,13 @@ class WrappingRun(StopRun):
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
         self.inner.observe(rows, drafted, accepted)
 
+    def take(self, row: int, other: StopRun) -> None:
+        assert isinstance(other, WrappingRun)
+        self.inner.take(row, other.inner)
+
+    def interrupted(self) -> None:
+        self.inner.interrupted()
+
 
 @dataclass(frozen=True)
 class AtLeast(WrappingStop):

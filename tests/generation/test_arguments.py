@@ -281,11 +281,18 @@ def test_compiled_rounds(models):
     assert same(out.sequences, expected) and out.speculation.num_compiled_rounds == 0
 
 
+def test_a_process_alone_cannot_be_in_step(models):
+    with pytest.raises(ValueError, match=r"^synced_gpus=True keeps several processes in step[^\n]*$"):
+        ours(models, synced_gpus=True)
+    assert same(ours(models, synced_gpus=False), stock(models))
+
+
 OTHER_TESTS = (
     test_compiled_rounds,
     test_settings_of_encoder_decoders, test_warpers_that_leave_several_tokens, test_outputs, test_sampling_and_several_sequences, test_settings_of_the_draft,
     test_a_streamer_hears_every_token, test_time_that_is_over_ends_the_text_after_a_round, test_other_ways_to_draft,
     test_values_that_are_not_numbers_are_removed, test_settings_of_a_draft_with_another_tokenizer,
+    test_a_process_alone_cannot_be_in_step,  # and tests/models/test_in_step.py
 )  # fmt: skip
 
 
@@ -297,22 +304,7 @@ def test_every_honoured_name_is_tried():
 # -- refused ----------------------------------------------------------------------------------------------------------------
 
 
-def test_weights_spread_over_ranks_are_refused(monkeypatch):
-    """`generate` would keep the ranks in step by itself; rows here need different numbers of forwards, so the ranks would wait for ever."""
-    target = hla.enable(llama())
-    target._is_fsdp_managed_module = True  # as FullyShardedDataParallel marks what it wraps
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
-    call = {"assistant_model": llama(seed=1), "lossy_policy": "strict", "max_new_tokens": 3, "do_sample": False}
-    with pytest.raises(
-        ValueError, match=r"^the model's weights are spread over ranks [^\n]*pass synced_gpus=False [^\n]*$"
-    ):
-        target.generate(**PROMPT, **call)
-    assert target.generate(**PROMPT, **call, synced_gpus=False).shape[1] > PROMPT["input_ids"].shape[1]
-
-
 VALUES = {
-    "synced_gpus": True,
     "custom_generate": hla.Runner("svip", llama()),
     "num_beams": 4,
     "use_cache": False,

@@ -22,7 +22,7 @@ GIVEN = {
     "policy": lambda: "svip", "model": right_use.target, "config": lambda: hla.HeadConfig(16), "table": lambda: ((1, 2),),
     "layers": lambda: 1, "hidden_size": lambda: 16, "alpha": lambda: 0.5, "weight": lambda: 0.5, "threshold": lambda: 0.1,
     "budget": lambda: 0.5, "lenience": lambda: 0.5, "k": lambda: 4, "companion": right_use.draft, "given": lambda: "svip",
-    "function": lambda: max, "name": lambda: "x",
+    "function": lambda: max, "name": lambda: "x", "target": right_use.target, "prompts": list,
 }  # fmt: skip
 WRONG = (object(), "x", -3, 2.5, float("nan"), True, [], {}, None, "\n", torch.zeros(2))
 
@@ -38,6 +38,7 @@ NOT_CALLED_BY_USERS = {
     "Distributions",
     "DrafterRun",
     "RuleRun",
+    "Result",
     "RowStats",
     "SpeculationStats",
     "StoppingCandidateGenerator",

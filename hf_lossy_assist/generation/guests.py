@@ -1,0 +1,73 @@
+"""Each prompt of `generate_many` as a call of its own, which Transformers' `generate` prepares and this package decodes with others."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GenerationConfig
+
+from ..engine.call import Call
+from ..models.inspect import device_of
+from ..policy.policy import LossyPolicy
+from ..validation import shown
+from .enable import speculative_generate
+from .runner import Runner
+
+
+PER_PROMPT = "stopping_criteria", "logits_processor"
+
+
+class Preparing(Runner):
+    """Prepares a call; `generate` returns it."""
+
+    def finish(
+        self, call: Call, model: Any, input_ids: torch.Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]
+    ) -> Any:
+        return call
+
+
+class Guests:
+    """Prepares calls of one row with the same models, policy and settings."""
+
+    def __init__(self, target: Any, policy: LossyPolicy, tokenizer: Any, seed: int | None, settings: dict[str, Any]):
+        """Arguments as of `generate_many`."""
+        self.target, self.policy, self.tokenizer, self.settings = target, policy, tokenizer, settings
+        self.seed = int(torch.randint(1 << 62, ())) if seed is None else seed
+
+    @property
+    def runs_callers_code(self) -> bool:
+        """Whether processors or criteria are made for each prompt, of some of which there may be none."""
+        return any(self.settings.get(name) is not None for name in PER_PROMPT)
+
+    def call(self, index: int, ids: list[int], own: dict[str, Any]) -> Call:
+        """A call that has not read its prompt yet. `own`: settings of this text alone; `seed` is one."""
+        prompt = torch.tensor([ids], device=device_of(self.target))
+        settings = self.settings | own
+        source = [settings.pop("seed")] if "seed" in settings else [self.seed, index]
+        seed = int(np.random.SeedSequence(source).generate_state(1, np.uint64)[0])
+        made = {name: settings.get(name) for name in PER_PROMPT}
+        made = {name: its(ids) for name, its in made.items() if callable(its) and not isinstance(its, list)}
+        settings |= made
+        call: Call = speculative_generate(
+            self.target, self.policy, runner_type=Preparing, input_ids=prompt, attention_mask=torch.ones_like(prompt),
+            generator=[torch.Generator().manual_seed(seed >> 1)], tokenizer=self.tokenizer, **settings,
+        )  # fmt: skip
+        call.processing.apart = "logits_processor" in made
+        return call
+
+    def ids(self, index: int, prompt: Any) -> list[int]:
+        """Token ids of a prompt. Raises: `ValueError` or `TypeError`, one line, for what is none."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError("prompts: a text needs tokenizer=…, or pass lists of token ids")
+            prompt = self.tokenizer(prompt)["input_ids"]
+        elif isinstance(prompt, torch.Tensor):
+            prompt = prompt.tolist()
+        if not isinstance(prompt, Sequence) or not prompt or not all(type(its) is int for its in prompt):
+            raise TypeError(f"prompts: expected a text or a list of token ids, got {shown(prompt)} as number {index}")
+        return list(prompt)
+
+    def text(self, ids: list[int]) -> str | None:
+        """What tokens read, without special ones; None where there is no tokenizer."""
+        return None if self.tokenizer is None else self.tokenizer.decode(ids, skip_special_tokens=True)

@@ -1,0 +1,241 @@
+"""The texts that `generate_many` writes at a time: admitted, written round by round, given back as they end."""
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import count
+from typing import Any
+
+import torch
+
+from ..engine.call import Call
+from ..engine.joining import cached_models, drop, joined, seat
+from ..engine.loop import decode, keep_rows, open_round, run_stages
+from ..models.cached import NotJoined
+from ..models.inspect import device_of
+from ..stats.clock import Clock
+from ..stats.report import SpeculationStats
+from ..stats.row import RowStats
+from ..stops.fallback import Fallback
+from ..validation import one_line
+from .ended import Ended, Result
+from .guests import Guests
+from .modes import in_the_right_mode, lasts, read_prompts_together
+from .places import Room, Seated
+
+
+WORTH_COPYING = 8  # tokens that two prompts have in common
+
+
+class InFlight:
+    """The texts that are being written."""
+
+    def __init__(self, guests: Guests, room: Room):
+        """`guests`: what prepares each prompt."""
+        self.guests, self.room = guests, room
+        self.target, self.policy = guests.target, guests.policy
+        self.seats = room.rows
+        self.call: Call | None = None
+        self.clock = Clock(device_of(self.target))
+        self.stats = SpeculationStats([RowStats() for _ in range(self.seats)], 0, self.policy.lossless)
+        self.ended = Ended(self.clock)
+        self.seated: dict[int, Seated] = {}  # by the place in the call
+        self.alone: list[tuple[Seated, Call]] = []  # that cannot be joined to others
+        self.again: list[Seated] = []  # that memory had no room for
+        self.pending: tuple[Seated, Call] | None = None  # for which there was no room yet
+        self.queue: list[tuple[Seated, Call]] = []  # that have a place, and have not read their prompts yet
+        self.lasting: bool | None = None  # one mode of autograd for all texts, which share tensors
+        self.read: Call | None = None  # whose models hold a prompt that the next ones may begin like
+        self.said: set[str] = set()
+
+    @property
+    def going(self) -> int:
+        """How many texts are being written, or are to be written again."""
+        return len(self.seated) + len(self.queue) + len(self.alone) + len(self.again)
+
+    def admit(self, index: int, prompt: str | Sequence[int], **own: Any) -> bool:
+        """Take a prompt among the texts if there is room for it; returns whether there was. `own`: settings of its own, such as `max_new_tokens`."""
+        return not self.again and self._admit(index, self.guests.ids(index, prompt), own)
+
+    def _admit(self, index: int, ids: list[int], own: dict[str, Any]) -> bool:
+        if self.pending is None or self.pending[0].index != index:
+            guest = self.guests.call(index, ids, own)
+            self.pending = Seated(index, ids, own, guest.rows.max_length), guest
+        its, guest = self.pending
+        waiting = [seated for seated, _ in (*self.queue, *self.alone)]
+        if not self.room.fits([other.longest for other in (*self.seated.values(), *waiting)], its.longest):
+            return False
+        its.began, self.pending = time.perf_counter(), None
+        self.queue.append((its, guest))
+        return True
+
+    def _seat_queue(self) -> None:
+        """Have the models read the prompts of those who have come, and give them their places."""
+        try:
+            while self.queue:
+                # The first one shows whether texts can be joined; further ones are read together.
+                reading = self.queue if self.call is not None else self.queue[:1]
+                with self._mode(reading[0][1]):
+                    anew = [guest for _, guest in reading if not self._share(guest)]
+                    read_prompts_together([guest for _, guest in reading])
+                if anew:
+                    self.read = anew[-1]
+                for _ in range(len(reading)):
+                    self._seat(*self.queue[0])
+                    self.queue.pop(0)
+        except torch.OutOfMemoryError:
+            texts = len(self.seated) + len(self.queue)
+            if texts < 2 or self.call is None:  # there was no room for one text by itself
+                raise
+            self._go_on_with(max(texts // 2, 1), texts)
+            places = max(self.room.rows - len(self.seated), 0)
+            self.again += [its for its, _ in self.queue[places:]]
+            self.queue = self.queue[:places]
+            if len(self.seated) > self.room.rows:
+                self._make_room()
+
+    def _seat(self, its: Seated, guest: Call) -> None:
+        """Give a text whose prompt was read its place."""
+        with self._mode(guest):
+            try:
+                if self.call is None:
+                    self.call, place = joined(guest, self.seats, self.clock), 0
+                else:
+                    place = seat(self.call, guest)
+            except NotJoined as reason:
+                self._say(f"generate_many writes one text at a time here: {one_line(reason)}")
+                self.alone.append((its, guest))
+                return
+        self.stats.rows[place] = RowStats()
+        self.seated[place] = its
+
+    def _share(self, guest: Call) -> bool:
+        """Copy what the models have read already of what a prompt begins with; whether there was any."""
+        ids = guest.rows.ids[0, : guest.rows.width]
+        models = cached_models(guest)
+        if self.read is not None and all(its.keeps_prompts for its in models):
+            old = self.read.rows.ids[0, : self.read.rows.width]
+            both = min(len(ids), len(old))
+            differ = (ids[:both] != old[:both]).nonzero()
+            common = min(int(differ[0]) if len(differ) else both, len(ids) - 1)
+            if common >= WORTH_COPYING:
+                for mine, theirs in zip(models, cached_models(self.read), strict=True):
+                    mine.take(0, theirs, min(common, theirs.lengths[0]))
+                return True
+        return False
+
+    def step(self, rounds: int | None = None) -> list[Result]:
+        """Rounds until a text has ended, at most `rounds`; the texts that have."""
+        if self.again and self._admit(self.again[-1].index, self.again[-1].prompt, self.again[-1].own):
+            self.again.pop()
+            return []
+        self._seat_queue()
+        if self.alone:
+            result = self._finished_alone(*self.alone[0])
+            self.alone.pop(0)
+            return [result]
+        call = self.call
+        if call is None:  # there was no memory for what was admitted
+            return []
+        call.stop.interrupted()
+        with self._mode(call):
+            try:
+                drop(call)  # places that nobody took
+                for number in count():
+                    if number == rounds or any(call.rows.finished):
+                        break
+                    run_stages(call, open_round(call), self.stats)
+                    call.rows.check_time()
+            except torch.OutOfMemoryError:
+                if len(self.seated) < 2:
+                    raise
+                self._make_room()
+                return []
+            out = [self._result(b) for b, finished in enumerate(call.rows.finished) if finished]
+        if not self.seated:
+            self.call = None
+        return out
+
+    def numbers(self) -> list[int]:
+        """Of all texts that are being written, or are to be written again."""
+        waiting = [its for its, _ in (*self.queue, *self.alone)]
+        return [its.index for its in (*self.seated.values(), *waiting, *self.again)]
+
+    def written(self) -> Iterator[tuple[int, list[int]]]:
+        """The number of each text that is being written together with others, and its new tokens so far."""
+        rows = None if self.call is None else self.call.rows
+        for b, place in enumerate([] if rows is None else rows.index):
+            if rows is not None and place in self.seated:
+                yield self.seated[place].index, rows.new_tokens(b).tolist()
+
+    def cancel(self, index: int) -> None:
+        """Give up a text: its place is free."""
+        if self.pending is not None and self.pending[0].index == index:
+            self.pending = None
+        self.again = [its for its in self.again if its.index != index]
+        self.queue = [(its, guest) for its, guest in self.queue if its.index != index]
+        self.alone = [(its, call) for its, call in self.alone if its.index != index]
+        for place in [place for place, its in self.seated.items() if its.index == index]:
+            assert self.call is not None
+            del self.seated[place]
+            self.call.rows.finished[self.call.rows.index.index(place)] = True
+        if not self.seated:
+            self.call = None
+
+    def _make_room(self) -> None:
+        """Memory ran out: go on with half of the texts; the others are written again later, from their beginning."""
+        call = self.call
+        assert call is not None
+        # Of a text that was not seated wholly, and of those that have ended, nothing is kept.
+        rows = zip(call.rows.index, call.rows.finished, strict=True)
+        going = [b for b, (place, over) in enumerate(rows) if place in self.seated and not over]
+        keep = max(len(going) // 2, 1)
+        self._go_on_with(keep, len(going))
+        for b in going[keep:]:
+            self.again.append(self.seated.pop(call.rows.index[b]))
+        with self._mode(call):
+            keep_rows(call, going[:keep])
+            held = call.rows.held()
+            for model in cached_models(call):
+                model.rollback([min(pair) for pair in zip(model.lengths, held, strict=True)])
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _go_on_with(self, rows: int, texts: int) -> None:
+        self.room.rows = rows
+        self._say(f"generate_many: memory ran out with {texts} texts at a time; goes on with {rows}")
+
+    def _result(self, b: int) -> Result:
+        assert self.call is not None
+        place = self.call.rows.index[b]
+        row, self.stats.rows[place] = self.stats.rows[place], RowStats()
+        settings = self.call.stop.settings
+        stats = SpeculationStats(
+            [row], settings.longest, self.policy.lossless, falls_back=isinstance(settings, Fallback)
+        )
+        self.ended.add(stats)
+        result = self._made(self.seated[place], self.call.rows.new_tokens(b), stats)
+        del self.seated[place]
+        return result
+
+    def _finished_alone(self, its: Seated, call: Call) -> Result:
+        with closing(call), self._mode(call):
+            stats = decode(call)
+            self.ended.add(stats, apart=True)
+            return self._made(its, call.rows.new_tokens(0), stats)
+
+    def _made(self, its: Seated, tokens: torch.Tensor, stats: SpeculationStats) -> Result:
+        ids = tokens.tolist()
+        return Result(its.index, ids, self.guests.text(ids), stats, time.perf_counter() - its.began)
+
+    def _mode(self, call: Call) -> Any:
+        draft = self.guests.settings.get("assistant_model")
+        if self.lasting is None:
+            self.lasting = self.guests.runs_callers_code or lasts(call, self.target, draft)
+        return in_the_right_mode(call, self.target, draft, self.lasting)
+
+    def _say(self, line: str) -> None:
+        if line not in self.said:
+            self.said.add(line)
+            warnings.warn(line, stacklevel=5)

@@ -1,0 +1,112 @@
+"""Many prompts, some of them at a time: a text that has ended gives its place to the next prompt."""
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any
+
+from ..policy.forms import as_policy
+from ..stats.report import SpeculationStats
+from ..validation import MOST_ROWS, check_int, shown
+from .ended import Result
+from .guests import Guests
+from .in_flight import InFlight
+from .pairs import refuse_helpers, refuse_models, refuse_target
+from .places import Room
+from .spread import refuse_spread
+
+
+# What belongs to one call, or to the rows of one, of the arguments of `generate`.
+OF_ONE_CALL = (
+    "inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids", "past_key_values", "streamer", "generator",
+    "return_dict_in_generate", "output_scores", "output_logits", "num_return_sequences", "max_length",
+)  # fmt: skip
+
+
+class Texts(Iterator[Result]):
+    """What `generate_many` returns: an iterator over the texts as they finish.
+
+    `close()` ends it before its end, as leaving a loop over it does.
+    """
+
+    def __init__(self, many: InFlight, prompts: Iterator[tuple[int, Any]]):
+        self._many = many
+        self._results = self._written(prompts)
+
+    def __next__(self) -> Result:
+        return next(self._results)
+
+    def close(self) -> None:
+        """Write nothing more."""
+        self._results.close()
+
+    @property
+    def speculation(self) -> SpeculationStats | None:
+        """Statistics of all texts so far as one row, with the seconds of all forwards; None: none has ended yet."""
+        return self._many.ended.stats()
+
+    def _written(self, prompts: Iterator[tuple[int, Any]]) -> Generator[Result, None, None]:
+        many, waiting = self._many, next(prompts, None)
+        while waiting is not None or many.going:
+            while waiting is not None and many.admit(*waiting):
+                waiting = next(prompts, None)
+            yield from many.step()
+
+
+def generate_many(
+    target: Any, prompts: Iterable[str | Sequence[int]], *, assistant_model: Any = None, lossy_policy: Any = "strict", max_rows: int = 16,
+    max_tokens: int | None = None, tokenizer: Any = None, seed: int | None = None, numbers: Iterable[int] | None = None, **settings: Any,
+) -> Texts:  # fmt: skip
+    """The texts of many prompts, as they finish, `max_rows` of them at a time.
+
+    Each text is the one that `target.generate` writes for its prompt alone, as far as the policy is lossless and decoding is greedy; while
+    sampling, each prompt has random numbers of its own, so that its text does not depend on the prompts beside it. What a prompt begins with
+    is read once where the prompt before it, or one in front of that, begins alike.
+
+    Args:
+        target: the model. prompts: texts, for which `tokenizer` is needed, or lists of token ids; from any iterable, which is read as rows
+            become free.
+        assistant_model, lossy_policy, settings: as of an enabled model's `generate`; lengths by `max_new_tokens=`. `stopping_criteria` and
+            `logits_processor` that keep something for a text are given as a function, which is called with each prompt's token ids and
+            returns a list of them.
+        max_rows: how many are written at a time. Where memory runs out it is halved, with a warning.
+        max_tokens: how many tokens the prompts and texts in flight may come to together, for whose keys and values there is room; a prompt that
+            needs more by itself is written alone.
+        seed: of all random numbers; None: drawn from torch's global generator.
+        numbers: of the prompts, one each, by which results and random numbers go; None: 0, 1, …. Processes that share prompts among them
+            write what one alone would if each passes the numbers of its own.
+
+    Returns: an iterator over `Result`s, in the order in which they finish; its `speculation` are the statistics of all of them.
+
+    Raises: `ValueError` or `TypeError`, one line, before anything is written, for arguments that belong to one call; what `generate` refuses is
+    refused at its prompt.
+    """
+    refuse_target("generate_many", target)
+    refuse_models(target, assistant_model)
+    refuse_spread("target of generate_many", target)
+    refuse_helpers(None, tokenizer=tokenizer)
+    check_int("max_rows", max_rows, 1, MOST_ROWS)
+    for name, value, least in (("seed", seed, 0), ("max_tokens", max_tokens, 1)):
+        if value is not None:
+            check_int(name, value, least)
+    for name in OF_ONE_CALL:
+        if settings.get(name) is not None:
+            raise ValueError(
+                f"{name}=… belongs to one call, and generate_many makes one for each prompt: leave it out"
+            )
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
+        raise TypeError(f"prompts: expected texts or lists of token ids, got {shown(prompts)}")
+    if numbers is not None and not isinstance(numbers, Iterable):
+        raise TypeError(f"numbers: expected a whole number for each prompt, got {shown(numbers)}")
+    numbered = enumerate(prompts) if numbers is None else _numbered(numbers, prompts)
+    settings |= {"assistant_model": assistant_model}
+    guests = Guests(target, as_policy(lossy_policy), tokenizer, seed, settings)
+    return Texts(InFlight(guests, Room(max_rows, max_tokens)), numbered)
+
+
+def _numbered(numbers: Iterable[int], prompts: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    rest = iter(numbers)
+    for prompt in prompts:
+        number = next(rest, None)
+        if number is None:
+            raise ValueError("numbers: there are fewer than prompts: pass one for each")
+        check_int("numbers", number, 0)
+        yield number, prompt

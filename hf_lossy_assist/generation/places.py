@@ -1,0 +1,29 @@
+"""How many texts `generate_many` has places for, and who has one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Room:
+    """How many texts may be in flight, and how many tokens they may come to."""
+
+    rows: int
+    tokens: int | None = None
+
+    def fits(self, going: Sequence[int], more: int) -> bool:
+        """Whether a text of `more` tokens fits beside those of `going`. One text always does."""
+        tokens = self.tokens is None or sum(going) + more <= self.tokens
+        return not going or (len(going) < self.rows and tokens)
+
+
+@dataclass
+class Seated:
+    """A text in flight."""
+
+    index: int  # of its prompt
+    prompt: list[int]
+    own: dict[str, Any]  # settings
+    longest: int  # tokens that it can come to
+    began: float = 0.0  # when it was given a place, as `time.perf_counter` counts

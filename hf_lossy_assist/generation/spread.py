@@ -1,0 +1,123 @@
+"""A call whose target is spread over ranks.
+
+By tensor parallelism: every rank makes the call, the first one decodes, all return its result. By FSDP2: every rank makes a call of its own, and
+they run its forwards together.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
+
+from ..batch.rows import Rows
+from ..models.cached import CachedModel
+from ..models.in_step import SteppedModel, Steps, is_one_of_several, is_sharded
+from ..models.inspect import base_of, device_of
+from ..models.led import END, FAILED, LedModel, OtherRankFailed, Ranks, follow, is_spread
+from ..models.row_model import RowModel
+from ..policy.policy import LossyPolicy
+from .pairs import without_checkpointing
+
+
+def refuse_spread(name: str, model: Any) -> None:
+    """Refuse a model that a rank runs by itself and whose weights it has a part of. Raises: `ValueError`."""
+    if model is not None and is_spread(model):
+        raise ValueError(
+            f"the {name} is spread over ranks (tensor parallelism), and the first rank alone runs it: load it whole, without tp_plan"
+        )
+    if model is not None and is_sharded(model):
+        raise ValueError(f"the {name} is spread over ranks (FSDP), and each rank runs it by itself: load it whole")
+
+
+def ranks_of(model: Any, synced: bool | None) -> Ranks | Steps | None:
+    """Those that share a target, or its forwards; None: it is whole. `synced`: `synced_gpus` of the call.
+
+    Raises: `ValueError`, one line, for a target that is sharded in a way that nothing here keeps in step.
+    """
+    if not is_one_of_several():
+        return None
+    device, managed = device_of(model), synced is not False and not is_sharded(model)
+    if managed and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(base_of(model))):
+        raise ValueError(
+            "the target's weights are spread over ranks by DeepSpeed's ZeRO-3 or the first FSDP, which lossy_policy does not run: shard it "
+            "with FSDP2 (fully_shard), or pass synced_gpus=False where every rank has the same prompts and seed"
+        )
+    return Ranks.of(model, device) or Steps.of(model, device, synced)
+
+
+@contextmanager
+def failures_told(ranks: Ranks | Steps | None) -> Iterator[None]:
+    """Within this context, an error before the ranks have met is told to the others, which otherwise would wait for this one."""
+    try:
+        yield
+    except BaseException:
+        if ranks is not None and not ranks.met:
+            ranks.met = True
+            ranks.fail()
+        raise
+
+
+def among_ranks(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call(runner, model, …)`, whose errors the other ranks of the model are told of."""
+
+    @wraps(call)  # `generate` reads its parameters
+    def told(runner: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if runner.reads_call:  # of each call; of one that came through `enable` they are known
+            runner.ranks = ranks_of(model, None)
+        with failures_told(runner.ranks):
+            return call(runner, model, *args, **kwargs)
+
+    return told
+
+
+def agree(ranks: Ranks | Steps | None, rows: Rows, policy: LossyPolicy) -> None:
+    """Refuse a call of ranks that share their forwards and have not all made it. Raises: `ValueError`, on each of them."""
+    if isinstance(ranks, Ranks):
+        texts = hashlib.sha256(repr((rows.ids[:, : rows.width].tolist(), rows.pads)).encode()).hexdigest()
+        ranks.agree((texts, rows.max_length, str(policy)), "prompts, lengths or policies")
+
+
+def led(target: CachedModel, decode: Callable[[], Any]) -> Any:
+    """What `decode` returns; on the first of several ranks, which tells the others of it, or in step with them."""
+    if isinstance(target, SteppedModel):
+        return target.steps.run(decode)
+    if not isinstance(target, LedModel):
+        return decode()
+    ranks = target.ranks
+    try:
+        out = decode()
+        written = _moved(out, torch.device("cpu"))
+    except BaseException:
+        if not target.broken:
+            ranks.tell([FAILED])
+        raise
+    ranks.tell([END])
+    ranks.share(written)
+    return out
+
+
+def followed(target: CachedModel, ranks: Ranks, model: Any, streamer: Any) -> Any:
+    """What the first rank's call returns, on another rank. Raises: `OtherRankFailed`."""
+    assert isinstance(target, RowModel)
+    with torch.no_grad(), without_checkpointing(model, None):
+        well = follow(target, ranks)
+    if streamer is not None:
+        streamer.end()
+    if not well:
+        raise OtherRankFailed("rank 0 ended with an error, which it tells of itself")
+    return _moved(ranks.share(None), ranks.device)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """A result with its tensors on another device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return type(value)(**{name: _moved(its, device) for name, its in value.items()})
+    if isinstance(value, tuple | list):
+        return type(value)(_moved(its, device) for its in value)
+    return value

@@ -1,0 +1,58 @@
+"""The target of one call, on the cache that it can be rolled back in."""
+
+from typing import Any
+
+from ..batch.rows import Rows
+from ..models.cached import CachedModel
+from ..models.compilation import Compilation
+from ..models.in_step import Steps
+from ..models.inspect import base_of, is_tested
+from ..models.led import Ranks
+from ..models.trials import refuse_length, why_not_rows
+from .inputs import cropping, mask_name, refuse_positions, rowwise
+from .passed_cache import check_passed
+from .unsupported import refuse_extra_inputs
+
+
+def target_of(
+    model: Any, rows: Rows, model_kwargs: dict[str, Any], compilation: Compilation | None, cache_given: bool, ranks: Ranks | Steps | None = None
+) -> CachedModel:  # fmt: skip
+    """The target on a cache of rows, or on Transformers' own.
+
+    Args:
+        cache_given: the caller passed the cache that is filled. ranks: those that share it.
+    """
+    if ranks is not None and compilation is not None:
+        raise ValueError(
+            "a target that is spread over ranks cannot be compiled here: pass disable_compile=True, or load it whole"
+        )
+    if isinstance(ranks, Steps) and not is_tested(base_of(model)):
+        raise ValueError(
+            f"{type(base_of(model)).__name__} must be tried before it is decoded in blocks, and is spread over ranks (FSDP), which "
+            "do not try it together: load it whole"
+        )
+    given = model_kwargs.get("past_key_values")
+    own = cache_given or getattr(given, "_is_user_defined", False)  # `generate` marks one that it was given
+    continued = given is not None and (own or given.get_seq_length() > 0)
+    if continued:
+        check_passed(model, given, rows.ids[:, : rows.width])
+    reason = "a cache was passed in" if continued else why_not_rows(model)
+    if not is_tested(base_of(model)):
+        refuse_length(model, rows.max_length)
+    if reason is None:
+        refuse_extra_inputs(model_kwargs)
+        mask = model_kwargs.get(mask_name(model))
+        refuse_positions(rows.ids[:, : rows.width], mask, model_kwargs.get("position_ids"))
+        target = rowwise(model, model, rows, compilation=compilation, ranks=ranks)
+        if ranks is not None and target.rope is not None:
+            raise ValueError(
+                "a target that is spread over ranks cannot have RoPE that changes with the length of the text: load it whole"
+            )
+        if not rows.holes or target.reach >= rows.max_length:
+            return target
+        reason = "its window counts the tokens that attention_mask hides in the middle of a row"
+    if ranks is not None:
+        raise ValueError(
+            f"a target that is spread over ranks must be fed row by row, and this one is not ({reason}): load it whole"
+        )
+    return cropping(model, rows, model_kwargs, reason)

@@ -1,0 +1,320 @@
+"""Many prompts in flight: each text is the one of its prompt alone, whatever stands beside it."""
+
+import gc
+import itertools
+import warnings
+
+import pytest
+import torch
+from support import small
+from transformers import LogitsProcessor, StoppingCriteria
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.generation import ended
+from hf_lossy_assist.generation import in_flight as module
+
+
+LENGTHS = (9, 3, 14, 6, 1, 11, 7)
+SETTINGS = {"do_sample": False, "max_new_tokens": 12}
+ENDS = [21, 40, 62, 75, 90, 33, 11, 58]  # end some of the texts
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = small.llama()
+    target.generation_config.eos_token_id = ENDS
+    return hla.enable(target), small.near(target)
+
+
+def prompts(lengths=LENGTHS):
+    return [small.one(width, seed=n)["input_ids"][0].tolist() for n, width in enumerate(lengths)]
+
+
+def alone(target, prompt, **settings):
+    """What `generate` writes for one prompt, without padding behind its end."""
+    out = target.generate(
+        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), **settings
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+def together(pair, texts, policy="strict", **settings):
+    target, draft = pair
+    found = list(hla.generate_many(target, texts, assistant_model=draft, lossy_policy=policy, **SETTINGS | settings))
+    assert sorted(its.index for its in found) == list(range(len(texts)))
+    return [its.token_ids for its in sorted(found, key=lambda its: its.index)]
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 16])
+@pytest.mark.parametrize(
+    "policy",
+    ["strict", "svip", hla.Heuristic(2, 8), hla.AdaEDL(), hla.DISCO(), hla.Constant(3), hla.JointGoodput(),
+     hla.AnyOf([hla.SVIP(), hla.Heuristic(3)]), hla.LossyPolicy(stop=hla.Constant(3)).with_fallback()],
+    ids=str,
+)  # fmt: skip
+def test_greedy_texts_are_those_of_generate(pair, policy, max_rows):
+    expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
+    assert together(pair, prompts(), policy, max_rows=max_rows) == expected
+    assert len({len(text) for text in expected}) > 1, "some end by themselves"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"repetition_penalty": 1.7}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 10}, {"bad_words_ids": [[20, 20], [60]]},
+     {"exponential_decay_length_penalty": (3, 1.5)}, {"begin_suppress_tokens": [20, 60]}],
+    ids=lambda its: next(iter(its)),
+)  # fmt: skip
+def test_processors_see_each_text_alone(pair, settings):
+    expected = [alone(pair[0], prompt, **SETTINGS | settings) for prompt in prompts()]
+    assert together(pair, prompts(), max_rows=3, **settings) == expected
+    assert expected != [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()], "it changes some text"
+
+
+@pytest.mark.parametrize(
+    "policy",
+    ["top_k:k=3", hla.Limited(hla.TopK(5), per_request=2), hla.RegretBudget(2.0), hla.CSD(0.5, seen=1),
+     hla.Union([hla.Limited(hla.TopK(4), per_100=9), hla.RegretBudget(1.0)])],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_what_a_rule_counts_it_counts_of_each_text(pair, policy):
+    """A place that is taken by another text has nothing left of the last one's budget, nor of what that had rejected."""
+    policy = hla.LossyPolicy(hla.as_policy(policy).rule, hla.Constant(4))
+    more = {"assistant_model": pair[1], "lossy_policy": policy}
+    settings = SETTINGS | {"max_new_tokens": 24, "eos_token_id": None}
+    expected = [alone(pair[0], prompt, **settings, **more) for prompt in prompts()]
+    assert together(pair, prompts(), policy, max_rows=2, **settings) == expected
+
+
+@pytest.mark.parametrize("drafter", ["suffix", hla.CompositeDrafter()], ids=str)
+def test_other_drafters(pair, drafter):
+    texts = [prompt * 3 for prompt in prompts()]
+    expected = [alone(pair[0], prompt, **SETTINGS) for prompt in texts]
+    draft = None if drafter == "suffix" else pair[1]
+    assert together((pair[0], draft), texts, hla.Constant(3), max_rows=3, drafter=drafter) == expected
+
+
+def test_a_sampled_text_does_not_depend_on_its_neighbours(pair):
+    settings = {"do_sample": True, "temperature": 1.3, "top_k": 0, "seed": 5}
+    texts = [together(pair, prompts(), hla.Constant(3), max_rows=rows, **settings) for rows in (1, 2, 16)]
+    assert texts[0] == texts[1] == texts[2]
+    first = together(pair, prompts()[:2], hla.Constant(3), **settings)
+    assert first == texts[0][:2]
+    assert together(pair, prompts(), hla.Constant(3), **settings | {"seed": 6}) != texts[0]
+    same = together(pair, prompts()[:1] * 6, hla.Constant(3), **settings)
+    assert len({tuple(text) for text in same}) > 1, "one prompt twice has two texts"
+
+
+def test_results_come_as_they_finish_and_prompts_are_read_as_rows_become_free(pair):
+    read = []
+
+    def endless():
+        for n in itertools.count():
+            read.append(n)
+            yield prompts()[n % len(LENGTHS)]
+
+    found = hla.generate_many(pair[0], endless(), assistant_model=pair[1], max_rows=3, **SETTINGS)
+    assert read == []
+    first = next(found)
+    assert len(read) <= 5 and first.text is None and first.speculation.num_new_tokens == len(first.token_ids)
+    seen = {first.index: first} | {its.index: its for its in itertools.islice(found, 20)}
+    assert len(seen) == 21 and max(seen) < 24
+    for index, its in seen.items():
+        assert its.token_ids == alone(pair[0], prompts()[index % len(LENGTHS)], **SETTINGS)
+        assert its.speculation.num_new_tokens == len(its.token_ids)
+        assert its.speculation.num_spec_steps > 0 and len(its.speculation.rows) == 1
+
+
+def test_texts_with_a_tokenizer_and_stop_strings(pair):
+    tokenizer = small.tokenizer()
+    texts = [tokenizer.decode(prompt) for prompt in prompts()]
+    word = tokenizer.decode(alone(pair[0], prompts()[0], **SETTINGS)[4])
+    given = SETTINGS | {"tokenizer": tokenizer, "stop_strings": [word]}
+    found = list(hla.generate_many(pair[0], texts, assistant_model=pair[1], max_rows=3, **given))
+    for its in found:
+        assert its.token_ids == alone(pair[0], prompts()[its.index], **given)
+        assert its.text == tokenizer.decode(its.token_ids, skip_special_tokens=True)
+
+
+def test_what_prompts_begin_with_is_read_once(pair):
+    target, draft = pair
+    begin = prompts((40,))[0]
+    texts = [begin + prompt for prompt in prompts()]
+    widths = {target: [], draft: []}
+    hooks = [
+        model.register_forward_pre_hook(
+            lambda model, args, kwargs: widths[model].append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        )
+        for model in widths
+    ]
+    try:
+        assert together(pair, texts, max_rows=3) == [alone(target, text, **SETTINGS) for text in texts]
+        widths[target].clear(), widths[draft].clear()
+        together(pair, texts, max_rows=3)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for model in widths:
+        assert sum(width >= 40 for width in widths[model]) == 1
+
+
+class Counting(LogitsProcessor):
+    """A caller's own processor that forbids what a text has three times."""
+
+    def __call__(self, input_ids, scores):
+        assert len(input_ids) == 1, "a row's own call has one row"
+        ids, counts = input_ids[0].unique(return_counts=True)
+        return scores.index_fill(1, ids[counts >= 3], -float("inf"))
+
+
+def test_a_callers_processor_sees_each_text_alone(pair):
+    settings = SETTINGS | {"logits_processor": [Counting()]}
+    expected = [alone(pair[0], prompt, **settings) for prompt in prompts()]
+    assert together(pair, prompts(), max_rows=3, **settings) == expected
+
+
+def test_no_more_tokens_than_there_is_room_for(pair, monkeypatch):
+    going = []
+    stages = module.run_stages
+    monkeypatch.setattr(
+        module, "run_stages", lambda call, *args: (going.append(sum(call.rows.full)), stages(call, *args))[1]
+    )
+    expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
+    assert together(pair, prompts(), max_rows=7, max_tokens=60) == expected
+    assert max(going) <= 60
+    going.clear()
+    assert together(pair, prompts(), max_rows=7, max_tokens=10) == expected
+    assert max(going) <= 26, "one at a time, since each needs more by itself"
+
+
+@pytest.mark.parametrize(("what", "width"), [("reading prompts", 6), ("writing", 7)])
+def test_where_memory_runs_out_rows_are_halved(pair, what, width):
+    target, _ = pair
+    rows = []
+
+    def short_of_memory(model, args, kwargs):
+        if what == "writing" and not kwargs["past_key_values"].get_seq_length():
+            return
+        rows.append(len(kwargs["input_ids"]))
+        if rows[-1] > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    expected = [alone(target, prompt, **SETTINGS) for prompt in prompts()]
+    hook = target.register_forward_pre_hook(short_of_memory, with_kwargs=True)
+    try:
+        with pytest.warns(UserWarning, match="memory ran out with 7 texts at a time; goes on with 3"):
+            assert together(pair, prompts(), max_rows=7) == expected
+        assert rows.count(width) == 1 and max(rows[rows.index(width) + 1 :]) == 3
+        hook.remove()
+        hook = target.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
+        with pytest.raises(torch.OutOfMemoryError):
+            together(pair, prompts())
+    finally:
+        hook.remove()
+
+
+def test_what_cannot_be_joined_is_written_alone_and_said(pair):
+    class Mine(hla.stops.StopRun):
+        """Somebody's own, which may keep something for a row."""
+
+    class Own(hla.Constant):
+        def start(self, rows):
+            return Mine(self)
+
+    expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
+    with pytest.warns(UserWarning, match=r"one text at a time here: Mine has no method take\(row, other\)") as seen:
+        assert together(pair, prompts(), Own(3), max_rows=3) == expected
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"max_rows": 0}, "max_rows"), ({"seed": -1}, "seed"), ({"max_tokens": 0}, "max_tokens"), ({"streamer": object()}, "streamer=… belongs to one call"),
+        ({"attention_mask": torch.ones(1, 1)}, "attention_mask=… belongs"), ({"max_length": 9}, "max_length=… belongs"),
+        ({"prompts": "text"}, "prompts: expected texts or lists"), ({"prompts": 3}, "prompts: expected texts or lists"),
+    ],
+)  # fmt: skip
+def test_refused_at_once(pair, given, says):
+    given = {"prompts": prompts(), "assistant_model": pair[1]} | given
+    with pytest.raises((ValueError, TypeError), match=says) as raised:
+        hla.generate_many(pair[0], **given)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("prompt", ["text", [], [1.5], None, [[1, 2]]])
+def test_a_prompt_that_is_none_is_refused_by_its_number(pair, prompt):
+    with pytest.raises((ValueError, TypeError), match="^prompts: "):
+        list(hla.generate_many(pair[0], [[5, 6], prompt], assistant_model=pair[1], **SETTINGS))
+
+
+def test_nothing_is_left_when_the_caller_stops(pair):
+    found = hla.generate_many(pair[0], prompts(), assistant_model=pair[1], max_rows=3, **SETTINGS)
+    next(found)
+    found.close()
+    gc.collect()
+    assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert alone(pair[0], prompts()[0], **SETTINGS)
+    assert list(hla.generate_many(pair[0], [], assistant_model=pair[1], **SETTINGS)) == []
+
+
+def test_statistics_of_all_texts_together(pair):
+    many = hla.generate_many(
+        pair[0], prompts(), assistant_model=pair[1], lossy_policy=hla.Constant(3), max_rows=3, **SETTINGS
+    )
+    assert many.speculation is None
+    found = list(many)
+    stats = many.speculation
+    assert stats.num_new_tokens == sum(len(its.token_ids) for its in found)
+    assert stats.num_spec_steps == sum(its.speculation.num_spec_steps for its in found)
+    assert stats.num_accepted_draft_tokens == sum(its.speculation.num_accepted_draft_tokens for its in found)
+    assert stats.num_spec_tokens == 3 and stats.lossless and len(stats.rows) == 1
+    assert stats.forwards["target"] < stats.num_spec_steps, "rows share the target's forwards"
+    assert 0 < stats.seconds["target"] and stats.alone is not None and stats.alone.seconds > 0
+    assert all(0 < its.seconds for its in found)
+    assert str(stats)
+
+
+def test_statistics_take_no_more_memory_for_more_texts(pair, monkeypatch):
+    monkeypatch.setattr(ended, "LATEST", 5)
+    many = hla.generate_many(pair[0], prompts() * 4, assistant_model=pair[1], max_rows=2, **SETTINGS)
+    for _ in many:
+        assert len(many._many.clock.reads) <= 5 + 20
+    assert len(many.speculation.rows) == 1 and not many.speculation.rows[0].token_sources
+
+
+def test_numbers_decide_the_random_numbers(pair):
+    """Processes that share prompts among them write what one writes."""
+    settings = {"do_sample": True, "temperature": 1.3, "top_k": 0, "seed": 5}
+    whole = together(pair, prompts(), hla.Constant(3), **settings)
+    for share in (range(0, len(LENGTHS), 2), range(1, len(LENGTHS), 2)):
+        texts = [prompts()[n] for n in share]
+        many = hla.generate_many(
+            pair[0], texts, assistant_model=pair[1], lossy_policy=hla.Constant(3), numbers=share, **SETTINGS | settings
+        )
+        found = {its.index: its.token_ids for its in many}
+        assert found == {n: whole[n] for n in share}
+    with pytest.raises(ValueError, match="^numbers: there are fewer than prompts"):
+        list(hla.generate_many(pair[0], prompts(), assistant_model=pair[1], numbers=[3], **SETTINGS))
+
+
+class FromItsPrompt(StoppingCriteria):
+    """Keeps how long its prompt is, and ends the text after five tokens."""
+
+    def __init__(self, ids):
+        self.begins = len(ids)
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.tensor([input_ids.shape[1] - self.begins >= 5])
+
+
+def test_criteria_and_processors_made_for_each_prompt(pair):
+    found = together(
+        pair, prompts(), max_rows=3, stopping_criteria=lambda ids: [FromItsPrompt(ids)],
+        logits_processor=lambda ids: [Counting()] if len(ids) % 2 else [],
+    )  # fmt: skip
+    for prompt, ids in zip(prompts(), found, strict=True):
+        more = {"logits_processor": [Counting()]} if len(prompt) % 2 else {}
+        assert ids == alone(pair[0], prompt, **SETTINGS | more)[:5]

@@ -1,0 +1,95 @@
+"""`hf-lossy serve`: an OpenAI-compatible server."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import hf_lossy_assist as hla
+
+from ..terminal import show
+from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int
+from .made_with import folder_of, models_from, parts_in, sources_in
+from .options import Assistant, Device, DType, Model, check_pair, load, needs
+
+
+LONGEST = 1_048_576  # tokens of a prompt and its text, where the model names no limit
+
+
+def serve(
+    model: Model = None,
+    assistant: Assistant = None,
+    policies: Annotated[
+        str, typer.Option(help="policies that requests may name, with commas; the first is used where none is named")
+    ] = "svip",
+    name: Annotated[
+        str | None, typer.Option(help="what clients call the model (default: the name of its folder)")
+    ] = None,
+    host: Annotated[str, typer.Option(help="address to listen at; 0.0.0.0: all of this machine's")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen at; 0: a free one")] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(help="what clients must present", envvar="HF_LOSSY_API_KEY", show_envvar=True)
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="texts that are written at a time")] = 16,
+    max_waiting: Annotated[int, typer.Option(help="requests that may wait beside them; more are turned away")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(help="most new tokens that a request may ask for")] = 512,
+    max_length: Annotated[
+        int | None, typer.Option(help="most tokens of a prompt and its text (default: the model's own limit)")
+    ] = None,
+    dtype: DType = "float32",
+    device: Device = "auto",
+) -> None:
+    """Serve a pair behind OpenAI's API: /v1/completions and /v1/chat/completions, streamed or not, and /metrics for Prometheus.
+
+    A request names a policy by `lossy_policy`, with the openai client in `extra_body`. Ctrl-C or SIGTERM ends the server once what is being
+    written is written.
+
+    Examples:
+
+      hf-lossy serve
+
+      hf-lossy serve --model M --assistant D --policies svip,strict,top_k:k=2+svip --batch-size 32 --port 8000
+    """
+    needs("serve", "starlette", "uvicorn", "prometheus_client")
+    check_pair(model, assistant)
+    check_int("--port", port, 0, 65535)
+    check_int("--batch-size", batch_size, 1, MOST_ROWS)
+    check_int("--max-waiting", max_waiting, 0, 1_000_000)
+    check_int("--max-new-tokens", max_new_tokens, 1, MOST_NEW_TOKENS)
+    if max_length is not None:
+        check_int("--max-length", max_length, 2)
+    if api_key == "":
+        raise ValueError("--api-key is empty: leave it out, or pass what clients must present")
+    from ..policy.short_form import split_policies
+    from ..server.app import Server
+    from ..server.engine import Engine
+    from ..server.listening import listen
+    from ..server.questions import Limits
+
+    chosen = {Path(its).name or its: hla.as_policy(its) for its in split_policies(policies)}
+    sources = [its for policy in chosen.values() for its in sources_in(parts_in(policy))]
+    folders = [its for policy in split_policies(policies) for its in folder_of(policy)]
+    made = models_from(model, assistant, [*sources, *folders])
+    target, draft, tokenizer = load(made.model, made.assistant, dtype, device)
+    for policy in chosen.values():
+        hla.Runner(policy, draft, tokenizer=tokenizer).validate(target)
+    limits = Limits(chosen, max_new_tokens, _longest(target, draft, max_length))
+    engine = Engine((target, draft, tokenizer), chosen, batch_size, max_waiting)
+    called = name or (Path(made.model).name if made.model is not None else "demo")
+    listen(
+        Server(engine, called, limits, api_key).app(),
+        host,
+        port,
+        lambda url: show(
+            f"{called} at {url} (policies: {', '.join(chosen)}); Ctrl-C ends it once all texts are written"
+        ),
+    )
+
+
+def _longest(target: Any, draft: Any, asked: int | None) -> int:
+    """Tokens of a text that both models can read."""
+    known = [getattr(its.config, "max_position_embeddings", None) for its in (target, draft) if its is not None]
+    most = min([its for its in known if its is not None], default=LONGEST)
+    if asked is not None and asked > most:
+        raise ValueError(f"--max-length {asked} is more than the models were made for, {most}: pass that, or less")
+    return most if asked is None else asked

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server: many clients' texts, written together."""

@@ -1,0 +1,295 @@
+"""The server, with the real openai client: each text is `generate`'s, whoever asks beside it, and nothing stays behind."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+import torch
+from support.serving import serving
+
+import hf_lossy_assist as hla
+from hf_lossy_assist import demo
+
+
+pytestmark = pytest.mark.slow
+CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def models():
+    its = demo.load()
+    its.tokenizer.chat_template = CHAT
+    return its.target, its.draft, its.tokenizer
+
+
+@pytest.fixture(scope="module")
+def running(models):
+    with serving(models, ("svip", "strict", "top_k:k=2+svip"), rows=4) as its:
+        yield its
+
+
+def problems(count):
+    return [its.prompt for its in demo.problems(count, seed=7)]
+
+
+def alone(models, prompt, **settings):
+    target, _, tokenizer = models
+    inputs = tokenizer(prompt, return_tensors="pt")
+    inputs.pop("token_type_ids", None)
+    out = target.generate(**inputs, **{"max_new_tokens": 48, "do_sample": False} | settings)
+    return tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def test_many_clients_get_the_texts_of_generate(models, running):
+    """More than there are places; half of them streamed, under two policies."""
+    client, prompts = running.client(), problems(16)
+
+    def ask(n):
+        given = {"model": "demo", "prompt": prompts[n], "max_tokens": 48, "temperature": 0}
+        given["extra_body"] = {"lossy_policy": ("svip", "strict")[n % 2]}
+        if n % 3 == 0:  # some of those who share a round
+            given["stop"] = ["nothing of this kind"]
+        if n % 4 < 2:
+            return client.completions.create(**given).choices[0].text
+        return "".join(its.choices[0].text for its in client.completions.create(**given, stream=True))
+
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(ask, range(16)))
+    assert found == [alone(models, prompt) for prompt in prompts]
+    assert running.free()
+
+
+def test_what_is_told_of_a_text(running):
+    client = running.client()
+    out = client.completions.create(model="demo", prompt=problems(1)[0], max_tokens=5, temperature=0)
+    assert (out.object, out.model, out.choices[0].finish_reason) == ("text_completion", "demo", "length")
+    told = out.usage.speculation
+    assert out.usage.completion_tokens == 5 and out.usage.total_tokens == 5 + out.usage.prompt_tokens
+    assert told["lossy_policy"] == "svip" and told["lossless"] and told["lossy_share"] == 0
+    assert 0 <= told["draft_acceptance_rate"] <= 1 <= told["mean_acceptance_length"]
+    whole = client.completions.create(model="demo", prompt=problems(1)[0], max_tokens=64, temperature=0)
+    assert whole.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_a_lossy_policy_is_asked_for_by_name(running):
+    given = {"model": "demo", "prompt": problems(3)[2], "max_tokens": 48, "temperature": 0}
+    out = running.client().completions.create(**given, extra_body={"lossy_policy": "top_k:k=2+svip"})
+    assert out.usage.speculation["lossless"] is False
+
+
+def test_streams_say_who_speaks_and_what_it_cost(models, running):
+    messages = [{"role": "user", "content": problems(1)[0]}]
+    given = {"model": "demo", "messages": messages, "max_tokens": 32, "temperature": 0}
+    client = running.client()
+    whole = client.chat.completions.create(**given)
+    pieces = list(client.chat.completions.create(**given, stream=True, stream_options={"include_usage": True}))
+    assert pieces[0].choices[0].delta.role == "assistant" and not pieces[-1].choices
+    assert pieces[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert [its.choices[0].finish_reason for its in pieces[:-1]][-1] == whole.choices[0].finish_reason
+    said = "".join(its.choices[0].delta.content or "" for its in pieces[:-1])
+    assert said == whole.choices[0].message.content == alone(models, f"user: {problems(1)[0]}\n", max_new_tokens=32)
+    parts = [{"role": "user", "content": [{"type": "text", "text": problems(1)[0]}]}]
+    assert client.chat.completions.create(**given | {"messages": parts}).choices[0].message.content == said
+
+
+def test_a_sampled_text_goes_by_its_seed(running):
+    client = running.client()
+
+    def ask(seed):
+        return (
+            client.completions.create(model="demo", prompt=problems(1)[0], max_tokens=32, temperature=1.5, seed=seed)
+            .choices[0]
+            .text
+        )
+
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(ask, [1, 2, 3, 1, 2, 3]))
+    assert found[:3] == found[3:] and len(set(found)) == 3
+
+
+def test_a_stop_text_ends_an_answer_and_is_no_part_of_it(models, running):
+    whole = alone(models, problems(1)[0])
+    middle = whole[len(whole) // 3 :][:4]
+    given = {"model": "demo", "prompt": problems(1)[0], "max_tokens": 48, "temperature": 0, "stop": [middle, "zzz"]}
+    client = running.client()
+    out = client.completions.create(**given)
+    assert out.choices[0].text == whole[: whole.index(middle)] and out.choices[0].finish_reason == "stop"
+    assert (
+        "".join(its.choices[0].text for its in client.completions.create(**given, stream=True)) == out.choices[0].text
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "says"),
+    [
+        ({"model": "gpt-4"}, 404, "this server has 'demo'"), ({"n": 2}, 400, "n: only 1"), ({"logprobs": 3}, 400, "logprobs"),
+        ({"extra_body": {"lossy_policy": "csd"}}, 400, "lossy_policy: expected one of svip, strict"),
+        ({"extra_body": {"typo": 1}}, 400, "'typo' is no parameter"), ({"max_tokens": 65}, 400, "max_tokens: expected a whole number"),
+        ({"prompt": ""}, 400, "prompt: it is empty"), ({"prompt": ["a", "b"]}, 400, "prompt: expected one text"),
+        ({"prompt": [10**9]}, 400, "prompt: expected one text"), ({"temperature": 3}, 400, "temperature"), ({"top_p": 0}, 400, "top_p"),
+        ({"stop": [""]}, 400, "stop: expected"),
+        ({"prompt": "x" * 100_000}, 400, "shorten it"), ({"prompt": [5] * 300}, 400, "prompt"), ({"prompt": "How many? " * 200}, 400, "shorten it"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_refused_in_one_line(running, given, status, says):
+    given = {"model": "demo", "prompt": "How many", "max_tokens": 4} | given
+    with pytest.raises(openai.APIStatusError) as refused:
+        running.client().completions.create(**given)
+    assert refused.value.status_code == status
+    message = refused.value.body["message"]
+    assert says in message and "\n" not in message
+    assert running.free()
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (b"[]", 400),
+        (b"[" * 100_000, 400),
+        (b" " * (5 * 2**20), 413),
+        (b"\xff", 400),
+        (rb'{"prompt": "How \ud800"}', 400),
+        (rb'{"prompt": "How", "stop": "\ud800"}', 400),
+    ],
+)
+def test_bodies_that_are_none(running, body, status):
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(f"{running.url}/completions", body), timeout=20)
+    assert refused.value.code == status and "error" in json.loads(refused.value.read())
+
+
+def test_a_key_is_asked_for(models):
+    with serving(models, key="secret") as its:
+        assert [model.id for model in its.client("secret").models.list()] == ["demo"]
+        for call in (lambda c: c.models.list(), lambda c: c.completions.create(model="demo", prompt="a")):
+            with pytest.raises(openai.AuthenticationError):
+                call(its.client("wrong"))
+
+
+def test_who_hangs_up_frees_the_place(models):
+    """One place: a stream that is left, and a request that nobody waits for, are written no further."""
+    with serving(models, rows=1, most=150) as its:
+        slow = hook(models[0], 0.05)
+        try:
+            given = {"model": "demo", "prompt": problems(1)[0], "max_tokens": 150, "temperature": 1.8}
+            stream = its.client().completions.create(**given, stream=True)
+            next(iter(stream))
+            waits = threading.Thread(target=lambda: pytest.raises(openai.APITimeoutError, its.client().with_options(timeout=0.3).completions.create, **given))  # fmt: skip
+            waits.start()
+            waits.join()
+            stream.close()
+            assert its.free(5), its.engine.load
+        finally:
+            slow.remove()
+        assert its.client().completions.create(**given | {"max_tokens": 4}).usage.completion_tokens <= 4
+
+
+def hook(model, seconds):
+    return model.register_forward_pre_hook(lambda *_: time.sleep(seconds))
+
+
+def test_too_many_are_turned_away(models):
+    with serving(models, rows=1, waiting=1) as its:
+        slow = hook(models[0], 0.1)
+        try:
+            given = {"model": "demo", "prompt": problems(1)[0], "max_tokens": 16, "temperature": 0}
+            with ThreadPoolExecutor(6) as pool:
+                jobs = [pool.submit(its.client().completions.create, **given) for _ in range(6)]
+            errors = [job.exception() for job in jobs]
+        finally:
+            slow.remove()
+        assert sum(error is None for error in errors) >= 2
+        turned = [error for error in errors if error is not None]
+        assert turned and all(isinstance(error, openai.RateLimitError) for error in turned)
+
+
+def test_what_fails_in_the_engine_fails_alone(models, caplog):
+    """A model that raises ends the texts of that moment; the server goes on."""
+
+    def broken(*_):
+        raise RuntimeError("a broken model")
+
+    with serving(models) as its:
+        given = {"model": "demo", "prompt": problems(1)[0], "max_tokens": 8, "temperature": 0}
+        fault = models[0].register_forward_pre_hook(broken)
+        with pytest.raises(openai.InternalServerError, match="a broken model"):
+            its.client().completions.create(**given)
+        fault.remove()
+        assert its.client().completions.create(**given).usage.completion_tokens > 0
+        assert its.free()
+
+
+@pytest.mark.filterwarnings("ignore:generate_many writes one text at a time")
+def test_a_text_that_is_written_alone_and_fails_is_told(models):
+    """Its client hears of it, and so do the server's end and the next request."""
+
+    class Own(hla.Constant):
+        def start(self, rows):
+            return FailingRun(self)
+
+    class FailingRun(hla.StopRun):
+        """Somebody's own, without `take`: its texts are written one at a time."""
+
+        def begin_round(self, rows):
+            raise RuntimeError("a broken stop")
+
+    with serving(models) as its:
+        its.engine.policies["own"] = its.server.limits.policies["own"] = hla.LossyPolicy(stop=Own(3))
+        given = {"model": "demo", "prompt": problems(1)[0], "max_tokens": 8, "temperature": 0}
+        for _ in range(2):
+            with pytest.raises(openai.InternalServerError, match="a broken stop"):
+                its.client().completions.create(**given, extra_body={"lossy_policy": "own"})
+        assert its.client().completions.create(**given).usage.completion_tokens > 0
+        assert its.free()
+
+
+def test_metrics_and_health(models):
+    with serving(models) as its:
+        its.client().completions.create(model="demo", prompt=problems(1)[0], max_tokens=8, temperature=0)
+        page = urllib.request.urlopen(its.url.replace("/v1", "/metrics"), timeout=20).read().decode()
+        figures = dict(re.findall(r"^(hf_lossy_\S+) (\S+)$", page, re.MULTILINE))
+        assert float(figures['hf_lossy_requests_total{end="length"}']) == 1
+        assert float(figures['hf_lossy_tokens_total{kind="new"}']) == 8
+        assert float(figures["hf_lossy_request_seconds_count"]) == 1 and float(figures["hf_lossy_writing"]) == 0
+        assert urllib.request.urlopen(its.url.replace("/v1", "/health"), timeout=20).status == 200
+
+
+def test_the_command_ends_what_it_writes_and_then_itself(models):
+    """SIGTERM in the middle of a stream: it is sent to its end, and nothing new is taken."""
+    command = [sys.executable, "-m", "hf_lossy_assist.cli", "serve", "--port", "0", "--max-new-tokens", "200"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        try:
+            line = job.stdout.readline()
+            url = re.search(r"http://\S+/v1", line).group()
+            client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+            given = {"model": "demo", "prompt": problems(1)[0], "max_tokens": 150, "temperature": 2.0, "seed": 3}
+            whole = client.completions.create(**given).choices[0].text
+            stream = iter(client.completions.create(**given, stream=True))
+            said = next(stream).choices[0].text
+            job.send_signal(signal.SIGTERM)
+            said += "".join(its.choices[0].text for its in stream)
+            assert said == whole
+            assert job.wait(30) in (0, -signal.SIGTERM), job.stderr.read()
+        finally:
+            job.kill()
+
+
+def test_many_policies_do_not_stay(models):
+    """Clients name any temperature: what was made for one goes when nobody uses it."""
+    with serving(models) as its:
+        for n in range(12):
+            its.client().completions.create(model="demo", prompt="How many", max_tokens=2, temperature=0.5 + n / 100)
+        assert len(its.engine._groups) <= 2
+    assert torch.is_grad_enabled() and hla is not None

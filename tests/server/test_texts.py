@@ -1,0 +1,54 @@
+"""A streamed text: its pieces make the whole, and nothing of a stop text is ever shown."""
+
+import random
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from hf_lossy_assist.server.texts import Changed, Text
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A token a byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    its = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
+    its.pre_tokenizer, its.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=its)
+
+
+def pieces(tokenizer, text, stops, seed):
+    rng, ids = random.Random(seed), tokenizer(text)["input_ids"]
+    its, count, out = Text(tokenizer, stops), 0, []
+    while count < len(ids):
+        count = min(count + rng.randint(1, 5), len(ids))
+        out.append(its.more(ids[:count], last=count == len(ids)))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_pieces_make_the_whole(tokenizer, seed):
+    text = "Öl kostet 5 €, naïve Zauberer 🧙‍♂️ sagen: ab ab abc."
+    found = pieces(tokenizer, text, [], seed)
+    assert "".join(found) == text and not any("�" in piece for piece in found)
+    for stops, end in ((["abc"], "abc"), (["zzz", "€, n"], "€, n"), (["🧙"], "🧙"), (["nie"], None)):
+        found = pieces(tokenizer, text, stops, seed)
+        assert "".join(found) == (text if end is None else text[: text.index(end)])
+
+
+def test_a_character_that_is_never_whole_is_shown_in_the_end(tokenizer):
+    ids = tokenizer("5 €")["input_ids"][:-1]
+    its = Text(tokenizer, [])
+    assert its.more(ids) == "" and its.more(ids, last=True) == "5 �"
+
+
+def test_a_text_that_is_written_again_is_not_shown_twice(tokenizer):
+    """Memory ran out, and it was begun anew."""
+    ids, its = tokenizer("one two three")["input_ids"], Text(tokenizer, [])
+    shown = [its.more(ids[:count]) for count in (3, 7, 0, 3, 5, 9)] + [its.more(ids, last=True)]
+    assert "".join(shown) == "one two three"
+    its = Text(tokenizer, [])
+    its.more(ids[:7])
+    with pytest.raises(Changed):
+        its.more([*ids[:5], ids[0]])

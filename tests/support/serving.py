@@ -1,0 +1,62 @@
+"""A server of this package in a thread, on a free port of loopback."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import openai
+import uvicorn
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.server.app import Server
+from hf_lossy_assist.server.engine import Engine
+from hf_lossy_assist.server.questions import Limits
+
+
+class Running:
+    """`url`, `engine`, and the `openai` client for it."""
+
+    def __init__(self, url: str, server: Server):
+        self.url, self.server, self.engine = url, server, server.engine
+        self.clients: list[openai.OpenAI] = []
+
+    def client(self, key: str = "none", **more: Any) -> openai.OpenAI:
+        self.clients.append(openai.OpenAI(base_url=self.url, api_key=key, max_retries=0, timeout=60, **more))
+        return self.clients[-1]
+
+    def free(self, seconds: float = 20.0) -> bool:
+        """Whether nothing is written and nobody waits, soon."""
+        deadline = time.monotonic() + seconds
+        while self.engine.load != (0, 0) or self.engine._jobs:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+
+@contextmanager
+def serving(
+    models: Any, names: tuple[str, ...] = ("svip",), rows: int = 8, waiting: int = 64, most: int = 64, **more: Any
+) -> Iterator[Running]:
+    """The server of three models (target, draft, tokenizer), to the end of the block."""
+    policies = {name: hla.as_policy(name) for name in names}
+    server = Server(Engine(models, policies, rows, waiting), "demo", Limits(policies, most, 256), **more)
+    config = uvicorn.Config(server.app(), port=0, log_level="error", lifespan="on", ws="none")
+    socket, its = config.bind_socket(), uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: its.run(sockets=[socket]), daemon=True)
+    thread.start()
+    try:
+        while not its.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        running = Running(f"http://127.0.0.1:{socket.getsockname()[1]}/v1", server)
+        yield running
+        for client in running.clients:
+            client.close()
+    finally:
+        its.should_exit = True
+        thread.join(60)
+        socket.close()
+        assert not thread.is_alive() and not server.engine.is_alive()

@@ -23,6 +23,8 @@ from .filters.sv import Verification as Verification
 from .generation.enable import disable as disable
 from .generation.enable import enable as enable
 from .generation.enable import is_enabled as is_enabled
+from .generation.ended import Result as Result
+from .generation.many import generate_many as generate_many
 from .generation.runner import Runner as Runner
 from .generation.stock import StockRule as StockRule
 from .generation.stock import StoppingCandidateGenerator as StoppingCandidateGenerator

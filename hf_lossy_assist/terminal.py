@@ -17,8 +17,8 @@ LONGEST = 1000  # characters of a warning: what it quotes may be of any length
 
 
 def show(*texts: object, file: TextIO | None = None) -> None:
-    """`print`, of text that may hold anything."""
-    print(visible(" ".join(map(str, texts))), file=file)
+    """`print`, of text that may hold anything; whoever reads it through a pipe has it at once."""
+    print(visible(" ".join(map(str, texts))), file=file, flush=True)
 
 
 def show_json(value: Any, **settings: Any) -> None:

@@ -1,8 +1,10 @@
 """The blocks of the README and of the site's pages run, and every example runs with the arguments its docstring names."""
 
+import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +26,14 @@ EXAMPLES = {
     "first_mistakes.py": [],
     "wrong_uses.py": [],
     "wrong_policies.py": [],
+}
+# Of several processes: the command, with {out} for what it writes and {run} for `torchrun` of two.
+IN_PROCESSES = {
+    "generate_dataset.py": "{run} {script} --limit 6 --max-new-tokens 24 --out {out}",
+    "train_head.py": "{run} {script} --epochs 3 --out {out}",
+    "tensor_parallel.py": "{run} {script} --max-new-tokens 12",
+    "mine.sh": "{script} {out} {out}.head --limit 24 --max-new-tokens 80",
+    "compare.sh": "{script} {out} --limit 4 --max-new-tokens 16 --no-static --policies svip",
 }
 
 
@@ -90,7 +100,21 @@ def test_example_runs(script, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.parametrize("script", sorted(IN_PROCESSES))
+def test_example_runs_in_two_processes(script, tmp_path):
+    run = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2"
+    path, out = ROOT / "examples" / "multi_gpu" / script, tmp_path / "out"
+    words = IN_PROCESSES[script].format(run=run, script=path, out=out).split()
+    bin_ = Path(sys.executable).parent
+    paths = {"PATH": os.pathsep.join([str(bin_), os.environ["PATH"]]), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(words, env=os.environ | paths, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 0 and ran.stdout.strip(), ran.stderr[-3000:]
+    assert out.exists() or script == "tensor_parallel.py"
+
+
 def test_no_example_is_forgotten():
+    of_processes = {path.name for path in (ROOT / "examples" / "multi_gpu").glob("*.*")}
+    assert of_processes == set(IN_PROCESSES) | {"job.slurm"}
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
     of_models = {
         "supported_models.py",

@@ -28,11 +28,12 @@ from .pull import pull
 from .push import push
 from .quality import quality
 from .report import report
+from .serve import serve
 from .tune import tune
 
 
 ORDER = (
-    "compare", "generate", "tune", "policies", "collect", "mine", "fit", "profile", "plan", "evaluate", "eval", "quality", "report",
+    "compare", "generate", "serve", "tune", "policies", "collect", "mine", "fit", "profile", "plan", "evaluate", "eval", "quality", "report",
     "push", "pull",
 )  # fmt: skip
 
@@ -90,6 +91,7 @@ def options(
 # In the order of the work.
 for command in (
     generate,
+    serve,
     compare,
     tune,
     policies,

@@ -9,6 +9,7 @@ from .. import registry
 from ..tasks.prompts import Text, read_texts
 from ..terminal import show
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, nearest
+from .exits import end_after
 from .made_with import MadeWith, remember
 from .options import (
     DEMO,
@@ -18,6 +19,7 @@ from .options import (
     Device,
     DoSample,
     DType,
+    MaxHours,
     Model,
     Out,
     Prompts,
@@ -59,6 +61,7 @@ def collect(
     batch_size: Annotated[int, typer.Option(help="prompts at a time")] = 8,
     seed: Seed = 0,
     resume: Resume = False,
+    max_hours: MaxHours = None,
     do_sample: DoSample = True,
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
@@ -79,6 +82,7 @@ def collect(
 
       hf-lossy collect --for specdec --model M --assistant D --prompts questions.jsonl --out data
     """
+    end_after(max_hours)
     needs("train", "accelerate", "datasets")
     check_pair(model, assistant)
     check_int("--limit", DEMO_PROMPTS if limit is None else limit, 1)

@@ -10,9 +10,10 @@ import hf_lossy_assist as hla
 
 from ..terminal import show, show_json
 from ..validation import LONGEST_DRAFT, check_int
+from .exits import end_after
 from .figures import show_figures
 from .made_with import models_from, parts_in, remark_on, sources_in
-from .measured import check_decoding, check_out, facts_of, longest_of, progress, prompts_of
+from .measured import check_decoding, check_out, facts_of, longest_of, progress, prompts_of, resumable
 from .options import (
     AsJson,
     Assistant,
@@ -20,6 +21,7 @@ from .options import (
     Device,
     DoSample,
     DType,
+    MaxHours,
     Model,
     Resume,
     Seed,
@@ -72,6 +74,7 @@ def compare(
         Path | None, typer.Option(help="folder to write; must not exist (default: nothing is written)")
     ] = None,
     resume: Resume = False,
+    max_hours: MaxHours = None,
     do_sample: DoSample = False,
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
@@ -92,6 +95,7 @@ def compare(
 
       hf-lossy compare --model M --assistant D --task gsm8k --data test.jsonl --policies svip,top_k:k=4+svip --out found
     """
+    end_after(max_hours)
     needs("train", "scipy")
     check_pair(model, assistant)
     sizes = batch_sizes(batch_size)
@@ -113,8 +117,10 @@ def compare(
     from ..evaluation.comparing import Batches
     from ..evaluation.comparing import compare as run
     from ..evaluation.scoring import score_answers
-    from ..evaluation.store import Folder
+    from ..evaluation.store import Folder, Memory
+    from ..training.processes import Processes
 
+    processes = Processes.started()
     chosen = _policies(policies, gamma)
     parts = [part for policy in chosen.values() for part in parts_in(policy)]
     made = models_from(model, assistant, sources_in(parts))
@@ -129,24 +135,23 @@ def compare(
     )
     store = None
     if out is not None:
-        store = Folder(out, facts_of(target, draft, arms, decoding, texts, source, sizes, problems), resume)
-    try:
-        left = [batch for batch in batches.all() if store is None or not store.has(batch[0], batch[1])]
-        with progress("comparing", len(arms) * (len(left) + len({size for size, _, _ in left}))) as tell:
-            found = run(
-                Writer(target, tokenizer, decoding, its_task),
-                arms,
-                texts,
-                batches,
-                store=store,
-                task=its_task,
-                problems=problems,
-                tell=tell,
-            )
-    except KeyboardInterrupt:
-        if store is not None:
-            show(f"interrupted; what is done is in {store.part}: the same command with --resume goes on")
-        raise
+        facts = facts_of(target, draft, arms, decoding, texts, source, sizes, problems)
+        store = Folder(out, facts, resume, processes)
+    left = processes.share([its for its in batches.all() if store is None or not store.has(its[0], its[1])])
+    calls = len(arms) * (len(left) + len({size for size, _, _ in left}))
+    with resumable(store), progress("comparing", calls, quiet=not processes.first) as tell:
+        found = run(
+            Writer(target, tokenizer, decoding, its_task),
+            arms,
+            texts,
+            batches,
+            store=store or Memory(processes),
+            task=its_task,
+            problems=problems,
+            tell=tell,
+        )
+    if not processes.first:
+        return
     left_out |= found.left_out
     lines = {str(size): advice(found.figures, size) for size in sorted(set(sizes))}
     if store is not None:

@@ -1,12 +1,18 @@
 """How a command ends: its exit code, and one line on stderr for what users can mend."""
 
+import os
+import signal
 import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import typer
 
 from ..terminal import plain_warnings
-from ..validation import HTTP_CLIENTS, one_line, unreached
+from ..validation import HTTP_CLIENTS, check_positive, one_line, unreached
 
 
 LONGEST = 600  # characters of an error: the names of all rules and stops fit in
@@ -15,9 +21,10 @@ WRONG_WORDS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__na
 
 
 def run(app: typer.Typer) -> int:
-    """Run the command that `sys.argv` names; returns its exit code: 0, 2 for what users can mend, 130 where they interrupted."""
+    """Run the command that `sys.argv` names; returns its exit code: 0, 2 for what users can mend, 130 where they interrupted, 143 where SIGTERM did."""
+    _signals.clear()
     try:
-        with plain_warnings():
+        with plain_warnings(), _one_voice(), _ending():
             code = app(standalone_mode=False)  # or else typer draws a frame around what it finds wrong
     except (KeyboardInterrupt, typer.Abort):
         code = 130
@@ -32,9 +39,58 @@ def run(app: typer.Typer) -> int:
             raise
         say(f"the Hub was not reached ({unreached(error)})")
         return 2
+    if code == 130 and _signals:
+        say("ended by SIGTERM, or because its time was over")
+        return 143
     if code == 130:
         say("interrupted")
     return code if isinstance(code, int) else 0
+
+
+_timers: list[threading.Timer] = []
+_signals: list[int] = []  # SIGTERM, if it came
+
+
+def end_after(hours: float | None) -> None:
+    """End the command that runs as SIGTERM would, so many hours from now; None: never."""
+    if hours is None:
+        return
+    check_positive("--max-hours", hours, 24 * 365)
+    timer = threading.Timer(hours * 3600, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.daemon = True
+    _timers.append(timer)
+    timer.start()
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """SIGTERM, from a scheduler or from `end_after`, ends a job as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():  # where Python takes no signals
+        yield
+        return
+
+    def end(number: int, *_: Any) -> None:
+        _signals.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        while _timers:
+            _timers.pop().cancel()
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _one_voice() -> Iterator[None]:
+    """Of the processes that `accelerate launch` started the first one speaks: of the others errors alone are heard."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        yield
+        return
+    warnings.simplefilter("ignore")
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        yield
 
 
 def _say_wrong_words(error: Any) -> None:

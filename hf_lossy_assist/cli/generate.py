@@ -1,7 +1,5 @@
 """`hf-lossy generate`: prompts continued with a draft model's help."""
 
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,9 +8,10 @@ import typer
 import hf_lossy_assist as hla
 
 from ..tasks.prompts import read_prompts
-from ..terminal import Bar, show_json, streamer
-from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, check_positive
-from .generated import Output, json_report, show_outputs, show_report, write_page
+from ..terminal import show_json
+from ..training.processes import Processes
+from ..validation import check_int
+from .generated import json_report, show_outputs, show_report, write_page
 from .made_with import MadeWith, folder_of, models_from, remark_on, remark_on_companion, sources_in
 from .options import (
     TARGET,
@@ -29,44 +28,14 @@ from .options import (
     TopK,
     TopP,
     chats,
-    check_sampling,
     load,
     read_drafter,
 )
 from .policy_options import PolicyOptions
+from .writing import Decoding, write
 
 
 DEMO_PROBLEMS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """How the texts are written."""
-
-    max_new_tokens: int
-    do_sample: bool
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    batch_size: int
-    stream: bool
-
-    def __post_init__(self) -> None:
-        check_int("--max-new-tokens", self.max_new_tokens, 1, MOST_NEW_TOKENS)
-        check_int("--batch-size", self.batch_size, 1, MOST_ROWS)
-        check_int("--seed", self.seed, 0)
-        check_int("--top-k", self.top_k, 0)
-        check_positive("--top-p", self.top_p, 1.0, hint=": leave --do-sample out for greedy decoding")
-        check_positive("--temperature", self.temperature)
-        check_sampling(self.do_sample, self.temperature, self.top_k, self.top_p)
-
-    def settings(self) -> dict[str, Any]:
-        """Arguments of `generate`."""
-        settings: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "do_sample": self.do_sample}
-        if self.do_sample:
-            settings |= {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-        return settings
 
 
 def generate(
@@ -109,7 +78,7 @@ def generate(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
-    batch_size: Annotated[int, typer.Option(help="prompts at a time")] = 1,
+    batch_size: Annotated[int, typer.Option(help="texts that are written at a time")] = 1,
     dtype: DType = "float32",
     device: Device = "auto",
     chat: Chat = False,
@@ -158,7 +127,10 @@ def generate(
     asked = {"assistant_model": draft, "drafter": drafts, "lossy_policy": chosen}
     if compile_rounds:
         asked["cache_implementation"] = "static"
-    outputs, seconds = _write(target, tokenizer, asked, chats(tokenizer, texts) if chat else texts, decoding)
+    written = write(target, tokenizer, asked, chats(tokenizer, texts) if chat else texts, decoding)
+    outputs = written.outputs
+    if not Processes.started().first:
+        return
     if html is not None:
         write_page(html, outputs, tokenizer, policy, (target, draft), chosen)
     remark_on(parts, do_sample)
@@ -171,10 +143,10 @@ def generate(
         if drafter is not None:
             names["drafter"] = drafter
         names["policy"] = policy if chosen is None else chosen.to_dict() or "strict"
-        show_json(json_report(outputs, tokenizer, names, seconds))
+        show_json(json_report(written, tokenizer, names))
         return
     show_outputs(outputs, tokenizer, problems, streamed=stream)
-    show_report(outputs, seconds, policy)
+    show_report(written, policy)
 
 
 def _texts(
@@ -191,49 +163,3 @@ def _texts(
     if not all(t.strip() for t in texts):
         raise ValueError("a prompt is empty: every prompt needs some text")
     return texts, problems
-
-
-def _write(
-    target: Any, tokenizer: Any, asked: dict[str, Any], texts: list[str], decoding: Decoding
-) -> tuple[list[Output], float]:
-    """Each text's continuation, and the seconds that writing took. `asked`: what drafts, and the policy."""
-    import torch
-
-    settings = decoding.settings()
-    if asked["lossy_policy"] is not None:  # else the target's own `generate`, whatever policy came with its files
-        hla.enable(target)
-        # The tokenizer too: heads and profiles refuse one that they were not made with.
-        settings |= {name: value for name, value in asked.items() if value is not None} | {"tokenizer": tokenizer}
-    torch.manual_seed(decoding.seed)
-    outputs: list[Output] = []
-    seconds = 0.0
-    with Bar(len(texts), "writing", "prompts", quiet=decoding.stream or len(texts) <= decoding.batch_size) as bar:
-        for start in range(0, len(texts), decoding.batch_size):
-            batch = texts[start : start + decoding.batch_size]
-            inputs = tokenizer(batch, return_tensors="pt", padding=True).to(target.device)
-            inputs.pop("token_type_ids", None)
-            if decoding.stream:
-                inputs["streamer"] = streamer(tokenizer, skip_prompt=True)
-            began = time.perf_counter()
-            out = target.generate(**inputs, **settings, return_dict_in_generate=True)
-            seconds += time.perf_counter() - began
-            stats = getattr(out, "speculation", None)
-            new = out.sequences[:, inputs["input_ids"].shape[1] :]
-            for i, padded in enumerate(new.tolist()):
-                row = None if stats is None else stats.rows[i]
-                ids = _trimmed(padded, target.generation_config) if row is None else padded[: row.num_new_tokens]
-                outputs.append(
-                    Output(batch[i], ids, row, stats, cut=not set(ids[-1:]) & set(_ends(target.generation_config)))
-                )
-            bar.to(start + len(batch))
-    return outputs, seconds
-
-
-def _trimmed(ids: list[int], config: Any) -> list[int]:
-    """New tokens up to the first end token; the rest is padding."""
-    ends = _ends(config)
-    return next((ids[: i + 1] for i, token in enumerate(ids) if token in ends), ids)
-
-
-def _ends(config: Any) -> list[int | None]:
-    return config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]

@@ -1,5 +1,6 @@
 """What `hf-lossy generate` prints: texts with each token's source as its colour, statistics, or all of it as JSON."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +15,6 @@ from ..terminal import console
 
 if TYPE_CHECKING:
     from ..stats.report import SpeculationStats
-    from ..stats.row import RowStats
 
 COLOURS = ("green", "magenta", "bold yellow", "cyan")  # of stats.report.SOURCES
 
@@ -25,25 +25,37 @@ class Output:
 
     prompt: str
     ids: list[int]  # new tokens, without padding
-    row: "RowStats | None"  # None: there was no draft
-    stats: "SpeculationStats | None"  # of the batch that it was written in
+    stats: "SpeculationStats | None"  # of this text; None: there was no draft
     cut: bool  # at --max-new-tokens: it has no end token
 
+    @property
+    def sources(self) -> list[int]:
+        """Where each token came from, as an index into `stats.row.SOURCES`; empty where there was no draft."""
+        return [] if self.stats is None else self.stats.rows[0].token_sources
 
-def json_report(outputs: list[Output], tokenizer: Any, names: dict[str, Any], seconds: float) -> dict[str, Any]:
+
+@dataclass(frozen=True)
+class Written:
+    """All texts, the seconds that they took, and what is known of all together."""
+
+    outputs: list[Output]
+    seconds: float
+    stats: "SpeculationStats | None"  # None: there was no draft
+
+
+def json_report(written: Written, tokenizer: Any, names: dict[str, Any]) -> dict[str, Any]:
     """The whole run; `names`: of the models and the policy."""
-    merged = _merged(outputs)
     texts = [
         {
             "prompt": o.prompt,
             "text": tokenizer.decode(o.ids, skip_special_tokens=True),
             "token_ids": o.ids,
-            "speculation": o.stats.summary(o.row, sources=True) if o.row is not None and o.stats is not None else None,
+            "speculation": None if o.stats is None else o.stats.summary(o.stats.rows[0], sources=True),
         }
-        for o in outputs
+        for o in written.outputs
     ]
-    speculation = None if merged is None else merged.to_dict()
-    return names | {"seconds": round(seconds, 4), "speculation": speculation, "outputs": texts}
+    speculation = None if written.stats is None else written.stats.to_dict()
+    return names | {"seconds": round(written.seconds, 4), "speculation": speculation, "outputs": texts}
 
 
 def write_page(
@@ -62,10 +74,9 @@ def write_page(
     heads = {} if policy is None else policy.heads()
     body = [legend()]
     for output in outputs:
-        sources = [] if output.row is None else output.row.token_sources
-        scores = score(target, draft, heads, tokenizer(output.prompt)["input_ids"], output.ids, sources)
+        scores = score(target, draft, heads, tokenizer(output.prompt)["input_ids"], output.ids, output.sources)
         body.append(paragraph(output.prompt.strip(), "prompt"))
-        body.append(text_view([tokenizer.decode([token]) for token in output.ids], sources, scores))
+        body.append(text_view([tokenizer.decode([token]) for token in output.ids], output.sources, scores))
     write_text(file, page(f"hf-lossy generate --policy {name}", body))
 
 
@@ -86,28 +97,24 @@ def show_outputs(outputs: list[Output], tokenizer: Any, problems: list[Any], str
         screen.print(f"solved {solved} of {len(problems)} problems{note}")
 
 
-def show_report(outputs: list[Output], seconds: float, policy: str) -> None:
-    """Statistics of all batches, and the speed."""
+def show_report(written: Written, policy: str) -> None:
+    """Statistics of all texts, and the speed."""
     from ..stats.row import SOURCES
 
-    screen, merged = console(highlight=False), _merged(outputs)
-    if merged is not None:
+    screen = console(highlight=False)
+    if written.stats is not None:
         names = (Text(name, style=colour) for name, colour in zip(SOURCES, COLOURS, strict=True))
         if screen.color_system is not None:  # else nothing tells the sources apart
             screen.print(Text("tokens: ").append_text(Text(" ").join(names)))
-        screen.print(merged.table())
-    tokens = sum(len(output.ids) for output in outputs)
-    screen.print(f"policy {policy}: {tokens} tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s")
-
-
-def _merged(outputs: list[Output]) -> "SpeculationStats | None":
-    calls = {id(o.stats): o.stats for o in outputs if o.stats is not None}
-    return hla.SpeculationStats.merge(list(calls.values())) if calls else None
+        screen.print(written.stats.table())
+    tokens = sum(len(output.ids) for output in written.outputs)
+    speed = tokens / written.seconds
+    screen.print(f"policy {policy}: {tokens} tokens in {written.seconds:.2f} s, {speed:.1f} tokens/s")
 
 
 def _coloured(output: Output, tokenizer: Any) -> Text:
     text = Text()
-    kinds = output.row.token_sources if output.row else [None] * len(output.ids)
+    kinds: Sequence[int | None] = output.sources or [None] * len(output.ids)
     # Neighbours of one kind are decoded together: a word may be spread over several tokens.
     for kind, group in groupby(zip(kinds, output.ids, strict=True), key=lambda pair: pair[0]):
         piece = tokenizer.decode([token for _, token in group], skip_special_tokens=True)

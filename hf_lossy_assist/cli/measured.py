@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..terminal import Bar
+from ..terminal import Bar, show
 from ..validation import MOST_NEW_TOKENS, check_int, check_positive
 from .options import DEMO, check_sampling
 
@@ -152,13 +152,26 @@ def hash_of(texts: Sequence[str], problems: Sequence[Any]) -> str:
 
 
 @contextmanager
-def progress(what: str, calls: int, *, most: bool = False) -> Iterator[Callable[[str, int], None]]:
-    """A bar of calls, each of one way to write and one batch, that moves within a call too; `most`: there may be fewer calls.
+def progress(
+    what: str, calls: int, *, most: bool = False, quiet: bool = False
+) -> Iterator[Callable[[str, int], None]]:
+    """A bar of calls, each of one way to write and one batch, that moves within a call too; `most`: there may be fewer calls. `quiet`: it is not shown.
 
     It is told which call begins, with 0, and that it is over, with 1.
     """
-    with Bar(calls, what, "calls", most=most) as bar, closing(_Within(bar)) as within:
+    with Bar(calls, what, "calls", most=most, quiet=quiet) as bar, closing(_Within(bar)) as within:
         yield within.tell
+
+
+@contextmanager
+def resumable(store: Any) -> Iterator[None]:
+    """Where this is interrupted, say how to go on; `store`: the folder of the run, or None."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if store is not None:
+            show(f"interrupted; what is done is in {store.part}: the same command with --resume goes on")
+        raise
 
 
 class _Within:

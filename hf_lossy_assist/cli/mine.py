@@ -11,6 +11,7 @@ import typer
 from ..artifacts.reading import read_object
 from ..terminal import show
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int
+from .exits import end_after
 from .made_with import MadeWith, remember
 from .options import (
     DEMO,
@@ -19,6 +20,7 @@ from .options import (
     Device,
     DoSample,
     DType,
+    MaxHours,
     Model,
     Out,
     Resume,
@@ -69,6 +71,7 @@ def mine(
     ] = False,
     workers: Annotated[int, typer.Option(help="threads for servers and for running programs")] = 4,
     resume: Resume = False,
+    max_hours: MaxHours = None,
     naive: Annotated[bool, typer.Option("--naive", help="try each mismatch by itself, for comparison")] = False,
     max_mismatches: Annotated[
         int | None, typer.Option(help="most mismatches of a problem; further ones are counted")
@@ -79,9 +82,13 @@ def mine(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
-    target_url: Annotated[str | None, typer.Option(help="OpenAI-compatible server that runs the target")] = None,
+    target_url: Annotated[
+        str | None, typer.Option(help="OpenAI-compatible server that runs the target; several with commas")
+    ] = None,
     target_model: Annotated[str | None, typer.Option(help="name of the target on that server")] = None,
-    judge_url: Annotated[str | None, typer.Option(help="server with a judge model, for qa and the benches")] = None,
+    judge_url: Annotated[
+        str | None, typer.Option(help="server with a judge model, for qa and the benches; several with commas")
+    ] = None,
     judge_model: Annotated[str | None, typer.Option(help="name of the judge on that server")] = None,
     per_minute: Annotated[float | None, typer.Option(help="most requests a minute to each server")] = None,
     timeout: Annotated[float, typer.Option(help="seconds to wait for a server's reply")] = 120.0,
@@ -99,6 +106,7 @@ def mine(
 
       hf-lossy mine --model M --assistant D --task qa --data q.jsonl --judge-url URL --judge-model J --out mined
     """
+    end_after(max_hours)
     needs("train", "accelerate", "datasets")
     servers = Servers(
         target_url=target_url, target_model=target_model, judge_url=judge_url, judge_model=judge_model,

@@ -42,6 +42,7 @@ FitSeed = Annotated[int, typer.Option(help="random seed, of the held-out split a
 Width = Annotated[int | None, typer.Option(help="hidden units of an mlp (default: 64)")]
 Out = Annotated[Path, typer.Option(help="folder to write; must not exist")]
 Resume = Annotated[bool, typer.Option("--resume", help="continue an interrupted run")]
+MaxHours = Annotated[float | None, typer.Option(help="end after so many hours; --resume goes on (default: never)")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON and nothing else")]
 Token = Annotated[str | None, typer.Option(help="access token of the Hub (default: the stored one, or HF_TOKEN)")]
 Revision = Annotated[str | None, typer.Option(help="branch, tag or commit")]

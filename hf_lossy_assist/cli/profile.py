@@ -8,6 +8,7 @@ import typer
 from ..tasks.prompts import read_prompts
 from ..terminal import console, show, table
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int
+from .exits import end_after
 from .made_with import MadeWith, remember
 from .options import (
     DEMO,
@@ -18,6 +19,7 @@ from .options import (
     Device,
     DoSample,
     DType,
+    MaxHours,
     Model,
     Out,
     Prompts,
@@ -64,6 +66,7 @@ def profile(
     top_p: TopP = 1.0,
     seed: Seed = 0,
     resume: Resume = False,
+    max_hours: MaxHours = None,
     dtype: DType = "float32",
     device: Device = "auto",
     chat: Chat = False,
@@ -78,6 +81,7 @@ def profile(
 
       hf-lossy profile --model M --assistant D --companion C --prompts questions.jsonl --chat --batch-size 8,32 --out profile
     """
+    end_after(max_hours)
     needs("train", "sklearn", "matplotlib")
     check_pair(model, assistant)
     if model is not None and companion is None:

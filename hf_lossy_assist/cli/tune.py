@@ -8,8 +8,9 @@ import typer
 
 from ..terminal import console, digits, show, show_json, table
 from ..validation import MOST_ROWS, check_int, check_number
+from .exits import end_after
 from .made_with import MadeWith, models_from, parts_in, remark_on, remember, sources_in
-from .measured import check_answers, check_decoding, check_out, facts_of, once_each, progress, prompts_of
+from .measured import check_answers, check_decoding, check_out, facts_of, once_each, progress, prompts_of, resumable
 from .options import (
     DEMO,
     AsJson,
@@ -18,6 +19,7 @@ from .options import (
     Device,
     DoSample,
     DType,
+    MaxHours,
     Model,
     Resume,
     Seed,
@@ -64,6 +66,7 @@ def tune(
         Path | None, typer.Option(help="folder to write; must not exist (default: nothing is written)")
     ] = None,
     resume: Resume = False,
+    max_hours: MaxHours = None,
     do_sample: DoSample = False,
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
@@ -84,6 +87,7 @@ def tune(
 
       hf-lossy tune --model M --assistant D --task gsm8k --data test.jsonl --chat --max-loss 0.02 --out tuned
     """
+    end_after(max_hours)
     needs("train", "scipy")
     check_pair(model, assistant)
     check_number("--max-loss", max_loss, 1e-6, 1.0)
@@ -100,11 +104,13 @@ def tune(
     from ..evaluation.arms import make_arms
     from ..evaluation.ladders import field_of
     from ..evaluation.scoring import score_answers
-    from ..evaluation.store import Folder
+    from ..evaluation.store import Folder, Memory
     from ..evaluation.tuning import Search, promise
     from ..evaluation.tuning import tune as run
     from ..policy.short_form import split_policies
+    from ..training.processes import Processes
 
+    processes = Processes.started()
     field = field_of(split_policies(policies))
     limit = DEMO_LIMIT if limit is None and task == DEMO else limit
     parts = [part for policy in field.policies.values() for part in parts_in(policy)]
@@ -121,25 +127,24 @@ def tune(
     if out is not None:
         arms = make_arms(target, draft, field.policies, tokenizer=tokenizer, assisted=False)
         facts = facts_of(target, draft, arms, decoding, texts, source, [batch_size], problems)
-        store = Folder(out, facts | {"max_loss": max_loss, "confidence": confidence, "first": search.first}, resume)
-    calls = (len(texts) // batch_size + 2) * (len(field.policies) + 1)  # with a warm-up for either half
-    try:
-        with progress("tuning", calls, most=True) as tell:
-            found = run(
-                Writer(target, tokenizer, decoding, its_task),
-                draft,
-                field,
-                its_task,
-                problems,
-                texts,
-                search,
-                store=store,
-                tell=tell,
-            )
-    except KeyboardInterrupt:
-        if store is not None:
-            show(f"interrupted; what is done is in {store.part}: the same command with --resume goes on")
-        raise
+        facts |= {"max_loss": max_loss, "confidence": confidence, "first": search.first}
+        store = Folder(out, facts, resume, processes)
+    batches = len(texts) // batch_size // processes.count + 2  # with a warm-up for either half
+    calls = batches * (len(field.policies) + 1)
+    with resumable(store), progress("tuning", calls, most=True, quiet=not processes.first) as tell:
+        found = run(
+            Writer(target, tokenizer, decoding, its_task),
+            draft,
+            field,
+            its_task,
+            problems,
+            texts,
+            search,
+            store=store or Memory(processes),
+            tell=tell,
+        )
+    if not processes.first:
+        return
     if store is not None:
         score_answers(Writer(target, tokenizer, decoding), draft, field.policies, store.answers, texts)
     _tell(

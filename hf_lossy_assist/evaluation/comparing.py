@@ -67,7 +67,8 @@ def compare(
     rotates. An arm that fails while it is warmed up is left out, if it is not one that the others are compared with.
 
     Args:
-        store: where answers are kept; batches that it has already are not written again.
+        store: where answers are kept; batches that it has already are not written again. Of its processes each measures its share
+            of the others, and all return what all have found.
         task, problems: what the prompts ask, to tell right answers.
         tell: called before each call, with 0, and behind it, with 1.
     """
@@ -77,7 +78,8 @@ def compare(
         left_out[STATIC] = "it failed when this run was begun"
         arms = [arm for arm in arms if arm.name != STATIC]
     arms = list(arms)
-    todo = [batch for batch in batches.all() if not store.has(batch[0], batch[1])]
+    processes = store.processes
+    todo = processes.share([batch for batch in batches.all() if not store.has(batch[0], batch[1])])
     for size in sorted({size for size, _, _ in todo}):
         for arm in list(arms):
             try:
@@ -91,6 +93,7 @@ def compare(
                 continue
             seconds[f"{arm.name}, batch {size}"] = answers[0].seconds
             tell(f"warm-up: {arm.name}", 1)
+    own: list[tuple[int, int, list[Answer]]] = []
     for turn, (size, unit, first) in enumerate(todo):
         shift, batch = turn % len(arms), list(prompts[first : first + size])
         written: list[Answer] = []
@@ -102,8 +105,15 @@ def compare(
             written += answers
             tell(arm.name, 1)
         store.add(size, unit, written)
+        own.append((size, unit, written))
+    for theirs, others_out, others_seconds in processes.others((own, left_out, seconds)):
+        for size, unit, answers in theirs:
+            store.take(size, unit, answers)
+        left_out, seconds = left_out | others_out, others_seconds | seconds
+    arms = [arm for arm in arms if arm.name not in left_out]  # what failed anywhere is compared nowhere
     these = {(size, unit) for size, unit, _ in batches.all()}
-    answers = [answer for answer in store.answers if (answer.batch_size, answer.unit) in these]
+    answers = [its for its in store.answers if (its.batch_size, its.unit) in these and its.arm not in left_out]
+    answers.sort(key=lambda its: (its.batch_size, its.unit, its.prompt))
     return Comparison(answers, figures(answers, arms), left_out, seconds)
 
 

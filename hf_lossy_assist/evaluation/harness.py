@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from ..generation.enable import enable
+from ..generation.many import generate_many
 from ..policy.forms import as_policy
 from ..stats.clock import wait_for
 from ..stats.report import SpeculationStats
+from ..terminal import Bar
 from ..validation import one_line
 
 
@@ -24,7 +26,7 @@ def models() -> tuple[type, type]:
     Made when they are asked for: lm-eval is an extra, and takes seconds to import.
     """
     from lm_eval.api.registry import register_model
-    from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.huggingface import HFLM, stop_sequences_criteria
 
     class TimedLM(HFLM):
         """`HFLM` that keeps the seconds of its texts."""
@@ -32,21 +34,30 @@ def models() -> tuple[type, type]:
         def __init__(self, *args: Any, **kwargs: Any):
             super().__init__(*args, **kwargs)
             self.seconds, self._warm = 0.0, False
+            self._rows: int | None = (
+                None  # texts at a time, where lm-eval does not share them out; None: as many as it gives
+            )
 
-        def _model_generate(self, context: torch.Tensor, *args: Any, **settings: Any) -> Any:
+        def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **settings: Any) -> Any:
             if not self._warm:
-                super()._model_generate(context, *args, **settings)
+                mask = settings["attention_mask"][: self._rows]
+                self._texts(context[: self._rows], max_length, stop, **settings | {"attention_mask": mask})
                 self._warm = True
             wait_for(self.device)
             began = time.perf_counter()
-            out = super()._model_generate(context, *args, **settings)
+            out = self._texts(context, max_length, stop, **settings)
             wait_for(self.device)
             self.seconds += time.perf_counter() - began
             return out
 
+        def _texts(self, context: torch.Tensor, max_length: int, stop: list[str], **settings: Any) -> Any:
+            """Prompts and what is written behind them, as `_model_generate` returns it."""
+            return super()._model_generate(context, max_length, stop, **settings)
+
     @register_model("hf-lossy")
     class LossyLM(TimedLM):
-        """`HFLM` with a draft and a policy; likelihoods are the target's own, as ever.
+        """`HFLM` with a draft and a policy; likelihoods are the target's own, as ever. `batch_size` texts are written at a time, and one that
+        has ended gives its place to the next (`generate_many`).
 
         Args:
             pretrained: the target, a loaded model or what lm-eval takes.
@@ -64,15 +75,60 @@ def models() -> tuple[type, type]:
             self.calls: list[SpeculationStats] = []
             enable(self.model)
 
-        def _model_generate(
-            self, context: torch.Tensor, max_length: int, stop: list[str], **settings: Any
-        ) -> torch.Tensor:
-            ours = {"assistant_model": self.assistant, "lossy_policy": self.policy, "return_dict_in_generate": True}
-            out = super()._model_generate(context, max_length, stop, **ours, **settings)
-            self.calls.append(out.speculation)
-            return out.sequences
+        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
+            """All requests with the same settings come to `_model_generate` at once."""
+            rows: Any = self.batch_size_per_gpu  # type: ignore[has-type]
+            if not isinstance(rows, int) or self.backend != "causal":
+                return super().generate_until(requests, disable_tqdm)
+            self._rows, self.batch_size_per_gpu = rows, len(requests)
+            try:
+                return super().generate_until(requests, disable_tqdm=True)
+            finally:
+                self._rows, self.batch_size_per_gpu = None, rows
+
+        def _texts(self, context: torch.Tensor, max_length: int, stop: list[str], **settings: Any) -> Any:
+            if self._rows is None:
+                ours = {
+                    "assistant_model": self.assistant,
+                    "lossy_policy": self.policy,
+                    "return_dict_in_generate": True,
+                }
+                out = super()._texts(context, max_length, stop, **ours, **settings)
+                self.calls.append(out.speculation)
+                return out.sequences
+            if not settings.get("temperature"):  # as lm-eval has it, 0 is greedy
+                settings.pop("temperature", None)
+                settings.setdefault("do_sample", False)
+            settings |= {
+                "assistant_model": self.assistant, "lossy_policy": self.policy, "max_rows": self._rows, "tokenizer": self.tokenizer,
+                "stopping_criteria": lambda ids: stop_sequences_criteria(self.tokenizer, stop, len(ids), 1),
+                "max_new_tokens": max_length - context.shape[1],
+            }  # fmt: skip
+            out, stats = _in_flight(self.model, context, self.tokenizer.pad_token_id, self.rank != 0, settings)
+            self.calls += [] if stats is None else [stats]
+            return out
 
     return TimedLM, LossyLM
+
+
+def _in_flight(
+    target: Any, context: torch.Tensor, pad: int, quiet: bool, settings: dict[str, Any]
+) -> tuple[torch.Tensor, SpeculationStats | None]:
+    """Prompts (B, width), padded on the left, with what is written behind them, padded on the right; and the statistics of all of them.
+
+    `settings`: of `generate_many`, and the `attention_mask` of `context`.
+    """
+    mask = settings.pop("attention_mask").bool()
+    prompts = [ids[its].tolist() for ids, its in zip(context, mask, strict=True)]
+    many = generate_many(target, prompts, pad_token_id=pad, **settings)
+    found: list[list[int]] = [[]] * len(prompts)
+    with Bar(len(found), "writing", "texts", quiet=quiet) as bar:
+        for done, its in enumerate(many, 1):
+            found[its.index] = its.token_ids
+            bar.to(done)
+    texts = [torch.tensor(ids) for ids in found]
+    new = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=pad)
+    return torch.cat([context.cpu(), new], dim=1), many.speculation
 
 
 def manager_of(tasks: Sequence[str], folder: Path | None) -> Any:

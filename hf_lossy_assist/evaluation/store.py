@@ -12,11 +12,12 @@ from weakref import finalize
 from ..artifacts.files import json_text, write_text
 from ..artifacts.reading import lines
 from ..training.jobs import folders, key_of, prepare, read_record, sealed_line, unsealed
+from ..training.processes import ALONE, Processes
 from .figures import Figures
 from .measuring import Answer
 
 
-RECORD, BATCHES, ANSWERS, SUMMARY = "run.json", "batches.jsonl", "answers.jsonl", "summary.csv"
+RECORD, BATCHES, ANSWERS, SUMMARY = "run.json", "batches{}.jsonl", "answers.jsonl", "summary.csv"
 LONGEST = 2**30  # bytes of a batch's line: many rows under many arms, each with its tokens and their texts
 LOCK = ".lock"  # held by the process that writes
 
@@ -24,7 +25,9 @@ LOCK = ".lock"  # held by the process that writes
 class Memory:
     """The answers of the batches that are done."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: Processes = ALONE) -> None:
+        """`processes`: that share the batches among them."""
+        self.processes = processes
         self.answers: list[Answer] = []
         self._done: set[tuple[int, int]] = set()
 
@@ -38,6 +41,10 @@ class Memory:
 
     def add(self, batch_size: int, unit: int, answers: Sequence[Answer]) -> None:
         """Keep what all arms wrote for a batch."""
+        self.take(batch_size, unit, answers)
+
+    def take(self, batch_size: int, unit: int, answers: Sequence[Answer]) -> None:
+        """The same of a batch that another process did, and keeps."""
         self.answers += answers
         self._done.add((batch_size, unit))
 
@@ -47,19 +54,24 @@ class Folder(Memory):
 
     Args:
         facts: what the run is of: another run's folder is not gone on with.
+        processes: that share the batches; each has a file of its own, and reads all.
 
     Raises: `ValueError`, one line, where `out` is there, or an unfinished run without `resume`, or one of something else, or one that
     another process is at.
     """
 
-    def __init__(self, out: Path, facts: dict[str, Any], resume: bool):
-        super().__init__()
+    def __init__(self, out: Path, facts: dict[str, Any], resume: bool, processes: Processes = ALONE):
+        super().__init__(processes)
         self.out, self.part = folders(out)
+        processes.on_first(lambda: self._begin(facts, resume))
+        self._file, self._key = self.part / BATCHES.format(processes.rank or ""), key_of(self.part / RECORD)
+        for file in sorted(self.part.glob(BATCHES.format("*"))):
+            self._read(file)
+        processes.wait()  # reading takes torn lines away; nobody writes before all have read
+
+    def _begin(self, facts: dict[str, Any], resume: bool) -> None:
         prepare(self.out, self.part, facts, resume, RECORD)
         self._release = finalize(self, os.close, _locked(self.part / LOCK))
-        self._file, self._key = self.part / BATCHES, key_of(self.part / RECORD)
-        if self._file.is_file():
-            self._read()
 
     def add(self, batch_size: int, unit: int, answers: Sequence[Answer]) -> None:
         super().add(batch_size, unit, answers)
@@ -69,10 +81,10 @@ class Folder(Memory):
             file.flush()
             os.fsync(file.fileno())
 
-    def _read(self) -> None:
+    def _read(self, path: Path) -> None:
         whole = 0  # bytes of whole lines: a run that was killed leaves a torn one
-        with open(self._file, "rb") as file:
-            for where, line in lines(file, str(self._file), LONGEST):
+        with open(path, "rb") as file:
+            for where, line in lines(file, str(path), LONGEST):
                 file.seek(-1, os.SEEK_CUR)
                 if file.read(1) != b"\n":
                     break
@@ -80,8 +92,8 @@ class Folder(Memory):
                 batch = unsealed(line, where, self._key)
                 if self.has(batch["batch_size"], batch["unit"]):  # answers that count twice would narrow every bound
                     raise ValueError(f"{where}: the batch stands here twice: delete {self.part} and start again")
-                super().add(batch["batch_size"], batch["unit"], [Answer.from_dict(its) for its in batch["answers"]])
-        os.truncate(self._file, whole)
+                self.take(batch["batch_size"], batch["unit"], [Answer.from_dict(its) for its in batch["answers"]])
+        os.truncate(path, whole)
 
     def finish(self, found: Sequence[Figures], trial: Sequence[Figures] = (), **more: Any) -> None:
         """Write the answers, in Spec-Bench's format, and the figures; the folder is `out` from then on.
@@ -96,7 +108,8 @@ class Folder(Memory):
         self._release()
         (self.part / LOCK).unlink()
         os.rename(self.part, self.out)
-        (self.out / BATCHES).unlink()  # behind the rename: a run that is killed in between has lost nothing
+        for file in self.out.glob(BATCHES.format("*")):
+            file.unlink()  # behind the rename: a run that is killed in between has lost nothing
 
 
 def _locked(file: Path) -> int:

@@ -53,7 +53,7 @@ def tune(
 
     Args:
         prompts: the problems' texts as the models are given them.
-        store: where answers are kept, so that an interrupted run goes on.
+        store: where answers are kept, so that an interrupted run goes on. Its processes share the batches, and all return the same.
 
     Raises: `ValueError`, one line, where the target has so few right answers that a policy with none would be certified.
     """

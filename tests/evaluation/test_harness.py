@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from support import small
 
 import hf_lossy_assist as hla
@@ -45,7 +46,7 @@ def test_seconds_are_of_generating_and_warm():
         counts, took = [], []
         for _ in range(2):
             before = len(calls)
-            its._model_generate(ids, ids.shape[1] + 6, ["nothing"])
+            its._model_generate(ids, ids.shape[1] + 6, ["nothing"], attention_mask=torch.ones_like(ids))
             counts.append(len(calls) - before)
             took.append(its.seconds)
         assert counts[0] == 2 * counts[1] > 0 and 0 < took[0] < took[1]

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ...models.inspect import vocabulary_of
-from ...tasks.endpoint import Endpoint
+from ...tasks.pool import served
 from ...tasks.tasks import AnswerTask, Problem
 from .continuing import Batch, Choice, Continuer
 from .draft_choices import DraftChoices
@@ -44,7 +44,7 @@ def mine_problems(
 
     pool = ThreadPoolExecutor(workers, "hf-lossy-mine")  # starts no thread before it is given work
     try:
-        if isinstance(target, Endpoint):
+        if served(target):
             continuer: Continuer = Remote(target, tokenizer, sorted(ends), over, pool)
         else:
             continuer = Batch(target, places, limit, choice, over)

@@ -10,13 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
-from ...tasks.endpoint import Endpoint
+from ...tasks.pool import served
 from ...tasks.tasks import AnswerTask, Problem
 from ...terminal import Bar
 from ...training.jobs import folders, key_of, prepare
+from ...training.processes import Processes
 from ...validation import MOST_ROWS, MOST_THREADS, check_int
 from .in_flight import mine_problems
 from .mine_inputs import prepared
@@ -35,7 +34,7 @@ def mine(
     as one that was not (but for a time limit, and for near-ties that half precision decides by what shares a batch). Under `accelerate launch` the processes share the problems among them.
 
     Args:
-        target: a loaded model, or an `Endpoint` that serves it.
+        target: a loaded model, or an `Endpoint` or a `Pool` that serves it.
         problems: what `task` gave, or some of it.
         batch_size: problems in flight; decides the speed alone (in half precision also near-ties).
         workers: threads for requests to servers, and for tasks that run programs.
@@ -46,8 +45,6 @@ def mine(
     Raises: `ValueError`, one line, for models that cannot be used or settings that differ from those of the unfinished run;
     `OSError` for a server that fails. What was finished before stays, and `resume` goes on from there.
     """
-    from accelerate import PartialState
-
     check_int("batch_size", batch_size, 1, MOST_ROWS)
     check_int("workers", workers, 1, MOST_THREADS)
     if not problems:
@@ -57,18 +54,16 @@ def mine(
     contents = [[text, p.gold, dict(p.extra)] for text, p in zip(texts, problems, strict=True)]
     prepared(target, draft, tokenizer, texts, settings)  # before anything is written
     facts = _facts(target, draft, tokenizer, task, contents, settings, source)
-    state = PartialState(cpu=not torch.accelerator.is_available())  # one process, unless several were started
-    if state.is_main_process:
-        prepare(out, part, facts, resume, RECORD)
-    state.wait_for_everyone()
+    processes = Processes.started()
+    processes.on_first(lambda: prepare(out, part, facts, resume, RECORD))
     if not (part / RECORD).is_file():  # all was there already
         return out
 
     key = key_of(part / RECORD)
     done = {mined.problem for mined in read_lines(part)}
-    state.wait_for_everyone()  # reading takes torn lines away; nobody writes before all have read
-    mine_own = [n for n in range(state.process_index, len(problems), state.num_processes) if n not in done]
-    bar, shares = Bar(len(mine_own), "mining", "problems", quiet=not state.is_main_process), dict[int, float]()
+    processes.wait()  # reading takes torn lines away; nobody writes before all have read
+    mine_own = processes.share([n for n in range(len(problems)) if n not in done])
+    bar, shares = Bar(len(mine_own), "mining", "problems", quiet=not processes.first), dict[int, float]()
 
     def tell(number: int, share: float) -> None:
         shares[number] = share
@@ -78,16 +73,16 @@ def mine(
         target, draft, tokenizer, task, [problems[n] for n in mine_own], settings,
         batch_size=batch_size, workers=workers, wrap=wrap, numbers=mine_own, tell=tell,
     )  # fmt: skip
-    with bar, open(part / f"{state.process_index:05d}.jsonl", "a", encoding="utf-8") as file:
+    with bar, open(part / f"{processes.rank:05d}.jsonl", "a", encoding="utf-8") as file:
         for mined in found:
             file.write(line_of(mined, key))
             file.flush()
             tell(mined.problem, 1.0)
 
-    state.wait_for_everyone()
-    if state.is_main_process:
+    processes.wait()
+    if processes.first:
         assemble(out, part, facts, tokenizer)
-    state.wait_for_everyone()
+    processes.wait()
     return out
 
 
@@ -100,7 +95,7 @@ def _facts(
     settings: MineSettings,
     source: str,
 ) -> dict[str, Any]:
-    remote = isinstance(target, Endpoint)
+    remote = served(target)
     return {
         "settings": asdict(settings),
         "task": task.name,

@@ -8,28 +8,28 @@ from transformers import GenerationConfig, LogitsProcessorList
 from ...models.inspect import base_of, vocabulary_of
 from ...models.rope import ChangingRope
 from ...models.trials import why_not_rows
-from ...tasks.endpoint import Endpoint
+from ...tasks.pool import served
 from .continuing import decoding_processors
 from .mine_settings import MineSettings
 
 
 def local(target: Any, draft: Any) -> Any:
     """The model whose settings and vocabulary count: the target, or where that is behind a server the draft."""
-    return draft if isinstance(target, Endpoint) else target
+    return draft if served(target) else target
 
 
 def prepared(
     target: Any, draft: Any, tokenizer: Any, texts: Sequence[str], settings: MineSettings
 ) -> tuple[list[list[int]], LogitsProcessorList, set[int]]:
     """The prompts' tokens, and the processors and end tokens that decoding uses; refuses what cannot be mined."""
-    if isinstance(target, Endpoint) and settings.do_sample:
+    if served(target) and settings.do_sample:
         raise ValueError("a target behind a server is mined greedily: its random numbers are its own")
     prompts = [tokenizer(text)["input_ids"] for text in texts]
     for number, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
         if not prompt or not text.strip():
             raise ValueError(f"problem {number} has an empty prompt")
     longest, models = max(map(len, prompts)), [("target", target), ("draft", draft)]
-    models = [(name, model) for name, model in models if not isinstance(model, Endpoint)]
+    models = [(name, model) for name, model in models if not served(model)]
     for name, model in models:
         reason = why_not_rows(model)
         if reason is not None:

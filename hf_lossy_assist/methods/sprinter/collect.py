@@ -24,6 +24,7 @@ from ...tasks.prompts import Text
 from ...terminal import Bar
 from ...training.dataset import RECORD, assemble, schema
 from ...training.jobs import folders, key_of, prepare, read_part, write_part
+from ...training.processes import Processes
 from .collect_settings import DEFAULTS, CollectSettings
 from .walk import Walk
 
@@ -48,7 +49,6 @@ def collect(
 
     Raises: `ValueError`, one line, for models that cannot be used or settings that differ from those of the unfinished run.
     """
-    from accelerate import PartialState
     from datasets import Dataset, disable_progress_bars
 
     disable_progress_bars()  # of `datasets`, one for each file
@@ -62,16 +62,14 @@ def collect(
         if reason is not None:
             raise ValueError(f"collecting needs models that run in batches; the {name} does not: {reason}")
     facts = _facts(target, draft, tokenizer, texts, settings, source)
-    state = PartialState(cpu=not torch.accelerator.is_available())  # one process, unless several were started
-    if state.is_main_process:
-        prepare(out, part, facts, resume, RECORD)
-    state.wait_for_everyone()
+    processes = Processes.started()
+    processes.on_first(lambda: prepare(out, part, facts, resume, RECORD))
     if not (part / RECORD).is_file():  # all was there already
         return out
 
     key, count = key_of(part / RECORD), -(-len(texts) // settings.batch_size)
-    batches = range(state.process_index, count, state.num_processes)
-    with Bar(len(batches), "collecting", "batches", quiet=not state.is_main_process) as bar:
+    batches = processes.share(range(count))
+    with Bar(len(batches), "collecting", "batches", quiet=not processes.first) as bar:
         for done, number in enumerate(batches):
             shard, first = part / f"{number:05d}.parquet", number * settings.batch_size
             if read_part(shard, key) is not None:
@@ -91,10 +89,10 @@ def collect(
             unfinished.unlink()
             bar.to(done + 1)
 
-    state.wait_for_everyone()
-    if state.is_main_process:
+    processes.wait()
+    if processes.first:
         assemble(out, part, facts, count)
-    state.wait_for_everyone()
+    processes.wait()
     return out
 
 

@@ -95,13 +95,13 @@ def train_head(
             if since == settings.patience:
                 break
     head.load_state_dict(state)
-    _fold(head, mean, scale)
+    fold_scaler(head, mean, scale)
     return head.eval()
 
 
 @torch.no_grad()
-def _fold(head: Head, mean: torch.Tensor, scale: torch.Tensor) -> None:
-    """Make the first layer read raw features: w·(x − mean)/scale + b."""
+def fold_scaler(head: Head, mean: torch.Tensor, scale: torch.Tensor) -> None:
+    """Make the first layer, which was trained on (x − mean)/scale, read raw features x. `mean`, `scale`: (H,)."""
     first = next(module for module in head.modules() if isinstance(module, torch.nn.Linear))
     first.weight.div_(scale)
     first.bias.sub_(first.weight @ mean)

@@ -80,7 +80,7 @@ class Walk(Runner):
             for b, record in enumerate(table):
                 if rows.finished[b]:
                     continue
-                position = rows.lengths[b] - rows.width
+                position = rows.lengths[b] - rows.begins[b]
                 if record[-1] != record[-1]:  # NaN: the distance of two distributions of which one is none
                     raise ValueError(
                         f"the target or the draft gave NaN or infinite logits in row {rows.index[b]}, after {position} new tokens"

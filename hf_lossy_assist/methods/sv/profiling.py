@@ -20,6 +20,7 @@ from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_
 from ...models.trials import why_not_rows
 from ...policy.policy import LossyPolicy
 from ...training.jobs import clear, folders, prepare
+from ...training.processes import Processes
 from .alternatives import ALTERNATIVES
 from .alternatives import measure as measure_alternatives
 from .cells import build
@@ -40,7 +41,8 @@ def profile(
 ) -> Profile:  # fmt: skip
     """Make a profile and write it into the folder `out`, all or nothing.
 
-    Finished batches of samples are files in `out`.partial at once; seconds are taken in one go, after them.
+    Finished batches of samples are files in `out`.partial at once; seconds are taken in one go, after them. Under `accelerate launch` the
+    processes share the batches among them, and the first one takes the seconds.
 
     Args:
         target, draft, companion: loaded decoder-only models with one tokenizer.
@@ -60,15 +62,22 @@ def profile(
         if reason is not None:
             raise ValueError(f"profiling needs models that run in batches; the {name} does not: {reason}")
     Runner(LossyPolicy(filter=ObserveOnlyFilter(companion)), draft).validate(target)
-    prepare(out, part, facts(target, draft, companion, tokenizer, texts, settings), resume, STARTED)
-    samples = collect(target, draft, companion, tokenizer, texts, settings, part)
+    processes = Processes.started()
+    here = facts(target, draft, companion, tokenizer, texts, settings)
+    processes.on_first(lambda: prepare(out, part, here, resume, STARTED))
+    samples = collect(target, draft, companion, tokenizer, texts, settings, part, processes)
     if len(samples.x) < FEWEST:
-        clear(part, STARTED)
+        processes.wait()
+        if processes.first:
+            clear(part, STARTED)
         raise ValueError(
             f"{len(texts)} prompts gave {len(samples.x)} drafted tokens; at least {FEWEST} are needed: pass more prompts"
         )
     fitted, kept, metrics = report(samples, settings.seed)
     bins, gamma = build(fitted, *SHAPES[-1][1:]), settings.gamma[-1]
+    if not processes.first:  # one process measures seconds, while the others rest
+        processes.wait()
+        return Profile.from_pretrained(out)
     latency = measure(target, draft, companion, tokenizer, texts, settings, bins)
     metrics[ALTERNATIVES] = measure_alternatives(target, draft, tokenizer, texts, settings)
     made = Profile(
@@ -92,6 +101,7 @@ def profile(
         cells_figure(bins, folder / "cells.png")
         goodput_figure(next(expected(bins, kept, largest, gamma, settings.seed))[0], latency, folder / "goodput.png")
     clear(part, STARTED)
+    processes.wait()
     return made
 
 

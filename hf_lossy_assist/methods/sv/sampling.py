@@ -20,6 +20,7 @@ from ...rules.accepting import Randomness
 from ...stops.basic import Constant
 from ...terminal import Bar
 from ...training.jobs import key_of, read_part, write_part
+from ...training.processes import ALONE, Processes
 from .cells import Samples
 from .instrument import InstrumentedRunner, ProfileSettings, run
 
@@ -48,17 +49,19 @@ class ObserveOnlyFilter(VerifyFilter):
 
 def collect(
     target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], settings: ProfileSettings,
-    kept: Path | None = None,
+    kept: Path | None = None, processes: Processes = ALONE,
 ) -> Samples:  # fmt: skip
     """Strict decoding of every prompt at each γ, watched by the companion.
 
-    A finished batch of prompts is a file in `kept`, and one that is there already is not run again.
+    A finished batch of prompts is a file in `kept`, and one that is there already is not run again. Each of several processes samples
+    its share of the batches, and all return all samples.
     """
-    parts: list[dict[str, np.ndarray]] = []
-    rounds, key = 0, "" if kept is None else key_of(kept / STARTED)
+    own: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+    key = "" if kept is None else key_of(kept / STARTED)
     for longest in settings.gamma:
-        with Bar(-(-len(texts) // settings.batch_size), f"γ = {longest}", "batches") as bar:
-            for done, first in enumerate(range(0, len(texts), settings.batch_size)):
+        firsts = processes.share(range(0, len(texts), settings.batch_size))
+        with Bar(len(firsts), f"γ = {longest}", "batches", quiet=not processes.first) as bar:
+            for done, first in enumerate(firsts):
                 file = None if kept is None else kept / f"{longest}-{first:06d}.safetensors"
                 data = None if file is None else read_part(file, key)
                 if data is None:
@@ -70,10 +73,16 @@ def collect(
                 else:
                     one = safetensors.numpy.load(data)
                     bar.skip(1)
-                one["round"] = one["round"] + rounds
-                rounds = int(one["round"].max(initial=rounds - 1)) + 1
-                parts.append(one)
+                own[longest, first] = one
                 bar.to(done + 1)
+    found = {place: one for its in processes.all(own) for place, one in its.items()}
+    parts, rounds = [], 0
+    for longest in settings.gamma:
+        for first in range(0, len(texts), settings.batch_size):
+            one = found[longest, first]
+            one["round"] = one["round"] + rounds
+            rounds = int(one["round"].max(initial=rounds - 1)) + 1
+            parts.append(one)
     return Samples(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 

@@ -1,0 +1,122 @@
+"""Several processes do what one does: the same texts, figures and data, whoever did which part."""
+
+import csv
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import load_from_disk
+from support import launched
+from support.commands import prompts_file
+
+from hf_lossy_assist.artifacts.profile import Profile
+
+
+pytestmark = pytest.mark.slow
+COMPARE = ("compare", "--limit", 5, "--max-new-tokens", 24, "--no-static", "--policies", "svip", "--batch-size", "1,2")
+GENERATE = ("generate", "--policy", "svip", "--do-sample", "--max-new-tokens", 16, "--batch-size", 2, "--json")
+COLLECT = ("collect", "--prompts", "demo", "--limit", 6, "--max-new-tokens", 12, "--batch-size", 2)
+MINE = ("mine", "--task", "demo", "--limit", 9, "--max-new-tokens", 80, "--batch-size", 3)
+TUNE = ("tune", "--limit", 6, "--first", 2, "--max-new-tokens", 72, "--policies", "svip,top_k:k=3+svip")
+PROFILE = ("profile", "--limit", 40, "--max-new-tokens", 32, "--gamma", 3, "--batch-size", 2, "--rounds", 3)
+
+
+def answers(folder: Path):
+    """What each arm wrote for each prompt, and the figures that are not seconds."""
+    lines = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    kept = ("batch_size", "model_id", "question_id", "token_ids", "right", "num_accepted_draft_tokens", "target_calls")
+    rows = list(csv.DictReader((folder / "summary.csv").read_text().splitlines()))
+    names = ("arm", "batch_size", "new_tokens", "equal", "right", "lossy", "acceptance", "tokens_per_target_call")
+    return [[line[name] for name in kept] for line in lines], [[row[name] for name in names] for row in rows]
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.thorough)])
+def test_several_processes_do_what_one_does(hf_lossy, tmp_path, count):
+    prompts = prompts_file(tmp_path, 5)
+    generate = (*GENERATE, "--prompts", prompts)
+    commands = {"compare": COMPARE, "collect": COLLECT, "profile": PROFILE, "mine": MINE}
+    if count > 2:
+        commands["tune"] = TUNE
+    alone, both = ({name: tmp_path / f"{name}{n}" for name in commands} for n in (1, count))
+    for name, command in commands.items():
+        assert hf_lossy(*command, "--out", alone[name]).code == 0
+    texts = hf_lossy(*generate).json
+    done = launched.run(tmp_path, count, generate, *((*commands[name], "--out", both[name]) for name in commands))
+    assert done.code == 0, done.err[-3000:]
+    written = json.JSONDecoder().raw_decode(done.out[done.out.index("{") :])[0]
+    assert [its["token_ids"] for its in written["outputs"]] == [its["token_ids"] for its in texts["outputs"]]
+    assert written["speculation"]["num_spec_steps"] == texts["speculation"]["num_spec_steps"]
+    assert answers(both["compare"]) == answers(alone["compare"])
+    assert sorted(os.listdir(both["compare"])) == sorted(os.listdir(alone["compare"]))
+    for name, least in {"collect": 50, "mine": 5}.items():
+        rows = [load_from_disk(str(its[name])).to_list() for its in (alone, both)]
+        assert rows[0] == rows[1] and len(rows[0]) > least, name
+    if count > 2:
+        texts = [
+            {(arm, n): (ids, right) for _, arm, n, ids, right, *_ in answers(its["tune"])[0]} for its in (alone, both)
+        ]
+        shared = texts[0].keys() & texts[1].keys()  # which are candidates is for the clock to say
+        assert all(texts[0][key] == texts[1][key] for key in shared) and len(shared) >= 2 * 3 + 4 * 2
+    bins = [vars(Profile.from_pretrained(its["profile"]).bins) for its in (alone, both)]
+    assert {name: np.asarray(its).tolist() for name, its in bins[0].items()} == {
+        name: np.asarray(its).tolist() for name, its in bins[1].items()
+    }
+    assert done.out.count("tokens of 6 prompts, with a data card") == 1, "one of them speaks"
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".partial")]
+
+
+def workers_of(pid):
+    """The processes that torchrun has started."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found if b"commands.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc as Linux has it")
+@pytest.mark.parametrize(
+    ("command", "parts"),
+    [((*COLLECT, "--limit", 40), "*.parquet"), ((*MINE, "--limit", 24), "*.jsonl")],
+    ids=["collect", "mine"],
+)
+def test_one_of_three_killed_and_gone_on_with_by_two(hf_lossy, tmp_path, command, parts):
+    """The data set is that of one process that nothing disturbed."""
+    part = tmp_path / "found.partial"
+    job = launched.start(tmp_path, 3, (*command, "--out", tmp_path / "found"))
+    deadline = time.monotonic() + 200
+    while sum(bool(its.stat().st_size) for its in part.glob(parts)) < 3:
+        assert job.poll() is None and time.monotonic() < deadline, job.communicate()
+        time.sleep(0.05)
+    os.kill(workers_of(job.pid)[1], signal.SIGKILL)
+    _, err = job.communicate(timeout=100)
+    assert job.returncode != 0 and "Signal 9" in err and not (tmp_path / "found").exists()
+    done = launched.run(tmp_path, 2, (*command, "--out", tmp_path / "found", "--resume"))
+    assert done.code == 0, done.err[-3000:]
+    assert hf_lossy(*command, "--out", tmp_path / "whole").code == 0
+    rows = [load_from_disk(str(tmp_path / name)).to_list() for name in ("found", "whole")]
+    assert rows[0] == rows[1] and rows[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc as Linux has it")
+def test_killed_in_the_middle_and_gone_on_with_alone(hf_lossy, tmp_path):
+    """kill -9 of one of two ends the job at once; one process goes on, and nothing is done twice or lost."""
+    command = ("compare", "--limit", 60, "--max-new-tokens", 48, "--no-static", "--policies", "svip")
+    part = tmp_path / "found.partial"
+    job = launched.start(tmp_path, 2, (*command, "--out", tmp_path / "found"))
+    deadline = time.monotonic() + 200
+    while len(list(part.glob("batches*.jsonl"))) < 2 or not all(its.stat().st_size for its in part.glob("batches*")):
+        assert job.poll() is None and time.monotonic() < deadline, job.communicate()
+        time.sleep(0.05)
+    os.kill(workers_of(job.pid)[1], signal.SIGKILL)
+    _, err = job.communicate(timeout=100)
+    assert job.returncode != 0 and "Signal 9" in err
+    begun = sum(len(its.read_text().splitlines()) for its in part.glob("batches*.jsonl"))
+    assert begun >= 2 and not (tmp_path / "found").exists()
+    assert hf_lossy(*command, "--out", tmp_path / "found", "--resume").code == 0
+    assert hf_lossy(*command, "--out", tmp_path / "whole").code == 0
+    assert answers(tmp_path / "found") == answers(tmp_path / "whole")
+    assert begun < 60, "it was killed in the middle"

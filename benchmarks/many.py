@@ -1,0 +1,193 @@
+"""Texts in flight (`generate_many`) beside fixed batches of the same size, in the order given and sorted by length.
+
+    python benchmarks/many.py                                # 400 demo problems, 32 texts at a time
+    python benchmarks/many.py --model M --assistant D --prompts questions.jsonl --chat --problems 100 --rows 8
+
+Greedy; all arms in turns within each repeat, after a warm-up of a batch each. "sorted": by the length of the prompt, which is all that anyone knows
+before; "sorted by text": by the length that each text will come to, which nobody knows. Ratios are medians of the ratios within a repeat.
+The demo's texts are of one length, so each has a longest length of its own, which no arm knows but "sorted by text". Latencies are of the
+texts in flight, from a place to the end; in a fixed batch each text waits for the longest. Storage: the most columns that the target's cache
+had, times its rows.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from pairs import machine, opened, options, record, synchronize
+from rich.console import Console
+from rich.table import Table
+from transformers.generation.stopping_criteria import MaxLengthCriteria
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.generation import in_flight
+
+
+@dataclass
+class Arm:
+    """A way to write all prompts; it returns the new tokens of each."""
+
+    name: str
+    policy: str
+    write: Callable[[], list[list[int]]]
+    seconds: list[float] = field(default_factory=list)
+    texts: list[list[int]] = field(default_factory=list)
+
+    @property
+    def speeds(self) -> list[float]:
+        tokens = sum(map(len, self.texts))
+        return [tokens / seconds for seconds in self.seconds]
+
+
+@dataclass
+class Work:
+    """What is to be written. longest: most new tokens of each text."""
+
+    pair: Any
+    prompts: list[str]
+    longest: list[int]
+    rows: int
+    ends: set[int]
+
+
+def in_batches(work: Work, policy: str | None, order: list[int]) -> list[list[int]]:
+    """`rows` prompts a call, in this order; a call goes on for the longest of its texts, and the others are cut."""
+    pair, prompts, rows, ends = work.pair, work.prompts, work.rows, work.ends
+    target, draft, tokenizer = pair
+    texts: list[list[int]] = [[]] * len(prompts)
+    more = {} if policy is None else {"assistant_model": draft, "lossy_policy": policy}
+    for start in range(0, len(order), rows):
+        these = order[start : start + rows]
+        inputs = tokenizer([prompts[n] for n in these], return_tensors="pt", padding=True).to(target.device)
+        inputs.pop("token_type_ids", None)
+        out = target.generate(**inputs, max_new_tokens=max(work.longest[n] for n in these), do_sample=False, **more)
+        for n, ids in zip(these, out[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
+            ids = ids[: work.longest[n]]
+            texts[n] = next((ids[: i + 1] for i, token in enumerate(ids) if token in ends), ids)
+    return texts
+
+
+def flowing(work: Work, policy: str, latencies: list[float]) -> list[list[int]]:
+    """`rows` texts in flight, each with a criterion of its own length."""
+    target, draft, tokenizer = work.pair
+    texts: list[list[int]] = [[]] * len(work.prompts)
+    lengths = {
+        tuple(tokenizer(text)["input_ids"]): most for text, most in zip(work.prompts, work.longest, strict=True)
+    }
+    own: dict[str, Any] = {"stopping_criteria": lambda ids: [MaxLengthCriteria(len(ids) + lengths[tuple(ids)])]}
+    latencies.clear()
+    for its in hla.generate_many(
+        target, work.prompts, assistant_model=draft, lossy_policy=policy, tokenizer=tokenizer, max_rows=work.rows,
+        max_new_tokens=max(work.longest), do_sample=False, **(own if len(set(work.longest)) > 1 else {}),
+    ):  # fmt: skip
+        texts[its.index] = its.token_ids
+        latencies.append(its.seconds)
+    return texts
+
+
+class Storage:
+    """The largest that the target's cache was: rows × columns."""
+
+    def __init__(self) -> None:
+        self.most, self._own = 0, in_flight.run_stages
+
+    def __enter__(self) -> "Storage":
+        in_flight.run_stages = self._look  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        in_flight.run_stages = self._own
+
+    def _look(self, call: Any, *args: Any) -> None:
+        self._own(call, *args)
+        self.most = max(self.most, len(call.rows.index) * call.rows.ids.shape[1])
+
+
+def main() -> None:
+    parser = options(__doc__, problems=400)
+    parser.add_argument("--rows", type=int, default=32, help="texts at a time (default %(default)s)")
+    parser.add_argument("--policies", nargs="+", default=["strict", "svip"])
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument(
+        "--shortest",
+        type=int,
+        default=4,
+        help="each text may have so many new tokens to --max-new-tokens, drawn alike",
+    )
+    args = parser.parse_args()
+    target, draft, tokenizer, prompts, ends = opened(args)
+    rows, given = args.rows, list(range(len(prompts)))
+    draw = np.random.default_rng(args.seed)
+    drawn = {text: int(draw.integers(args.shortest, args.max_new_tokens + 1)) for text in prompts}
+    longest = [drawn[text] for text in prompts]  # of a prompt that comes twice, the same
+    work = Work((target, draft, tokenizer), prompts, longest, rows, ends)
+    widths = [len(tokenizer(prompt)["input_ids"]) for prompt in prompts]
+    first = in_batches(work, None, given)  # which warms up, and says how long each text is
+    orders = {
+        "fixed": given,
+        "sorted": sorted(given, key=lambda n: -widths[n]),
+        "sorted by text": sorted(given, key=lambda n: -len(first[n])),
+    }
+    latencies: dict[str, list[float]] = {policy: [] for policy in args.policies}
+    arms = [
+        Arm(
+            f"target alone, {name}",
+            "target",
+            lambda order=order: in_batches(work, None, order),  # type: ignore[misc]
+        )
+        for name, order in orders.items()
+    ]
+    for policy in args.policies:
+        for name, order in orders.items():
+            arms.append(Arm(name, policy, lambda policy=policy, order=order: in_batches(work, policy, order)))  # type: ignore[misc]  # fmt: skip
+        arms.append(Arm("in flight", policy, lambda policy=policy: flowing(work, policy, latencies[policy])))  # type: ignore[misc]  # fmt: skip
+    for policy in args.policies:
+        in_batches(work, policy, given[:rows])
+        flowing(Work(work.pair, prompts[: 2 * rows], longest[: 2 * rows], rows, ends), policy, [])
+    with Storage() as storage:
+        for repeat in range(args.repeats):
+            for place in range(len(arms)):
+                arm = arms[(place + repeat) % len(arms)]
+                synchronize(args.device)
+                began = time.perf_counter()
+                arm.texts = arm.write()
+                synchronize(args.device)
+                arm.seconds.append(time.perf_counter() - began)
+
+    found: list[dict[str, Any]] = []
+    for arm in arms:
+        same = [its for its in arms if its.policy == arm.policy and its.name in orders]
+        best = min(same, key=lambda its: statistics.median(its.seconds), default=arm)
+        known = min((its for its in same if its.name != "sorted by text"), key=lambda its: statistics.median(its.seconds), default=arm)  # fmt: skip
+        ratios = {
+            name: statistics.median(b / a for a, b in zip(arm.seconds, other.seconds, strict=True))
+            for name, other in (("of_best", best), ("of_best_known", known), ("of_target", arms[0]))
+        }
+        found.append(
+            {"arm": arm.name, "policy": arm.policy, "tokens_per_second": statistics.median(arm.speeds), "lowest": min(arm.speeds),
+             "highest": max(arm.speeds), "equal": sum(a == b for a, b in zip(arm.texts, first, strict=True)), **ratios}
+        )  # fmt: skip
+    table = Table("policy", "arm", "tok/s", "range", "× best fixed", "× best fixed, unknown lengths", "× target", "texts equal")  # fmt: skip
+    for r in found:
+        table.add_row(
+            r["policy"], r["arm"], f"{r['tokens_per_second']:.0f}", f"{r['lowest']:.0f}–{r['highest']:.0f}",
+            f"{r['of_best']:.2f}", f"{r['of_best_known']:.2f}", f"{r['of_target']:.2f}", f"{r['equal']} of {len(prompts)}",
+        )  # fmt: skip
+    console = Console(width=140)
+    console.print(table)
+    lengths = np.percentile([len(ids) for ids in first], [0, 25, 50, 75, 100])
+    most = max(width + len(ids) for width, ids in zip(widths, first, strict=True))
+    console.print(f"{machine(args.device)}; new tokens of a text, quartiles: {' '.join(f'{n:.0f}' for n in lengths)}")
+    console.print(f"largest storage {storage.most} tokens; {rows} rows × the longest text are {rows * most}")
+    waits = {}
+    for policy, its in latencies.items():
+        waits[policy] = [float(value) for value in np.percentile(its, [50, 95, 100])]
+        console.print(f"{policy} in flight, seconds of a text: median {waits[policy][0]:.2f}, 95 % {waits[policy][1]:.2f}, longest {waits[policy][2]:.2f}")  # fmt: skip
+    record(args, machine(args.device), results=found, storage=storage.most, rows_times_longest=rows * most, latencies=waits)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

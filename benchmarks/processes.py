@@ -1,0 +1,97 @@
+"""Jobs of `hf-lossy` in one process and shared by several, each process with one thread; arms take turns within each repeat.
+
+    torchrun --standalone --nproc-per-node 2 benchmarks/processes.py         # mining and comparing the demo pair
+
+The processes stay: alone, the first one works while the others wait. Seconds are of the whole command (models are loaded in them), without
+the start of Python. Ratios are medians of the ratios within a repeat.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from pairs import machine, record
+from rich.console import Console
+from rich.table import Table
+
+from hf_lossy_assist.cli import exits
+from hf_lossy_assist.cli.app import app
+from hf_lossy_assist.training.processes import ALONE, Processes
+
+
+JOBS = {
+    "mine": ["mine", "--task", "demo", "--limit", "32", "--batch-size", "8"],
+    "compare": ["compare", "--limit", "12", "--no-static", "--policies", "svip"],
+    "collect": ["collect", "--prompts", "demo", "--limit", "64", "--max-new-tokens", "48"],
+}
+
+
+def seconds(words: list[str], together: Processes, alone: bool) -> float:
+    """Of one job, until all processes have done their part."""
+    own, out = Processes.started, together.all(tempfile.mkdtemp() if together.first else "")[0]
+    if alone:
+        Processes.started = classmethod(lambda cls: ALONE)  # type: ignore[method-assign, assignment]
+    together.wait()
+    began = time.perf_counter()
+    if together.first or not alone:
+        sys.argv = ["hf-lossy", *words, "--out", str(Path(out, "found"))]
+        with (
+            open(os.devnull, "w") as nothing,
+            contextlib.redirect_stdout(nothing),
+            contextlib.redirect_stderr(nothing),
+        ):
+            code = exits.run(app)
+        assert not code, f"{' '.join(words)}: exit code {code}"
+    together.wait()
+    Processes.started = own  # type: ignore[method-assign]
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=["mine", "compare"])
+    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    together = Processes.started()
+    found = []
+    for name in args.jobs:
+        took: dict[bool, list[float]] = {True: [], False: []}
+        for repeat in range(args.repeats + 1):
+            for alone in (True, False) if repeat % 2 else (False, True):
+                spent = seconds(JOBS[name], together, alone)
+                if repeat:
+                    took[alone].append(spent)
+        ratios = [one / several for one, several in zip(took[True], took[False], strict=True)]
+        found.append(
+            {
+                "job": name,
+                "alone": took[True],
+                "together": took[False],
+                "ratio": statistics.median(ratios),
+                "ratios": ratios,
+            }
+        )
+    if together.first:
+        table = Table("job", "one process, s", f"{together.count} processes, s", "times as fast", "range")
+        for its in found:
+            alone, several = (statistics.median(its[kind]) for kind in ("alone", "together"))
+            low, high = min(its["ratios"]), max(its["ratios"])
+            table.add_row(
+                str(its["job"]), f"{alone:.1f}", f"{several:.1f}", f"{its['ratio']:.2f}", f"{low:.2f}–{high:.2f}"
+            )
+        Console(width=100).print(table, machine("cpu"))
+        record(args, machine("cpu"), results=found)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

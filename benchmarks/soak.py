@@ -1,0 +1,190 @@
+"""`hf-lossy serve` under many clients of OpenAI's library at once: errors, texts, latencies, storage, hang-ups, and how it ends.
+
+    python benchmarks/soak.py                                # the demo pair, 64 clients, ten minutes
+    python benchmarks/soak.py --clients 8 --minutes 0.2
+
+The server is a process of its own. Each client asks one demo problem after another, greedily, every third one streamed; every tenth request is
+dropped in the middle by its client. Texts are compared with what `generate` writes. Beside it, before it: the same server asked one request
+after another. In the end SIGTERM comes while all clients wait, and what is being written must be written. With --policy and a lossy policy
+texts differ by design.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import torch
+from pairs import machine, record
+from rich.console import Console
+from rich.table import Table
+
+import hf_lossy_assist as hla
+
+
+NEW = 48
+
+
+class Clients:
+    """What all of them ask, and what came of it."""
+
+    def __init__(self, url: str, problems: list[str], texts: list[str], policy: str):
+        self.url, self.problems, self.texts, self.policy = url, problems, texts, policy
+        self.seconds: list[float] = []
+        self.counts: Counter[str] = Counter()
+        self.tokens = 0
+        self.errors: list[str] = []
+        self.until = 0.0
+
+    async def ask(self, client: openai.AsyncOpenAI, number: int) -> None:
+        """One request. The last digit of its number says in which way."""
+        n = number % len(self.problems)
+        call: dict[str, Any] = {
+            "model": "demo", "prompt": self.problems[n], "max_tokens": NEW, "temperature": 0, "extra_body": {"lossy_policy": self.policy},
+        }  # fmt: skip
+        began = time.perf_counter()
+        if number % 10 == 7:
+            stream = await client.completions.create(**call, stream=True)
+            async for _ in stream:
+                break
+            await stream.close()
+            self.counts["hung up"] += 1
+            return
+        if number % 3 == 0:
+            text = ""
+            call |= {"stream": True, "stream_options": {"include_usage": True}}
+            async for part in await client.completions.create(**call):
+                text += part.choices[0].text if part.choices else ""
+                self.tokens += part.usage.completion_tokens if part.usage else 0
+        else:
+            out = await client.completions.create(**call)
+            text = out.choices[0].text
+            self.tokens += out.usage.completion_tokens
+        self.seconds.append(time.perf_counter() - began)
+        self.counts["equal" if text == self.texts[n] else "different"] += 1
+
+    async def client(self, first: int) -> None:
+        """Asks until the time is over."""
+        number = first * 1009
+        async with openai.AsyncOpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=120) as client:
+            while time.monotonic() < self.until:
+                try:
+                    await self.ask(client, number)
+                except Exception as error:
+                    self.counts["errors"] += 1
+                    self.errors.append(f"{type(error).__name__}: {error}")
+                number += 1
+
+    async def run(self, clients: int, seconds: float) -> float:
+        """All clients at once; the seconds that it took."""
+        self.until, began = time.monotonic() + seconds, time.perf_counter()
+        await asyncio.gather(*(self.client(first) for first in range(clients)))
+        return time.perf_counter() - began
+
+
+def storage(pid: int) -> float:
+    """MB of main memory that a process has."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+async def watched(pid: int, work: Any, found: list[float]) -> Any:
+    """`work`, with the server's storage noted every few seconds."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        found.append(storage(pid))
+        await asyncio.wait([task], timeout=5)
+    return task.result()
+
+
+async def ended(server: subprocess.Popen, its: Clients, count: int) -> dict[str, int]:
+    """SIGTERM while `count` requests are written: how many came to their end, and the server's exit code."""
+    async with openai.AsyncOpenAI(base_url=its.url, api_key="none", max_retries=0, timeout=120) as client:
+
+        async def one(n: int) -> bool:
+            out = await client.completions.create(
+                model="demo", prompt=its.problems[n], max_tokens=NEW, temperature=0, extra_body={"lossy_policy": its.policy}
+            )  # fmt: skip
+            return out.choices[0].text == its.texts[n]
+
+        tasks = [asyncio.ensure_future(one(n)) for n in range(count)]
+        await asyncio.sleep(0.3)
+        server.send_signal(signal.SIGTERM)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    return {"asked": count, "written": sum(r is True for r in results), "code": server.wait(60)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--rows", type=int, default=32, help="texts that the server writes at a time")
+    parser.add_argument("--policy", default="svip")
+    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    args = parser.parse_args()
+
+    target, draft, _, tokenizer = hla.demo.load()
+    problems = [its.prompt for its in hla.demo.problems(64, seed=5)]
+    hla.enable(target)
+    texts = []
+    for prompt in problems:
+        inputs = tokenizer(prompt, return_tensors="pt")
+        out = target.generate(
+            **inputs, assistant_model=draft, lossy_policy=args.policy, max_new_tokens=NEW, do_sample=False
+        )
+        texts.append(tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+    server = subprocess.Popen(
+        [str(Path(sys.executable).with_name("hf-lossy")), "serve", "--port", "0", "--policies", args.policy, "--batch-size", str(args.rows)],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert server.stdout is not None
+        words = next(line for line in server.stdout if "http://" in line)
+        url = words[words.index("http://") :].split()[0].rstrip("/").removesuffix("/v1") + "/v1"
+        alone, many = (Clients(url, problems, texts, args.policy) for _ in range(2))
+        took = asyncio.run(alone.run(1, min(20.0, args.minutes * 60)))
+        sizes: list[float] = []
+        spent = asyncio.run(watched(server.pid, many.run(args.clients, args.minutes * 60), sizes))
+        end = asyncio.run(ended(server, many, min(args.clients, args.rows)))
+    finally:
+        server.kill()
+
+    table = Table("clients", "requests", "equal", "different", "hung up", "errors", "p50, s", "p95, s", "tokens/s")
+    rows = []
+    for name, its, seconds in (("1", alone, took), (str(args.clients), many, spent)):
+        p50, p95 = np.percentile(its.seconds, [50, 95])
+        row = {"clients": name, "requests": sum(its.counts.values()), **its.counts, "p50": float(p50), "p95": float(p95), "tokens_per_second": its.tokens / seconds}  # fmt: skip
+        rows.append(row)
+        table.add_row(
+            name, str(row["requests"]), *(str(its.counts[kind]) for kind in ("equal", "different", "hung up", "errors")),
+            f"{p50:.2f}", f"{p95:.2f}", f"{row['tokens_per_second']:.0f}",
+        )  # fmt: skip
+    console = Console(width=120)
+    console.print(table)
+    thirds = [float(np.median(part)) for part in np.array_split(sizes, min(3, len(sizes)))]
+    console.print(
+        f"{machine('cpu')}; {args.minutes:g} minutes, {args.rows} texts at a time, {torch.get_num_threads()} threads for both sides"
+    )
+    console.print(
+        f"the server's storage, medians of the thirds of the time: {', '.join(f'{size:.0f}' for size in thirds)} MB"
+    )
+    console.print(
+        f"SIGTERM: {end['written']} of {end['asked']} texts were written to their end; exit code {end['code']}"
+    )
+    for error, count in Counter(many.errors + alone.errors).most_common(5):
+        console.print(f"{count} × {error}")
+    record(args, machine("cpu"), rows=rows, storage_mb=sizes, end=end, errors=json.loads(json.dumps(many.errors[:20])))
+
+
+if __name__ == "__main__":
+    main()

@@ -27,8 +27,8 @@ from hf_lossy_assist.training.processes import ALONE, Processes
 
 
 JOBS = {
-    "mine": ["mine", "--task", "demo", "--limit", "32", "--batch-size", "8"],
-    "compare": ["compare", "--limit", "12", "--no-static", "--policies", "svip"],
+    "mine": ["mine", "--task", "demo", "--limit", "64", "--batch-size", "8"],
+    "compare": ["compare", "--limit", "24", "--no-static", "--policies", "svip"],
     "collect": ["collect", "--prompts", "demo", "--limit", "64", "--max-new-tokens", "48"],
 }
 

@@ -70,9 +70,9 @@ def work(args: argparse.Namespace) -> None:
         few, many = timed_link(dist.all_reduce, numbers)
         dist.barrier()
         # What a collective costs with all that the framework does around it: of a narrow model with as many layers, spread and whole.
-        paths, spread, whole = args.worker / "narrow", given, {}
+        paths, whole = args.worker / "narrow", dict[str, Any]()
         narrow = [
-            AutoModelForCausalLM.from_pretrained(paths, dtype=torch.float32, **how).eval() for how in (spread, whole)
+            AutoModelForCausalLM.from_pretrained(paths, dtype=torch.float32, **how).eval() for how in (given, whole)
         ]
         together, alone = (forward_seconds(its, load, (1, args.gamma + 1), args.repeats)(1) for its in narrow)
         hop = (together - alone) / (2 * args.layers + 3)

@@ -56,7 +56,8 @@ def plan(
         float | None, typer.Option(help="GB/s between two devices, in one direction (default: 300)")
     ] = None,
     hop_us: Annotated[
-        float | None, typer.Option(help="microseconds of a small all-reduce, with what the framework does around it (default: 15)")
+        float | None,
+        typer.Option(help="microseconds of a small all-reduce, with what the framework does around it (default: 15)"),
     ] = None,
     memory: Annotated[float | None, typer.Option(help="GB/s that a device reads from its memory")] = None,
     tflops: Annotated[float | None, typer.Option(help="teraflops a second of a device")] = None,

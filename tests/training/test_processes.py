@@ -77,12 +77,13 @@ def workers_of(pid):
     return [int(child) for child in found if b"commands.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
-@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc as Linux has it")
 @pytest.mark.parametrize(
     ("command", "parts"),
-    [((*COLLECT, "--limit", 40), "*.parquet"), ((*MINE, "--limit", 24), "*.jsonl")],
-    ids=["collect", "mine"],
+    [
+        pytest.param((*COLLECT, "--limit", 40), "*.parquet", id="collect"),
+        pytest.param((*MINE, "--limit", 24), "*.jsonl", id="mine", marks=pytest.mark.thorough),
+    ],
 )
 def test_one_of_three_killed_and_gone_on_with_by_two(hf_lossy, tmp_path, command, parts):
     """The data set is that of one process that nothing disturbed."""
@@ -102,6 +103,7 @@ def test_one_of_three_killed_and_gone_on_with_by_two(hf_lossy, tmp_path, command
     assert rows[0] == rows[1] and rows[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc as Linux has it")
 def test_killed_in_the_middle_and_gone_on_with_alone(hf_lossy, tmp_path):
     """kill -9 of one of two ends the job at once; one process goes on, and nothing is done twice or lost."""

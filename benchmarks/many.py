@@ -6,8 +6,8 @@
 Greedy; all arms in turns within each repeat, after a warm-up of a batch each. "sorted": by the length of the prompt, which is all that anyone knows
 before; "sorted by text": by the length that each text will come to, which nobody knows. Ratios are medians of the ratios within a repeat.
 The demo's texts are of one length, so each has a longest length of its own, which no arm knows but "sorted by text". Latencies are of the
-texts in flight, from a place to the end; in a fixed batch each text waits for the longest. Storage: the most columns that the target's cache
-had, times its rows.
+texts in flight, from a place to the end; in a fixed batch each text waits for the longest. Storage: the most tokens that there was room for
+in the target's cache.
 """
 
 import statistics
@@ -103,7 +103,8 @@ class Storage:
 
     def _look(self, call: Any, *args: Any) -> None:
         self._own(call, *args)
-        self.most = max(self.most, len(call.rows.index) * call.rows.ids.shape[1])
+        keys = call.target.cache.layers[0].keys
+        self.most = max(self.most, keys.shape[0] * keys.shape[2])
 
 
 def main() -> None:

@@ -107,7 +107,7 @@ async def watched(pid: int, work: Any, found: list[float]) -> Any:
 
 
 async def ended(server: subprocess.Popen, its: Clients, count: int) -> dict[str, int]:
-    """SIGTERM while `count` requests are written: how many came to their end, and the server's exit code."""
+    """SIGTERM while `count` requests are written: how many were still open, came to their end as they should, and the server's exit code."""
     async with openai.AsyncOpenAI(base_url=its.url, api_key="none", max_retries=0, timeout=120) as client:
 
         async def one(n: int) -> bool:
@@ -118,9 +118,10 @@ async def ended(server: subprocess.Popen, its: Clients, count: int) -> dict[str,
 
         tasks = [asyncio.ensure_future(one(n)) for n in range(count)]
         await asyncio.sleep(0.3)
+        still = sum(not task.done() for task in tasks)
         server.send_signal(signal.SIGTERM)
         results = await asyncio.gather(*tasks, return_exceptions=True)
-    return {"asked": count, "written": sum(r is True for r in results), "code": server.wait(60)}
+    return {"asked": count, "open": still, "written": sum(r is True for r in results), "code": server.wait(60)}
 
 
 def main() -> None:
@@ -179,7 +180,8 @@ def main() -> None:
         f"the server's storage, medians of the thirds of the time: {', '.join(f'{size:.0f}' for size in thirds)} MB"
     )
     console.print(
-        f"SIGTERM: {end['written']} of {end['asked']} texts were written to their end; exit code {end['code']}"
+        f"SIGTERM with {end['open']} of {end['asked']} requests open: {end['written']} texts were written to their end, as they should be; "
+        f"exit code {end['code']}"
     )
     for error, count in Counter(many.errors + alone.errors).most_common(5):
         console.print(f"{count} × {error}")

@@ -107,7 +107,8 @@ def measure(target: Any, draft: Any, args: argparse.Namespace) -> dict[str, floa
         for name in found:
             given = {} if name == "target step" else {"assistant_model": draft, "lossy_policy": policy}
             took, steps = [], []
-            for new in (1, NEW):  # their difference has no prompt in it
+            # Their difference has no prompt in it, neither the target's nor the draft's.
+            for new in (1 if name == "target step" else args.gamma + 2, NEW):
                 began = time.perf_counter()
                 out = target.generate(**call, **given, max_new_tokens=new)
                 took.append(time.perf_counter() - began)

@@ -23,9 +23,7 @@ from .ended import Ended, Result
 from .guests import Guests
 from .modes import in_the_right_mode, lasts, read_prompts_together
 from .places import Room, Seated
-
-
-WORTH_COPYING = 8  # tokens that two prompts have in common
+from .read_before import ReadBefore
 
 
 class InFlight:
@@ -46,7 +44,7 @@ class InFlight:
         self.pending: tuple[Seated, Call] | None = None  # for which there was no room yet
         self.queue: list[tuple[Seated, Call]] = []  # that have a place, and have not read their prompts yet
         self.lasting: bool | None = None  # one mode of autograd for all texts, which share tensors
-        self.read: Call | None = None  # whose models hold a prompt that the next ones may begin like
+        self.read = ReadBefore()
         self.said: set[str] = set()
 
     @property
@@ -73,20 +71,21 @@ class InFlight:
     def _seat_queue(self) -> None:
         """Have the models read the prompts of those who have come, and give them their places."""
         try:
-            while self.queue:
+            while self.queue and not self.alone:
                 # The first one shows whether texts can be joined; further ones are read together.
                 reading = self.queue if self.call is not None else self.queue[:1]
                 with self._mode(reading[0][1]):
-                    anew = [guest for _, guest in reading if not self._share(guest)]
+                    anew = [guest for _, guest in reading if not self.read.give(guest)]
                     read_prompts_together([guest for _, guest in reading])
-                if anew:
-                    self.read = anew[-1]
+                    if anew:
+                        self.read.keep(anew[-1])
                 for _ in range(len(reading)):
                     self._seat(*self.queue[0])
                     self.queue.pop(0)
         except torch.OutOfMemoryError:
-            texts = len(self.seated) + len(self.queue)
-            if texts < 2 or self.call is None:  # there was no room for one text by itself
+            self.read.forget()
+            texts, call = len(self.seated) + len(self.queue), self.call
+            if texts < 2 or call is None:  # there was no room for one text by itself
                 raise
             self._go_on_with(max(texts // 2, 1), texts)
             places = max(self.room.rows - len(self.seated), 0)
@@ -94,6 +93,9 @@ class InFlight:
             self.queue = self.queue[:places]
             if len(self.seated) > self.room.rows:
                 self._make_room()
+            elif self.seated:  # of a text that was not seated wholly nothing is kept
+                with self._mode(call):
+                    keep_rows(call, list(range(len(call.rows.index))))
 
     def _seat(self, its: Seated, guest: Call) -> None:
         """Give a text whose prompt was read its place."""
@@ -109,21 +111,6 @@ class InFlight:
                 return
         self.stats.rows[place] = RowStats()
         self.seated[place] = its
-
-    def _share(self, guest: Call) -> bool:
-        """Copy what the models have read already of what a prompt begins with; whether there was any."""
-        ids = guest.rows.ids[0, : guest.rows.width]
-        models = cached_models(guest)
-        if self.read is not None and all(its.keeps_prompts for its in models):
-            old = self.read.rows.ids[0, : self.read.rows.width]
-            both = min(len(ids), len(old))
-            differ = (ids[:both] != old[:both]).nonzero()
-            common = min(int(differ[0]) if len(differ) else both, len(ids) - 1)
-            if common >= WORTH_COPYING:
-                for mine, theirs in zip(models, cached_models(self.read), strict=True):
-                    mine.take(0, theirs, min(common, theirs.lengths[0]))
-                return True
-        return False
 
     def step(self, rounds: int | None = None) -> list[Result]:
         """Rounds until a text has ended, at most `rounds`; the texts that have."""
@@ -148,14 +135,22 @@ class InFlight:
                     run_stages(call, open_round(call), self.stats)
                     call.rows.check_time()
             except torch.OutOfMemoryError:
-                if len(self.seated) < 2:
+                self.read.forget()
+                out = self._results(call)  # of texts that ended in the round before memory ran out
+                if not out and len(self.seated) < 2:
                     raise
-                self._make_room()
-                return []
-            out = [self._result(b) for b, finished in enumerate(call.rows.finished) if finished]
+                if self.seated:
+                    self._make_room()
+            else:
+                out = self._results(call)
         if not self.seated:
             self.call = None
         return out
+
+    def _results(self, call: Call) -> list[Result]:
+        """Of the texts that have ended."""
+        rows = zip(call.rows.index, call.rows.finished, strict=True)
+        return [self._result(b) for b, (place, over) in enumerate(rows) if over and place in self.seated]
 
     def numbers(self) -> list[int]:
         """Of all texts that are being written, or are to be written again."""
@@ -187,7 +182,7 @@ class InFlight:
         """Memory ran out: go on with half of the texts; the others are written again later, from their beginning."""
         call = self.call
         assert call is not None
-        # Of a text that was not seated wholly, and of those that have ended, nothing is kept.
+        # Of a text that was not seated wholly nothing is kept.
         rows = zip(call.rows.index, call.rows.finished, strict=True)
         going = [b for b, (place, over) in enumerate(rows) if place in self.seated and not over]
         keep = max(len(going) // 2, 1)

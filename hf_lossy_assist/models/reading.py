@@ -10,10 +10,12 @@ from .row_model import RowModel, together
 
 def reads_together(models: Sequence[CachedModel]) -> bool:
     """Whether one forward can read for all of them: rows of one model, which hold the same of a text whatever stands beside it."""
-    return all(
-        isinstance(its, RowModel) and its.keeps_prompts and its.model is models[0].model  # type: ignore[attr-defined]
-        for its in models
-    )
+    return all(keeps_prompts(its) and its.model is models[0].model for its in models)  # type: ignore[attr-defined]
+
+
+def keeps_prompts(model: CachedModel) -> bool:
+    """Whether what a model holds of a prompt is the same behind any prompt that begins alike."""
+    return isinstance(model, RowModel) and model.keeps_prompts
 
 
 def read_together(models: Sequence[RowModel], texts: Sequence[torch.Tensor]) -> None:

@@ -146,6 +146,16 @@ class RowCache(Cache):
             mine.dtype, mine.device, mine.is_initialized = layer.dtype, layer.device, True
         return own
 
+    def first(self, tokens: int) -> "RowCache":
+        """A copy of so many tokens of each row, with no room for more."""
+        out = RowCache(len(self.layers), self.limit)
+        out.capacity = tokens
+        for mine, layer in zip(out.layers, self.layers, strict=True):
+            if layer.is_initialized:
+                mine.keys, mine.values = layer.keys[:, :, :tokens].clone(), layer.values[:, :, :tokens].clone()
+                mine.dtype, mine.device, mine.is_initialized = layer.dtype, layer.device, True
+        return out
+
     def select(self, rows: torch.Tensor) -> None:
         """Keep these rows only, in this order."""
         for layer in self.layers:

@@ -159,9 +159,15 @@ class RowModel:
         """Row b holds from now on what the only row of `other` holds, or its first `tokens`; b may be one more than there are."""
         assert isinstance(other, RowModel)
         tokens = other.lengths[0] if tokens is None else tokens
+        self.cache.take(b, other.cache, tokens, max(len(self.lengths), b + 1))
         self.lengths[b:] = [tokens, *self.lengths[b + 1 :]]
-        self.cache.take(b, other.cache, tokens, len(self.lengths))
         self.last, self._open = max(self.last, other.last), None
+
+    def copy(self) -> "RowModel":
+        """Of the only row, what it holds and no more, on storage of its own."""
+        out = RowModel(self.model, 1, self.cache.limit)
+        out.narrow, out.lengths, out.cache = self.narrow, list(self.lengths), self.cache.first(self.lengths[0])
+        return out
 
     @property
     def keeps_prompts(self) -> bool:

@@ -138,17 +138,23 @@ class Engine(threading.Thread):
             its.cancel(number)
 
     def _admit(self) -> None:
-        """Give places to those who wait, in their order."""
-        while self._waiting and sum(its.going for its in self._groups.values()) < self.rows:
-            job = self._waiting[0]
+        """Give places to those who wait, in their order; where a group has no room, to those of other groups."""
+        full: list[InFlight] = []
+        for job in list(self._waiting):
+            if sum(its.going for its in self._groups.values()) >= self.rows:
+                return
             question = job.question
             try:
-                if not self._group(question).admit(job.number, question.ids, **question.own, **self._stops(question)):
-                    return
+                group = self._group(question)
+                if group in full:
+                    continue
+                if not group.admit(job.number, question.ids, **question.own, **self._stops(question)):
+                    full.append(group)
+                    continue
             except Exception as error:  # what `generate` refuses, or a model raises
                 self._fail([job.number], error)
                 _refuse_broken_device(error)
-            self._waiting.popleft()
+            self._waiting.remove(job)
 
     def _stops(self, question: Question) -> dict[str, Any]:
         stops = question.stops
@@ -156,6 +162,8 @@ class Engine(threading.Thread):
 
     def _group(self, question: Question) -> InFlight:
         key = question.policy, tuple(sorted(question.settings.items()))
+        if key in self._groups and not self._groups[key].going:
+            self._groups[key].room.rows = self.rows  # fewer where memory had run out
         if key not in self._groups:
             for empty in [its for its, group in self._groups.items() if not group.going]:
                 del self._groups[empty]  # clients name any temperature

@@ -10,8 +10,10 @@ from support import small
 from transformers import LogitsProcessor, StoppingCriteria
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.engine import loop
 from hf_lossy_assist.generation import ended
 from hf_lossy_assist.generation import in_flight as module
+from hf_lossy_assist.models import row_model
 
 
 LENGTHS = (9, 3, 14, 6, 1, 11, 7)
@@ -131,6 +133,8 @@ def test_texts_with_a_tokenizer_and_stop_strings(pair):
     word = tokenizer.decode(alone(pair[0], prompts()[0], **SETTINGS)[4])
     given = SETTINGS | {"tokenizer": tokenizer, "stop_strings": [word]}
     found = list(hla.generate_many(pair[0], texts, assistant_model=pair[1], max_rows=3, **given))
+    assert sorted(its.index for its in found) == list(range(len(texts)))
+    assert any(its.text.endswith(word) and len(its.token_ids) < 12 for its in found)
     for its in found:
         assert its.token_ids == alone(pair[0], prompts()[its.index], **given)
         assert its.text == tokenizer.decode(its.token_ids, skip_special_tokens=True)
@@ -211,6 +215,69 @@ def test_where_memory_runs_out_rows_are_halved(pair, what, width):
             together(pair, prompts())
     finally:
         hook.remove()
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+@pytest.mark.parametrize("which", ["target", "draft"])
+def test_where_a_text_cannot_be_seated_those_that_sit_go_on(pair, monkeypatch, which, rows):
+    """Memory runs out while its keys and values are copied to the others'."""
+    takes, taken = row_model.RowModel.take, []
+    model = dict(zip(("target", "draft"), pair, strict=True))[which]
+
+    def short_of_memory(self, b, other, tokens=None):
+        if self.model is model and b > 0:
+            taken.append(b)
+            if len(taken) == 1:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        takes(self, b, other, tokens)
+
+    expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
+    monkeypatch.setattr(row_model.RowModel, "take", short_of_memory)
+    with pytest.warns(UserWarning, match=f"memory ran out with {rows} texts at a time; goes on with 1"):
+        assert together(pair, prompts(), max_rows=rows) == expected
+    assert taken
+
+
+def test_a_text_that_has_ended_when_memory_runs_out_is_not_lost(pair, monkeypatch):
+    own, ran = loop.roll_back, []
+
+    def short_of_memory(call, *args):
+        if not ran and any(call.rows.finished) and not all(call.rows.finished):
+            ran.append(sum(call.rows.finished))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        own(call, *args)
+
+    expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
+    monkeypatch.setattr(loop, "roll_back", short_of_memory)
+    with pytest.warns(UserWarning, match="memory ran out"):
+        assert together(pair, prompts(), max_rows=4) == expected
+    assert ran
+
+
+def test_what_a_prompt_begins_with_is_kept_in_no_more_memory_than_it_takes(pair):
+    many = hla.generate_many(pair[0], prompts(), assistant_model=pair[1], max_rows=7, **SETTINGS)
+    next(many)
+    read = many._many.read
+    assert len(read.models) == 2
+    for model in read.models:
+        for layer in model.cache.layers:
+            for states in (layer.keys, layer.values):
+                assert states.shape[2] == model.lengths[0] == len(read.ids) - 1
+                assert states.untyped_storage().nbytes() == states.numel() * states.element_size()
+
+
+def test_a_target_on_transformers_own_cache():
+    """It has one row, so that texts are written one after another; no more prompts are read than are written."""
+    target = hla.enable(small.t5())
+    expected = [target.generate(torch.tensor([prompt]), **SETTINGS)[0, 1:].tolist() for prompt in prompts()]
+    with pytest.warns(UserWarning, match="one text at a time here"):
+        many = hla.generate_many(
+            target, prompts(), drafter="suffix", lossy_policy=hla.Constant(3), max_rows=3, **SETTINGS
+        )
+        first = next(many)
+        assert [guest.target.lengths for _, guest in many._many.queue] == [[0], [0]]
+        found = {its.index: its.token_ids for its in (first, *many)}
+    assert [found[n] for n in range(len(LENGTHS))] == expected
 
 
 def test_what_cannot_be_joined_is_written_alone_and_said(pair):

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -96,8 +97,19 @@ def test_one_of_three_killed_and_gone_on_with_by_two(hf_lossy, tmp_path, command
     os.kill(workers_of(job.pid)[1], signal.SIGKILL)
     _, err = job.communicate(timeout=100)
     assert job.returncode != 0 and "Signal 9" in err and not (tmp_path / "found").exists()
-    done = launched.run(tmp_path, 2, (*command, "--out", tmp_path / "found", "--resume"))
-    assert done.code == 0, done.err[-3000:]
+    before = {its: (its.stat().st_ino, its.read_text() if its.suffix == ".jsonl" else "") for its in part.glob(parts)}
+    job, lines, seen = launched.start(tmp_path, 2, (*command, "--out", tmp_path / "found", "--resume")), 0, set()
+    while job.poll() is None:
+        with suppress(FileNotFoundError):  # in the end they are put together, and taken away
+            lines = max(lines, sum(len(its.read_text().splitlines()) for its in part.glob("*.jsonl")))
+            for its, (inode, text) in before.items():
+                same = its.read_text().startswith(text) if text else its.stat().st_ino == inode
+                assert same, f"{its.name} is done again"
+                seen.add(its)
+        time.sleep(0.02)
+    _, err = job.communicate()
+    assert job.returncode == 0, err[-3000:]
+    assert seen == set(before) and lines <= command[-1], "nothing is done twice"
     assert hf_lossy(*command, "--out", tmp_path / "whole").code == 0
     rows = [load_from_disk(str(tmp_path / name)).to_list() for name in ("found", "whole")]
     assert rows[0] == rows[1] and rows[0]
@@ -117,9 +129,14 @@ def test_killed_in_the_middle_and_gone_on_with_alone(hf_lossy, tmp_path):
     os.kill(workers_of(job.pid)[1], signal.SIGKILL)
     _, err = job.communicate(timeout=100)
     assert job.returncode != 0 and "Signal 9" in err
-    begun = sum(len(its.read_text().splitlines()) for its in part.glob("batches*.jsonl"))
+    written = [json.loads(line) for its in part.glob("batches*.jsonl") for line in its.read_text().splitlines()]
+    begun = len(written)
     assert begun >= 2 and not (tmp_path / "found").exists()
     assert hf_lossy(*command, "--out", tmp_path / "found", "--resume").code == 0
     assert hf_lossy(*command, "--out", tmp_path / "whole").code == 0
     assert answers(tmp_path / "found") == answers(tmp_path / "whole")
+    kept = [json.loads(line) for line in (tmp_path / "found" / "answers.jsonl").read_text().splitlines()]
+    scored = ("p", "q", "heads")  # of the texts that the report shows, in the end
+    old = [{k: v for k, v in its.items() if k not in scored} for batch in written for its in batch["answers"]]
+    assert all(any(answer.items() <= line.items() for line in kept) for answer in old), "with the seconds they took"
     assert begun < 40, "it was killed in the middle"

@@ -1,0 +1,44 @@
+"""The prompt that was read last, for the next ones may begin like it: few-shot examples, a system prompt."""
+
+import torch
+
+from ..engine.call import Call
+from ..engine.joining import cached_models
+from ..models.reading import keeps_prompts
+from ..models.row_model import RowModel
+
+
+WORTH_COPYING = 8  # tokens that two prompts have in common
+
+
+class ReadBefore:
+    """Keys and values of one prompt, in caches of its own."""
+
+    def __init__(self) -> None:
+        self.ids: torch.Tensor | None = None  # (n,)
+        self.models: list[RowModel] = []
+
+    def keep(self, call: Call) -> None:
+        """Keep what the models of a call of one row have read, where it is the same behind any prompt that begins alike."""
+        models = cached_models(call)
+        if all(map(keeps_prompts, models)):
+            self.ids = call.rows.ids[0, : call.rows.width].clone()
+            self.models = [its.copy() for its in models]
+
+    def give(self, call: Call) -> bool:
+        """Copy to the models of a call what its prompt begins with; whether there was any."""
+        ids, models = call.rows.ids[0, : call.rows.width], cached_models(call)
+        if self.ids is None or not all(map(keeps_prompts, models)):
+            return False
+        both = min(len(ids), len(self.ids))
+        differ = (ids[:both] != self.ids[:both]).nonzero()
+        common = min(int(differ[0]) if len(differ) else both, len(ids) - 1)
+        if common < WORTH_COPYING:
+            return False
+        for mine, theirs in zip(models, self.models, strict=True):
+            mine.take(0, theirs, min(common, theirs.lengths[0]))
+        return True
+
+    def forget(self) -> None:
+        """Give the memory back."""
+        self.ids, self.models = None, []

@@ -38,6 +38,7 @@ class Rows:
         and criteria see them, as in `generate`.
         """
         batch, self.width = input_ids.shape
+        self.criteria = criteria
         # A caller's own MaxLengthCriteria takes the place of the generation config's, longer or shorter, which is among `criteria` else.
         # As criteria are asked behind a token, one token is written whatever they say.
         longest = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=max_length)

@@ -214,6 +214,13 @@ class AssistantRun(DrafterRun):
     def select(self, keep: Sequence[int]) -> None:
         self.model.select(keep)
 
+    def anew(self, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "AssistantRun":
+        """This drafter, of a call of one row, for another such call, whose text has up to `limit` tokens."""
+        assert isinstance(self.model, RowModel)
+        out = copy.copy(self)
+        out.model, out.stop, out.processing, out.clock = self.model.anew(limit), stop, processing, clock
+        return out
+
     def together(self, seats: int, stop: StopRun, processing: Processing) -> "AssistantRun":
         out = copy.copy(self)
         out.model, out.stop, out.processing = together(self.model, seats), stop, processing

@@ -9,13 +9,18 @@ from transformers import GenerationConfig
 
 from ..engine.call import Call
 from ..models.inspect import device_of
+from ..models.trials import refuse_length
 from ..policy.policy import LossyPolicy
 from ..validation import shown
+from .again import Again, may_be_own
 from .enable import speculative_generate
+from .input_tensors import refuse_prompt
 from .runner import Runner
 
 
 PER_PROMPT = "stopping_criteria", "logits_processor"
+OWN = {"seed", "max_new_tokens", *PER_PROMPT[:1]}  # settings of one text that another one can do without
+KEPT = 64  # longest lengths that calls were prepared for
 
 
 class Preparing(Runner):
@@ -34,6 +39,7 @@ class Guests:
         """Arguments as of `generate_many`."""
         self.target, self.policy, self.tokenizer, self.settings = target, policy, tokenizer, settings
         self.seed = int(torch.randint(1 << 62, ())) if seed is None else seed
+        self.again: dict[int | None, Again | None] = {}  # by the most new tokens of a text
 
     @property
     def runs_callers_code(self) -> bool:
@@ -49,11 +55,24 @@ class Guests:
         made = {name: settings.get(name) for name in PER_PROMPT}
         made = {name: its(ids) for name, its in made.items() if callable(its) and not isinstance(its, list)}
         settings |= made
+        generator, criteria = torch.Generator().manual_seed(seed >> 1), made.get("stopping_criteria") or []
+        most = settings.get("max_new_tokens")
+        if type(most) is not int or not own.keys() <= OWN or "logits_processor" in made:
+            most = None  # calls are prepared for each prompt
+        again = self.again.get(most)
+        if again is not None and may_be_own(criteria):
+            refuse_prompt(self.target, prompt)
+            refuse_length(self.target, len(ids) + again.new_tokens)
+            return again(prompt, criteria, generator)
         call: Call = speculative_generate(
             self.target, self.policy, runner_type=Preparing, input_ids=prompt, attention_mask=torch.ones_like(prompt),
-            generator=[torch.Generator().manual_seed(seed >> 1)], tokenizer=self.tokenizer, **settings,
+            generator=[generator], tokenizer=self.tokenizer, **settings,
         )  # fmt: skip
         call.processing.apart = "logits_processor" in made
+        if most is not None and most not in self.again:
+            if len(self.again) >= KEPT:
+                self.again.clear()
+            self.again[most] = Again.of(call, criteria, most)
         return call
 
     def ids(self, index: int, prompt: Any) -> list[int]:

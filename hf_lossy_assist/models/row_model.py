@@ -1,5 +1,6 @@
 """A decoder on a cache of rows: any number of rows, each with its own length, rolled back by assignment."""
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -162,6 +163,14 @@ class RowModel:
         self.cache.take(b, other.cache, tokens, max(len(self.lengths), b + 1))
         self.lengths[b:] = [tokens, *self.lengths[b + 1 :]]
         self.last, self._open = max(self.last, other.last), None
+
+    def anew(self, limit: int) -> "RowModel":
+        """One row on the same model that holds nothing yet, of a text of up to `limit` tokens."""
+        assert self.keeps_prompts and len(self.lengths) == 1
+        out = copy.copy(self)
+        out.cache, out.lengths, out._open = RowCache(self.facts.config.num_hidden_layers, limit), [0], None
+        out.last = min(limit, self.facts.table_end or limit) - 1
+        return out
 
     def copy(self) -> "RowModel":
         """Of the only row, what it holds and no more, on storage of its own."""

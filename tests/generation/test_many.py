@@ -7,11 +7,11 @@ import warnings
 import pytest
 import torch
 from support import small
-from transformers import LogitsProcessor, StoppingCriteria
+from transformers import EosTokenCriteria, LogitsProcessor, MaxLengthCriteria, StoppingCriteria
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
-from hf_lossy_assist.generation import ended
+from hf_lossy_assist.generation import ended, guests
 from hf_lossy_assist.generation import in_flight as module
 from hf_lossy_assist.models import row_model
 
@@ -365,6 +365,42 @@ def test_numbers_decide_the_random_numbers(pair):
         assert found == {n: whole[n] for n in share}
     with pytest.raises(ValueError, match="^numbers: there are fewer than prompts"):
         list(hla.generate_many(pair[0], prompts(), assistant_model=pair[1], numbers=[3], **SETTINGS))
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        ({}, 1), ({"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 0.9}, 1), ({"min_new_tokens": 3}, 7), ({"repetition_penalty": 1.3}, 7),
+        ({"max_time": 60.0}, 7), ({"drafter": "suffix", "assistant_model": None}, 7), ({"logits_processor": lambda ids: []}, 7),
+        ({"stopping_criteria": lambda ids: [FromItsPrompt(ids)]}, 1), ({"stopping_criteria": lambda ids: [MaxLengthCriteria(len(ids) + 4)]}, 1),
+        ({"stopping_criteria": lambda ids: [EosTokenCriteria(ENDS[0])]}, 7),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_the_same_for_all_prompts_is_prepared_once(pair, monkeypatch, given, count):
+    calls, own = [], guests.speculative_generate
+    given = SETTINGS | {"assistant_model": pair[1], "lossy_policy": hla.Constant(3), "seed": 3, "max_rows": 3} | given
+    monkeypatch.setattr(guests.Again, "of", lambda *_: None)
+    expected = {its.index: its.token_ids for its in hla.generate_many(pair[0], prompts(), **given)}
+    monkeypatch.undo()
+    monkeypatch.setattr(guests, "speculative_generate", lambda *args, **more: (calls.append(1), own(*args, **more))[1])
+    found = {its.index: its.token_ids for its in hla.generate_many(pair[0], prompts(), **given)}
+    assert found == expected and len(calls) == count
+
+
+def test_what_was_prepared_once_holds_no_prompt_and_no_text(pair):
+    many = hla.generate_many(pair[0], prompts(), assistant_model=pair[1], max_rows=3, **SETTINGS)
+    list(many)
+    (again,) = many._many.guests.again.values()
+    call = again.call
+    assert call.rows.ids.shape[1] <= 3 + SETTINGS["max_new_tokens"]
+    for model in (call.target, *call.drafter.cached_models):
+        assert model.lengths == [0] and not any(layer.is_initialized for layer in model.cache.layers)
+
+
+def test_a_later_prompt_is_refused_as_the_first_would_be(pair):
+    with pytest.raises(ValueError, match="token 5000 is outside the target's vocabulary"):
+        list(hla.generate_many(pair[0], [[5, 6], [7, 5000]], assistant_model=pair[1], **SETTINGS))
 
 
 class FromItsPrompt(StoppingCriteria):

@@ -7,7 +7,7 @@ Greedy; all arms in turns within each repeat, after a warm-up of a batch each. "
 before; "sorted by text": by the length that each text will come to, which nobody knows. Ratios are medians of the ratios within a repeat.
 The demo's texts are of one length, so each has a longest length of its own, which no arm knows but "sorted by text". Latencies are of the
 texts in flight, from a place to the end; in a fixed batch each text waits for the longest. Storage: the most tokens that there was room for
-in the target's cache.
+in the target's caches, with those of the prompts that were read ahead of time.
 """
 
 import statistics
@@ -24,6 +24,7 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import in_flight
+from hf_lossy_assist.generation.entrance import AHEAD, Entrance
 
 
 @dataclass
@@ -93,18 +94,27 @@ class Storage:
 
     def __init__(self) -> None:
         self.most, self._own = 0, in_flight.run_stages
+        self.waiting: Any = None
 
     def __enter__(self) -> "Storage":
         in_flight.run_stages = self._look  # type: ignore[assignment]
+        in_flight.Entrance = self._entrance  # type: ignore[assignment, misc]
         return self
 
+    def _entrance(self, *given: Any) -> Any:
+        self.waiting = Entrance(*given)
+        return self.waiting
+
     def __exit__(self, *_: object) -> None:
-        in_flight.run_stages = self._own
+        in_flight.run_stages, in_flight.Entrance = self._own, Entrance  # type: ignore[misc]
 
     def _look(self, call: Any, *args: Any) -> None:
         self._own(call, *args)
-        keys = call.target.cache.layers[0].keys
-        self.most = max(self.most, keys.shape[0] * keys.shape[2])
+        read = [guest for its, guest in self.waiting.queue if its.read]
+        held = [its.target.cache.layers[0].keys for its in (call, *read)]
+        parts = {keys.untyped_storage().data_ptr(): keys.untyped_storage().nbytes() for keys in held}
+        of_a_token = held[0][0, :, 0].numel() * held[0].element_size()
+        self.most = max(self.most, sum(parts.values()) // of_a_token)
 
 
 def main() -> None:
@@ -182,7 +192,9 @@ def main() -> None:
     lengths = np.percentile([len(ids) for ids in first], [0, 25, 50, 75, 100])
     most = max(width + len(ids) for width, ids in zip(widths, first, strict=True))
     console.print(f"{machine(args.device)}; new tokens of a text, quartiles: {' '.join(f'{n:.0f}' for n in lengths)}")
-    console.print(f"largest storage {storage.most} tokens; {rows} rows × the longest text are {rows * most}")
+    console.print(
+        f"largest storage {storage.most} tokens; {rows} rows × the longest text are {rows * most}, read ahead up to {AHEAD}"
+    )
     waits = {}
     for policy, its in latencies.items():
         waits[policy] = [float(value) for value in np.percentile(its, [50, 95, 100])]

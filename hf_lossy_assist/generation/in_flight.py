@@ -20,10 +20,10 @@ from ..stats.row import RowStats
 from ..stops.fallback import Fallback
 from ..validation import one_line
 from .ended import Ended, Result
+from .entrance import Entrance
 from .guests import Guests
-from .modes import in_the_right_mode, lasts, read_prompts_together
+from .modes import in_the_right_mode, lasts
 from .places import Room, Seated
-from .read_before import ReadBefore
 
 
 class InFlight:
@@ -41,56 +41,41 @@ class InFlight:
         self.seated: dict[int, Seated] = {}  # by the place in the call
         self.alone: list[tuple[Seated, Call]] = []  # that cannot be joined to others
         self.again: list[Seated] = []  # that memory had no room for
-        self.pending: tuple[Seated, Call] | None = None  # for which there was no room yet
-        self.queue: list[tuple[Seated, Call]] = []  # that have a place, and have not read their prompts yet
+        self.entrance = Entrance(guests, room)
         self.lasting: bool | None = None  # one mode of autograd for all texts, which share tensors
-        self.read = ReadBefore()
         self.said: set[str] = set()
 
     @property
     def going(self) -> int:
         """How many texts are being written, or are to be written again."""
-        return len(self.seated) + len(self.queue) + len(self.alone) + len(self.again)
+        return len(self.seated) + len(self.entrance.queue) + len(self.alone) + len(self.again)
 
     def admit(self, index: int, prompt: str | Sequence[int], **own: Any) -> bool:
         """Take a prompt among the texts if there is room for it; returns whether there was. `own`: settings of its own, such as `max_new_tokens`."""
         return not self.again and self._admit(index, self.guests.ids(index, prompt), own)
 
     def _admit(self, index: int, ids: list[int], own: dict[str, Any]) -> bool:
-        if self.pending is None or self.pending[0].index != index:
-            guest = self.guests.call(index, ids, own)
-            self.pending = Seated(index, ids, own, guest.rows.max_length), guest
-        its, guest = self.pending
-        waiting = [seated for seated, _ in (*self.queue, *self.alone)]
-        if not self.room.fits([other.longest for other in (*self.seated.values(), *waiting)], its.longest):
-            return False
-        its.began, self.pending = time.perf_counter(), None
-        self.queue.append((its, guest))
-        return True
+        # Whether texts can be joined, the first one shows.
+        return self.entrance.come(index, ids, own, self._sitting(), ahead=self.call is not None and not self.alone)
+
+    def _sitting(self) -> list[int]:
+        return [its.longest for its in (*self.seated.values(), *(its for its, _ in self.alone))]
 
     def _seat_queue(self) -> None:
         """Have the models read the prompts of those who have come, and give them their places."""
         try:
-            while self.queue and not self.alone:
-                # The first one shows whether texts can be joined; further ones are read together.
-                reading = self.queue if self.call is not None else self.queue[:1]
-                with self._mode(reading[0][1]):
-                    anew = [guest for _, guest in reading if not self.read.give(guest)]
-                    read_prompts_together([guest for _, guest in reading])
-                    if anew:
-                        self.read.keep(anew[-1])
-                for _ in range(len(reading)):
-                    self._seat(*self.queue[0])
-                    self.queue.pop(0)
+            while not self.alone and self.entrance.has_next(self._sitting()):
+                its, guest = self.entrance.queue[0]
+                if not its.read:
+                    self.entrance.read(self._mode, several=self.call is not None)
+                self._seat(its, guest)
+                self.entrance.queue.pop(0)
         except torch.OutOfMemoryError:
-            self.read.forget()
-            texts, call = len(self.seated) + len(self.queue), self.call
+            texts, call = min(len(self.seated) + len(self.entrance.queue), self.room.rows), self.call
             if texts < 2 or call is None:  # there was no room for one text by itself
                 raise
             self._go_on_with(max(texts // 2, 1), texts)
-            places = max(self.room.rows - len(self.seated), 0)
-            self.again += [its for its, _ in self.queue[places:]]
-            self.queue = self.queue[:places]
+            self.again += self.entrance.send_away(max(self.room.rows - len(self.seated), 0))
             if len(self.seated) > self.room.rows:
                 self._make_room()
             elif self.seated:  # of a text that was not seated wholly nothing is kept
@@ -99,6 +84,7 @@ class InFlight:
 
     def _seat(self, its: Seated, guest: Call) -> None:
         """Give a text whose prompt was read its place."""
+        its.began = time.perf_counter()
         with self._mode(guest):
             try:
                 if self.call is None:
@@ -135,7 +121,7 @@ class InFlight:
                     run_stages(call, open_round(call), self.stats)
                     call.rows.check_time()
             except torch.OutOfMemoryError:
-                self.read.forget()
+                self.again += self.entrance.send_away(0)
                 out = self._results(call)  # of texts that ended in the round before memory ran out
                 if not out and len(self.seated) < 2:
                     raise
@@ -154,7 +140,7 @@ class InFlight:
 
     def numbers(self) -> list[int]:
         """Of all texts that are being written, or are to be written again."""
-        waiting = [its for its, _ in (*self.queue, *self.alone)]
+        waiting = [its for its, _ in (*self.entrance.queue, *self.alone)]
         return [its.index for its in (*self.seated.values(), *waiting, *self.again)]
 
     def written(self) -> Iterator[tuple[int, list[int]]]:
@@ -166,10 +152,8 @@ class InFlight:
 
     def cancel(self, index: int) -> None:
         """Give up a text: its place is free."""
-        if self.pending is not None and self.pending[0].index == index:
-            self.pending = None
+        self.entrance.cancel(index)
         self.again = [its for its in self.again if its.index != index]
-        self.queue = [(its, guest) for its, guest in self.queue if its.index != index]
         self.alone = [(its, call) for its, call in self.alone if its.index != index]
         for place in [place for place, its in self.seated.items() if its.index == index]:
             assert self.call is not None

@@ -67,9 +67,10 @@ def generate_many(
         assistant_model, lossy_policy, settings: as of an enabled model's `generate`; lengths by `max_new_tokens=`. `stopping_criteria` and
             `logits_processor` that keep something for a text are given as a function, which is called with each prompt's token ids and
             returns a list of them.
-        max_rows: how many are written at a time. Where memory runs out it is halved, with a warning.
-        max_tokens: how many tokens the prompts and texts in flight may come to together, for whose keys and values there is room; a prompt that
-            needs more by itself is written alone.
+        max_rows: how many are written at a time. Where memory runs out it is halved, with a warning. Up to 1024 tokens of the prompts behind
+            them, and no more than `max_rows` prompts, are read before there is a place for their texts.
+        max_tokens: how many tokens the prompts and texts in flight may come to together, for whose keys and values there is room, with the
+            prompts that are read ahead; a prompt that needs more by itself is written alone.
         seed: of all random numbers; None: drawn from torch's global generator.
         numbers: of the prompts, one each, by which results and random numbers go; None: 0, 1, …. Processes that share prompts among them
             write what one alone would if each passes the numbers of its own.

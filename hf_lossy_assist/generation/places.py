@@ -17,6 +17,11 @@ class Room:
         tokens = self.tokens is None or sum(going) + more <= self.tokens
         return not going or (len(going) < self.rows and tokens)
 
+    def reads(self, going: Sequence[int], prompts: Sequence[int], most: int) -> bool:
+        """Whether `prompts` of so many tokens, `most` together and no more than there are places, can be held beside the texts of `going`."""
+        tokens = self.tokens is None or sum(going) + sum(prompts) <= self.tokens
+        return len(prompts) <= self.rows and sum(prompts) <= most and tokens
+
 
 @dataclass
 class Seated:
@@ -26,4 +31,5 @@ class Seated:
     prompt: list[int]
     own: dict[str, Any]  # settings
     longest: int  # tokens that it can come to
+    read: bool = False  # whether the models have read its prompt
     began: float = 0.0  # when it was given a place, as `time.perf_counter` counts

@@ -8,7 +8,7 @@ from ..models.reading import keeps_prompts
 from ..models.row_model import RowModel
 
 
-WORTH_COPYING = 8  # tokens that two prompts have in common
+WORTH_COPYING = 32  # tokens that two prompts have in common
 
 
 class ReadBefore:

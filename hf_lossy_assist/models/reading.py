@@ -30,6 +30,7 @@ def read_together(models: Sequence[RowModel], texts: Sequence[torch.Tensor]) -> 
         batch = RowModel(first.model, len(models), limit)
         batch.narrow = first.narrow
     counts = [len(text) for text in texts]
+    batch.reserve(max(its.lengths[0] + count for its, count in zip(models, counts, strict=True)))
     tokens = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
     batch.feed(tokens, counts, keep=0)
     for row, its in enumerate(models):

@@ -11,7 +11,7 @@ from transformers import EosTokenCriteria, LogitsProcessor, MaxLengthCriteria, S
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
-from hf_lossy_assist.generation import ended, guests
+from hf_lossy_assist.generation import ended, entrance, guests
 from hf_lossy_assist.generation import in_flight as module
 from hf_lossy_assist.models import row_model
 
@@ -257,7 +257,7 @@ def test_a_text_that_has_ended_when_memory_runs_out_is_not_lost(pair, monkeypatc
 def test_what_a_prompt_begins_with_is_kept_in_no_more_memory_than_it_takes(pair):
     many = hla.generate_many(pair[0], prompts(), assistant_model=pair[1], max_rows=7, **SETTINGS)
     next(many)
-    read = many._many.read
+    read = many._many.entrance.before
     assert len(read.models) == 2
     for model in read.models:
         for layer in model.cache.layers:
@@ -275,7 +275,7 @@ def test_a_target_on_transformers_own_cache():
             target, prompts(), drafter="suffix", lossy_policy=hla.Constant(3), max_rows=3, **SETTINGS
         )
         first = next(many)
-        assert [guest.target.lengths for _, guest in many._many.queue] == [[0], [0]]
+        assert [guest.target.lengths for _, guest in many._many.entrance.queue] == [[0], [0]]
         found = {its.index: its.token_ids for its in (first, *many)}
     assert [found[n] for n in range(len(LENGTHS))] == expected
 
@@ -401,6 +401,33 @@ def test_what_was_prepared_once_holds_no_prompt_and_no_text(pair):
 def test_a_later_prompt_is_refused_as_the_first_would_be(pair):
     with pytest.raises(ValueError, match="token 5000 is outside the target's vocabulary"):
         list(hla.generate_many(pair[0], [[5, 6], [7, 5000]], assistant_model=pair[1], **SETTINGS))
+
+
+def test_prompts_are_read_ahead_together_and_no_more_of_them_than_there_is_room_for(pair, monkeypatch):
+    """A forward reads several, also where places become free one by one."""
+    held, read = [], []
+    step, own = module.InFlight.step, entrance.read_prompts_together
+
+    def look(self, *args):
+        found = step(self, *args)
+        held.append([len(its.prompt) for its, _ in self.entrance.queue])
+        return found
+
+    monkeypatch.setattr(module.InFlight, "step", look)
+    monkeypatch.setattr(entrance, "read_prompts_together", lambda calls: (read.append(len(calls)), own(calls)))
+    texts = prompts() * 4
+    expected = [alone(pair[0], prompt, **SETTINGS) for prompt in texts]
+    monkeypatch.setattr(entrance, "AHEAD", 30)
+    assert together(pair, texts, max_rows=5) == expected
+    assert max(map(sum, held)) <= 30 and max(map(len, held)) >= 3
+    assert sum(read) == len(texts) and len(read) < len(texts) / 2
+    held.clear(), read.clear()
+    monkeypatch.setattr(entrance, "AHEAD", 10_000)
+    assert together(pair, texts, max_rows=5, max_tokens=90) == expected
+    assert max(map(len, held)) <= 5
+    held.clear()
+    monkeypatch.setattr(entrance, "AHEAD", 0)
+    assert together(pair, texts, max_rows=5) == expected and not any(held)
 
 
 class FromItsPrompt(StoppingCriteria):

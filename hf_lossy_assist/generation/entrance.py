@@ -1,0 +1,80 @@
+"""Texts that `generate_many` was given and that have no place yet. Their prompts are read together, some of them ahead of time."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ..engine.call import Call
+from .guests import Guests
+from .modes import read_prompts_together
+from .places import Room, Seated
+from .read_before import ReadBefore
+
+
+# Tokens of the prompts that are read before there is a place for their texts, and of a forward that reads several: in fewer, a machine spends
+# more on the forward than on the tokens (docs/log.md).
+AHEAD = 1024
+
+
+class Entrance:
+    """Who has come, in their order."""
+
+    def __init__(self, guests: Guests, room: Room):
+        """`guests`: what prepares each prompt."""
+        self.guests, self.room = guests, room
+        self.pending: tuple[Seated, Call] | None = None  # prepared, and not let in yet
+        self.queue: list[tuple[Seated, Call]] = []
+        self.before = ReadBefore()
+        self.reads_ahead = True  # until memory runs out
+
+    def come(self, index: int, ids: list[int], own: dict[str, Any], sitting: Sequence[int], ahead: bool) -> bool:
+        """Let a prompt in if there is room for its text, or, `ahead` of it, for the prompt; returns whether there was.
+
+        `sitting`: how many tokens each text that has its place can come to. `own`: settings of this text.
+        """
+        if self.pending is None or self.pending[0].index != index:
+            guest = self.guests.call(index, ids, own)
+            self.pending = Seated(index, ids, own, guest.rows.max_length), guest
+        its, _ = self.pending
+        sitting, behind = list(sitting), [other for other, _ in self.queue]
+        while behind and self.room.fits(sitting, behind[0].longest):
+            sitting.append(behind.pop(0).longest)
+        room = not behind and self.room.fits(sitting, its.longest)
+        if not room and ahead and self.reads_ahead:
+            room = self.room.reads(sitting, [len(other.prompt) for other in (*behind, its)], AHEAD)
+        if room:
+            self.queue.append(self.pending)
+            self.pending = None
+        return room
+
+    def has_next(self, sitting: Sequence[int]) -> bool:
+        """Whether there is somebody, and a place for them."""
+        return bool(self.queue) and self.room.fits(sitting, self.queue[0][0].longest)
+
+    def read(self, mode: Callable[[Call], AbstractContextManager[None]], several: bool) -> None:
+        """Have the models read the first prompts that they have not read, `several` in one forward or one."""
+        unread = [(its, guest) for its, guest in self.queue if not its.read]
+        tokens, count = 0, 0
+        while count < len(unread) and (not count or (several and tokens + len(unread[count][0].prompt) <= 2 * AHEAD)):
+            tokens, count = tokens + len(unread[count][0].prompt), count + 1
+        reading = [guest for _, guest in unread[:count]]
+        with mode(reading[0]):
+            anew = [guest for guest in reading if not self.before.give(guest)]
+            read_prompts_together(reading)
+            if anew:
+                self.before.keep(anew[-1])
+        for its, _ in unread[:count]:
+            its.read = True
+
+    def send_away(self, keep: int) -> list[Seated]:
+        """Memory ran out: those behind the first `keep` are to come again, and no prompt is read ahead of its time any more."""
+        self.reads_ahead = False
+        self.before.forget()
+        gone, self.queue = self.queue[keep:], self.queue[:keep]
+        return [its for its, _ in gone]
+
+    def cancel(self, index: int) -> None:
+        """Who had come with this number does not any more."""
+        if self.pending is not None and self.pending[0].index == index:
+            self.pending = None
+        self.queue = [(its, guest) for its, guest in self.queue if its.index != index]

@@ -25,6 +25,7 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import in_flight
 from hf_lossy_assist.generation.entrance import AHEAD, Entrance
+from hf_lossy_assist.models.row_cache import SPARE
 
 
 @dataclass
@@ -193,7 +194,8 @@ def main() -> None:
     most = max(width + len(ids) for width, ids in zip(widths, first, strict=True))
     console.print(f"{machine(args.device)}; new tokens of a text, quartiles: {' '.join(f'{n:.0f}' for n in lengths)}")
     console.print(
-        f"largest storage {storage.most} tokens; {rows} rows × the longest text are {rows * most}, read ahead up to {AHEAD}"
+        f"largest storage {storage.most} tokens; {rows} rows × the longest text are {rows * most}, with {SPARE} spare places each "
+        f"{rows * (most + SPARE)}, and up to {AHEAD} tokens are read ahead"
     )
     waits = {}
     for policy, its in latencies.items():

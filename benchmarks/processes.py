@@ -3,7 +3,8 @@
     torchrun --standalone --nproc-per-node 2 benchmarks/processes.py         # mining and comparing the demo pair
 
 The processes stay: alone, the first one works while the others wait. Seconds are of the whole command (models are loaded in them), without
-the start of Python. Ratios are medians of the ratios within a repeat.
+the start of Python. "at once": each process does the whole job by itself while the others do it too, so that processes × alone ÷ at once is what
+the machine gives to processes that share nothing. Ratios are medians of the ratios within a repeat.
 """
 
 import argparse
@@ -33,14 +34,18 @@ JOBS = {
 }
 
 
-def seconds(words: list[str], together: Processes, alone: bool) -> float:
+ARMS = "alone", "together", "at once"
+
+
+def seconds(words: list[str], together: Processes, arm: str) -> float:
     """Of one job, until all processes have done their part."""
-    own, out = Processes.started, together.all(tempfile.mkdtemp() if together.first else "")[0]
-    if alone:
+    folders = together.all(tempfile.mkdtemp())
+    own, out = Processes.started, folders[together.rank if arm == "at once" else 0]
+    if arm != "together":
         Processes.started = classmethod(lambda cls: ALONE)  # type: ignore[method-assign, assignment]
     together.wait()
     began = time.perf_counter()
-    if together.first or not alone:
+    if together.first or arm != "alone":
         sys.argv = ["hf-lossy", *words, "--out", str(Path(out, "found"))]
         with (
             open(os.devnull, "w") as nothing,
@@ -64,29 +69,30 @@ def main() -> None:
     together = Processes.started()
     found = []
     for name in args.jobs:
-        took: dict[bool, list[float]] = {True: [], False: []}
+        took: dict[str, list[float]] = {arm: [] for arm in ARMS}
         for repeat in range(args.repeats + 1):
-            for alone in (True, False) if repeat % 2 else (False, True):
-                spent = seconds(JOBS[name], together, alone)
+            for place in range(len(ARMS)):
+                arm = ARMS[(place + repeat) % len(ARMS)]
+                spent = seconds(JOBS[name], together, arm)
                 if repeat:
-                    took[alone].append(spent)
-        ratios = [one / several for one, several in zip(took[True], took[False], strict=True)]
-        found.append(
-            {
-                "job": name,
-                "alone": took[True],
-                "together": took[False],
-                "ratio": statistics.median(ratios),
-                "ratios": ratios,
-            }
-        )
+                    took[arm].append(spent)
+        ratios = [one / several for one, several in zip(took["alone"], took["together"], strict=True)]
+        most = [together.count * one / each for one, each in zip(took["alone"], took["at once"], strict=True)]
+        found.append({"job": name, **took, "ratio": statistics.median(ratios), "ratios": ratios, "ceilings": most})
     if together.first:
-        table = Table("job", "one process, s", f"{together.count} processes, s", "times as fast", "range")
+        table = Table(
+            "job", "one process, s", f"{together.count} processes, s", "times as fast", "range", "sharing nothing"
+        )
         for its in found:
-            alone, several = (statistics.median(its[kind]) for kind in ("alone", "together"))
+            alone, several, most = (statistics.median(its[kind]) for kind in ("alone", "together", "ceilings"))
             low, high = min(its["ratios"]), max(its["ratios"])
             table.add_row(
-                str(its["job"]), f"{alone:.1f}", f"{several:.1f}", f"{its['ratio']:.2f}", f"{low:.2f}–{high:.2f}"
+                str(its["job"]),
+                f"{alone:.1f}",
+                f"{several:.1f}",
+                f"{its['ratio']:.2f}",
+                f"{low:.2f}–{high:.2f}",
+                f"{most:.2f}",
             )
         Console(width=100).print(table, machine("cpu"))
         record(args, machine("cpu"), results=found)

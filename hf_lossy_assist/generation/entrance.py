@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ..engine.call import Call
+from ..engine.joining import cached_models
+from ..models.reading import keeps_prompts
 from .guests import Guests
 from .modes import read_prompts_together
 from .places import Room, Seated
@@ -65,6 +67,14 @@ class Entrance:
                 self.before.keep(anew[-1])
         for its, _ in unread[:count]:
             its.read = True
+
+    def settle(self) -> None:
+        """Those who wait on have keys and values of their own: one of a forward would hold those of all that it read."""
+        for its, guest in self.queue:
+            if its.read and not its.settled:
+                for model in filter(keeps_prompts, cached_models(guest)):
+                    model.cache = model.cache.first(model.lengths[0])
+                its.settled = True
 
     def send_away(self, keep: int) -> list[Seated]:
         """Memory ran out: those behind the first `keep` are to come again, and no prompt is read ahead of its time any more."""

@@ -70,6 +70,9 @@ class InFlight:
                     self.entrance.read(self._mode, several=self.call is not None)
                 self._seat(its, guest)
                 self.entrance.queue.pop(0)
+            if self.entrance.queue:
+                with self._mode(self.entrance.queue[0][1]):
+                    self.entrance.settle()
         except torch.OutOfMemoryError:
             texts, call = min(len(self.seated) + len(self.entrance.queue), self.room.rows), self.call
             if texts < 2 or call is None:  # there was no room for one text by itself

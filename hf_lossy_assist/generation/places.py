@@ -32,4 +32,5 @@ class Seated:
     own: dict[str, Any]  # settings
     longest: int  # tokens that it can come to
     read: bool = False  # whether the models have read its prompt
+    settled: bool = False  # whether what was read is in storage of its own
     began: float = 0.0  # when it was given a place, as `time.perf_counter` counts

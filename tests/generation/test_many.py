@@ -11,6 +11,7 @@ from transformers import EosTokenCriteria, LogitsProcessor, MaxLengthCriteria, S
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
+from hf_lossy_assist.engine.joining import cached_models
 from hf_lossy_assist.generation import ended, entrance, guests
 from hf_lossy_assist.generation import in_flight as module
 from hf_lossy_assist.models import row_model
@@ -411,6 +412,12 @@ def test_prompts_are_read_ahead_together_and_no_more_of_them_than_there_is_room_
     def look(self, *args):
         found = step(self, *args)
         held.append([len(its.prompt) for its, _ in self.entrance.queue])
+        for its, guest in self.entrance.queue:
+            layers = [layer for model in cached_models(guest) for layer in model.cache.layers if layer.is_initialized]
+            assert bool(layers) == its.read
+            for layer in layers:
+                storage = layer.keys.untyped_storage().nbytes() // layer.keys.element_size()
+                assert storage == layer.keys.numel() and layer.keys.shape[2] == len(its.prompt) - 1
         return found
 
     monkeypatch.setattr(module.InFlight, "step", look)

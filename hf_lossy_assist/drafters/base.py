@@ -52,10 +52,11 @@ class Drafter:
     """The base of drafters: settings, and `start`. Pass one as `generate(…, lossy_policy=…, drafter=…)`.
 
     What a subclass says of itself: `needs_assistant`, it drafts with the call's `assistant_model`; `gives_probs`, its drafts have
-    distributions, which rules and filters may read.
+    distributions, which rules and filters may read; `asks_stop`, it asks the call's stop behind each token that it drafts.
     """
 
     needs_assistant: ClassVar[bool] = False  # drafts with the call's `assistant_model`
+    asks_stop: ClassVar[bool] = False  # behind each token that it drafts
     gives_probs: ClassVar[bool] = False  # its drafts have distributions, which rules and filters may read
 
     def start(self, context: DraftContext) -> "DrafterRun":

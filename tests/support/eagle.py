@@ -1,0 +1,55 @@
+"""Tiny random EAGLE-3 drafters, and what they draft worked out without caches, one text at a time."""
+
+import torch
+from transformers import LlamaConfig, Qwen3Config
+
+from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
+from hf_lossy_assist.models.eagle3 import Eagle3Config, Eagle3Network
+
+
+def network(
+    target, seed=0, kind="llama", layers=1, kept=40, target_layers=(0, 1, 2), hidden=None, own_embeddings=True, **flags
+):
+    """`kept`: tokens that it can propose; None: all."""
+    text = target.config.get_text_config(decoder=True)
+    sizes = {
+        "vocab_size": text.vocab_size, "hidden_size": hidden or text.hidden_size, "intermediate_size": 48, "num_hidden_layers": layers,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256,
+    }  # fmt: skip
+    layer = (LlamaConfig if kind == "llama" else Qwen3Config)(**sizes)
+    config = Eagle3Config(layer, target_layers, kept or text.vocab_size, text.hidden_size, **flags)
+    torch.manual_seed(seed)
+    out = Eagle3Network(config, own_embeddings)
+    with torch.no_grad():
+        for weight in out.parameters():
+            torch.nn.init.normal_(weight, mean=float(weight.dim() == 1), std=0.3)
+        if kept:
+            ids = torch.randperm(text.vocab_size)[:kept].sort().values
+            out.d2t.copy_(ids - torch.arange(kept))
+    return out.to(target.dtype).eval()
+
+
+def drafter(target, **settings):
+    return Eagle3Drafter(network(target, **settings))
+
+
+@torch.no_grad()
+def chain(target, net, text, gamma):
+    """The logits over the target's vocabulary of `gamma` greedily drafted tokens behind `text` (n,), (γ, V), and the tokens (γ,)."""
+    config = net.config
+    hidden = target(text[None, :-1], output_hidden_states=True)
+    # Transformers norms the last of them; the tests read none that is.
+    states = net.fuse(torch.cat([hidden.hidden_states[layer] for layer in config.target_layers], dim=-1))
+    embedding = net.embed_tokens or target.get_input_embeddings()
+    tokens, logits = text[1:].tolist(), []
+    for _ in range(gamma):
+        count = len(tokens)
+        mask = torch.full((count, count), torch.finfo(states.dtype).min, dtype=states.dtype).triu(1)[None, None]
+        embeds = embedding(torch.tensor([tokens]))
+        own, normed = net(embeds, states, torch.arange(count)[None], mask, None)
+        full = torch.full((config.layer.vocab_size,), -torch.inf, dtype=states.dtype)
+        full[net.kept] = net.lm_head(normed[0, -1])
+        logits.append(full)
+        tokens.append(int(full.argmax()))
+        states = torch.cat([states, own[:, -1:]], dim=1)
+    return torch.stack(logits), torch.tensor(tokens[len(text) - 1 :])

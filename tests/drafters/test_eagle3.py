@@ -63,7 +63,7 @@ def test_a_chain_is_the_networks_own_without_caches(target, monkeypatch, flags, 
                     draft.peaks[b, :count].double(), logits.max(dim=-1).values, rtol=1e-5, atol=1e-5
                 )
                 drafted += count
-    assert drafted > 20
+    assert drafted > 12
 
 
 @pytest.mark.parametrize("inputs", [small.one(), small.ragged((0, 3, 5, 1))], ids=["one", "ragged"])

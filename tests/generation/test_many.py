@@ -376,7 +376,9 @@ def test_numbers_decide_the_random_numbers(pair):
         ({"stopping_criteria": lambda ids: [FromItsPrompt(ids)]}, 1), ({"stopping_criteria": lambda ids: [MaxLengthCriteria(len(ids) + 4)]}, 1),
         ({"stopping_criteria": lambda ids: [EosTokenCriteria(ENDS[0])]}, 7),
     ],
-    ids=str,
+    ids=[
+        "greedy", "sampling", "min_new_tokens", "repetition_penalty", "max_time", "suffix", "processors", "own criterion", "own length", "own end"
+    ],
 )  # fmt: skip
 def test_what_is_the_same_for_all_prompts_is_prepared_once(pair, monkeypatch, given, count):
     calls, own = [], guests.speculative_generate

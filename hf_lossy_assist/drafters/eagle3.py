@@ -1,7 +1,8 @@
 """EAGLE-3: one or more decoder layers on the target's own hidden states, drafting token by token (huggingface.co/papers/2503.01840)."""
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,7 @@ from ..batch.rows import Rows
 from ..models.cached import CachedModel
 from ..models.eagle3 import Eagle3Network
 from ..models.inspect import base_of, blocks_of, vocabulary_of
+from ..models.int8 import linears_in_int8
 from ..models.layer_states import LayerStates
 from ..models.pairs_model import PairsModel
 from ..round import Draft, Verified
@@ -19,16 +21,34 @@ from .base import DraftContext, Drafter
 from .model import AssistantRun
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """What a drafter's files suggest: tokens a round, and what to accept. `accept_k` above 1 is lossy, and nothing of it is ever a default."""
+
+    tokens: int = 5
+    accept_k: int = 1
+    accept_tolerance: float = 0.0
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """For `lossy_policy=`: `verifier_accept_k` and `accept_tolerance` of `speculators` are the rule `top_k_tolerance`; k = 1 is strict."""
+        rule: Any = "strict"
+        if self.accept_k > 1:
+            rule = {"name": "top_k_tolerance", "k": self.accept_k, "tolerance": self.accept_tolerance}
+        return {"rule": rule, "stop": {"name": "constant", "gamma": self.tokens}}
+
+
 @dataclass(frozen=True, eq=False)
 class Eagle3Drafter(Drafter):
     """A trained network. Chains alone: one token follows another; no trees.
 
     Args:
-        network: what drafts. source: where it was loaded from.
+        network: what drafts. source: where it was loaded from. proposal: what its files suggest; `proposal.policy` is never used unasked.
     """
 
     network: Eagle3Network
     source: str | None = None
+    proposal: Proposal = Proposal()
     gives_probs: ClassVar[bool] = True
     asks_stop: ClassVar[bool] = True
 
@@ -55,8 +75,15 @@ class Eagle3Drafter(Drafter):
             )
         states_of(target, self.network)
 
+    def int8(self) -> "Eagle3Drafter":
+        """A copy whose linear layers compute in int8, on the CPU: a fraction of the bytes that each drafted token reads."""
+        return replace(self, network=linears_in_int8(copy.deepcopy(self.network).float().cpu()))
+
     def start(self, context: DraftContext) -> "Eagle3Run":
         self.check(context.target)
+        rows = base_of(context.target).get_input_embeddings().weight
+        if any(isinstance(its, torch.nn.Linear) for its in self.network.modules()):  # not in int8
+            self.network.to(device=rows.device, dtype=rows.dtype)
         return Eagle3Run(self.network, context)
 
 

@@ -3,6 +3,7 @@
 Read: config.json and model.safetensors. No code of a folder is run, and no pickle is read unless the caller says so.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from safetensors import SafetensorError
 from ..artifacts.hub import AGAIN, fetch, holds
 from ..artifacts.reading import read_json
 from ..models.eagle3 import KINDS, Eagle3Config, Eagle3Network
-from ..validation import check_flag, check_int, listed, one_line, shown
-from .eagle3 import Eagle3Drafter
+from ..validation import check_flag, check_int, check_number, listed, one_line, shown
+from .eagle3 import Eagle3Drafter, Proposal
 
 
 CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
@@ -44,14 +45,22 @@ def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> 
     source = str(source)
     check_flag("pickle", pickle)
     config_file = fetch(source, [CONFIG], **kwargs)[0]
-    config = read_config(read_json(config_file), str(config_file))
-    if pickle and not holds(source, WEIGHTS, **kwargs):
+    spec = read_json(config_file)
+    config = read_config(spec, str(config_file))
+    if holds(source, WEIGHTS, **kwargs):
+        weights_file = fetch(source, [WEIGHTS], **kwargs)[0]
+        weights = _read(weights_file)
+    elif holds(source, PICKLE, **kwargs):
+        if not pickle:
+            raise ValueError(
+                f"{source} has {PICKLE}, a pickle, and no {WEIGHTS}: pickle=True takes the tensors alone from it (torch.load(weights_only=True))"
+            )
         weights_file = fetch(source, [PICKLE], **kwargs)[0]
         weights = _unpickled(weights_file)
     else:
-        weights_file = fetch(source, [WEIGHTS], **kwargs)[0]
-        weights = _read(weights_file)
-    return Eagle3Drafter(network_of(config, weights, str(weights_file)), source)
+        raise ValueError(f"{source} has neither {WEIGHTS} nor {PICKLE}: there are no weights to load")
+    proposal = read_proposal(spec, str(config_file))
+    return Eagle3Drafter(network_of(config, weights, str(weights_file)), source, proposal)
 
 
 def read_config(spec: Any, where: str) -> Eagle3Config:
@@ -60,6 +69,10 @@ def read_config(spec: Any, where: str) -> Eagle3Config:
         raise ValueError(f"{where}: expected an object, the config of a drafter, got {shown(spec)}")
     kind, architectures = spec.get("speculators_model_type"), spec.get("architectures")
     plain = isinstance(architectures, list) and any(name in PLAIN for name in architectures)
+    # EAGLE's own repositories name the ordinary class; its drafters alone have a vocabulary of their own.
+    plain = plain or (
+        isinstance(architectures, list) and "LlamaForCausalLM" in architectures and "draft_vocab_size" in spec
+    )
     if kind not in (None, "eagle3") or not (kind or plain):
         found = f"speculators_model_type {shown(kind)}" if kind else f"architectures {shown(architectures)}"
         raise ValueError(
@@ -87,6 +100,20 @@ def read_config(spec: Any, where: str) -> Eagle3Config:
     return Eagle3Config(found, None if ids is None else tuple(ids), draft, width, **flags)
 
 
+def read_proposal(spec: Mapping[str, Any], where: str) -> Proposal:
+    """How the files suggest to draft and to accept: the first proposal method of `speculators_config`."""
+    methods = spec.get("speculators_config")
+    methods = methods.get("proposal_methods") if isinstance(methods, Mapping) else None
+    first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], Mapping) else {}
+    default, what = Proposal(), f"{where}: proposal_methods"
+    tokens, k = first.get("speculative_tokens", default.tokens), first.get("verifier_accept_k", default.accept_k)
+    tolerance = first.get("accept_tolerance", default.accept_tolerance)
+    check_int(f"{what}: speculative_tokens", tokens, 1, 1000)
+    check_int(f"{what}: verifier_accept_k", k, 1, 2**21)
+    check_number(f"{what}: accept_tolerance", tolerance, 0.0, math.inf)
+    return Proposal(tokens, k, float(tolerance))
+
+
 def _layer(spec: Mapping[str, Any], where: str) -> Any:
     """The config of the decoder layers."""
     kind = spec.get("model_type", "llama")
@@ -97,7 +124,7 @@ def _layer(spec: Mapping[str, Any], where: str) -> Any:
             check_int(f"{where}: {name}", spec[name], 1, most)
         elif name in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"):
             raise ValueError(f"{where}: {name} is missing")
-    given = {name: value for name, value in spec.items() if name in _known(kind)}
+    given = {name: value for name, value in spec.items() if name in layer_settings(kind)}
     try:
         layer = KINDS[kind].config(**given)
     except Exception as error:  # whatever Transformers stumbles over in a file that anybody may have written
@@ -107,7 +134,7 @@ def _layer(spec: Mapping[str, Any], where: str) -> Any:
     return layer
 
 
-def _known(kind: str) -> set[str]:
+def layer_settings(kind: str) -> set[str]:
     """Settings of a decoder layer: no other entry of a file reaches Transformers."""
     return {
         *SIZES, "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "mlp_bias",

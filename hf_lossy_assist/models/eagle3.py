@@ -65,12 +65,17 @@ class Eagle3Config:
 
     def layers_of(self, blocks: int) -> tuple[int, ...]:
         """Whose states it reads of a target with so many blocks."""
-        return (2, blocks // 2, blocks - 3) if self.target_layers is None else self.target_layers
+        return default_layers(blocks) if self.target_layers is None else self.target_layers
 
     @property
     def reduced(self) -> bool:
         """Whether it proposes a part of the target's vocabulary alone."""
         return self.draft_vocab_size != self.layer.vocab_size
+
+
+def default_layers(blocks: int) -> tuple[int, int, int]:
+    """Whose states are read of a target with so many blocks where nothing is said: an early, a middle and a late one's."""
+    return min(2, blocks), blocks // 2, max(blocks - 3, 0)
 
 
 class FirstLayer(torch.nn.Module):
@@ -125,13 +130,22 @@ class Eagle3Network(torch.nn.Module):
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in; of its norms, for linear layers may be int8."""
+        return self.norm.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.norm.weight.device
+
+    @property
     def kept(self) -> torch.Tensor:
         """The target's id of each token that the network can propose, (draft_vocab_size,) int64."""
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         """The target's states of all layers, (…, layers · target width), as the network reads them, (…, H)."""
-        states = states.to(self.fc.weight.dtype)
+        states = states.to(self.dtype)
         if self.input_norm is not None:
             states = self.input_norm(states)
         if self.fc_norm is not None:

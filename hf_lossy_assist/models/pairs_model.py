@@ -23,14 +23,15 @@ class PairsModel:
     def __init__(self, network: Eagle3Network, embedding: torch.nn.Module, rows: int, limit: int, vocabulary: int):
         """`embedding`: of the target's tokens. `limit`: the most tokens that a row can come to. `vocabulary`: of the target's logits."""
         self.network, self.embedding, self.vocabulary = network, embedding, vocabulary
-        self.device, self.dtype = network.fc.weight.device, network.fc.weight.dtype
+        self.device, self.dtype = network.device, network.dtype
+        width = network.config.layer.hidden_size
         self.cache = RowCache(len(network.layers), limit)
         self.lengths = [1] * rows
         self.known = [0] * rows  # tokens of each row whose states the target gave
         self._sound = [1] * rows  # of `lengths`, what stands on the target's states alone
         self._base = [0] * rows  # the token whose state is the first of `_states`
-        self._states = torch.empty(rows, 0, network.fc.out_features, dtype=self.dtype, device=self.device)
-        self._own = self._states.new_zeros(rows, network.fc.out_features)
+        self._states = torch.empty(rows, 0, width, dtype=self.dtype, device=self.device)
+        self._own = self._states.new_zeros(rows, width)
         self._kept = network.kept.to(self.device) if network.config.reduced else None
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:

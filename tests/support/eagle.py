@@ -1,10 +1,16 @@
 """Tiny random EAGLE-3 drafters, and what they draft worked out without caches, one text at a time."""
 
+import copy
+
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
 from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
+from hf_lossy_assist.methods.eagle3.chains import steps_of
+from hf_lossy_assist.methods.eagle3.collect import read_text
+from hf_lossy_assist.methods.eagle3.data import Batch
 from hf_lossy_assist.models.eagle3 import Eagle3Config, Eagle3Network
+from hf_lossy_assist.models.layer_states import LayerStates
 
 
 def network(
@@ -53,3 +59,26 @@ def chain(target, net, text, gamma):
         tokens.append(int(full.argmax()))
         states = torch.cat([states, own[:, -1:]], dim=1)
     return torch.stack(logits), torch.tensor(tokens[len(text) - 1 :])
+
+
+def trained(target, inputs, new=24, rounds=60, layers=(0, 1, 2), **settings):
+    """A drafter that has learned what `target` writes behind `inputs`, of `rounds` steps of training."""
+    net = network(target, own_embeddings=False, target_layers=layers, **settings).float()
+    texts = target.generate(**inputs, max_new_tokens=new, do_sample=False, eos_token_id=None)
+    reader = LayerStates(target, layers)
+    rows = [text[int((mask == 0).sum()) :] for text, mask in zip(texts, inputs["attention_mask"], strict=True)]
+    found = [read_text(reader, target, row, 32) for row in rows]
+    pad = torch.nn.utils.rnn.pad_sequence
+    batch = Batch(
+        pad(rows, batch_first=True), pad([its["states"] for its in found], batch_first=True),
+        pad([its["likely"].long() for its in found], batch_first=True), pad([its["probs"].float() for its in found], batch_first=True),
+        torch.tensor(list(map(len, rows))), inputs["attention_mask"].sum(dim=1),
+    )  # fmt: skip
+    embedding = copy.deepcopy(target.get_input_embeddings()).float()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for _ in range(rounds):
+        loss = sum(step.loss for step in steps_of(net, embedding, batch, 3))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return Eagle3Drafter(net.to(target.dtype).eval().requires_grad_(False))

@@ -1,6 +1,7 @@
 """What every test runs under: no network, as many threads as OMP_NUM_THREADS says (one), the same hypothesis examples each time."""
 
 import os
+from collections import Counter
 
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -26,6 +27,20 @@ def pytest_ignore_collect(collection_path, config):
     if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
         return None
     return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text(encoding="utf-8") or None
+
+
+@pytest.hookimpl(tryfirst=True)  # before the cases that are left out are taken away
+def pytest_collection_modifyitems(items):
+    """Of a test that is `thinned(n)` every n-th case runs in `make test`, the others in `make test-thorough`."""
+    seen = Counter()
+    for item in items:
+        mark = item.get_closest_marker("thinned")
+        if mark is None or item.get_closest_marker("thorough") is not None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        if seen[test] % mark.args[0]:
+            item.add_marker("thorough")
+        seen[test] += 1
 
 
 @pytest.fixture(autouse=True)

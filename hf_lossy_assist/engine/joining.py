@@ -45,6 +45,8 @@ def joined(first: Call, seats: int, clock: Clock) -> Call:
 def seat(call: Call, guest: Call) -> int:
     """The text of `guest`, a call of one row, takes a free place, or that of a row that has ended; returns the place."""
     rows, target = call.rows, call.target
+    if rows.eos != guest.rows.eos:
+        raise NotJoined("texts with other end tokens")
     assert isinstance(rows, RowsTogether) and isinstance(target, RowModel)
     assert isinstance(call.processing, ProcessingTogether) and isinstance(call.randomness, RandomnessTogether)
     b = rows.finished.index(True) if True in rows.finished else len(rows.index)

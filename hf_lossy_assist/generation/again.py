@@ -30,17 +30,22 @@ class Again:
         self.call = self(call.rows.ids[:, :1], [], torch.Generator())
 
     @classmethod
-    def of(cls, call: Call, made: Sequence[Any], new_tokens: int) -> "Again | None":
+    def of(cls, call: Call, made: Sequence[Any], given: Any, new_tokens: int) -> "Again | None":
         """From a call that has read nothing yet; None where something in it goes by its prompt, or may do so for all that is known.
 
-        `made`: the caller's criteria for this text alone. `new_tokens`: the most that were asked for.
+        `made`: the caller's criteria for this text alone; `given`: those for all texts, or what makes them. `new_tokens`: the most that were
+        asked for.
         """
         rows, shared = call.rows, [its for its in call.rows.criteria if not any(its is own for own in made)]
+        lengths = [its for its in shared if type(its) is MaxLengthCriteria]
         knows_no_prompt = (
             not call.compiled
             and type(call.drafter) is AssistantRun
             and all(map(keeps_prompts, cached_models(call)))
             and all(type(its) in (*SAME_FOR_ALL, MaxLengthCriteria) for its in shared)
+            and not any(
+                its is theirs for its in lengths for theirs in (given if isinstance(given, list) else ())
+            )  # a total length
             and all(type(its) in PREFIX_FREE for its in call.processing.processors)
             and rows.types is None
             and not rows.holes

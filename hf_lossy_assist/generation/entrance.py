@@ -39,7 +39,7 @@ class Entrance:
             self.pending = Seated(index, ids, own, guest.rows.max_length), guest
         its, _ = self.pending
         sitting, behind = list(sitting), [other for other, _ in self.queue]
-        while behind and self.room.fits(sitting, behind[0].longest):
+        while behind and self.room.fits(sitting, behind[0].longest, _held(behind[1:])):
             sitting.append(behind.pop(0).longest)
         room = not behind and self.room.fits(sitting, its.longest)
         if not room and ahead and self.reads_ahead:
@@ -51,14 +51,23 @@ class Entrance:
 
     def has_next(self, sitting: Sequence[int]) -> bool:
         """Whether there is somebody, and a place for them."""
-        return bool(self.queue) and self.room.fits(sitting, self.queue[0][0].longest)
+        behind = [its for its, _ in self.queue[1:]]
+        return bool(self.queue) and self.room.fits(sitting, self.queue[0][0].longest, _held(behind))
 
-    def read(self, mode: Callable[[Call], AbstractContextManager[None]], several: bool) -> None:
-        """Have the models read the first prompts that they have not read, `several` in one forward or one."""
+    def read(
+        self, mode: Callable[[Call], AbstractContextManager[None]], sitting: Sequence[int], several: bool
+    ) -> None:
+        """Have the models read the first prompts that they have not read, `several` in one forward or one. The first has a place."""
         unread = [(its, guest) for its, guest in self.queue if not its.read]
-        tokens, count = 0, 0
-        while count < len(unread) and (not count or (several and tokens + len(unread[count][0].prompt) <= 2 * AHEAD)):
-            tokens, count = tokens + len(unread[count][0].prompt), count + 1
+        taken = [*sitting, self.queue[0][0].longest]
+        held, longest, count = _held([its for its, _ in self.queue[1:]]), 0, 0
+        while count < len(unread):
+            its = unread[count][0]
+            longest, held = max(longest, len(its.prompt)), held + len(its.prompt) * (its is not self.queue[0][0])
+            padded = (count + 1) * longest  # what a forward computes
+            if count and not (several and padded <= 2 * AHEAD and self.room.holds(taken, held)):
+                break
+            count += 1
         reading = [guest for _, guest in unread[:count]]
         with mode(reading[0]):
             anew = [guest for guest in reading if not self.before.give(guest)]
@@ -76,11 +85,16 @@ class Entrance:
                     model.cache = model.cache.first(model.lengths[0])
                 its.settled = True
 
-    def send_away(self, keep: int) -> list[Seated]:
-        """Memory ran out: those behind the first `keep` are to come again, and no prompt is read ahead of its time any more."""
+    @property
+    def holds(self) -> bool:
+        """Whether memory is held for prompts of texts that have no place."""
+        return bool(self.before.models) or any(its.read for its, _ in self.queue)
+
+    def send_away(self) -> list[Seated]:
+        """Memory ran out: all are to come again, and nothing is held any more for texts that have no place."""
         self.reads_ahead = False
-        self.before.forget()
-        gone, self.queue = self.queue[keep:], self.queue[:keep]
+        self.before.stop()
+        gone, self.queue = self.queue, []
         return [its for its, _ in gone]
 
     def cancel(self, index: int) -> None:
@@ -88,3 +102,8 @@ class Entrance:
         if self.pending is not None and self.pending[0].index == index:
             self.pending = None
         self.queue = [(its, guest) for its, guest in self.queue if its.index != index]
+
+
+def _held(texts: Sequence[Seated]) -> int:
+    """Tokens of their prompts that are read."""
+    return sum(len(its.prompt) for its in texts if its.read)

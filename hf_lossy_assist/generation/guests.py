@@ -57,7 +57,8 @@ class Guests:
         settings |= made
         generator, criteria = torch.Generator().manual_seed(seed >> 1), made.get("stopping_criteria") or []
         most = settings.get("max_new_tokens")
-        if type(most) is not int or not own.keys() <= OWN or "logits_processor" in made:
+        listed = own.get("stopping_criteria") is not None and "stopping_criteria" not in made
+        if type(most) is not int or not own.keys() <= OWN or "logits_processor" in made or listed:
             most = None  # calls are prepared for each prompt
         again = self.again.get(most)
         if again is not None and may_be_own(criteria):
@@ -72,7 +73,7 @@ class Guests:
         if most is not None and most not in self.again:
             if len(self.again) >= KEPT:
                 self.again.clear()
-            self.again[most] = Again.of(call, criteria, most)
+            self.again[most] = Again.of(call, criteria, self.settings.get("stopping_criteria"), most)
         return call
 
     def ids(self, index: int, prompt: Any) -> list[int]:

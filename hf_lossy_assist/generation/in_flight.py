@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ..engine.call import Call
-from ..engine.joining import cached_models, drop, joined, seat
-from ..engine.loop import decode, keep_rows, open_round, run_stages
+from ..engine.joining import drop, joined, seat
+from ..engine.loop import decode, open_round, run_stages
 from ..models.cached import NotJoined
 from ..models.inspect import device_of
 from ..stats.clock import Clock
@@ -63,27 +63,28 @@ class InFlight:
 
     def _seat_queue(self) -> None:
         """Have the models read the prompts of those who have come, and give them their places."""
+        seating = False
         try:
             while not self.alone and self.entrance.has_next(self._sitting()):
                 its, guest = self.entrance.queue[0]
                 if not its.read:
-                    self.entrance.read(self._mode, several=self.call is not None)
+                    self.entrance.read(self._mode, self._sitting(), several=self.call is not None)
+                seating = True
                 self._seat(its, guest)
+                seating = False
                 self.entrance.queue.pop(0)
             if self.entrance.queue:
                 with self._mode(self.entrance.queue[0][1]):
                     self.entrance.settle()
+            return
         except torch.OutOfMemoryError:
-            texts, call = min(len(self.seated) + len(self.entrance.queue), self.room.rows), self.call
-            if texts < 2 or call is None:  # there was no room for one text by itself
+            if not self._may_begin_again():
                 raise
-            self._go_on_with(max(texts // 2, 1), texts)
-            self.again += self.entrance.send_away(max(self.room.rows - len(self.seated), 0))
-            if len(self.seated) > self.room.rows:
-                self._make_room()
-            elif self.seated:  # of a text that was not seated wholly nothing is kept
-                with self._mode(call):
-                    keep_rows(call, list(range(len(call.rows.index))))
+        if seating or not self.seated or not self.entrance.holds:
+            self._begin_again()
+        else:  # what is read ahead goes first; those who sit go on
+            self._say("generate_many: memory ran out; goes on without prompts that are read ahead")
+            self._come_again(self.entrance.send_away())
 
     def _seat(self, its: Seated, guest: Call) -> None:
         """Give a text whose prompt was read its place."""
@@ -115,6 +116,7 @@ class InFlight:
         if call is None:  # there was no memory for what was admitted
             return []
         call.stop.interrupted()
+        ran_out = False
         with self._mode(call):
             try:
                 drop(call)  # places that nobody took
@@ -124,14 +126,12 @@ class InFlight:
                     run_stages(call, open_round(call), self.stats)
                     call.rows.check_time()
             except torch.OutOfMemoryError:
-                self.again += self.entrance.send_away(0)
-                out = self._results(call)  # of texts that ended in the round before memory ran out
-                if not out and len(self.seated) < 2:
+                ran_out = True
+                if not any(call.rows.finished) and not self._may_begin_again():
                     raise
-                if self.seated:
-                    self._make_room()
-            else:
-                out = self._results(call)
+            out = self._results(call)  # also of texts that ended in the round before memory ran out
+        if ran_out and self.seated:
+            self._begin_again()
         if not self.seated:
             self.call = None
         return out
@@ -165,28 +165,37 @@ class InFlight:
         if not self.seated:
             self.call = None
 
-    def _make_room(self) -> None:
-        """Memory ran out: go on with half of the texts; the others are written again later, from their beginning."""
-        call = self.call
-        assert call is not None
-        # Of a text that was not seated wholly nothing is kept.
-        rows = zip(call.rows.index, call.rows.finished, strict=True)
-        going = [b for b, (place, over) in enumerate(rows) if place in self.seated and not over]
-        keep = max(len(going) // 2, 1)
-        self._go_on_with(keep, len(going))
-        for b in going[keep:]:
-            self.again.append(self.seated.pop(call.rows.index[b]))
-        with self._mode(call):
-            keep_rows(call, going[:keep])
-            held = call.rows.held()
-            for model in cached_models(call):
-                model.rollback([min(pair) for pair in zip(model.lengths, held, strict=True)])
+    def _may_begin_again(self) -> bool:
+        """Whether it takes less memory to write the texts again: fewer at a time, or with nothing held beside them. The first one sits alone."""
+        return (self.call is not None and self._at_a_time() > 1) or self.entrance.holds
+
+    def _at_a_time(self) -> int:
+        return min(len(self.seated) + len(self.entrance.queue), self.room.rows)
+
+    def _begin_again(self) -> None:
+        """Memory ran out: nothing that a forward may have left half done is kept. All texts are written from their beginning, half as many at a
+        time; with the same random numbers, so that they are the same.
+        """
+        texts = self._at_a_time()
+        self.room.rows = max(texts // 2, 1)
+        self._say(f"generate_many: memory ran out with {texts} texts at a time; goes on with {self.room.rows}")
+        self._come_again([*self.seated.values(), *self.entrance.send_away()])
+        self.seated.clear()
+        self.call = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _go_on_with(self, rows: int, texts: int) -> None:
-        self.room.rows = rows
-        self._say(f"generate_many: memory ran out with {texts} texts at a time; goes on with {rows}")
+    def _come_again(self, texts: Sequence[Seated]) -> None:
+        """These are to be written later, the first of them first."""
+        self.again = sorted([*self.again, *texts], key=lambda its: its.index, reverse=True)
+
+    def close(self) -> None:
+        """Give back what is held for texts that nobody will write."""
+        self.seated.clear()
+        self.alone.clear()
+        self.again.clear()
+        self.call = None
+        self.entrance = Entrance(self.guests, self.room)
 
     def _result(self, b: int) -> Result:
         assert self.call is not None

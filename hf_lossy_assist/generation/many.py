@@ -21,6 +21,13 @@ OF_ONE_CALL = (
 )  # fmt: skip
 
 
+IN_A_CONFIG = {
+    "output_scores": (False,),
+    "output_logits": (False,),
+    "num_return_sequences": (1,),
+}  # with the values that ask for nothing
+
+
 class Texts(Iterator[Result]):
     """What `generate_many` returns: an iterator over the texts as they finish.
 
@@ -45,10 +52,13 @@ class Texts(Iterator[Result]):
 
     def _written(self, prompts: Iterator[tuple[int, Any]]) -> Generator[Result, None, None]:
         many, waiting = self._many, next(prompts, None)
-        while waiting is not None or many.going:
-            while waiting is not None and many.admit(*waiting):
-                waiting = next(prompts, None)
-            yield from many.step()
+        try:
+            while waiting is not None or many.going:
+                while waiting is not None and many.admit(*waiting):
+                    waiting = next(prompts, None)
+                yield from many.step()
+        finally:
+            many.close()
 
 
 def generate_many(
@@ -68,7 +78,7 @@ def generate_many(
             `logits_processor` that keep something for a text are given as a function, which is called with each prompt's token ids and
             returns a list of them.
         max_rows: how many are written at a time. Where memory runs out it is halved, with a warning. Up to 1024 tokens of the prompts behind
-            them, and no more than `max_rows` prompts, are read before there is a place for their texts.
+            them, and no more than `max_rows` prompts, are read before there is a place for their texts; one more is taken from `prompts`.
         max_tokens: how many tokens the prompts and texts in flight may come to together, for whose keys and values there is room, with the
             prompts that are read ahead; a prompt that needs more by itself is written alone.
         seed: of all random numbers; None: drawn from torch's global generator.
@@ -88,8 +98,11 @@ def generate_many(
     for name, value, least in (("seed", seed, 0), ("max_tokens", max_tokens, 1)):
         if value is not None:
             check_int(name, value, least)
+    config = settings.get("generation_config")
     for name in OF_ONE_CALL:
-        if settings.get(name) is not None:
+        if settings.get(name) is not None or (
+            name in IN_A_CONFIG and getattr(config, name, None) not in (*IN_A_CONFIG[name], None)
+        ):
             raise ValueError(
                 f"{name}=… belongs to one call, and generate_many makes one for each prompt: leave it out"
             )

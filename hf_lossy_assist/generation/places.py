@@ -12,15 +12,17 @@ class Room:
     rows: int
     tokens: int | None = None
 
-    def fits(self, going: Sequence[int], more: int) -> bool:
-        """Whether a text of `more` tokens fits beside those of `going`. One text always does."""
-        tokens = self.tokens is None or sum(going) + more <= self.tokens
-        return not going or (len(going) < self.rows and tokens)
+    def fits(self, going: Sequence[int], more: int, held: int = 0) -> bool:
+        """Whether a text of `more` tokens fits beside those of `going` and `held` tokens of prompts read ahead. One text always does."""
+        return not going or (len(going) < self.rows and self.holds([*going, more], held))
+
+    def holds(self, going: Sequence[int], held: int) -> bool:
+        """Whether there is memory for the texts of `going` and `held` tokens beside them."""
+        return self.tokens is None or sum(going) + held <= self.tokens
 
     def reads(self, going: Sequence[int], prompts: Sequence[int], most: int) -> bool:
         """Whether `prompts` of so many tokens, `most` together and no more than there are places, can be held beside the texts of `going`."""
-        tokens = self.tokens is None or sum(going) + sum(prompts) <= self.tokens
-        return len(prompts) <= self.rows and sum(prompts) <= most and tokens
+        return len(prompts) <= self.rows and sum(prompts) <= most and self.holds(going, sum(prompts))
 
 
 @dataclass

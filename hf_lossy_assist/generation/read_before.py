@@ -17,13 +17,15 @@ class ReadBefore:
     def __init__(self) -> None:
         self.ids: torch.Tensor | None = None  # (n,)
         self.models: list[RowModel] = []
+        self.keeps = True
 
     def keep(self, call: Call) -> None:
         """Keep what the models of a call of one row have read, where it is the same behind any prompt that begins alike."""
         models = cached_models(call)
-        if all(map(keeps_prompts, models)):
-            self.ids = call.rows.ids[0, : call.rows.width].clone()
+        if self.keeps and all(map(keeps_prompts, models)):
+            self.ids, self.models = None, []  # which make room for the copies
             self.models = [its.copy() for its in models]
+            self.ids = call.rows.ids[0, : call.rows.width].clone()
 
     def give(self, call: Call) -> bool:
         """Copy to the models of a call what its prompt begins with; whether there was any."""
@@ -39,6 +41,6 @@ class ReadBefore:
             mine.take(0, theirs, min(common, theirs.lengths[0]))
         return True
 
-    def forget(self) -> None:
-        """Give the memory back."""
-        self.ids, self.models = None, []
+    def stop(self) -> None:
+        """Give the memory back, and keep nothing any more."""
+        self.ids, self.models, self.keeps = None, [], False

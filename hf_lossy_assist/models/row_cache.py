@@ -164,7 +164,9 @@ class RowCache(Cache):
 
     def take(self, b: int, other: "RowCache", tokens: int, rows: int) -> None:
         """Row b, the last of `rows` or one of them, has the first tokens of the only row of `other`, as many as `tokens`. They are copied."""
-        self.limit, self.capacity = max(self.limit, other.limit), max(self.capacity, other.capacity)
+        # No more than the text can come to: what was read beside others may have room for theirs.
+        room = max(tokens, min(other.capacity, other.limit + SPARE))
+        self.limit, self.capacity = max(self.limit, other.limit), max(self.capacity, room)
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             if theirs.is_initialized or mine.is_initialized:
                 mine.have(rows, theirs if theirs.is_initialized else mine)

@@ -240,6 +240,7 @@ def varied(records: list[Drafted]) -> None:
     assert len(lengths) > 2 and len(records) > 4, "drafts of one length prove little"
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", ["often", "rarely", "always"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "gemma3", "mistral"])
 def test_ragged_rows(name, kind, record):

@@ -87,6 +87,7 @@ def test_prompt_lookup_drafts_for_batches_too():
         tiny.assisted(target, inputs, None, "strict", **size)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("both", [False, True], ids=["suffix", "composite"])
 def test_samples_have_the_targets_distribution(both):
     settings = {"drafter": hla.SuffixDrafter(min_match=1), "assistant_model": None}

@@ -44,6 +44,7 @@ def convert(model):
     model.double()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("change", [head, convert])
 def test_rounds_after_a_change_are_those_of_the_new_model(change):
     """Of a model whose head had been its embedding as well: a graph reads a tensor that stands twice at one place."""

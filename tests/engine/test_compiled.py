@@ -24,7 +24,7 @@ from hf_lossy_assist.models.int8 import quantised
 
 pytestmark = pytest.mark.slow
 GRAPHS = CompileConfig(backend="eager")
-QUICK = {"llama", "gpt2", "gemma2"}  # and softcapping with windows; `make test-thorough` has all architectures
+QUICK = {"llama", "gemma2"}  # softcapping with windows; `make test-thorough` has all architectures
 AS_AUTOGRAD_SEES_THEM = {"llama", "gpt2"}  # rotary, learned positions: this backend takes three times as long
 RAGGED = (9, 4, 6, 7)
 
@@ -98,6 +98,7 @@ RULES = {
 }
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize(
     ("rule", "sampling"),
     [(name, mode == "sampling") for name, rule in RULES.items() for mode in rule.modes],
@@ -129,6 +130,7 @@ STOPS = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("sampling", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("stop", STOPS)
 def test_stops_that_look_at_each_token_decide_the_same(stop, sampling):
@@ -156,6 +158,7 @@ def test_warpers_of_transformers_are_in_the_graph():
     assert torch.equal(one.sequences, other.sequences) and other.speculation.num_compiled_rounds > 2
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("policy", ["strict", "svip"])
 def test_rounds_upload_nothing_while_no_row_ends(monkeypatch, policy):
     """On a GPU each tensor that the host makes is a copy, and each look at the device waits for it."""
@@ -250,6 +253,7 @@ def test_rows_that_end_leave_the_batch_in_powers_of_two():
     assert len({row.num_new_tokens for row in out.speculation.rows}) > 1
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

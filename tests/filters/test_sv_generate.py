@@ -64,6 +64,7 @@ def exactly(exact: str, cost: float = 0.3):
     return hla.SpeculativeVerification(made, companion, 2, exact)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("exact", ["full", "prefix"])
 def test_samples_have_the_targets_law(exact):
     torch.manual_seed(0)

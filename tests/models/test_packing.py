@@ -292,6 +292,7 @@ class Staircase(VerifyFilter):
         return Selection(draft, torch.minimum(draft.lengths, (number + self.first) % self.steps))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", PACKING)
 def test_generate_with_rows_cut_to_different_lengths(name, taken):
     """Rows end at different times, so caches are narrowed as well; with one step nothing is ever verified."""

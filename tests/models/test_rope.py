@@ -118,6 +118,7 @@ def ours(model: Any, lengths: tuple[int, ...], draft: Any, gamma: int) -> list[l
     return out.sequences[:, max(lengths) :].tolist()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("kind, gamma, cases", [("often", 1, BOTH), ("often", 7, EDGES + BOTH), ("never", 3, BOTH)])
 def test_texts_that_cross_the_original_length(name, kind, gamma, cases):

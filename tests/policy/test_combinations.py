@@ -149,6 +149,7 @@ def test_json_round_trip(saved, data):
     assert back.lossless == policy.lossless and back.filter == policy.filter and back == policy
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("part", range(4))  # of 250 each
 @settings(
     max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]

@@ -57,6 +57,7 @@ def neutral(entry):
 LOSSY = [e for kind in ("rule", "method") for e in registry.entries(kind) if e.neutral is not None and e.name != "sv"]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 @pytest.mark.parametrize("entry", LOSSY, ids=lambda e: f"{e.kind} {e.name}")
 def test_the_neutral_setting_is_strict_acceptance(entry):

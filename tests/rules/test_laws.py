@@ -74,6 +74,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize(
     "stop",

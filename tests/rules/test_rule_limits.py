@@ -75,6 +75,7 @@ LIMITS = [
 ]  # fmt: skip
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("gamma", [4, 130], ids=["short", "longer than the window"])
 @pytest.mark.parametrize("limits", LIMITS, ids=lambda value: value if isinstance(value, str) else None)
 def test_limits_over_many_rounds(limits, gamma):

@@ -88,6 +88,7 @@ def write(policy: Any, mode: str, seed: int = 0, draft: str = "often", **setting
     return tiny.assisted(model, tiny.prompts(PROMPTS), tiny.draft_of(model, draft), policy, **settings)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("name", "mode"), [x for x in RULE_MODES if CASES[x[0]].neutral is not None])
 def test_neutral_is_strict_end_to_end(name, mode):
     own, strict = write(CASES[name].neutral, mode), write("strict", mode)

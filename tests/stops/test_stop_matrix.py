@@ -117,6 +117,7 @@ def test_the_longest_setting_never_stops_early(name):
 # -- in the engine --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_text_is_the_targets(name, kind):

@@ -41,6 +41,7 @@ def rounds(monkeypatch):
     return record_rounds(monkeypatch)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("name", "spec"), EACH, ids=ids_of)
 def test_features_are_those_of_plain_forwards(name, spec, rounds):
     """Prompts of one length, whose first block brings them along, and ragged ones; rows that end at different times."""

@@ -106,6 +106,7 @@ def brier(v: torch.Tensor, y: torch.Tensor) -> float:
 # -- the law ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 @pytest.mark.parametrize("balance", [True, False])
 def test_a_known_law_is_found(kind, balance):
@@ -136,6 +137,7 @@ def test_only_a_hidden_layer_bends():
     assert best > 0.75 and mlp > best - 0.02 and linear < 0.6
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("lam", [0.3, 8.0])
 def test_balancing_moves_the_training_and_not_what_the_head_says(lam):
     part = test_part(big())

@@ -114,6 +114,7 @@ def texts(out: Any, width: int) -> list[list[int]]:
     ]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("threshold", [0.0, 0.35, 0.5, 0.7, 1.01])
 @pytest.mark.parametrize(
     ("name", "kind"), [("llama", "often"), ("llama", "rarely"), ("gemma3", "often"), ("gpt2", "rarely")]
@@ -251,6 +252,7 @@ def rounds(monkeypatch):
     return out
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("patience", [0.0, 0.2, 0.5, 0.6, 0.75, 0.8, 0.9, 1.0])
 @pytest.mark.parametrize("plan", [[2, 7, 1, 5, 3], [6, 6, 6, 6, 1], [9, 2, 9, 9, 9], [3, 1], [4]], ids=str)
 def test_patience_ends_the_round(plan, patience, rounds):
@@ -384,6 +386,7 @@ def test_samples_have_that_law():
 # -- lossless alone -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("threshold", [0.0, 0.4, 0.6, 2.0])
 @pytest.mark.parametrize("name", ["llama", "mistral", "t5", "lfm2"])
 def test_the_head_alone_is_lossless(name, threshold):

@@ -1,0 +1,200 @@
+"""Many prompts in flight where memory runs out, and how much of it they take: no text is lost, none is another one."""
+
+import pytest
+import torch
+from support import heads, small
+from support.many import SETTINGS, alone, enabled_pair, prompts, together
+from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.engine import loop
+from hf_lossy_assist.engine.joining import cached_models
+from hf_lossy_assist.generation import in_flight
+from hf_lossy_assist.generation.entrance import Entrance
+from hf_lossy_assist.generation.in_flight import InFlight
+from hf_lossy_assist.models.row_cache import SPARE, RowCache
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return enabled_pair()
+
+
+def oom_once(monkeypatch, owner, name, when):
+    """Memory runs out at the first call of `owner.name` for whose arguments `when` holds; returns the list of those calls."""
+    own, ran = getattr(owner, name), []
+
+    def short_of_memory(*args, **kwargs):
+        if not ran and when(*args):
+            ran.append(args)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, short_of_memory)
+    return ran
+
+
+@pytest.mark.filterwarnings("ignore:generate_many. memory ran out")
+@pytest.mark.parametrize("what", ["keys", "values"])
+def test_memory_that_runs_out_while_storage_grows_loses_no_text(pair, monkeypatch, what):
+    settings = SETTINGS | {"max_new_tokens": 400, "eos_token_id": None}
+    expected = [alone(pair[0], prompt, **settings) for prompt in prompts()[:4]]
+    ran = oom_once(monkeypatch, RowCache, "storage", lambda cache, place, like, written: place == (1, what) and 0 < written == like.shape[2] and len(like) == 4)  # fmt: skip
+    assert together(pair, prompts()[:4], hla.Constant(3), max_rows=4, **settings) == expected and ran
+
+
+@pytest.mark.filterwarnings("ignore:generate_many. memory ran out")
+def test_memory_that_runs_out_while_rows_leave_loses_no_text(pair, monkeypatch):
+    """In the middle of a cache: some layers have the rows that stay, the others all."""
+    expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
+    own, ran = RowCache.select, []
+
+    def short_of_memory(cache, rows):
+        if ran or len(cache.layers) < 2:
+            return own(cache, rows)
+        ran.append(rows)
+        first = cache.layers[0]
+        first.keys, first.values = first.keys[rows], first.values[rows]
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(RowCache, "select", short_of_memory)
+    assert together(pair, prompts(), max_rows=6) == expected and ran
+
+
+@pytest.mark.filterwarnings("ignore:generate_many. memory ran out", "ignore:.*this policy is lossy")
+@pytest.mark.parametrize(
+    ("policy", "settings"),
+    [
+        (hla.Constant(3), {"do_sample": True, "temperature": 1.3, "top_k": 0, "seed": 5}),
+        (hla.LossyPolicy(hla.Limited(hla.TopK(5), per_request=2)), {}),
+    ],
+    ids=["random numbers", "what a rule counts"],
+)
+@pytest.mark.parametrize("where", ["verify", "commit"])
+def test_memory_that_runs_out_in_a_round_changes_no_text(pair, monkeypatch, policy, settings, where):
+    settings = {"max_rows": 4, "eos_token_id": None} | settings
+    expected = together(pair, prompts(), policy, **settings)
+    count = iter(range(1000))
+    ran = oom_once(monkeypatch, loop, where, lambda *_: next(count) == 1)
+    assert together(pair, prompts(), policy, **settings) == expected and ran
+
+
+@pytest.mark.filterwarnings("ignore:generate_many. memory ran out")
+def test_no_hook_stays_where_memory_ran_out(monkeypatch):
+    target, draft = hla.enable(heads.target()), heads.draft()
+    texts = [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14, 15, 16], [20, 21]]
+    count = iter(range(1000))
+    ran = oom_once(monkeypatch, loop, "verify", lambda *_: next(count) == 1)
+    policy = hla.HeadStop(heads.linear(), 0.4, 4)
+    found = hla.generate_many(target, texts, assistant_model=draft, lossy_policy=policy, max_rows=4, do_sample=False, max_new_tokens=12)  # fmt: skip
+    assert len(list(found)) == 4 and ran
+    assert not any(module._forward_hooks for model in (target, draft) for module in model.modules())
+
+
+@pytest.mark.filterwarnings("ignore:generate_many. memory ran out")
+def test_what_is_held_for_other_prompts_goes_before_a_text_does(pair, monkeypatch):
+    """One text at a time, and memory for it only where the prompt before it is not kept."""
+    texts = [small.one(60, seed=n)["input_ids"][0].tolist() for n in range(3)]
+    settings = SETTINGS | {"max_new_tokens": 20, "eos_token_id": None}
+    expected = [alone(pair[0], prompt, **settings) for prompt in texts]
+    many = hla.generate_many(pair[0], texts, assistant_model=pair[1], max_rows=1, **settings)
+    own = loop.verify
+
+    def short_of_memory(call, *args):
+        if many._many.entrance.before.models and call.rows.lengths[0] > 70:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return own(call, *args)
+
+    monkeypatch.setattr(loop, "verify", short_of_memory)
+    assert {its.index: its.token_ids for its in many} == dict(enumerate(expected))
+
+
+def test_reading_ahead_gives_way_before_those_who_sit(pair, monkeypatch):
+    expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
+    ran = oom_once(monkeypatch, Entrance, "settle", lambda entrance: True)
+    monkeypatch.setattr(InFlight, "_begin_again", lambda self: pytest.fail("a text that sits was given up"))
+    with pytest.warns(UserWarning, match="goes on without prompts that are read ahead"):
+        assert together(pair, prompts(), max_rows=3) == expected
+    assert ran
+
+
+def test_a_total_length_is_each_texts(pair):
+    settings = SETTINGS | {"eos_token_id": None}
+    given = {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(16)])}
+    expected = [alone(pair[0], prompt, **settings, **given) for prompt in prompts()]
+    assert together(pair, prompts(), **settings, **given) == expected
+
+
+def test_each_text_has_its_own_end_tokens(pair):
+    settings = SETTINGS | {"eos_token_id": None}
+    texts = prompts()[:4]
+    whole = [alone(pair[0], prompt, **settings) for prompt in texts]
+    ends = {len(prompt): its[3 + i] for i, (prompt, its) in enumerate(zip(texts, whole, strict=True))}
+
+    def own(ids):
+        return StoppingCriteriaList([EosTokenCriteria(ends[len(ids)])])
+
+    expected = [alone(pair[0], prompt, **settings, stopping_criteria=own(prompt)) for prompt in texts]
+    with pytest.warns(UserWarning, match="texts with other end tokens"):
+        assert together(pair, texts, **settings, stopping_criteria=own) == expected
+
+
+def test_storage_is_no_larger_than_the_longest_text_needs(pair, monkeypatch):
+    """Also where a prompt that begins like the one before it is read beside one that does not."""
+    first, other = (small.one(600, seed=n)["input_ids"][0].tolist() for n in (1, 2))
+    like = first[:580] + small.one(20, seed=9)["input_ids"][0].tolist()
+    seen, own = [], in_flight.run_stages
+
+    def watched(call, *args):
+        seen.extend(its.cache.capacity for its in cached_models(call))
+        own(call, *args)
+
+    monkeypatch.setattr(in_flight, "run_stages", watched)
+    together(pair, [first, like, other], hla.Constant(3), max_rows=3, max_new_tokens=24, eos_token_id=None)
+    assert max(seen) <= 600 + 24 + SPARE
+
+
+def test_prompts_read_ahead_are_within_max_tokens(pair, monkeypatch):
+    texts = [small.one(n, seed=n)["input_ids"][0].tolist() for n in (5, 6, 7, 12, 15)]
+    longest, ends = {5: 30, 6: 40, 7: 20, 12: 60, 15: 80}, {6: 20, 7: 9}
+
+    class Early(StoppingCriteria):
+        def __init__(self, length):
+            self.length = length
+
+        def __call__(self, ids, scores, **kwargs):
+            return torch.tensor([ids.shape[1] >= self.length])
+
+    def made(ids):
+        return StoppingCriteriaList(
+            [MaxLengthCriteria(longest[len(ids)]), *[Early(ends[n]) for n in [len(ids)] if n in ends]]
+        )
+
+    settings = SETTINGS | {"max_new_tokens": 90, "eos_token_id": None}
+    many = hla.generate_many(pair[0], texts, assistant_model=pair[1], lossy_policy=hla.Constant(1), max_rows=8, max_tokens=100, stopping_criteria=made, **settings)  # fmt: skip
+    held, own = [], in_flight.run_stages
+
+    def watched(call, *args):
+        sitting, waiting = many._many.seated.values(), many._many.entrance.queue
+        held.append(sum(its.longest for its in sitting) + sum(len(its.prompt) for its, _ in waiting if its.read))
+        own(call, *args)
+
+    monkeypatch.setattr(in_flight, "run_stages", watched)
+    assert len(list(many)) == 5 and max(held) <= 100
+
+
+@pytest.mark.parametrize("given", [{"return_dict_in_generate": True, "output_scores": True}, {"num_return_sequences": 2, "do_sample": True}], ids=["scores", "several"])  # fmt: skip
+def test_a_config_that_asks_for_what_belongs_to_one_call(pair, given):
+    config = GenerationConfig(max_new_tokens=4, **given)
+    with pytest.raises(ValueError, match="belongs to one call") as error:
+        hla.generate_many(pair[0], prompts(), assistant_model=pair[1], generation_config=config)
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_is_held_when_the_texts_are_over(pair):
+    for leave in (lambda texts: list(texts), lambda texts: (next(texts), texts.close())):
+        texts = hla.generate_many(pair[0], prompts(), assistant_model=pair[1], max_rows=3, **SETTINGS)
+        leave(texts)
+        many = texts._many
+        assert many.call is None and not many.entrance.before.models and not many.going
+        assert texts.speculation is not None

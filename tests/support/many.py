@@ -1,0 +1,37 @@
+"""Shared by the tests of `generate_many`."""
+
+import torch
+
+import hf_lossy_assist as hla
+from support import small
+
+
+LENGTHS = (9, 3, 14, 6, 1, 11, 7)
+SETTINGS = {"do_sample": False, "max_new_tokens": 12}
+ENDS = [21, 40, 62, 75, 90, 33, 11, 58]  # end some of the texts
+
+
+def enabled_pair():
+    """A target of float64 whose texts end in several ways, and a draft that is often right."""
+    target = small.llama()
+    target.generation_config.eos_token_id = ENDS
+    return hla.enable(target), small.near(target)
+
+
+def prompts(lengths=LENGTHS):
+    return [small.one(width, seed=n)["input_ids"][0].tolist() for n, width in enumerate(lengths)]
+
+
+def alone(target, prompt, **settings):
+    """What `generate` writes for one prompt, without padding behind its end."""
+    out = target.generate(
+        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), **settings
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+def together(pair, texts, policy="strict", **settings):
+    target, draft = pair
+    found = list(hla.generate_many(target, texts, assistant_model=draft, lossy_policy=policy, **SETTINGS | settings))
+    assert sorted(its.index for its in found) == list(range(len(texts)))
+    return [its.token_ids for its in sorted(found, key=lambda its: its.index)]

@@ -59,13 +59,15 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-FIT = """Train a head on collected data.
+FIT = """Train a head or a drafter on collected data.
 
 Examples:
 
   hf-lossy fit sprinter data --out head
 
   hf-lossy fit autojudge mined --out judge
+
+  hf-lossy fit eagle3 texts --out drafter
 """
 fit_app = typer.Typer(help=FIT, no_args_is_help=True)
 

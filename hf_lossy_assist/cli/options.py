@@ -62,7 +62,7 @@ def read_drafter(given: str | None, policy: str, model: str | None, assistant: s
     """
     from ..artifacts.reading import parse
     from ..drafters.base import as_drafter
-    from ..drafters.eagle3_files import load_drafter
+    from ..drafters.loading import load_drafter
 
     drafter: hla.Drafter | None = None
     if (

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..artifacts.heads import Head
 from ..artifacts.profile import Profile
 from ..drafters.eagle3 import Eagle3Drafter
-from ..drafters.eagle3_files import load_drafter
+from ..drafters.loading import load_drafter
 from ..models.loading import load_model, load_tokenizer
 from ..tasks.demo import Problem, answer, problems
 from ..validation import nearest

@@ -1,56 +1,40 @@
-"""EAGLE-3: one or more decoder layers on the target's own hidden states, drafting token by token (huggingface.co/papers/2503.01840)."""
+"""EAGLE: one or more decoder layers on the target's own hidden states, drafting token by token (EAGLE-3: huggingface.co/papers/2503.01840)."""
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
-from ..artifacts.features import FeatureTap
-from ..batch.randomness import Randomness
-from ..batch.rows import Rows
-from ..models.cached import CachedModel
+from ..models.eagle1 import Eagle1Network
 from ..models.eagle3 import Eagle3Network
+from ..models.identity import ModelIdentity
 from ..models.inspect import base_of, blocks_of, vocabulary_of
 from ..models.int8 import linears_in_int8
 from ..models.layer_states import LayerStates
 from ..models.pairs_model import PairsModel
-from ..round import Draft, Verified
-from .base import DraftContext, Drafter
-from .model import AssistantRun
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """What a drafter's files suggest: tokens a round, and what to accept. `accept_k` above 1 is lossy, and nothing of it is ever a default."""
-
-    tokens: int = 5
-    accept_k: int = 1
-    accept_tolerance: float = 0.0
-
-    @property
-    def policy(self) -> dict[str, Any]:
-        """For `lossy_policy=`: `verifier_accept_k` and `accept_tolerance` of `speculators` are the rule `top_k_tolerance`; k = 1 is strict."""
-        rule: Any = "strict"
-        if self.accept_k > 1:
-            rule = {"name": "top_k_tolerance", "k": self.accept_k, "tolerance": self.accept_tolerance}
-        return {"rule": rule, "stop": {"name": "constant", "gamma": self.tokens}}
+from .base import DraftContext
+from .states import Proposal, StatesDrafter, StatesRun
 
 
 @dataclass(frozen=True, eq=False)
-class Eagle3Drafter(Drafter):
-    """A trained network. Chains alone: one token follows another; no trees.
+class Eagle3Drafter(StatesDrafter):
+    """A trained network of EAGLE-3, or of EAGLE-1 and 2. Chains alone: one token follows another; no trees.
 
     Args:
         network: what drafts. source: where it was loaded from. proposal: what its files suggest; `proposal.policy` is never used unasked.
     """
 
-    network: Eagle3Network
+    network: Eagle3Network | Eagle1Network
     source: str | None = None
     proposal: Proposal = Proposal()
-    gives_probs: ClassVar[bool] = True
-    asks_stop: ClassVar[bool] = True
+    kind: ClassVar[str] = "an EAGLE-3 drafter"
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """What profiles and heads record of a draft."""
+        layer = self.network.config.layer
+        name = "EAGLE-3 drafter" if self.source is None else Path(self.source).name if Path(self.source).is_dir() else self.source
+        return ModelIdentity(name, None, "eagle3", layer.hidden_size, layer.num_hidden_layers, layer.vocab_size)
 
     def check(self, target: Any) -> None:
         """Refuse a target that it was not made for, as far as its sizes say so. Raises: `ValueError`."""
@@ -79,55 +63,17 @@ class Eagle3Drafter(Drafter):
         """A copy whose linear layers compute in int8, on the CPU: a fraction of the bytes that each drafted token reads."""
         return replace(self, network=linears_in_int8(copy.deepcopy(self.network).float().cpu()))
 
-    def start(self, context: DraftContext) -> "Eagle3Run":
+    def start(self, context: DraftContext) -> StatesRun:
         self.check(context.target)
-        rows = base_of(context.target).get_input_embeddings().weight
-        if any(isinstance(its, torch.nn.Linear) for its in self.network.modules()):  # not in int8
-            self.network.to(device=rows.device, dtype=rows.dtype)
-        return Eagle3Run(self.network, context)
+        self.prepare(context, self.network)
+        rows = context.rows
+        embedding = self.network.embed_tokens or base_of(context.target).get_input_embeddings()
+        head = base_of(context.target).get_output_embeddings() if self.network.lm_head is None else None
+        model = PairsModel(self.network, embedding, len(rows.index), rows.max_length, context.vocabulary, head)
+        return StatesRun(model, states_of(context.target, self.network), context)
 
 
-def states_of(target: Any, network: Eagle3Network) -> LayerStates:
+def states_of(target: Any, network: Eagle3Network | Eagle1Network) -> LayerStates:
     """What keeps the states of the target that a network reads. Raises: `ValueError` where the target has no such layers."""
     blocks = blocks_of(base_of(target)) or ()
     return LayerStates(target, network.config.layers_of(len(blocks)))
-
-
-class Eagle3Run(AssistantRun):
-    """An EAGLE-3 network at work in one call.
-
-    It cannot draft before the target has read the prompt. Where prompts have a forward of their own, it drafts in the first round, else in the second.
-    """
-
-    model: PairsModel
-
-    def __init__(self, network: Eagle3Network, context: DraftContext):
-        base, rows = base_of(context.target), context.rows
-        embedding = network.embed_tokens or base.get_input_embeddings()
-        model = PairsModel(network, embedding, len(rows.index), rows.max_length, context.vocabulary)
-        super().__init__(model, context.stop, context.processing, context.vocabulary, context.sampling, context.clock)
-        self.target_states = states_of(context.target, network)
-
-    @property
-    def cached_models(self) -> Sequence[CachedModel]:
-        return ()  # whose prompts the engine would have it read before the target has
-
-    @property
-    def taps(self) -> Sequence[FeatureTap]:
-        return [*super().taps, self.target_states]  # type: ignore[list-item]
-
-    def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        if not any(self.model.known):
-            states = self.target_states.take()
-            if states is not None:  # of the prompts but for their last tokens
-                self.model.learn(states, rows.held())
-        can = [limit if known > 0 else 0 for limit, known in zip(limits, self.model.known, strict=True)]
-        return super().propose(rows, can, randomness)
-
-    def learn(
-        self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None
-    ) -> None:
-        super().learn(rows, verified, accepted)
-        states = self.target_states.take()
-        assert states is not None, "the target has read the round"
-        self.model.learn(states, rows.held())

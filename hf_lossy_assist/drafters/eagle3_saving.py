@@ -10,7 +10,9 @@ from ..artifacts.files import json_text, new_folder, readable
 from ..models.identity import ModelIdentity
 from ..models.inspect import base_of
 from .eagle3 import Eagle3Drafter
-from .eagle3_files import CONFIG, FLAGS, WEIGHTS, layer_settings, load_drafter
+from .eagle3_files import FLAGS, layer_settings
+from .loading import load_drafter
+from .weights import CONFIG, WEIGHTS
 
 
 SPECULATORS = "0.9.0"  # whose form it is

@@ -49,7 +49,7 @@ def _refuse_drafter(target: Any, given: DraftWith, drafter: Drafter, policy: Los
         policy.rule.trusts_stop
         and policy.stop is not None
         and policy.stop.adaptive
-        and type(drafter) is not AssistantDrafter
+        and not drafter.asks_stop
     ):
         raise ValueError(
             f"{type(policy.rule).__name__} accepts unchecked what the policy's stop does not doubt, and the stop sees no token that {name} "
@@ -68,7 +68,8 @@ def _refuse_drafter(target: Any, given: DraftWith, drafter: Drafter, policy: Los
 def refuse_missing(target: Any, given: DraftWith, policy: LossyPolicy) -> None:
     """Refuse a policy that reads what only a draft model with the target's tokenizer has. Raises `ValueError`."""
     rule, spec = policy.rule, policy.rule.features
-    alone = given.assistant is None or given.other_tokenizer
+    drafts = given.drafter is not None and given.drafter.gives_probs
+    alone = (given.assistant is None and not drafts) or given.other_tokenizer
     if rule.needs_draft_probs and given.drafter is not None and not given.drafter.gives_probs:
         raise ValueError(
             f"{type(rule).__name__} compares the target's distribution with the draft's, and {type(given.drafter).__name__} has none "

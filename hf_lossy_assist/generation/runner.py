@@ -108,19 +108,14 @@ class Runner:
         stop = self.draft_stop(asked)
         check_int(f"{type(stop).__name__}.longest", stop.longest, 1)
         refuse_missing(model, given, self.policy)
-        self.policy.check(model, self.assistant, self.tokenizer, stop.longest)
+        drafts = self.drafter if self.assistant is None and self.drafter is not None and self.drafter.gives_probs else None
+        self.policy.check(model, self.assistant if drafts is None else drafts, self.tokenizer, stop.longest)
 
     def _draft_with(self, asked: Asked) -> DraftWith:
         lookup, exit_ = (asked.candidates.get(name) for name in CANDIDATES)
         return DraftWith(
-            self.assistant,
-            self.drafter,
-            lookup,
-            exit_,
-            self.other_tokenizer(),
-            self.tokenizer,
-            self.assistant_tokenizer,
-        )
+            self.assistant, self.drafter, lookup, exit_, self.other_tokenizer(), self.tokenizer, self.assistant_tokenizer
+        )  # fmt: skip
 
     def other_tokenizer(self) -> bool:
         """True when both tokenizers were given and give other ids to the same tokens, or have other tokens."""

@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 
+from .eagle1 import Eagle1Network
 from .eagle3 import Eagle3Network
 from .row_cache import RowCache, visibility
 
 
 class PairsModel:
-    """`Eagle3Network` with the verbs of a `RowModel`, any number of rows.
+    """`Eagle3Network` or `Eagle1Network` with the verbs of a `RowModel`, any number of rows.
 
     Pair i is token i + 1 with the state of token i, so the first token of a text has no pair of its own and `lengths` begin at 1. States come from
     the target where it has been (`learn`), else from the network's own output at the pair before; pairs of the second kind are forgotten with
@@ -20,9 +21,16 @@ class PairsModel:
     needs_prefill = outlives_call = False
     rope = None
 
-    def __init__(self, network: Eagle3Network, embedding: torch.nn.Module, rows: int, limit: int, vocabulary: int):
-        """`embedding`: of the target's tokens. `limit`: the most tokens that a row can come to. `vocabulary`: of the target's logits."""
+    def __init__(
+        self, network: Eagle3Network | Eagle1Network, embedding: torch.nn.Module, rows: int, limit: int, vocabulary: int,
+        head: torch.nn.Module | None = None,
+    ):  # fmt: skip
+        """`embedding`: of the target's tokens. `limit`: the most tokens that a row can come to. `vocabulary`: of the target's logits.
+
+        `head`: the target's, where the network has none.
+        """
         self.network, self.embedding, self.vocabulary = network, embedding, vocabulary
+        self.head: Any = network.lm_head if head is None else head
         self.device, self.dtype = network.device, network.dtype
         width = network.config.layer.hidden_size
         self.cache = RowCache(len(network.layers), limit)
@@ -54,7 +62,7 @@ class PairsModel:
                 self._sound[b] = start + count + 1
             self.lengths[b] += count
         keep = width if keep is None else keep
-        return self._over_target(self.network.lm_head(normed[:, width - keep :]))
+        return self._over_target(self.head(normed[:, width - keep :]))
 
     def _states_at(self, starts: Sequence[int], width: int) -> torch.Tensor:
         """The states of tokens starts[b] … starts[b] + width − 1, (B, width, H); where the target gave none, the network's own."""

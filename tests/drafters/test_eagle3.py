@@ -5,7 +5,7 @@ import torch
 from support import eagle, small
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.eagle3 import Eagle3Run
+from hf_lossy_assist.drafters.states import StatesRun
 
 
 FLAGS = {
@@ -23,7 +23,7 @@ def target():
 
 def watched(monkeypatch):
     """Every round's rows and draft."""
-    seen, own = [], Eagle3Run.propose
+    seen, own = [], StatesRun.propose
 
     def propose(self, rows, limits, randomness):
         texts = [text.clone() for text in rows.texts()]
@@ -31,7 +31,7 @@ def watched(monkeypatch):
         seen.append((texts, draft, list(limits)))
         return draft
 
-    monkeypatch.setattr(Eagle3Run, "propose", propose)
+    monkeypatch.setattr(StatesRun, "propose", propose)
     return seen
 
 

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from support import eagle, small
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter, Proposal
+from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
+from hf_lossy_assist.drafters.states import Proposal
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +138,8 @@ def test_another_targets(folder, target):
 
 
 BAD_CONFIGS = {
-    "a DFlash": ({"speculators_model_type": "dflash"}, "is of no EAGLE-3 drafter (speculators_model_type 'dflash')"),
-    "z-lab's DFlash": ({"speculators_model_type": None, "architectures": ["DFlashDraftModel"]}, "is of no EAGLE-3 drafter (architectures ['DFlashDraftModel'])"),
+    "a DFlash": ({"speculators_model_type": "dflash"}, "layers of model_type 'llama' are not known here, which has qwen3"),
+    "z-lab's DFlash 2": ({"speculators_model_type": None, "architectures": ["DFlash2DraftModel"]}, "is of no EAGLE-3 drafter (architectures ['DFlash2DraftModel'])"),
     "an ordinary model": ({"speculators_model_type": None, "architectures": ["Qwen2ForCausalLM"]}, "is of no EAGLE-3 drafter"),
     "no layers": ({"transformer_layer_config": None}, "transformer_layer_config: expected an object"),
     "layers of another kind": ({"transformer_layer_config": {"model_type": "mamba"}}, "layers of model_type 'mamba' are not known here"),
@@ -200,16 +201,27 @@ def test_files_that_are_no_whole_files(folder, tmp_path):
 
 def test_nothing_lossy_that_files_suggest_is_used_unasked(target, folder):
     drafter = eagle.drafter(target)
-    lax = Eagle3Drafter(drafter.network, None, Proposal(4, 5, 3.0))
+    lax = Eagle3Drafter(drafter.network, None, Proposal(4, 60, 1000.0))
     hla.save_drafter(lax, folder, target)
     loaded = hla.load_drafter(folder)
-    assert loaded.proposal == Proposal(4, 5, 3.0)
+    assert loaded.proposal == Proposal(4, 60, 1000.0)
     settings = {"max_new_tokens": 16, "do_sample": False}
     expected = target.generate(**small.one(), **settings)
     assert target.generate(**small.one(), assistant_model=loaded, lossy_policy="strict", **settings).equal(expected)
     policy = hla.as_policy(loaded.proposal.policy)
-    assert policy == hla.LossyPolicy(hla.TopKTolerance(5, 3.0), hla.Constant(4))
+    assert policy == hla.LossyPolicy(hla.TopKTolerance(60, 1000.0), hla.Constant(4))
     with pytest.warns(UserWarning, match="this policy is lossy"):
         other = target.generate(**small.one(), assistant_model=loaded, lossy_policy=policy, **settings)
     assert not other.equal(expected)
     assert hla.as_policy(Proposal().policy) == hla.LossyPolicy(hla.Strict(), hla.Constant(5))
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_deepspecs_form_drafts_the_same(target, tmp_path):
+    """Which numbers layers by the block whose output it is, and has the whole vocabulary."""
+    drafter = eagle.drafter(target, kind="qwen3", kept=None, target_layers=(1, 2))
+    hla.save_drafter(drafter, tmp_path / "its", target)
+    spec = json.loads((tmp_path / "its" / "config.json").read_text())
+    flat = spec["transformer_layer_config"] | {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [0, 1], "ttt_length": 7}  # fmt: skip
+    (tmp_path / "its" / "config.json").write_text(json.dumps(flat))
+    assert drafts(target, hla.load_drafter(tmp_path / "its")).equal(drafts(target, drafter))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_lossy_assist.drafters.eagle3_files import load_drafter
+from hf_lossy_assist.drafters.loading import load_drafter
 from hf_lossy_assist.models.pairs_model import PairsModel
 
 

@@ -65,7 +65,7 @@ def test_samples_have_the_targets_law(kept, settings, warpers, stop):
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_that_law_can_be_missed():
-    policy = hla.LossyPolicy(hla.Mixture(0.5), hla.Constant(2))
+    policy = hla.LossyPolicy(hla.TopK(3), hla.Constant(2))
     counts = sample(policy, {"assistant_model": sampling_drafter(3), "temperature": 0.7}, 3)
     assert goodness(counts, target_law((TemperatureLogitsWarper(0.7),))) < REJECT
 
@@ -78,7 +78,7 @@ def test_statistics_stop_strings_and_streams():
     out = model.generate(**inputs, assistant_model=drafter, lossy_policy="strict", return_dict_in_generate=True, **settings)  # fmt: skip
     assert out.sequences.equal(expected)
     report = out.speculation
-    assert [row.new_tokens for row in report.rows] == [20, 20, 20]
+    assert [row.num_new_tokens for row in report.rows] == [20, 20, 20]
     for row in report.rows:
         assert all(accepted <= drafted for drafted, accepted in row.steps)
     assert 0 < report.draft_acceptance_rate <= 1 and report.target_calls < 20

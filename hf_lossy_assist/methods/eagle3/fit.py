@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig
 
-from ...drafters.eagle3 import Eagle3Drafter, Proposal
+from ...drafters.eagle3 import Eagle3Drafter
+from ...drafters.states import Proposal
 from ...models.eagle3 import Eagle3Config, Eagle3Network
 from ...models.inspect import base_of
 from ...stats.intervals import Estimate, rate

@@ -71,7 +71,9 @@ def main() -> None:
     for _ in range(args.repeats):
         one_repeat(arms, tokenizer, prompts, args, ends)
 
-    table = Table("arm", "batch", "tokens/s", "range", "× target", "equal", "accepted", "a call", title=machine(args.device))
+    table = Table(
+        "arm", "batch", "tokens/s", "range", "× target", "equal", "accepted", "a call", title=machine(args.device)
+    )
     rows = []
     for size in args.batch_sizes:
         same = [arm for arm in arms if arm.batch_size == size]

@@ -37,20 +37,30 @@ class DFlashDrafter(StatesDrafter):
     def identity(self) -> ModelIdentity:
         """What profiles and heads record of a draft."""
         layer = self.network.config.layer
-        name = "DFlash drafter" if self.source is None else Path(self.source).name if Path(self.source).is_dir() else self.source
+        name = (
+            "DFlash drafter"
+            if self.source is None
+            else Path(self.source).name
+            if Path(self.source).is_dir()
+            else self.source
+        )
         return ModelIdentity(name, None, "dflash", layer.hidden_size, layer.num_hidden_layers, layer.vocab_size)
 
     def check(self, target: Any) -> None:
         """Refuse a target that it was not made for, as far as its sizes say so. Raises: `ValueError`."""
         config, base, name = self.network.config, base_of(target), self.source or "this DFlash drafter"
         width, size = base.config.get_text_config(decoder=True).hidden_size, vocabulary_of(target)
-        if width not in (config.target_hidden_size,) or (self.network.lm_head is None and width != config.layer.hidden_size):
+        if width not in (config.target_hidden_size,) or (
+            self.network.lm_head is None and width != config.layer.hidden_size
+        ):
             raise ValueError(
                 f"{name} reads states of {config.target_hidden_size} numbers, and the target's have {width}: it is another target's"
             )
         known = tokens_known(base) if self.network.embed_tokens is None else config.layer.vocab_size
         if config.mask >= known or (config.draft_vocab_size is not None and int(self.network.kept.max()) >= size):
-            raise ValueError(f"{name} knows token ids that the target of {size} tokens has not: it is another target's")
+            raise ValueError(
+                f"{name} knows token ids that the target of {size} tokens has not: it is another target's"
+            )
         LayerStates(target, config.target_layers)
 
     def int8(self) -> "DFlashDrafter":
@@ -63,7 +73,7 @@ class DFlashDrafter(StatesDrafter):
         base, rows, network = base_of(context.target), context.rows, self.network
         model = BlockModel(
             network, network.embed_tokens or base.get_input_embeddings(), network.lm_head or base.get_output_embeddings(),
-            len(rows.index), rows.max_length, context.vocabulary,
+            len(rows.index), rows.max_length, context.vocabulary, context.held,
         )  # fmt: skip
         return DFlashRun(model, LayerStates(context.target, network.config.target_layers), context)
 
@@ -78,4 +88,6 @@ class DFlashRun(StatesRun):
         return super().propose(rows, [min(limit, most) for limit in limits], randomness)
 
     def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
-        return rows.after([length - 1 for length in rows.lengths])  # a block begins with the last token, and reads no other
+        return rows.after(
+            [length - 1 for length in rows.lengths]
+        )  # a block begins with the last token, and reads no other

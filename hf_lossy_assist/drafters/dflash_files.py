@@ -69,7 +69,9 @@ def _layer(spec: Mapping[str, Any], where: str) -> Any:
             raise ValueError(f"{where}: {name} is missing")
     kinds = spec.get("layer_types")
     if spec.get("is_causal") or (kinds is not None and set(kinds) != {"full_attention"}):
-        raise ValueError(f"{where}: its layers see a window, or no later token of their block, which is not supported here")
+        raise ValueError(
+            f"{where}: its layers see a window, or no later token of their block, which is not supported here"
+        )
     try:
         return Qwen3Config(**{name: value for name, value in spec.items() if name in layer_settings("qwen3")})
     except Exception as error:  # whatever Transformers stumbles over in a file that anybody may have written

@@ -29,7 +29,9 @@ def read_config(spec: Mapping[str, Any], where: str) -> Eagle1Config:
 def network_of(config: Eagle1Config, weights: dict[str, torch.Tensor], where: str) -> Eagle1Network:
     """The network with these weights, by their names in files. `where` names them in errors."""
     if "fc.weight" not in weights:
-        raise ValueError(f"{where} holds no drafter (no fc.weight), but perhaps a model: pass that as assistant_model itself")
+        raise ValueError(
+            f"{where} holds no drafter (no fc.weight), but perhaps a model: pass that as assistant_model itself"
+        )
     config = Eagle1Config(config.layer, "fc.bias" in weights)
     weights["d2t"] = torch.zeros(0, dtype=torch.int64)
     with torch.device("meta"):  # its sizes are not to be trusted before the weights have them

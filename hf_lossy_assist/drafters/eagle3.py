@@ -33,7 +33,13 @@ class Eagle3Drafter(StatesDrafter):
     def identity(self) -> ModelIdentity:
         """What profiles and heads record of a draft."""
         layer = self.network.config.layer
-        name = "EAGLE-3 drafter" if self.source is None else Path(self.source).name if Path(self.source).is_dir() else self.source
+        name = (
+            "EAGLE-3 drafter"
+            if self.source is None
+            else Path(self.source).name
+            if Path(self.source).is_dir()
+            else self.source
+        )
         return ModelIdentity(name, None, "eagle3", layer.hidden_size, layer.num_hidden_layers, layer.vocab_size)
 
     def check(self, target: Any) -> None:
@@ -69,7 +75,9 @@ class Eagle3Drafter(StatesDrafter):
         rows = context.rows
         embedding = self.network.embed_tokens or base_of(context.target).get_input_embeddings()
         head = base_of(context.target).get_output_embeddings() if self.network.lm_head is None else None
-        model = PairsModel(self.network, embedding, len(rows.index), rows.max_length, context.vocabulary, head)
+        model = PairsModel(
+            self.network, embedding, len(rows.index), rows.max_length, context.vocabulary, head, context.held
+        )
         return StatesRun(model, states_of(context.target, self.network), context)
 
 

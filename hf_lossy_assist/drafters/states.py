@@ -68,11 +68,12 @@ class StatesRun(AssistantRun):
     It cannot draft before the target has read the prompt. Where prompts have a forward of their own, it drafts in the first round, else in the second.
     """
 
+    reads_target = True
     model: LearnsStates  # type: ignore[assignment]
 
     def __init__(self, model: LearnsStates, states: LayerStates, context: DraftContext):
         super().__init__(model, context.stop, context.processing, context.vocabulary, context.sampling, context.clock)
-        self.target_states = states
+        self.target_states, self.begins = states, list(context.held) or [0] * len(context.rows.index)
 
     @property
     def cached_models(self) -> Sequence[CachedModel]:
@@ -83,11 +84,12 @@ class StatesRun(AssistantRun):
         return [*super().taps, self.target_states]  # type: ignore[list-item]
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        if not any(self.model.known):
+        if self.model.known == self.begins:
             states = self.target_states.take()
             if states is not None:  # of the prompts but for their last tokens
                 self.model.learn(states, rows.held())
-        can = [limit if known > 0 else 0 for limit, known in zip(limits, self.model.known, strict=True)]
+        rooms = zip(limits, self.model.known, self.begins, strict=True)
+        can = [limit if known > begin else 0 for limit, known, begin in rooms]
         return super().propose(rows, can, randomness)
 
     def learn(
@@ -97,3 +99,7 @@ class StatesRun(AssistantRun):
         states = self.target_states.take()
         assert states is not None, "the target has read the round"
         self.model.learn(states, rows.held())
+
+    def select(self, keep: Sequence[int]) -> None:
+        super().select(keep)
+        self.begins = [self.begins[row] for row in keep]

@@ -3,7 +3,6 @@
 from typing import Any
 
 from ..drafters.base import Drafter
-from ..drafters.model import AssistantDrafter
 from ..models.inspect import base_of
 from ..models.stock_exit import check_exit
 from ..policy.policy import LossyPolicy
@@ -45,12 +44,7 @@ def _refuse_drafter(target: Any, given: DraftWith, drafter: Drafter, policy: Los
         raise ValueError(f"{name} drafts with a draft model: pass assistant_model=… too")
     if spec is not None and spec.reads("draft"):
         raise ValueError(f"the rule's head reads the {spec}, which {name} does not have: leave drafter=… out")
-    if (
-        policy.rule.trusts_stop
-        and policy.stop is not None
-        and policy.stop.adaptive
-        and not drafter.asks_stop
-    ):
+    if policy.rule.trusts_stop and policy.stop is not None and policy.stop.adaptive and not drafter.asks_stop:
         raise ValueError(
             f"{type(policy.rule).__name__} accepts unchecked what the policy's stop does not doubt, and the stop sees no token that {name} "
             "drafts by itself: leave drafter=… out, or take a policy that verifies every token"

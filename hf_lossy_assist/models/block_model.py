@@ -21,14 +21,19 @@ class BlockModel:
     rope = None
 
     def __init__(
-        self, network: DFlashNetwork, embedding: torch.nn.Module, head: torch.nn.Module, rows: int, limit: int, vocabulary: int
+        self, network: DFlashNetwork, embedding: torch.nn.Module, head: torch.nn.Module, rows: int, limit: int, vocabulary: int,
+        begins: Sequence[int] | None = None,
     ):  # fmt: skip
-        """`embedding`, `head`: the target's, or the network's own. `limit`: the most tokens that a row can come to. `vocabulary`: the target's."""
+        """`embedding`, `head`: the target's, or the network's own. `limit`: the most tokens that a row can come to. `vocabulary`: the target's.
+
+        `begins`: as of `PairsModel`.
+        """
         self.network, self.embedding, self.head, self.vocabulary = network, embedding, head, vocabulary
         self.device, self.dtype = network.device, network.dtype
         self.cache = RowCache(len(network.layers), limit + network.config.block)
         self.lengths = [0] * rows
-        self.known = [0] * rows  # tokens of each row whose states the target gave
+        self._begins = list(begins or [0] * rows)
+        self.known = list(self._begins)  # tokens of each row behind which the target gave no state
         self._block: torch.Tensor | None = None  # logits of the places of a block, (B, drafts, V)
         self._said = 0
 
@@ -46,8 +51,8 @@ class BlockModel:
         """The logits of a block behind `last` (B, 1)."""
         config = self.network.config
         tokens = torch.nn.functional.pad(last, (0, config.block - 1), value=config.mask)
-        slots = self.cache.plan(self.known, config.block, self.device)
-        ends = torch.tensor(self.known, device=self.device) + config.block
+        slots = self.cache.plan(self._held(), config.block, self.device)
+        ends = torch.tensor(self._held(), device=self.device) + config.block
         mask = torch.arange(self.cache.visible, device=self.device) < ends[:, None, None, None]
         hidden = self.network(self.embedding(tokens), slots, mask, self.cache)[:, config.block - config.drafts :]
         logits = self.head(hidden if self.head is self.network.lm_head else hidden.to(_dtype_of(self.head, hidden)))
@@ -61,9 +66,13 @@ class BlockModel:
         """The target's states (B, Q, layers · target width) of the tokens behind those known, of which row b's are right up to token `ends[b]`."""
         width = max(end - known for end, known in zip(ends, self.known, strict=True))
         if width > 0:
-            slots = self.cache.plan(self.known, width, self.device)
+            slots = self.cache.plan(self._held(), width, self.device)
             self.network.remember(states[:, :width].to(self.device), slots, self.cache)
             self.known = [max(pair) for pair in zip(ends, self.known, strict=True)]
+
+    def _held(self) -> list[int]:
+        """Tokens of each row in the cache."""
+        return [known - begin for known, begin in zip(self.known, self._begins, strict=True)]
 
     def rollback(self, lengths: Sequence[int]) -> None:
         """As `CachedModel.rollback`; the round's block is forgotten."""
@@ -71,7 +80,7 @@ class BlockModel:
 
     def select(self, rows: Sequence[int]) -> None:
         self.cache.select(torch.tensor(rows, dtype=torch.long, device=self.device))
-        for name in ("lengths", "known"):
+        for name in ("lengths", "known", "_begins"):
             setattr(self, name, [getattr(self, name)[row] for row in rows])
 
     def export(self, rows: int, mask: Any) -> None:

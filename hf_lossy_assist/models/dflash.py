@@ -54,9 +54,7 @@ class DFlashConfig:
 class BlockAttention(Qwen3Attention):
     """Attention whose keys and values are the text's, which are in the cache, and the block's own."""
 
-    def keys(
-        self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values (B, heads, Q, d) of `states` (B, Q, H)."""
         keys = self.k_norm(self.k_proj(states).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
         return rotated(keys, cos, sin), self.v_proj(states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

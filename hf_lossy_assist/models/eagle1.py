@@ -48,7 +48,9 @@ class Eagle1Network(torch.nn.Module):
         self.config = config
         self.embed_tokens = torch.nn.Embedding(layer.vocab_size, layer.hidden_size) if own_embeddings else None
         self.fc = torch.nn.Linear(2 * layer.hidden_size, layer.hidden_size, bias=config.bias)
-        self.layers = torch.nn.ModuleList(LlamaDecoderLayer(layer, number) for number in range(layer.num_hidden_layers))
+        self.layers = torch.nn.ModuleList(
+            LlamaDecoderLayer(layer, number) for number in range(layer.num_hidden_layers)
+        )
         self.layers[0].input_layernorm = torch.nn.Identity()
         self.rotary_emb = LlamaRotaryEmbedding(layer)
         self.register_buffer("d2t", torch.zeros(0, dtype=torch.int64))

@@ -50,8 +50,7 @@ class LayerStates:
     def __exit__(self, *error: Any) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles.clear()
-        self._parts.clear()
+        self._handles.clear()  # what was kept stays: a prompt may be read in a context of its own
 
     @property
     def value(self) -> torch.Tensor | None:

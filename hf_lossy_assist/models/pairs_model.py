@@ -23,21 +23,23 @@ class PairsModel:
 
     def __init__(
         self, network: Eagle3Network | Eagle1Network, embedding: torch.nn.Module, rows: int, limit: int, vocabulary: int,
-        head: torch.nn.Module | None = None,
+        head: torch.nn.Module | None = None, begins: Sequence[int] | None = None,
     ):  # fmt: skip
         """`embedding`: of the target's tokens. `limit`: the most tokens that a row can come to. `vocabulary`: of the target's logits.
 
-        `head`: the target's, where the network has none.
+        `head`: the target's, where the network has none. `begins`: the tokens of each row that the target held before, whose states nobody knows;
+        to the network the text begins behind them.
         """
         self.network, self.embedding, self.vocabulary = network, embedding, vocabulary
         self.head: Any = network.lm_head if head is None else head
         self.device, self.dtype = network.device, network.dtype
         width = network.config.layer.hidden_size
         self.cache = RowCache(len(network.layers), limit)
-        self.lengths = [1] * rows
-        self.known = [0] * rows  # tokens of each row whose states the target gave
-        self._sound = [1] * rows  # of `lengths`, what stands on the target's states alone
-        self._base = [0] * rows  # the token whose state is the first of `_states`
+        self._begins = list(begins or [0] * rows)
+        self.lengths = [begin + 1 for begin in self._begins]
+        self.known = list(self._begins)  # tokens of each row behind which the target gave no state
+        self._sound = list(self.lengths)  # of `lengths`, what stands on the target's states alone
+        self._base = list(self._begins)  # the token whose state is the first of `_states`
         self._states = torch.empty(rows, 0, width, dtype=self.dtype, device=self.device)
         self._own = self._states.new_zeros(rows, width)
         self._kept = network.kept.to(self.device) if network.config.reduced else None
@@ -48,7 +50,9 @@ class PairsModel:
         width = tokens.shape[1]
         starts = [length - 1 for length in self.lengths]
         states = self._states_at(starts, width)
-        slots = self.cache.plan(starts, width, self.device)
+        slots = self.cache.plan(
+            [start - begin for start, begin in zip(starts, self._begins, strict=True)], width, self.device
+        )
         visible = self.cache.visible
         mask = None
         if width > 1 or len(set(starts)) > 1:
@@ -113,7 +117,7 @@ class PairsModel:
         index = torch.tensor(rows, dtype=torch.long, device=self.device)
         self.cache.select(index)
         self._states, self._own = self._states[index], self._own[index]
-        for name in ("lengths", "known", "_sound", "_base"):
+        for name in ("lengths", "known", "_sound", "_base", "_begins"):
             setattr(self, name, [getattr(self, name)[row] for row in rows])
 
     def export(self, rows: int, mask: Any) -> None:

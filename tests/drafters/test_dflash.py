@@ -76,7 +76,12 @@ def block_of(target, net, text):
     return [int(model.feed(text[None, -1:], [1], keep=1).argmax()) for _ in range(config.drafts)]
 
 
-SETTINGS = {"plain": {}, "two layers": {"layers": 2}, "from the anchor": {"from_anchor": True}, "its own head": {"kept": 40}}
+SETTINGS = {
+    "plain": {},
+    "two layers": {"layers": 2},
+    "from the anchor": {"from_anchor": True},
+    "its own head": {"kept": 40},
+}
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
@@ -117,7 +122,9 @@ def test_greedy_is_generate(name):
     for end in (NEVER_EMITTED, eos):
         expected = tiny.greedy(model, tiny.prompts(RAGGED), eos_token_id=end)
         for policy in ("strict", {"stop": {"name": "constant", "gamma": 2}}, hla.SVIP(h=0.9)):
-            assert tiny.assisted(model, tiny.prompts(RAGGED), drafter, policy, eos_token_id=end).sequences.equal(expected)
+            assert tiny.assisted(model, tiny.prompts(RAGGED), drafter, policy, eos_token_id=end).sequences.equal(
+                expected
+            )
 
 
 @cache
@@ -161,7 +168,9 @@ def test_bad_configs(folder, entries, said):
 def test_bad_weights_and_other_targets(folder):
     target = hla.enable(small.llama(layers=3))
     with pytest.raises(ValueError, match="reads states of 16 numbers, and the target's have 32") as error:
-        target.generate(**small.one(), assistant_model=hla.load_drafter(folder), lossy_policy="strict", max_new_tokens=4)
+        target.generate(
+            **small.one(), assistant_model=hla.load_drafter(folder), lossy_policy="strict", max_new_tokens=4
+        )
     assert "\n" not in str(error.value)
     weights = load_file(folder / "model.safetensors")
     weights["fc.weight"].fill_(float("nan"))

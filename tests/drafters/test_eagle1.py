@@ -100,5 +100,7 @@ def test_a_model_is_no_drafter(target, tmp_path):
         hla.load_drafter(tmp_path / "model")
     assert "\n" not in str(error.value)
     narrow = network(small.llama(layers=3, hidden_size=16))
-    with pytest.raises(ValueError, match="reads states of 16 numbers, and the target's have 32: it is another target's"):
+    with pytest.raises(
+        ValueError, match="reads states of 16 numbers, and the target's have 32: it is another target's"
+    ):
         target.generate(**small.one(), assistant_model=hla.load_drafter(written(tmp_path, narrow)), lossy_policy="strict", max_new_tokens=4)  # fmt: skip

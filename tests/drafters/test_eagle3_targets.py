@@ -11,6 +11,7 @@ from support.tiny import NEVER_EMITTED
 from transformers import DynamicCache, TemperatureLogitsWarper, TopPLogitsWarper
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.states import StatesRun
 
 
 pytestmark = pytest.mark.slow
@@ -88,15 +89,43 @@ def test_statistics_stop_strings_and_streams():
     assert model.generate(**inputs, assistant_model=drafter, lossy_policy="strict", **stopped).equal(model.generate(**inputs, **stopped))  # fmt: skip
 
 
-def test_turns_of_a_chat():
-    """The second turn goes on from the cache of the first, of which the drafter has seen nothing."""
+@pytest.mark.parametrize("tail", [1, 3])
+def test_turns_of_a_chat(monkeypatch, tail):
+    """The second turn goes on from the cache of the first, of which the drafter has seen nothing: to it the text begins there."""
     model = hla.enable(small.llama(layers=3))
     drafter, inputs = eagle.trained(model, small.one(), rounds=40), small.one()
     settings = {"max_new_tokens": 10, "do_sample": False}
-    texts = []
+    texts, seen, own = [], [], StatesRun.propose
+
+    def propose(self, rows, limits, randomness):
+        draft = own(self, rows, limits, randomness)
+        seen.append((rows.texts()[0].clone(), draft, self.begins[0]))
+        return draft
+
+    monkeypatch.setattr(StatesRun, "propose", propose)
     for given in ({}, {"assistant_model": drafter, "lossy_policy": "strict"}):
         cache = DynamicCache(config=model.config)
         first = model.generate(**inputs, past_key_values=cache, **settings, **given)
-        more = torch.cat([first, torch.tensor([[5, 6, 7]])], dim=1)
+        more = torch.cat([first, torch.tensor([[5, 6, 7][:tail]])], dim=1)
+        seen.clear()
         texts.append(model.generate(more, attention_mask=torch.ones_like(more), past_key_values=cache, **settings, **given))  # fmt: skip
     assert texts[0].equal(texts[1])
+    drafted = [(text, draft, begin) for text, draft, begin in seen if int(draft.lengths[0])]
+    assert drafted and all(begin > 9 for *_, begin in drafted)
+    for text, draft, begin in drafted:
+        tokens = eagle.chain(model, drafter.network, text, int(draft.lengths[0]), begin)[1]
+        assert draft.tokens[0, : len(tokens)].tolist() == tokens.tolist()
+
+
+def test_many_texts():
+    """Written one by one; no state of another prompt is taken for a prompt's own."""
+    model = hla.enable(small.llama(layers=3))
+    shared = small.one(50)["input_ids"][0].tolist()
+    prompts = [[*shared, 5, 6], [*shared, 7], [9, 10, 11]]
+    drafter = eagle.drafter(model)
+    settings = {"max_new_tokens": 8, "do_sample": False}
+    expected = [model.generate(torch.tensor([prompt]), **settings)[0, len(prompt) :].tolist() for prompt in prompts]
+    with pytest.warns(UserWarning, match="writes one text at a time here"):
+        found = list(hla.generate_many(model, prompts, assistant_model=drafter, max_rows=2, **settings))
+    assert [its.token_ids for its in sorted(found, key=lambda its: its.index)] == expected
+    assert all(its.speculation.num_draft_tokens > 0 for its in found)

@@ -40,14 +40,17 @@ def drafter(target, **settings):
 
 
 @torch.no_grad()
-def chain(target, net, text, gamma):
-    """The logits over the target's vocabulary of `gamma` greedily drafted tokens behind `text` (n,), (γ, V), and the tokens (γ,)."""
+def chain(target, net, text, gamma, begin=0):
+    """The logits over the target's vocabulary of `gamma` greedily drafted tokens behind `text` (n,), (γ, V), and the tokens (γ,).
+
+    `begin`: tokens of which the network knows nothing.
+    """
     config = net.config
     hidden = target(text[None, :-1], output_hidden_states=True)
     # Transformers norms the last of them; the tests read none that is.
-    states = net.fuse(torch.cat([hidden.hidden_states[layer] for layer in config.target_layers], dim=-1))
+    states = net.fuse(torch.cat([hidden.hidden_states[layer] for layer in config.target_layers], dim=-1))[:, begin:]
     embedding = net.embed_tokens or target.get_input_embeddings()
-    tokens, logits = text[1:].tolist(), []
+    tokens, logits = text[begin + 1 :].tolist(), []
     for _ in range(gamma):
         count = len(tokens)
         mask = torch.full((count, count), torch.finfo(states.dtype).min, dtype=states.dtype).triu(1)[None, None]
@@ -58,7 +61,7 @@ def chain(target, net, text, gamma):
         logits.append(full)
         tokens.append(int(full.argmax()))
         states = torch.cat([states, own[:, -1:]], dim=1)
-    return torch.stack(logits), torch.tensor(tokens[len(text) - 1 :])
+    return torch.stack(logits), torch.tensor(tokens[len(text) - 1 - begin :])
 
 
 def trained(target, inputs, new=24, rounds=60, layers=(0, 1, 2), **settings):

@@ -116,6 +116,7 @@ def collect(
 
 
 def shard_name(number: int) -> str:
+    """The file of a batch of prompts."""
     return f"{number:05d}.safetensors"
 
 

@@ -16,7 +16,10 @@ from transformers import DynamicCache, Qwen3Config
 
 
 VOCABULARY, WIDTH, TOKENS, FIRST = 61, 16, 12, 7
-CASES = {"one-layer": {"layers": 1, "block": 4, "ids": [0, 2]}, "two-layers": {"layers": 2, "block": 6, "ids": [1, 3, 4]}}
+CASES = {
+    "one-layer": {"layers": 1, "block": 4, "ids": [0, 2]},
+    "two-layers": {"layers": 2, "block": 6, "ids": [1, 3, 4]},
+}
 
 
 def make(folder: Path, seed: int, *, layers: int, block: int, ids: list[int]) -> None:

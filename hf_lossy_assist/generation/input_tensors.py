@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..models.inspect import base_of, device_of
+from ..models.inspect import device_of, tokens_known
 
 
 def refuse_ids(name: str, ids: Any) -> None:
@@ -30,10 +30,10 @@ def refuse_ids(name: str, ids: Any) -> None:
 def refuse_prompt(model: Any, ids: Any) -> None:
     """Refuse `input_ids` (B, length) that the target cannot embed."""
     refuse_ids("input_ids", ids)
-    table, device = base_of(model).get_input_embeddings().weight, device_of(model)
+    device = device_of(model)
     if device.type != "meta" and ids.device.type not in ("cpu", device.type):
         raise ValueError(f"input_ids are on {ids.device}, the target on {device}: move them with .to({str(device)!r})")
-    refuse_outside("input_ids", ids, "target", table.shape[0])
+    refuse_outside("input_ids", ids, "target", tokens_known(model))
 
 
 def refuse_outside(name: str, ids: torch.Tensor, whose: str, size: int) -> None:

@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
+from transformers.generation.utils import is_fsdp_managed_module
 
 from ..batch.rows import Rows
 from ..models.cached import CachedModel
@@ -30,7 +30,9 @@ def refuse_spread(name: str, model: Any) -> None:
             f"the {name} is spread over ranks (tensor parallelism), and the first rank alone runs it: load it whole, without tp_plan"
         )
     if model is not None and is_sharded(model):
-        raise ValueError(f"the {name} is spread over ranks (FSDP), and each rank runs it by itself: load it whole")
+        raise ValueError(
+            f"the {name} is spread over ranks (FSDP2 or ZeRO-3), and each rank runs it by itself: load it whole"
+        )
 
 
 def ranks_of(model: Any, synced: bool | None) -> Ranks | Steps | None:
@@ -41,10 +43,9 @@ def ranks_of(model: Any, synced: bool | None) -> Ranks | Steps | None:
     if not is_one_of_several():
         return None
     device, managed = device_of(model), synced is not False and not is_sharded(model)
-    if managed and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(base_of(model))):
+    if managed and is_fsdp_managed_module(base_of(model)):
         raise ValueError(
-            "the target's weights are spread over ranks by DeepSpeed's ZeRO-3 or the first FSDP, which lossy_policy does not run: shard it "
-            "with FSDP2 (fully_shard), or pass synced_gpus=False where every rank has the same prompts and seed"
+            "the target's weights are spread over ranks by the first FSDP, which lossy_policy does not run: shard it with FSDP2 (fully_shard), or pass synced_gpus=False where every rank has the same prompts and seed"
         )
     return Ranks.of(model, device) or Steps.of(model, device, synced)
 

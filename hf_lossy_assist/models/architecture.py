@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
-from .inspect import attention_of, base_of, device_of, is_tested, learned_positions
+from .inspect import attention_of, base_of, device_of, is_tested, learned_positions, tokens_known
 from .packing import ORDINARY
 from .row_cache import visibility
 
@@ -46,7 +46,7 @@ class Architecture:
             config=config,
             device=device_of(base),
             dtype=table.dtype,
-            known=table.shape[0],
+            known=tokens_known(base),
             table_end=learned_positions(base),
             windows=windows,
             chunk=getattr(config, "attention_chunk_size", None) if CHUNKED in windows else None,
@@ -77,7 +77,7 @@ _counted: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 def _weights(base: Any) -> int:
     """How many numbers a model's parameters have; counted once, since a thousand parameters take a millisecond."""
     if base not in _counted:
-        _counted[base] = sum(p.numel() for p in base.parameters())
+        _counted[base] = sum(getattr(p, "ds_numel", p.numel()) for p in base.parameters())
     return _counted[base]
 
 

@@ -48,6 +48,12 @@ def device_of(model: Any) -> torch.device:
     return table.weight.device
 
 
+def tokens_known(model: Any) -> int:
+    """How many token ids a model can read. DeepSpeed's ZeRO-3 leaves an empty tensor where the weights were, with their shape beside it."""
+    table = base_of(model).get_input_embeddings().weight
+    return int(getattr(table, "ds_shape", table.shape)[0])
+
+
 def has_fixed_rows(model: Any) -> bool:
     """True within a call of PEFT's with `adapter_names`: hooks give each row its adapter, so every forward must have all rows in order."""
     hooks = (hook for module in base_of(model).modules() for hook in module._forward_pre_hooks.values())

@@ -15,7 +15,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
 from .cropping import CroppingModel
-from .inspect import attention_of, base_of, device_of, has_fixed_rows, is_tested
+from .inspect import attention_of, base_of, device_of, has_fixed_rows, is_tested, tokens_known
 from .row_model import RowModel
 
 
@@ -119,7 +119,7 @@ def _texts(base: Any, rows: int) -> tuple[torch.Tensor, int]:
     kept = _kept_in_view(base)
     if kept is not None:  # longer texts are refused
         n = min(n, max(3, kept - BLOCK - 2))
-    known = base.get_input_embeddings().weight.shape[0]
+    known = tokens_known(base)
     ids = torch.arange(rows * (n + BLOCK + 1), device=device_of(base)).view(rows, -1) * 7
     return 5 + ids % (min(known, 1000) - 5), n
 

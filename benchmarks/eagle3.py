@@ -24,7 +24,9 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.models.int8 import quantised
 
 
-def arms_for(target: Any, draft: Any, drafter: hla.Eagle3Drafter, args: argparse.Namespace) -> list[Arm]:
+def arms_for(
+    target: Any, draft: Any, drafter: hla.Eagle3Drafter | hla.DFlashDrafter, args: argparse.Namespace
+) -> list[Arm]:
     plain = type(target).generate
 
     def ours(policy: Any, assistant: Any, **settings: Any) -> Callable[..., Any]:
@@ -61,7 +63,9 @@ def main() -> None:
 
     warnings.filterwarnings("ignore", message=".*this policy is lossy")
     target, draft, tokenizer, prompts, ends = opened(args)
-    drafter = hla.demo.drafter() if args.drafter is None else hla.load_drafter(args.drafter)
+    drafter: hla.Eagle3Drafter | hla.DFlashDrafter = hla.demo.drafter()
+    if args.drafter is not None:
+        drafter = hla.load_drafter(args.drafter)
     if args.weights == "int8":
         target, draft, drafter = quantised(target), quantised(draft), drafter.int8()
     arms = arms_for(target, draft, drafter, args)

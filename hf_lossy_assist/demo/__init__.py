@@ -55,7 +55,9 @@ def head(method: str = "sprinter") -> Head:
 
 def drafter() -> Eagle3Drafter:
     """The shipped EAGLE-3 drafter of the demo's target, from `hf-lossy collect --for eagle3 --prompts demo` and `fit eagle3`."""
-    return load_drafter(FOLDER / "eagle3_drafter")
+    found = load_drafter(FOLDER / "eagle3_drafter")
+    assert isinstance(found, Eagle3Drafter)
+    return found
 
 
 def profile() -> Profile:

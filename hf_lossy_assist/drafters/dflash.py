@@ -88,6 +88,4 @@ class DFlashRun(StatesRun):
         return super().propose(rows, [min(limit, most) for limit in limits], randomness)
 
     def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
-        return rows.after(
-            [length - 1 for length in rows.lengths]
-        )  # a block begins with the last token, and reads no other
+        return rows.after(rows.held())  # a block begins with the last token, and reads no other

@@ -35,6 +35,9 @@ def read_config(spec: Mapping[str, Any], where: str) -> DFlashConfig:
     more = {**spec, **(own if isinstance(own, Mapping) else {})}
     name = "aux_hidden_state_layer_ids" if speculators else "target_layer_ids"
     ids = more.get(name)
+    if ids is None and not speculators and spec.get("num_target_layers") is not None:
+        check_int(f"{where}: num_target_layers", spec["num_target_layers"], 4, 10_000)
+        ids = _spread(spec["num_target_layers"], found.num_hidden_layers)
     if not isinstance(ids, list) or not ids:
         raise ValueError(f"{where}: {name}: expected a list of layers, got {shown(ids)}")
     for number in ids:
@@ -54,7 +57,15 @@ def read_config(spec: Mapping[str, Any], where: str) -> DFlashConfig:
         check_int(f"{where}: draft_vocab_size", draft, 1, found.vocab_size)
     # speculators numbers layers as `hidden_states` does, DFlash itself by the block whose output it is.
     layers = tuple(number if speculators else number + 1 for number in ids)
+    assert isinstance(mask, int)
     return DFlashConfig(found, layers, block, mask, width, anchor, draft)
+
+
+def _spread(blocks: int, layers: int) -> list[int]:
+    """Whose outputs a network of so many layers reads of a target with so many blocks, where nothing is said: evenly from the second on."""
+    if layers == 1:
+        return [blocks // 2]
+    return [round(1 + i * (blocks - 4) / (layers - 1)) for i in range(layers)]
 
 
 def _layer(spec: Mapping[str, Any], where: str) -> Any:

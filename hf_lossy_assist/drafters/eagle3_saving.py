@@ -7,6 +7,7 @@ import safetensors.torch
 import torch
 
 from ..artifacts.files import json_text, new_folder, readable
+from ..models.eagle3 import Eagle3Config
 from ..models.identity import ModelIdentity
 from ..models.inspect import base_of
 from .eagle3 import Eagle3Drafter
@@ -25,6 +26,8 @@ def save_drafter(drafter: Eagle3Drafter, folder: str | Path, target: Any = None,
     """
     network, proposal = drafter.network, drafter.proposal
     config = network.config
+    if not isinstance(config, Eagle3Config):
+        raise TypeError(f"save_drafter: expected an EAGLE-3 drafter, got one of {type(config).__name__}")
     weights = {name: tensor.detach().contiguous().cpu() for name, tensor in network.state_dict().items()}
     if network.embed_tokens is None and target is not None and embeddings:
         rows = base_of(target).get_input_embeddings().weight

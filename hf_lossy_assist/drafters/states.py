@@ -69,7 +69,7 @@ class StatesRun(AssistantRun):
     """
 
     reads_target = True
-    model: LearnsStates  # type: ignore[assignment]
+    model: LearnsStates
 
     def __init__(self, model: LearnsStates, states: LayerStates, context: DraftContext):
         super().__init__(model, context.stop, context.processing, context.vocabulary, context.sampling, context.clock)

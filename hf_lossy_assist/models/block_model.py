@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from .dflash import DFlashNetwork
+from .rope import ChangingRope
 from .row_cache import RowCache
 
 
@@ -18,7 +19,7 @@ class BlockModel:
     """
 
     needs_prefill = outlives_call = False
-    rope = None
+    rope: ChangingRope | None = None
 
     def __init__(
         self, network: DFlashNetwork, embedding: torch.nn.Module, head: torch.nn.Module, rows: int, limit: int, vocabulary: int,

@@ -59,7 +59,7 @@ class BlockAttention(Qwen3Attention):
         keys = self.k_norm(self.k_proj(states).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
         return rotated(keys, cos, sin), self.v_proj(states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, block: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor, cache: RowCache
     ) -> torch.Tensor:
         queries = self.q_norm(self.q_proj(block).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
@@ -126,8 +126,9 @@ class DFlashNetwork(torch.nn.Module):
         """Write the target's states (B, Q, layers · target width) of a text as keys and values, at the planned `slots` (1 or B, Q)."""
         fused = self.hidden_norm(self.fc(states.to(self.dtype)))
         cos, sin = self.rotary_emb(fused, slots)
-        for layer in self.layers:
-            cache.update(*layer.self_attn.keys(fused, cos, sin), layer.self_attn.layer_idx)
+        for number, layer in enumerate(self.layers):
+            attention: Any = layer.self_attn
+            cache.update(*attention.keys(fused, cos, sin), number)
 
     def forward(self, embeds: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor, cache: RowCache) -> torch.Tensor:
         """`embeds` (B, block, H) → what the head reads, of the same shape. `mask` (B, 1, 1, slots) bool: what the block sees."""

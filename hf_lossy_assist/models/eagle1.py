@@ -58,11 +58,13 @@ class Eagle1Network(torch.nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """What it computes in; of its norms, for linear layers may be int8."""
-        return self.layers[0].post_attention_layernorm.weight.dtype
+        norm: Any = self.layers[0].post_attention_layernorm
+        return norm.weight.dtype  # type: ignore[no-any-return]
 
     @property
     def device(self) -> torch.device:
-        return self.layers[0].post_attention_layernorm.weight.device
+        norm: Any = self.layers[0].post_attention_layernorm
+        return norm.weight.device  # type: ignore[no-any-return]
 
     @property
     def kept(self) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch
 
 from .eagle1 import Eagle1Network
 from .eagle3 import Eagle3Network
+from .rope import ChangingRope
 from .row_cache import RowCache, visibility
 
 
@@ -19,7 +20,7 @@ class PairsModel:
     """
 
     needs_prefill = outlives_call = False
-    rope = None
+    rope: ChangingRope | None = None
 
     def __init__(
         self, network: Eagle3Network | Eagle1Network, embedding: torch.nn.Module, rows: int, limit: int, vocabulary: int,

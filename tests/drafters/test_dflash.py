@@ -147,7 +147,7 @@ def folder(tmp_path):
 
 BAD = {
     "a window": ({"layer_types": ["sliding_attention"]}, "see a window"),
-    "no layers": ({"dflash_config": {"block_size": 4, "mask_token_id": 60}}, "target_layer_ids: expected a list"),
+    "no layers": ({"dflash_config": {"block_size": 4, "mask_token_id": 60}, "num_target_layers": None}, "target_layer_ids: expected a list"),
     "no mask": ({"dflash_config": {"target_layer_ids": [0, 2], "block_size": 4}}, "mask_token_id"),
     "a block of one": ({"dflash_config": {"target_layer_ids": [0, 2], "block_size": 1, "mask_token_id": 60}}, "block_size"),
     "another kind": ({"architectures": ["DFlash2DraftModel"]}, "is of no EAGLE-3 drafter"),

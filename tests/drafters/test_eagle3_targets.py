@@ -82,7 +82,7 @@ def test_statistics_stop_strings_and_streams():
     assert [row.num_new_tokens for row in report.rows] == [20, 20, 20]
     for row in report.rows:
         assert all(accepted <= drafted for drafted, accepted in row.steps)
-    assert 0 < report.draft_acceptance_rate <= 1 and report.target_calls < 20
+    assert 0 < report.draft_acceptance_rate <= 1 and report.forwards["target"] < 20
     tokenizer = small.tokenizer()
     word = tokenizer.decode(expected[0, -8])
     stopped = settings | {"stop_strings": [word], "tokenizer": tokenizer}

@@ -5,7 +5,7 @@ The network learns to say what this target says, so the target answers the promp
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,11 @@ def collect(
             with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
                 torch.manual_seed(settings.seed * 1_000_003 + number)
                 texts = answers(target, tokenizer, chosen, settings)
-            tensors = _tensors(reader, target, texts, settings, lambda share, done=done: bar.to(done + share))
+
+            def tell(share: float, done: int = done) -> None:
+                bar.to(done + share)
+
+            tensors = _tensors(reader, target, texts, settings, tell)
             write_part(shard, safetensors.torch.save(tensors), key)
             bar.to(done + 1)
     processes.wait()
@@ -180,7 +184,7 @@ def _tensors(
 
 def _facts(
     target: Any, tokenizer: Any, prompts: Sequence[str], settings: CollectSettings, layers: Sequence[int], source: str
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     return {
         "settings": asdict(settings) | {"layers": list(layers)},
         "target": ModelIdentity.of(target).to_dict(),

@@ -25,6 +25,7 @@ from .data import Batch, Texts
 
 
 FEWEST_TEXTS = 8
+SAID_EVERY = 20  # steps between two losses that are shown
 DECAY = 0.8  # by which a step weighs less than the one before it
 
 
@@ -178,7 +179,8 @@ def fit(
             accelerator.backward(loss)
             accelerator.clip_grad_norm_(network.parameters(), 0.5)
             optimizer.step()
-            bar.say(f"training, loss {float(accelerator.reduce(loss.detach(), reduction='mean')):.3f}")
+            if step % SAID_EVERY == 0:
+                bar.say(f"training, loss {float(accelerator.reduce(loss.detach(), reduction='mean')):.3f}")
             bar.to(step + 1)
             if (step + 1) % settings.save_every == 0 and processes.first:
                 checkpoints.save(network, optimizer, step + 1)

@@ -28,7 +28,7 @@ def make(folder: Path, seed: int, *, layers: int, block: int, ids: list[int]) ->
         head_dim=8, max_position_embeddings=64, tie_word_embeddings=False, layer_types=["full_attention"] * layers,
     )  # fmt: skip
     config.dflash_config = {"target_layer_ids": ids, "block_size": block, "mask_token_id": VOCABULARY - 1}
-    config._attn_implementation = "sdpa"
+    config._attn_implementation, config.num_target_layers = "sdpa", 8
     torch.manual_seed(seed)
     model = DFlashDraftModel(config).eval()
     for weight in model.parameters():

@@ -10,6 +10,7 @@ import hf_lossy_assist as hla
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.filterwarnings("ignore:generate_many writes one text at a time")
 def test_collect_fit_generate(hf_lossy, tmp_path):
     data, out = tmp_path / "texts", tmp_path / "drafter"
     done = hf_lossy("collect", "--for", "eagle3", "--limit", "12", "--max-new-tokens", "16", "--out", str(data))
@@ -34,7 +35,7 @@ def test_collect_fit_generate(hf_lossy, tmp_path):
         (["collect", "--for", "eagle3", "--lambda", "1.2", "--out", "{tmp}/x"], "--lambda is for heads"),
         (["collect", "--for", "eagle3", "--mix", "0.1", "--out", "{tmp}/x"], "--mix is for --for specdec"),
         (["fit", "eagle3", "{tmp}", "--out", "{tmp}/x"], "is no data of hf-lossy collect --for eagle3"),
-        (["generate", "--drafter", "{tmp}/nothing"], "there is no folder"),
+        (["generate", "--drafter", "{tmp}/nothing"], "is neither a folder here nor"),
         (["generate", "--drafter", "{tmp}"], "has no config.json"),
     ],
     ids=lambda its: its if isinstance(its, str) else None,

@@ -40,8 +40,6 @@ def fit_eagle3(
 
     Examples:
 
-      hf-lossy collect --for eagle3 --prompts demo --out texts
-
       hf-lossy fit eagle3 texts --out drafter
 
       hf-lossy fit eagle3 texts --model M --vocabulary 16000 --intermediate-size 4096 --out drafter

@@ -59,12 +59,12 @@ class Eagle1Network(torch.nn.Module):
     def dtype(self) -> torch.dtype:
         """What it computes in; of its norms, for linear layers may be int8."""
         norm: Any = self.layers[0].post_attention_layernorm
-        return norm.weight.dtype  # type: ignore[no-any-return]
+        return norm.weight.dtype
 
     @property
     def device(self) -> torch.device:
         norm: Any = self.layers[0].post_attention_layernorm
-        return norm.weight.device  # type: ignore[no-any-return]
+        return norm.weight.device
 
     @property
     def kept(self) -> torch.Tensor:

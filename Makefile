@@ -27,7 +27,7 @@ fix: install
 	$(BIN)/ruff format .
 
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2  # two processes of one thread each: tiny models, two cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal  # two processes of one thread each: tiny models, two cores
 
 # Something of every room but tasks, in a minute: for while one works.
 test-fast: install

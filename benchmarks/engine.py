@@ -127,7 +127,7 @@ def arms_for(target: Any, draft: Any, args: argparse.Namespace) -> list[Arm]:
 def row_of(arm: Arm, arms: list[Arm]) -> dict[str, Any]:
     """The figures of one arm."""
     target, assisted = arms[0], arms[1]
-    alone = next(a for a in arms if a.name == arm.name and a.batch_size == 1)
+    alone = next((a for a in arms if a.name == arm.name and a.batch_size == 1), arm)
     stats = SpeculationStats.merge(arm.calls) if arm.calls else None
     return {
         "arm": arm.name,

@@ -20,13 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.demo.task import GAINS, LOSSES, Problem, stream
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
 from hf_lossy_assist.methods.sprinter.figures import measure
 from hf_lossy_assist.methods.sprinter.fit import fit_head
 from hf_lossy_assist.methods.sprinter.train import FitSettings
 from hf_lossy_assist.stats.report import SpeculationStats
+from hf_lossy_assist.tasks.demo import GAINS, LOSSES, Problem, stream
 from hf_lossy_assist.tasks.prompts import Text
 from hf_lossy_assist.training.dataset import read_table
 

@@ -24,7 +24,7 @@ from huggingface_hub.utils import tqdm
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
-from hf_lossy_assist.demo import task
+from hf_lossy_assist.tasks import demo as task
 
 
 PAD, EOS = "<pad>", "<eos>"

@@ -13,6 +13,10 @@ from .drafters.base import DraftContext as DraftContext
 from .drafters.base import Drafter as Drafter
 from .drafters.base import DrafterRun as DrafterRun
 from .drafters.composite import CompositeDrafter as CompositeDrafter
+from .drafters.dflash import DFlashDrafter as DFlashDrafter
+from .drafters.eagle3 import Eagle3Drafter as Eagle3Drafter
+from .drafters.eagle3_saving import save_drafter as save_drafter
+from .drafters.loading import load_drafter as load_drafter
 from .drafters.model import AssistantDrafter as AssistantDrafter
 from .drafters.suffix import SuffixDrafter as SuffixDrafter
 from .drafters.suffix import SuffixMemory as SuffixMemory

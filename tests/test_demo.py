@@ -16,7 +16,7 @@ from support import tiny
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import demo
-from hf_lossy_assist.demo import task
+from hf_lossy_assist.tasks import demo as task
 
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,6 @@ from typing import Any
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli.measured import facts_of, progress
-from hf_lossy_assist.demo.task import GAINS, LOSSES, stream
 from hf_lossy_assist.evaluation.arms import make_arms
 from hf_lossy_assist.evaluation.comparing import Batches, compare
 from hf_lossy_assist.evaluation.measuring import Answer, Decoding, Writer
@@ -25,6 +24,7 @@ from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
 from hf_lossy_assist.methods.sprinter.train import FitSettings
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
+from hf_lossy_assist.tasks.demo import GAINS, LOSSES, stream
 from hf_lossy_assist.tasks.prompts import Text
 from hf_lossy_assist.tasks.tasks import DemoTask, Problem
 

@@ -170,6 +170,15 @@ def policy_card(
     )  # fmt: skip
 
 
+def drafter_card(target: ModelIdentity, **shown: Any) -> ModelCard:
+    """The card of a trained drafter for `target`; `shown`: what its template asks for."""
+    tags = ["hf_lossy_assist", "speculative-decoding", "assisted-generation", "eagle3"]
+    data = _data([plain_name(target.id)], tags=tags, results=[], name="drafter", measured_on="")
+    return ModelCard.from_template(
+        data, template_path=str(TEMPLATES / "drafter.md"), target=escaped(target), loaded=_loaded(target, "TARGET"), **escaped(shown)
+    )  # fmt: skip
+
+
 def _data(
     models: Sequence[str], tags: list[str], results: Sequence[tuple[str, str, Any]], name: str, measured_on: str
 ) -> ModelCardData:

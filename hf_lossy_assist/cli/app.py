@@ -17,6 +17,7 @@ from .compare import compare
 from .eval import evaluate_tasks
 from .evaluate import evaluate
 from .fit_autojudge import fit_autojudge
+from .fit_eagle3 import fit_eagle3
 from .fit_specdec import fit_specdec
 from .fit_sprinter import fit_sprinter
 from .generate import generate
@@ -58,13 +59,15 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-FIT = """Train a head on collected data.
+FIT = """Train a head or a drafter on collected data.
 
 Examples:
 
   hf-lossy fit sprinter data --out head
 
   hf-lossy fit autojudge mined --out judge
+
+  hf-lossy fit eagle3 texts --out drafter
 """
 fit_app = typer.Typer(help=FIT, no_args_is_help=True)
 
@@ -111,6 +114,7 @@ app.add_typer(fit_app, name="fit")
 fit_app.command("sprinter")(fit_sprinter)
 fit_app.command("autojudge")(fit_autojudge)
 fit_app.command("specdec")(fit_specdec)
+fit_app.command("eagle3")(fit_eagle3)
 
 
 def main() -> None:

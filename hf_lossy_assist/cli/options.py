@@ -56,12 +56,22 @@ def check_pair(model: str | None, assistant: str | None) -> None:
 
 
 def read_drafter(given: str | None, policy: str, model: str | None, assistant: str | None) -> "hla.Drafter | None":
-    """`--drafter`: a registered drafter's name, or JSON with the name and parameters. Raises: one line where it does not fit the rest."""
+    """`--drafter`: a registered drafter's name, JSON with the name and parameters, or a trained drafter's folder or Hub id.
+
+    Raises: one line where it does not fit the rest.
+    """
     from ..artifacts.reading import parse
     from ..drafters.base import as_drafter
+    from ..drafters.loading import load_drafter
 
-    drafter = None
-    if given is not None:
+    drafter: hla.Drafter | None = None
+    if (
+        given is not None
+        and not given.lstrip().startswith("{")
+        and (os.sep in given or "/" in given or Path(given).is_dir())
+    ):
+        drafter = load_drafter(given)
+    elif given is not None:
         drafter = as_drafter(parse(given, "--drafter") if given.lstrip().startswith("{") else given)
     if policy == TARGET:
         if drafter is not None:

@@ -8,12 +8,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.heads import Head
 from ..artifacts.profile import Profile
+from ..drafters.eagle3 import Eagle3Drafter
+from ..drafters.loading import load_drafter
 from ..models.loading import load_model, load_tokenizer
+from ..tasks.demo import Problem, answer, problems
 from ..validation import nearest
-from .task import Problem, answer, problems
 
 
-__all__ = ["FOLDER", "Demo", "Problem", "answer", "head", "load", "problems", "profile"]
+__all__ = ["FOLDER", "Demo", "Problem", "answer", "drafter", "head", "load", "problems", "profile"]
 
 FOLDER = Path(__file__).parent / "models"
 
@@ -49,6 +51,13 @@ def head(method: str = "sprinter") -> Head:
     if method not in HEADS:
         raise ValueError(f"demo.head: {nearest('method', str(method), HEADS)}")
     return Head.from_pretrained(FOLDER / f"{method}_head")
+
+
+def drafter() -> Eagle3Drafter:
+    """The shipped EAGLE-3 drafter of the demo's target, from `hf-lossy collect --for eagle3 --prompts demo` and `fit eagle3`."""
+    found = load_drafter(FOLDER / "eagle3_drafter")
+    assert isinstance(found, Eagle3Drafter)
+    return found
 
 
 def profile() -> Profile:

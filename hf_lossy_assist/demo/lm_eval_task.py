@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from .task import problems
+from ..tasks.demo import problems
 
 
 PROBLEMS = 12

@@ -34,6 +34,7 @@ class DraftContext:
         vocabulary: how many token ids the target has.
         sampling: False: greedy.
         clock: where seconds are counted.
+        held: how many tokens of each row the target held before the call (`past_key_values`).
         assistant_run: makes the drafter of `assistant_model=`; None: the call has none.
     """
 
@@ -44,6 +45,7 @@ class DraftContext:
     vocabulary: int
     sampling: bool
     clock: Clock
+    held: Sequence[int] = ()
     assistant_run: Callable[[], "DrafterRun"] | None = None
 
 
@@ -52,10 +54,11 @@ class Drafter:
     """The base of drafters: settings, and `start`. Pass one as `generate(…, lossy_policy=…, drafter=…)`.
 
     What a subclass says of itself: `needs_assistant`, it drafts with the call's `assistant_model`; `gives_probs`, its drafts have
-    distributions, which rules and filters may read.
+    distributions, which rules and filters may read; `asks_stop`, it asks the call's stop behind each token that it drafts.
     """
 
     needs_assistant: ClassVar[bool] = False  # drafts with the call's `assistant_model`
+    asks_stop: ClassVar[bool] = False  # behind each token that it drafts
     gives_probs: ClassVar[bool] = False  # its drafts have distributions, which rules and filters may read
 
     def start(self, context: DraftContext) -> "DrafterRun":
@@ -98,6 +101,7 @@ class DrafterRun:
     # Which hidden states of the target `learn` is given; None: none.
     target_features: FeatureSpec | None = None
     gives_probs = False  # its drafts have distributions, which rules and filters may read
+    reads_target = False  # it must see the target read each token: nothing that was read for another call may take a prompt's place
     # Its tokens cannot be other than the target's. False: the engine looks at each draft, which costs a device sync.
     tokens_are_sure = False
 

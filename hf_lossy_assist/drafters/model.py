@@ -30,6 +30,7 @@ class AssistantDrafter(Drafter):
     """The call's `assistant_model`: what drafts where no other drafter is named. A part of composites."""
 
     needs_assistant: ClassVar[bool] = True
+    asks_stop: ClassVar[bool] = True
     gives_probs: ClassVar[bool] = True
 
     def start(self, context: DraftContext) -> DrafterRun:

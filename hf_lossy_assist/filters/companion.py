@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..models.identity import ModelIdentity
 from ..models.inspect import base_of, vocabulary_of
 from ..models.loading import load_model
 from ..models.trials import why_not_rows
@@ -73,6 +74,7 @@ def check_companion(draft: Any, companion: Any) -> None:
     reason = why_not_rows(companion)
     if reason is not None:
         raise ValueError(f"a companion must run in batches, and this one does not: {reason}")
-    sizes = [vocabulary_of(m) for m in (draft, companion)]
+    its = getattr(draft, "identity", None)  # of a drafter that is no model by itself
+    sizes = [its.vocab_size if isinstance(its, ModelIdentity) else vocabulary_of(draft), vocabulary_of(companion)]
     if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):  # padding differs by less
         raise ValueError(f"the draft has {sizes[0]} token ids, the companion {sizes[1]}: both need the same tokenizer")

@@ -3,7 +3,6 @@
 from typing import Any
 
 from ..drafters.base import Drafter
-from ..drafters.model import AssistantDrafter
 from ..models.inspect import base_of
 from ..models.stock_exit import check_exit
 from ..policy.policy import LossyPolicy
@@ -45,12 +44,7 @@ def _refuse_drafter(target: Any, given: DraftWith, drafter: Drafter, policy: Los
         raise ValueError(f"{name} drafts with a draft model: pass assistant_model=… too")
     if spec is not None and spec.reads("draft"):
         raise ValueError(f"the rule's head reads the {spec}, which {name} does not have: leave drafter=… out")
-    if (
-        policy.rule.trusts_stop
-        and policy.stop is not None
-        and policy.stop.adaptive
-        and type(drafter) is not AssistantDrafter
-    ):
+    if policy.rule.trusts_stop and policy.stop is not None and policy.stop.adaptive and not drafter.asks_stop:
         raise ValueError(
             f"{type(policy.rule).__name__} accepts unchecked what the policy's stop does not doubt, and the stop sees no token that {name} "
             "drafts by itself: leave drafter=… out, or take a policy that verifies every token"
@@ -68,7 +62,8 @@ def _refuse_drafter(target: Any, given: DraftWith, drafter: Drafter, policy: Los
 def refuse_missing(target: Any, given: DraftWith, policy: LossyPolicy) -> None:
     """Refuse a policy that reads what only a draft model with the target's tokenizer has. Raises `ValueError`."""
     rule, spec = policy.rule, policy.rule.features
-    alone = given.assistant is None or given.other_tokenizer
+    drafts = given.drafter is not None and given.drafter.gives_probs
+    alone = (given.assistant is None and not drafts) or given.other_tokenizer
     if rule.needs_draft_probs and given.drafter is not None and not given.drafter.gives_probs:
         raise ValueError(
             f"{type(rule).__name__} compares the target's distribution with the draft's, and {type(given.drafter).__name__} has none "

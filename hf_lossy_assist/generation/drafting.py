@@ -97,7 +97,8 @@ def _lookup(tokens: int, longest_match: int | None) -> SuffixDrafter:
 
 def _refuse_stop(given: DraftWith, context: DraftContext) -> None:
     """Refuse a stop that reads what a draft model computes where there is none with the target's tokenizer."""
-    if not context.stop.settings.adaptive or context.assistant_run is not None:
+    asks = given.drafter is not None and given.drafter.asks_stop
+    if not context.stop.settings.adaptive or context.assistant_run is not None or asks:
         return
     blamed = context.stop.settings
     while isinstance(blamed, WrappingStop):  # which reads what the stop inside it reads

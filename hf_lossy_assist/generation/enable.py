@@ -16,6 +16,7 @@ from typing import Any
 from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 from transformers.generation import StopStringCriteria
 
+from ..drafters.base import Drafter
 from ..models.in_step import Steps
 from ..models.inspect import base_of
 from ..models.led import Ranks
@@ -175,9 +176,14 @@ def _speculative_generate(
         config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
         refuse_arguments(model, kwargs, config)
 
+    assistant = kwargs.pop("assistant_model", None)
+    if isinstance(assistant, Drafter):  # a network that is no model by itself
+        if drafter is not None:
+            raise ValueError("assistant_model and drafter are two drafters: pass one of them")
+        assistant, drafter = None, assistant
     runner = runner_type(
         policy,
-        assistant=kwargs.pop("assistant_model", None),
+        assistant=assistant,
         streamer=kwargs.get("streamer"),
         tokenizer=kwargs.pop("tokenizer", None),
         assistant_tokenizer=kwargs.pop("assistant_tokenizer", None),

@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
+from ..drafters.base import Drafter
 from ..policy.forms import as_policy
 from ..stats.report import SpeculationStats
 from ..validation import MOST_ROWS, check_int, shown
@@ -90,6 +91,9 @@ def generate_many(
     Raises: `ValueError` or `TypeError`, one line, before anything is written, for arguments that belong to one call; what `generate` refuses is
     refused at its prompt.
     """
+    drafter = assistant_model if isinstance(assistant_model, Drafter) else None
+    if drafter is not None:
+        assistant_model = None
     refuse_target("generate_many", target)
     refuse_models(target, assistant_model)
     refuse_spread("target of generate_many", target)
@@ -111,7 +115,7 @@ def generate_many(
     if numbers is not None and not isinstance(numbers, Iterable):
         raise TypeError(f"numbers: expected a whole number for each prompt, got {shown(numbers)}")
     numbered = enumerate(prompts) if numbers is None else _numbered(numbers, prompts)
-    settings |= {"assistant_model": assistant_model}
+    settings |= {"assistant_model": assistant_model} if drafter is None else {"drafter": drafter}
     guests = Guests(target, as_policy(lossy_policy), tokenizer, seed, settings)
     return Texts(InFlight(guests, Room(max_rows, max_tokens)), numbered)
 

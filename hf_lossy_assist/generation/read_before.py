@@ -30,7 +30,7 @@ class ReadBefore:
     def give(self, call: Call) -> bool:
         """Copy to the models of a call what its prompt begins with; whether there was any."""
         ids, models = call.rows.ids[0, : call.rows.width], cached_models(call)
-        if self.ids is None or not all(map(keeps_prompts, models)):
+        if self.ids is None or call.drafter.reads_target or not all(map(keeps_prompts, models)):
             return False
         both = min(len(ids), len(self.ids))
         differ = (ids[:both] != self.ids[:both]).nonzero()

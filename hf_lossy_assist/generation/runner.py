@@ -108,19 +108,16 @@ class Runner:
         stop = self.draft_stop(asked)
         check_int(f"{type(stop).__name__}.longest", stop.longest, 1)
         refuse_missing(model, given, self.policy)
-        self.policy.check(model, self.assistant, self.tokenizer, stop.longest)
+        drafts = (
+            self.drafter if self.assistant is None and self.drafter is not None and self.drafter.gives_probs else None
+        )
+        self.policy.check(model, self.assistant if drafts is None else drafts, self.tokenizer, stop.longest)
 
     def _draft_with(self, asked: Asked) -> DraftWith:
         lookup, exit_ = (asked.candidates.get(name) for name in CANDIDATES)
         return DraftWith(
-            self.assistant,
-            self.drafter,
-            lookup,
-            exit_,
-            self.other_tokenizer(),
-            self.tokenizer,
-            self.assistant_tokenizer,
-        )
+            self.assistant, self.drafter, lookup, exit_, self.other_tokenizer(), self.tokenizer, self.assistant_tokenizer
+        )  # fmt: skip
 
     def other_tokenizer(self) -> bool:
         """True when both tokenizers were given and give other ids to the same tokens, or have other tokens."""
@@ -197,7 +194,7 @@ class Runner:
             for name, head in self.policy.heads().items():  # here: in inference mode it would be made untrainable
                 on_draft = name.startswith("stop") and self.assistant is not None
                 head.to(device_of(self.assistant) if on_draft else input_ids.device)
-            context = DraftContext(model, rows, stop, processing, vocabulary, sampling, clock)
+            context = DraftContext(model, rows, stop, processing, vocabulary, sampling, clock, list(target.lengths))
             made = Prepared(context, generation_config, inputs_tensor, model_kwargs, compilation)
             drafter = start_drafter(self._draft_with(asked), made, self.policy.rule.features)
             companion, rule = self.policy.filter.companion_for(base_of(model)), self.policy.rule

@@ -33,7 +33,9 @@ class ModelIdentity:
 
     @classmethod
     def of(cls, model: Any) -> "ModelIdentity":
-        """The identity of a loaded Transformers model."""
+        """The identity of a loaded Transformers model, or of a drafter that says its own."""
+        if isinstance(its := getattr(model, "identity", None), cls):
+            return its
         base = base_of(model)
         config = base.config.get_text_config(decoder=True)
         name = base.config.name_or_path or type(base).__name__

@@ -41,18 +41,24 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
         raise ValueError(
             f"{one_line(name)} is {weight.dtype} on {weight.device}, and int8 is made of float32 on the CPU: load it with dtype=torch.float32"
         )
+    out = linears_in_int8(model)
+    out.config.name_or_path = name + MARK
+    return out
+
+
+def linears_in_int8(module: Any) -> Any:
+    """`module` itself, float32 and on the CPU, whose linear layers compute in int8 from now on. Raises: as `quantised`."""
     with warnings.catch_warnings():
         # To be removed some day, PyTorch says. Its successor, torchao, takes several times as long without a compiler (docs/log.md).
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message="torch.quantize_per", category=UserWarning)
         try:
             _in_int8(torch.nn.Sequential(torch.nn.Linear(8, 8)))(torch.zeros(1, 8))  # before anything is changed
-            out = _in_int8(model)
+            out = _in_int8(module)
         except (ImportError, AttributeError, RuntimeError) as error:
             raise ValueError(
                 f"this PyTorch ({torch.__version__}) has no dynamic int8 for this machine: {error}"
             ) from None
-    out.config.name_or_path = name + MARK
     return out
 
 

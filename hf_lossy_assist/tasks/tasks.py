@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from ..demo.task import answer as demo_answer
-from ..demo.task import problems as demo_problems
 from ..validation import check_int, nearest, shown
 from .answers import AnswerTask, Data, FileTask, Problem, Row, squeeze
 from .completion import LM1B, WikiText
 from .contests import LiveCodeBench
 from .conversations import ShareGPT
+from .demo import answer as demo_answer
+from .demo import problems as demo_problems
 from .judging import Judge, QATask
 from .maths import GSM8K, MathTask
 from .programs import CodeTask, refuse_without_permission

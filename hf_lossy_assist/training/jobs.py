@@ -21,7 +21,7 @@ WHOLE = "whole"  # where the dataset is put together, inside the folder of the u
 SEAL = ".sha256"  # behind the name of a part: the file with its seal
 FREE = ("source", "served_at")  # entries of a record that may differ when a run is gone on with
 # What runs write: parts and their seals, the folder in which a dataset is put together, and what that holds beside its record.
-_PART = re.compile(r"(\d{5,}\.(parquet|jsonl)|\d+-\d{6,}\.safetensors)(\.sha256)?|\d{5,}\.part")
+_PART = re.compile(r"(\d{5,}\.(parquet|jsonl|safetensors)|\d+-\d{6,}\.safetensors)(\.sha256)?|\d{5,}\.part")
 _UNFINISHED = re.compile(rf"\.{WHOLE}\.\w{{8}}")
 _DATASET = re.compile(r"data-\d+-of-\d+\.arrow|state\.json|dataset_info\.json|README\.md")
 LATER = ("found", "files")  # entries that only a finished run has

@@ -239,11 +239,18 @@ def test_whatever_transformers_loads_here_is_loaded_without_code_and_pickles():
 
 
 def test_nothing_in_the_package_unpickles():
-    """torch.load, pickle and their like; numpy's load can, too."""
+    """torch.load, pickle and their like; numpy's load can, too. Drafters' tensors are taken out of a pickle where the caller asks for it."""
+    tensors_alone: list[ast.AST] = []
     for file in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute):
+            asked_for = (
+                file.name == "weights.py" and isinstance(node, ast.Call) and "weights_only=True" in ast.unparse(node)
+            )
+            if asked_for and ast.unparse(node.func) == "torch.load":
+                tensors_alone.append(node.func)  # type: ignore[union-attr]
+            if isinstance(node, ast.Attribute) and not any(node is its for its in tensors_alone):
                 assert ast.unparse(node) not in ("torch.load", "np.load", "numpy.load"), file
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
                 assert not {"pickle", "joblib", "dill", "cloudpickle", "shelve", "marshal"} & set(names), file
+    assert len(tensors_alone) == 1

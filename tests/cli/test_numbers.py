@@ -195,7 +195,7 @@ def options():
 
 ARGUMENTS = {  # what each command needs, and what an option needs beside it
     "generate": [], "collect": ["--out", "OUT"], "fit sprinter": ["DATA", "--out", "OUT"], "plan": [], "mine": ["--out", "OUT"],
-    "fit autojudge": ["DATA", "--out", "OUT"], "fit specdec": ["DATA", "--out", "OUT"], "profile": ["--out", "OUT"],
+    "fit autojudge": ["DATA", "--out", "OUT"], "fit specdec": ["DATA", "--out", "OUT"], "fit eagle3": ["DATA", "--out", "OUT"], "profile": ["--out", "OUT"],
     "compare": [], "tune": [], "evaluate": [str(demo.FOLDER / "autojudge_head")], "eval": ["--tasks", "sums"],
     "quality": ["DATA"], "serve": [],
 }  # fmt: skip

@@ -1,0 +1,88 @@
+"""Weights of drafters in files that anybody may have written: read, checked, put into a network."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from ..artifacts.hub import AGAIN, fetch, holds
+from ..validation import listed, one_line
+
+
+CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+# Sizes of a decoder's config, and the most that is believed: what a file says is built before its weights are seen.
+SIZES = {
+    "hidden_size": 2**17, "intermediate_size": 2**20, "num_hidden_layers": 64, "num_attention_heads": 2**12, "num_key_value_heads": 2**12,
+    "head_dim": 2**12, "vocab_size": 2**21,
+}  # fmt: skip
+NOT_NEEDED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq", "t2d")
+Network = TypeVar("Network", bound=torch.nn.Module)
+
+
+def read_weights(source: str, pickle: bool, **kwargs: Any) -> tuple[dict[str, torch.Tensor], str]:
+    """The tensors of a folder or repository, and the name of their file. Raises: `ValueError`, one line."""
+    if holds(source, WEIGHTS, **kwargs):
+        file = fetch(source, [WEIGHTS], **kwargs)[0]
+        return _read(file), str(file)
+    if not holds(source, PICKLE, **kwargs):
+        raise ValueError(f"{source} has neither {WEIGHTS} nor {PICKLE}: there are no weights to load")
+    if not pickle:
+        raise ValueError(
+            f"{source} has {PICKLE}, a pickle, and no {WEIGHTS}: pickle=True takes the tensors alone from it (torch.load(weights_only=True))"
+        )
+    file = fetch(source, [PICKLE], **kwargs)[0]
+    return _unpickled(file), str(file)
+
+
+def assigned(network: Network, weights: Mapping[str, torch.Tensor], where: str) -> Network:
+    """`network`, on the meta device, with these weights. Raises: `ValueError`, one line, for what does not fit, NaN and ids outside."""
+    t2d = weights.get("t2d")
+    weights = {name: tensor for name, tensor in weights.items() if name not in NOT_NEEDED}
+    for name, tensor in weights.items():
+        if name != "d2t" and tensor.dtype not in DTYPES:
+            raise ValueError(f"{where}: {name} is of dtype {tensor.dtype}; expected {listed(DTYPES)}")
+    try:
+        network.load_state_dict(weights, strict=True, assign=True)
+    except RuntimeError as error:
+        raise ValueError(f"{where} does not fit its {CONFIG}: {one_line(error, 400)}") from None
+    for name, tensor in network.named_parameters():
+        if not bool(tensor.isfinite().all()):
+            raise ValueError(f"{where}: {name} holds NaN or infinities: download it again ({AGAIN})")
+    _check_ids(network, t2d, where)
+    return network.eval().requires_grad_(False)
+
+
+def _check_ids(network: Any, t2d: torch.Tensor | None, where: str) -> None:
+    """Refuse a reduced vocabulary that is no part of the target's."""
+    size, d2t = network.config.layer.vocab_size, network.d2t
+    if d2t.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"{where}: d2t is of dtype {d2t.dtype}; expected whole numbers")
+    network.d2t = d2t.long()
+    kept = network.kept
+    if len(kept) and (int(kept.min()) < 0 or int(kept.max()) >= size or len(kept.unique()) < len(kept)):
+        raise ValueError(f"{where}: d2t names tokens twice, or outside of a vocabulary of {size}")
+    if t2d is not None and (t2d.shape != (size,) or not torch.equal(t2d.nonzero()[:, 0], kept.sort().values)):
+        raise ValueError(f"{where}: d2t and t2d name other tokens: it is damaged, download it again ({AGAIN})")
+
+
+def _read(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return safetensors.torch.load_file(file)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{file} is not a whole safetensors file ({one_line(error)}): download it again ({AGAIN})"
+        ) from None
+
+
+def _unpickled(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged, or more than tensors: refused either way
+        raise ValueError(f"{file} holds more than tensors, or is damaged: {one_line(error, 200)}") from None
+    if not isinstance(found, Mapping) or not all(isinstance(its, torch.Tensor) for its in found.values()):
+        raise ValueError(f"{file}: expected tensors by name, got {type(found).__name__}")
+    return dict(found)

@@ -1,0 +1,78 @@
+"""Drafted chains at every place of a text at once: what EAGLE-3 is trained on and measured by.
+
+"Training-time test" (§3.2, huggingface.co/papers/2503.01840): in step k the network reads its own output of step k − 1 in place of the target's
+state, as it will when it drafts, and each chain sees the target's states before its first place and its own behind it.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from transformers import DynamicCache
+
+from ...models.eagle3 import Eagle3Network
+from .data import Batch
+
+
+class Step(NamedTuple):
+    """Step k of all chains of a batch."""
+
+    loss: torch.Tensor  # scalar, the sum over `places` of the cross entropy with the target's distribution
+    places: torch.Tensor  # how many there are
+    tried: torch.Tensor  # (B,) chains of each text whose tokens before this one were all the target's
+    right: torch.Tensor  # (B,) of them, those whose next one is too
+
+
+def steps_of(network: Eagle3Network, embedding: torch.nn.Module, batch: Batch, steps: int) -> Iterator[Step]:
+    """Chains of `steps` greedily drafted tokens at every place of the answers of `batch`, a step at a time."""
+    ids, device = batch.ids.to(network.device), network.device
+    pairs = (
+        ids.shape[1] - 1
+    )  # pair i: the embedding of token i + 1 with the states of token i; it predicts token i + 2
+    embeds = embedding(ids[:, 1:]).detach()
+    states = network.fuse(batch.states[:, :-1].to(device))
+    draft_of = draft_ids(network)
+    index = draft_of[batch.likely[:, 1:].to(device)]  # (B, pairs, k), −1: the network cannot propose it
+    probs = batch.probs[:, 1:].to(device) * (index >= 0)
+    places = torch.arange(pairs, device=device)
+    first, last = batch.prompts.to(device)[:, None] - 2, batch.lengths.to(device)[:, None] - 3
+    wanted = torch.nn.functional.pad(ids[:, 2:], (0, 1))  # the text's own next token
+    cache, alive = DynamicCache(), torch.ones_like(wanted, dtype=torch.bool)
+    for step in range(steps):
+        mask = seen(pairs, step, device, embeds.dtype)
+        own, normed = network(embeds, states, places[None], mask, cache)
+        logits = network.lm_head(normed).float()
+        here = (places >= first.clamp(min=0) + step) & (
+            places <= last
+        )  # the chain began in the answer, and the next token is known
+        entropy = logits.logsumexp(dim=-1) * probs.sum(dim=-1) - (probs * logits.gather(-1, index.clamp(min=0))).sum(
+            dim=-1
+        )
+        right = alive & here & (network.kept[logits.argmax(dim=-1)] == wanted)
+        yield Step((entropy * here).sum(), here.sum(), (alive & here).sum(dim=1), right.sum(dim=1))
+        alive = shifted(right)
+        states = shifted(own)
+
+
+def draft_ids(network: Eagle3Network) -> torch.Tensor:
+    """The draft's id of each of the target's tokens, (V,); −1: none."""
+    out = torch.full((network.config.layer.vocab_size,), -1, device=network.d2t.device)
+    out[network.kept] = torch.arange(len(network.kept), device=out.device)
+    return out
+
+
+def shifted(values: torch.Tensor) -> torch.Tensor:
+    """What place i − 1 has, at place i of (B, T, …); zeros at the first."""
+    return torch.cat([torch.zeros_like(values[:, :1]), values[:, :-1]], dim=1)
+
+
+def seen(pairs: int, step: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """What each place of step `step` sees of the places of this step and those before, (1, 1, pairs, (step + 1) · pairs), additive.
+
+    A chain that is at place i began at place i − step. It sees the target's states up to there, and one place of its own in each step behind.
+    """
+    place = torch.arange(pairs, device=device)
+    back = place[:, None] - place[None]  # how far behind place i a place is
+    parts = [back >= step, *(back == step - later for later in range(1, step + 1))]
+    out = torch.zeros(1, 1, pairs, (step + 1) * pairs, dtype=dtype, device=device)
+    return out.masked_fill_(~torch.cat(parts, dim=1), torch.finfo(dtype).min)

@@ -1,0 +1,198 @@
+"""Collect what an EAGLE-3 drafter is trained on: texts that the target wrote, its hidden states there, and what it held likely.
+
+The network learns to say what this target says, so the target answers the prompts itself ("EAGLE-3", §4, huggingface.co/papers/2503.01840).
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from transformers import GenerationConfig
+
+from ...artifacts.sampling_settings import decoding_of
+from ...models.eagle3 import default_layers
+from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
+from ...models.inspect import base_of, blocks_of
+from ...models.layer_states import LayerStates
+from ...terminal import Bar
+from ...training.jobs import folders, key_of, prepare, read_part, write_part
+from ...training.processes import Processes
+from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int, check_positive
+
+
+RECORD = "eagle3.json"
+MOST_LIKELY = 1024  # tokens of each place whose probabilities are kept
+
+
+@dataclass(frozen=True)
+class CollectSettings:
+    """What decides every number of the data. A resumed run must have the same.
+
+    Args:
+        new_tokens: most tokens of an answer.
+        layers: whose states the drafter reads, as in `Eagle3Config.target_layers`; None: three, by the number of the target's blocks.
+        likely: of each place, the probabilities of so many of the likeliest tokens are what the drafter learns.
+        states: keep the states on disk, 2 bytes a number; False: `fit` has the target work them out again each time.
+        do_sample, temperature, top_k, top_p: how the target answers.
+        batch_size: prompts at a time. seed: of sampling.
+    """
+
+    new_tokens: int = 256
+    layers: tuple[int, ...] | None = None
+    likely: int = 32
+    states: bool = True
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    batch_size: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_int("new_tokens", self.new_tokens, 2, MOST_NEW_TOKENS)
+        check_int("likely", self.likely, 1, MOST_LIKELY)
+        check_int("batch_size", self.batch_size, 1, MOST_ROWS)
+        check_int("top_k", self.top_k, 0)
+        check_int("seed", self.seed, 0)
+        for name in ("states", "do_sample"):
+            check_flag(name, getattr(self, name))
+        for layer in self.layers or ():
+            check_int("layers", layer, 0)
+        check_positive("top_p", self.top_p, 1.0)
+        check_positive("temperature", self.temperature)
+
+
+DEFAULTS = CollectSettings()
+
+
+def collect(
+    target: Any, tokenizer: Any, prompts: Sequence[str], out: str | Path, settings: CollectSettings = DEFAULTS, *,
+    resume: bool = False, source: str = "",
+) -> Path:  # fmt: skip
+    """Have `target` answer `prompts`, and keep the answers with its states in the folder `out`.
+
+    Each batch of prompts is a file of its own; a run that was killed and resumed gives the same files. Under `accelerate launch` the
+    processes share the batches.
+
+    Returns: `out`. Raises: `ValueError`, one line, for prompts or models that cannot be used, or settings that differ from those of the
+    unfinished run.
+    """
+    if not prompts:
+        raise ValueError("nothing to collect from: the list of prompts is empty")
+    if not all(prompt.strip() for prompt in prompts):
+        raise ValueError("a prompt is blank: every prompt needs some text")
+    out, part = folders(out)
+    layers = settings.layers or default_layers(len(blocks_of(base_of(target)) or ()))
+    reader = LayerStates(target, layers)  # which refuses layers that the target does not have
+    facts = _facts(target, tokenizer, prompts, settings, layers, source)
+    processes = Processes.started()
+    processes.on_first(lambda: prepare(out, part, facts, resume, RECORD))
+    if not (part / RECORD).is_file():  # all was there already
+        return out
+
+    key, count = key_of(part / RECORD), -(-len(prompts) // settings.batch_size)
+    batches = processes.share(range(count))
+    with Bar(len(batches), "collecting", "batches", quiet=not processes.first) as bar:
+        for done, number in enumerate(batches):
+            shard, first = part / shard_name(number), number * settings.batch_size
+            if read_part(shard, key) is not None:
+                bar.skip(1)
+                continue
+            chosen = prompts[first : first + settings.batch_size]
+            with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
+                torch.manual_seed(settings.seed * 1_000_003 + number)
+                texts = answers(target, tokenizer, chosen, settings)
+
+            def tell(share: float, done: int = done) -> None:
+                bar.to(done + share)
+
+            tensors = _tensors(reader, target, texts, settings, tell)
+            write_part(shard, safetensors.torch.save(tensors), key)
+            bar.to(done + 1)
+    processes.wait()
+    processes.on_first(lambda: part.rename(out))
+    return out
+
+
+def shard_name(number: int) -> str:
+    """The file of a batch of prompts."""
+    return f"{number:05d}.safetensors"
+
+
+def answers(
+    target: Any, tokenizer: Any, prompts: Sequence[str], settings: CollectSettings
+) -> list[tuple[list[int], int]]:
+    """Each prompt's text, its end token with it, and how many of its tokens are the prompt's."""
+    ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    width, device = max(map(len, ids)), target.device
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+    mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in ids], device=device)
+    padded = torch.tensor([[pad] * (width - len(text)) + text for text in ids], device=device)
+    ends = target.generation_config.eos_token_id
+    config = GenerationConfig(
+        max_new_tokens=settings.new_tokens, pad_token_id=pad, eos_token_id=ends, **decoding_of(asdict(settings))
+    )
+    new = type(target).generate(target, padded, attention_mask=mask, generation_config=config)[:, width:].tolist()
+    last = set([ends] if isinstance(ends, int) else ends or ())
+    texts = []
+    for prompt, answer in zip(ids, new, strict=True):
+        end = next((place + 1 for place, token in enumerate(answer) if token in last), len(answer))
+        texts.append((prompt + answer[:end], len(prompt)))
+    return texts
+
+
+@torch.no_grad()
+def read_text(reader: LayerStates, target: Any, ids: torch.Tensor, likely: int | None) -> dict[str, torch.Tensor]:
+    """What the target has at each place of a text `ids` (T,): `states` (T, layers · H) bfloat16, and of the `likely` likeliest next tokens the
+    ids (T, likely) int32 and probabilities (T, likely) float16. `likely` None: the states alone.
+    """
+    with reader:
+        logits = target(ids[None].to(target.device), use_cache=False).logits[0]
+        states = reader.take()
+    assert states is not None, "the target has just run"
+    found = {"states": states[0].to(torch.bfloat16).cpu()}
+    if likely is not None:
+        top = logits.float().softmax(dim=-1).topk(min(likely, logits.shape[-1]), dim=-1)
+        found |= {"likely": top.indices.int().cpu(), "probs": top.values.half().cpu()}
+    return found
+
+
+def _tensors(
+    reader: LayerStates, target: Any, texts: Sequence[tuple[list[int], int]], settings: CollectSettings,
+    tell: Callable[[float], None],
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """What one file holds: the texts one behind the other."""
+    parts = []
+    for number, (text, _) in enumerate(texts):
+        found = read_text(reader, target, torch.tensor(text), settings.likely)
+        if not settings.states:
+            del found["states"]
+        parts.append(found)
+        tell((number + 1) / len(texts))
+    return {
+        "ids": torch.cat([torch.tensor(text, dtype=torch.int32) for text, _ in texts]),
+        "lengths": torch.tensor([len(text) for text, _ in texts], dtype=torch.int32),
+        "prompts": torch.tensor([prompt for _, prompt in texts], dtype=torch.int32),
+        **{name: torch.cat([its[name] for its in parts]) for name in parts[0]},
+    }
+
+
+def _facts(
+    target: Any, tokenizer: Any, prompts: Sequence[str], settings: CollectSettings, layers: Sequence[int], source: str
+) -> dict[str, Any]:
+    return {
+        "settings": asdict(settings) | {"layers": list(layers)},
+        "target": ModelIdentity.of(target).to_dict(),
+        "target_weights": weights_hash(target),
+        "tokenizer_hash": tokenizer_hash(tokenizer),
+        "dtype": str(target.dtype),
+        "prompts": len(prompts),
+        "prompts_sha256": hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest(),
+        "source": source,
+        "versions": versions(),
+    }

@@ -1,0 +1,239 @@
+"""Fit an EAGLE-3 drafter to the texts of its target, and say on held-out texts how often each place of a draft is right.
+
+From "EAGLE-3" (§3 and §4, huggingface.co/papers/2503.01840): steps weigh 0.8^k; the draft's vocabulary is the target's most frequent tokens.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from transformers import LlamaConfig
+
+from ...drafters.eagle3 import Eagle3Drafter
+from ...drafters.states import Proposal
+from ...models.eagle3 import Eagle3Config, Eagle3Network
+from ...models.inspect import base_of
+from ...stats.intervals import Estimate, rate
+from ...terminal import Bar
+from ...training.processes import Processes
+from ...validation import check_int, check_number, check_positive
+from .chains import steps_of
+from .checkpoints import Checkpoints
+from .data import Batch, Texts
+
+
+FEWEST_TEXTS = 8
+SAID_EVERY = 20  # steps between two losses that are shown
+DECAY = 0.8  # by which a step weighs less than the one before it
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """How a drafter is made and trained.
+
+    Args:
+        layers: decoder layers. vocabulary: tokens that it can propose, the target's most frequent ones; None: all.
+        intermediate_size: of its MLP; None: the target's.
+        steps: length of the chains that it is trained on.
+        epochs, batch_size (texts), learning_rate (its highest), longest (tokens of a text that are used).
+        held_out: share of the texts that the figures are made on.
+        save_every: steps of the optimizer between two checkpoints.
+    """
+
+    layers: int = 1
+    vocabulary: int | None = None
+    intermediate_size: int | None = None
+    steps: int = 5
+    epochs: int = 4
+    batch_size: int = 8
+    learning_rate: float = 3e-4
+    longest: int = 1024
+    held_out: float = 0.05
+    save_every: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_int("layers", self.layers, 1, 16)
+        if self.vocabulary is not None:
+            check_int("vocabulary", self.vocabulary, 2)
+        if self.intermediate_size is not None:
+            check_int("intermediate_size", self.intermediate_size, 1, 2**20)
+        check_int("steps", self.steps, 1, 16)
+        for name in ("epochs", "batch_size", "save_every"):
+            check_int(name, getattr(self, name), 1)
+        check_int("longest", self.longest, 4)
+        check_int("seed", self.seed, 0)
+        check_positive("learning_rate", self.learning_rate, 1.0)
+        check_number("held_out", self.held_out, 0.01, 0.5)
+
+
+DEFAULTS = FitSettings()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a drafter reaches on held-out texts: `acceptance[k]` of drafts' place k + 1, where all before were right, and tokens a target call."""
+
+    acceptance: tuple[Estimate, ...]
+    tokens_per_call: Estimate
+    texts: int
+
+
+class Losses(torch.nn.Module):
+    """The network as a module whose forward is the loss, for processes that share a batch."""
+
+    def __init__(self, network: Eagle3Network, embedding: torch.nn.Module):
+        super().__init__()
+        self.network = network
+        self.embedding = [embedding]  # the target's, which is not trained
+
+    def forward(self, batch: Batch, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum over places and steps of the weighted cross entropy, and the number of places of the first step."""
+        found = list(steps_of(self.network, self.embedding[0], batch, steps))
+        weighted = sum(DECAY**k * step.loss for k, step in enumerate(found))
+        assert isinstance(weighted, torch.Tensor)
+        return weighted, found[0].places
+
+
+def network_for(target: Any, texts: Texts, settings: FitSettings) -> Eagle3Network:
+    """An untrained network of the target's widths, whose head begins as the target's own."""
+    base = base_of(target)
+    text, embeddings = base.config.get_text_config(decoder=True), base.get_input_embeddings().weight
+    vocabulary, width = embeddings.shape
+    heads = text.num_attention_heads
+    layer = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=settings.intermediate_size or _intermediate(text),
+        num_hidden_layers=settings.layers, num_attention_heads=heads, num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or width // heads, max_position_embeddings=text.max_position_embeddings,
+        rms_norm_eps=getattr(text, "rms_norm_eps", None) or 1e-6,
+    )  # fmt: skip
+    kept = _most_frequent(texts, vocabulary, settings.vocabulary)
+    config = Eagle3Config(layer, texts.layers, len(kept), text.hidden_size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        network = Eagle3Network(config, own_embeddings=False)
+        with torch.no_grad():
+            for weight in network.parameters():
+                if weight.dim() > 1:
+                    torch.nn.init.normal_(weight, std=0.02)
+            network.d2t.copy_(kept - torch.arange(len(kept)))
+            head = base.get_output_embeddings()
+            rows = getattr(head, "weight", None)
+            if isinstance(rows, torch.Tensor) and rows.is_floating_point() and rows.shape == (vocabulary, width):
+                network.lm_head.weight.copy_(rows[kept.to(rows.device)].float())
+    return network
+
+
+def _intermediate(text: Any) -> int:
+    """The width of a target's MLP, under the names that it has."""
+    for name in ("intermediate_size", "n_inner", "ffn_dim"):
+        if isinstance(getattr(text, name, None), int):
+            return int(getattr(text, name))
+    return int(4 * text.hidden_size)
+
+
+def _most_frequent(texts: Texts, vocabulary: int, count: int | None) -> torch.Tensor:
+    """The ids of the `count` tokens that the target wrote most often, in order; ties go to the lower ids."""
+    if count is None or count >= vocabulary:
+        return torch.arange(vocabulary)
+    counts = texts.counts(vocabulary)
+    return counts.sort(descending=True, stable=True).indices[:count].sort().values
+
+
+def fit(
+    target: Any, texts: Texts, settings: FitSettings, checkpoints: Checkpoints, processes: Processes, accelerator: Any
+) -> tuple[Eagle3Drafter, Report | None]:
+    """Train a drafter; each process has a part of every batch, and all have the same network in the end.
+
+    Returns: the drafter, and in the first process its figures.
+    """
+    train, test = split(len(texts), settings)
+    embedding = base_of(target).get_input_embeddings()
+    network = network_for(target, texts, settings).to(accelerator.device)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    done = checkpoints.load(network, optimizer)
+    model, optimizer = accelerator.prepare(Losses(network, embedding), optimizer)
+    a_turn = -(-len(train) // settings.batch_size)
+    total = settings.epochs * a_turn
+    with Bar(total, "training", "steps", quiet=not processes.first) as bar:
+        bar.skip(done)
+        for step in range(done, total):
+            epoch, place = divmod(step, a_turn)
+            order = torch.randperm(
+                len(train), generator=torch.Generator().manual_seed(settings.seed * 100_003 + epoch)
+            )
+            chosen = [
+                train[i] for i in order[place * settings.batch_size : (place + 1) * settings.batch_size].tolist()
+            ]
+            mine = processes.share(chosen) or chosen[:1]  # a process must run as often as the others
+            loss, places = model(texts.batch(mine, settings.longest), settings.steps)
+            if not processes.share(chosen):
+                loss, places = loss * 0, places * 0
+            everywhere = accelerator.reduce(places.float(), reduction="sum").clamp(min=1)
+            loss = loss * processes.count / everywhere  # gradients of the processes are averaged
+            for group in optimizer.param_groups:
+                group["lr"] = settings.learning_rate * _schedule(step, total)
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(network.parameters(), 0.5)
+            optimizer.step()
+            if step % SAID_EVERY == 0:
+                bar.say(f"training, loss {float(accelerator.reduce(loss.detach(), reduction='mean')):.3f}")
+            bar.to(step + 1)
+            if (step + 1) % settings.save_every == 0 and processes.first:
+                checkpoints.save(network, optimizer, step + 1)
+    network.eval().requires_grad_(False)
+    drafter = Eagle3Drafter(network, None, Proposal(settings.steps))
+    report = measure(network, embedding, texts, test, settings) if processes.first else None
+    processes.wait()
+    return drafter, report
+
+
+def split(count: int, settings: FitSettings) -> tuple[list[int], list[int]]:
+    """The numbers of the texts to train on, and of those that are held out. Raises: `ValueError` where there are too few."""
+    if count < FEWEST_TEXTS:
+        raise ValueError(f"there are {count} texts; at least {FEWEST_TEXTS} are needed to hold some of them out")
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed)).tolist()
+    held = max(4, round(count * settings.held_out))
+    return sorted(order[held:]), sorted(order[:held])
+
+
+def _schedule(step: int, total: int) -> float:
+    """The learning rate's share of its highest: up in the first 5 % of steps, then down as a cosine to a tenth."""
+    warm = max(1, total // 20)
+    if step < warm:
+        return (step + 1) / warm
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warm) / max(1, total - warm)))
+
+
+@torch.no_grad()
+def measure(
+    network: Eagle3Network, embedding: torch.nn.Module, texts: Texts, numbers: Sequence[int], settings: FitSettings
+) -> Report:
+    """Chains of `settings.steps` greedily drafted tokens at every place of the answers of the texts `numbers`."""
+    tried, right = [[] for _ in range(settings.steps)], [[] for _ in range(settings.steps)]  # type: list[list[float]], list[list[float]]
+    for start in range(0, len(numbers), settings.batch_size):
+        batch = texts.batch(numbers[start : start + settings.batch_size], settings.longest)
+        for k, step in enumerate(steps_of(network, embedding, batch, settings.steps)):
+            tried[k] += step.tried.tolist()
+            right[k] += step.right.tolist()
+    acceptance = tuple(
+        rate(r, t) if sum(t) else Estimate(math.nan, None, None) for r, t in zip(right, tried, strict=True)
+    )
+    written = [1.0 * began + sum(its) for began, its in zip(tried[0], zip(*right, strict=True), strict=True)]
+    return Report(acceptance, rate(written, tried[0]), len(numbers))
+
+
+def record_of(settings: FitSettings, texts: Texts) -> dict[str, Any]:
+    """What a run of `fit` was started with."""
+    facts = texts.facts
+    return {
+        "settings": asdict(settings),
+        "target": facts["target"],
+        "target_weights": facts["target_weights"],
+        "data": {name: facts[name] for name in ("prompts", "prompts_sha256", "source")}
+        | {"collected": facts["settings"]},
+        "tokens": texts.answered,
+    }

@@ -1,0 +1,84 @@
+"""`fit` as a job: a folder that a killed run is gone on with, several processes, and a drafter in files with its card in the end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from huggingface_hub import ModelCard
+
+from ...artifacts.cards import drafter_card, write_card
+from ...artifacts.files import new_folder, write_text
+from ...drafters.eagle3 import Eagle3Drafter
+from ...drafters.eagle3_saving import save_drafter
+from ...models.identity import ModelIdentity, versions
+from ...stats.intervals import Estimate
+from ...training.jobs import clear, folders, key_of, prepare
+from ...training.processes import Processes
+from .checkpoints import Checkpoints
+from .data import Texts
+from .fit import DEFAULTS, FitSettings, Report, fit, record_of
+
+
+RECORD = "fit.json"
+
+
+def fit_eagle3(
+    target: Any, data: str | Path, out: str | Path, settings: FitSettings = DEFAULTS, *, resume: bool = False
+) -> tuple[Eagle3Drafter, Report | None]:
+    """Train a drafter for `target` on what `collect` wrote into `data`, and write it to `out`: the form of `speculators`, with a card.
+
+    A checkpoint is written every `settings.save_every` steps into `out`.partial, from which `resume` goes on. Processes that `accelerate
+    launch` started share each batch.
+
+    Returns: the drafter, and in the first process its figures on held-out texts. Raises: `ValueError`, one line.
+    """
+    out, part = folders(out)
+    texts = Texts(data, target)
+    processes = Processes.started()
+    accelerator = Accelerator(cpu=target.device.type == "cpu")
+    facts = record_of(settings, texts)
+    processes.on_first(lambda: prepare(out, part, facts, resume, RECORD))
+    if not (part / RECORD).is_file():
+        raise ValueError(f"{out} is finished: there is nothing to go on with")
+    drafter, report = fit(target, texts, settings, Checkpoints(part, key_of(part / RECORD)), processes, accelerator)
+
+    def write() -> None:
+        assert report is not None, "the first process has measured"
+        with new_folder(out) as folder:
+            save_drafter(drafter, folder, target, embeddings=False)
+            write_text(
+                folder / RECORD, json.dumps(facts | figures(report) | {"versions": versions()}, indent=2) + "\n"
+            )
+            write_card(card(facts, report), folder / "README.md")
+        clear(part, RECORD)
+
+    processes.on_first(write)
+    return drafter, report
+
+
+def figures(report: Report) -> dict[str, Any]:
+    """A report as JSON has it."""
+    return {
+        "acceptance": [list(its) for its in report.acceptance],
+        "tokens_per_call": list(report.tokens_per_call),
+        "held_out_texts": report.texts,
+    }
+
+
+def card(facts: dict[str, Any], report: Report) -> ModelCard:
+    """The README.md of a drafter."""
+    rows = [(str(k + 1), _interval(its, 100, "%.1f %%")) for k, its in enumerate(report.acceptance)]
+    return drafter_card(
+        ModelIdentity.from_dict(facts["target"]), facts=facts, rows=rows, tokens=_interval(report.tokens_per_call, 1, "%.2f"),
+        texts=report.texts, settings=", ".join(f"{name} {value}" for name, value in facts["settings"].items() if value is not None),
+        versions=", ".join(f"{name} {value}" for name, value in versions().items()),
+    )  # fmt: skip
+
+
+def _interval(its: Estimate, factor: float, form: str) -> str:
+    """An estimate as a table shows it."""
+    value = form % (factor * its.value)
+    if its.low is None or its.high is None:
+        return f"{value} (too few texts for an interval)"
+    return f"{value} ({form % (factor * its.low)} to {form % (factor * its.high)})"

@@ -1,0 +1,139 @@
+"""DFlash's draft network: a block of masks beside the last token, filled in by one forward that reads the target's hidden states.
+
+From "DFlash: Block Diffusion for Flash Speculative Decoding" (huggingface.co/papers/2602.06036). In every layer the states of the text stand as
+keys and values, and the block's tokens see them and each other.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3Attention,
+    Qwen3MLP,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    rotate_half,
+)
+
+from .row_cache import RowCache
+
+
+@dataclass(frozen=True)
+class DFlashConfig:
+    """What the network is like.
+
+    Args:
+        layer: `Qwen3Config` of its layers; `vocab_size` is the target's.
+        target_layers: whose states it reads, as Transformers numbers `hidden_states`.
+        block: tokens of a block, the last token of the text with them. mask: the id that stands for those to be filled in.
+        target_hidden_size: of the target's states.
+        from_anchor: the place of the last token says the next one, too; else a block drafts `block` − 1 tokens.
+        draft_vocab_size: tokens of its own head; None: it reads its hidden states through the target's head.
+    """
+
+    layer: Any
+    target_layers: tuple[int, ...]
+    block: int
+    mask: int
+    target_hidden_size: int
+    from_anchor: bool = False
+    draft_vocab_size: int | None = None
+
+    @property
+    def drafts(self) -> int:
+        """How many tokens a forward drafts."""
+        return self.block if self.from_anchor else self.block - 1
+
+    @property
+    def reduced(self) -> bool:
+        """Whether it proposes a part of the target's vocabulary alone."""
+        return self.draft_vocab_size not in (None, self.layer.vocab_size)
+
+
+class BlockAttention(Qwen3Attention):
+    """Attention whose keys and values are the text's, which are in the cache, and the block's own."""
+
+    def keys(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values (B, heads, Q, d) of `states` (B, Q, H)."""
+        keys = self.k_norm(self.k_proj(states).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
+        return rotated(keys, cos, sin), self.v_proj(states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def forward(
+        self, block: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor, cache: RowCache
+    ) -> torch.Tensor:
+        queries = self.q_norm(self.q_proj(block).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
+        keys, values = cache.update(*self.keys(block, cos, sin), self.layer_idx)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            rotated(queries, cos, sin), keys, values, attn_mask=mask, scale=self.scaling, enable_gqa=True
+        )
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Queries or keys (B, heads, Q, d) at the places of `cos` and `sin` (1 or B, Q, d)."""
+    return x * cos[:, None] + rotate_half(x) * sin[:, None]
+
+
+class DFlashLayer(torch.nn.Module):
+    """One decoder layer."""
+
+    def __init__(self, config: Any, number: int):
+        super().__init__()
+        self.self_attn, self.mlp = BlockAttention(config, number), Qwen3MLP(config)
+        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, block: torch.Tensor, *given: Any) -> torch.Tensor:
+        block = block + self.self_attn(self.input_layernorm(block), *given)
+        return block + self.mlp(self.post_attention_layernorm(block))
+
+
+class DFlashNetwork(torch.nn.Module):
+    """The network. `embed_tokens` and `lm_head` may be the target's, which are then not among its own weights."""
+
+    d2t: torch.Tensor  # (draft_vocab_size,) int64: draft id i is target id i + d2t[i]
+
+    def __init__(self, config: DFlashConfig, own_embeddings: bool = False):
+        super().__init__()
+        layer = config.layer
+        self.config = config
+        self.layers = torch.nn.ModuleList(DFlashLayer(layer, number) for number in range(layer.num_hidden_layers))
+        self.norm = Qwen3RMSNorm(layer.hidden_size, eps=layer.rms_norm_eps)
+        self.fc = torch.nn.Linear(len(config.target_layers) * config.target_hidden_size, layer.hidden_size, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(layer.hidden_size, eps=layer.rms_norm_eps)
+        self.rotary_emb = Qwen3RotaryEmbedding(layer)
+        self.embed_tokens = torch.nn.Embedding(layer.vocab_size, layer.hidden_size) if own_embeddings else None
+        size = config.draft_vocab_size
+        self.lm_head = None if size is None else torch.nn.Linear(layer.hidden_size, size, bias=False)
+        self.register_buffer("d2t", torch.zeros(size or 0, dtype=torch.int64))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in; of its norms, for linear layers may be int8."""
+        return self.norm.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.norm.weight.device
+
+    @property
+    def kept(self) -> torch.Tensor:
+        """The target's id of each token that its own head can propose, (draft_vocab_size,) int64."""
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    def remember(self, states: torch.Tensor, slots: torch.Tensor, cache: RowCache) -> None:
+        """Write the target's states (B, Q, layers · target width) of a text as keys and values, at the planned `slots` (1 or B, Q)."""
+        fused = self.hidden_norm(self.fc(states.to(self.dtype)))
+        cos, sin = self.rotary_emb(fused, slots)
+        for number, layer in enumerate(self.layers):
+            attention: Any = layer.self_attn
+            cache.update(*attention.keys(fused, cos, sin), number)
+
+    def forward(self, embeds: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor, cache: RowCache) -> torch.Tensor:
+        """`embeds` (B, block, H) → what the head reads, of the same shape. `mask` (B, 1, 1, slots) bool: what the block sees."""
+        out = embeds.to(self.dtype)
+        cos, sin = self.rotary_emb(out, slots)
+        for layer in self.layers:
+            out = layer(out, cos, sin, mask, cache)
+        return self.norm(out)

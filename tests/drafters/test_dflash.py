@@ -1,0 +1,179 @@
+"""DFlash drafters: their blocks are those of the `dflash` package (made by dflash_golden/make.py), and the text is the target's whatever they draft."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import small, tiny
+from support.distributions import REJECT, goodness, pair, sample, target_law
+from support.end_tokens import some_eos
+from support.tiny import NEVER_EMITTED
+from transformers import Qwen3Config, TemperatureLogitsWarper
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.dflash import DFlashDrafter
+from hf_lossy_assist.drafters.states import StatesRun
+from hf_lossy_assist.models.block_model import BlockModel
+from hf_lossy_assist.models.dflash import DFlashConfig, DFlashNetwork
+
+
+pytestmark = pytest.mark.slow
+
+FOLDERS = sorted(its for its in Path(__file__).with_name("dflash_golden").iterdir() if its.is_dir())
+RAGGED = (9, 1, 4, 14)
+
+
+def network(target, seed=0, layers=1, block=5, target_layers=(0, 1, 2), kept=None, **flags):
+    text = target.config.get_text_config(decoder=True)
+    layer = Qwen3Config(
+        vocab_size=text.vocab_size, hidden_size=text.hidden_size, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=256,
+    )  # fmt: skip
+    config = DFlashConfig(layer, target_layers, block, text.vocab_size - 1, text.hidden_size, draft_vocab_size=kept, **flags)  # fmt: skip
+    torch.manual_seed(seed)
+    out = DFlashNetwork(config)
+    with torch.no_grad():
+        for weight in out.parameters():
+            torch.nn.init.normal_(weight, mean=float(weight.dim() == 1), std=0.3)
+        if kept:
+            out.d2t.copy_(torch.randperm(text.vocab_size)[:kept].sort().values - torch.arange(kept))
+    return out.to(target.dtype).eval().requires_grad_(False)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda its: its.name)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_blocks_are_the_packages(folder, rows):
+    """Also behind a partial acceptance, and beside rows of other lengths."""
+    net, golden = hla.load_drafter(folder).network, load_file(folder / "golden.safetensors")
+    embedding = torch.nn.Embedding.from_pretrained(golden["embedding"])
+    head = torch.nn.Linear(*golden["head"].shape[::-1], bias=False)
+    head.weight.data = golden["head"]
+    model = BlockModel(net, embedding, head, rows, 64, len(golden["head"]))
+    states, ids = golden["states"].expand(rows, -1, -1), golden["ids"].expand(rows, -1)
+    first = [7, 3, 5][:rows]  # tokens of each row's text; the first row is the golden one
+    for step, lengths in enumerate((first, [n + 2 for n in first])):
+        learned = [states[row, known : length - 1] for row, (known, length) in enumerate(zip(model.known, lengths, strict=True))]  # fmt: skip
+        model.learn(torch.nn.utils.rnn.pad_sequence(learned, batch_first=True), [length - 1 for length in lengths])
+        last = torch.stack([ids[row, length - 1] for row, length in enumerate(lengths)])[:, None]
+        for place in range(net.config.drafts):
+            found = model.feed(last, [1] * rows, keep=1)[0, 0]
+            torch.testing.assert_close(found, golden["logits"][step, place], rtol=1e-5, atol=1e-5)
+        model.rollback([length - 1 for length in lengths])
+
+
+@torch.no_grad()
+def block_of(target, net, text):
+    """The greedy block behind `text` (n,), without caches."""
+    config = net.config
+    out = target(text[None, :-1], output_hidden_states=True)
+    states = torch.cat([out.hidden_states[layer] for layer in config.target_layers], dim=-1)
+    model = BlockModel(net, target.get_input_embeddings(), net.lm_head or target.get_output_embeddings(), 1, 256, config.layer.vocab_size)  # fmt: skip
+    model.learn(states, [len(text) - 1])
+    return [int(model.feed(text[None, -1:], [1], keep=1).argmax()) for _ in range(config.drafts)]
+
+
+SETTINGS = {
+    "plain": {},
+    "two layers": {"layers": 2},
+    "from the anchor": {"from_anchor": True},
+    "its own head": {"kept": 40},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+@pytest.mark.parametrize("inputs", [small.one(), small.ragged()], ids=["one", "ragged"])
+@pytest.mark.parametrize("flags", SETTINGS.values(), ids=SETTINGS)
+def test_what_is_drafted_is_the_networks_block(monkeypatch, flags, inputs):
+    """Of each round, whatever was accepted before; no longer than a block."""
+    target = hla.enable(small.llama(layers=3))
+    drafter, seen, own = DFlashDrafter(network(target, **flags)), [], StatesRun.propose
+
+    def propose(self, rows, limits, randomness):
+        texts = [text.clone() for text in rows.texts()]
+        draft = own(self, rows, limits, randomness)
+        seen.append((texts, draft))
+        return draft
+
+    monkeypatch.setattr(StatesRun, "propose", propose)
+    policy = hla.LossyPolicy(hla.TopK(55), hla.Constant(9))
+    out = target.generate(**inputs, assistant_model=drafter, lossy_policy=policy, max_new_tokens=24, do_sample=False, return_dict_in_generate=True)  # fmt: skip
+    assert len({kept for row in out.speculation.rows for _, kept in row.steps}) > 1, "some rounds accept a part"
+    drafted = 0
+    for texts, draft in seen:
+        for b, text in enumerate(texts[: len(draft.tokens)]):
+            count = int(draft.lengths[b])
+            assert count <= drafter.network.config.drafts
+            if count:
+                assert draft.tokens[b, :count].tolist() == block_of(target, drafter.network, text)[:count]
+                drafted += count
+    assert drafted > 12
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_neox"])
+def test_greedy_is_generate(name):
+    model, width = tiny.shared(name), max(RAGGED)
+    drafter = DFlashDrafter(network(hla.enable(model)))
+    whole = tiny.greedy(model, tiny.prompts(RAGGED), eos_token_id=NEVER_EMITTED)
+    eos = some_eos(whole, width)
+    for end in (NEVER_EMITTED, eos):
+        expected = tiny.greedy(model, tiny.prompts(RAGGED), eos_token_id=end)
+        for policy in ("strict", {"stop": {"name": "constant", "gamma": 2}}, hla.SVIP(h=0.9)):
+            assert tiny.assisted(model, tiny.prompts(RAGGED), drafter, policy, eos_token_id=end).sequences.equal(
+                expected
+            )
+
+
+@cache
+def sampling_drafter(kept):
+    return DFlashDrafter(network(pair()[0], block=3, kept=kept))
+
+
+@pytest.mark.parametrize("kept", [None, 3], ids=["whole", "reduced"])
+def test_samples_have_the_targets_law(kept):
+    counts = sample(hla.LossyPolicy(hla.Strict(), hla.Constant(2)), {"temperature": 0.7, "assistant_model": sampling_drafter(kept)}, 3)  # fmt: skip
+    assert goodness(counts, target_law((TemperatureLogitsWarper(0.7),))) > REJECT
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((FOLDERS[0] / name).read_bytes())
+    return tmp_path
+
+
+BAD = {
+    "a window": ({"layer_types": ["sliding_attention"]}, "see a window"),
+    "no layers": ({"dflash_config": {"block_size": 4, "mask_token_id": 60}, "num_target_layers": None}, "target_layer_ids: expected a list"),
+    "no mask": ({"dflash_config": {"target_layer_ids": [0, 2], "block_size": 4}}, "mask_token_id"),
+    "a block of one": ({"dflash_config": {"target_layer_ids": [0, 2], "block_size": 1, "mask_token_id": 60}}, "block_size"),
+    "another kind": ({"architectures": ["DFlash2DraftModel"]}, "is of no EAGLE-3 drafter"),
+    "other layers": ({"num_hidden_layers": 2, "layer_types": None}, "does not fit its config.json"),
+    "softcapping": ({"dflash_config": {"target_layer_ids": [0, 2], "block_size": 4, "mask_token_id": 60, "final_logit_softcapping": 20.0}}, "not supported"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("entries", "said"), BAD.values(), ids=BAD)
+def test_bad_configs(folder, entries, said):
+    spec = json.loads((folder / "config.json").read_text()) | entries
+    (folder / "config.json").write_text(json.dumps({name: value for name, value in spec.items() if value is not None}))
+    with pytest.raises(ValueError, match=said) as error:
+        hla.load_drafter(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_weights_and_other_targets(folder):
+    target = hla.enable(small.llama(layers=3))
+    with pytest.raises(ValueError, match="reads states of 16 numbers, and the target's have 32") as error:
+        target.generate(
+            **small.one(), assistant_model=hla.load_drafter(folder), lossy_policy="strict", max_new_tokens=4
+        )
+    assert "\n" not in str(error.value)
+    weights = load_file(folder / "model.safetensors")
+    weights["fc.weight"].fill_(float("nan"))
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="fc.weight holds NaN or infinities"):
+        hla.load_drafter(folder)

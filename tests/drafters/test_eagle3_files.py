@@ -1,0 +1,227 @@
+"""EAGLE-3 drafters in files: both forms are read, code in a folder never runs, and whatever is wrong ends in one line."""
+
+import json
+import pickle
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import eagle, small
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
+from hf_lossy_assist.drafters.states import Proposal
+
+
+@pytest.fixture(scope="module")
+def target():
+    return hla.enable(small.llama(layers=3))
+
+
+@pytest.fixture
+def folder(target, tmp_path):
+    """A drafter as `speculators` writes it."""
+    hla.save_drafter(eagle.drafter(target), tmp_path / "drafter", target)
+    return tmp_path / "drafter"
+
+
+def changed(folder, **entries):
+    """config.json with other entries; None takes one away."""
+    file = folder / "config.json"
+    spec = json.loads(file.read_text()) | entries
+    file.write_text(json.dumps({name: value for name, value in spec.items() if value is not None}))
+    return folder
+
+
+def reweighted(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def plain(folder, **entries):
+    """The same drafter in the flat form: `midlayer`, and the layer's settings beside the drafter's."""
+    spec = json.loads((folder / "config.json").read_text())
+    flat = spec["transformer_layer_config"] | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": spec["draft_vocab_size"],
+    }
+    flat["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": spec["eagle_aux_hidden_state_layer_ids"]}
+    (folder / "config.json").write_text(json.dumps(flat | entries))
+    weights = load_file(folder / "model.safetensors")
+    save_file({name.replace("layers.0.", "midlayer."): its for name, its in weights.items()}, folder / "model.safetensors")  # fmt: skip
+    return folder
+
+
+def refused(folder, **kwargs):
+    with pytest.raises(ValueError) as error:
+        hla.load_drafter(folder, **kwargs)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 700
+    return str(error.value)
+
+
+def drafts(target, drafter):
+    """Which tokens a lax policy takes from it, whatever the target thinks: its own text."""
+    policy = hla.LossyPolicy(hla.TopK(100), hla.Constant(5))
+    return target.generate(**small.one(), assistant_model=drafter, lossy_policy=policy, max_new_tokens=12, do_sample=False)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+@pytest.mark.parametrize("settings", [{}, {"kept": None}, {"own_embeddings": False}, {"layers": 2}, {"kind": "qwen3"}])
+def test_what_is_saved_drafts_the_same(target, tmp_path, settings):
+    drafter = eagle.drafter(target, **settings)
+    hla.save_drafter(drafter, tmp_path / "its", target)
+    loaded = hla.load_drafter(tmp_path / "its")
+    assert loaded.source == str(tmp_path / "its")
+    assert drafts(target, loaded).equal(drafts(target, drafter))
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+@pytest.mark.parametrize("name", ["LlamaForCausalLMEagle3", "LlamaForCausalLM"], ids=["SpecForge", "EAGLE"])
+def test_the_plain_form_drafts_the_same(target, folder, name):
+    expected = drafts(target, hla.load_drafter(folder))
+    assert drafts(target, hla.load_drafter(plain(folder, architectures=[name]))).equal(expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_pickles_are_read_when_asked_alone_and_only_tensors(target, folder):
+    expected = drafts(target, hla.load_drafter(folder))
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert "pickle=True" in refused(folder)
+    assert drafts(target, hla.load_drafter(folder, pickle=True)).equal(expected)
+
+    class Bomb:
+        def __reduce__(self):
+            return (exit, ("the pickle ran",))
+
+    with open(folder / "pytorch_model.bin", "wb") as file:
+        pickle.dump(Bomb(), file)
+    assert "more than tensors" in refused(folder, pickle=True)
+    torch.save([1, 2], folder / "pytorch_model.bin")
+    assert "expected tensors by name, got list" in refused(folder, pickle=True)
+
+
+def test_code_of_a_folder_never_runs(folder):
+    (folder / "config.py").write_text("raise SystemExit('code of the folder ran')")
+    changed(folder, auto_map={"": "config.Eagle3SpeculatorConfig", "AutoConfig": "config.Eagle3SpeculatorConfig"})
+    assert isinstance(hla.load_drafter(folder), Eagle3Drafter)
+
+
+def test_from_the_hub(hub, folder, target):
+    from huggingface_hub import create_repo, upload_folder
+
+    create_repo("org/drafter")
+    upload_folder(repo_id="org/drafter", folder_path=folder)
+    assert hla.load_drafter("org/drafter").source == "org/drafter"
+    with pytest.raises(ValueError, match="neither a folder here nor|there is no folder"):
+        hla.load_drafter("nothing")
+
+
+def test_another_targets(folder, target):
+    other = hla.enable(small.llama(layers=3, hidden_size=48))
+    settings = {"lossy_policy": "strict", "max_new_tokens": 4, "do_sample": False}
+    with pytest.raises(
+        ValueError, match=r"reads states of 32 numbers, and the target's have 48: it is another target's"
+    ) as error:
+        other.generate(**small.one(), assistant_model=hla.load_drafter(folder), **settings)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=r"knows token ids up to .*: it is another target's"):
+        hla.enable(small.llama(layers=3, vocab=40)).generate(
+            torch.tensor([[3, 4]]), assistant_model=hla.load_drafter(folder), **settings
+        )
+    with pytest.raises(ValueError, match="layer 9 is asked for, and .* has 3 blocks"):
+        deep = hla.load_drafter(changed(folder, eagle_aux_hidden_state_layer_ids=[0, 1, 9]))
+        target.generate(**small.one(), assistant_model=deep, **settings)
+
+
+BAD_CONFIGS = {
+    "a DFlash": ({"speculators_model_type": "dflash"}, "layers of model_type 'llama' are not known here, which has qwen3"),
+    "z-lab's DFlash 2": ({"speculators_model_type": None, "architectures": ["DFlash2DraftModel"]}, "is of no EAGLE-3 drafter (architectures ['DFlash2DraftModel'])"),
+    "an ordinary model": ({"speculators_model_type": None, "architectures": ["Qwen2ForCausalLM"]}, "is of no EAGLE-3 drafter"),
+    "no layers": ({"transformer_layer_config": None}, "transformer_layer_config: expected an object"),
+    "layers of another kind": ({"transformer_layer_config": {"model_type": "mamba"}}, "layers of model_type 'mamba' are not known here"),
+    "sizes without end": ({"transformer_layer_config": {"hidden_size": 10**9}}, "hidden_size"),
+    "a size of none": ({"transformer_layer_config": {"model_type": "llama", "hidden_size": 32}}, "intermediate_size is missing"),
+    "a flag that is none": ({"norm_before_fc": "yes"}, "norm_before_fc"),
+    "layers as text": ({"eagle_aux_hidden_state_layer_ids": "2, 3"}, "expected a list of layers"),
+    "a layer below none": ({"eagle_aux_hidden_state_layer_ids": [-1, 2]}, "eagle_aux_hidden_state_layer_ids"),
+    "a larger vocabulary than the target's": ({"draft_vocab_size": 10**6}, "draft_vocab_size"),
+    "another reduced vocabulary": ({"draft_vocab_size": 39}, "does not fit its config.json"),
+    "other widths": ({"target_hidden_size": 64}, "does not fit its config.json"),
+    "a setting that is not there": ({"norm_before_fc": True}, "does not fit its config.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("entries", "said"), BAD_CONFIGS.values(), ids=BAD_CONFIGS)
+def test_bad_configs(folder, entries, said):
+    assert said in refused(changed(folder, **entries))
+
+
+def without(name):
+    return lambda weights: weights.pop(name)
+
+
+def filled(name, value):
+    return lambda weights: weights.__setitem__(name, weights[name].clone().fill_(value))
+
+
+BAD_WEIGHTS = {
+    "a tensor is missing": (without("layers.0.hidden_norm.weight"), "Missing key"),
+    "the head is missing": (without("lm_head.weight"), "Missing key"),
+    "one too many": (lambda weights: weights.__setitem__("tree.weight", torch.zeros(2)), "Unexpected key"),
+    "NaN": (filled("fc.weight", float("nan")), "fc.weight holds NaN or infinities"),
+    "infinities": (filled("embed_tokens.weight", float("inf")), "embed_tokens.weight holds NaN or infinities"),
+    "whole numbers": (lambda weights: weights.__setitem__("fc.weight", weights["fc.weight"].to(torch.int8)), "fc.weight is of dtype torch.int8"),
+    "a token twice": (filled("d2t", 0), "d2t and t2d name other tokens"),
+    "tokens outside": (filled("d2t", 10**6), "d2t names tokens twice, or outside"),
+    "below zero": (filled("d2t", -5), "d2t names tokens twice, or outside"),
+    "no tokens": (lambda weights: weights.__setitem__("d2t", weights["d2t"].float()), "d2t is of dtype torch.float32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "said"), BAD_WEIGHTS.values(), ids=BAD_WEIGHTS)
+def test_bad_weights(folder, change, said):
+    assert said in refused(reweighted(folder, change))
+
+
+def test_files_that_are_no_whole_files(folder, tmp_path):
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+    assert "is not a whole safetensors file" in refused(folder)
+    (folder / "model.safetensors").unlink()
+    assert "neither model.safetensors nor pytorch_model.bin" in refused(folder)
+    (folder / "config.json").write_text("[1]")
+    assert "expected an object" in refused(folder)
+    shutil.rmtree(folder)
+    assert "there is no folder" in refused(folder.name)
+
+
+def test_nothing_lossy_that_files_suggest_is_used_unasked(target, folder):
+    drafter = eagle.drafter(target)
+    lax = Eagle3Drafter(drafter.network, None, Proposal(4, 60, 1000.0))
+    hla.save_drafter(lax, folder, target)
+    loaded = hla.load_drafter(folder)
+    assert loaded.proposal == Proposal(4, 60, 1000.0)
+    settings = {"max_new_tokens": 16, "do_sample": False}
+    expected = target.generate(**small.one(), **settings)
+    assert target.generate(**small.one(), assistant_model=loaded, lossy_policy="strict", **settings).equal(expected)
+    policy = hla.as_policy(loaded.proposal.policy)
+    assert policy == hla.LossyPolicy(hla.TopKTolerance(60, 1000.0), hla.Constant(4))
+    with pytest.warns(UserWarning, match="this policy is lossy"):
+        other = target.generate(**small.one(), assistant_model=loaded, lossy_policy=policy, **settings)
+    assert not other.equal(expected)
+    assert hla.as_policy(Proposal().policy) == hla.LossyPolicy(hla.Strict(), hla.Constant(5))
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_deepspecs_form_drafts_the_same(target, tmp_path):
+    """Which numbers layers by the block whose output it is, and has the whole vocabulary."""
+    drafter = eagle.drafter(target, kind="qwen3", kept=None, target_layers=(1, 2))
+    hla.save_drafter(drafter, tmp_path / "its", target)
+    spec = json.loads((tmp_path / "its" / "config.json").read_text())
+    flat = spec["transformer_layer_config"] | {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [0, 1], "ttt_length": 7}  # fmt: skip
+    (tmp_path / "its" / "config.json").write_text(json.dumps(flat))
+    assert drafts(target, hla.load_drafter(tmp_path / "its")).equal(drafts(target, drafter))

@@ -1,0 +1,95 @@
+"""Every rule, stop and filter beside an EAGLE-3 drafter: it works as with a draft model, or is refused by name in one line."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from support import eagle, heads, tiny
+from support.cells import bins
+from support.rule_cases import BOTH, CASES, GREEDY, SAMPLING
+from support.sv_models import steep
+from support.tiny import NEVER_EMITTED
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.registry import entries
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
+
+PROMPTS = (9, 1, 4, 14)
+
+
+@cache
+def drafter():
+    return eagle.trained(hla.enable(tiny.shared("llama")), tiny.prompts(PROMPTS), tiny.NEW, kept=70)
+
+
+def write(policy, mode, **more):
+    settings = {"eos_token_id": NEVER_EMITTED, "max_new_tokens": 12} | more
+    if mode == SAMPLING:
+        settings |= {"do_sample": True, "temperature": 1.5, "top_k": 0}
+    drafts = drafter()  # which draws random numbers where it is made
+    torch.manual_seed(3)
+    return tiny.assisted(tiny.shared("llama"), tiny.prompts(PROMPTS), drafts, policy, **settings)
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize(("name", "mode"), [(name, mode) for name, case in CASES.items() for mode in case.modes])
+def test_rules(name, mode):
+    case = CASES[name]
+    if case.neutral is not None:
+        own, strict = write(case.neutral, mode), write("strict", mode)
+        assert own.sequences.equal(strict.sequences) and own.speculation.num_lossy_accepts == 0
+    out = write(case.ladder[-1], mode)
+    assert out.sequences.shape == (4, 14 + 12) and out.speculation.lossless == case.ladder[-1].lossless
+
+
+MADE = {"moving_average": {"step": 0.1}}  # what has to be said of some; None: of no use alone
+
+
+def stops():
+    """Every registered stop that can be made of its defaults, and some that hold others."""
+    for entry in entries("stop"):
+        made = MADE.get(entry.name, {})
+        if made is not None and not set(entry.required) - set(made):
+            yield entry.make(**made)
+    yield hla.AnyOf([hla.SVIP(), hla.Heuristic(3)])
+
+
+@pytest.mark.parametrize("stop", list(stops()), ids=lambda stop: type(stop).__name__)
+def test_stops(stop):
+    expected = tiny.greedy(tiny.shared("llama"), tiny.prompts(PROMPTS), eos_token_id=NEVER_EMITTED, max_new_tokens=12)
+    out = write(hla.LossyPolicy(hla.Strict(), stop), GREEDY)
+    assert out.sequences.equal(expected)
+    sampled = write(hla.LossyPolicy(hla.Strict(), stop), SAMPLING)
+    assert sampled.sequences.shape == expected.shape
+
+
+@pytest.mark.parametrize("mode", BOTH)
+def test_sv_with_a_companion(mode):
+    """A draft model as the companion of an EAGLE-3 draft, as in SV's Figure 7."""
+    target, companion = tiny.shared("llama"), tiny.draft_of(tiny.shared("llama"), "often")
+    made = steep(target, drafter(), companion, bins(np.random.default_rng(0)), batch=4)
+    out = write(hla.SpeculativeVerification(made, companion, 4), mode)
+    if mode == GREEDY:
+        assert out.sequences.equal(write("strict", GREEDY).sequences)
+    total = out.speculation.total()
+    assert total.num_dropped_tokens > 0 and out.speculation.forwards["companion"] > 0
+    other = steep(target, tiny.draft_of(target, "rarely"), companion, bins(np.random.default_rng(0)), batch=4)
+    with pytest.raises(ValueError, match="was made with the draft") as error:
+        write(hla.SpeculativeVerification(other, companion, 4), mode)
+    assert "\n" not in str(error.value)
+
+
+def test_heads_on_states_of_a_draft_model_are_refused():
+    spec = heads.linear()
+    for policy in (hla.HeadStop(spec, 0.4, 4), hla.LossyPolicy(hla.AllButLast(), hla.HeadStop(spec, 0.4, 4))):
+        with pytest.raises(ValueError, match="an EAGLE-3 drafter does not have") as error:
+            write(policy, GREEDY)
+        assert "\n" not in str(error.value)
+
+
+def test_what_the_stop_does_not_doubt_may_be_taken_unseen():
+    out = write(hla.LossyPolicy(hla.AllButLast(), hla.SVIP(h=0.6)), GREEDY)
+    assert out.sequences.shape == (4, 26)

@@ -1,0 +1,193 @@
+"""Training an EAGLE-3 drafter: the chains it learns are those that it drafts, a killed run goes on exactly, and it learns."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support import small
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.methods.eagle3.chains import steps_of
+from hf_lossy_assist.methods.eagle3.collect import CollectSettings, collect
+from hf_lossy_assist.methods.eagle3.data import Texts
+from hf_lossy_assist.methods.eagle3.fit import FitSettings, measure, network_for, split
+from hf_lossy_assist.methods.eagle3.run import fit_eagle3
+from hf_lossy_assist.models.pairs_model import PairsModel
+
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = [f"w{3 + i} w{7 + i % 5} w{11 + 2 * i}" for i in range(20)]
+SETTINGS = CollectSettings(new_tokens=16, layers=(0, 1, 2), likely=60, batch_size=6)
+SHORT = FitSettings(steps=3, epochs=2, batch_size=5, vocabulary=30, save_every=3, held_out=0.2, intermediate_size=48)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return hla.enable(small.llama(layers=3).float())
+
+
+@pytest.fixture(scope="module")
+def data(target, tmp_path_factory):
+    return collect(target, small.tokenizer(), PROMPTS, tmp_path_factory.mktemp("eagle3") / "texts", SETTINGS)
+
+
+def test_texts_are_the_targets_own(target, data):
+    texts, tokenizer = Texts(data, target), small.tokenizer()
+    assert len(texts) == len(PROMPTS)
+    for number in (0, 7, 19):
+        ids = tokenizer(PROMPTS[number], return_tensors="pt")["input_ids"]
+        expected = target.generate(ids, max_new_tokens=16, do_sample=False)[0]
+        assert texts.ids[number].tolist() == expected.tolist() and texts.prompts[number] == ids.shape[1]
+        batch = texts.batch([number], 100)
+        with torch.no_grad():
+            out = target(expected[None], output_hidden_states=True)
+        states = torch.cat([out.hidden_states[layer] for layer in (0, 1, 2)], dim=-1)
+        torch.testing.assert_close(batch.states.float(), states, rtol=1e-2, atol=1e-2)  # bfloat16
+        full = torch.zeros_like(out.logits).scatter_(-1, batch.likely, batch.probs)
+        kept = full > 0
+        torch.testing.assert_close(full[kept], out.logits.softmax(-1)[kept], rtol=1e-2, atol=1e-4)
+
+
+def test_states_worked_out_again_are_those_on_disk(target, data, tmp_path):
+    settings = CollectSettings(**vars(SETTINGS) | {"states": False})
+    again = Texts(collect(target, small.tokenizer(), PROMPTS, tmp_path / "texts", settings), target)
+    kept = Texts(data, target)
+    assert sum(file.stat().st_size for file in (tmp_path / "texts").iterdir()) < sum(file.stat().st_size for file in data.iterdir())  # fmt: skip
+    for one, other in zip(vars(kept.batch([3, 8], 12)).values(), vars(again.batch([3, 8], 12)).values(), strict=True):
+        assert one.equal(other)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layers", [1, 2])
+def test_chains_in_training_are_the_chains_that_are_drafted(target, data, layers):
+    """Every place, with caches and rows of their own: the same tokens are right, and the loss is that of the same logits."""
+    texts = Texts(data, target)
+    network = network_for(target, texts, FitSettings(layers=layers, vocabulary=50, intermediate_size=48, seed=3))
+    for weight in network.parameters():  # so that it is sometimes right, and its states matter
+        if weight.dim() > 1 and weight is not network.lm_head.weight:
+            torch.nn.init.normal_(weight, std=0.2)
+    embedding, numbers, steps = target.get_input_embeddings(), [0, 5, 11], 3
+    batch = texts.batch(numbers, 100)
+    found = list(steps_of(network, embedding, batch, steps))
+    tried, right, loss, places = (torch.zeros(steps, dtype=torch.float64) for _ in range(4))
+    for row, number in enumerate(numbers):
+        ids, length, prompt = texts.ids[number], len(texts.ids[number]), texts.prompts[number]
+        for place in range(prompt - 2, length - 2):  # the chain's first pair embeds token place + 1
+            model = PairsModel(network, embedding, 1, 100, network.config.layer.vocab_size)
+            model.learn(batch.states[row : row + 1, : place + 1].float(), [place + 1])
+            logits = model.feed(ids[None, 1 : place + 2], [place + 1], keep=1)[0, 0]
+            alive = True
+            for step in range(min(steps, length - 2 - place)):
+                wanted, at = int(ids[place + step + 2]), place + step + 1
+                q = logits[network.kept].log_softmax(-1)
+                of = {int(token): i for i, token in enumerate(network.kept)}
+                for token, p in zip(batch.likely[row, at].tolist(), batch.probs[row, at].tolist(), strict=True):
+                    if token in of:
+                        loss[step] -= p * float(q[of[token]])
+                places[step] += 1
+                tried[step] += alive
+                alive = alive and int(logits.argmax()) == wanted
+                right[step] += alive
+                logits = model.feed(torch.tensor([[wanted]]), [1])[0, 0]
+    for step in range(steps):
+        assert int(found[step].places) == int(places[step])
+        assert int(found[step].tried.sum()) == int(tried[step]) and int(found[step].right.sum()) == int(right[step])
+        assert float(found[step].loss) == pytest.approx(float(loss[step]), rel=1e-4)
+    assert right[0] > 0 and right[0] < tried[0]
+
+
+def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):
+    settings = FitSettings(**vars(SHORT) | {"epochs": 60, "learning_rate": 3e-3})
+    drafter, report = fit_eagle3(target, data, tmp_path / "drafter", settings)
+    texts = Texts(data, target)
+    before = network_for(target, texts, settings).eval()
+    train, test = split(len(texts), settings)
+    embedding = target.get_input_embeddings()
+    untrained = measure(before, embedding, texts, train, settings).acceptance[0].value
+    trained = measure(drafter.network, embedding, texts, train, settings).acceptance[0].value
+    assert trained > untrained + 0.3 and report.texts == len(test)
+    loaded = hla.load_drafter(tmp_path / "drafter")
+    ids = texts.ids[train[0]][None, : texts.prompts[train[0]]]
+    given = {"max_new_tokens": 16, "do_sample": False}
+    out = target.generate(ids, assistant_model=loaded, lossy_policy="strict", return_dict_in_generate=True, **given)
+    assert out.sequences.equal(target.generate(ids, **given))
+    assert out.speculation.draft_acceptance_rate > 0.2
+    card = (tmp_path / "drafter" / "README.md").read_text()
+    assert "Lossless" in card and f"{report.tokens_per_call.value:.2f}" in card
+    facts = json.loads((tmp_path / "drafter" / "fit.json").read_text())
+    assert facts["tokens"] == texts.answered and len(facts["acceptance"]) == settings.steps
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_a_killed_run_goes_on_to_the_same_weights(target, data, tmp_path, monkeypatch, steps):
+    fit_eagle3(target, data, tmp_path / "whole", SHORT)
+    own = torch.optim.AdamW.step
+    seen = []
+
+    def killed(self, *args, **kwargs):
+        if len(seen) == steps:
+            raise Killed
+        seen.append(1)
+        return own(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", killed)
+        with pytest.raises(Killed):
+            fit_eagle3(target, data, tmp_path / "again", SHORT)
+    assert not (tmp_path / "again").exists()
+    with pytest.raises(ValueError, match="unfinished run: pass --resume"):
+        fit_eagle3(target, data, tmp_path / "again", SHORT)
+    with pytest.raises(ValueError, match="made with learning_rate"):
+        fit_eagle3(target, data, tmp_path / "again", FitSettings(**vars(SHORT) | {"learning_rate": 1e-4}), resume=True)
+    fit_eagle3(target, data, tmp_path / "again", SHORT, resume=True)
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "again"))
+    assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+    assert not (tmp_path / "again.partial").exists()
+
+
+def test_a_killed_collection_goes_on_to_the_same_files(target, data, tmp_path, monkeypatch):
+    from hf_lossy_assist.methods.eagle3 import collect as module
+
+    own, seen = module.answers, []
+
+    def killed(*args):
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        seen.append(1)
+        return own(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "answers", killed)
+        with pytest.raises(KeyboardInterrupt):
+            collect(target, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS)
+    collect(target, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS, resume=True)
+    names = sorted(file.name for file in data.iterdir())
+    assert names == sorted(file.name for file in (tmp_path / "texts").iterdir())
+    assert all((data / name).read_bytes() == (tmp_path / "texts" / name).read_bytes() for name in names)
+
+
+def test_what_cannot_be_trained_on(target, data, tmp_path):
+    def said(data=data, target=target, **settings):
+        with pytest.raises(ValueError) as error:
+            fit_eagle3(target, data, tmp_path / "out", FitSettings(**vars(SHORT) | settings))
+        assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+        return str(error.value)
+
+    assert "is no data of hf-lossy collect --for eagle3" in said(tmp_path)
+    assert "was collected with the target" in said(target=small.llama(layers=2))
+    few = collect(target, small.tokenizer(), PROMPTS[:4], tmp_path / "few", SETTINGS)
+    assert "there are 4 texts; at least 8 are needed" in said(few)
+    shard = few / "00000.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    assert "is damaged, or of another run" in said(few)
+    shard.unlink()
+    assert "is missing: collect again" in said(few)
+    with pytest.raises(ValueError, match="layer 9 is asked for"):
+        collect(target, small.tokenizer(), PROMPTS, tmp_path / "deep", CollectSettings(layers=(0, 9)))
+    assert not (tmp_path / "deep.partial").exists()

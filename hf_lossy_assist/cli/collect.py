@@ -146,7 +146,7 @@ def collect(
         show(f"interrupted; what is done is in {out}.partial: the same command with --resume goes on")
         raise
     remember(out, MadeWith(model, assistant, dtype=dtype, chat=chat))
-    show(f"{out}: {said} of {len(texts)} prompts")
+    show(f"{out}: {said}")
 
 
 Work = Callable[[Any, Any, Any, list[Text], Path, bool, str], str]  # what was collected, in words
@@ -162,7 +162,7 @@ def _for_head(method: str, mix: float | None, lam: float, common: dict[str, Any]
 
     def work(target: Any, draft: Any, tokenizer: Any, texts: list[Text], out: Path, resume: bool, source: str) -> str:
         run(target, draft, tokenizer, texts, out, settings, resume=resume, source=source)
-        return f"{len(load_from_disk(str(out)))} tokens, with a data card,"
+        return f"{len(load_from_disk(str(out)))} tokens of {len(texts)} prompts, with a data card"
 
     return work
 
@@ -175,7 +175,7 @@ def _for_eagle3(states: bool, common: dict[str, Any]) -> Work:
 
     def work(target: Any, draft: Any, tokenizer: Any, texts: list[Text], out: Path, resume: bool, source: str) -> str:
         run(target, tokenizer, [text.prompt for text in texts], out, settings, resume=resume, source=source)
-        return f"answers with {'states' if states else 'no states'}"
+        return f"answers to {len(texts)} prompts, with {'their' if states else 'no'} states"
 
     return work
 

@@ -17,6 +17,7 @@ from ..models.inspect import base_of, tokens_known, vocabulary_of
 from ..models.int8 import linears_in_int8
 from ..models.layer_states import LayerStates
 from ..round import Draft
+from ..validation import shown
 from .base import DraftContext
 from .states import Proposal, StatesDrafter, StatesRun
 
@@ -32,6 +33,12 @@ class DFlashDrafter(StatesDrafter):
     source: str | None = None
     proposal: Proposal = Proposal()
     kind: ClassVar[str] = "a DFlash drafter"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.network, DFlashNetwork):
+            raise TypeError(
+                f"DFlashDrafter.network: expected a DFlashNetwork, got {shown(self.network)}: load one with load_drafter"
+            )
 
     @property
     def identity(self) -> ModelIdentity:

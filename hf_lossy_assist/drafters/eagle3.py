@@ -12,6 +12,7 @@ from ..models.inspect import base_of, blocks_of, vocabulary_of
 from ..models.int8 import linears_in_int8
 from ..models.layer_states import LayerStates
 from ..models.pairs_model import PairsModel
+from ..validation import shown
 from .base import DraftContext
 from .states import Proposal, StatesDrafter, StatesRun
 
@@ -28,6 +29,12 @@ class Eagle3Drafter(StatesDrafter):
     source: str | None = None
     proposal: Proposal = Proposal()
     kind: ClassVar[str] = "an EAGLE-3 drafter"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.network, Eagle3Network | Eagle1Network):
+            raise TypeError(
+                f"Eagle3Drafter.network: expected an Eagle3Network, got {shown(self.network)}: load one with load_drafter"
+            )
 
     @property
     def identity(self) -> ModelIdentity:

@@ -10,6 +10,7 @@ from ..artifacts.files import json_text, new_folder, readable
 from ..models.eagle3 import Eagle3Config
 from ..models.identity import ModelIdentity
 from ..models.inspect import base_of
+from ..validation import shown
 from .eagle3 import Eagle3Drafter
 from .eagle3_files import FLAGS, layer_settings
 from .loading import load_drafter
@@ -24,6 +25,8 @@ def save_drafter(drafter: Eagle3Drafter, folder: str | Path, target: Any = None,
 
     `embeddings`: where the drafter has none of its own and `target` is given, the target's come with it, for engines that expect them.
     """
+    if not isinstance(drafter, Eagle3Drafter):
+        raise TypeError(f"save_drafter: expected an Eagle3Drafter, got {shown(drafter)}")
     network, proposal = drafter.network, drafter.proposal
     config = network.config
     if not isinstance(config, Eagle3Config):

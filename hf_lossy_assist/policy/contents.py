@@ -11,6 +11,7 @@ from ..artifacts.heads import CONFIG, WEIGHTS, Head
 from ..artifacts.profile import PROFILE, TABLES, Profile
 from ..artifacts.reading import read_object
 from ..artifacts.references import check_shareable, own_folders
+from ..drafters.loading import load_drafter
 from ..validation import listed, shown
 from .policy import POLICY, LossyPolicy
 from .serialise import spec_in
@@ -30,7 +31,8 @@ MODEL = (
 FILES = {
     "head": (HEAD, rf"fold-\d+/(?:{CARD}|{HEAD})"),
     "policy": (rf"{re.escape(POLICY)}|{re.escape(CERTIFICATE)}", None),  # and the folders that it names
-    "models": (MODEL, rf"[\w.-]+/(?:{CARD}|{MODEL}|{HEAD}|{PROFILED})"),
+    "models": (MODEL, rf"[\w.-]+/(?:{CARD}|{MODEL}|{HEAD}|{PROFILED}|fit\.json)"),
+    "drafter": (rf"{re.escape(CONFIG)}|{re.escape(WEIGHTS)}|fit\.json", None),
     "dataset": (rf"{'|'.join(map(re.escape, RECORDS))}|dataset_info\.json|state\.json|data-\d+-of-\d+\.arrow", None),
     "custom_generate": (r"LICENSE", r"custom_generate/(?:generate\.py|requirements\.txt)"),
 }
@@ -75,7 +77,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def kind_of(folder: Path) -> str:
-    """What a folder holds: "policy", "head", "models", "dataset" or "custom_generate".
+    """What a folder holds: "policy", "head", "drafter", "models", "dataset" or "custom_generate".
 
     Heads, profiles and policies are loaded to be sure; of a model its config is read and the headers of its weights, of a dataset
     its records.
@@ -94,8 +96,12 @@ def kind_of(folder: Path) -> str:
         return "dataset"
     if (folder / "custom_generate" / "generate.py").is_file():
         return "custom_generate"
-    if (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file() and _check_part(folder) == "head":
-        return "head"
+    if (
+        (folder / WEIGHTS).is_file()
+        and (folder / CONFIG).is_file()
+        and (kind := _check_part(folder)) in ("head", "drafter")
+    ):
+        return kind
     # Where the files of models may lie, and no deeper: the folder may be the root of a disk.
     files = sorted([*folder.glob("model*.safetensors"), *folder.glob("*/model*.safetensors")])
     for part in sorted({file.parent for file in files} | {file.parent for file in folder.glob(f"*/{PROFILE}")}):
@@ -109,14 +115,18 @@ def kind_of(folder: Path) -> str:
 
 
 def _check_part(folder: Path) -> str:
-    """Check one head, profile or model; returns "head", "profile" or "model"."""
+    """Check one head, profile, drafter or model; returns "head", "profile", "drafter" or "model"."""
     if (folder / PROFILE).is_file():
         Profile.from_pretrained(folder)
         return "profile"
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} holds weights and no {CONFIG}: no model and no head can be made of them")
+    spec = read_object(folder / CONFIG, "the config of a head or a model")
+    if "speculators_model_type" in spec:
+        load_drafter(folder)
+        return "drafter"
     # A head's config says what its weights must be, a model's of which kind it is; what says neither is a damaged one of a head.
-    if "model_type" not in read_object(folder / CONFIG, "the config of a head or a model"):
+    if "model_type" not in spec:
         Head.from_pretrained(folder)
         return "head"
     for file in sorted(folder.glob("model*.safetensors")):

@@ -225,3 +225,20 @@ def test_deepspecs_form_drafts_the_same(target, tmp_path):
     flat = spec["transformer_layer_config"] | {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [0, 1], "ttt_length": 7}  # fmt: skip
     (tmp_path / "its" / "config.json").write_text(json.dumps(flat))
     assert drafts(target, hla.load_drafter(tmp_path / "its")).equal(drafts(target, drafter))
+
+
+def test_what_is_no_drafter(tmp_path):
+    for make in (hla.Eagle3Drafter, hla.DFlashDrafter):
+        with pytest.raises(TypeError, match="load one with load_drafter"):
+            make(torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="expected an Eagle3Drafter"):
+        hla.save_drafter("drafter", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_pushed_and_pulled(hub, folder):
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A drafter\n")
+    from hf_lossy_assist.policy.sharing import push
+
+    push(folder, "org/pushed")
+    assert isinstance(hla.load_drafter("org/pushed"), Eagle3Drafter)

@@ -55,7 +55,17 @@ LATER = {
     ("Staged", "companion"), ("disable", "model"), ("is_enabled", "model"),
     *(("ModelIdentity", name) for name in ("id", "revision", "model_type", "hidden_size", "num_layers", "vocab_size")),
 }  # fmt: skip
-BY_FILES = {"Profile", "Verification", "SpeculativeVerification", "sv"}  # of a profile's tables: tests/test_profile.py
+# Of a profile's tables: tests/artifacts; of a drafter's files: tests/drafters.
+BY_FILES = {
+    "Profile",
+    "Verification",
+    "SpeculativeVerification",
+    "sv",
+    "Eagle3Drafter",
+    "DFlashDrafter",
+    "load_drafter",
+    "save_drafter",
+}
 
 
 def parameters():

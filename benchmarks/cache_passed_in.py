@@ -1,4 +1,4 @@
-"""What a call costs whose `past_key_values` the caller passes in: memory, seconds, and forwards with gradients on.
+"""What a call costs whose cache the caller passes in: memory, seconds, and forwards with gradients on.
 
     python benchmarks/cache_passed_in.py [--max-new-tokens 300] [--how cache|t5]
 
@@ -18,13 +18,14 @@ from transformers import AutoModelForCausalLM, DynamicCache, T5Config, T5ForCond
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import demo
+from hf_lossy_assist.models.cache_name import CACHE
 
 
 def conversation() -> tuple[Any, Any, dict[str, Any]]:
     """Target, draft and a call with an empty cache that the caller keeps."""
     target, draft = (AutoModelForCausalLM.from_pretrained(demo.FOLDER / name).eval() for name in ("target", "draft"))
     prompt = torch.arange(4, 44)[None] % target.config.vocab_size
-    return target, draft, {"input_ids": prompt, "past_key_values": DynamicCache(config=target.config)}
+    return target, draft, {"input_ids": prompt, CACHE: DynamicCache(config=target.config)}
 
 
 def encoder_decoder() -> tuple[Any, Any, dict[str, Any]]:

@@ -25,6 +25,7 @@ from torch._dynamo.utils import counters
 from transformers import CompileConfig, StaticCache
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models.cache_name import CACHE
 
 
 class Text(NamedTuple):
@@ -55,7 +56,7 @@ class TargetLoop:
             input_ids=token,
             position_ids=position,
             attention_mask=additive[:, None, None],
-            past_key_values=cache,
+            **{CACHE: cache},
             use_cache=True,
         )
         return out.logits[:, -1].argmax(dim=-1, keepdim=True)
@@ -72,7 +73,7 @@ class TargetLoop:
                 input_ids=input_ids,
                 position_ids=positions,
                 attention_mask=attention_mask,
-                past_key_values=cache,
+                **{CACHE: cache},
                 use_cache=True,
             )
             token = first.logits[:, -1].argmax(dim=-1, keepdim=True)
@@ -99,7 +100,7 @@ def static(target: Any, capacity: int, mode: str | None) -> Callable[..., Any]:
         batch = len(kwargs["input_ids"])
         cache = caches.setdefault(batch, StaticCache(config=target.config, max_cache_len=capacity))
         cache.reset()
-        return plain(target, past_key_values=cache, compile_config=how, **kwargs)
+        return plain(target, **{CACHE: cache}, compile_config=how, **kwargs)
 
     return generate
 

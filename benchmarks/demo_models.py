@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_lossy_assist import demo
+from hf_lossy_assist.models.cache_name import CACHE, cache_of
 
 
 def respond(model, tokenizer, problems, batch_size=100):
@@ -45,11 +46,11 @@ def mismatches(draft, tokenizer, problems, texts):
 def step_seconds(model, length=90, repeats=60):
     """Median seconds of one cached one-token forward after `length` tokens."""
     ids = torch.randint(2, model.config.vocab_size, (1, length))
-    cache = model(ids, use_cache=True).past_key_values
+    cache = cache_of(model(ids, use_cache=True))
     times = []
     for _ in range(repeats):
         began = time.perf_counter()
-        model(ids[:, :1], past_key_values=cache, use_cache=True)
+        model(ids[:, :1], **{CACHE: cache}, use_cache=True)
         times.append(time.perf_counter() - began)
         cache.crop(-1)
     return statistics.median(times[10:])

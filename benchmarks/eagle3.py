@@ -14,10 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from compiled import static
-from engine import Arm, one_repeat, row_of
-from pairs import machine, opened, options, record
-from rich.console import Console
-from rich.table import Table
+from engine import Arm, one_repeat, show_by_batch
+from pairs import opened, options
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
@@ -75,22 +73,7 @@ def main() -> None:
     for _ in range(args.repeats):
         one_repeat(arms, tokenizer, prompts, args, ends)
 
-    table = Table(
-        "arm", "batch", "tokens/s", "range", "× target", "equal", "accepted", "a call", title=machine(args.device)
-    )
-    rows = []
-    for size in args.batch_sizes:
-        same = [arm for arm in arms if arm.batch_size == size]
-        for arm in same:
-            r = row_of(arm, [same[0], same[0], *arms])
-            rows.append(r)
-            accepted = "" if r["draft_acceptance_rate"] is None else f"{r['draft_acceptance_rate']:.1%}"
-            table.add_row(
-                arm.name, str(size), str(r["tokens_per_second"]), f"{r['lowest']}–{r['highest']}", str(r["over_target"]),
-                f"{r['texts_equal_to_target']:.0%}", accepted, str(r["mean_acceptance_length"] or ""),
-            )  # fmt: skip
-    Console(width=120).print(table)
-    record(args, machine(args.device), arms=rows)
+    show_by_batch(arms, args)
 
 
 if __name__ == "__main__":

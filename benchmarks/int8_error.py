@@ -20,6 +20,7 @@ from scipy.stats import t
 from torch.ao.quantization import default_dynamic_qconfig, per_channel_dynamic_qconfig, quantize_dynamic
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models.cache_name import CACHE, cache_of
 from hf_lossy_assist.models.int8 import int8
 from hf_lossy_assist.models.loading import load_model, load_tokenizer
 from hf_lossy_assist.tasks.prompts import read_prompts
@@ -48,8 +49,8 @@ def readings(model: Any, ids: list[torch.Tensor]) -> Iterator[tuple[str, int, to
         yield "two texts", i, model(torch.stack([text[:width], other[:width]])).logits[0]
         past, rows = None, []
         for token in text:
-            out = model(token.view(1, 1), past_key_values=past, use_cache=True)
-            past = out.past_key_values
+            out = model(token.view(1, 1), **{CACHE: past}, use_cache=True)
+            past = cache_of(out)
             rows.append(out.logits[0, 0])
         yield "token by token", i, torch.stack(rows)
 

@@ -16,6 +16,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models.cache_name import CACHE
 
 
 VOCAB = 97
@@ -99,7 +100,7 @@ class StatesReader(LlamaForCausalLM):
 class NoiseReader(LlamaForCausalLM):
     """With the inputs of DFlash's assistants, which denoise a block from the target's hidden states."""
 
-    def forward(self, noise_embeds: Any, context_hidden_states: Any, past_key_values: Any = None) -> Any:
+    def forward(self, noise_embeds: Any, context_hidden_states: Any, cache: Any = None) -> Any:
         raise AssertionError("never run")
 
 
@@ -126,5 +127,5 @@ def flash(model: Any) -> Any:
 
 def filled(cache: Any) -> Any:
     """`cache`, holding the prompt's first tokens."""
-    draft()(ids()[:, :3], past_key_values=cache)
+    draft()(ids()[:, :3], **{CACHE: cache})
     return cache

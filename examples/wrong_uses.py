@@ -42,6 +42,7 @@ from transformers import (
 )
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models.cache_name import CACHE
 
 
 CASES: dict[str, Callable[[], Any]] = {}
@@ -113,7 +114,7 @@ case(
 case("both names of the prompt", lambda: generate(inputs=ids()))
 case(
     "a cache of encoder-decoders",
-    lambda: generate(past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache())),
+    lambda: generate(**{CACHE: EncoderDecoderCache(DynamicCache(), DynamicCache())}),
 )
 case("inputs_embeds", lambda: generate(input_ids=..., inputs_embeds=torch.zeros(1, 6, 16)))
 case("no input at all", lambda: generate(input_ids=...))
@@ -163,10 +164,10 @@ case("num_return_sequences=3, greedy", lambda: generate(num_return_sequences=3))
 case("use_cache=False", lambda: generate(use_cache=False))
 case("cache_implementation='quantized'", lambda: generate(cache_implementation="quantized"))
 case("compile_config='fast'", lambda: generate(compile_config="fast"))
-case("a StaticCache", lambda: generate(past_key_values=filled(StaticCache(draft().config, max_cache_len=32))))
-case("a cache and a batch", lambda: generate(input_ids=ids(2), past_key_values=filled(DynamicCache())))
-case("a cache longer than the text", lambda: generate(input_ids=ids()[:, :2], past_key_values=filled(DynamicCache())))
-case("a cache given as a tuple", lambda: generate(past_key_values=((torch.zeros(1), torch.zeros(1)),)))
+case("a small StaticCache", lambda: generate(**{CACHE: filled(StaticCache(draft().config, max_cache_len=4))}))
+case("a cache and a batch", lambda: generate(input_ids=ids(2), **{CACHE: filled(DynamicCache())}))
+case("a cache longer than the text", lambda: generate(input_ids=ids()[:, :2], **{CACHE: filled(DynamicCache())}))
+case("a cache given as a tuple", lambda: generate(**{CACHE: ((torch.zeros(1), torch.zeros(1)),)}))
 case("temperature=0", lambda: generate(do_sample=True, temperature=0))
 case("temperature='hot'", lambda: generate(do_sample=True, temperature="hot"))
 case("top_p=2", lambda: generate(do_sample=True, top_p=2.0))

@@ -18,8 +18,10 @@ from .drafters.eagle3 import Eagle3Drafter as Eagle3Drafter
 from .drafters.eagle3_saving import save_drafter as save_drafter
 from .drafters.loading import load_drafter as load_drafter
 from .drafters.model import AssistantDrafter as AssistantDrafter
+from .drafters.stock_states import MTPDrafter as MTPDrafter
 from .drafters.suffix import SuffixDrafter as SuffixDrafter
 from .drafters.suffix import SuffixMemory as SuffixMemory
+from .evaluation.exits import find_exit as find_exit
 from .filters.base import VerifyAll as VerifyAll
 from .filters.base import VerifyFilter as VerifyFilter
 from .filters.staged import Staged as Staged

@@ -52,6 +52,12 @@ def test_no_file_is_too_long():
     assert too_long(code, CODE) + too_long(tests, TEST) == []
 
 
+def test_no_two_test_files_have_one_name():
+    """pytest imports them by it, and collects nothing where two have the same."""
+    names = [path.name for path in files("tests", ending=".py") if path.name.startswith("test_")]
+    assert len(names) > 100 and sorted(set(names)) == sorted(names)
+
+
 def test_a_long_file_is_listed_only_while_it_is_long():
     for path, lines in LONGER.items():
         assert (ROOT / path).exists(), f"{path} is gone: take its row out of LONGER"

@@ -41,6 +41,7 @@ ROOMS = {
     "drafters": ("filters", "", ""),
     "artifacts": ("artifacts", "Heads and profiles", "What is trained or measured, saved and shared."),
     "models": ("models", "Models", "Helpers around a Transformers model."),
+    "evaluation": ("models", "", ""),
     "round": ("round", "One round", "The tensors that rules, stops and filters see."),
     "engine": ("round", "", ""),
     "batch": ("round", "", ""),

@@ -21,6 +21,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models.cache_name import CACHE
 
 from .models import FAMILIES, VOCAB, checked, pair, prompts, short, tokenizer
 from .values import Make, Random, always, junk, shown
@@ -63,7 +64,7 @@ MADE: dict[str, list[Make]] = {
     "prefix_allowed_tokens_fn": [lambda: lambda row, ids: list(range(4, 40)), lambda: lambda row, ids: []],
     "streamer": [Silent], "tokenizer": [tokenizer], "assistant_tokenizer": [tokenizer],
     "assistant_model": [lambda: pair("llama")[1], lambda: pair("gpt2")[1], lambda: pair("t5")[1]],
-    "past_key_values": [DynamicCache], "watermarking_config": [WatermarkingConfig, lambda: SynthIDTextWatermarkingConfig([1], 3)],
+    CACHE: [DynamicCache], "watermarking_config": [WatermarkingConfig, lambda: SynthIDTextWatermarkingConfig([1], 3)],
     "generation_config": [lambda: GenerationConfig(max_new_tokens=6), lambda: GenerationConfig(lossy_policy="svip", do_sample=False)],
     "custom_generate": [lambda: hla.Runner("svip", pair()[1])],
     "position_ids": [lambda: torch.arange(4)[None]], "token_type_ids": [lambda: torch.zeros(1, 4, dtype=torch.long)],
@@ -80,7 +81,7 @@ LEFT_OUT = {
     "compile_config",
     "continuous_batching_config",
 }
-EXTRA = ("position_ids", "token_type_ids", "inputs_embeds", "encoder_outputs", "past_key_values", "labels", "logits_to_keep",
+EXTRA = ("position_ids", "token_type_ids", "inputs_embeds", "encoder_outputs", CACHE, "labels", "logits_to_keep",
          "decoder_input_ids", "cross_attn_head_mask", "max_new_token", "temprature", "do\nsample", "trust_remote_code")  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import torch
 
 from ..models.inspect import base_of, blocks_of
 from ..models.packing import unpacked
+from ..models.states_network import StatesNetwork
 from ..validation import check_flag, check_int, shown
 
 
@@ -20,7 +21,8 @@ class FeatureSpec:
     """Which hidden state, (…, H): of which model, at which position, of which layer.
 
     Args:
-        model: "draft", "target", "both" (the draft's numbers, then the target's) or "companion".
+        model: "draft", "target", "both" (the draft's numbers, then the target's) or "companion". Of a drafter on the target's states
+            (EAGLE, DFlash) "draft" is its own network.
         position: "predicting" is the position whose logits the judged token is drawn from (known before the token is);
             "token" is the judged token's own position (known one forward later).
         layer: -1 the last block, or 1 … number of blocks; counted as in Transformers' `hidden_states`.
@@ -104,7 +106,9 @@ class FeatureTap:
 
 
 def _module(base: Any, spec: FeatureSpec) -> torch.nn.Module:
-    """The module whose output is the hidden state: the decoder stack itself (its output is normed), or one block."""
+    """The module whose output is the hidden state: the decoder stack itself (its output is normed), or one block; a drafter's network knows its own."""
+    if isinstance(base, StatesNetwork):
+        return base.state_module(spec.layer, spec.norm)
     decoder = base.get_decoder()
     if spec.norm:
         return decoder

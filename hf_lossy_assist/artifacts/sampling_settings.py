@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..validation import check_flag, check_int, check_positive
+from ..validation import MOST_FACTOR, check_flag, check_int, check_positive
 
 
 def decoding_of(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,6 +24,14 @@ def shaping_at(config: Any, sampling: bool) -> dict[str, float]:
     neutral = NEUTRAL[0] | (NEUTRAL[1] if sampling else {})
     given = {name: getattr(config, name, None) for name in neutral}
     return {name: neutral[name] if value is None else value for name, value in given.items()}
+
+
+def check_sampling(settings: Any, greedy: str = "pass do_sample=False (--greedy)") -> None:
+    """Refuse the fields of `settings` that `decoding_of` takes. `greedy`: how greedy decoding is asked for. Raises: `ValueError`, `TypeError`."""
+    check_flag("do_sample", settings.do_sample)
+    check_int("top_k", settings.top_k, 0)
+    for name, most in (("top_p", 1.0), ("temperature", MOST_FACTOR)):
+        check_positive(name, getattr(settings, name), most, hint=f": {greedy} for greedy decoding")
 
 
 def check_decoding(settings: Mapping[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """Where a call's random numbers come from: the global generator, one of the caller's, or one for each row."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..validation import shown
 
 
 COINS = BEHIND_THE_DRAFT - 1  # the place of a round's coins
+SEED = BEHIND_THE_DRAFT - 2  # and of a seed for code that takes none of these
 
 
 class Randomness:
@@ -60,6 +62,21 @@ class Randomness:
             return torch.rand(len(call_rows), count, device=device, generator=self.generator, dtype=torch.float32)
         own = [self.rows[row].coins(count) for row in call_rows.tolist()]
         return torch.stack(own).to(device)
+
+    @contextmanager
+    def everywhere(self, call_row: int, device: torch.device) -> Iterator[None]:
+        """Inside, torch's global numbers are those of this call's row `call_row`: for code that takes no generator."""
+        if self.generator is None and self.rows is None:
+            yield
+            return
+        if self.rows is None:
+            assert self.generator is not None, "one of both is there"
+            seed = int(torch.randint(1 << 62, (1,), generator=self.generator, device=self.generator.device))
+        else:
+            seed = self.rows[call_row].seed_for_others()
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            yield
 
     def draw(self, probs: torch.Tensor, call_rows: torch.Tensor, place: int) -> torch.Tensor:
         """One token from each distribution (B, V), not necessarily normalised → (B,) int64.
@@ -110,6 +127,10 @@ class RowRandomness:
     def coins(self, count: int) -> torch.Tensor:
         """(count,) float32 in [0, 1); the first ones are the same whatever `count` is."""
         return torch.from_numpy(self._at(COINS).random(count, dtype=np.float32))
+
+    def seed_for_others(self) -> int:
+        """For the round's drafts of code that takes no generator."""
+        return int(self._at(SEED).integers(1 << 62))
 
     def exponentials(self, place: int, size: int) -> torch.Tensor:
         """(size,) float32, exponentially distributed."""

@@ -10,6 +10,7 @@ from .. import registry
 from ..tasks.prompts import Text, read_texts
 from ..terminal import show
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, nearest
+from .drafters import Drafter, check_draft, load_made
 from .exits import end_after
 from .made_with import MadeWith, remember
 from .options import (
@@ -29,12 +30,10 @@ from .options import (
     TopK,
     TopP,
     chats,
-    check_pair,
     check_prompts,
     check_sampling,
     demo_source,
     demo_texts,
-    load,
     needs,
 )
 
@@ -48,6 +47,7 @@ def collect(
     out: Out,
     model: Model = None,
     assistant: Assistant = None,
+    drafter: Drafter = None,
     prompts: Prompts = DEMO,
     method: Annotated[
         str,
@@ -105,6 +105,8 @@ def collect(
 
       hf-lossy collect --for specdec --model M --assistant D --prompts questions.jsonl --out data
 
+      hf-lossy collect --drafter demo --limit 64 --out data
+
       hf-lossy collect --for eagle3 --model M --prompts questions.jsonl --chat --out texts
     """
     end_after(max_hours)
@@ -113,9 +115,10 @@ def collect(
         raise ValueError(f"--for: {nearest('method', method, METHODS)}")
     for_head = method != "eagle3"
     if for_head:
-        check_pair(model, assistant)
-    elif assistant is not None:
-        raise ValueError("--assistant: the target alone answers for eagle3: leave it out")
+        check_draft(model, assistant, drafter)
+    for name, given in (("--assistant", assistant), ("--drafter", drafter)):
+        if given is not None and not for_head:
+            raise ValueError(f"{name}: the target alone answers for eagle3: leave it out")
     max_new_tokens = NEW_TOKENS.get(method, 64) if max_new_tokens is None else max_new_tokens
     do_sample = for_head if do_sample is None else do_sample
     check_int("--limit", DEMO_PROMPTS if limit is None else limit, 1)
@@ -135,8 +138,13 @@ def collect(
         texts = read_texts(prompts, limit)
     decoding = {"do_sample": do_sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     common = decoding | {"new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
+    if drafter is not None:
+        from ..drafters.eagle3 import PLACES
+
+        common["places"] = PLACES
     work = _for_head(method, mix, LAMBDA if lam is None else lam, common) if for_head else _for_eagle3(states, common)
-    target, draft, tokenizer = load(model, assistant, dtype, device)
+    made = MadeWith(model, assistant, dtype=dtype, chat=chat, drafter=drafter)
+    target, draft, tokenizer = load_made(made, dtype, device)
     if chat:
         written = chats(tokenizer, [t.prompt for t in texts])
         texts = [Text(text, t.continuation) for text, t in zip(written, texts, strict=True)]
@@ -145,7 +153,7 @@ def collect(
     except KeyboardInterrupt:
         show(f"interrupted; what is done is in {out}.partial: the same command with --resume goes on")
         raise
-    remember(out, MadeWith(model, assistant, dtype=dtype, chat=chat))
+    remember(out, made)
     show(f"{out}: {said}")
 
 

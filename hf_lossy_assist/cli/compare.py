@@ -10,6 +10,7 @@ import hf_lossy_assist as hla
 
 from ..terminal import show, show_json
 from ..validation import LONGEST_DRAFT, check_int
+from .drafters import Drafter, check_compiled, check_draft, load_made
 from .exits import end_after
 from .figures import show_figures
 from .made_with import models_from, parts_in, remark_on, sources_in
@@ -31,8 +32,6 @@ from .options import (
     TopP,
     batch_sizes,
     chats,
-    check_pair,
-    load,
     needs,
 )
 
@@ -43,6 +42,7 @@ DEFAULT = "strict,svip,svip+fallback"
 def compare(
     model: Model = None,
     assistant: Assistant = None,
+    drafter: Drafter = None,
     policies: Annotated[
         str,
         typer.Option(help="policies with commas between them: svip,top_k:k=4+svip,strict+fallback, JSON or folders"),
@@ -91,13 +91,15 @@ def compare(
 
       hf-lossy compare
 
+      hf-lossy compare --drafter demo --policies svip,strict
+
       hf-lossy compare --model M --assistant D --prompts questions.jsonl --chat --limit 16 --batch-size 1,8
 
       hf-lossy compare --model M --assistant D --task gsm8k --data test.jsonl --policies svip,top_k:k=4+svip --out found
     """
     end_after(max_hours)
     needs("train", "scipy")
-    check_pair(model, assistant)
+    check_draft(model, assistant, drafter)
     sizes = batch_sizes(batch_size)
     check_int("--gamma", gamma, 1, LONGEST_DRAFT)
     from ..evaluation.measuring import Decoding, Writer
@@ -123,10 +125,11 @@ def compare(
     processes = Processes.started()
     chosen = _policies(policies, gamma)
     parts = [part for policy in chosen.values() for part in parts_in(policy)]
-    made = models_from(model, assistant, sources_in(parts))
+    made = models_from(model, assistant, sources_in(parts), drafter)
+    check_compiled(compile_rounds, made)
     texts, problems, its_task, source = prompts_of(prompts, task, data, made.model, limit, seed, shots)
     batches = Batches(len(texts), sizes)
-    target, draft, tokenizer = load(made.model, made.assistant, dtype, device)
+    target, draft, tokenizer = load_made(made, dtype, device)
     texts = chats(tokenizer, texts) if chat else texts
     left_out = {"target compiled": why} if (why := why_not_static(target)) and static else {}
     capacity = longest_of(tokenizer, texts) + max_new_tokens if static and not left_out else None

@@ -11,6 +11,7 @@ import hf_lossy_assist as hla
 
 from ..terminal import console, show, show_json
 from ..validation import MOST_ROWS, check_int
+from .drafters import check_no_drafter
 from .made_with import folder_of, models_from, parts_in, sources_in
 from .options import TARGET, AsJson, Assistant, Device, DType, Model, check_pair, load, needs
 
@@ -68,6 +69,7 @@ def evaluate_tasks(
             write_task(include_path := Path(written), DEMO)
         manager = manager_of(names, include_path)
         made = models_from(model, assistant, [*sources_in(parts_in(chosen)), *folder_of(policy)])
+        check_no_drafter(made, "eval")
         target, draft, tokenizer = load(made.model, made.assistant, dtype, device)
         common = {"tokenizer": tokenizer, "batch_size": batch_size}
         settings: dict[str, Any] = {

@@ -9,6 +9,7 @@ import hf_lossy_assist as hla
 
 from ..validation import check_number
 from .compare import compare
+from .drafters import Drafter
 from .made_with import models_from, sources_in
 from .measured import check_answers, prompts_of
 from .options import AsJson, Assistant, Chat, Device, DType, Model, Resume, Seed, Shots
@@ -20,6 +21,7 @@ def evaluate(
     ] = None,
     model: Model = None,
     assistant: Assistant = None,
+    drafter: Drafter = None,
     task: Annotated[
         str | None, typer.Option(help="a task whose right answers are known: demo, gsm8k, math or a JSON-lines file")
     ] = None,
@@ -66,7 +68,7 @@ def evaluate(
         check_number("--threshold", value, 0.0, 2.0)
     loaded = hla.Head.from_pretrained(head or str(hla.demo.FOLDER / "autojudge_head"))
     method = loaded.config.method
-    made = models_from(model, assistant, sources_in([loaded]))
+    made = models_from(model, assistant, sources_in([loaded]), drafter)
     if made.model is not None and task is None:
         raise ValueError("evaluate counts right answers: pass --task gsm8k or math with --data, or --task FILE")
     _, problems, _, source = prompts_of(None, task, data, made.model, limit, seed, shots)
@@ -78,6 +80,6 @@ def evaluate(
         policies[f"{method}:threshold={value!r}"] = made_by(entry_of(method), head=loaded, threshold=value)
     # The annotation is for typer, which makes texts of what was typed: a folder's name could not stand in every one of them.
     compare(
-        made.model, made.assistant, policies=policies, task=task, data=data, shots=shots, limit=limit, batch_size=batch_size,  # type: ignore[arg-type]
+        made.model, made.assistant, made.drafter, policies=policies, task=task, data=data, shots=shots, limit=limit, batch_size=batch_size,  # type: ignore[arg-type]
         max_new_tokens=max_new_tokens, static=False, out=out, resume=resume, seed=seed, dtype=dtype, device=device, chat=chat, as_json=as_json,
     )  # fmt: skip

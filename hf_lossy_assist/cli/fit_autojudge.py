@@ -7,8 +7,9 @@ import typer
 
 from ..artifacts.reading import read_object
 from ..terminal import console, show, table
+from .drafters import Drafter, check_draft, load_made
 from .made_with import MadeWith, Source, models_from, remember
-from .options import Assistant, Device, DType, FitSeed, Model, Out, check_pair, load, needs
+from .options import Assistant, Device, DType, FitSeed, Model, Out, load, needs
 from .verdict import show_verdict
 
 
@@ -23,10 +24,14 @@ def fit_autojudge(
     out: Out,
     model: Model = None,
     assistant: Assistant = None,
+    drafter: Drafter = None,
     head: Annotated[str, typer.Option(help="shape of the head: linear or mlp")] = "linear",
     features: Annotated[
-        str, typer.Option(help="hidden states that the head reads: of draft, target or both")
-    ] = "both",
+        str | None,
+        typer.Option(
+            help="hidden states that the head reads: of draft, target or both (default: both; target for a drafter)"
+        ),
+    ] = None,
     position: Annotated[
         str, typer.Option(help="position of the state: token (the drafted token) or predicting (the one before)")
     ] = "token",
@@ -58,12 +63,14 @@ def fit_autojudge(
       hf-lossy fit autojudge mined --out judge --features target --folds 5 --compare
     """
     needs("train", "datasets", "sklearn", "matplotlib")
-    if model is None and assistant is None:
+    if model is None and assistant is None and drafter is None:
         made = models_from(None, None, [_source(data)])
-        model, assistant = made.model, made.assistant
+        model, assistant, drafter = made.model, made.assistant, made.drafter
+    if features is None:
+        features = "both" if drafter is None else "target"
     untargeted = features == "draft" and assistant is not None and model is None  # the target may be behind a server
     if not untargeted:
-        check_pair(model, assistant)
+        check_draft(model, assistant, drafter)
     if out.exists():  # before models are loaded
         raise ValueError(f"{out} exists: choose another --out, or delete it to fit again")
     from ..methods.autojudge.classifiers import JudgeSettings
@@ -73,9 +80,9 @@ def fit_autojudge(
     if untargeted:
         target, (draft, _, tokenizer) = None, load(assistant, None, dtype, device)
     else:
-        target, draft, tokenizer = load(model, assistant, dtype, device)
+        target, draft, tokenizer = load_made(MadeWith(model, assistant, drafter=drafter), dtype, device)
     fitted, report = run(data, out, target, draft, tokenizer, settings, compare)
-    remember(out, MadeWith(model, assistant, dtype=dtype))
+    remember(out, MadeWith(model, assistant, dtype=dtype, drafter=drafter))
     screen = console()
     screen.print(_thresholds(report))
     source = f"out of {report.folds} folds" if report.folds else "held out"
@@ -94,9 +101,9 @@ def fit_autojudge(
     )
     folder = out if out.is_absolute() else f"./{out}"  # a bare name is a rule's
     own = (
-        f"--model {model} --assistant {assistant} --task {fitted.config.training['task']} --data FILE"
+        f"--model {model} {f'--assistant {assistant}' if drafter is None else f'--drafter {drafter}'} --task {fitted.config.training['task']} --data FILE"
         if model
-        else "--task demo"
+        else f"--task demo{'' if drafter is None else f' --drafter {drafter}'}"
     )
     show_verdict(report.evidence, f"hf-lossy compare {own} --policies svip,{folder}", "which answers it changes")
 

@@ -11,6 +11,7 @@ from ..tasks.prompts import read_prompts
 from ..terminal import show_json
 from ..training.processes import Processes
 from ..validation import check_int
+from .drafters import load_made, read_drafter
 from .generated import json_report, show_outputs, show_report, write_page
 from .made_with import MadeWith, folder_of, models_from, remark_on, remark_on_companion, sources_in
 from .options import (
@@ -28,8 +29,6 @@ from .options import (
     TopK,
     TopP,
     chats,
-    load,
-    read_drafter,
 )
 from .policy_options import PolicyOptions
 from .writing import Decoding, write
@@ -120,7 +119,7 @@ def generate(
     if limit is not None:
         check_int("--limit", limit, 1)
     texts, problems = _texts(prompt, prompts, made.model, seed, limit, max(DEMO_PROBLEMS, batch_size))
-    target, draft, tokenizer = load(made.model, made.assistant, dtype, device)
+    target, draft, tokenizer = load_made(made, dtype, device)
     chosen = finish(target, draft, tokenizer, made.companion)
     if drafts is not None and not drafts.needs_assistant:
         draft = None
@@ -138,10 +137,12 @@ def generate(
     if as_json:
         names: dict[str, Any] = {
             "model": made.model or "demo/target",
-            "assistant": (made.assistant or "demo/draft") if chosen and draft is not None else None,
+            "assistant": (made.assistant or "demo/draft")
+            if chosen and draft is not None and made.drafter is None
+            else None,
         }
-        if drafter is not None:
-            names["drafter"] = drafter
+        if (named := drafter or made.drafter) is not None:
+            names["drafter"] = named
         names["policy"] = policy if chosen is None else chosen.to_dict() or "strict"
         show_json(json_report(written, tokenizer, names))
         return

@@ -17,6 +17,7 @@ from ..terminal import show
 from ..validation import one_line, shown
 
 
+DEMO = "demo"  # `--drafter demo`
 DEMO_TARGETS = ("demo-target", "demo-target:int8")  # how records name the demo's
 
 
@@ -29,10 +30,16 @@ class MadeWith:
     companion: str | None = None
     dtype: str = "float32"
     chat: bool = False
+    drafter: str | None = None  # in the place of the assistant
 
     def words(self) -> str:
         """The models as they are typed."""
-        given = {"--model": self.model, "--assistant": self.assistant, "--companion": self.companion}
+        given = {
+            "--model": self.model,
+            "--assistant": self.assistant,
+            "--companion": self.companion,
+            "--drafter": self.drafter,
+        }
         return " ".join(f"{name} {value}" for name, value in given.items() if value is not None)
 
 
@@ -46,9 +53,10 @@ class Source(NamedTuple):
 
 def remember(out: Path, made: MadeWith) -> None:
     """Write down with which models the folder `out` was made, if they are not the demo's."""
-    if (made.model is None and made.assistant is None) or int(os.environ.get("RANK", "0")) != 0:
+    if made.model is made.assistant is made.drafter is None or int(os.environ.get("RANK", "0")) != 0:
         return
     names = {name: _place(getattr(made, name)) for name in ("model", "assistant", "companion")}
+    names["drafter"] = made.drafter if made.drafter == DEMO else _place(made.drafter)
     facts = {"folder": str(out.resolve())} | asdict(made) | names
     write_text(out / MADE_WITH, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
@@ -66,12 +74,18 @@ def recall(folder: str | Path) -> MadeWith | None:
     Raises: `ValueError`, one line, where a model's folder is gone.
     """
     made = _written(folder)
-    for name in () if made is None else (made.model, made.assistant, made.companion):
+    for name in () if made is None else (made.model, made.assistant, made.companion, made.drafter):
         if name is not None and Path(name).is_absolute() and not Path(name).exists():
-            raise ValueError(
-                f"{folder} was made with {shown(name, 200)}, which is not there any more: pass --model and --assistant"
-            )
+            way = [f"--{option}" for option in ("model", "assistant", "drafter") if made and getattr(made, option)]
+            pair = "--model and --assistant" if made and made.drafter is None else " and ".join(way)
+            raise ValueError(f"{folder} was made with {shown(name, 200)}, which is not there any more: pass {pair}")
     return made
+
+
+def made_with_drafter(folder: str | Path) -> bool:
+    """Whether a drafter was in the place of the assistant when this folder was written here; its models may be gone."""
+    made = _written(folder)
+    return made is not None and made.drafter is not None
 
 
 def _written(folder: str | Path) -> MadeWith | None:
@@ -82,6 +96,7 @@ def _written(folder: str | Path) -> MadeWith | None:
     facts = read_object(file)
     if facts.pop("folder", None) != str(Path(folder).resolve()):
         return None
+    facts.setdefault("drafter", None)  # notes of older versions have none
     kinds = {"dtype": str, "chat": bool}
     if facts.keys() != {f.name for f in fields(MadeWith)} or not all(
         isinstance(value, kinds.get(name, str)) or (value is None and name not in kinds)
@@ -91,13 +106,15 @@ def _written(folder: str | Path) -> MadeWith | None:
     return MadeWith(**facts)
 
 
-def models_from(model: str | None, assistant: str | None, sources: Iterable[Source]) -> MadeWith:
+def models_from(
+    model: str | None, assistant: str | None, sources: Iterable[Source], drafter: str | None = None
+) -> MadeWith:
     """The models that the options name; where they name none those that a source was made with, which one line says.
 
     Raises: `ValueError`, one line, for a source that was made for models that are neither remembered nor the demo's.
     """
-    if model is not None or assistant is not None:
-        return MadeWith(model, assistant)
+    if model is not None or assistant is not None or drafter is not None:
+        return MadeWith(model, assistant, drafter=drafter)
     strange = None
     for source in sources:
         made = None if source.name is None else recall(source.name)

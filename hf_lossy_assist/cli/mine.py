@@ -11,6 +11,7 @@ import typer
 from ..artifacts.reading import read_object
 from ..terminal import show
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int
+from .drafters import Drafter, check_draft, load_made
 from .exits import end_after
 from .made_with import MadeWith, remember
 from .options import (
@@ -30,7 +31,6 @@ from .options import (
     TopK,
     TopP,
     chats,
-    check_pair,
     check_sampling,
     demo_source,
     load,
@@ -47,6 +47,7 @@ def mine(
     out: Out,
     model: Model = None,
     assistant: Assistant = None,
+    drafter: Drafter = None,
     task: Annotated[
         str,
         typer.Option(
@@ -102,6 +103,8 @@ def mine(
 
       hf-lossy mine --task demo --limit 64 --out mined
 
+      hf-lossy mine --drafter demo --limit 64 --out mined
+
       hf-lossy mine --model M --assistant D --task gsm8k --data train.jsonl --chat --max-seconds 120 --out mined
 
       hf-lossy mine --model M --assistant D --task qa --data q.jsonl --judge-url URL --judge-model J --out mined
@@ -112,7 +115,7 @@ def mine(
         target_url=target_url, target_model=target_model, judge_url=judge_url, judge_model=judge_model,
         per_minute=per_minute, timeout=timeout,
     )  # fmt: skip
-    _check_models(model, assistant, task, remote=target_url is not None)
+    _check_models(model, assistant, drafter, task, remote=target_url is not None)
     from ..tasks.conversations import NO_ANSWERS, ShareGPT
     from ..tasks.tasks import JUDGED, task_named
 
@@ -126,13 +129,14 @@ def mine(
     check_int("--limit", MINED if limit is None else limit, 1, MOST_NEW_TOKENS)
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
     check_int("--workers", workers, 1, MOST_THREADS)
+    from ..drafters.eagle3 import PLACES
     from ..methods.autojudge.mine import mine as run
     from ..methods.autojudge.mine_settings import MineSettings
 
     settings = MineSettings(
         max_new_tokens=NEW_TOKENS.get(task, 512) if max_new_tokens is None else max_new_tokens, do_sample=do_sample,
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, naive=naive, max_mismatches=max_mismatches,
-        max_seconds=max_seconds,
+        max_seconds=max_seconds, places=1 if drafter is None else PLACES,
     )  # fmt: skip
     with ExitStack() as opened:
         judge = opened.enter_context(servers.open("judge")) if task in JUDGED else None
@@ -141,7 +145,8 @@ def mine(
             allow_code_execution=allow_code_execution,
         )  # fmt: skip
         problems = chosen.problems(MINED if limit is None and task == DEMO else limit)
-        target, draft, tokenizer = _models(model, assistant, dtype, device, remote=target_url is not None)
+        made = MadeWith(model, assistant, dtype=dtype, chat=chat, drafter=drafter)
+        target, draft, tokenizer = _models(made, device, remote=target_url is not None)
         if target_url is not None:
             target = opened.enter_context(servers.open("target"))
         wrap = (lambda text: chats(tokenizer, [text])[0]) if chat else str
@@ -151,17 +156,21 @@ def mine(
                 target, draft, tokenizer, chosen, problems, out, settings,
                 batch_size=batch_size, workers=workers, resume=resume, wrap=wrap, source=source,
             )  # fmt: skip
-    remember(out, MadeWith(model, assistant, dtype=dtype, chat=chat))
+    remember(out, made)
     if int(os.environ.get("RANK", "0")) == 0:
         show(_report(out))
 
 
-def _check_models(model: str | None, assistant: str | None, task: str, remote: bool) -> None:
+def _check_models(model: str | None, assistant: str | None, drafter: str | None, task: str, remote: bool) -> None:
     """Refuse models that do not go together, or not with the task. `remote`: a server runs the target."""
     if remote and model is not None:
         raise ValueError("--model and --target-url are two targets: pass one of them (--assistant is the draft)")
+    if remote and drafter is not None:
+        raise ValueError(
+            "--drafter reads the target's hidden states, which no server gives: pass --model, or --assistant"
+        )
     if not remote:
-        check_pair(model, assistant)
+        check_draft(model, assistant, drafter)
     elif assistant is None and task != DEMO:
         raise ValueError(
             "--target-url needs --assistant, the draft, whose tokenizer is the target's (without it: --task demo)"
@@ -170,11 +179,11 @@ def _check_models(model: str | None, assistant: str | None, task: str, remote: b
         raise ValueError("--task demo is for the demo models: name another task with --assistant")
 
 
-def _models(model: str | None, assistant: str | None, dtype: str, device: str, remote: bool) -> tuple[Any, Any, Any]:
+def _models(made: MadeWith, device: str, remote: bool) -> tuple[Any, Any, Any]:
     """Target (None where a server runs it), draft and tokenizer."""
-    if not remote or assistant is None:
-        return load(model, assistant, dtype, device)
-    draft, _, tokenizer = load(assistant, None, dtype, device)
+    if not remote or made.assistant is None:
+        return load_made(made, made.dtype, device)
+    draft, _, tokenizer = load(made.assistant, None, made.dtype, device)
     return None, draft, tokenizer
 
 

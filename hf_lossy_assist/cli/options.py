@@ -11,9 +11,9 @@ import hf_lossy_assist as hla
 
 from ..tasks.prompts import Text
 from ..validation import MOST_ROWS, check_int, one_line, shown
+from .made_with import DEMO
 
 
-DEMO = "demo"
 DEMO_PROMPTS = 64  # of `--prompts demo` without --limit
 INT8 = "int8"
 TARGET = "target"  # `--policy target`: no draft
@@ -53,34 +53,6 @@ def check_pair(model: str | None, assistant: str | None) -> None:
     if (model is None) != (assistant is None):
         given, missing = ("--model", "--assistant") if assistant is None else ("--assistant", "--model")
         raise ValueError(f"{given} needs {missing} beside it (without both, the demo models run)")
-
-
-def read_drafter(given: str | None, policy: str, model: str | None, assistant: str | None) -> "hla.Drafter | None":
-    """`--drafter`: a registered drafter's name, JSON with the name and parameters, or a trained drafter's folder or Hub id.
-
-    Raises: one line where it does not fit the rest.
-    """
-    from ..artifacts.reading import parse
-    from ..drafters.base import as_drafter
-    from ..drafters.loading import load_drafter
-
-    drafter: hla.Drafter | None = None
-    if (
-        given is not None
-        and not given.lstrip().startswith("{")
-        and (os.sep in given or "/" in given or Path(given).is_dir())
-    ):
-        drafter = load_drafter(given)
-    elif given is not None:
-        drafter = as_drafter(parse(given, "--drafter") if given.lstrip().startswith("{") else given)
-    if policy == TARGET:
-        if drafter is not None:
-            raise ValueError(f"--drafter drafts, and --policy {TARGET} has no draft: leave one of them out")
-    elif drafter is None or drafter.needs_assistant:
-        check_pair(model, assistant)
-    elif assistant is not None:
-        raise ValueError(f"--drafter {given} drafts without a model: leave --assistant out")
-    return drafter
 
 
 def check_prompts(prompts: str, model: str | None) -> None:
@@ -190,7 +162,7 @@ def load_companion(companion: str | None, target: Any, draft: Any, tokenizer: An
     if companion is None:
         return hla.demo.load(target.dtype, target.device).companion
     if companion == INT8:
-        if draft is None:
+        if draft is None or isinstance(draft, hla.Drafter):
             raise ValueError(
                 f"--companion {INT8} is the draft model in int8, and --drafter drafts without one: pass --assistant in its place"
             )

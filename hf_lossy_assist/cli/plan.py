@@ -128,6 +128,10 @@ def plan(
     loaded = hla.Head.from_pretrained(source)
     data = read_held_out(source)
     made = models_from(model, assistant, sources_in([loaded]))
+    if made.drafter is not None:
+        raise ValueError(
+            f"plan replays texts, and what a drafter on the target's states ({made.drafter}) says depends on the round: hf-lossy evaluate {head}"
+        )
     check_prompts(prompts, made.model)
     texts = [text.prompt for text in demo_texts(limit, 0)] if prompts == DEMO else read_prompts(prompts, limit)
     target, draft, tokenizer = load(made.model, made.assistant, dtype or "float32", device)

@@ -8,6 +8,7 @@ import typer
 from ..tasks.prompts import read_prompts
 from ..terminal import console, show, table
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int
+from .drafters import Drafter, check_draft, load_made
 from .exits import end_after
 from .made_with import MadeWith, remember
 from .options import (
@@ -30,12 +31,10 @@ from .options import (
     TopP,
     batch_sizes,
     chats,
-    check_pair,
     check_prompts,
     check_sampling,
     demo_source,
     demo_texts,
-    load,
     load_companion,
     needs,
 )
@@ -48,6 +47,7 @@ def profile(
     out: Out,
     model: Model = None,
     assistant: Assistant = None,
+    drafter: Drafter = None,
     companion: Companion = None,
     prompts: Prompts = DEMO,
     limit: Annotated[int | None, typer.Option(help="most prompts to use (default: all; 512 of the demo)")] = None,
@@ -79,11 +79,13 @@ def profile(
 
       hf-lossy profile --prompts demo --limit 128 --out profile
 
+      hf-lossy profile --drafter demo --limit 128 --out profile
+
       hf-lossy profile --model M --assistant D --companion C --prompts questions.jsonl --chat --batch-size 8,32 --out profile
     """
     end_after(max_hours)
     needs("train", "sklearn", "matplotlib")
-    check_pair(model, assistant)
+    check_draft(model, assistant, drafter)
     if model is not None and companion is None:
         raise ValueError(f"--model needs --companion beside it: a path, Hub id, or {INT8}")
     check_prompts(prompts, model)
@@ -110,7 +112,8 @@ def profile(
         texts = [text.prompt for text in demo_texts(PROFILED if limit is None else limit, seed)]
     else:
         texts = read_prompts(prompts)[:limit]
-    target, draft, tokenizer = load(model, assistant, dtype, device)
+    made_with = MadeWith(model, assistant, companion, dtype, chat, drafter)
+    target, draft, tokenizer = load_made(made_with, dtype, device)
     third = load_companion(companion, target, draft, tokenizer)
     source = demo_source(seed) if prompts == DEMO else Path(prompts).name
     texts = chats(tokenizer, texts) if chat else texts
@@ -119,7 +122,7 @@ def profile(
     except KeyboardInterrupt:
         show(f"interrupted; samples that are done are in {out}.partial: the same command with --resume goes on")
         raise
-    remember(out, MadeWith(model, assistant, companion, dtype, chat))
+    remember(out, made_with)
     _show(made, out)
 
 

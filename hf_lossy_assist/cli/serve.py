@@ -9,6 +9,7 @@ import hf_lossy_assist as hla
 
 from ..terminal import show
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int
+from .drafters import check_no_drafter
 from .made_with import folder_of, models_from, parts_in, sources_in
 from .options import Assistant, Device, DType, Model, check_pair, load, needs
 
@@ -70,6 +71,7 @@ def serve(
     sources = [its for policy in chosen.values() for its in sources_in(parts_in(policy))]
     folders = [its for policy in split_policies(policies) for its in folder_of(policy)]
     made = models_from(model, assistant, [*sources, *folders])
+    check_no_drafter(made, "serve")
     target, draft, tokenizer = load(made.model, made.assistant, dtype, device)
     for policy in chosen.values():
         hla.Runner(policy, draft, tokenizer=tokenizer).validate(target)

@@ -8,8 +8,9 @@ import typer
 
 from ..terminal import console, digits, show, show_json, table
 from ..validation import MOST_ROWS, check_int, check_number
+from .drafters import Drafter, check_draft, load_made
 from .exits import end_after
-from .made_with import MadeWith, models_from, parts_in, remark_on, remember, sources_in
+from .made_with import models_from, parts_in, remark_on, remember, sources_in
 from .measured import check_answers, check_decoding, check_out, facts_of, once_each, progress, prompts_of, resumable
 from .options import (
     DEMO,
@@ -28,8 +29,6 @@ from .options import (
     TopK,
     TopP,
     chats,
-    check_pair,
-    load,
     needs,
 )
 
@@ -41,6 +40,7 @@ DEMO_LIMIT = 400
 def tune(
     model: Model = None,
     assistant: Assistant = None,
+    drafter: Drafter = None,
     task: Annotated[
         str, typer.Option(help="a task whose right answers are known: gsm8k, math or a JSON-lines file")
     ] = DEMO,
@@ -85,11 +85,13 @@ def tune(
 
       hf-lossy tune --out tuned
 
+      hf-lossy tune --drafter demo --limit 100 --out tuned
+
       hf-lossy tune --model M --assistant D --task gsm8k --data test.jsonl --chat --max-loss 0.02 --out tuned
     """
     end_after(max_hours)
     needs("train", "scipy")
-    check_pair(model, assistant)
+    check_draft(model, assistant, drafter)
     check_number("--max-loss", max_loss, 1e-6, 1.0)
     check_number("--confidence", confidence, 0.5, 1 - 1e-9)
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
@@ -114,14 +116,14 @@ def tune(
     field = field_of(split_policies(policies))
     limit = DEMO_LIMIT if limit is None and task == DEMO else limit
     parts = [part for policy in field.policies.values() for part in parts_in(policy)]
-    made = models_from(model, assistant, sources_in(parts))
+    made = models_from(model, assistant, sources_in(parts), drafter)
     problems, its_task, source = _problems(task, data, made.model, limit, seed, shots)
     texts = [problem.prompt for problem in problems]
     search = Search(max_loss, 1 - confidence, _first(first, len(texts), batch_size), batch_size)
     ladders = len({step.ladder for step in field.steps})
     if not as_json:
         show(promise(len(texts) // batch_size * batch_size - search.first, search, ladders))
-    target, draft, tokenizer = load(made.model, made.assistant, dtype, device)
+    target, draft, tokenizer = load_made(made, dtype, device)
     texts = chats(tokenizer, texts) if chat else texts
     store = None
     if out is not None:
@@ -157,7 +159,7 @@ def tune(
         as_json,
     )
     if store is not None and (store.out / "policy").is_dir():
-        remember(store.out / "policy", MadeWith(made.model, made.assistant, dtype=dtype, chat=chat))
+        remember(store.out / "policy", replace(made, dtype=dtype, chat=chat))
     remark_on(parts, do_sample)
 
 

@@ -34,7 +34,8 @@ class DraftContext:
         vocabulary: how many token ids the target has.
         sampling: False: greedy.
         clock: where seconds are counted.
-        held: how many tokens of each row the target held before the call (`past_key_values`).
+        held: how many tokens of each row the target held before the call, in the cache that it was passed.
+        features (`FeatureSpec`): the hidden states that the rule's head reads; None: it has none.
         assistant_run: makes the drafter of `assistant_model=`; None: the call has none.
     """
 
@@ -46,6 +47,7 @@ class DraftContext:
     sampling: bool
     clock: Clock
     held: Sequence[int] = ()
+    features: FeatureSpec | None = None
     assistant_run: Callable[[], "DrafterRun"] | None = None
 
 
@@ -54,12 +56,14 @@ class Drafter:
     """The base of drafters: settings, and `start`. Pass one as `generate(…, lossy_policy=…, drafter=…)`.
 
     What a subclass says of itself: `needs_assistant`, it drafts with the call's `assistant_model`; `gives_probs`, its drafts have
-    distributions, which rules and filters may read; `asks_stop`, it asks the call's stop behind each token that it drafts.
+    distributions, which rules and filters may read; `gives_states`, it has hidden states, which heads may read (`Draft.hidden`); `asks_stop`, it asks the
+    call's stop behind each token that it drafts.
     """
 
     needs_assistant: ClassVar[bool] = False  # drafts with the call's `assistant_model`
     asks_stop: ClassVar[bool] = False  # behind each token that it drafts
     gives_probs: ClassVar[bool] = False  # its drafts have distributions, which rules and filters may read
+    gives_states: ClassVar[bool] = False  # it has hidden states, which heads may read
 
     def start(self, context: DraftContext) -> "DrafterRun":
         """The drafter at work in one generate call."""
@@ -89,6 +93,15 @@ def as_drafter(given: Any) -> Drafter | None:
         raise ValueError(f"{what}: the parameter {missing[0]} is missing: it has no default")
     made: Drafter = found.make(**settings)
     return made
+
+
+def apart(assistant: Any, drafter: Any) -> tuple[Any, Any]:
+    """The assistant and the drafter of a call, whose drafter may be passed as either. Raises: `ValueError` where there are two."""
+    if not isinstance(assistant, Drafter):
+        return assistant, drafter
+    if drafter is not None:
+        raise ValueError("assistant_model and drafter are two drafters: pass one of them")
+    return None, assistant
 
 
 class DrafterRun:

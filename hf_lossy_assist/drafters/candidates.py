@@ -23,7 +23,8 @@ class CandidateRun(DrafterRun):
         text = rows.texts()[0][None]
         with self.clock.time("draft"):
             try:
-                candidates, logits = self.generator.get_candidates(text)
+                with randomness.everywhere(rows.index[0], text.device):
+                    candidates, logits = self.candidates(text)
             except TableEnds:  # for good: the text only grows
                 candidates, logits = text, None
         tokens = candidates[:, text.shape[1] :][:, : limits[0]].to(rows.ids.device)
@@ -34,6 +35,10 @@ class CandidateRun(DrafterRun):
             probs = logits.softmax(dim=-1)
         lengths = torch.tensor([gamma], device=rows.ids.device)
         return Draft(tokens, lengths, rows.order, max(limits), self.sampling, probs)
+
+    def candidates(self, text: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The text (1, n) with what the generator proposes behind it, and the logits that the tokens were chosen by."""
+        return self.generator.get_candidates(text)
 
     def learn(
         self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None

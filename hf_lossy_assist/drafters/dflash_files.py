@@ -10,7 +10,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from ..models.dflash import DFlashConfig, DFlashNetwork
 from ..validation import check_flag, check_int, one_line, shown
 from .eagle3_files import layer_settings
-from .weights import SIZES, assigned
+from .weights import SIZES, assigned, check_sizes
 
 
 OWN = "DFlashDraftModel"
@@ -73,11 +73,7 @@ def _layer(spec: Mapping[str, Any], where: str) -> Any:
     kind = spec.get("model_type", "qwen3")
     if kind != "qwen3":
         raise ValueError(f"{where}: layers of model_type {shown(kind)} are not known here, which has qwen3")
-    for name, most in SIZES.items():
-        if spec.get(name) is not None:
-            check_int(f"{where}: {name}", spec[name], 1, most)
-        elif name in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"):
-            raise ValueError(f"{where}: {name} is missing")
+    check_sizes(spec, where)
     kinds = spec.get("layer_types")
     if spec.get("is_causal") or (kinds is not None and set(kinds) != {"full_attention"}):
         raise ValueError(

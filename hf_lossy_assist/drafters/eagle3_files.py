@@ -12,7 +12,7 @@ import torch
 from ..models.eagle3 import KINDS, Eagle3Config, Eagle3Network
 from ..validation import check_flag, check_int, check_number, listed, one_line, shown
 from .states import Proposal
-from .weights import SIZES, assigned
+from .weights import SIZES, assigned, check_sizes
 
 
 PLAIN = ("LlamaForCausalLMEagle3", "Qwen3ForCausalLMEagle3", "Qwen3Eagle3Model")  # the last is DeepSpec's
@@ -77,11 +77,7 @@ def layer_config(spec: Mapping[str, Any], where: str) -> Any:
     kind = spec.get("model_type", "llama")
     if kind not in KINDS:
         raise ValueError(f"{where}: layers of model_type {shown(kind)} are not known here, which has {listed(KINDS)}")
-    for name, most in SIZES.items():
-        if spec.get(name) is not None:
-            check_int(f"{where}: {name}", spec[name], 1, most)
-        elif name in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"):
-            raise ValueError(f"{where}: {name} is missing")
+    check_sizes(spec, where)
     given = {name: value for name, value in spec.items() if name in layer_settings(kind)}
     try:
         layer = KINDS[kind].config(**given)

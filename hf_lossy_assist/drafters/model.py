@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,7 +14,8 @@ from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..batch.soundness import something
 from ..models.cached import CachedModel
-from ..models.row_model import RowModel, together
+from ..models.row_model import RowModel
+from ..models.together import together
 from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..stats.clock import Clock
@@ -69,24 +70,21 @@ class AssistantRun(DrafterRun):
     def __init__(
         self,
         model: CachedModel,
-        stop: StopRun,
-        processing: Processing,
-        vocabulary: int,
-        sampling: bool,
-        clock: Clock,
+        context: DraftContext,
         *,
         tap: FeatureTap | None = None,
         states: FeatureTap | None = None,
     ):
-        """`vocabulary`: the target's. A smaller draft's missing ids get q = 0; a larger one's surplus is cut off.
+        """A draft of a smaller vocabulary than `context.vocabulary` has q = 0 for the ids that it lacks; a larger one's surplus is cut off.
 
         `tap` and `states` are on the draft model: the stop is given what `tap` holds, and what `states` holds of each drafted
         token goes into the draft, for the rule.
         """
-        self.model, self.stop, self.processing, self.tap, self.states = model, stop, processing, tap, states
-        self.vocabulary, self.sampling, self.clock = vocabulary, sampling, clock
+        self.model, self.tap, self.states = model, tap, states
+        self.stop, self.processing, self.clock = context.stop, context.processing, context.clock
+        self.vocabulary, self.sampling = context.vocabulary, context.sampling
         self.lacks = False  # the model has fewer token ids than the target
-        self.keeps_probs = sampling
+        self.keeps_probs = context.sampling
 
     @property
     def cached_models(self) -> Sequence[CachedModel]:
@@ -137,7 +135,7 @@ class AssistantRun(DrafterRun):
         rows of several lengths would have logits made of each of them.
         """
         feed, counts = rows.after(self.model.lengths)
-        if feed.shape[1] <= MANY or len(set(counts)) == 1 or self.model.needs_prefill:
+        if feed.shape[1] <= MANY or len(set(counts)) == 1:
             return feed, counts
         with self.clock.time("draft"):
             self.model.feed(feed[:, :-1], [count - 1 for count in counts], keep=0)
@@ -193,8 +191,7 @@ class AssistantRun(DrafterRun):
         with self.clock.time("head"):
             return self.stop.after_token(token[:, None], (raw,), rows=rows, features=self._last(self.tap, counts))
 
-    @staticmethod
-    def _last(tap: FeatureTap, counts: list[int]) -> torch.Tensor:
+    def _last(self, tap: FeatureTap, counts: list[int]) -> torch.Tensor:
         """What `tap` holds of each row's last real position, (B, H)."""
         return tap.at(-1 if len(set(counts)) == 1 else torch.tensor([c - 1 for c in counts]))
 
@@ -230,6 +227,18 @@ class AssistantRun(DrafterRun):
     def take(self, b: int, number: int, other: DrafterRun) -> None:
         assert isinstance(other, AssistantRun) and isinstance(self.model, RowModel)
         self.model.take(b, other.model)
+
+
+def head_taps(model: Any, context: DraftContext) -> dict[str, FeatureTap | None]:
+    """The keyword arguments of `AssistantRun`: what the heads of a call's stop and rule read of `model`, which drafts.
+
+    Raises: `ValueError`, one line, for a layer that it does not have.
+    """
+    stop, rule = context.stop.settings.features, context.features
+    return {
+        "tap": None if stop is None else FeatureTap(model, stop),
+        "states": FeatureTap(model, rule) if rule is not None and rule.reads("draft") else None,
+    }
 
 
 register_drafter(

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 
 from ..artifacts.hub import AGAIN, fetch, holds
-from ..validation import listed, one_line
+from ..validation import check_int, listed, one_line
 
 
 CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
@@ -20,7 +20,17 @@ SIZES = {
     "head_dim": 2**12, "vocab_size": 2**21,
 }  # fmt: skip
 NOT_NEEDED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq", "t2d")
+NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 Network = TypeVar("Network", bound=torch.nn.Module)
+
+
+def check_sizes(spec: Mapping[str, Any], where: str) -> None:
+    """Refuse a decoder's config without sizes, or with such as nobody has. Raises: `ValueError` or `TypeError`, one line; `where` names it."""
+    for name, most in SIZES.items():
+        if spec.get(name) is not None:
+            check_int(f"{where}: {name}", spec[name], 1, most)
+        elif name in NEEDED:
+            raise ValueError(f"{where}: {name} is missing")
 
 
 def read_weights(source: str, pickle: bool, **kwargs: Any) -> tuple[dict[str, torch.Tensor], str]:

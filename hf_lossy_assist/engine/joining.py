@@ -5,7 +5,8 @@ from typing import Any
 
 from ..batch.together import ProcessingTogether, RandomnessTogether, RowsTogether
 from ..models.cached import NotJoined
-from ..models.row_model import RowModel, together
+from ..models.row_model import RowModel
+from ..models.together import together
 from ..stats.clock import Clock
 from .call import Call
 from .loop import keep_rows

@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 from transformers import CompileConfig, GenerationConfig, StaticCache
 
+from ..drafters.base import Drafter
 from ..generation.enable import enable
+from ..models.cache_name import CACHE
 from ..policy.policy import LossyPolicy
 from ..validation import one_line
 
@@ -51,7 +53,7 @@ def make_arms(
         tokenizer: of the target; heads and profiles refuse one that they were not made with.
         capacity: tokens of the longest text; with it the target compiled with a static cache is an arm too.
         compiled: each policy has a compiled form beside its eager one.
-        assisted: Transformers' assisted generation is among the arms.
+        assisted: Transformers' assisted generation is among the arms; it has no drafters on the target's states.
 
     Raises: `ValueError`, one line, for a policy under the name of an arm, whose figures would be mixed with its own.
     """
@@ -60,7 +62,7 @@ def make_arms(
     if capacity is not None:
         arms.append(Arm(STATIC, _static(target, capacity), "target"))
     stocks = {"assisted": {}, f"assisted γ={gamma}": {"num_assistant_tokens": gamma, **CONSTANT}}
-    for name, settings in stocks.items() if assisted else ():
+    for name, settings in stocks.items() if assisted and not isinstance(draft, Drafter) else ():
         arms.append(Arm(name, _assisted(target, draft, settings), "assisted", one_by_one=True, counted=True))
     enable(target)
     beside = {"assistant_model": draft} | ({} if tokenizer is None else {"tokenizer": tokenizer})
@@ -104,7 +106,7 @@ def _static(target: Any, capacity: int) -> Callable[..., Any]:
         rows = len(settings["input_ids"])
         cache = caches.setdefault(rows, StaticCache(config=target.config, max_cache_len=capacity))
         cache.reset()
-        return stock(target, past_key_values=cache, compile_config=how, **settings)
+        return stock(target, **{CACHE: cache}, compile_config=how, **settings)
 
     return write
 

@@ -15,7 +15,7 @@ import torch
 
 from ..artifacts.features import FeatureTap
 from ..artifacts.heads import Head
-from ..drafters.base import fit_vocabulary
+from ..drafters.base import Drafter, fit_vocabulary
 from ..models.architecture import Architecture
 from ..models.inspect import vocabulary_of
 from ..policy.policy import LossyPolicy
@@ -56,7 +56,7 @@ def score(
     """p, q and the heads' probabilities of the tokens `new` behind `prompt`, both without padding.
 
     Args:
-        draft: the model that drafted; None where there was none.
+        draft: the model that drafted; None where there was none. A drafter on the target's states is no model of texts, and says nothing here.
         heads: as `LossyPolicy.heads` gives them. One that reads a model that is not here, such as a companion, says nothing.
         sources: (n,) of each new token an index into `stats.row.SOURCES`; empty: nothing was drafted.
 
@@ -64,7 +64,9 @@ def score(
     """
     if not prompt or not new:
         raise ValueError(f"scores are of new tokens behind a prompt: got {len(prompt)} and {len(new)} tokens")
-    models: dict[str, Any] = ({} if draft is None else {"draft": draft}) | {"target": target}
+    models: dict[str, Any] = ({} if draft is None or isinstance(draft, Drafter) else {"draft": draft}) | {
+        "target": target
+    }
     asked = {name: head for name, head in _by_meaning(heads).items() if _can_read(head, models)} if sources else {}
     ids, vocabulary = torch.tensor([*prompt, *new]), vocabulary_of(target)
     found: dict[str, list[float]] = {}

@@ -13,7 +13,7 @@ from ..batch.rows import Rows
 from ..drafters.model import AssistantRun
 from ..engine.call import Call
 from ..engine.joining import cached_models
-from ..models.reading import keeps_prompts
+from ..models.reading import joins
 from ..models.row_model import RowModel
 from ..stats.clock import Clock
 
@@ -41,7 +41,7 @@ class Again:
         knows_no_prompt = (
             not call.compiled
             and type(call.drafter) is AssistantRun
-            and all(map(keeps_prompts, cached_models(call)))
+            and all(map(joins, cached_models(call)))
             and all(type(its) in (*SAME_FOR_ALL, MaxLengthCriteria) for its in shared)
             and not any(
                 its is theirs for its in lengths for theirs in (given if isinstance(given, list) else ())

@@ -19,13 +19,13 @@ HONOURED = frozenset(
     "suppress_tokens begin_suppress_tokens sequence_bias num_return_sequences output_scores output_logits "
     "return_dict_in_generate num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
     "prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit assistant_lookbehind target_lookbehind "
-    "watermarking_config cache_implementation compile_config disable_compile synced_gpus".split()
+    "use_mtp speculation_type watermarking_config cache_implementation compile_config disable_compile synced_gpus".split()
 )  # watermarking_config: but for SynthID; cache_implementation: "dynamic" and "static"
 
 # Where `checks` or `modes_asked_for` says no to a value that would change something.
 REFUSED = frozenset(
     "custom_generate num_beams use_cache token_healing guidance_scale output_attentions "
-    "output_hidden_states assistant_ensemble_weight use_mtp speculation_type penalty_alpha dola_layers num_beam_groups "
+    "output_hidden_states assistant_ensemble_weight penalty_alpha dola_layers num_beam_groups "
     "diversity_penalty constraints force_words_ids is_assistant".split()
 )
 
@@ -59,8 +59,6 @@ MODES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "diversity_penalty": (_above(0), "group beam search"),
     "constraints": (_given, "constrained beam search"),
     "force_words_ids": (_given, "constrained beam search"),
-    "use_mtp": (bool, "drafting with the target's own multi-token prediction layers"),
-    "speculation_type": (_given, "drafting from the target's hidden states (DFlash)"),
     "is_assistant": (bool, "as the draft of Transformers' own assisted generation"),
 }
 
@@ -79,6 +77,11 @@ def refuse_modes_asked_for(settings: Any) -> None:
             raise ValueError(
                 f"lossy_policy does not run {what}, which {name} asks for: leave {name} or lossy_policy out "
                 f"(generation_config.{name} = None if the model's own config has it)"
+            )
+    for name in ("use_mtp", "speculation_type"):  # which `enable` has taken out
+        if settings[name]:
+            raise ValueError(
+                f"{name} is read by the generate of an enabled model, and not by a Runner: leave it out, and pass Runner(…, drafter=…)"
             )
     for name, neutral in UNKNOWN.items():
         if settings[name] is not None and settings[name] != neutral:

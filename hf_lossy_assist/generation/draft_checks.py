@@ -42,7 +42,7 @@ def _refuse_drafter(target: Any, given: DraftWith, drafter: Drafter, policy: Los
         raise ValueError(f"{name} drafts in the target's token ids, and the assistant has another tokenizer")
     if drafter.needs_assistant and given.assistant is None:
         raise ValueError(f"{name} drafts with a draft model: pass assistant_model=… too")
-    if spec is not None and spec.reads("draft"):
+    if spec is not None and spec.reads("draft") and not drafter.gives_states:
         raise ValueError(f"the rule's head reads the {spec}, which {name} does not have: leave drafter=… out")
     if policy.rule.trusts_stop and policy.stop is not None and policy.stop.adaptive and not drafter.asks_stop:
         raise ValueError(

@@ -9,17 +9,20 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from ..artifacts.features import FeatureSpec, FeatureTap
 from ..batch.positions import keep_within
 from ..batch.processing import without_callers
 from ..batch.token_types import shared_types
 from ..drafters.base import DraftContext, Drafter, DrafterRun
 from ..drafters.candidates import CandidateRun
-from ..drafters.model import AssistantRun
+from ..drafters.model import AssistantRun, head_taps
 from ..drafters.suffix import LONGEST_MATCH, SuffixDrafter
+from ..models.cache_name import CACHE
 from ..models.cached import CachedModel
 from ..models.compilation import Compilation
+from ..models.early_exit import ExitModel, leaves_early
 from ..models.inspect import base_of, learned_positions
+from ..models.layer_kinds import keeps_states
+from ..models.row_model import RowModel
 from ..models.stock_exit import early_twin
 from ..models.trials import why_not_rows
 from ..stops.wrapping import WrappingStop
@@ -30,7 +33,7 @@ from .inputs import assistant_inputs, cropping, rowwise
 # The settings with which Transformers drafts without a draft model.
 CANDIDATES = ("prompt_lookup_num_tokens", "assistant_early_exit")
 # What Transformers makes a candidate generator's own.
-NOT_FOR_DRAFTS = ("past_key_values", "position_ids", "attention_mask")
+NOT_FOR_DRAFTS = (CACHE, "position_ids", "attention_mask")
 
 
 @dataclass(frozen=True)
@@ -60,16 +63,17 @@ class Prepared:
     inputs_tensor: torch.Tensor | None
     model_kwargs: Mapping[str, Any]
     compilation: Compilation | None = None
+    cached: CachedModel | None = None  # the target, where a draft of its own first blocks may draft on its cache
 
 
-def start_drafter(given: DraftWith, made: Prepared, spec: FeatureSpec | None) -> DrafterRun:
-    """The drafter of one call. `spec`: what the rule's head reads.
+def start_drafter(given: DraftWith, made: Prepared) -> DrafterRun:
+    """The drafter of one call.
 
     Raises: `ValueError`, one line, for what cannot draft for this batch or with this stop.
     """
     context = made.context
     if given.assistant is not None and not given.other_tokenizer:
-        context = replace(context, assistant_run=lambda: _assistant_run(given.assistant, made, spec))
+        context = replace(context, assistant_run=lambda: _assistant_run(given.assistant, made))
     _refuse_stop(given, context)
     if given.drafter is not None:
         run = given.drafter.start(context)
@@ -84,6 +88,12 @@ def start_drafter(given: DraftWith, made: Prepared, spec: FeatureSpec | None) ->
     if rows > 1:
         what = "early exit and other tokenizers draft for one row at a time"
         raise ValueError(f"{what}; this batch has {rows}: pass prompts one by one")
+    its = given.assistant if given.assistant is not None else context.target if given.exit is not None else None
+    if its is not None and keeps_states(its):  # Transformers would crop its cache, which forgets no state
+        raise ValueError(
+            f"{type(base_of(its)).__name__} keeps a recurrent state, and Transformers' own drafting (early exit, another tokenizer) cannot "
+            "roll it back: pass a draft model with the target's tokenizer"
+        )
     return _candidate_run(given, made)
 
 
@@ -115,27 +125,21 @@ def _refuse_stop(given: DraftWith, context: DraftContext) -> None:
     raise ValueError(f"{name} needs a draft model with the target's tokenizer: {other}")
 
 
-def _assistant_run(assistant: Any, made: Prepared, spec: FeatureSpec | None) -> DrafterRun:
+def _assistant_run(assistant: Any, made: Prepared) -> DrafterRun:
     """The assistant on a cache of rows where it can be, else on Transformers' own."""
     context = made.context
-    model, rows, stop = context.target, context.rows, context.stop
+    model, rows = context.target, context.rows
     reason = why_not_rows(assistant)
-    if reason is None:
-        draft: CachedModel = rowwise(assistant, model, rows, context.vocabulary, made.compilation)
+    shared = made.cached
+    if reason is None and type(shared) is RowModel and shared.rope is None and leaves_early(assistant, model):
+        draft: CachedModel = ExitModel(assistant, shared, context.vocabulary)
+    elif reason is None:
+        draft = rowwise(assistant, model, rows, context.vocabulary, made.compilation)
     else:
         inputs = assistant_inputs(assistant, rows, made.inputs_tensor, dict(made.model_kwargs), made.config)
         inputs["token_type_ids"] = shared_types(assistant, model, rows.types)
         draft = cropping(assistant, rows, inputs, reason, way_out="choose another assistant_model")
-    return AssistantRun(
-        draft,
-        stop,
-        context.processing,
-        context.vocabulary,
-        context.sampling,
-        context.clock,
-        tap=None if stop.settings.features is None else FeatureTap(assistant, stop.settings.features),
-        states=FeatureTap(assistant, spec) if spec is not None and spec.reads("draft") else None,
-    )
+    return AssistantRun(draft, context, **head_taps(assistant, context))
 
 
 def _candidate_run(given: DraftWith, made: Prepared) -> DrafterRun:

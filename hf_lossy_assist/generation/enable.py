@@ -16,7 +16,8 @@ from typing import Any
 from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 from transformers.generation import StopStringCriteria
 
-from ..drafters.base import Drafter
+from ..drafters.base import apart
+from ..models.cache_name import passed_as
 from ..models.in_step import Steps
 from ..models.inspect import base_of
 from ..models.led import Ranks
@@ -31,6 +32,7 @@ from .preparing import refusals_in_one_line
 from .runner import Runner
 from .shared_scale import warn_of_shared_scales
 from .spread import failures_told, ranks_of
+from .state_settings import STATES, by_states, take_states
 from .unsupported import refuse_arguments
 
 
@@ -174,13 +176,12 @@ def _speculative_generate(
     with refusals_in_one_line(begun=lambda: False):
         config = copy.deepcopy(given) if given is not None else GenerationConfig()
         config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
+        states = take_states(kwargs, given, config, model.generation_config)
         refuse_arguments(model, kwargs, config)
 
-    assistant = kwargs.pop("assistant_model", None)
-    if isinstance(assistant, Drafter):  # a network that is no model by itself
-        if drafter is not None:
-            raise ValueError("assistant_model and drafter are two drafters: pass one of them")
-        assistant, drafter = None, assistant
+    assistant, drafter = apart(kwargs.pop("assistant_model", None), drafter)
+    others = [name for name in CANDIDATES if kwargs.get(name, getattr(config, name, None)) is not None]
+    assistant, drafter = by_states(states, assistant, drafter, others)
     runner = runner_type(
         policy,
         assistant=assistant,
@@ -190,11 +191,10 @@ def _speculative_generate(
         settings=settings_in(given, model.generation_config)
         | {name: kwargs.pop(name) for name in DRAFT_SETTINGS if name in kwargs}
         | {name: kwargs.get(name, getattr(config, name, None)) for name in COMPILED},
-        cache_given=kwargs.get("past_key_values") is not None,
         generator=generator,
         drafter=drafter,
     )
-    runner.reads_call, runner.ranks = False, ranks  # all of it is read here
+    runner.reads_call, runner.ranks, runner.given_as = False, ranks, passed_as(kwargs)  # all of it is read here
     # A candidate generator's settings must not make Transformers choose its own assisted mode before the runner is reached.
     for name in CANDIDATES:
         runner.generator_settings[name] = kwargs.get(name, getattr(config, name, None))
@@ -209,7 +209,7 @@ def _speculative_generate(
             raise ValueError("stop_strings=… needs the tokenizer to find them: pass tokenizer=… to generate as well")
         criteria = kwargs.pop("stopping_criteria", None) or []
         kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, stop_at(stop_strings, runner.tokenizer)])
-    kwargs |= dict.fromkeys((*CANDIDATES, "stop_strings", *COMPILED))
+    kwargs |= dict.fromkeys((*CANDIDATES, *STATES, "stop_strings", *COMPILED))
     given = copy.deepcopy(given)
     for name in [name for name in kwargs if hasattr(given, name)]:
         # Handing Transformers a config and settings is deprecated and warns, so they join the config; but a None that the

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..engine.call import Call
 from ..engine.joining import cached_models
-from ..models.reading import keeps_prompts
+from ..models.reading import joins
 from .guests import Guests
 from .modes import read_prompts_together
 from .places import Room, Seated
@@ -81,7 +81,7 @@ class Entrance:
         """Those who wait on have keys and values of their own: one of a forward would hold those of all that it read."""
         for its, guest in self.queue:
             if its.read and not its.settled:
-                for model in filter(keeps_prompts, cached_models(guest)):
+                for model in filter(joins, cached_models(guest)):
                     model.cache = model.cache.first(model.lengths[0])
                 its.settled = True
 

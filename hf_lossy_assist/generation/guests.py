@@ -26,6 +26,8 @@ KEPT = 64  # longest lengths that calls were prepared for
 class Preparing(Runner):
     """Prepares a call; `generate` returns it."""
 
+    shares = False  # rows of other calls take places in its caches
+
     def finish(
         self, call: Call, model: Any, input_ids: torch.Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]
     ) -> Any:

@@ -18,7 +18,7 @@ from ..models.inspect import base_of
 from ..models.led import Ranks
 from ..models.row_model import RowModel
 from ..models.static import StaticRowModel
-from ..models.trials import why_not_alone
+from ..models.trials import RECURRENT, why_not_alone
 from .input_tensors import refuse_mask
 
 
@@ -51,6 +51,8 @@ def cropping(model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str, 
     """`reason`: why not a `RowCache`; `way_out`: what to do if what it takes instead cannot be rolled back either."""
     name = type(base_of(model)).__name__
     cannot = why_not_alone(model, model_kwargs)
+    if cannot == RECURRENT:  # which a cache of rows can, where it can hold it
+        cannot = f"{cannot}: {reason}"
     if cannot is not None:
         raise ValueError(f"{name} cannot be decoded in blocks ({cannot}): {way_out}")
     if len(rows.index) > 1:

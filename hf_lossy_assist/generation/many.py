@@ -3,7 +3,8 @@
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from ..drafters.base import Drafter
+from ..drafters.base import apart
+from ..models.cache_name import CACHE_NAMES
 from ..policy.forms import as_policy
 from ..stats.report import SpeculationStats
 from ..validation import MOST_ROWS, check_int, shown
@@ -17,7 +18,7 @@ from .spread import refuse_spread
 
 # What belongs to one call, or to the rows of one, of the arguments of `generate`.
 OF_ONE_CALL = (
-    "inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids", "past_key_values", "streamer", "generator",
+    "inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids", *CACHE_NAMES, "streamer", "generator",
     "return_dict_in_generate", "output_scores", "output_logits", "num_return_sequences", "max_length",
 )  # fmt: skip
 
@@ -91,9 +92,7 @@ def generate_many(
     Raises: `ValueError` or `TypeError`, one line, before anything is written, for arguments that belong to one call; what `generate` refuses is
     refused at its prompt.
     """
-    drafter = assistant_model if isinstance(assistant_model, Drafter) else None
-    if drafter is not None:
-        assistant_model = None
+    assistant_model, drafter = apart(assistant_model, settings.pop("drafter", None))
     refuse_target("generate_many", target)
     refuse_models(target, assistant_model)
     refuse_spread("target of generate_many", target)
@@ -115,7 +114,7 @@ def generate_many(
     if numbers is not None and not isinstance(numbers, Iterable):
         raise TypeError(f"numbers: expected a whole number for each prompt, got {shown(numbers)}")
     numbered = enumerate(prompts) if numbers is None else _numbered(numbers, prompts)
-    settings |= {"assistant_model": assistant_model} if drafter is None else {"drafter": drafter}
+    settings |= {"assistant_model": assistant_model, "drafter": drafter}
     guests = Guests(target, as_policy(lossy_policy), tokenizer, seed, settings)
     return Texts(InFlight(guests, Room(max_rows, max_tokens)), numbered)
 

@@ -8,6 +8,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from ..engine.call import Call
 from ..engine.commit import new_tokens_first
+from ..models.cache_name import CACHE
 from ..stats.report import SpeculationStats
 
 
@@ -38,7 +39,7 @@ def output_of(
         "sequences": sequences,
         "scores": new_tokens_first(call.scores, length) if call.keep_scores else None,
         "logits": new_tokens_first(call.logits, length) if call.keep_logits else None,
-        "past_key_values": cache,
+        CACHE: cache,
         "speculation": None if cuts_outputs(model) else stats,
     }
     kind = SpeculativeEncoderDecoderOutput if model.config.is_encoder_decoder else SpeculativeDecoderOnlyOutput

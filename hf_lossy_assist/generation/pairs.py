@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import GenerationMixin, PreTrainedModel
 
+from ..models.cache_name import CACHE
 from ..models.inspect import base_of, device_of, vocabulary_of
 from ..validation import shown
 from .inputs import learned_prompt
@@ -83,7 +84,7 @@ def _refuse_assistant(assistant: Any) -> None:
 def _reads_states(model: Any) -> bool:
     """True for drafts such as DFlash's and Gemma 4's, whose forward takes states of the target in place of a text."""
     names = inspect.signature(model.forward).parameters
-    return "input_ids" not in names or ("shared_kv_states" in names and "past_key_values" not in names)
+    return "input_ids" not in names or ("shared_kv_states" in names and CACHE not in names)
 
 
 def refuse_helpers(streamer: Any, **tokenizers: Any) -> None:

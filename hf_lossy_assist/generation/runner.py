@@ -14,9 +14,10 @@ from ..batch.processing import Processing
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
 from ..batch.token_types import types_for
-from ..drafters.base import DraftContext, Drafter, as_drafter
+from ..drafters.base import DraftContext, Drafter, apart, as_drafter
 from ..engine.call import Call
 from ..engine.loop import decode
+from ..models.cache_name import CACHE
 from ..models.identity import same_ids
 from ..models.in_step import Steps
 from ..models.inspect import base_of, device_of, has_fixed_rows, vocabulary_of
@@ -51,14 +52,17 @@ class Runner:
 
     Args:
         policy: whatever `lossy_policy=` accepts.
-        assistant (`PreTrainedModel`, *optional*): the draft model.
+        assistant (`PreTrainedModel` or `Drafter`, *optional*): the draft model, or a drafter in its place.
         streamer, tokenizer, assistant_tokenizer: what `generate` would be given.
         settings (`dict`, *optional*): `num_assistant_tokens`, `num_assistant_tokens_schedule`, `assistant_confidence_threshold`,
             `cache_implementation`, `compile_config`, `disable_compile`.
         generator: where random numbers come from: one generator, or one for each row of the call; by default torch's global one.
         drafter: what drafts, in place of the assistant alone: a `Drafter`, or its name or JSON form.
-        cache_given: the caller passes `past_key_values`, which must be the cache that is filled, even if it is empty yet.
+        cache_given: the caller passes a cache, which must be the cache that is filled, even if it is empty yet.
     """
+
+    shares = True  # a draft of the target's first blocks drafts on the target's cache
+    reads_wholly = False  # drafters on the target's states draft in the first round, too
 
     def __init__(
         self,
@@ -74,21 +78,22 @@ class Runner:
         drafter: Drafter | str | Mapping[str, Any] | None = None,
     ):
         self.policy, self.streamer = as_policy(policy), streamer
+        assistant, drafter = apart(assistant, drafter)
         # As Transformers has it, torch.compile(model).generate runs the model inside, and so does a draft.
         self.assistant = getattr(assistant, "_orig_mod", assistant)
         self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
         known = (*DRAFT_SETTINGS, *COMPILED)
         if settings is not None and not (isinstance(settings, dict) and settings.keys() <= set(known)):
             raise TypeError(f"Runner: settings: expected a dict of {', '.join(known)}, got {shown(settings)}")
-        self.settings, self.cache_given = dict(settings or {}), cache_given
+        self.settings = dict(settings or {})
+        self.given_as: str | None = CACHE if cache_given else None  # by which name the caller passes a cache
         self.compiling = Compiling.asked({name: self.settings.pop(name, None) for name in COMPILED})
         self.generator = check_generator(generator)
         self.drafter = as_drafter(drafter)
         self.generator_settings: dict[str, Any] = {}
         self.ranks: Ranks | Steps | None = None  # of the call's target
-        self.reads_call = True  # False: `enable` has read the call's settings for it
+        self.reads_call, self.called = True, False  # reads_call False: `enable` has read the call's settings for it
         self._other: bool | None = None
-        self.called = False
 
     # -- what to draft with -------------------------------------------------------------------------------------------
 
@@ -154,11 +159,8 @@ class Runner:
         The draft's settings have names of their own here, so that `generate` hands them on as they were given, and not among its defaults.
         """
         self.called = True
-        at_call = {
-            "num_assistant_tokens": num_assistant_tokens,
-            "num_assistant_tokens_schedule": num_assistant_tokens_schedule,
-            "assistant_confidence_threshold": assistant_confidence_threshold,
-        }
+        given = num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold
+        at_call = dict(zip(DRAFT_SETTINGS, given, strict=True))
         configs = generation_config, model.generation_config
         asked = self._own().beside(at_call, *configs) if self.reads_call else self._own()
         self.validate(model, asked)
@@ -166,7 +168,7 @@ class Runner:
         refuse_modes({}, Settings({}, *configs))
         self.policy.rule.check_mode(bool(generation_config.do_sample))
         self.policy.filter.check_decoding(decoding_at(generation_config))
-        draft = self.assistant if self.drafter is None else None  # of another drafter no certificate says anything
+        draft = self.assistant if self.drafter is None else self.drafter if hasattr(self.drafter, "identity") else None
         most = generation_config.max_length - input_ids.shape[1]
         warn_of_doubts(self.policy, {"target": model, "draft": draft}, generation_config, most)
         pads, columns = hidden(input_ids, model_kwargs.get(mask_name(model)), mask_name(model))
@@ -186,7 +188,7 @@ class Runner:
             rows.types = types_for(model, rows, model_kwargs.get("token_type_ids"), input_ids)
         ranks = self.ranks
         agree(ranks, rows, self.policy)
-        target = target_of(model, rows, model_kwargs, compilation, self.cache_given, ranks)
+        target = target_of(model, rows, model_kwargs, compilation, self.given_as, ranks)
         if isinstance(ranks, Ranks) and not ranks.leads:
             return followed(target, ranks, model, self.streamer)
 
@@ -194,17 +196,19 @@ class Runner:
             for name, head in self.policy.heads().items():  # here: in inference mode it would be made untrainable
                 on_draft = name.startswith("stop") and self.assistant is not None
                 head.to(device_of(self.assistant) if on_draft else input_ids.device)
-            context = DraftContext(model, rows, stop, processing, vocabulary, sampling, clock, list(target.lengths))
-            made = Prepared(context, generation_config, inputs_tensor, model_kwargs, compilation)
-            drafter = start_drafter(self._draft_with(asked), made, self.policy.rule.features)
-            companion, rule = self.policy.filter.companion_for(base_of(model)), self.policy.rule
+            rule, spec = self.policy.rule, self.policy.rule.features
+            context = DraftContext(model, rows, stop, processing, vocabulary, sampling, clock, target.lengths[:], spec)
+            shared = target if self.shares else None
+            made = Prepared(context, generation_config, inputs_tensor, model_kwargs, compilation, shared)
+            drafter = start_drafter(self._draft_with(asked), made)
+            companion = self.policy.filter.companion_for(base_of(model))
             refuse_spread("companion", companion)
             if companion is not None or rule.needs_draft_probs:
                 drafter.keep_probs()
             # Tables of positions count in the target's own token ids.
             drafts = self.assistant if drafter.gives_probs else None
             positions = Positions(base_of(model), base_of(drafts), companion)
-            wants, spec = generation_config.return_dict_in_generate, rule.features
+            wants = generation_config.return_dict_in_generate
             rows.keeps_scores = bool(wants and generation_config.output_scores)
             call = Call(
                 rows=rows, target=target, drafter=drafter, stop=stop, rule=rule.start(rows.texts()), policy=self.policy,
@@ -213,11 +217,8 @@ class Runner:
                 companion=None if companion is None else rowwise(companion, model, rows, vocabulary),
                 tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
                 drafter_tap=None if drafter.target_features is None else FeatureTap(model, drafter.target_features),
-                streamer=self.streamer,
-                compiled=compilation is not None,
-                sizes=sizes,
-                fixed_rows=len(rows.index) > 1
-                and any(has_fixed_rows(its) for its in (model, self.assistant, companion) if its is not None),
+                streamer=self.streamer, compiled=compilation is not None, sizes=sizes,
+                fixed_rows=len(rows.index) > 1 and any(has_fixed_rows(its) for its in (model, self.assistant, companion) if its is not None),
                 keep_scores=rows.keeps_scores,
                 keep_logits=bool(wants and generation_config.output_logits),
             )  # fmt: skip
@@ -231,7 +232,7 @@ class Runner:
         """Decode a call that is ready; what `generate` returns."""
         with closing(call):
             with in_the_right_mode(call, model, self.assistant):
-                read_prompts(call)
+                read_prompts(call, self.reads_wholly and call.drafter.reads_target)
                 stats = self.decode(call)
             pad = config._pad_token_tensor
             sequences = call.rows.sequences(input_ids, 0 if pad is None else int(pad))

@@ -10,10 +10,10 @@ from transformers import (
     EncoderDecoderCache,
     GenerationConfig,
     GenerationMixin,
-    StaticCache,
     SynthIDTextWatermarkingConfig,
 )
 
+from ..models.cache_name import CACHE, CACHE_NAMES, passed_as
 from ..models.in_step import is_one_of_several
 from ..models.inspect import base_of, vocabulary_of
 from ..models.trials import why_not_rows
@@ -21,17 +21,26 @@ from ..validation import check_int, check_number, shown
 from .arguments import refuse_modes_asked_for
 from .compiling import STATIC
 from .input_tensors import refuse_ids, refuse_mask, refuse_outside, refuse_prompt
+from .passed_cache import refuse_uncroppable
 from .setting_types import check_settings
 
 
 GENERATE = set(inspect.signature(GenerationMixin.generate).parameters)
 # What `generate` takes beyond its signature, the generation config and the model's forward.
-OTHERS = {"tokenizer", "assistant_tokenizer", "input_ids", "inputs_embeds", "attention_mask", "trust_remote_code"}
+OTHERS = {
+    "tokenizer",
+    "assistant_tokenizer",
+    "input_ids",
+    "inputs_embeds",
+    "attention_mask",
+    "trust_remote_code",
+    *CACHE_NAMES,
+}
 # What a decoder on a `RowCache` may be given by `generate`.
 TEXT_INPUTS = {
     "attention_mask",
     "position_ids",
-    "past_key_values",
+    CACHE,
     "use_cache",
     "logits_to_keep",
     "token_type_ids",
@@ -79,8 +88,9 @@ def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfi
         raise TypeError("lossy_policy decides which logits a forward computes: leave logits_to_keep out")
     if decoder_only:
         _refuse_other_inputs(model, kwargs, config)
-        if isinstance(kwargs.get("past_key_values"), EncoderDecoderCache):
-            raise TypeError("past_key_values: an EncoderDecoderCache is for encoder-decoders; pass a DynamicCache")
+        given_as = passed_as(kwargs)
+        if given_as is not None and isinstance(kwargs[given_as], EncoderDecoderCache):
+            raise TypeError(f"{given_as}: an EncoderDecoderCache is for encoder-decoders; pass a DynamicCache")
     if isinstance(ids, torch.Tensor) and model.main_input_name == "input_ids":
         refuse_mask(ids, kwargs.get("attention_mask"), decoder_only)
     _refuse_lengths(ids if decoder_only else None, settings)
@@ -122,7 +132,8 @@ def _refuse_unknown(model: Any, kwargs: dict[str, Any], config: GenerationConfig
     known -= {"self", "kwargs", "args"}
     for name, value in kwargs.items():
         if name not in known and not name.startswith("decoder_") and value is not None:
-            close = difflib.get_close_matches(name, known, n=1)
+            # `cache`: as newer ones than this Transformers call it.
+            close = [CACHE] if name == "cache" else difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ": leave it out"
             raise TypeError(f"generate: this model takes no argument {shown(name)}{hint}")
 
@@ -175,13 +186,13 @@ def _refuse_caches(kwargs: dict[str, Any], settings: Settings) -> None:
             f"lossy_policy keeps its own cache, got cache_implementation={shown(settings['cache_implementation'])}: "
             f"{settings.way_out('cache_implementation', 'dynamic')}"
         )
-    cache = kwargs.get("past_key_values")
-    if cache is not None and not isinstance(cache, Cache):
-        raise TypeError(f"past_key_values: expected a Cache such as DynamicCache, got {type(cache).__name__}")
-    if isinstance(cache, StaticCache):
-        raise ValueError(
-            "past_key_values: a StaticCache cannot be rolled back, as a cache must be here: pass a DynamicCache, or leave it out"
-        )
+    name = passed_as(kwargs)
+    if name is None:
+        return
+    cache = kwargs[name]
+    if not isinstance(cache, Cache):
+        raise TypeError(f"{name}: expected a Cache such as DynamicCache, got {type(cache).__name__}")
+    refuse_uncroppable(cache, name)
 
 
 def _refuse_sampling(settings: Settings) -> None:

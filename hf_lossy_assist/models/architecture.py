@@ -1,6 +1,7 @@
 """What a decoder's forward on rows depends on: facts read off its config and code, the same whatever cache it runs on."""
 
 import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -9,11 +10,15 @@ import torch
 from transformers import PreTrainedModel
 
 from .inspect import attention_of, base_of, device_of, is_tested, learned_positions, tokens_known
+from .layer_kinds import keep_states, layers_of
 from .packing import ORDINARY
 from .row_cache import visibility
 
 
 CHUNKED = "chunked_attention"
+SLIDING = ("sliding_attention", "hybrid_sliding")
+# Kinds of layers that attend to nothing, and so take no mask.
+UNMASKED = ("linear_attention", "conv", "moe", "mlp", "dummy")
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,11 @@ class Architecture:
     known: int  # token ids that its embedding has
     table_end: int | None  # positions that its table of learned ones has; None: it has no table
     windows: dict[str, int | None]  # tokens that each kind of layer sees; None: all before
+    unmasked: tuple[str, ...]  # kinds of layers that attend to nothing
+    layers: (
+        Sequence[Callable[[Any, int], Any]] | None
+    )  # what makes each layer of its cache; None: of a kind that is not known
+    keeps_states: bool  # some layers keep a recurrent state or a convolution's window
     chunk: int | None  # tokens of a chunk, where a kind of layer is chunked
     layer_weights: float  # of one layer, about
     keeps_logits: bool  # `logits_to_keep` spares logits that nobody reads
@@ -41,14 +51,17 @@ class Architecture:
         config, table = base.config.get_text_config(decoder=True), base.get_input_embeddings().weight
         # An early exit's blocks look at the config of the model that they belong to.
         own = all(getattr(module, "config", config) is config for module in base.modules())
-        windows = _windows(config)
+        windows, layers = _windows(config), layers_of(config)
         return cls(
             config=config,
             device=device_of(base),
             dtype=table.dtype,
             known=tokens_known(base),
             table_end=learned_positions(base),
-            windows=windows,
+            windows={kind: window for kind, window in windows.items() if kind not in UNMASKED},
+            unmasked=tuple(kind for kind in windows if kind in UNMASKED),
+            layers=layers,
+            keeps_states=layers is not None and keep_states(layers),
             chunk=getattr(config, "attention_chunk_size", None) if CHUNKED in windows else None,
             layer_weights=_weights(base) / max(config.num_hidden_layers, 1),
             keeps_logits="logits_to_keep" in inspect.signature(base.forward).parameters,
@@ -58,7 +71,9 @@ class Architecture:
 
     @property
     def reach(self) -> float:
-        """How many tokens every layer sees whatever their places: its shortest window or chunk."""
+        """How many tokens every layer sees whatever their places: its shortest window or chunk; a state counts all places."""
+        if self.keeps_states:
+            return 0
         limits = [*self.windows.values(), self.chunk]
         return min((limit for limit in limits if limit is not None), default=float("inf"))
 
@@ -84,4 +99,4 @@ def _weights(base: Any) -> int:
 def _windows(config: Any) -> dict[str, int | None]:
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
-    return {kind: window if kind == "sliding_attention" else None for kind in dict.fromkeys(kinds)}
+    return {kind: window if kind in SLIDING else None for kind in dict.fromkeys(kinds)}

@@ -36,7 +36,7 @@ class BlockModel:
         self._begins = list(begins or [0] * rows)
         self.known = list(self._begins)  # tokens of each row behind which the target gave no state
         self._block: torch.Tensor | None = None  # logits of the places of a block, (B, drafts, V)
-        self._said = 0
+        self.said = 0  # places of it whose logits were asked for
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         """As `CachedModel.feed`, of the last token of each row alone: (B, 1, V)."""
@@ -44,8 +44,8 @@ class BlockModel:
             last = torch.tensor(counts, device=tokens.device).clamp(min=1) - 1
             self._block = self._filled_in(tokens.gather(1, last[:, None]).to(self.device))
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
-        self._said += 1
-        place = self._block[:, self._said - 1 : self._said]
+        self.said += 1
+        place = self._block[:, self.said - 1 : self.said]
         return place if keep == 1 else place.expand(-1, tokens.shape[1], -1)
 
     def _filled_in(self, last: torch.Tensor) -> torch.Tensor:
@@ -55,7 +55,7 @@ class BlockModel:
         slots = self.cache.plan(self._held(), config.block, self.device)
         ends = torch.tensor(self._held(), device=self.device) + config.block
         mask = torch.arange(self.cache.visible, device=self.device) < ends[:, None, None, None]
-        hidden = self.network(self.embedding(tokens), slots, mask, self.cache)[:, config.block - config.drafts :]
+        hidden = self.network(self.embedding(tokens), slots, mask, self.cache)[:, config.first :]
         logits = self.head(hidden if self.head is self.network.lm_head else hidden.to(_dtype_of(self.head, hidden)))
         if not config.reduced:
             return logits
@@ -77,7 +77,15 @@ class BlockModel:
 
     def rollback(self, lengths: Sequence[int]) -> None:
         """As `CachedModel.rollback`; the round's block is forgotten."""
-        self.lengths, self._block, self._said = list(lengths), None, 0
+        self.lengths, self._block, self.said = list(lengths), None, 0
+
+    def mark(self) -> Any:
+        """What `back_to` is given."""
+        return list(self.lengths), self._block, self.said
+
+    def back_to(self, mark: Any) -> None:
+        """Forget what was fed since `mark`, within a round."""
+        self.lengths, self._block, self.said = mark
 
     def select(self, rows: Sequence[int]) -> None:
         self.cache.select(torch.tensor(rows, dtype=torch.long, device=self.device))

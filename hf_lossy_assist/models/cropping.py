@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from .cache_name import CACHE
 from .growing import GrowingInputs
 from .inspect import base_of, device_of
 from .rope import ChangingRope
@@ -35,7 +36,7 @@ class CroppingModel:
         """`model_kwargs` as `generate` prepared them (cache, encoder outputs, masks); `input_ids` (1, width) the prompt, hidden tokens too."""
         base = base_of(model)
         self.model, self.kwargs = model, dict(model_kwargs)
-        self.cache: Cache = self.kwargs["past_key_values"]
+        self.cache: Cache = self.kwargs[CACHE]
         table = base.get_input_embeddings().weight
         self.device, self.known = device_of(base), table.shape[0]
         self.keeps_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
@@ -44,7 +45,7 @@ class CroppingModel:
         self.growing = GrowingInputs.taken_from(self.kwargs, base.config.is_encoder_decoder, self.device)
         self.prompt = input_ids.to(self.device)
         self.seen = self.growing.seen(self.prompt.shape[1])
-        held = self.cache.get_seq_length()
+        held = int(self.cache.get_seq_length())  # a static cache's is a tensor, which it counts in
         self.ids = self.prompt[:, :held]
         self.lengths = [sum(place < held for place in self.seen)]
         self.rope = ChangingRope.of(base, 1)
@@ -65,13 +66,11 @@ class CroppingModel:
             extra["logits_to_keep"] = max(keep, 1)
         given = {"is_first_iteration": self.fresh, **self.kwargs, **self.growing.up_to(end), **extra}
         inputs = self.model.prepare_inputs_for_generation(self.ids, next_sequence_length=end - start, **given)
-        if (
-            inputs.get("past_key_values") is None
-        ):  # Phi-3 writes its cache anew when the text outgrows a certain length
-            inputs = self.model.prepare_inputs_for_generation(self.ids, **given | {"past_key_values": None})
+        if inputs.get(CACHE) is None:  # Phi-3 writes its cache anew when the text outgrows a certain length
+            inputs = self.model.prepare_inputs_for_generation(self.ids, **given | {CACHE: None})
             self.cache = DynamicCache(config=base_of(self.model).config.get_text_config(decoder=True))
             self.cache.activate_past_recording()
-            inputs["past_key_values"] = self.kwargs["past_key_values"] = self.cache
+            inputs[CACHE] = self.kwargs[CACHE] = self.cache
             if self.rope is not None and self.rope.renewed_after is not None:
                 self.rope.first = [max(self.rope.first[0], self.rope.renewed_after + 1)]
         with nullcontext() if self.rope is None else self.rope.at(_positions(inputs, end)):

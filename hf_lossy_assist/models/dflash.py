@@ -17,6 +17,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from .row_cache import RowCache
+from .states_network import StatesNetwork
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class DFlashConfig:
     def drafts(self) -> int:
         """How many tokens a forward drafts."""
         return self.block if self.from_anchor else self.block - 1
+
+    @property
+    def first(self) -> int:
+        """The place of a block that says the first drafted token."""
+        return self.block - self.drafts
 
     @property
     def reduced(self) -> bool:
@@ -89,10 +95,10 @@ class DFlashLayer(torch.nn.Module):
         return block + self.mlp(self.post_attention_layernorm(block))
 
 
-class DFlashNetwork(torch.nn.Module):
+class DFlashNetwork(StatesNetwork):
     """The network. `embed_tokens` and `lm_head` may be the target's, which are then not among its own weights."""
 
-    d2t: torch.Tensor  # (draft_vocab_size,) int64: draft id i is target id i + d2t[i]
+    norm: torch.nn.Module
 
     def __init__(self, config: DFlashConfig, own_embeddings: bool = False):
         super().__init__()
@@ -107,20 +113,6 @@ class DFlashNetwork(torch.nn.Module):
         size = config.draft_vocab_size
         self.lm_head = None if size is None else torch.nn.Linear(layer.hidden_size, size, bias=False)
         self.register_buffer("d2t", torch.zeros(size or 0, dtype=torch.int64))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What it computes in; of its norms, for linear layers may be int8."""
-        return self.norm.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.norm.weight.device
-
-    @property
-    def kept(self) -> torch.Tensor:
-        """The target's id of each token that its own head can propose, (draft_vocab_size,) int64."""
-        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def remember(self, states: torch.Tensor, slots: torch.Tensor, cache: RowCache) -> None:
         """Write the target's states (B, Q, layers · target width) of a text as keys and values, at the planned `slots` (1 or B, Q)."""

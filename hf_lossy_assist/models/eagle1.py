@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+from .cache_name import CACHE
 from .layer_states import NORMED
+from .states_network import StatesNetwork
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,9 @@ class Eagle1Config:
         return (NORMED,)
 
 
-class Eagle1Network(torch.nn.Module):
+class Eagle1Network(StatesNetwork):
     """The network; `embed_tokens` may be the target's, which is then not among its own weights. It has no head."""
 
-    d2t: torch.Tensor
     lm_head = None
 
     def __init__(self, config: Eagle1Config, own_embeddings: bool = True):
@@ -52,38 +53,27 @@ class Eagle1Network(torch.nn.Module):
             LlamaDecoderLayer(layer, number) for number in range(layer.num_hidden_layers)
         )
         self.layers[0].input_layernorm = torch.nn.Identity()
+        self.norm = None
         self.rotary_emb = LlamaRotaryEmbedding(layer)
         self.register_buffer("d2t", torch.zeros(0, dtype=torch.int64))
 
     @property
-    def dtype(self) -> torch.dtype:
-        """What it computes in; of its norms, for linear layers may be int8."""
-        norm: Any = self.layers[0].post_attention_layernorm
-        return norm.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        norm: Any = self.layers[0].post_attention_layernorm
-        return norm.weight.device
-
-    @property
-    def kept(self) -> torch.Tensor:
-        """All of the target's ids."""
-        return torch.arange(self.config.draft_vocab_size, device=self.device)
+    def a_norm(self) -> Any:
+        return self.layers[0].post_attention_layernorm
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         """The target's states as the network reads them."""
         return states.to(self.dtype)
 
     def forward(
-        self, embeds: torch.Tensor, states: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Any,
+        self, embeds: torch.Tensor, states: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor | None, cache: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """As `Eagle3Network`'s: what the next pair reads in place of states, and what the head reads, which are the same here."""
         out = self.fc(torch.cat([embeds.to(states.dtype), states], dim=-1))
         given = {
             "position_embeddings": self.rotary_emb(out, position_ids),
             "attention_mask": attention_mask,
-            "past_key_values": past_key_values,
+            CACHE: cache,
         }
         for layer in self.layers:
             out = layer(out, **given)

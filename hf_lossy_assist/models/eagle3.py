@@ -14,6 +14,9 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
+from .cache_name import CACHE
+from .states_network import StatesNetwork
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -103,10 +106,10 @@ class FirstLayer(torch.nn.Module):
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
-class Eagle3Network(torch.nn.Module):
+class Eagle3Network(StatesNetwork):
     """The network; `embed_tokens` may be the target's, which is then not among its own weights."""
 
-    d2t: torch.Tensor  # (draft_vocab_size,) int64: draft id i is target id i + d2t[i]
+    norm: torch.nn.Module
 
     def __init__(self, config: Eagle3Config, own_embeddings: bool = True):
         super().__init__()
@@ -129,20 +132,6 @@ class Eagle3Network(torch.nn.Module):
         self.rotary_emb = kind.rotary(layer)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """What it computes in; of its norms, for linear layers may be int8."""
-        return self.norm.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.norm.weight.device
-
-    @property
-    def kept(self) -> torch.Tensor:
-        """The target's id of each token that the network can propose, (draft_vocab_size,) int64."""
-        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
-
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         """The target's states of all layers, (…, layers · target width), as the network reads them, (…, H)."""
         states = states.to(self.dtype)
@@ -159,7 +148,7 @@ class Eagle3Network(torch.nn.Module):
         states: torch.Tensor,
         position_ids: torch.Tensor,
         attention_mask: torch.Tensor | None,
-        past_key_values: Any,
+        cache: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`embeds` and fused or own `states`, (B, Q, H) each: what the next pair reads in place of states, and what `lm_head` reads.
 
@@ -168,7 +157,7 @@ class Eagle3Network(torch.nn.Module):
         given = {
             "position_embeddings": self.rotary_emb(states, position_ids),
             "attention_mask": attention_mask,
-            "past_key_values": past_key_values,
+            CACHE: cache,
         }
         out = self.layers[0](embeds.to(states.dtype), states, **given)
         for layer in self.layers[1:]:

@@ -1,6 +1,7 @@
 """Self-speculation: the target's own first layers as its draft."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from transformers import PreTrainedModel
 
 from ..validation import check_int
 from .inspect import base_of, blocks_of
+from .layer_kinds import keeps_states
+from .row_model import RowModel
 from .trials import why_not_rows
 
 
@@ -22,6 +25,10 @@ def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     base = base_of(model)
     if not isinstance(base, PreTrainedModel):
         raise TypeError(f"early_exit: expected a loaded Transformers model, got {type(model).__name__}")
+    if keeps_states(base):
+        raise ValueError(
+            f"early_exit: {type(base).__name__} keeps a recurrent state, and its first layers alone were never tried"
+        )
     blocks = None if why_not_rows(base) is not None else blocks_of(base)
     if blocks is None:
         raise ValueError(
@@ -37,12 +44,67 @@ def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
         text.layer_types = text.layer_types[:layers]
     config.name_or_path = f"{base.config.name_or_path}[:{layers}]"
     with torch.device("meta"):  # its own weights are never made
-        own: Any = type(base)(config)
-    inner = base.get_decoder()
-    for name, part in inner.named_children():
-        own.get_decoder()._modules[name] = torch.nn.ModuleList(blocks[:layers]) if part is blocks else part
-    for name, part in base.named_children():
-        if part is not inner:
-            own._modules[name] = part
+        own: Any = type(base)(config).eval()  # now: behind this it has the target's modules, which may be in training
+    _graft(own, base, blocks, layers)
     own.generation_config = copy.deepcopy(base.generation_config)
-    return own.eval()
+    return own
+
+
+def _graft(own: torch.nn.Module, base: torch.nn.Module, blocks: torch.nn.ModuleList, layers: int) -> None:
+    """Have `own` hold what `base` holds, and of `blocks` the first ones: what they are in, however deep, stays its own."""
+    own._parameters.update(base._parameters)
+    own._buffers.update(base._buffers)
+    for name, part in base._modules.items():
+        if part is blocks:
+            own._modules[name] = torch.nn.ModuleList(blocks[:layers])
+        elif part is not None and any(its is blocks for its in part.modules()):
+            _graft(getattr(own, name), part, blocks, layers)
+        else:
+            own._modules[name] = part
+
+
+def leaves_early(draft: Any, target: Any) -> bool:
+    """Whether `draft` is made of the target's own first blocks and embeddings."""
+    first, own = base_of(draft), base_of(target)
+    few, all_ = blocks_of(first), blocks_of(own)
+    if few is None or all_ is None or first.get_input_embeddings() is not own.get_input_embeddings():
+        return False
+    return len(few) < len(all_) and all(a is b for a, b in zip(few, all_, strict=False))
+
+
+class ExitModel(RowModel):
+    """An early exit of the target's on the target's own cache of rows: of what the target has read, its keys and values are there already.
+
+    They are the same numbers, for both compute the first blocks of the same tokens. What it writes of drafted tokens stands where the target
+    writes its own when it verifies them, so behind a round it holds what the target holds.
+    """
+
+    def __init__(self, draft: PreTrainedModel, target: RowModel, vocabulary: int | None = None):
+        self._ahead = [0] * len(
+            target.lengths
+        )  # of each row, where this model has been since the target's last forward
+        self._target = target
+        super().__init__(draft, len(target.lengths), target.cache.limit, vocabulary, target.types)
+        self.cache = target.cache
+        target.needs_prefill = True  # or it would have to read the prompts itself
+
+    @property
+    def lengths(self) -> list[int]:
+        return [max(pair) for pair in zip(self._ahead, self._target.lengths, strict=True)]
+
+    @lengths.setter
+    def lengths(self, lengths: list[int]) -> None:
+        self._ahead = list(lengths)
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        """Forget what the target has not read: its own tokens may have been overwritten."""
+        self._ahead = [0] * len(lengths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Their cache is the target's, which has selected them."""
+        self._ahead = [self._ahead[row] for row in rows]
+        if self.types is not None:
+            self.types = self.types[list(rows)]
+
+    def export(self, rows: int, mask: torch.Tensor | None) -> None:
+        """There is none of its own."""

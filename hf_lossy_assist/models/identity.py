@@ -102,7 +102,9 @@ class ModelIdentity:
 
 def dtype_of(model: Any) -> str:
     """The precision that a model computes in, as records name it: "float32", "bfloat16", "int8"."""
-    in_int8 = named_int8(str(base_of(model).config.name_or_path))
+    in_int8 = getattr(model, "in_int8", None)  # a drafter says it itself
+    if in_int8 is None:
+        in_int8 = named_int8(str(base_of(model).config.name_or_path))
     return "int8" if in_int8 else str(model.dtype).removeprefix("torch.")
 
 

@@ -114,6 +114,14 @@ class PairsModel:
         self.lengths = [min(pair) for pair in zip(lengths, self._sound, strict=True)]
         self._sound = [min(pair) for pair in zip(self.lengths, self._sound, strict=True)]
 
+    def mark(self) -> Any:
+        """What `back_to` is given."""
+        return list(self.lengths), list(self._sound), self._own
+
+    def back_to(self, mark: Any) -> None:
+        """Forget what was fed since `mark`, between two calls of `learn`."""
+        self.lengths, self._sound, self._own = mark
+
     def select(self, rows: Sequence[int]) -> None:
         index = torch.tensor(rows, dtype=torch.long, device=self.device)
         self.cache.select(index)

@@ -5,16 +5,22 @@ from collections.abc import Sequence
 import torch
 
 from .cached import CachedModel
-from .row_model import RowModel, together
+from .row_model import RowModel
+from .together import together
 
 
 def reads_together(models: Sequence[CachedModel]) -> bool:
     """Whether one forward can read for all of them: rows of one model, which hold the same of a text whatever stands beside it."""
-    return all(keeps_prompts(its) and its.model is models[0].model for its in models)  # type: ignore[attr-defined]
+    return all(joins(its) and its.model is models[0].model for its in models)  # type: ignore[attr-defined]
+
+
+def joins(model: CachedModel) -> bool:
+    """As `RowModel.joins`."""
+    return isinstance(model, RowModel) and model.joins
 
 
 def keeps_prompts(model: CachedModel) -> bool:
-    """Whether what a model holds of a prompt is the same behind any prompt that begins alike."""
+    """As `RowModel.keeps_prompts`."""
     return isinstance(model, RowModel) and model.keeps_prompts
 
 

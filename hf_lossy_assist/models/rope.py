@@ -20,6 +20,8 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import DynamicCache
 
+from .cache_name import CACHE
+
 
 # Of each model, the modules whose frequencies change.
 _modules: WeakKeyDictionary[Any, list[torch.nn.Module]] = WeakKeyDictionary()
@@ -199,8 +201,8 @@ def _renewed_after(base: Any) -> int | None:
     cache, device = DynamicCache(), base.get_input_embeddings().weight.device
     cache.update(torch.zeros(1, 1, edge, 1), torch.zeros(1, 1, edge, 1), 0)
     ids = torch.zeros(1, edge + 1, dtype=torch.int64, device=device)
-    inputs = base.prepare_inputs_for_generation(ids, past_key_values=cache, next_sequence_length=1, use_cache=True)
-    return edge if inputs.get("past_key_values") is None else None
+    inputs = base.prepare_inputs_for_generation(ids, **{CACHE: cache}, next_sequence_length=1, use_cache=True)
+    return edge if inputs.get(CACHE) is None else None
 
 
 @contextmanager

@@ -5,95 +5,64 @@ Row b's token number i has its key at slot i, whatever the other rows hold. A fo
 the next write earlier and rejected tokens are overwritten. No crop, no copy, and rows of a batch need not agree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
+
+from .history import History
+from .recurrence import recorded
+from .row_layer import RowLayer
 
 
 STEP = 256  # storage grows by doubling, and by no less than this many slots
 SPARE = 48  # slots behind the longest text, for the padding of a block's short rows
 
 
-class RowLayer(CacheLayerMixin):
-    """One layer's storage, (B, heads, capacity, d). Written where `RowCache.plan` said."""
-
-    is_sliding = False  # sliding layers keep the same storage; only their mask differs
-
-    def __init__(self, owner: "RowCache", number: int):
-        """`number`: which layer of the model it is."""
-        super().__init__()
-        self.owner, self.number = owner, number
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        written = 0 if self.owner.slots is not None else self.owner.visible
-        self.keys = self.owner.storage((self.number, "keys"), key_states, written)
-        self.values = self.owner.storage((self.number, "values"), value_states, written)
-        self.is_initialized = True
-
-    def grow(self) -> None:
-        """Have the owner's capacity, which is larger by now."""
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = self.owner.storage((self.number, name), old, old.shape[2])
-            new[:, :, : old.shape[2]] = old
-            setattr(self, name, new)
-
-    def have(self, rows: int, like: "RowLayer") -> None:
-        """Have the owner's capacity and so many rows, one more than before at most; `like`: what storage looks like, if there is none yet."""
-        if not self.is_initialized:
-            self.dtype, self.device, self.is_initialized = like.dtype, like.device, True
-            self.keys, self.values = (its.new_zeros(rows, *its.shape[1:]) for its in (like.keys, like.values))
-        if self.keys.shape[2] < self.owner.capacity:
-            self.grow()
-        if len(self.keys) < rows:
-            self.keys, self.values = (torch.cat([its, torch.zeros_like(its[:1])]) for its in (self.keys, self.values))
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write (B, heads, Q, d) at the planned slots; return everything up to the furthest row's end."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        owner, visible = self.owner, self.owner.visible
-        if self.keys.shape[2] < owner.capacity:
-            self.grow()
-        if owner.slots is None or owner.rows is None:  # all rows write at the same place
-            self.keys[:, :, owner.start : visible] = key_states
-            self.values[:, :, owner.start : visible] = value_states
-        else:
-            rows, slots = owner.rows.to(self.keys.device), owner.slots.to(self.keys.device)
-            self.keys[rows, :, slots] = key_states.transpose(1, 2)
-            self.values[rows, :, slots] = value_states.transpose(1, 2)
-        return self.keys[:, :, :visible], self.values[:, :, :visible]
-
-    def get_mask_sizes(self, query_length: int, *args: object) -> tuple[int, int]:
-        return self.owner.visible, 0
-
-    def get_seq_length(self, *args: object) -> int:
-        return self.owner.start
-
-    def get_max_length(self) -> int:
-        return -1
-
-    get_max_cache_shape = get_max_length  # its name in Transformers before 5.20
-
-
 class RowCache(Cache):
-    """One `RowLayer` for each layer of a model, and the plan of the coming forward."""
+    """A `RowLayer`, or a layer of another kind, for each layer of a model, and the plan of the coming forward."""
 
-    def __init__(self, layers: int, limit: int):
-        """`limit`: no row will ever be longer than this many tokens."""
+    def __init__(
+        self,
+        layers: int | Sequence[Callable[["RowCache", int], Any]],
+        limit: int,
+        recurrences: Sequence[Any] | None = None,
+    ):
+        """`layers`: their number, or what makes each of them; `limit`: no row will ever be longer than this many tokens.
+
+        `recurrences`: of layers that keep states, as `recurrence.modules_of`.
+        """
+        self.kinds = [RowLayer] * layers if isinstance(layers, int) else list(layers)
+        self.history = None if recurrences is None else History(recurrences)
         self.limit, self.capacity = limit, 0
         self.start = self.visible = 0
         self.rows: torch.Tensor | None = None  # (B, 1), where `slots` are not None
         self.slots: torch.Tensor | None = None  # (B, Q), or None when all rows start at `start`
-        super().__init__(layers=[RowLayer(self, number) for number in range(layers)])
+        super().__init__(layers=[kind(self, number) for number, kind in enumerate(self.kinds)])
 
-    def plan(self, starts: Sequence[int], width: int, device: torch.device) -> torch.Tensor:
-        """Say where the next forward of `width` tokens writes; returns the `position_ids`, (1 or B, width) int64."""
+    def like(self, limit: int) -> "RowCache":
+        """An empty cache of the same kind of model."""
+        return RowCache(self.kinds, limit, None if self.history is None else self.history.modules)
+
+    def plan(
+        self,
+        starts: Sequence[int],
+        width: int,
+        device: torch.device,
+        counts: Sequence[int] | None = None,
+        keeps: bool = True,
+    ) -> torch.Tensor:
+        """Say where the next forward of `width` tokens writes; returns the `position_ids`, (1 or B, width) int64.
+
+        `counts`: how many of its tokens are real in each row, None being all; `keeps`: rows may be rolled back into it.
+        """
+        if self.history is not None:
+            found = self.history.find(starts, device)
+            step = self.history.open(starts, [width] * len(starts) if counts is None else counts, width, keeps)
+            for layer in self.with_states:
+                layer.open(found, step)
         self.start, self.visible = min(starts), max(starts) + width
         if self.visible > self.capacity:
             self.capacity = self.capacity_for(self.visible)
@@ -137,30 +106,66 @@ class RowCache(Cache):
         storage[:, :, written:].zero_()
         return storage
 
+    @property
+    def with_states(self) -> list[Any]:
+        """The layers that keep more than keys and values."""
+        return [layer for layer in self.layers if hasattr(layer, "settle")]
+
+    def forward(self) -> AbstractContextManager[None]:
+        """Around the forward that was planned."""
+        return nullcontext() if self.history is None else recorded(self.history)
+
+    def settle(self, lengths: Sequence[int], device: torch.device) -> None:
+        """Rows go on behind these many tokens each, and never before them: keys need no word of it, but states do."""
+        if self.history is not None and self.history.settled is not None:
+            found = self.history.find(lengths, device)
+            for layer in self.with_states:
+                layer.settle(found)
+            self.history.close(lengths)
+
+    def adopt(self, given: Cache, mask: torch.Tensor | None, device: torch.device) -> int:
+        """Copy the only row of a cache of Transformers' own; returns its length. `mask` as in `RowModel.adopt`."""
+        held = given.get_seq_length()
+        seen = torch.ones(held, dtype=torch.bool) if mask is None else mask[0, :held].ne(0)
+        length = int(seen.sum())
+        self.plan([0], length, device, keeps=False)
+        for mine, theirs in zip(self.layers, given.layers, strict=True):
+            mine.adopt(theirs, seen)
+        if self.history is not None:
+            self.history.close([length])
+            self.history.prompts = [
+                length
+            ]  # a prompt goes on with more than one token, or its token is a step of its own
+            for layer in self.with_states:
+                layer.settle(None)
+        return length
+
     def row(self, b: int) -> "RowCache":
-        """Row b alone on the same storage: what is written there is written here. Neither may grow afterwards."""
-        own = RowCache(len(self.layers), self.capacity)
+        """Row b alone on the same storage: what is written there is written here, but for states. Neither may grow afterwards."""
+        own = self.like(self.capacity)
         own.capacity = self.capacity
         for mine, layer in zip(own.layers, self.layers, strict=True):
-            mine.keys, mine.values = layer.keys[b : b + 1], layer.values[b : b + 1]
-            mine.dtype, mine.device, mine.is_initialized = layer.dtype, layer.device, True
+            mine.be_row(b, layer)
+        if own.history is not None and self.history is not None and self.history.settled is not None:
+            own.history.be_rows([b], self.history)
         return own
 
     def first(self, tokens: int) -> "RowCache":
-        """A copy of so many tokens of each row, with no room for more."""
-        out = RowCache(len(self.layers), self.limit)
+        """A copy of so many tokens of each row, with no room for more; with states, of all of them."""
+        out = self.like(self.limit)
         out.capacity = tokens
         for mine, layer in zip(out.layers, self.layers, strict=True):
-            if layer.is_initialized:
-                mine.keys, mine.values = layer.keys[:, :, :tokens].clone(), layer.values[:, :, :tokens].clone()
-                mine.dtype, mine.device, mine.is_initialized = layer.dtype, layer.device, True
+            mine.be_first(tokens, layer)
+        if out.history is not None and self.history is not None and self.history.settled is not None:
+            out.history.be_rows(range(len(self.history.settled)), self.history)
         return out
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep these rows only, in this order."""
         for layer in self.layers:
-            if layer.is_initialized:
-                layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+            layer.select(rows)
+        if self.history is not None:
+            self.history.select(rows.tolist())
 
     def take(self, b: int, other: "RowCache", tokens: int, rows: int) -> None:
         """Row b, the last of `rows` or one of them, has the first tokens of the only row of `other`, as many as `tokens`. They are copied."""
@@ -168,16 +173,15 @@ class RowCache(Cache):
         room = max(tokens, min(other.capacity, other.limit + SPARE))
         self.limit, self.capacity = max(self.limit, other.limit), max(self.capacity, room)
         for mine, theirs in zip(self.layers, other.layers, strict=True):
-            if theirs.is_initialized or mine.is_initialized:
-                mine.have(rows, theirs if theirs.is_initialized else mine)
+            mine.have(rows, theirs)
         self.copy(b, other, 0, tokens)
 
     def copy(self, b: int, other: "RowCache", a: int, tokens: int) -> None:
         """Row b's first tokens are those of row a in `other`, as many as `tokens`."""
         for mine, theirs in zip(self.layers, other.layers, strict=True):
-            if theirs.is_initialized:
-                mine.keys[b, :, :tokens] = theirs.keys[a, :, :tokens]
-                mine.values[b, :, :tokens] = theirs.values[a, :, :tokens]
+            mine.copy_row(b, a, tokens, theirs)
+        if self.history is not None and other.history is not None:
+            self.history.take(b, other.history, a, tokens)
 
 
 def visibility(positions: torch.Tensor, visible: int, window: int | None, chunk: int | None) -> torch.Tensor:

@@ -6,12 +6,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from .architecture import Architecture
-from .cached import CachedModel, NotJoined
+from .cache_name import CACHE
+from .cached import CachedModel
+from .calling import forward_of
 from .inspect import base_of, has_fixed_rows
 from .packing import Layout, packed
+from .recurrence import modules_of
 from .rope import ChangingRope
 from .row_cache import RowCache
 from .temperature import with_temperature
@@ -26,7 +29,7 @@ PACKED_FROM = 1e7
 class RowModel:
     """A decoder on a `RowCache`: any number of rows, each with its own length."""
 
-    needs_prefill = outlives_call = False
+    outlives_call = False
     cache_type = RowCache
 
     def __init__(
@@ -43,8 +46,10 @@ class RowModel:
         """
         self.model, self.facts = model, Architecture.of(model)
         base = base_of(model)
-        self.cache = self.cache_type(self.facts.config.num_hidden_layers, limit)
-        self.lengths = [0] * rows
+        states = modules_of(base) if self.facts.keeps_states else None
+        self.cache = self.cache_type(self.facts.layers or self.facts.config.num_hidden_layers, limit, states)
+        self.needs_prefill = self.facts.keeps_states  # else a rollback would run the prompt's recurrence again
+        self.lengths, self._rolled_back = [0] * rows, False
         self._open: torch.Tensor | None = None
         self.device, self.dtype = self.facts.device, self.facts.dtype
         self.types = None if types is None else types.to(self.device)
@@ -52,7 +57,7 @@ class RowModel:
         self.last = min(limit, self.facts.table_end or limit) - 1
         self.narrow = vocabulary is not None and self.facts.known < vocabulary
         self.rope = ChangingRope.of(base, rows)
-        self.run: Callable[..., Any] = with_temperature(model, base)
+        self.run: Callable[..., Any] = with_temperature(forward_of(model, base), base)
         if self.rope is not None:
             self.run = partial(self.rope.run, self.run)
         self.packs = rows > 1 and self.facts.may_pack and self.run is model and not has_fixed_rows(base)
@@ -70,32 +75,34 @@ class RowModel:
         prefill = not any(self.lengths)
         if keep == width and not prefill and sum(counts) > 0:
             wasted = max(counts) * len(counts) - sum(counts)
-            pays = (
-                wasted >= (1 - PACKED_BELOW) * max(counts) * len(counts)
-                and wasted * self.facts.layer_weights >= PACKED_FROM
-            )
-            if self.packs and pays:
+            pays = wasted * self.facts.layer_weights >= PACKED_FROM
+            if self.packs and pays and wasted >= (1 - PACKED_BELOW) * max(counts) * len(counts):
                 return self._feed_packed(tokens, counts)
             if max(counts) < width:  # columns that no row needs
                 short = self.feed(tokens[:, : max(counts)], counts, max(counts))
                 return torch.nn.functional.pad(short, (0, 0, 0, width - max(counts)))
-        slots = self.cache.plan(self.lengths, width, self.device)
+        if self._rolled_back:
+            self._settle()
+        slots = self.cache.plan(self.lengths, width, self.device, counts, keep != 0)
         positions = slots if self.cache.visible <= self.last + 1 else slots.clamp(max=self.last)
         keep = width if keep is None else keep
         extra: dict[str, Any] = {"logits_to_keep": max(keep, 1)} if self.facts.keeps_logits and keep < width else {}
         if self.types is not None:
             places = slots.clamp(max=self.types.shape[1] - 1).expand(len(self.types), -1)
             extra["token_type_ids"] = self.types.gather(1, places)
-        out = self.run(
-            input_ids=tokens,
-            position_ids=positions,
-            # Right padding is hidden by causality alone, so a prefill keeps the fast causal kernel.
-            attention_mask=None if prefill else self._mask(slots),
-            past_key_values=self.cache,
-            use_cache=True,
-            **extra,
-        )
+        with self.cache.forward():
+            out = self.run(
+                input_ids=tokens,
+                position_ids=positions,
+                # Right padding is hidden by causality alone, so a prefill keeps the fast causal kernel.
+                attention_mask=None if prefill else self._mask(slots),
+                **{CACHE: self.cache},
+                use_cache=True,
+                **extra,
+            )
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        if keep == 0:  # what nobody reads anything from is no guess
+            self._settle()
         return out.logits[:, out.logits.shape[1] - keep :]
 
     def _feed_packed(self, tokens: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
@@ -114,16 +121,18 @@ class RowModel:
                 input_ids=layout.pack(tokens[:, : layout.shape[1]]),
                 position_ids=slots[None],
                 attention_mask=self._mask(places),
-                past_key_values=self.cache,
+                **{CACHE: self.cache},
                 use_cache=True,
                 **extra,
             )
         self.lengths = ends
         return layout.pad(out.logits, layout.width)
 
-    def _mask(self, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor] | None:
+    def _mask(self, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
         """An additive mask (1 or B, 1, Q, visible) in the model's dtype, one for each kind of layer if there are several."""
         visible = self.cache.visible
+        if not self.facts.windows:
+            return None
         if positions.shape == (1, 1) and self.facts.sees_all(visible):
             # One token that sees everything before it needs no mask. On a CPU a ready one is still cheaper than the model's own
             # way of finding that out (0.29 ms against 0.34 ms for the demo draft's step).
@@ -135,20 +144,26 @@ class RowModel:
             masks[kind] = torch.zeros_like(seen, dtype=self.dtype).masked_fill_(~seen, lowest)
             if self.facts.mask_each_row:
                 masks[kind] = masks[kind].expand(len(self.lengths), -1, -1, -1)
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+        return masks | dict.fromkeys(self.facts.unmasked) if len(masks) > 1 else next(iter(masks.values()))
 
-    def _open_mask(self, visible: int) -> torch.Tensor | dict[str, torch.Tensor]:
+    def _open_mask(self, visible: int) -> torch.Tensor | dict[str, torch.Tensor | None]:
         if self._open is None or self._open.shape[-1] < visible:
             self._open = torch.zeros(1, 1, 1, self.cache.capacity, dtype=self.dtype, device=self.device)
         mask = self._open[..., :visible]
         if self.facts.mask_each_row:
             mask = mask.expand(len(self.lengths), -1, -1, -1)
-        return mask if len(self.facts.windows) == 1 else dict.fromkeys(self.facts.windows, mask)
+        kinds = self.facts.windows
+        return mask if len(kinds) == 1 else dict.fromkeys(kinds, mask) | dict.fromkeys(self.facts.unmasked)
 
     def rollback(self, lengths: Sequence[int]) -> None:
-        self.lengths = list(lengths)
+        self.lengths, self._rolled_back = list(lengths), True  # a row may be rolled back twice in a round
+
+    def _settle(self) -> None:
+        self._rolled_back = False
+        self.cache.settle(self.lengths, self.device)
 
     def select(self, rows: Sequence[int]) -> None:
+        self._settle()
         self.cache.select(torch.tensor(rows, device=self.device))
         self.lengths = [self.lengths[r] for r in rows]
         if self.types is not None:
@@ -159,6 +174,8 @@ class RowModel:
     def take(self, b: int, other: CachedModel, tokens: int | None = None) -> None:
         """Row b holds from now on what the only row of `other` holds, or its first `tokens`; b may be one more than there are."""
         assert isinstance(other, RowModel)
+        for its in (self, other):
+            its._settle()
         tokens = other.lengths[0] if tokens is None else tokens
         self.cache.take(b, other.cache, tokens, max(len(self.lengths), b + 1))
         self.lengths[b:] = [tokens, *self.lengths[b + 1 :]]
@@ -166,22 +183,28 @@ class RowModel:
 
     def anew(self, limit: int) -> "RowModel":
         """One row on the same model that holds nothing yet, of a text of up to `limit` tokens."""
-        assert self.keeps_prompts and len(self.lengths) == 1
+        assert self.joins and len(self.lengths) == 1
         out = copy.copy(self)
-        out.cache, out.lengths, out._open = RowCache(self.facts.config.num_hidden_layers, limit), [0], None
+        out.cache, out.lengths, out._open = self.cache.like(limit), [0], None
         out.last = min(limit, self.facts.table_end or limit) - 1
         return out
 
     def copy(self) -> "RowModel":
         """Of the only row, what it holds and no more, on storage of its own."""
+        self._settle()
         out = RowModel(self.model, 1, self.cache.limit)
         out.narrow, out.lengths, out.cache = self.narrow, list(self.lengths), self.cache.first(self.lengths[0])
         return out
 
     @property
-    def keeps_prompts(self) -> bool:
-        """Whether what it holds of a prompt is the same behind any prompt that begins alike."""
+    def joins(self) -> bool:
+        """Whether what it holds of a text is the same whatever texts stand beside it."""
         return type(self) is RowModel and self.rope is None and self.types is None
+
+    @property
+    def keeps_prompts(self) -> bool:
+        """Whether what it holds of a prompt's beginning can be told from the rest, and is the same behind any prompt that begins alike."""
+        return self.joins and not self.facts.keeps_states
 
     def renew(self, row: int, tokens: torch.Tensor) -> None:
         """Write a row's cache anew from `tokens` (n,), where its rotary frequencies change for the whole text."""
@@ -211,40 +234,17 @@ class RowModel:
         return None if rows > 1 else self.as_dynamic_cache(None if mask is None else mask[0].ne(0))
 
     def as_dynamic_cache(self, seen: torch.Tensor | None = None) -> DynamicCache:
-        """A one-row copy that Transformers can go on with (`past_key_values` of the output).
+        """A one-row copy that Transformers can go on with (the output's cache).
 
         `seen` (width,) bool: which tokens of the prompt as given the mask shows. The others have their place in a cache of
         Transformers' own; here they get zeros there, since the mask that goes with the text hides them.
         """
-        out, length = DynamicCache(config=self.facts.config), self.lengths[0]
-        for i, layer in enumerate(self.cache.layers):
-            kept = [states[:, :, :length] for states in (layer.keys, layer.values)]
-            if seen is None:
-                out.update(*(states.clone() for states in kept), i)
-                continue
-            places = torch.nn.functional.pad(seen.to(kept[0].device), (0, length - int(seen.sum())), value=True)
-            spread = [states.new_zeros(*states.shape[:2], len(places), states.shape[3]) for states in kept]
-            for new, old in zip(spread, kept, strict=True):
-                new[:, :, places] = old
-            out.update(*spread, i)
+        self._settle()
+        out = DynamicCache(config=self.facts.config)
+        for layer in self.cache.layers:
+            layer.hand_out(out, self.lengths[0], seen)
         return out
 
-
-def together(first: CachedModel, seats: int) -> RowModel:
-    """A model on up to `seats` rows, the first of which is the one that `first` has; its storage is copied.
-
-    Raises: `NotJoined`, one line, where other texts could not take the places of this model's rows.
-    """
-    if type(first) is not RowModel:
-        raise NotJoined("a model, or its compiled rounds, keep the rows that a call began with")
-    reasons = {
-        "its RoPE changes with the length of the text, or it reads token_type_ids": not first.keeps_prompts,
-        "adapters are named for each row": has_fixed_rows(base_of(first.model)),
-    }
-    for reason, found in reasons.items():
-        if found:
-            raise NotJoined(f"{type(base_of(first.model)).__name__}: {reason}")
-    out = RowModel(first.model, seats, first.cache.limit)
-    out.narrow, out.lengths = first.narrow, []
-    out.take(0, first)
-    return out
+    def adopt(self, given: Cache, mask: torch.Tensor | None) -> None:
+        """Go on where a cache of Transformers' own ends, of one row, which is copied. `mask` (1, width): which of its places are the text's."""
+        self.lengths = [self.cache.adopt(given, mask, self.device)]

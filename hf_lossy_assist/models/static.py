@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .architecture import Architecture
+from .cache_name import CACHE
 from .compilation import FAILURES, Compilation, Signature, compiled_once, failure, graphs_made
 from .inspect import base_of, is_tested
 from .row_cache import SPARE
@@ -46,7 +47,7 @@ class StaticRowModel(RowModel):
         if self.eager_because is None and compilation.replays({self.device}):
             self.cache.loan = Loan(model, len(self.cache.layers))
         # A first block that brings the prompt along would have a shape of its own.
-        self.needs_prefill = self.eager_because is None
+        self.needs_prefill |= self.eager_because is None
         # Blocks of this call that ran compiled, and what was compiled for them.
         self.num_compiled = self.num_graphs = 0
 
@@ -182,7 +183,7 @@ def fill_block(block: Block, tokens: torch.Tensor) -> None:
         input_ids=tokens,
         position_ids=positions if facts.table_end is None else positions.clamp(max=facts.table_end - 1),
         attention_mask=None,  # right padding is hidden by causality alone
-        past_key_values=cache,
+        **{CACHE: cache},
         use_cache=True,
     )
     cache.forget_plan()
@@ -207,7 +208,7 @@ def run_block(block: Block, tokens: torch.Tensor, starts: torch.Tensor) -> torch
         input_ids=tokens,
         position_ids=slots if facts.table_end is None else slots.clamp(max=facts.table_end - 1),
         attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-        past_key_values=cache,
+        **{CACHE: cache},
         use_cache=True,
         **extra,
     ).logits

@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from ..validation import check_int
+from .cache_name import CACHE
 from .inspect import base_of, blocks_of, device_of
 
 
@@ -83,7 +84,7 @@ def _trial(base: Any, layers: int) -> str | None:
     try:
         cache = DynamicCache(config=twin.config.get_text_config(decoder=True))
         for tokens in (ids, ids[:, :1]):
-            twin(input_ids=tokens, past_key_values=cache, use_cache=True)
+            twin(input_ids=tokens, **{CACHE: cache}, use_cache=True)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
         return str(error).splitlines()[0] if str(error) else type(error).__name__
     return None

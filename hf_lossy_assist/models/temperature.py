@@ -1,7 +1,7 @@
 """Attention temperature by the cache's length (Llama 4): in a batch each row's tokens get the one of their own positions.
 
 Layers without RoPE multiply their queries by 1 + a·log(1 + ⌊(n + 1) / s⌋) for the token at position n, with n counted from
-`past_key_values.get_seq_length()`, of which a batch has only one: the shortest row's. Only where the tokens of a forward fall into
+the cache's `get_seq_length()`, of which a batch has only one: the shortest row's. Only where the tokens of a forward fall into
 several steps of s does that matter; then the queries are multiplied by what is missing.
 """
 
@@ -13,6 +13,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+
+from .cache_name import CACHE
 
 
 _layers: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
@@ -28,7 +30,7 @@ def with_temperature(model: Callable[..., Any], base: Any) -> Callable[..., Any]
 
 
 def _run(model: Callable[..., Any], layers: Sequence[Any], **inputs: Any) -> Any:
-    cache, positions = inputs["past_key_values"], inputs["position_ids"]
+    cache, positions = inputs[CACHE], inputs["position_ids"]
     one_step = all((cache.start + 1) // layer.floor_scale == cache.visible // layer.floor_scale for layer in layers)
     if cache.slots is None or one_step:  # the first and the last position of all rows
         return model(**inputs)

@@ -12,10 +12,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
+from transformers.cache_utils import EncoderDecoderCache
 
+from .architecture import Architecture
+from .cache_name import CACHE
+from .calling import forward_of, takes_positions
 from .cropping import CroppingModel
 from .inspect import attention_of, base_of, device_of, has_fixed_rows, is_tested, tokens_known
+from .layer_kinds import keeps_states
 from .row_model import RowModel
 
 
@@ -34,12 +38,13 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
     config = base.config.get_text_config(decoder=True)
     if base.config.is_encoder_decoder:
         return "it is an encoder-decoder model"
-    if "position_ids" not in inspect.signature(base.forward).parameters:
+    facts = Architecture.of(base)
+    if not takes_positions(base) and facts.windows:  # without attention, places are the states' own
         return "its forward takes no position_ids"
-    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
-    if not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
+    if facts.layers is None:
+        kinds = {type(layer) for layer in DynamicCache(config=config).layers}
         return f"it keeps {', '.join(sorted(kind.__name__ for kind in kinds))} in its cache"
-    if attention_of(config) not in ("sdpa", "eager"):
+    if facts.windows and attention_of(config) not in ("sdpa", "eager"):
         return f"its attention implementation is {attention_of(config)!r} (load it with attn_implementation='sdpa')"
     if not is_tested(base):
         # GPT-Neo, say, whose local window of 256 no short trial would reach.
@@ -48,9 +53,17 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
         if base not in _in_rows and has_fixed_rows(base):
             return "it has an adapter for each row, and so cannot be tried on rows of different length: call it once without adapter_names"
         if base not in _in_rows:
-            _in_rows[base] = _told(base, "rows of different length", lambda: _try_rows(base))
+            attempt = _try_states if facts.keeps_states else _try_rows
+            _in_rows[base] = _told(base, "rows of different length", lambda: attempt(base))
         return _in_rows[base]
     return None
+
+
+def why_not_prefixes(model: PreTrainedModel) -> str | None:
+    """Why texts on a `RowCache` of this model cannot go back to a beginning that they share, or None if they can."""
+    if why_not_rows(model) is None and keeps_states(model):
+        return "it keeps a recurrent state, which cannot go back to the beginning that several texts share"
+    return why_not_rows(model)
 
 
 def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> str | None:
@@ -61,7 +74,7 @@ def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> str |
     base = base_of(model)
     if is_tested(base):
         return None
-    if not crops(model_kwargs.get("past_key_values")):
+    if not crops(model_kwargs.get(CACHE)):
         kinds = getattr(base.config.get_text_config(decoder=True), "layer_types", None) or []
         if getattr(base, "_is_stateful", False) or "linear_attention" in kinds:
             return RECURRENT
@@ -89,10 +102,16 @@ def _kept_in_view(base: Any) -> int | None:
     return getattr(base.config.get_text_config(decoder=True), "keep_window_size", None)
 
 
+def keeps_states_alone(cache: Any) -> bool:
+    """Whether no layer of a cache has keys and values, as Mamba's: it counts no tokens."""
+    linear: list[bool] = getattr(cache, "is_linear", [])
+    return bool(linear) and all(linear)
+
+
 def crops(cache: Any) -> bool:
     """Whether a cache has layers, all of which can forget their last tokens or say that they cannot."""
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
-    return layers is not None and all(hasattr(layer, "crop") for layer in layers)
+    return layers is not None and not keeps_states_alone(cache) and all(hasattr(layer, "crop") for layer in layers)
 
 
 @torch.no_grad()
@@ -150,13 +169,43 @@ def _try_rows(base: PreTrainedModel) -> str | None:
     return None
 
 
+def _try_states(base: PreTrainedModel) -> str | None:
+    """Rows of one length and of two that keep each number of a block's tokens, fed at once or one by one, and go on."""
+    ids, n = _texts(base, 2)
+    which = torch.arange(2 * (BLOCK + 1), device=ids.device) % 2  # of the texts is a row's
+    texts, kept = ids[which], torch.arange(len(which), device=ids.device) // 2
+    forgotten = torch.arange(BLOCK, device=ids.device) >= kept[:, None]
+    for lag in (0, 1):  # so many tokens the second text's prompt is shorter
+        wanted = [_one_by_one(base, text, n - lag * number)[lag * number :] for number, text in enumerate(ids)]
+        rights = torch.stack([wanted[a][number] for a, number in zip(which.tolist(), kept.tolist(), strict=True)])
+        starts = n - 1 - which * lag  # a prompt's last token comes with the block, as it does in the engine
+        block = torch.where(forgotten, texts[:, :1], _behind(texts, starts, BLOCK))
+        for what, parts in {"a block": [BLOCK], "tokens fed one by one": [1] * BLOCK}.items():
+            runner = RowModel(base, len(which), ids.shape[1] + 1)
+            runner.feed(texts[:, : n - 1], starts.tolist(), keep=0)
+            for part in block.split(parts, dim=1):
+                runner.feed(part, [part.shape[1]] * len(which))
+            runner.rollback((starts + kept).tolist())
+            got = runner.feed(_behind(texts, starts + kept, 2 + lag), (2 + which * lag).tolist())
+            if not _same(got[torch.arange(len(which)), 1 + which * lag], rights, runner.dtype):
+                return f"a trial on {what}, of which rows keep different numbers, did not give what it gives one token at a time"
+    return None
+
+
+def _behind(texts: torch.Tensor, starts: torch.Tensor, width: int) -> torch.Tensor:
+    """Of each text, (B, n), the tokens from place `starts[b]` on, (B, width); any where it has ended."""
+    places = starts[:, None] + torch.arange(width, device=texts.device)
+    return texts.gather(1, places.clamp(max=texts.shape[1] - 1))
+
+
 def _one_by_one(base: Any, text: torch.Tensor, n: int) -> torch.Tensor:
     """The logits behind `text`'s tokens from place n on, (BLOCK + 1, V), as `generate` comes by them, without this package."""
     cache = DynamicCache(config=base.config.get_text_config(decoder=True))
     places, out = torch.arange(len(text), device=text.device), []
     for part in [slice(0, n), *(slice(i, i + 1) for i in range(n, len(text)))]:
         ids, positions = text[None, part], places[None, part]
-        out.append(base(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True).logits[0, -1])
+        run = forward_of(base, base)
+        out.append(run(input_ids=ids, position_ids=positions, **{CACHE: cache}, use_cache=True).logits[0, -1])
     return torch.stack(out[1:])
 
 
@@ -180,9 +229,9 @@ def _try_alone(base: PreTrainedModel, model_kwargs: dict[str, Any]) -> str | Non
 def _alone_on(base: Any, model_kwargs: dict[str, Any], prompt: torch.Tensor) -> CroppingModel:
     """The first row's model as `generate` would prepare it for `prompt` (1, n), with an empty cache."""
     cache: Cache = DynamicCache(config=base.config.get_text_config(decoder=True))
-    own: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
+    own: dict[str, Any] = {CACHE: cache, "use_cache": True}
     if base.config.is_encoder_decoder:
-        own["past_key_values"] = EncoderDecoderCache(cache, DynamicCache())
+        own[CACHE] = EncoderDecoderCache(cache, DynamicCache())
         if model_kwargs.get("attention_mask") is not None:
             own["attention_mask"] = model_kwargs["attention_mask"][:1]
         encoded = model_kwargs["encoder_outputs"]

@@ -18,6 +18,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist import DraftStop, FeatureSpec, StopRun
 from hf_lossy_assist.artifacts.features import FeatureTap
 from hf_lossy_assist.drafters.model import AssistantRun
+from hf_lossy_assist.models.cache_name import CACHE
 
 
 pytestmark = pytest.mark.slow
@@ -314,7 +315,7 @@ def test_a_cache_that_was_passed_in(record):
     target = tiny.shared("llama")
     draft = tiny.draft_of(target, "often")
     assisted(
-        target, prompts((9,)), draft, Recorder(), past_key_values=DynamicCache(config=target.config),
+        target, prompts((9,)), draft, Recorder(), **{CACHE: DynamicCache(config=target.config)},
         eos_token_id=NEVER_EMITTED,
     )  # fmt: skip
     compare(draft, record[threading.get_ident()])

@@ -6,6 +6,8 @@ import pytest
 import torch
 from support import tiny
 
+from hf_lossy_assist.models.cache_name import CACHE, cache_of
+
 
 NEVER = {"eos_token_id": tiny.NEVER_EMITTED}
 
@@ -90,11 +92,11 @@ def test_a_cache_goes_on_between_this_package_and_transformers_either_way(name, 
     inputs = longer(stock.sequences, prompt)
     expected = tiny.greedy(model, inputs, **NEVER)
     for first in (stock, ours):
-        cache = first.past_key_values
-        assert cache.get_seq_length() == stock.past_key_values.get_seq_length()
-        again = tiny.greedy(model, inputs, past_key_values=copy.deepcopy(cache), **NEVER)
+        cache = cache_of(first)
+        assert cache.get_seq_length() == cache_of(stock).get_seq_length()
+        again = tiny.greedy(model, inputs, **{CACHE: copy.deepcopy(cache)}, **NEVER)
         assert torch.equal(again, expected)
-        out = tiny.assisted(model, inputs, draft, past_key_values=copy.deepcopy(cache), **NEVER)
+        out = tiny.assisted(model, inputs, draft, **{CACHE: copy.deepcopy(cache)}, **NEVER)
         assert torch.equal(out.sequences, expected)
 
 
@@ -105,7 +107,7 @@ def test_a_batch_that_shrank_to_one_row_returns_no_cache():
     end = int(next(t for t in text[0, 10:16] if t not in text[1]))
     out = tiny.assisted(model, inputs, tiny.draft_of(model, "often"), eos_token_id=end)
     assert (out.sequences[0] == end).any() and not (out.sequences[1] == end).any()
-    assert out.past_key_values is None
+    assert cache_of(out) is None
 
 
 @pytest.mark.parametrize("mask", ["xxx...", "xxxx.x..", "......"], ids=str)

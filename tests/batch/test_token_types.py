@@ -23,6 +23,7 @@ from transformers import (
 )
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models.cache_name import CACHE, cache_of
 
 
 GPT = tiny.COMMON | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
@@ -82,8 +83,8 @@ def test_types_are_handed_on_as_generate_does(kind):
         first = tiny.assisted(model, typed((9,)), draft, max_new_tokens=5, **NEVER)
         more = {"input_ids": torch.cat([first.sequences, torch.tensor([[5, 6]])], dim=1)}
         more["token_type_ids"] = torch.ones_like(more["input_ids"])
-        cache = {"past_key_values": copy.deepcopy(first.past_key_values)}
-        expected = tiny.greedy(model, more, **NEVER, past_key_values=first.past_key_values)
+        cache = {CACHE: copy.deepcopy(cache_of(first))}
+        expected = tiny.greedy(model, more, **NEVER, **{CACHE: cache_of(first)})
         assert torch.equal(tiny.assisted(model, more, draft, **NEVER, **cache).sequences, expected)
 
 

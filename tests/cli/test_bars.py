@@ -16,6 +16,7 @@ from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
 from hf_lossy_assist.methods.sv import sampling
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.terminal import Bar
+from hf_lossy_assist.training import shards
 
 
 pytestmark = pytest.mark.slow
@@ -71,7 +72,7 @@ def moves(monkeypatch):
             super().to(done)
             found.append(self.done)
 
-    for module in (collecting, mining, sampling):
+    for module in (shards, mining, sampling):
         monkeypatch.setattr(module, "Bar", Seen)
     return found
 

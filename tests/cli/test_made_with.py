@@ -12,7 +12,15 @@ from support.commands import DEMO, prompts_file
 
 from hf_lossy_assist import Head, HeadConfig, LinearHead, as_policy, demo, sv
 from hf_lossy_assist.artifacts.files import MADE_WITH
-from hf_lossy_assist.cli.made_with import MadeWith, hand_on, models_from, recall, remark_on_companion, remember
+from hf_lossy_assist.cli.made_with import (
+    MadeWith,
+    hand_on,
+    made_with_drafter,
+    models_from,
+    recall,
+    remark_on_companion,
+    remember,
+)
 from hf_lossy_assist.models import loading
 from hf_lossy_assist.policy.sharing import pull, push
 
@@ -45,6 +53,25 @@ def test_what_is_remembered_comes_back(tmp_path, monkeypatch):
     (tmp_path / "near").rename("far")
     with pytest.raises(ValueError, match=r"^[^\n]*was made with [^\n]*near[^\n]*not there any more: pass --model"):
         recall(tmp_path)
+
+
+def test_a_drafter_that_moved(tmp_path, hf_lossy, monkeypatch):
+    """It is asked for by its own option, and what was made with it is no policy of commands that know draft models alone."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(demo.FOLDER / "eagle3_drafter", "drafter")
+    head = Path(shutil.copytree(demo.FOLDER / "sprinter_head", "head"))
+    for made, said in (
+        (MadeWith(drafter="drafter"), "pass --drafter"),
+        (MadeWith(TARGET, drafter="drafter"), "pass --model and --drafter"),
+    ):
+        remember(head, made)
+        Path("drafter").rename("moved")
+        with pytest.raises(ValueError, match=f"not there any more: {said}$"):
+            recall(head)
+        assert made_with_drafter(head)
+        Path("moved").rename("drafter")
+    remember(head, MadeWith(drafter="demo"))
+    assert "serve runs with draft models" in hf_lossy("serve", "--policies", "sprinter:head=./head").line
 
 
 def test_the_demo_is_not_remembered_nor_twice_by_several_processes(tmp_path, monkeypatch):

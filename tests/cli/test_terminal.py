@@ -95,7 +95,7 @@ def test_text_that_streams(capsys):
 
     class Wild:  # a tokenizer whose model has learnt to write such things
         def decode(self, ids, **settings):
-            return " ".join([WILD] * len(ids)) + "\n"
+            return " ".join([WILD] * (1 if isinstance(ids, int) else len(ids))) + "\n"  # Transformers 5.24 asks of one
 
     for given in (Wild(), tokenizer):
         its = streamer(given, skip_prompt=False)

@@ -8,39 +8,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import small, tiny
+from support.dflash import network
 from support.distributions import REJECT, goodness, pair, sample, target_law
+from support.eagle import drafts, watched
 from support.end_tokens import some_eos
 from support.tiny import NEVER_EMITTED
-from transformers import Qwen3Config, TemperatureLogitsWarper
+from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.dflash import DFlashDrafter
-from hf_lossy_assist.drafters.states import StatesRun
 from hf_lossy_assist.models.block_model import BlockModel
-from hf_lossy_assist.models.dflash import DFlashConfig, DFlashNetwork
 
 
 pytestmark = pytest.mark.slow
 
 FOLDERS = sorted(its for its in Path(__file__).with_name("dflash_golden").iterdir() if its.is_dir())
 RAGGED = (9, 1, 4, 14)
-
-
-def network(target, seed=0, layers=1, block=5, target_layers=(0, 1, 2), kept=None, **flags):
-    text = target.config.get_text_config(decoder=True)
-    layer = Qwen3Config(
-        vocab_size=text.vocab_size, hidden_size=text.hidden_size, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=256,
-    )  # fmt: skip
-    config = DFlashConfig(layer, target_layers, block, text.vocab_size - 1, text.hidden_size, draft_vocab_size=kept, **flags)  # fmt: skip
-    torch.manual_seed(seed)
-    out = DFlashNetwork(config)
-    with torch.no_grad():
-        for weight in out.parameters():
-            torch.nn.init.normal_(weight, mean=float(weight.dim() == 1), std=0.3)
-        if kept:
-            out.d2t.copy_(torch.randperm(text.vocab_size)[:kept].sort().values - torch.arange(kept))
-    return out.to(target.dtype).eval().requires_grad_(False)
 
 
 @torch.no_grad()
@@ -90,26 +73,15 @@ SETTINGS = {
 def test_what_is_drafted_is_the_networks_block(monkeypatch, flags, inputs):
     """Of each round, whatever was accepted before; no longer than a block."""
     target = hla.enable(small.llama(layers=3))
-    drafter, seen, own = DFlashDrafter(network(target, **flags)), [], StatesRun.propose
-
-    def propose(self, rows, limits, randomness):
-        texts = [text.clone() for text in rows.texts()]
-        draft = own(self, rows, limits, randomness)
-        seen.append((texts, draft))
-        return draft
-
-    monkeypatch.setattr(StatesRun, "propose", propose)
+    drafter, seen = DFlashDrafter(network(target, **flags)), watched(monkeypatch)
     policy = hla.LossyPolicy(hla.TopK(55), hla.Constant(9))
     out = target.generate(**inputs, assistant_model=drafter, lossy_policy=policy, max_new_tokens=24, do_sample=False, return_dict_in_generate=True)  # fmt: skip
     assert len({kept for row in out.speculation.rows for _, kept in row.steps}) > 1, "some rounds accept a part"
     drafted = 0
-    for texts, draft in seen:
-        for b, text in enumerate(texts[: len(draft.tokens)]):
-            count = int(draft.lengths[b])
-            assert count <= drafter.network.config.drafts
-            if count:
-                assert draft.tokens[b, :count].tolist() == block_of(target, drafter.network, text)[:count]
-                drafted += count
+    for text, tokens in drafts(seen):
+        assert len(tokens) <= drafter.network.config.drafts
+        assert tokens == block_of(target, drafter.network, text)[: len(tokens)]
+        drafted += len(tokens)
     assert drafted > 12
 
 

@@ -6,31 +6,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support import small
-from transformers import LlamaConfig
+from support.eagle import drafts, watched
+from support.eagle import eagle1 as network
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
-from hf_lossy_assist.drafters.states import StatesRun
-from hf_lossy_assist.models.eagle1 import Eagle1Config, Eagle1Network
+from hf_lossy_assist.models.eagle1 import Eagle1Network
 
 
 @pytest.fixture(scope="module")
 def target():
     return hla.enable(small.llama(layers=3))
-
-
-def network(target, layers=1, bias=True, own_embeddings=True, seed=0):
-    text = target.config
-    layer = LlamaConfig(
-        vocab_size=text.vocab_size, hidden_size=text.hidden_size, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256,
-    )  # fmt: skip
-    torch.manual_seed(seed)
-    out = Eagle1Network(Eagle1Config(layer, bias), own_embeddings)
-    with torch.no_grad():
-        for weight in out.parameters():
-            torch.nn.init.normal_(weight, mean=float(weight.dim() == 1), std=0.3)
-    return out.to(target.dtype).eval().requires_grad_(False)
 
 
 @torch.no_grad()
@@ -53,25 +39,14 @@ def chain(target, net, text, gamma):
     "flags", [{}, {"layers": 2}, {"own_embeddings": False, "bias": False}], ids=["plain", "two layers", "without bias"]
 )
 def test_a_chain_is_the_networks_own_without_caches(target, monkeypatch, flags, inputs):
-    drafter, seen, own = Eagle3Drafter(network(target, **flags)), [], StatesRun.propose
-
-    def propose(self, rows, limits, randomness):
-        texts = [text.clone() for text in rows.texts()]
-        draft = own(self, rows, limits, randomness)
-        seen.append((texts, draft))
-        return draft
-
-    monkeypatch.setattr(StatesRun, "propose", propose)
+    drafter, seen = Eagle3Drafter(network(target, **flags)), watched(monkeypatch)
     policy = hla.LossyPolicy(hla.TopK(55), hla.Constant(4))
     given = {"max_new_tokens": 20, "do_sample": False, "return_dict_in_generate": True}
     target.generate(**inputs, assistant_model=drafter, lossy_policy=policy, **given)
     drafted = 0
-    for texts, draft in seen:
-        for b, text in enumerate(texts[: len(draft.tokens)]):
-            count = int(draft.lengths[b])
-            if count:
-                assert draft.tokens[b, :count].tolist() == chain(target, drafter.network, text, count)
-                drafted += count
+    for text, tokens in drafts(seen):
+        assert tokens == chain(target, drafter.network, text, len(tokens))
+        drafted += len(tokens)
     assert drafted > 12
     strict = target.generate(**inputs, assistant_model=drafter, lossy_policy="strict", **given)
     assert strict.sequences.equal(target.generate(**inputs, **given).sequences)

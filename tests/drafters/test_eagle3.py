@@ -5,7 +5,6 @@ import torch
 from support import eagle, small
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.states import StatesRun
 
 
 FLAGS = {
@@ -21,26 +20,12 @@ def target():
     return hla.enable(small.llama(layers=3))
 
 
-def watched(monkeypatch):
-    """Every round's rows and draft."""
-    seen, own = [], StatesRun.propose
-
-    def propose(self, rows, limits, randomness):
-        texts = [text.clone() for text in rows.texts()]
-        draft = own(self, rows, limits, randomness)
-        seen.append((texts, draft, list(limits)))
-        return draft
-
-    monkeypatch.setattr(StatesRun, "propose", propose)
-    return seen
-
-
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.parametrize("inputs", [small.one(), small.ragged(), small.ragged((0, 0))], ids=["one", "ragged", "even"])
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 def test_a_chain_is_the_networks_own_without_caches(target, monkeypatch, flags, inputs):
     """Also behind drafts of which some tokens were accepted: their places are the target's states'."""
-    drafter, seen = eagle.drafter(target, **flags), watched(monkeypatch)
+    drafter, seen = eagle.drafter(target, **flags), eagle.watched(monkeypatch)
     policy = hla.LossyPolicy(hla.TopK(55), hla.Constant(4))
     out = target.generate(
         **inputs,
@@ -53,7 +38,7 @@ def test_a_chain_is_the_networks_own_without_caches(target, monkeypatch, flags, 
     accepted = {kept for row in out.speculation.rows for _, kept in row.steps}
     assert len(accepted) > 2, "some rounds accept a part"
     drafted = 0
-    for texts, draft, limits in seen:
+    for texts, draft, limits, _ in seen:
         for b, text in enumerate(texts[: len(draft.tokens)]):
             count = int(draft.lengths[b])
             if limits[b] and count:

@@ -11,7 +11,7 @@ from support.tiny import NEVER_EMITTED
 from transformers import DynamicCache, TemperatureLogitsWarper, TopPLogitsWarper
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.states import StatesRun
+from hf_lossy_assist.models.cache_name import CACHE
 
 
 pytestmark = pytest.mark.slow
@@ -95,22 +95,15 @@ def test_turns_of_a_chat(monkeypatch, tail):
     model = hla.enable(small.llama(layers=3))
     drafter, inputs = eagle.trained(model, small.one(), rounds=40), small.one()
     settings = {"max_new_tokens": 10, "do_sample": False}
-    texts, seen, own = [], [], StatesRun.propose
-
-    def propose(self, rows, limits, randomness):
-        draft = own(self, rows, limits, randomness)
-        seen.append((rows.texts()[0].clone(), draft, self.begins[0]))
-        return draft
-
-    monkeypatch.setattr(StatesRun, "propose", propose)
+    texts, seen = [], eagle.watched(monkeypatch)
     for given in ({}, {"assistant_model": drafter, "lossy_policy": "strict"}):
         cache = DynamicCache(config=model.config)
-        first = model.generate(**inputs, past_key_values=cache, **settings, **given)
+        first = model.generate(**inputs, **{CACHE: cache}, **settings, **given)
         more = torch.cat([first, torch.tensor([[5, 6, 7][:tail]])], dim=1)
         seen.clear()
-        texts.append(model.generate(more, attention_mask=torch.ones_like(more), past_key_values=cache, **settings, **given))  # fmt: skip
+        texts.append(model.generate(more, attention_mask=torch.ones_like(more), **{CACHE: cache}, **settings, **given))  # fmt: skip
     assert texts[0].equal(texts[1])
-    drafted = [(text, draft, begin) for text, draft, begin in seen if int(draft.lengths[0])]
+    drafted = [(its.texts[0], its.draft, its.begins[0]) for its in seen if int(its.draft.lengths[0])]
     assert drafted and all(begin > 9 for *_, begin in drafted)
     for text, draft, begin in drafted:
         tokens = eagle.chain(model, drafter.network, text, int(draft.lengths[0]), begin)[1]

@@ -19,6 +19,7 @@ from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import compiled
 from hf_lossy_assist.models import compilation, static, static_cache
+from hf_lossy_assist.models.cache_name import CACHE, cache_of
 from hf_lossy_assist.models.int8 import quantised
 
 
@@ -379,7 +380,7 @@ def test_static_caches_are_asked_for_by_their_name(monkeypatch):
 def test_a_cache_goes_on_with_transformers():
     model, _ = pair("llama")
     out = written(lengths=(9,), max_new_tokens=10)
-    more = model.generate(out.sequences, past_key_values=out.past_key_values, max_new_tokens=6, do_sample=False)
+    more = model.generate(out.sequences, **{CACHE: cache_of(out)}, max_new_tokens=6, do_sample=False)
     assert torch.equal(more, model.generate(out.sequences, max_new_tokens=6, do_sample=False))
 
 

@@ -14,6 +14,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
 from hf_lossy_assist.generation.compiling import compilation_of
 from hf_lossy_assist.models import compilation, static, storage
+from hf_lossy_assist.models.cache_name import cache_of
 
 
 pytestmark = pytest.mark.slow
@@ -136,12 +137,10 @@ def test_rows_that_leave(replaying):
 def test_what_the_caller_is_given_is_his(replaying):
     out = written(replaying, lengths=(9,))
     kept = {t.data_ptr() for shelf in storage.pool_of(pair()[0]).free for t in shelf.tensors.values()}
-    assert kept and not kept & {
-        t.data_ptr() for layer in out.past_key_values.layers for t in (layer.keys, layer.values)
-    }
-    before = [layer.keys.clone() for layer in out.past_key_values.layers]
+    assert kept and not kept & {t.data_ptr() for layer in cache_of(out).layers for t in (layer.keys, layer.values)}
+    before = [layer.keys.clone() for layer in cache_of(out).layers]
     written(replaying, lengths=(8,))
-    assert all(torch.equal(a, layer.keys) for a, layer in zip(before, out.past_key_values.layers, strict=True))
+    assert all(torch.equal(a, layer.keys) for a, layer in zip(before, cache_of(out).layers, strict=True))
 
 
 def interrupted(call):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import mtp_models
 from support.small import PAD, VOCAB, llama, near, one, ragged, t5, tokenizer, words
 from transformers import (
     CompileConfig,
@@ -26,6 +27,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.generation import arguments
 from hf_lossy_assist.generation.arguments import HONOURED, MODES, REFUSED, WITHOUT_EFFECT
 from hf_lossy_assist.generation.drafting import _lookup
+from hf_lossy_assist.generation.state_settings import STATES
 
 
 pytestmark = pytest.mark.slow
@@ -287,8 +289,22 @@ def test_a_process_alone_cannot_be_in_step(models):
     assert same(ours(models, synced_gpus=False), stock(models))
 
 
+@pytest.mark.skipif(not STATES, reason="this Transformers has no MTP")
+def test_drafting_from_the_targets_states(models, tmp_path):
+    """`use_mtp`, `speculation_type`."""
+    layered = mtp_models.target(mtp_models.written(tmp_path, 1))
+    for target, given in (
+        (layered, {"use_mtp": True, "input_ids": torch.tensor([[3, 4, 5, 3, 2]]), "attention_mask": ...}),
+        (models[0], {"speculation_type": "dflash", "assistant_model": mtp_models.dflash(models[0])}),
+    ):
+        prompt = {name: value for name, value in given.items() if name in PROMPT}
+        out = ours((target, None), **(PROMPT | given), return_dict_in_generate=True)
+        assert same(out.sequences, stock((target,), **(PROMPT | prompt)))
+        assert out.speculation.num_draft_tokens > 0
+
+
 OTHER_TESTS = (
-    test_compiled_rounds,
+    test_compiled_rounds, test_drafting_from_the_targets_states,
     test_settings_of_encoder_decoders, test_warpers_that_leave_several_tokens, test_outputs, test_sampling_and_several_sequences, test_settings_of_the_draft,
     test_a_streamer_hears_every_token, test_time_that_is_over_ends_the_text_after_a_round, test_other_ways_to_draft,
     test_values_that_are_not_numbers_are_removed, test_settings_of_a_draft_with_another_tokenizer,
@@ -313,8 +329,6 @@ VALUES = {
     "output_attentions": True,
     "output_hidden_states": True,
     "assistant_ensemble_weight": 0.5,
-    "use_mtp": True,
-    "speculation_type": "dflash",
     "penalty_alpha": 0.6,
     "dola_layers": "high",
     "num_beam_groups": 2,

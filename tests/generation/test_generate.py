@@ -13,7 +13,6 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
-    StaticCache,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -22,6 +21,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models.cache_name import CACHE, cache_of
 
 
 pytestmark = pytest.mark.slow
@@ -214,7 +214,7 @@ def test_the_output_is_transformers_own_class_with_one_field_more(target, draft)
     own, ours = greedy(target, draft, PROMPTS["ragged"], output_scores=True)
     assert isinstance(ours, GenerateDecoderOnlyOutput) and isinstance(ours.speculation, hla.SpeculationStats)
     assert set(ours) - set(own) == {"speculation"}
-    assert set(own) - set(ours) <= {"past_key_values"}  # rows of a batch need not end at one place
+    assert set(own) - set(ours) <= {CACHE}  # rows of a batch need not end at one place
     assert len(ours.speculation.rows) == 3 and ours.speculation.num_new_tokens == 3 * NEW
 
 
@@ -231,9 +231,9 @@ def test_the_returned_cache_continues_the_text(target, draft):
     prompt = PROMPTS["one"]
     whole = target.generate(**prompt, max_new_tokens=2 * NEW, do_sample=False)
     _, first = greedy(target, draft, prompt)
-    length = first.past_key_values.get_seq_length()
+    length = cache_of(first).get_seq_length()
     assert first.sequences.shape[1] - 2 < length + 1 <= first.sequences.shape[1]
-    more = {"past_key_values": first.past_key_values, "max_new_tokens": NEW, "do_sample": False}
+    more = {CACHE: cache_of(first), "max_new_tokens": NEW, "do_sample": False}
     assert torch.equal(target.generate(first.sequences, **copy.deepcopy(more)), whole)
     assert torch.equal(
         target.generate(first.sequences, **copy.deepcopy(more), assistant_model=draft, lossy_policy="strict"), whole
@@ -248,23 +248,13 @@ def test_a_conversation_goes_on_with_the_users_own_cache(target, draft):
             text,
             max_new_tokens=8,
             do_sample=False,
-            past_key_values=cache,
+            **{CACHE: cache},
             assistant_model=draft,
             lossy_policy="strict",
         )
         assert torch.equal(own, ours), turn
         text = torch.cat([ours, one(5, seed=turn + 1)["input_ids"]], dim=1)
     assert cache.get_seq_length() == text.shape[1] - 5 - 1, "the user's cache must be the one that was filled"
-
-
-@pytest.mark.parametrize("how", ["object", "filled object"])
-def test_static_caches_are_refused_in_one_line(target, draft, how):
-    static = StaticCache(config=target.config, max_cache_len=64)
-    if how == "filled object":
-        target(PROMPTS["one"]["input_ids"], past_key_values=static)
-    prompt = torch.cat([PROMPTS["one"]["input_ids"]] * 2, dim=1)
-    with pytest.raises(ValueError, match="^[^\n]*cache[^\n]*$"):
-        target.generate(prompt, max_new_tokens=4, assistant_model=draft, lossy_policy="strict", past_key_values=static)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from support import tiny
 from transformers import DynamicCache
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models.cache_name import CACHE, cache_of
 
 
 def watch(*models):
@@ -33,18 +34,18 @@ def test_no_forward_records_gradients(how):
     if how == "quantised":
         target.is_quantized = True
     seen = watch(target, draft)
-    cache = {"past_key_values": DynamicCache(config=target.config)} if how == "a cache passed in" else {}
+    cache = {CACHE: DynamicCache(config=target.config)} if how == "a cache passed in" else {}
     out = run(target, draft, **cache)
     assert seen and not any(gradients for gradients, _ in seen)
-    again = copy.deepcopy(out.past_key_values)  # fails for tensors with a graph behind them
-    assert again.get_seq_length() == out.past_key_values.get_seq_length() > 9 * (name != "t5")
+    again = copy.deepcopy(cache_of(out))  # fails for tensors with a graph behind them
+    assert again.get_seq_length() == cache_of(out).get_seq_length() > 9 * (name != "t5")
 
 
 def test_a_graph_that_the_caller_builds_around_the_call_is_left_alone():
     """Gradients that are on outside are on again afterwards, and parameters get none from the call."""
     target = tiny.build("llama")
     with torch.enable_grad():
-        run(target, target, past_key_values=DynamicCache(config=target.config))
+        run(target, target, **{CACHE: DynamicCache(config=target.config)})
         assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     assert all(p.grad is None for p in target.parameters())
 

@@ -16,6 +16,7 @@ from hf_lossy_assist.engine.joining import cached_models
 from hf_lossy_assist.generation import ended, entrance, guests
 from hf_lossy_assist.generation import in_flight as module
 from hf_lossy_assist.models import row_model
+from hf_lossy_assist.models.cache_name import CACHE
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +175,7 @@ def test_where_memory_runs_out_rows_are_halved(pair, what, texts):
     rows = []
 
     def short_of_memory(model, args, kwargs):
-        if what == "writing" and not kwargs["past_key_values"].get_seq_length():
+        if what == "writing" and not kwargs[CACHE].get_seq_length():
             return
         rows.append(len(kwargs["input_ids"]))
         if rows[-1] > 3:

@@ -4,6 +4,7 @@ import pytest
 from support import tiny
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models.cache_name import cache_of
 
 
 @pytest.mark.parametrize("lengths", [(9,), (9, 5, 7)])
@@ -14,8 +15,8 @@ def test_outputs_are_ordinary_tensors(lengths):
         return_dict_in_generate=True, output_scores=True, output_logits=True,
     )  # fmt: skip
     tensors = [out.sequences, *out.scores, *out.logits]
-    if out.past_key_values is not None:
-        tensors += [t for layer in out.past_key_values.layers for t in (layer.keys, layer.values)]
+    if cache_of(out) is not None:
+        tensors += [t for layer in cache_of(out).layers for t in (layer.keys, layer.values)]
     assert not any(t.is_inference() for t in tensors)
     out.sequences += 0  # in place, as a caller may
     model.train()

@@ -13,16 +13,20 @@ from transformers import (
     ErnieConfig,
     ErnieForCausalLM,
     GenerationMixin,
+    MambaConfig,
     StaticCache,
 )
-from transformers.cache_utils import QuantizedLayer
+from transformers.cache_utils import QuantizedLayer, StaticLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation.unsupported import TEXT_INPUTS, refuse_extra_inputs
+from hf_lossy_assist.models.cache_name import CACHE, cache_of
 
 
 pytestmark = pytest.mark.slow
+
+CROPS_STATIC = hasattr(StaticLayer, "crop")  # since Transformers 5.24
 
 
 class Kept(QuantizedLayer):
@@ -37,7 +41,7 @@ class Kept(QuantizedLayer):
 
 def filled(cache, model=None, rows=1):
     with torch.no_grad():
-        (model or tiny.shared("llama"))(torch.arange(4, 9).repeat(rows, 1), past_key_values=cache)
+        (model or tiny.shared("llama"))(torch.arange(4, 9).repeat(rows, 1), **{CACHE: cache})
     return cache
 
 
@@ -47,13 +51,18 @@ def call(**settings):
     return model.generate(**given | {"assistant_model": model} | settings)
 
 
+def windows():
+    return StaticCache(tiny.shared("mistral").config, max_cache_len=40)
+
+
 TWO = torch.arange(4, 13).repeat(2, 1)
+SMALL = "has room for 11 tokens, and this text may come to 13" if CROPS_STATIC else "StaticCache cannot be"
 CACHES = {
     "quantised": (lambda: filled(Cache(layers=[Kept(), Kept()])), {}, "Kepts cannot be rolled back"),
-    "static": (lambda: filled(StaticCache(tiny.shared("llama").config, max_cache_len=40)), {}, "StaticCache cannot be"),
-    "static, a batch": (
-        lambda: StaticCache(tiny.shared("llama").config, max_cache_len=40), {"input_ids": TWO}, "StaticCache cannot be",
-    ),
+    "of states alone": (lambda: DynamicCache(config=MambaConfig(num_hidden_layers=2)), {}, "recurrent states alone cannot be"),
+    "static with a window": (lambda: filled(windows(), tiny.shared("mistral")), {}, r"Static\w+ cannot be"),
+    "static with a window, a batch": (windows, {"input_ids": TWO}, r"Static\w+ cannot be"),
+    "static and too small": (lambda: filled(StaticCache(tiny.shared("llama").config, max_cache_len=11)), {}, SMALL),
     "of two rows": (lambda: filled(DynamicCache(), rows=2), {}, "holds 2 rows, input_ids has 1"),
     "of a deeper model": (lambda: filled(DynamicCache(), tiny.build("llama", num_hidden_layers=3)), {}, "3 layers.* has 2"),
     "of the whole text": (lambda: filled(DynamicCache()), {"input_ids": torch.arange(4, 9)[None]}, "holds 5 tokens"),
@@ -68,8 +77,24 @@ def test_a_cache_that_cannot_serve_is_refused_by_what_it_is(cache, settings, lin
         "lossy_policy": None,
         "assistant_model": None,
     }
-    with pytest.raises(ValueError, match=rf"^past_key_values[^\n]*{line}[^\n]*$"):
-        call(past_key_values=cache(), **settings, **own if runner else {})
+    with pytest.raises(ValueError, match=rf"^{CACHE}[^\n]*{line}[^\n]*$"):
+        call(**{CACHE: cache()}, **settings, **own if runner else {})
+
+
+@pytest.mark.skipif(not CROPS_STATIC, reason="this Transformers cannot crop a static cache")
+@pytest.mark.parametrize("held", [0, 5])
+@pytest.mark.parametrize("policy", ["strict", "svip"])
+def test_a_static_cache_serves_where_it_can_be_cropped(held, policy):
+    """With room for each token but the last, which is never written, so that no draft may reach beyond it."""
+    ids, new = torch.arange(4, 13)[None], 24
+    alone = tiny.shared("llama").generate(ids, max_new_tokens=new, do_sample=False, eos_token_id=tiny.NEVER_EMITTED)
+    cache = StaticCache(tiny.shared("llama").config, max_cache_len=ids.shape[1] + new - 1)
+    out = call(
+        **{CACHE: filled(cache) if held else cache}, max_new_tokens=new, lossy_policy=policy, eos_token_id=tiny.NEVER_EMITTED,
+        assistant_model=tiny.draft_of(tiny.shared("llama"), "often"), return_dict_in_generate=True,
+    )  # fmt: skip
+    assert torch.equal(out.sequences, alone) and cache_of(out) is cache
+    assert 0.1 < out.speculation.draft_acceptance_rate < 0.95 and cache.get_seq_length() == ids.shape[1] + new - 1
 
 
 def test_an_encoder_decoder_keeps_two_caches():
@@ -78,9 +103,9 @@ def test_an_encoder_decoder_keeps_two_caches():
     alone = tiny.shared("t5").generate(ids, **settings)
     two = EncoderDecoderCache(DynamicCache(), DynamicCache())
     settings |= {"assistant_model": draft, "lossy_policy": "strict"}
-    assert torch.equal(model.generate(ids, past_key_values=two, **settings), alone)
-    with pytest.raises(ValueError, match=r"^past_key_values[^\n]*EncoderDecoderCache[^\n]*got a DynamicCache$"):
-        model.generate(ids, past_key_values=DynamicCache(), **settings)
+    assert torch.equal(model.generate(ids, **{CACHE: two}, **settings), alone)
+    with pytest.raises(ValueError, match=rf"^{CACHE}[^\n]*EncoderDecoderCache[^\n]*got a DynamicCache$"):
+        model.generate(ids, **{CACHE: DynamicCache()}, **settings)
 
 
 def test_an_input_with_an_entry_for_each_token_is_refused_where_nobody_says_how_it_goes_on():
@@ -89,7 +114,7 @@ def test_an_input_with_an_entry_for_each_token_is_refused_where_nobody_says_how_
     config = ErnieConfig(**tiny.COMMON | sizes, is_decoder=True, use_task_id=True)
     model = hla.enable(ErnieForCausalLM(config).eval())
     given = {"task_type_ids": torch.ones(1, 9, dtype=torch.long), "input_ids": torch.arange(4, 13)[None]}
-    for cache in ({}, {"past_key_values": DynamicCache(config=model.config)}):
+    for cache in ({}, {CACHE: DynamicCache(config=model.config)}):
         with pytest.raises(ValueError, match=r"^lossy_policy[^\n]*task_type_ids[^\n]*$"):
             model.generate(**given, **cache, assistant_model=model, lossy_policy="strict", max_new_tokens=3)
 
@@ -141,7 +166,7 @@ FED = {
     "input_ids",
     "attention_mask",
     "position_ids",
-    "past_key_values",
+    CACHE,
     "use_cache",
     "logits_to_keep",
     "token_type_ids",

@@ -6,16 +6,17 @@ from support import small, tiny
 from transformers import DynamicCache
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models.cache_name import CACHE
 
 
 def written(model, cache):
     return hla.enable(model).generate(
-        **small.one(), max_new_tokens=12, do_sample=False, past_key_values=cache, assistant_model=model, lossy_policy="strict"
+        **small.one(), max_new_tokens=12, do_sample=False, **{CACHE: cache}, assistant_model=model, lossy_policy="strict"
     )  # fmt: skip
 
 
 def test_a_window_that_the_target_has_not_got():
-    line = r"^past_key_values keeps 8 tokens in layer 0, where the target sees the whole text: pass DynamicCache\(config=model.config\)$"
+    line = rf"^{CACHE} keeps 8 tokens in layer 0, where the target sees the whole text: pass DynamicCache\(config=model.config\)$"
     with pytest.raises(ValueError, match=line):
         written(small.llama(), DynamicCache(config=tiny.shared("mistral").config))
     other = tiny.build("mistral", sliding_window=12)

@@ -7,6 +7,7 @@ import pytest
 import refused
 import right_use
 import torch
+from support.small import tokenizer
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.registry import KINDS, entries
@@ -22,7 +23,7 @@ GIVEN = {
     "policy": lambda: "svip", "model": right_use.target, "config": lambda: hla.HeadConfig(16), "table": lambda: ((1, 2),),
     "layers": lambda: 1, "hidden_size": lambda: 16, "alpha": lambda: 0.5, "weight": lambda: 0.5, "threshold": lambda: 0.1,
     "budget": lambda: 0.5, "lenience": lambda: 0.5, "k": lambda: 4, "companion": right_use.draft, "given": lambda: "svip",
-    "function": lambda: max, "name": lambda: "x", "target": right_use.target, "prompts": list,
+    "function": lambda: max, "name": lambda: "x", "target": right_use.target, "prompts": list, "tokenizer": tokenizer,
 }  # fmt: skip
 WRONG = (object(), "x", -3, 2.5, float("nan"), True, [], {}, None, "\n", torch.zeros(2))
 

@@ -12,6 +12,7 @@ from torch.ao.quantization import quantize_dynamic
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation.shared_scale import shares_scale
+from hf_lossy_assist.models.cache_name import CACHE
 from hf_lossy_assist.models.int8 import int8
 
 
@@ -112,10 +113,10 @@ def test_a_quantised_model_that_could_not_be_tried_is_named():
     target.model.layers[0].mlp.down_proj.__class__ = Quantised
     whole = target.forward
 
-    def forward(input_ids=None, past_key_values=None, **others):
-        if past_key_values is None:
+    def forward(input_ids=None, **others):
+        if others.get(CACHE) is None:
             raise ValueError("this model needs more than tokens")
-        return whole(input_ids=input_ids, past_key_values=past_key_values, **others)
+        return whole(input_ids=input_ids, **others)
 
     target.forward = forward
     assert shares_scale(target) is None

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models.early_exit import leaves_early
 
 
 IMAGE = 96  # the token that stands for a piece of an image
@@ -83,6 +84,18 @@ def test_a_text_alone_is_written_as_generate_writes_it(build, inputs):
     )
     assert torch.equal(out.sequences, model.generate(**settings))
     assert out.speculation.draft_acceptance_rate > 0
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_its_first_layers_draft_for_it(build):
+    """They are in a decoder inside the model that sees."""
+    model, _ = ready(build)
+    settings = ragged(vocab=90) | {"max_new_tokens": 12, "do_sample": False}
+    draft = hla.early_exit(hla.enable(model), 1)
+    assert leaves_early(draft, model)
+    assert draft(settings["input_ids"]).logits.ne(model(settings["input_ids"]).logits).any()
+    out = model.generate(**settings, assistant_model=draft, lossy_policy="strict")
+    assert torch.equal(out, model.generate(**settings))
 
 
 @pytest.mark.parametrize("by_runner", [False, True], ids=["enabled", "Runner"])

@@ -9,6 +9,7 @@ from support.tiny import NEVER_EMITTED, assisted, greedy
 from transformers import DynamicCache
 
 from hf_lossy_assist.models import row_cache as cache_module
+from hf_lossy_assist.models.cache_name import CACHE, cache_of
 from hf_lossy_assist.models.row_cache import STEP, RowCache, visibility
 from hf_lossy_assist.models.row_model import RowModel
 
@@ -22,7 +23,7 @@ ROWS, LIMIT = 3, 64
 def alone(model, text: list[int]) -> torch.Tensor:
     """Logits (length, V) of one text from scratch, on Transformers' own cache."""
     with torch.no_grad():
-        return model(torch.tensor([text]), past_key_values=DynamicCache(config=model.config)).logits[0]
+        return model(torch.tensor([text]), **{CACHE: DynamicCache(config=model.config)}).logits[0]
 
 
 class Mirror:
@@ -121,7 +122,7 @@ def test_it_holds_what_a_dynamic_cache_holds():
     for b, text in enumerate(mirror.texts):
         full = DynamicCache()  # without the config: no layer forgets what left its window
         with torch.no_grad():
-            model(torch.tensor([text]), past_key_values=full)
+            model(torch.tensor([text]), **{CACHE: full})
         for ours, theirs in zip(mirror.rows.cache.layers, full.layers, strict=True):
             for mine, its in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
                 torch.testing.assert_close(mine[b, :, : len(text)], its[0], atol=1e-5, rtol=1e-5)
@@ -129,7 +130,7 @@ def test_it_holds_what_a_dynamic_cache_holds():
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
 def test_as_dynamic_cache(name):
-    """What is handed back as `past_key_values` goes on like a cache of Transformers' own, rejected tokens forgotten."""
+    """What is handed back as the cache goes on like a cache of Transformers' own, rejected tokens forgotten."""
     model = tiny.shared(name)
     mirror = Mirror(model, rows=1)
     mirror.feed(torch.randint(1, tiny.VOCABULARY, (1, 13)), [13])
@@ -137,7 +138,7 @@ def test_as_dynamic_cache(name):
     out = mirror.rows.as_dynamic_cache()
     assert isinstance(out, DynamicCache) and out.get_seq_length() == 11
     with torch.no_grad():
-        logits = model(torch.tensor([[5, 6]]), past_key_values=out).logits[0]
+        logits = model(torch.tensor([[5, 6]]), **{CACHE: out}).logits[0]
     torch.testing.assert_close(logits, alone(model, mirror.texts[0] + [5, 6])[-2:], atol=1e-4, rtol=1e-4)
     mirror.feed(torch.tensor([[7]]), [1])  # and the rows do not share storage with it
 
@@ -171,7 +172,7 @@ def test_select_takes_rows_in_order():
 
 
 def test_going_on_from_a_cache():
-    """`past_key_values` of one call serves the next one, here and in Transformers, also behind a sliding window."""
+    """The cache of one call serves the next one, here and in Transformers, also behind a sliding window."""
     for name in ("llama", "mistral", "gemma3", "lfm2"):
         model = tiny.shared(name)
         draft = tiny.draft_of(model, "often")
@@ -179,8 +180,8 @@ def test_going_on_from_a_cache():
         more = torch.cat([first.sequences, torch.tensor([[5, 6, 7]])], dim=1)
         inputs = {"input_ids": more, "attention_mask": torch.ones_like(more)}
         expected = greedy(model, inputs, eos_token_id=NEVER_EMITTED)
-        out = assisted(model, inputs, draft, past_key_values=first.past_key_values, eos_token_id=NEVER_EMITTED)
+        out = assisted(model, inputs, draft, **{CACHE: cache_of(first)}, eos_token_id=NEVER_EMITTED)
         assert torch.equal(out.sequences, expected), name
         again = assisted(model, tiny.prompts((14,)), draft, max_new_tokens=20, eos_token_id=NEVER_EMITTED)
-        stock = greedy(model, inputs, past_key_values=again.past_key_values, eos_token_id=NEVER_EMITTED)
+        stock = greedy(model, inputs, **{CACHE: cache_of(again)}, eos_token_id=NEVER_EMITTED)
         assert torch.equal(stock, expected), name

@@ -40,6 +40,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
+from hf_lossy_assist.models.cache_name import CACHE
+
 
 def parameters(function) -> list[str]:
     return list(inspect.signature(function).parameters)
@@ -83,8 +85,8 @@ def test_custom_generate_gets_everything_prepared():
     assert kinds == {MaxLengthCriteria, EosTokenCriteria}
     assert got["generation_config"].max_length == 12 and got["generation_config"].do_sample is True
     assert torch.equal(got["model_kwargs"]["attention_mask"], inputs["attention_mask"].repeat_interleave(2, 0))
-    assert isinstance(got["model_kwargs"]["past_key_values"], DynamicCache)
-    assert got["model_kwargs"]["past_key_values"].get_seq_length() == 0
+    assert isinstance(got["model_kwargs"][CACHE], DynamicCache)
+    assert got["model_kwargs"][CACHE].get_seq_length() == 0
 
 
 def test_custom_generate_gets_what_it_has_a_name_for_as_it_was_passed():
@@ -123,8 +125,8 @@ def test_custom_generate_of_an_encoder_decoder():
     """runner: decoder ids of one token, the encoder's mask and output, an `EncoderDecoderCache`."""
     got = run_custom(tiny.shared("t5"), **tiny.prompts((5,)), max_new_tokens=2)
     assert got["input_ids"].tolist() == [[tiny.PAD]] and got["inputs_tensor"].shape == (1, 5)
-    assert {"attention_mask", "encoder_outputs", "past_key_values"} <= got["model_kwargs"].keys()
-    cache = got["model_kwargs"]["past_key_values"]
+    assert {"attention_mask", "encoder_outputs", CACHE} <= got["model_kwargs"].keys()
+    cache = got["model_kwargs"][CACHE]
     assert isinstance(cache, EncoderDecoderCache) and all(
         hasattr(x, "crop") for x in cache.self_attention_cache.layers
     )
@@ -182,7 +184,7 @@ def test_generation_config_ignores_draft_settings_at_the_call():
 def test_output_fields(kind):
     """runner: the outputs add one field to these."""
     out = kind(sequences=torch.zeros(1, 1))
-    for name in ("sequences", "scores", "logits", "past_key_values"):
+    for name in ("sequences", "scores", "logits", CACHE):
         assert hasattr(out, name)
 
 
@@ -211,10 +213,10 @@ def test_a_cache_of_the_callers_own_is_marked():
     seen, cache = [], DynamicCache(config=tiny.shared("llama").config)
 
     def method(model, input_ids, **kwargs):
-        seen.append(getattr(kwargs["past_key_values"], "_is_user_defined", False))
+        seen.append(getattr(kwargs[CACHE], "_is_user_defined", False))
         return input_ids
 
-    for given in ({}, {"past_key_values": cache}):
+    for given in ({}, {CACHE: cache}):
         tiny.shared("llama").generate(**tiny.prompts((5,)), **given, custom_generate=method, max_new_tokens=2)
     assert seen == [False, True]
 
@@ -261,9 +263,9 @@ def test_crop_and_past_recording():
     """models: `CroppingModel` rolls back with a negative count, after recording was switched on."""
     cache = DynamicCache(config=tiny.shared("mistral").config)
     with torch.no_grad():
-        tiny.shared("mistral")(torch.arange(4, 16)[None], past_key_values=cache)
+        tiny.shared("mistral")(torch.arange(4, 16)[None], **{CACHE: cache})
         cache.activate_past_recording()
-        tiny.shared("mistral")(torch.arange(4, 8)[None], past_key_values=cache)
+        tiny.shared("mistral")(torch.arange(4, 8)[None], **{CACHE: cache})
     cache.crop(-3)
     assert cache.get_seq_length() == 13
     cache.crop(0)
@@ -274,7 +276,7 @@ def test_is_croppable_of_a_convolution_state():
     """models: recurrent states are refused by this name."""
     cache = DynamicCache(config=tiny.shared("lfm2").config)
     with torch.no_grad():
-        tiny.shared("lfm2")(torch.arange(4, 16)[None], past_key_values=cache)
+        tiny.shared("lfm2")(torch.arange(4, 16)[None], **{CACHE: cache})
     assert all(layer.is_croppable for layer in cache.layers)
     assert CacheLayerMixin.is_croppable is False
 
@@ -286,7 +288,7 @@ def test_is_croppable_of_a_convolution_state():
 def test_forwards_take_positions_masks_and_a_cache(name):
     """models: a `RowModel` needs these; `logits_to_keep` it uses where there is one."""
     names = parameters(tiny.shared(name).forward)
-    assert {"input_ids", "position_ids", "attention_mask", "past_key_values", "use_cache"} <= set(names)
+    assert {"input_ids", "position_ids", "attention_mask", CACHE, "use_cache"} <= set(names)
 
 
 @pytest.mark.parametrize("name", [name for name in tiny.BATCHED if name != "gemma2"])  # that one is eager
@@ -333,13 +335,13 @@ def test_masks_of_four_dimensions_pass_as_they_are():
 def test_prepare_inputs_for_generation():
     """models: `CroppingModel` runs the last tokens of a text through it, before and after the first iteration."""
     names = parameters(GenerationMixin.prepare_inputs_for_generation)
-    assert {"input_ids", "next_sequence_length", "past_key_values", "is_first_iteration"} <= set(names)
+    assert {"input_ids", "next_sequence_length", CACHE, "is_first_iteration"} <= set(names)
     model, cache = tiny.shared("llama"), DynamicCache()
     for first in (True, False):
         out = model.prepare_inputs_for_generation(
-            torch.arange(4, 14)[None], next_sequence_length=3, is_first_iteration=first, past_key_values=cache
+            torch.arange(4, 14)[None], next_sequence_length=3, is_first_iteration=first, **{CACHE: cache}
         )
-        assert out["input_ids"].tolist() == [[11, 12, 13]] and out["past_key_values"] is cache
+        assert out["input_ids"].tolist() == [[11, 12, 13]] and out[CACHE] is cache
 
 
 def test_prepare_cache_for_generation():
@@ -348,7 +350,7 @@ def test_prepare_cache_for_generation():
     assert parameters(GenerationMixin._prepare_cache_for_generation) == names
     kwargs = {}
     tiny.shared("lfm2")._prepare_cache_for_generation(GenerationConfig(), kwargs, None, 1, 20)
-    assert isinstance(kwargs["past_key_values"], DynamicCache)
+    assert isinstance(kwargs[CACHE], DynamicCache)
 
 
 def test_get_encoder():

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from support import tiny
+from transformers import OPTConfig, OPTForCausalLM
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models.early_exit import leaves_early
 from hf_lossy_assist.models.row_model import RowModel
 
 
@@ -47,3 +49,22 @@ def test_what_cannot_be_cut_is_refused_in_one_line():
             hla.early_exit(model, layers)
     with pytest.raises(ValueError, match="no decoder that runs in batches"):
         hla.early_exit(tiny.shared("t5"), 1)
+
+
+def test_a_decoder_inside_another_module_is_cut():
+    """OPT's blocks are the decoder's of a model of a model."""
+    sizes = {"vocab_size": 97, "hidden_size": 32, "ffn_dim": 64, "num_attention_heads": 4, "word_embed_proj_dim": 32}
+    torch.manual_seed(0)
+    model = OPTForCausalLM(OPTConfig(**sizes, num_hidden_layers=3, max_position_embeddings=64)).eval()
+    own, ids = hla.early_exit(model, 1), tiny.prompts((12,))["input_ids"]
+    cut = OPTForCausalLM(OPTConfig(**sizes, num_hidden_layers=1, max_position_embeddings=64)).eval()
+    assert not cut.load_state_dict(model.state_dict(), strict=False).missing_keys
+    with torch.no_grad():
+        assert torch.equal(own(ids).logits, cut(ids).logits)
+    assert leaves_early(own, model) and len(model.model.decoder.layers) == 3
+
+
+def test_a_model_in_training_stays_in_training():
+    model = tiny.build("llama").train()
+    assert not hla.early_exit(model, 1).training
+    assert all(module.training for module in model.modules())

@@ -139,7 +139,7 @@ SUSPECTS = {
     # The longest position of the batch: PhiMoE's rotary module, whose `rope_type` gives it to rope.py; positions of images
     # and sounds; Reformer, whose cache has no layers.
     r"max\(position_ids|position_ids\S*\.(max|amax)\(": {
-        "phimoe", "hunyuan_vl", "minicpmv4_7", "qwen2_5_omni", "qwen3_omni_moe", "reformer",
+        "phimoe", "hunyuan_vl", "hy_v4_vl", "minicpmv4_7", "qwen2_5_omni", "qwen3_omni_moe", "reformer",
     },
     # A cache thrown away at a certain length: `_renewed_after` in rope.py finds it by asking.
     r"original_max_position_embeddings \+ 1": {"phi3", "phi4_multimodal", "phimoe"},

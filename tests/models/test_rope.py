@@ -29,6 +29,7 @@ from transformers import (
 
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
+from hf_lossy_assist.models.cache_name import CACHE, cache_of
 from hf_lossy_assist.models.rope import ChangingRope
 from hf_lossy_assist.models.row_model import RowModel
 from hf_lossy_assist.tasks.prompts import Text
@@ -157,7 +158,7 @@ def test_a_model_that_has_seen_longer_texts_writes_the_same_and_keeps_its_state(
     "first", [6, 40]
 )  # tokens of the first call; with the prompt of 9 it ends before or behind the change
 def test_going_on_from_a_cache(name, first):
-    """`past_key_values` of a call goes on here and in Transformers as Transformers' own does."""
+    """The cache of a call goes on here and in Transformers as Transformers' own does."""
     model, start, renewing = build(name), prompts((9,)), RENEWING.get(name, {})
     settings = {"max_new_tokens": first, "eos_token_id": NEVER_EMITTED}
     stock = copy.deepcopy(model)
@@ -165,12 +166,12 @@ def test_going_on_from_a_cache(name, first):
     more = torch.cat([whole.sequences, torch.tensor([[5, 6, 7]])], dim=1)
     inputs = {"input_ids": more, "attention_mask": torch.ones_like(more)}
     settings |= {"max_new_tokens": 20, "do_sample": False}
-    wanted = stock.generate(**inputs, **settings, **renewing or {"past_key_values": whole.past_key_values})
+    wanted = stock.generate(**inputs, **settings, **renewing or {CACHE: cache_of(whole)})
     for ours_goes_on in (True, False) if first == 40 or not renewing else (True,):
         turn = copy.deepcopy(model)
         out = assisted(turn, start, draft_for(name, "often"), max_new_tokens=first, eos_token_id=NEVER_EMITTED)
         assert torch.equal(out.sequences, whole.sequences)
-        settings["past_key_values"] = out.past_key_values
+        settings[CACHE] = cache_of(out)
         if ours_goes_on:
             got = assisted(turn, inputs, draft_for(name, "often"), **settings).sequences
         else:

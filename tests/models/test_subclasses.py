@@ -16,8 +16,8 @@ class Counting(LlamaForCausalLM):
 
     calls = 0
 
-    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, **kwargs):
-        out = super().forward(input_ids, attention_mask, position_ids, past_key_values, **kwargs)
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+        out = super().forward(input_ids, attention_mask, position_ids, **kwargs)
         self.calls += 1
         out.logits = out.logits.roll(self.calls, dims=-1)
         return out

@@ -1,14 +1,17 @@
 """Tiny random EAGLE-3 drafters, and what they draft worked out without caches, one text at a time."""
 
 import copy
+from typing import NamedTuple
 
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
 from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
+from hf_lossy_assist.drafters.states import StatesRun
 from hf_lossy_assist.methods.eagle3.chains import steps_of
 from hf_lossy_assist.methods.eagle3.collect import read_text
 from hf_lossy_assist.methods.eagle3.data import Batch
+from hf_lossy_assist.models.eagle1 import Eagle1Config, Eagle1Network
 from hf_lossy_assist.models.eagle3 import Eagle3Config, Eagle3Network
 from hf_lossy_assist.models.layer_states import LayerStates
 
@@ -35,33 +38,84 @@ def network(
     return out.to(target.dtype).eval()
 
 
+def eagle1(target, layers=1, bias=True, own_embeddings=True, seed=0):
+    text = target.config
+    layer = LlamaConfig(
+        vocab_size=text.vocab_size, hidden_size=text.hidden_size, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    out = Eagle1Network(Eagle1Config(layer, bias), own_embeddings)
+    with torch.no_grad():
+        for weight in out.parameters():
+            torch.nn.init.normal_(weight, mean=float(weight.dim() == 1), std=0.3)
+    return out.to(target.dtype).eval().requires_grad_(False)
+
+
+class Round(NamedTuple):
+    """What a drafter did in one round."""
+
+    texts: list  # of each row, before
+    draft: object
+    limits: list
+    begins: list  # of each row, tokens of which the drafter knows nothing
+
+
+def watched(monkeypatch):
+    """The rounds of all drafters on target states from now on."""
+    seen, own = [], StatesRun.propose
+
+    def propose(self, rows, limits, randomness):
+        texts, begins = [text.clone() for text in rows.texts()], list(self.begins)
+        seen.append(Round(texts, own(self, rows, limits, randomness), list(limits), begins))
+        return seen[-1].draft
+
+    monkeypatch.setattr(StatesRun, "propose", propose)
+    return seen
+
+
+def drafts(seen):
+    """Of each row's text in each round the drafted tokens, where there are any."""
+    for its in seen:
+        for text, tokens, count in zip(its.texts, its.draft.tokens.tolist(), its.draft.lengths.tolist(), strict=False):
+            if count:
+                yield text, tokens[:count]
+
+
 def drafter(target, **settings):
     return Eagle3Drafter(network(target, **settings))
 
 
-@torch.no_grad()
 def chain(target, net, text, gamma, begin=0):
     """The logits over the target's vocabulary of `gamma` greedily drafted tokens behind `text` (n,), (γ, V), and the tokens (γ,).
 
     `begin`: tokens of which the network knows nothing.
     """
+    return chain_with_states(target, net, text, gamma, begin)[:2]
+
+
+@torch.no_grad()
+def chain_with_states(target, net, text, gamma, begin=0, follow=()):
+    """As `chain`, over the tokens of `follow` in place of the first drafted ones, and the network's states at each place behind its norm and before it, (γ, H) each."""
     config = net.config
     hidden = target(text[None, :-1], output_hidden_states=True)
     # Transformers norms the last of them; the tests read none that is.
     states = net.fuse(torch.cat([hidden.hidden_states[layer] for layer in config.target_layers], dim=-1))[:, begin:]
     embedding = net.embed_tokens or target.get_input_embeddings()
-    tokens, logits = text[begin + 1 :].tolist(), []
+    tokens, logits, read, before = text[begin + 1 :].tolist(), [], [], []
     for _ in range(gamma):
         count = len(tokens)
         mask = torch.full((count, count), torch.finfo(states.dtype).min, dtype=states.dtype).triu(1)[None, None]
         embeds = embedding(torch.tensor([tokens]))
         own, normed = net(embeds, states, torch.arange(count)[None], mask, None)
+        read.append(normed[0, -1])
+        before.append(own[0, -1])  # the last layer's, where `norm_output` is off
         full = torch.full((config.layer.vocab_size,), -torch.inf, dtype=states.dtype)
         full[net.kept] = net.lm_head(normed[0, -1])
         logits.append(full)
-        tokens.append(int(full.argmax()))
+        tokens.append(follow[len(read) - 1] if len(read) <= len(follow) else int(full.argmax()))
         states = torch.cat([states, own[:, -1:]], dim=1)
-    return torch.stack(logits), torch.tensor(tokens[len(text) - 1 - begin :])
+    return torch.stack(logits), torch.tensor(tokens[len(text) - 1 - begin :]), torch.stack(read), torch.stack(before)
 
 
 def trained(target, inputs, new=24, rounds=60, layers=(0, 1, 2), **settings):

@@ -36,6 +36,16 @@ def answers(folder: Path):
     return [[line[name] for name in kept] for line in lines], [[row[name] for name in names] for row in rows]
 
 
+def texts_of(folder: Path):
+    """What each arm wrote for each prompt, and whether it is right."""
+    return {(arm, number): (ids, right) for _, arm, number, ids, right, *_ in answers(folder)[0]}
+
+
+def bins(folder: Path):
+    """A profile's, as lists."""
+    return {name: np.asarray(its).tolist() for name, its in vars(Profile.from_pretrained(folder).bins).items()}
+
+
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.thorough)])
 def test_several_processes_do_what_one_does(hf_lossy, tmp_path, count):
@@ -59,15 +69,10 @@ def test_several_processes_do_what_one_does(hf_lossy, tmp_path, count):
         rows = [load_from_disk(str(its[name])).to_list() for its in (alone, both)]
         assert rows[0] == rows[1] and len(rows[0]) > least, name
     if count > 2:
-        texts = [
-            {(arm, n): (ids, right) for _, arm, n, ids, right, *_ in answers(its["tune"])[0]} for its in (alone, both)
-        ]
+        texts = [texts_of(its["tune"]) for its in (alone, both)]
         shared = texts[0].keys() & texts[1].keys()  # which are candidates is for the clock to say
         assert all(texts[0][key] == texts[1][key] for key in shared) and len(shared) >= 2 * 3 + 4 * 2
-    bins = [vars(Profile.from_pretrained(its["profile"]).bins) for its in (alone, both)]
-    assert {name: np.asarray(its).tolist() for name, its in bins[0].items()} == {
-        name: np.asarray(its).tolist() for name, its in bins[1].items()
-    }
+    assert bins(both["profile"]) == bins(alone["profile"])
     assert done.out.count("tokens of 6 prompts, with a data card") == 1, "one of them speaks"
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".partial")]
 
@@ -76,6 +81,26 @@ def workers_of(pid):
     """The processes that torchrun has started."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in found if b"commands.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def killed(tmp_path, count, command, begun):
+    """Start a job of `count` processes, kill one as soon as `begun(part)`, and return the folder of what it has done."""
+    part = tmp_path / "found.partial"
+    job = launched.start(tmp_path, count, (*command, "--out", tmp_path / "found"))
+    deadline = time.monotonic() + 200
+    while not begun(part):
+        assert job.poll() is None and time.monotonic() < deadline, job.communicate()
+        time.sleep(0.05)
+    os.kill(workers_of(job.pid)[1], signal.SIGKILL)
+    _, err = job.communicate(timeout=100)
+    assert job.returncode != 0 and "Signal 9" in err and not (tmp_path / "found").exists()
+    return part
+
+
+def both_have_lines(part):
+    """Each of two processes has done a batch."""
+    files = list(part.glob("batches*.jsonl"))
+    return len(files) == 2 and all(its.stat().st_size for its in files)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc as Linux has it")
@@ -88,15 +113,7 @@ def workers_of(pid):
 )
 def test_one_of_three_killed_and_gone_on_with_by_two(hf_lossy, tmp_path, command, parts):
     """The data set is that of one process that nothing disturbed."""
-    part = tmp_path / "found.partial"
-    job = launched.start(tmp_path, 3, (*command, "--out", tmp_path / "found"))
-    deadline = time.monotonic() + 200
-    while sum(bool(its.stat().st_size) for its in part.glob(parts)) < 3:
-        assert job.poll() is None and time.monotonic() < deadline, job.communicate()
-        time.sleep(0.05)
-    os.kill(workers_of(job.pid)[1], signal.SIGKILL)
-    _, err = job.communicate(timeout=100)
-    assert job.returncode != 0 and "Signal 9" in err and not (tmp_path / "found").exists()
+    part = killed(tmp_path, 3, command, lambda its: sum(bool(file.stat().st_size) for file in its.glob(parts)) >= 3)
     before = {its: (its.stat().st_ino, its.read_text() if its.suffix == ".jsonl" else "") for its in part.glob(parts)}
     job, lines, seen = launched.start(tmp_path, 2, (*command, "--out", tmp_path / "found", "--resume")), 0, set()
     while job.poll() is None:
@@ -120,18 +137,10 @@ def test_one_of_three_killed_and_gone_on_with_by_two(hf_lossy, tmp_path, command
 def test_killed_in_the_middle_and_gone_on_with_alone(hf_lossy, tmp_path):
     """kill -9 of one of two ends the job at once; one process goes on, and nothing is done twice or lost."""
     command = ("compare", "--limit", 40, "--max-new-tokens", 32, "--no-static", "--policies", "svip")
-    part = tmp_path / "found.partial"
-    job = launched.start(tmp_path, 2, (*command, "--out", tmp_path / "found"))
-    deadline = time.monotonic() + 200
-    while len(list(part.glob("batches*.jsonl"))) < 2 or not all(its.stat().st_size for its in part.glob("batches*")):
-        assert job.poll() is None and time.monotonic() < deadline, job.communicate()
-        time.sleep(0.05)
-    os.kill(workers_of(job.pid)[1], signal.SIGKILL)
-    _, err = job.communicate(timeout=100)
-    assert job.returncode != 0 and "Signal 9" in err
+    part = killed(tmp_path, 2, command, both_have_lines)
     written = [json.loads(line) for its in part.glob("batches*.jsonl") for line in its.read_text().splitlines()]
     begun = len(written)
-    assert begun >= 2 and not (tmp_path / "found").exists()
+    assert 2 <= begun < 40, "it was killed in the middle"
     assert hf_lossy(*command, "--out", tmp_path / "found", "--resume").code == 0
     assert hf_lossy(*command, "--out", tmp_path / "whole").code == 0
     assert answers(tmp_path / "found") == answers(tmp_path / "whole")
@@ -139,4 +148,39 @@ def test_killed_in_the_middle_and_gone_on_with_alone(hf_lossy, tmp_path):
     scored = ("p", "q", "heads")  # of the texts that the report shows, in the end
     old = [{k: v for k, v in its.items() if k not in scored} for batch in written for its in batch["answers"]]
     assert all(any(answer.items() <= line.items() for line in kept) for answer in old), "with the seconds they took"
-    assert begun < 40, "it was killed in the middle"
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc as Linux has it")
+def test_tuning_killed_in_the_middle_and_gone_on_with_by_three(hf_lossy, tmp_path):
+    """Texts and verdicts on them are those of one process; which settings are candidates is for the clock to say."""
+    command = (*TUNE, "--limit", 24)
+    part = killed(tmp_path, 2, command, both_have_lines)
+    begun = sum(len(its.read_text().splitlines()) for its in part.glob("batches*.jsonl"))
+    assert launched.run(tmp_path, 3, (*command, "--out", tmp_path / "found", "--resume")).code == 0
+    assert hf_lossy(*command, "--out", tmp_path / "whole").code == 0
+    texts = [texts_of(tmp_path / name) for name in ("found", "whole")]
+    shared = texts[0].keys() & texts[1].keys()
+    assert all(texts[0][key] == texts[1][key] for key in shared) and len(shared) >= 2 * 3 + 22 * 2
+    assert 2 <= begun < 24, "it was killed in the middle"
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc as Linux has it")
+def test_profiling_killed_in_the_middle_and_gone_on_with_by_three(hf_lossy, tmp_path):
+    """The bins are those of one process, and what was sampled is not sampled again."""
+    command = (*PROFILE, "--sample-batch-size", 2)
+    part = killed(tmp_path, 2, command, lambda its: len(list(its.glob("3-*.safetensors"))) >= 4)
+    before = {its: its.stat().st_ino for its in part.glob("3-*.safetensors")}
+    assert 4 <= len(before) < 20, "it was killed in the middle"
+    job, seen = launched.start(tmp_path, 3, (*command, "--out", tmp_path / "found", "--resume")), set()
+    while job.poll() is None:
+        with suppress(FileNotFoundError):  # in the end they are taken away
+            seen |= {its for its, inode in before.items() if its.stat().st_ino == inode}
+        time.sleep(0.02)
+    _, err = job.communicate()
+    assert job.returncode == 0, err[-3000:]
+    assert seen == set(before), "nothing is done twice"
+    assert hf_lossy(*command, "--out", tmp_path / "whole").code == 0
+    assert bins(tmp_path / "found") == bins(tmp_path / "whole")

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from ...drafters.eagle3 import Eagle3Drafter, states_of
 from ...models.row_model import RowModel
 from .continuing import Choice, in_common, make_room
 
@@ -53,3 +54,49 @@ class DraftChoices:
             out += self.choice([text[: end + 1] for end in ends], logits, "draft")
         self.cached, self.read[:] = text[:-1], [self]
         return out
+
+
+class StatesChoices:
+    """The same of a drafter on the target's states, in drafts of `places` tokens one behind the other, each behind the response's own tokens.
+
+    What is new in a response the target reads in a forward of its own, for the search has the states of no text as it stands in the end.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self, drafter: Eagle3Drafter, target: Any, prompt: list[int], limit: int, choice: Choice, places: int
+    ):
+        self.drafter, self.target, self.prompt, self.choice, self.places = drafter, target, prompt, choice, places
+        self.reader, self.model = states_of(target, drafter.network), RowModel(target, 1, limit)
+        self.cached: list[int] = []
+        self.states: torch.Tensor | None = None  # of the tokens in `cached`, (1, n, layers · H)
+        make_room(self.model, limit)
+
+    @torch.inference_mode()
+    def __call__(self, response: list[int], start: int) -> list[int]:
+        """As `DraftChoices`; behind a text of one token the drafter has no choice, and the response's own stands for it."""
+        text, first = self.prompt + response, len(self.prompt) + start  # of the tokens to be chosen
+        own = response[start : start + max(2 - first, 0)]
+        first = max(first, 2)
+        if first >= len(text):
+            return own
+        self._read(text[:-2])
+        assert self.states is not None
+        logits = self.drafter.logits_along(
+            self.target, torch.tensor(text[:-1]), self.states[0], len(text) - first, self.places
+        )
+        return own + self.choice([text[:end] for end in range(first, len(text))], logits.float(), "draft")
+
+    def _read(self, text: list[int]) -> None:
+        """Have the target's states of `text`, of which only what differs from the text before is read."""
+        held = in_common(self.cached, text)
+        self.model.rollback([held])
+        parts = [] if self.states is None else [self.states[:, :held]]
+        for place in range(held, len(text), CHUNK):
+            piece = text[place : place + CHUNK]
+            with self.reader:
+                self.model.feed(torch.tensor([piece]), [len(piece)], keep=0)
+                states = self.reader.take()
+            assert states is not None, "the target has just run"
+            parts.append(states)
+        self.states, self.cached = torch.cat(parts, dim=1), list(text)

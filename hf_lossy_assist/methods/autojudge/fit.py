@@ -16,6 +16,7 @@ import torch
 from ...artifacts.cards import head_card, write_card
 from ...artifacts.files import new_folder
 from ...artifacts.heads import Head
+from ...drafters.states import StatesDrafter
 from .classifiers import (
     PAPER,
     SOURCES,
@@ -61,6 +62,10 @@ def fit_autojudge(
     identities = check_models(mined, target, draft, tokenizer)
     if target is None and (compare or settings.model != "draft"):
         raise ValueError("without the target only --features draft can be fitted, and nothing compared: pass --model")
+    if isinstance(draft, StatesDrafter) and (compare or settings.model != "target"):
+        raise ValueError(
+            f"of {draft.kind} the judge reads the target's states alone: pass --features target, without --compare"
+        )
     y, problem = mined.important.numpy(), mined.problem.numpy()
     folded_by = folds_for(problem, y, settings.seed) if settings.folds is None else settings.folds
     settings = replace(settings, folds=folded_by)

@@ -19,9 +19,10 @@ from transformers import DynamicCache
 from ...artifacts.features import FeatureSpec, FeatureTap
 from ...artifacts.reading import read_object
 from ...models.architecture import Architecture
+from ...models.cache_name import CACHE
 from ...models.inspect import base_of
 from ...models.rope import ChangingRope
-from ...models.trials import why_not_rows
+from ...models.trials import why_not_prefixes
 from ...training.finished import check_files
 from .continuing import in_common
 from .mined import RECORD, why_nothing
@@ -123,7 +124,7 @@ def hidden_states(
 
     Raises: `ValueError` for a model that takes no mask of this kind.
     """
-    reason = why_not_rows(model)
+    reason = why_not_prefixes(model)
     if reason is not None:
         raise ValueError(f"hidden states need a model that takes a 4-D mask; the {name} does not: {reason}")
     facts = Architecture.of(model)
@@ -148,7 +149,7 @@ def hidden_states(
                 input_ids=tokens[:, held:].clamp(max=facts.known - 1),
                 position_ids=places_of[:, held:],
                 attention_mask=_below(_masks(facts, places_of, len(text)), held),
-                past_key_values=cache if shares else None,
+                **{CACHE: cache if shares else None},
                 use_cache=shares,
                 **extra,
             )

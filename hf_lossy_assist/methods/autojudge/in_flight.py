@@ -6,11 +6,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
+from ...drafters.eagle3 import Eagle3Drafter
 from ...models.inspect import vocabulary_of
 from ...tasks.pool import served
 from ...tasks.tasks import AnswerTask, Problem
 from .continuing import Batch, Choice, Continuer
-from .draft_choices import DraftChoices
+from .draft_choices import DraftChoices, StatesChoices
 from .mine_inputs import local, prepared
 from .mine_settings import DEFAULTS, MineSettings
 from .remote import Remote
@@ -52,7 +53,11 @@ def mine_problems(
         read: list[DraftChoices] = []
 
         def begin(i: int) -> Search:
-            drafts = DraftChoices(draft, prompts[i], limit, vocabulary, choice, read)
+            drafts: Callable[[list[int], int], list[int]]
+            if isinstance(draft, Eagle3Drafter):
+                drafts = StatesChoices(draft, target, prompts[i], limit, choice, settings.places)
+            else:
+                drafts = DraftChoices(draft, prompts[i], limit, vocabulary, choice, read)
             began, seconds = time.monotonic(), settings.max_seconds
 
             def extract(response: list[int]) -> str | None:

@@ -5,9 +5,11 @@ from typing import Any
 
 from transformers import GenerationConfig, LogitsProcessorList
 
+from ...drafters.eagle3 import Eagle3Drafter
+from ...drafters.states import StatesDrafter, refuse_models
 from ...models.inspect import base_of, vocabulary_of
 from ...models.rope import ChangingRope
-from ...models.trials import why_not_rows
+from ...models.trials import why_not_prefixes
 from ...tasks.pool import served
 from .continuing import decoding_processors
 from .mine_settings import MineSettings
@@ -16,6 +18,17 @@ from .mine_settings import MineSettings
 def local(target: Any, draft: Any) -> Any:
     """The model whose settings and vocabulary count: the target, or where that is behind a server the draft."""
     return draft if served(target) else target
+
+
+def refuse_drafter(target: Any, draft: StatesDrafter) -> None:
+    """Refuse a drafter on the target's states that cannot be asked for each token of a response at once. Raises: `ValueError`."""
+    if served(target):
+        raise ValueError(
+            f"{draft.kind} reads the target's hidden states, which no server gives: mine with the target here, or with a draft model"
+        )
+    if not isinstance(draft, Eagle3Drafter):
+        raise ValueError(f"{draft.kind} fills in a block for each token: mine with an EAGLE drafter or a draft model")
+    refuse_models("mining", target, draft)
 
 
 def prepared(
@@ -29,9 +42,16 @@ def prepared(
         if not prompt or not text.strip():
             raise ValueError(f"problem {number} has an empty prompt")
     longest, models = max(map(len, prompts)), [("target", target), ("draft", draft)]
+    if isinstance(draft, StatesDrafter):
+        refuse_drafter(target, draft)
+        models = models[:1]
+    elif settings.places > 1:
+        raise ValueError(
+            f"places = {settings.places} is for drafters on the target's states, and a draft model has none: leave it at 1"
+        )
     models = [(name, model) for name, model in models if not served(model)]
     for name, model in models:
-        reason = why_not_rows(model)
+        reason = why_not_prefixes(model)
         if reason is not None:
             raise ValueError(f"mining needs models that run in batches; the {name} does not: {reason}")
     sizes = [vocabulary_of(model) for _, model in models]

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...artifacts.sampling_settings import decoding_of
-from ...validation import MOST_FACTOR, MOST_NEW_TOKENS, check_flag, check_int, check_number, check_positive
+from ...artifacts.sampling_settings import check_sampling, decoding_of
+from ...validation import LONGEST_DRAFT, MOST_FACTOR, MOST_NEW_TOKENS, check_flag, check_int, check_number
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,16 @@ class MineSettings:
     naive: bool = False  # each mismatch of the target's response alone, nothing kept
     max_mismatches: int | None = None  # of a problem; what is cut off is counted
     max_seconds: float | None = None  # of a problem; looked at between two continuations
+    places: int = (
+        1  # of a drafter on the target's states: tokens of a draft, before it is told the target's states again
+    )
 
     def __post_init__(self) -> None:
         check_int("max_new_tokens", self.max_new_tokens, 1, MOST_NEW_TOKENS)
         check_int("seed", self.seed, 0, 2**63 - 1)
-        check_int("top_k", self.top_k, 0)
-        check_flag("do_sample", self.do_sample)
+        check_int("places", self.places, 1, LONGEST_DRAFT)
+        check_sampling(self, "leave --do-sample out")
         check_flag("naive", self.naive)
-        check_positive("top_p", self.top_p, 1.0, hint=": leave --do-sample out for greedy decoding")
-        check_positive("temperature", self.temperature, hint=": leave --do-sample out for greedy decoding")
         if self.max_mismatches is not None:
             check_int("max_mismatches", self.max_mismatches, 1)
         if self.max_seconds is not None:

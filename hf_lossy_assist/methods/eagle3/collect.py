@@ -5,7 +5,7 @@ The network learns to say what this target says, so the target answers the promp
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,19 @@ import safetensors.torch
 import torch
 from transformers import GenerationConfig
 
-from ...artifacts.sampling_settings import decoding_of
+from ...artifacts.sampling_settings import check_sampling, decoding_of
 from ...models.eagle3 import default_layers
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ...models.inspect import base_of, blocks_of
 from ...models.layer_states import LayerStates
-from ...terminal import Bar
-from ...training.jobs import folders, key_of, prepare, read_part, write_part
+from ...training.jobs import folders, prepare
 from ...training.processes import Processes
-from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int, check_positive
+from ...training.shards import Tell, write_shards
+from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int
+from .heard import Heard
 
 
-RECORD = "eagle3.json"
+RECORD, SHARDS = "eagle3.json", "safetensors"
 MOST_LIKELY = 1024  # tokens of each place whose probabilities are kept
 
 
@@ -57,14 +58,11 @@ class CollectSettings:
         check_int("new_tokens", self.new_tokens, 2, MOST_NEW_TOKENS)
         check_int("likely", self.likely, 1, MOST_LIKELY)
         check_int("batch_size", self.batch_size, 1, MOST_ROWS)
-        check_int("top_k", self.top_k, 0)
         check_int("seed", self.seed, 0)
-        for name in ("states", "do_sample"):
-            check_flag(name, getattr(self, name))
+        check_flag("states", self.states)
         for layer in self.layers or ():
             check_int("layers", layer, 0)
-        check_positive("top_p", self.top_p, 1.0)
-        check_positive("temperature", self.temperature)
+        check_sampling(self)
 
 
 DEFAULTS = CollectSettings()
@@ -95,39 +93,23 @@ def collect(
     if not (part / RECORD).is_file():  # all was there already
         return out
 
-    key, count = key_of(part / RECORD), -(-len(prompts) // settings.batch_size)
-    batches = processes.share(range(count))
-    with Bar(len(batches), "collecting", "batches", quiet=not processes.first) as bar:
-        for done, number in enumerate(batches):
-            shard, first = part / shard_name(number), number * settings.batch_size
-            if read_part(shard, key) is not None:
-                bar.skip(1)
-                continue
-            chosen = prompts[first : first + settings.batch_size]
-            with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
-                torch.manual_seed(settings.seed * 1_000_003 + number)
-                texts = answers(target, tokenizer, chosen, settings)
+    def make(number: int, tell: Tell) -> bytes:
+        first = number * settings.batch_size
+        heard = Heard(target, reader, settings.likely, settings.new_tokens, tell)
+        return safetensors.torch.save(
+            answers(target, tokenizer, prompts[first : first + settings.batch_size], settings, heard)
+        )
 
-            def tell(share: float, done: int = done) -> None:
-                bar.to(done + share)
-
-            tensors = _tensors(reader, target, texts, settings, tell)
-            write_part(shard, safetensors.torch.save(tensors), key)
-            bar.to(done + 1)
-    processes.wait()
+    count = -(-len(prompts) // settings.batch_size)
+    write_shards(part / RECORD, count, SHARDS, make, processes, settings.seed, target.device)
     processes.on_first(lambda: part.rename(out))
     return out
 
 
-def shard_name(number: int) -> str:
-    """The file of a batch of prompts."""
-    return f"{number:05d}.safetensors"
-
-
 def answers(
-    target: Any, tokenizer: Any, prompts: Sequence[str], settings: CollectSettings
-) -> list[tuple[list[int], int]]:
-    """Each prompt's text, its end token with it, and how many of its tokens are the prompt's."""
+    target: Any, tokenizer: Any, prompts: Sequence[str], settings: CollectSettings, heard: Heard
+) -> dict[str, torch.Tensor]:
+    """What one file holds: each prompt's text, its end token with it, one behind the other, and what the target had at their places."""
     ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     width, device = max(map(len, ids)), target.device
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
@@ -135,45 +117,20 @@ def answers(
     padded = torch.tensor([[pad] * (width - len(text)) + text for text in ids], device=device)
     ends = target.generation_config.eos_token_id
     config = GenerationConfig(
-        max_new_tokens=settings.new_tokens, pad_token_id=pad, eos_token_id=ends, **decoding_of(asdict(settings))
-    )
-    new = type(target).generate(target, padded, attention_mask=mask, generation_config=config)[:, width:].tolist()
+        max_new_tokens=settings.new_tokens, pad_token_id=pad, eos_token_id=ends, disable_compile=True,
+        **decoding_of(asdict(settings)),
+    )  # fmt: skip
+    with heard:
+        new = type(target).generate(target, padded, attention_mask=mask, generation_config=config)[:, width:].tolist()
     last = set([ends] if isinstance(ends, int) else ends or ())
     texts = []
     for prompt, answer in zip(ids, new, strict=True):
         end = next((place + 1 for place, token in enumerate(answer) if token in last), len(answer))
         texts.append((prompt + answer[:end], len(prompt)))
-    return texts
-
-
-@torch.no_grad()
-def read_text(reader: LayerStates, target: Any, ids: torch.Tensor, likely: int | None) -> dict[str, torch.Tensor]:
-    """What the target has at each place of a text `ids` (T,): `states` (T, layers · H) bfloat16, and of the `likely` likeliest next tokens the
-    ids (T, likely) int32 and probabilities (T, likely) float16. `likely` None: the states alone.
-    """
-    with reader:
-        logits = target(ids[None].to(target.device), use_cache=False).logits[0]
-        states = reader.take()
-    assert states is not None, "the target has just run"
-    found = {"states": states[0].to(torch.bfloat16).cpu()}
-    if likely is not None:
-        top = logits.float().softmax(dim=-1).topk(min(likely, logits.shape[-1]), dim=-1)
-        found |= {"likely": top.indices.int().cpu(), "probs": top.values.half().cpu()}
-    return found
-
-
-def _tensors(
-    reader: LayerStates, target: Any, texts: Sequence[tuple[list[int], int]], settings: CollectSettings,
-    tell: Callable[[float], None],
-) -> dict[str, torch.Tensor]:  # fmt: skip
-    """What one file holds: the texts one behind the other."""
-    parts = []
-    for number, (text, _) in enumerate(texts):
-        found = read_text(reader, target, torch.tensor(text), settings.likely)
-        if not settings.states:
-            del found["states"]
-        parts.append(found)
-        tell((number + 1) / len(texts))
+    parts = heard.take(texts, width)
+    if not settings.states:
+        for part in parts:
+            del part["states"]
     return {
         "ids": torch.cat([torch.tensor(text, dtype=torch.int32) for text, _ in texts]),
         "lengths": torch.tensor([len(text) for text, _ in texts], dtype=torch.int32),

@@ -13,8 +13,10 @@ from ...models.identity import ModelIdentity
 from ...models.layer_states import LayerStates
 from ...training.finished import check_entries
 from ...training.jobs import key_of, read_part, read_record
+from ...training.shards import shard_name
 from ...validation import check_int
-from .collect import RECORD, CollectSettings, read_text, shard_name
+from .collect import RECORD, SHARDS, CollectSettings
+from .heard import states_of
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Texts:
         self.ids: list[torch.Tensor] = []
         self.prompts: list[int] = []
         for number in range(-(-self.facts["prompts"] // self.settings["batch_size"])):
-            file = self.folder / shard_name(number)
+            file = self.folder / shard_name(number, SHARDS)
             data = read_part(file, key)
             if data is None:
                 raise ValueError(f"{file} is missing: collect again")
@@ -120,5 +122,5 @@ class Texts:
             out = {name: tensors.get_slice(name)[start : start + length] for name in names}
         out["ids"] = self.ids[number][:length]
         if self._reader is not None:
-            out |= read_text(self._reader, self.target, out["ids"], None)
+            out["states"] = states_of(self._reader, self.target, out["ids"])
         return out

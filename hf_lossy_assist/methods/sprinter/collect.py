@@ -9,6 +9,7 @@ that share of its tokens replaced by the target's, and of each proposed token it
 """
 
 import hashlib
+import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -18,13 +19,13 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from ...drafters.states import StatesDrafter, refuse_models
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
-from ...models.trials import why_not_rows
 from ...tasks.prompts import Text
-from ...terminal import Bar
 from ...training.dataset import RECORD, assemble, schema
-from ...training.jobs import folders, key_of, prepare, read_part, write_part
+from ...training.jobs import folders, prepare
 from ...training.processes import Processes
+from ...training.shards import Tell, write_shards
 from .collect_settings import DEFAULTS, CollectSettings
 from .walk import Walk
 
@@ -40,7 +41,7 @@ def collect(
     was not. Under `accelerate launch` the processes share the batches among them.
 
     Args:
-        target, draft: loaded decoder-only models with one tokenizer.
+        target, draft: loaded decoder-only models with one tokenizer; the draft may be a drafter on the target's states.
         texts: prompts, with an original continuation where there is one.
         resume: go on with an unfinished collection of the same settings.
         source: where the prompts come from, for the data card.
@@ -57,39 +58,29 @@ def collect(
     if not all(text.prompt.strip() for text in texts):
         raise ValueError("a prompt is blank: every prompt needs some text")
     out, part = folders(out)
-    for name, model in (("target", target), ("draft", draft)):
-        reason = why_not_rows(model)
-        if reason is not None:
-            raise ValueError(f"collecting needs models that run in batches; the {name} does not: {reason}")
+    refuse_models("collecting", target, draft)
+    if settings.places > 1 and not isinstance(draft, StatesDrafter):
+        raise ValueError(
+            f"places = {settings.places} is for drafters on the target's states, and a draft model has none: leave it at 1"
+        )
     facts = _facts(target, draft, tokenizer, texts, settings, source)
     processes = Processes.started()
     processes.on_first(lambda: prepare(out, part, facts, resume, RECORD))
     if not (part / RECORD).is_file():  # all was there already
         return out
 
-    key, count = key_of(part / RECORD), -(-len(texts) // settings.batch_size)
-    batches = processes.share(range(count))
-    with Bar(len(batches), "collecting", "batches", quiet=not processes.first) as bar:
-        for done, number in enumerate(batches):
-            shard, first = part / f"{number:05d}.parquet", number * settings.batch_size
-            if read_part(shard, key) is not None:
-                bar.skip(1)
-                continue
+    def make(number: int, tell: Tell) -> bytes:
+        first = number * settings.batch_size
+        chosen = texts[first : first + settings.batch_size]
+        rows = run_batch(
+            target, draft, tokenizer, chosen, settings, first, lambda done: tell(done / settings.new_tokens)
+        )
+        data = io.BytesIO()
+        Dataset.from_dict(rows, features=schema(facts["hidden_size"], settings.kinds)).to_parquet(data)
+        return data.getvalue()
 
-            def tell(positions: int, done: int = done) -> None:
-                bar.to(done + positions / settings.new_tokens)
-
-            with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
-                torch.manual_seed(settings.seed * 1_000_003 + number)
-                chosen = texts[first : first + settings.batch_size]
-                rows = run_batch(target, draft, tokenizer, chosen, settings, first, tell)
-            unfinished = part / f"{number:05d}.part"
-            Dataset.from_dict(rows, features=schema(facts["hidden_size"], settings.kinds)).to_parquet(str(unfinished))
-            write_part(shard, unfinished.read_bytes(), key)
-            unfinished.unlink()
-            bar.to(done + 1)
-
-    processes.wait()
+    count = -(-len(texts) // settings.batch_size)
+    write_shards(part / RECORD, count, "parquet", make, processes, settings.seed, target.device)
     if processes.first:
         assemble(out, part, facts, count)
     processes.wait()
@@ -101,7 +92,7 @@ def run_batch(
     tell: Callable[[int], None] = lambda positions: None,
 ) -> dict[str, list]:  # fmt: skip
     """All rows of some prompts, as columns. `first`: the number of the first prompt; `tell`: is given the positions done."""
-    starts, forced = [], []
+    starts, forced = list[list[int]](), list[list[int] | None]()
     for text in texts:
         prompt = tokenizer(text.prompt)["input_ids"]
         cut, ending = len(prompt), []
@@ -110,6 +101,10 @@ def run_batch(
         else:  # no original continuation: the prompt's own end serves as one
             cut = max(len(prompt) // 2, len(prompt) - settings.new_tokens, 1)
             ending = prompt[cut:]
+        if isinstance(draft, StatesDrafter) and cut < 2:
+            raise ValueError(
+                f"prompt {first + len(starts) // len(settings.kinds)} is too short: {draft.kind} drafts behind two tokens or more"
+            )
         starts += [prompt[:cut] if kind == "original" else prompt for kind in settings.kinds]
         forced += [ending if kind == "original" else None for kind in settings.kinds]
     width = max(map(len, starts))

@@ -4,16 +4,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...artifacts.features import FeatureSpec
-from ...artifacts.sampling_settings import decoding_of
+from ...artifacts.sampling_settings import check_sampling, decoding_of
 from ...training.dataset import KINDS, REPLACED
 from ...validation import (
+    LONGEST_DRAFT,
     MOST_FACTOR,
     MOST_NEW_TOKENS,
     MOST_ROWS,
-    check_flag,
     check_int,
     check_number,
-    check_positive,
     shown,
 )
 
@@ -34,16 +33,16 @@ class CollectSettings:
     mix: float | None = (
         None  # share of the draft's tokens that are replaced, for SpecDec++; None: SPRINTER's four kinds of rows
     )
+    # Of a drafter on the target's states: tokens that it is behind in turn, as in a draft of so many, before it is told the target's states again.
+    places: int = 1
 
     def __post_init__(self) -> None:
         check_int("new_tokens", self.new_tokens, 1, MOST_NEW_TOKENS)
         check_int("batch_size", self.batch_size, 1, MOST_ROWS)
-        check_int("top_k", self.top_k, 0)
         check_int("seed", self.seed, 0)
-        check_flag("do_sample", self.do_sample)
+        check_sampling(self)
         check_number("lambda", self.lam, 0.0, MOST_FACTOR)
-        check_positive("top_p", self.top_p, 1.0, hint=": pass do_sample=False (--greedy) for greedy decoding")
-        check_positive("temperature", self.temperature, hint=": pass do_sample=False (--greedy) for greedy decoding")
+        check_int("places", self.places, 1, LONGEST_DRAFT)
         if self.mix is not None:
             check_number("mix", self.mix, 0.0, 1.0)
         if not isinstance(self.features, FeatureSpec):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...models.cache_name import CACHE, cache_of
 from ...validation import MOST_NEW_TOKENS, check_int, check_number
 
 
@@ -55,11 +56,11 @@ def forward_flops(config: Any, tokens: int = 1, past: int = 0, embedding: bool =
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
         cache = None
         if past:
-            cache = getattr(model(torch.zeros(1, past, dtype=torch.long), use_cache=True), "past_key_values", None)
+            cache = cache_of(model(torch.zeros(1, past, dtype=torch.long), use_cache=True))
             if cache is None:
                 raise ValueError(f"past: expected 0 for {type(config).__name__}, which keeps no KV cache, got {past}")
         with counter:
-            model(torch.zeros(1, tokens, dtype=torch.long), past_key_values=cache, use_cache=True)
+            model(torch.zeros(1, tokens, dtype=torch.long), **{CACHE: cache}, use_cache=True)
     return counter.get_total_flops() + (2 * tokens * model.get_input_embeddings().weight.numel() if embedding else 0)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...artifacts.features import FeatureSpec
-from ...drafters.model import AssistantRun
+from ...drafters.states import StatesRun
 from ...engine.call import Call
 from ...generation.runner import Runner
 from ...models.rope import renew
@@ -22,10 +22,9 @@ from .collect_settings import CollectSettings
 
 
 @dataclass(frozen=True)
-class _OneToken(Constant):
-    """Draft one token a round, and have the draft's hidden state kept."""
+class _Keeps(Strict):
+    """Has the draft's hidden states kept (`Draft.hidden`)."""
 
-    gamma: int = 1
     spec: FeatureSpec = FeatureSpec()
 
     @property
@@ -36,6 +35,9 @@ class _OneToken(Constant):
 class Walk(Runner):
     """Decoding's own rounds with one drafted token each, of which something else than the rule's verdict is kept."""
 
+    shares = False  # here the draft may be ahead of the target for several rounds
+    reads_wholly = True
+
     def __init__(
         self,
         draft: Any,
@@ -44,22 +46,22 @@ class Walk(Runner):
         tell: Callable[[int], None] = lambda positions: None,
     ):
         """`forced[b]`: the tokens that row b goes on with; None where the models write it. `tell`: is given the positions done."""
-        super().__init__(LossyPolicy(stop=_OneToken(spec=settings.features)), draft)
+        super().__init__(LossyPolicy(_Keeps(settings.features), Constant(1)), draft)
         self.wanted, self.forced, self.tell = settings, forced, tell
         self.records: list[tuple] = []  # (row, position, token, p, q, distance)
         self.features: list[list[float]] = []  # of each record, (H,)
 
     def decode(self, call: Call) -> SpeculationStats:
         rows, drafter = call.rows, call.drafter
-        assert isinstance(drafter, AssistantRun) and drafter.tap is not None
+        if isinstance(drafter, StatesRun):
+            drafter.hold_back(self.wanted.places)
         kinds = [self.wanted.kinds[row % len(self.wanted.kinds)] for row in rows.index]
         positions = 0
         while rows.unfinished:
             renew(call.renewing, rows, call.clock)
             draft = drafter.propose(rows, [0 if finished else 1 for finished in rows.finished], call.randomness)
-            if self.wanted.features.position == "token":  # known one forward later
-                drafter.model.feed(draft.tokens, [1] * len(kinds), keep=1)
-            features = drafter.tap.at(-1).float()  # (B, H): every row is fed as many tokens as the others
+            assert draft.hidden is not None, "the rule has them kept"
+            features = draft.hidden[:, 0].float()  # (B, H)
             last, counts = rows.after(call.target.lengths)
             raw = call.target.feed(last, counts, keep=1).to(device=rows.ids.device, dtype=torch.float32)
             scores = call.processing(rows.ids, rows.lengths, raw, rows.index)

@@ -8,14 +8,14 @@ import torch
 from transformers import GenerationConfig
 
 from ...artifacts.profile import LONGEST_PROFILED
-from ...artifacts.sampling_settings import decoding_of
+from ...artifacts.sampling_settings import check_sampling, decoding_of
 from ...engine.call import Call
 from ...engine.loop import decode
 from ...generation.runner import Runner
 from ...policy.policy import LossyPolicy
 from ...round import Verified
 from ...stats.report import SpeculationStats
-from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int, check_positive, shown
+from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, shown
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,8 @@ class ProfileSettings:
         least = 2 * self.gamma[-1] + 2  # two rounds, the second of which is timed
         check_int("new_tokens", self.new_tokens, least, MOST_NEW_TOKENS)
         check_int("rounds", self.rounds, 3, 10**6)
-        check_int("top_k", self.top_k, 0)
         check_int("seed", self.seed, 0)
-        check_flag("do_sample", self.do_sample)
-        check_positive("top_p", self.top_p, 1.0, hint=": pass do_sample=False (--greedy) for greedy decoding")
-        check_positive("temperature", self.temperature, hint=": pass do_sample=False (--greedy) for greedy decoding")
+        check_sampling(self)
 
     def decoding(self) -> dict[str, Any]:
         """The settings of the distributions, as `generate` names them."""
@@ -64,6 +61,8 @@ class ProfileSettings:
 
 class InstrumentedRunner(Runner):
     """A policy and a draft whose every round is shown to `watch(call, verified)`, after it."""
+
+    reads_wholly = True
 
     def __init__(self, policy: LossyPolicy, draft: Any, watch: Callable[[Call, Verified], None]):
         super().__init__(policy, draft)

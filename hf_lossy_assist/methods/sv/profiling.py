@@ -15,9 +15,9 @@ import numpy as np
 from ...artifacts.files import new_folder
 from ...artifacts.machine import machine
 from ...artifacts.profile import MODELS, Profile
+from ...drafters.states import refuse_models
 from ...generation.runner import Runner
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
-from ...models.trials import why_not_rows
 from ...policy.policy import LossyPolicy
 from ...training.jobs import clear, folders, prepare
 from ...training.processes import Processes
@@ -45,7 +45,7 @@ def profile(
     processes share the batches among them, and the first one takes the seconds.
 
     Args:
-        target, draft, companion: loaded decoder-only models with one tokenizer.
+        target, draft, companion: loaded decoder-only models with one tokenizer; the draft may be a drafter on the target's states.
         texts: prompts, not those that speed will be measured on.
         resume: go on with an unfinished profile of the same models, prompts and settings.
         source: where they come from, for the record.
@@ -57,10 +57,7 @@ def profile(
         raise ValueError(f"{out} exists: choose another --out, or delete it to profile again")
     if len(texts) < 2:
         raise ValueError(f"at least 2 prompts are needed, for some are held out; got {len(texts)}: pass more prompts")
-    for name, model in (("target", target), ("draft", draft)):
-        reason = why_not_rows(model)
-        if reason is not None:
-            raise ValueError(f"profiling needs models that run in batches; the {name} does not: {reason}")
+    refuse_models("profiling", target, draft)
     Runner(LossyPolicy(filter=ObserveOnlyFilter(companion)), draft).validate(target)
     processes = Processes.started()
     here = facts(target, draft, companion, tokenizer, texts, settings)

@@ -6,19 +6,19 @@ Equations are those of Zhang et al., "Draft Model Knows When to Stop" (huggingfa
 
 import inspect
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import torch
 from huggingface_hub.utils import tqdm
 
+from ...drafters.eagle3 import PLACES, Eagle3Drafter, states_of
 from ...models.inspect import base_of
 from ...stops.basic import SVIP
 from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int
 from .bounds import ENTROPY_FLOOR, SVIPCalibration, bounds, judge, replay
+from .costs import measured_ratio
 from .inputs import check_settings, read_prompts
 
 
@@ -34,7 +34,7 @@ def calibrate_svip(
     """Measure SVIP's bound on texts that `target` writes, and choose the threshold that should decode them fastest.
 
     Args:
-        target, draft (`PreTrainedModel`): decoder-only models with one tokenizer.
+        target, draft (`PreTrainedModel`): decoder-only models with one tokenizer; the draft may be an EAGLE drafter.
         prompts: held-out ones: id tensors (L,) or (1, L), int64 or int32, or texts, which need `tokenizer`.
         max_new_tokens, do_sample, temperature, seed: how the target continues each prompt. Bounds are of raw distributions;
             when sampling, `temperature` enters the replay. The random state outside is left as it was.
@@ -59,6 +59,8 @@ def calibrate_svip(
     check_flag("do_sample", do_sample)
     stop = SVIP(SVIP.h, c, form, max_draft)
     rows = read_prompts(target, draft, prompts, tokenizer)
+    if isinstance(draft, Eagle3Drafter):
+        draft.beside(target)
 
     warmth = temperature if do_sample else None
     found, accept, valid = _measure(target, draft, rows, batch_size, seed, warmth, max_new_tokens)
@@ -69,7 +71,7 @@ def calibrate_svip(
             f"too few: {FEWEST} are needed; pass more prompts or a larger max_new_tokens"
         )
     if cost_ratio is None:
-        cost_ratio = _cost_ratio(target, draft, rows[0])
+        cost_ratio = measured_ratio(target, draft, rows[0])
     grid, constant = _speeds(found["entropy"], accept, valid, stop, thresholds, cost_ratio)
     best = max(grid, key=lambda row: row["speed"])
     return SVIPCalibration(
@@ -93,9 +95,13 @@ def _measure(
     for start in tqdm(range(0, len(rows), batch_size), desc="calibrate_svip"):
         ids, mask, real = _continue(target, rows[start : start + batch_size], seed + start, temperature, new)
         for name, model in (("target", target), ("draft", draft)):
-            if int(ids.max()) >= base_of(model).get_input_embeddings().weight.shape[0]:
+            if (
+                not isinstance(model, Eagle3Drafter)
+                and int(ids.max()) >= base_of(model).get_input_embeddings().weight.shape[0]
+            ):
                 raise ValueError(f"the target wrote token {int(ids.max())}, which the {name} does not have")
-        logits = [_logits(model, ids, mask, real.shape[1]) for model in (target, draft)]
+        of_draft = _logits_of_drafter if isinstance(draft, Eagle3Drafter) else _logits
+        logits = [_logits(target, ids, mask, real.shape[1]), of_draft(draft, ids, mask, real.shape[1], target)]
         for b, (p, q) in enumerate(zip(*logits, strict=True)):  # one text at a time: float64 distributions are large
             p, q = p[real[b]], q[real[b]].to(p.device)[:, : p.shape[-1]]
             q = torch.nn.functional.pad(q, (0, p.shape[-1] - q.shape[-1]), value=-math.inf)
@@ -144,7 +150,7 @@ def _continue(
     return ids * mask, mask, real
 
 
-def _logits(model: Any, ids: torch.Tensor, mask: torch.Tensor, new: int) -> torch.Tensor:
+def _logits(model: Any, ids: torch.Tensor, mask: torch.Tensor, new: int, target: Any = None) -> torch.Tensor:
     """Raw logits (B, new, V) that the last `new` tokens were predicted by."""
     base = base_of(model)
     device, takes = base.get_input_embeddings().weight.device, inspect.signature(base.forward).parameters
@@ -153,20 +159,22 @@ def _logits(model: Any, ids: torch.Tensor, mask: torch.Tensor, new: int) -> torc
     return base(input_ids=ids.to(device), attention_mask=mask.to(device), **extra).logits[:, -new - 1 : -1]
 
 
-@torch.no_grad()
-def _cost_ratio(target: Any, draft: Any, prompt: torch.Tensor, repeats: int = 12) -> float:
-    """Median seconds of a cached one-token forward of the draft ÷ that of the target, taken in turn."""
-    seconds: dict[str, list[float]] = {"target": [], "draft": []}
-    caches: dict[str, Any] = {"target": None, "draft": None}
-    for step in range(repeats + 3):  # a prefill and two steps to warm up
-        for name, model in (("target", base_of(target)), ("draft", base_of(draft))):
-            ids = (prompt[-1:] if step else prompt)[None].to(model.get_input_embeddings().weight.device)
-            began = time.perf_counter()
-            out = model(input_ids=ids, past_key_values=caches[name], use_cache=True)
-            out.logits[0, -1, 0].item()  # waits for the device
-            seconds[name].append(time.perf_counter() - began)
-            caches[name] = out.past_key_values
-    return median(seconds["draft"][3:]) / median(seconds["target"][3:])
+def _logits_of_drafter(
+    drafter: Eagle3Drafter, ids: torch.Tensor, mask: torch.Tensor, new: int, target: Any
+) -> torch.Tensor:
+    """As `_logits`, of a drafter on the target's states; behind the end of a text anything."""
+    reader, found = states_of(target, drafter.network), []
+    for text, seen in zip(ids, mask.bool(), strict=True):
+        end = int(seen.nonzero()[-1]) + 1  # the real ones of the new tokens are a prefix of them
+        whole = text[:end][seen[:end]].to(target.device)[:-1]
+        count = end - (len(text) - new)
+        with reader:
+            target(whole[None, :-1], use_cache=False)
+            states = reader.take()
+        assert states is not None, "the target has just run"
+        said = drafter.logits_along(target, whole, states[0], count, PLACES)
+        found.append(torch.nn.functional.pad(said, (0, 0, 0, new - count)))
+    return torch.stack(found)
 
 
 def _speeds(

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ...drafters.eagle3 import Eagle3Drafter
+from ...drafters.states import StatesDrafter
 from ...models.inspect import base_of, vocabulary_of
 from ...validation import MOST_FACTOR, check_number
 
@@ -29,6 +31,10 @@ def read_prompts(target: Any, draft: Any, prompts: Any, tokenizer: Any) -> list[
     if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
         raise TypeError(f"prompts: expected a list of id tensors or texts, got {type(prompts).__name__}")
     rows = [_ids(f"prompts[{i}]", prompt, tokenizer, known) for i, prompt in enumerate(prompts)]
+    if isinstance(draft, StatesDrafter) and (short := [i for i, row in enumerate(rows) if len(row) < 2]):
+        raise ValueError(
+            f"prompts[{short[0]}]: {draft.kind} drafts behind two tokens or more, and this prompt has one: leave it out"
+        )
     if not rows:
         raise ValueError("prompts: expected at least one, got none")
     return rows
@@ -36,14 +42,22 @@ def read_prompts(target: Any, draft: Any, prompts: Any, tokenizer: Any) -> list[
 
 def _shared_vocabulary(target: Any, draft: Any) -> int:
     """How many token ids both models have; refuses models that cannot be calibrated."""
-    for name, model in (("target", target), ("draft", draft)):
+    models = [("target", target), ("draft", draft)]
+    if isinstance(draft, Eagle3Drafter):
+        draft.check(target)
+        models = models[:1]
+    elif isinstance(draft, StatesDrafter):
+        raise ValueError(
+            f"draft: {draft.kind} fills in a block for each token: calibrate with an EAGLE drafter or a draft model"
+        )
+    for name, model in models:
         if not isinstance(base_of(model), PreTrainedModel):
             raise TypeError(f"{name}: expected a loaded Transformers model, got {type(model).__name__}")
         if base_of(model).config.is_encoder_decoder:
             raise ValueError(f"{name}: expected a decoder-only model, got the encoder-decoder {type(model).__name__}")
-    sizes = [vocabulary_of(m) for m in (target, draft)]
-    if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):  # the rule of `lossy_policy=`: more than padding differs
-        raise ValueError(f"the target has {sizes[0]} token ids, the draft {sizes[1]}: they need one tokenizer")
+    sizes = [vocabulary_of(model) for _, model in models]
+    if abs(sizes[0] - sizes[-1]) > 0.02 * max(sizes):  # the rule of `lossy_policy=`: more than padding differs
+        raise ValueError(f"the target has {sizes[0]} token ids, the draft {sizes[-1]}: they need one tokenizer")
     return min(sizes)
 
 

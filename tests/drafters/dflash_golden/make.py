@@ -14,6 +14,8 @@ from dflash.model import DFlashDraftModel
 from safetensors.torch import save_file
 from transformers import DynamicCache, Qwen3Config
 
+from hf_lossy_assist.models.cache_name import CACHE
+
 
 VOCABULARY, WIDTH, TOKENS, FIRST = 61, 16, 12, 7
 CASES = {
@@ -44,7 +46,7 @@ def make(folder: Path, seed: int, *, layers: int, block: int, ids: list[int]) ->
         with torch.no_grad():
             hidden = model(
                 target_hidden=states[:, known : length - 1], noise_embedding=embedding[block_ids],
-                position_ids=torch.arange(known, length - 1 + block)[None], past_key_values=cache, use_cache=True,
+                position_ids=torch.arange(known, length - 1 + block)[None], **{CACHE: cache}, use_cache=True,
             )  # fmt: skip
         cache.crop(-(cache.get_seq_length() - (length - 1)))
         logits.append(hidden[0, 1:] @ head.T)

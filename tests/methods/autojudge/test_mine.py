@@ -392,16 +392,19 @@ def test_killed_after_its_last_rename(tmp_path):
 
 def test_two_processes_share_the_problems(tmp_path):
     task, script = exact(tmp_path, 7), tmp_path / "two.py"
+    # Each writes a file of its own: what two processes print on one pipe comes out mixed.
     script.write_text(
         RUN
-        + "from accelerate import PartialState\nits = PartialState()\nprint(f'{its.process_index}/{its.num_processes}')\n"
+        + "from pathlib import Path\nfrom accelerate import PartialState\nits = PartialState()\n"
+        + f"Path({str(tmp_path)!r}, f'part-{{its.process_index}}').write_text(str(its.num_processes))\n"
     )
     launch = "-m torch.distributed.run --standalone --nproc-per-node 2"  # `accelerate launch --cpu` starts one process alone
     command = [sys.executable, *launch.split(), str(script), str(task), str(tmp_path / "two")]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-2000:]
-    assert sorted(ran.stdout.split()) == ["0/2", "1/2"], "both took part"
+    took_part = {path.name: path.read_text() for path in tmp_path.glob("part-*")}
+    assert took_part == {"part-0": "2", "part-1": "2"}, "both took part"
     assert same_dataset(tmp_path / "two", small_mine(tmp_path / "one", ExactTask(task)))
 
 

@@ -1,0 +1,168 @@
+"""The papers' methods on an EAGLE-3 drafter beside a draft model: acceptance, tokens a call of the target, right answers, tokens per second.
+
+    python benchmarks/drafter_methods.py                             # fits into a temporary folder: some minutes
+    python benchmarks/drafter_methods.py --work fitted               # keeps what was fitted, and takes it again
+    python benchmarks/drafter_methods.py --small --problems 8        # a minute, of no worth but to see that it runs
+
+On the demo's models. What is fitted for the drafter, on calibration problems, is fitted by the calls that are behind `hf-lossy collect --drafter demo`,
+`fit`, `mine` and `profile`; for the draft model the shipped heads and profile stand, which were fitted on more. A method that cannot be fitted says why and
+is left out. All arms continue each batch of problems one behind the other, as `hf-lossy compare` has them.
+"""
+
+import argparse
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.eagle3 import PLACES
+from hf_lossy_assist.evaluation.arms import TARGET, Arm, make_arms
+from hf_lossy_assist.evaluation.comparing import Batches, compare
+from hf_lossy_assist.evaluation.figures import Figures
+from hf_lossy_assist.evaluation.measuring import Decoding, Writer
+from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
+from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
+from hf_lossy_assist.methods.autojudge.mine import mine
+from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
+from hf_lossy_assist.methods.specdec.fit import fit_specdec
+from hf_lossy_assist.methods.sprinter.collect import collect
+from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
+from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
+from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.methods.sv.profiling import profile
+from hf_lossy_assist.methods.svip.calibrate import calibrate_svip
+from hf_lossy_assist.tasks.demo import problems
+from hf_lossy_assist.tasks.prompts import Text
+from hf_lossy_assist.tasks.tasks import DemoTask, task_named
+
+
+GAMMA, WINDOW = 5, 8  # drafted tokens; AutoJudge's on EAGLE-2 (its Appendix J)
+MANY, FEW = 128, 24  # prompts that heads are fitted on
+MINED = 4  # times as many problems are mined: of each few tokens differ
+
+
+class Fits:
+    """What is fitted for the drafter, each in a folder of `work`; one that is there is taken as it is."""
+
+    def __init__(self, models: hla.demo.Demo, drafter: Any, work: Path, prompts: int, seed: int):
+        self.models, self.drafter, self.work, self.seed = models, drafter, work, seed
+        self.texts = [Text(its.prompt, its.solution) for its in problems(prompts, seed, "calibration")]
+
+    @property
+    def pair(self) -> tuple[Any, Any, Any]:
+        return self.models.target, self.drafter, self.models.tokenizer
+
+    def head(self, method: str) -> hla.Head:
+        """SPRINTER's or SpecDec++'s, on the drafter's own states."""
+        data, out = self.work / f"{method}-data", self.work / method
+        if not out.exists():
+            more: dict[str, Any] = (
+                {} if method == "sprinter" else {"mix": 0.15, "features": hla.FeatureSpec(position="token")}
+            )
+            settings = CollectSettings(places=PLACES, seed=self.seed, **more)
+            if not data.exists():
+                collect(*self.pair, self.texts, data, settings)
+            (fit_sprinter if method == "sprinter" else fit_specdec)(data, out)
+        return hla.Head.from_pretrained(out)
+
+    def judge(self) -> hla.Head:
+        """AutoJudge's, on the target's states."""
+        data, out, task = self.work / "autojudge-data", self.work / "autojudge", DemoTask("calibration", self.seed)
+        if not out.exists():
+            if not data.exists():
+                mine(*self.pair, task, task.problems(MINED * len(self.texts)), data, MineSettings(96, places=PLACES))
+            fit_autojudge(data, out, *self.pair, JudgeSettings(model="target"))
+        return hla.Head.from_pretrained(out)
+
+    def profile(self) -> hla.Profile:
+        """SV's, with the demo's companion over the drafter."""
+        out, target, companion = self.work / "profile", self.models.target, self.models.companion
+        if not out.exists():
+            settings = ProfileSettings(gamma=(GAMMA,), batches=(1, 8), seed=self.seed)
+            texts = [its.prompt for its in problems(max(len(self.texts), 64), self.seed, "calibration")]
+            profile(target, self.drafter, companion, self.models.tokenizer, texts, out, settings)
+        return hla.Profile.from_pretrained(out)
+
+
+def svip_for(models: hla.demo.Demo, draft: Any, texts: list[Text]) -> hla.SVIP:
+    """SVIP with the threshold that should be fastest for this draft."""
+    prompts = [its.prompt for its in texts[:64]]
+    return calibrate_svip(models.target, draft, prompts, tokenizer=models.tokenizer).stop
+
+
+def recipes(models: hla.demo.Demo, draft: Any, fits: Fits | None, texts: list[Text]) -> dict[str, Callable[[], Any]]:
+    """What makes the policy of each method, by its name. `fits`: None where the shipped heads and profile stand."""
+    head = hla.demo.head if fits is None else fits.head
+    judge = (lambda: hla.demo.head("autojudge")) if fits is None else fits.judge
+    its_profile = hla.demo.profile if fits is None else fits.profile
+    return {
+        "strict": lambda: hla.LossyPolicy(stop=hla.Constant(GAMMA)),
+        "svip": lambda: hla.as_policy("svip"),
+        "svip, calibrated": lambda: hla.LossyPolicy(stop=svip_for(models, draft, texts)),
+        "specdec": lambda: hla.LossyPolicy(stop=hla.SpecDecPP(head("specdec"))),
+        "sv": lambda: hla.SpeculativeVerification(its_profile(), models.companion, GAMMA, fallback=False),
+        "sprinter": lambda: hla.Sprinter(head("sprinter")),
+        "autojudge": lambda: hla.AutoJudge(judge(), window=WINDOW),
+    }
+
+
+def policies(name: str, made: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Each policy under its draft's name and its own; what cannot be made says why."""
+    found = {}
+    for method, make in made.items():
+        try:
+            found[f"{name} {method}"] = make()
+        except ValueError as error:
+            print(f"{name} {method}: left out: {error}")
+    return found
+
+
+def show(found: list[Figures]) -> None:
+    print(f"{'':26}{'accepted':>9}{'a call':>8}{'right':>9}{'lossy':>8}{'unseen':>8}{'tokens/s':>10}")
+    for its in found:
+        accepted = "–" if its.acceptance is None else f"{its.acceptance:.1%}"
+        call = "–" if its.tokens_per_target_call is None else f"{its.tokens_per_target_call:.2f}"
+        shares = f"{its.lossy:>8.1%}{its.unchecked:>8.1%}"
+        print(
+            f"{its.arm:26}{accepted:>9}{call:>8}{f'{its.right}/{its.judged}':>9}{shares}{its.tokens_per_second.value:>10.0f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--problems", type=int, default=64, help="test problems that are written (default %(default)s)"
+    )
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--work", type=Path, help="folder for what is fitted (default: a temporary one)")
+    parser.add_argument("--small", action="store_true", help="fit on few prompts")
+    args = parser.parse_args()
+    warnings.filterwarnings(
+        "ignore", message=".*(this policy is lossy|may differ|other sampling settings|another machine|held-out).*"
+    )
+
+    models, drafter = hla.demo.load(), hla.demo.drafter()
+    with tempfile.TemporaryDirectory() as folder:
+        work = folder if args.work is None else args.work
+        fits = Fits(models, drafter, Path(work), FEW if args.small else MANY, args.seed)
+        by_draft = {"model": (models.draft, None), "eagle3": (drafter, fits)}
+        arms: list[Arm] = []
+        for name, (draft, fitted) in by_draft.items():
+            chosen = policies(name, recipes(models, draft, fitted, fits.texts))
+            made = make_arms(models.target, draft, chosen, tokenizer=models.tokenizer, assisted=False)
+            arms += [arm for arm in made if arm.name != TARGET or not arms]
+        task = task_named("demo", seed=args.seed)
+        asked = task.problems(args.problems)
+        prompts, writer = (
+            [its.prompt for its in asked],
+            Writer(models.target, models.tokenizer, Decoding(max_new_tokens=96), task),
+        )
+        found = compare(writer, arms, prompts, Batches(len(prompts), [args.batch_size]), task=task, problems=asked)
+        show(found.figures)
+
+
+if __name__ == "__main__":
+    main()

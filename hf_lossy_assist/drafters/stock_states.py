@@ -1,0 +1,200 @@
+"""Transformers' candidate generators that read the target's hidden states, as drafters at batch 1: MTP layers of the checkpoint, and DFlash."""
+
+import copy
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers.generation import candidate_generator as stock
+
+from ..artifacts.features import FeatureTap
+from ..batch.processing import without_callers
+from ..batch.randomness import Randomness
+from ..batch.rows import Rows
+from ..models.inspect import base_of, blocks_of, vocabulary_of
+from ..models.layer_states import NORMED, LayerStates
+from ..registry import register_drafter
+from ..round import Draft, Verified
+from ..validation import one_line, shown
+from .base import DraftContext, Drafter, empty_draft
+from .candidates import CandidateRun
+
+
+@dataclass(frozen=True, eq=False)
+class MTPDrafter(Drafter):
+    """The multi-token prediction layers of the target's own checkpoint, through Transformers' `MTPCandidateGenerator`; one row at a time.
+
+    They draft one token each. `generate(use_mtp=True, lossy_policy=…)` is the same. The layers are read from the checkpoint once for each target.
+    """
+
+    def start(self, context: DraftContext) -> "StockStatesRun":
+        _one_row(context, "MTP")
+        base = base_of(context.target)
+        if not getattr(base.config.get_text_config(decoder=True), "num_mtp_layers", None):
+            raise ValueError(
+                f"{type(base).__name__} has no multi-token prediction layers (num_mtp_layers in its config): pass assistant_model=… in place of MTP"
+            )
+        generator: Any = copy.copy(_mtp_of(base))
+        generator.mtp_cache = copy.deepcopy(generator.mtp_cache)  # which is empty
+        generator.do_sample, generator.logits_processor = context.sampling, processors(context)
+        return StockStatesRun(generator, context, {-1: _last(base)}, generator.num_mtp_layers)
+
+
+@dataclass(frozen=True, eq=False)
+class StockDFlashDrafter(Drafter):
+    """A DFlash draft model of Transformers' (`muse_glimmer_assistant`, …) through its `DFlashTokenCandidateGenerator`; one row at a time.
+
+    `generate(assistant_model=model, speculation_type="dflash", lossy_policy=…)` is the same. Args: model: the draft model, loaded.
+    """
+
+    model: PreTrainedModel
+
+    def __post_init__(self) -> None:
+        missing = [name for name in ("target_layer_ids", "block_size", "mask_token_id") if not hasattr(getattr(self.model, "config", None), name)]  # fmt: skip
+        if missing:
+            raise TypeError(
+                f'speculation_type="dflash": expected a DFlash draft model, got {shown(self.model)}, whose config has no {missing[0]}: load a '
+                "drafter's files with hf_lossy_assist.load_drafter, or leave speculation_type out"
+            )
+
+    def start(self, context: DraftContext) -> "StockStatesRun":
+        _one_row(context, "DFlash through Transformers")
+        base, config = base_of(context.target), self.model.config
+        blocks = len(blocks_of(base) or ())
+        layers = {layer + 1: layer + 1 for layer in config.target_layer_ids}
+        if blocks in layers:
+            layers[blocks] = _last(base)
+        if config.mask_token_id >= vocabulary_of(base):
+            raise ValueError(
+                f"the DFlash model's mask token {config.mask_token_id} is outside of the target's vocabulary of {vocabulary_of(base)}: it is "
+                "another target's"
+            )
+        table = base.get_input_embeddings().weight
+        if config.hidden_size != table.shape[1]:
+            raise ValueError(
+                f"the DFlash model reads embeddings of {config.hidden_size} numbers, and the target's have {table.shape[1]}: it is another target's"
+            )
+        if self.model.dtype != table.dtype:
+            raise ValueError(
+                f"the DFlash model is in {self.model.dtype} and the target in {table.dtype}: load both in one precision"
+            )
+        generator = _of_transformers("DFlashTokenCandidateGenerator")(
+            assistant_model=self.model, main_model_input_embeddings=base.get_input_embeddings(),
+            main_model_output_embeddings=base.get_output_embeddings(), logits_processor=processors(context),
+            generation_config=GenerationConfig(do_sample=context.sampling, max_length=context.rows.max_length),
+        )  # fmt: skip
+        return StockStatesRun(generator, context, layers)
+
+
+class StockStatesRun(CandidateRun):
+    """Such a generator at work in one call: it is handed the target's states of the tokens that were committed since it drafted last."""
+
+    reads_target = True
+
+    def __init__(self, generator: Any, context: DraftContext, layers: dict[int, int], least: int = 1):
+        """`layers`: by the index under which the generator looks for states, the layer whose they are, as `LayerStates` numbers them.
+
+        `least`: tokens that it must be given the states of at first; Transformers' MTP takes back as many as it has layers, whether they are there
+        or not.
+        """
+        super().__init__(generator, context.vocabulary, context.sampling, context.clock)
+        self.states, self.indices = LayerStates(context.target, list(layers.values())), list(layers)
+        self.begin = (
+            context.held[0] if context.held else 0
+        )  # tokens whose states nobody knows: to the generator the text begins behind them
+        self.least, self.known = least, self.begin  # tokens whose states the target gave
+        self.new: list[
+            torch.Tensor
+        ] = []  # of them, the states that the generator has not been given, (1, n, layers · H) each
+
+    @property
+    def taps(self) -> Sequence[FeatureTap]:
+        return [self.states]  # type: ignore[list-item]
+
+    def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
+        self._take(rows)
+        if not self.new or not limits[0] or self.known - self.begin < self.least:
+            return empty_draft(rows, limits, self.sampling)
+        return super().propose(rows, limits, randomness)
+
+    def candidates(self, text: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        states = torch.cat(self.new, dim=1)
+        parts = dict(zip(self.indices, states.chunk(len(self.indices), dim=-1), strict=True))
+        self.new = []
+        places = torch.arange(self.begin, text.shape[1], device=text.device)[None]
+        found, logits = self.generator.get_candidates(
+            text[:, self.begin :], model_kwargs={"position_ids": places, "attention_mask": None},
+            model_outputs=SimpleNamespace(hidden_states=parts), is_first_iteration=False, n_last_matches=states.shape[1] - 1,
+        )  # fmt: skip
+        return torch.cat([text[:, : self.begin], found], dim=1), logits
+
+    def learn(
+        self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None
+    ) -> None:
+        self._take(rows)
+
+    def _take(self, rows: Rows) -> None:
+        states, held = self.states.take(), rows.held()[0]
+        if states is not None and held > self.known:
+            self.new.append(states[:, : held - self.known])
+            self.known = held
+
+
+def processors(context: DraftContext) -> LogitsProcessorList:
+    """Those that a generator of Transformers' asks about its drafts."""
+    given = context.processing.processors
+    return without_callers(given) if any(context.rows.pads) else given
+
+
+def _one_row(context: DraftContext, what: str) -> None:
+    rows = len(context.rows.index)
+    if rows > 1:
+        raise ValueError(f"{what} drafts for one row at a time; this batch has {rows}: pass prompts one by one")
+
+
+def _last(base: Any) -> int:
+    """The layer that Transformers calls `hidden_states[-1]`: what the head reads, but for models whose config says otherwise."""
+    tied = getattr(base.config.get_text_config(decoder=True), "tie_last_hidden_states", None)
+    return len(blocks_of(base) or ()) if tied is False else NORMED
+
+
+def _of_transformers(name: str) -> Callable[..., Any]:
+    found = getattr(stock, name, None)
+    if found is None:
+        raise ValueError(f"this Transformers has no {name}: it needs 5.20 or newer")
+    return found
+
+
+_MTP: "weakref.WeakKeyDictionary[Any, tuple[Any, Any]]" = weakref.WeakKeyDictionary()
+_LOADING = threading.Lock()
+
+
+def _mtp_of(base: Any) -> Any:
+    """The generator of a target as it is before a call, with its layers read. Raises: `ValueError`, one line, where they cannot be."""
+    weight = base.get_input_embeddings().weight
+    key = weight.device, weight.dtype
+    with _LOADING:
+        kept = _MTP.get(base)
+        if kept is None or kept[0] != key:
+            try:
+                made = _of_transformers("MTPCandidateGenerator")(main_model=base, generation_config=GenerationConfig(), model_kwargs={})  # fmt: skip
+            except (OSError, KeyError, RuntimeError, SafetensorError) as error:
+                raise ValueError(
+                    f"the MTP layers of {shown(base.config.name_or_path)} cannot be read ({one_line(error, 200)}): pass assistant_model=… in "
+                    "place of MTP"
+                ) from error
+            kept = key, made
+            _MTP[base] = kept
+        return kept[1]
+
+
+register_drafter(
+    "mtp", MTPDrafter, paper="2404.19737",
+    summary="The multi-token prediction layers of the target's own checkpoint, through Transformers; one row at a time.",
+)  # fmt: skip

@@ -1,0 +1,153 @@
+"""Which layer of a target pays as its draft: how often leaving there says what the target says, and what it costs, both measured.
+
+An early exit needs no training and no memory (models/early_exit.py); whether it gains anything, the target's own text says.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from ..models.cache_name import CACHE
+from ..models.early_exit import early_exit
+from ..models.inspect import base_of, blocks_of, device_of, learned_positions
+from ..stats.intervals import Estimate, rate
+from ..terminal import Bar
+from ..validation import MOST_NEW_TOKENS, check_int, shown
+from .spread_costs import GAMMAS, Load, best_round
+from .spread_times import forward_seconds
+
+
+@dataclass(frozen=True)
+class Exit:
+    """One number of layers. `acceptance`: share of the target's tokens that it says too, over texts; `step` and `target_step`: seconds of one token."""
+
+    layers: int
+    acceptance: Estimate
+    step: float
+    target_step: float
+    gamma: int  # the draft length that gains most
+    gain: float  # times the target alone, as it is predicted; below 1: drafting so is slower
+
+
+@dataclass(frozen=True)
+class Exits:
+    """What was found, by the number of layers."""
+
+    found: tuple[Exit, ...]
+
+    @property
+    def best(self) -> Exit | None:
+        """What gains most; None where the target alone is faster than any of them."""
+        best = max(self.found, key=lambda its: its.gain)
+        return best if best.gain > 1 else None
+
+    def __str__(self) -> str:
+        lines = ["layers  accepted  step, ms  × of target's   γ  gain"]
+        for its in self.found:
+            lines.append(
+                f"{its.layers:6}  {its.acceptance.value:8.1%}  {its.step * 1e3:8.2f}  {its.step / its.target_step:13.2f}  {its.gamma:2}  {its.gain:4.2f}"
+            )
+        best = self.best
+        advice = "no exit pays: take another draft, or none"
+        if best is not None:
+            advice = f"assistant_model=early_exit(target, {best.layers}), num_assistant_tokens={best.gamma}"
+        return "\n".join([*lines, advice])
+
+
+def find_exit(
+    target: Any, tokenizer: Any, prompts: Sequence[str], *, layers: Sequence[int] | None = None, new_tokens: int = 64, repeats: int = 5
+) -> Exits:  # fmt: skip
+    """Try the target's first layers as its draft, and predict what each number of them gains at batch 1, greedily.
+
+    The target continues each prompt, whatever its generation config asks for beside; at each of those places an exit is asked what comes next. What a draft step and blocks of the target take is
+    measured here, behind as many cached tokens as the prompts have. The prediction is Leviathan et al.'s (Equation 1, huggingface.co/papers/2211.17192), which
+    takes acceptance to be the same at each place of a draft.
+
+    Args:
+        prompts: texts as the model will be given. new_tokens: of each, that the target writes.
+        layers: which numbers of layers are tried; None: up to eight of them, evenly.
+        repeats: of each timing, whose median counts.
+
+    Raises: `ValueError` or `TypeError`, one line, for a target whose layers cannot be taken alone, and for prompts that are none.
+    """
+    base = base_of(target)
+    if not isinstance(base, PreTrainedModel):
+        raise TypeError(f"find_exit: expected a loaded Transformers model, got {type(target).__name__}")
+    check_int("new_tokens", new_tokens, 2, MOST_NEW_TOKENS)
+    check_int("repeats", repeats, 1, 10**6)
+    blocks = len(blocks_of(base) or ())
+    if layers is None:
+        some = min(8, max(blocks - 1, 1))
+        layers = sorted({max(1, round(blocks * n / (some + 1))) for n in range(1, some + 1)})
+    elif isinstance(layers, str) or not isinstance(layers, Iterable):
+        raise TypeError(f"find_exit.layers: expected a list of numbers of layers, got {shown(layers)}")
+    exits = {count: early_exit(target, count) for count in layers}
+    if not exits:
+        raise ValueError("find_exit.layers: expected at least one number of layers")
+    given = _read(base, tokenizer, prompts)
+    texts = [(_written(base, ids, new_tokens), len(ids)) for ids in given]
+    load = Load(1, int(sum(len(text) for text, _ in texts) / len(texts)))
+    widths = sorted({1, 2, 4, 8, GAMMAS[-1] + 1})
+    seconds = forward_seconds(base, load, widths, repeats)
+    found = []
+    with Bar(len(exits), "trying exits", "exits") as bar:
+        for done, (count, draft) in enumerate(exits.items()):
+            right = [_right(draft, text, prompt) for text, prompt in texts]
+            acceptance = rate([float(its.sum()) for its in right], [float(len(its)) for its in right])
+            step = forward_seconds(draft, load, (1,), repeats)(1)
+            best = best_round((seconds, lambda tokens: 0.0), step, acceptance.value)
+            found.append(Exit(count, acceptance, step, best.target_step, best.gamma, best.gain))
+            bar.to(done + 1)
+    return Exits(tuple(found))
+
+
+def _read(base: Any, tokenizer: Any, prompts: Any) -> list[torch.Tensor]:
+    """The ids of each prompt (T,), on the target's device; refuses what is no prompt of this target's."""
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
+        raise TypeError(f"find_exit.prompts: expected a list of texts, got {shown(prompts)}")
+    if not callable(tokenizer):
+        raise TypeError(f"find_exit.tokenizer: expected the target's tokenizer, got {shown(tokenizer)}")
+    found, room = [], learned_positions(base)
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            raise TypeError(f"find_exit.prompts[{i}]: expected a text, got {shown(prompt)}")
+        ids = torch.tensor(tokenizer(prompt)["input_ids"], dtype=torch.int64, device=device_of(base))
+        if not len(ids):
+            raise ValueError(f"find_exit.prompts[{i}] has no token: leave it out")
+        if room is not None and len(ids) >= room:
+            raise ValueError(
+                f"find_exit.prompts[{i}] has {len(ids)} tokens, and {type(base).__name__} has positions for {room}: shorten it"
+            )
+        found.append(ids)
+    if not found:
+        raise ValueError("find_exit: there is no prompt to try exits on")
+    return found
+
+
+@torch.no_grad()
+def _written(base: Any, prompt: torch.Tensor, new_tokens: int) -> torch.Tensor:
+    """A prompt's ids with the likeliest tokens behind it, up to an end token or the last position, (T,).
+
+    Not by `generate`: the target's generation config may ask for penalties, beams or another kind of output, and exits are asked without.
+    """
+    ends = base.generation_config.eos_token_id
+    last = {ends} if isinstance(ends, int) else set(ends or ())
+    cache = DynamicCache(config=base.config.get_text_config(decoder=True))
+    text, held = prompt, 0
+    for _ in range(min(new_tokens, (learned_positions(base) or MOST_NEW_TOKENS) - len(prompt))):
+        places = torch.arange(held, len(text), device=text.device)
+        out = base(input_ids=text[None, held:], position_ids=places[None], **{CACHE: cache}, use_cache=True)
+        text, held = torch.cat([text, out.logits[0, -1:].argmax(dim=-1).to(text.device)]), len(text)
+        if int(text[-1]) in last:
+            break
+    return text
+
+
+@torch.no_grad()
+def _right(draft: Any, text: torch.Tensor, prompt: int) -> torch.Tensor:
+    """At which of the target's tokens behind the prompt the exit says the same, bool."""
+    said = draft(input_ids=text[None], use_cache=False).logits[0, prompt - 1 : -1].argmax(dim=-1)
+    return said.to(text.device) == text[prompt:]

@@ -1,0 +1,205 @@
+"""The recurrences of linear attention and state-space layers, looked into while a forward on a `RowCache` runs: their inputs are kept, so
+that they alone run again over the tokens that a row keeps, and tokens behind a row's own change nothing.
+
+Transformers has one function of a kind in each modelling file, with kernels of `fla` and `mamba-ssm` behind it where those are installed.
+Every one has a token that changes no state: a gated delta rule that neither decays nor writes (g = β = 0), a Mamba-2 step of no time (Δ = 0).
+"""
+
+import functools
+import inspect
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from .history import History, history, under_way
+
+
+SHORT = 16  # tokens: a run over no more of them goes step by step where there is a function for it, else through a padded chunk
+
+
+Ready = Callable[[dict[str, Any], torch.Tensor | None], dict[str, Any]]
+
+
+def as_is(arguments: dict[str, Any], limited: torch.Tensor | None) -> dict[str, Any]:
+    """A copy: a gated delta rule's own arguments may be 0."""
+    return dict(arguments)
+
+
+def with_times(arguments: dict[str, Any], limited: torch.Tensor | None) -> dict[str, Any]:
+    """A Mamba-2 recurrence that is handed Δ itself and not what becomes Δ, which has a lower limit above 0 in some models.
+
+    `limited` (B, Q) bool, None being all: tokens that the limit is for. Nemotron-H and Zamba 2 keep to it in prompts alone: a step of theirs
+    knows of none.
+    """
+    dt, bias = arguments["dt"].float(), arguments.get("dt_bias")
+    if bias is not None:
+        dt = dt + bias.float()
+    if arguments.get("dt_softplus"):
+        dt = torch.nn.functional.softplus(dt)
+    within = dt.clamp(*arguments.get("dt_limit", NO_LIMIT))
+    if limited is not None:
+        within = torch.where(limited.to(dt.device).view(*limited.shape, *[1] * (dt.dim() - 2)), within, dt)
+    return arguments | {"dt": within, "dt_bias": None, "dt_softplus": False, "dt_limit": NO_LIMIT}
+
+
+NO_LIMIT = (0.0, torch.inf)
+
+
+class Form(NamedTuple):
+    """How a kind of recurrence is called."""
+
+    idle: tuple[str, ...]  # arguments (B, Q, …) that are 0 at a token that changes nothing
+    initial: str  # the state that it begins with
+    by_step: str | None = None  # a function of the same arguments that goes token by token
+    ready: Ready = as_is  # makes the idle arguments what may be 0
+
+
+FORMS = {
+    "torch_chunk_gated_delta_rule": Form(("g", "beta"), "initial_state", "torch_recurrent_gated_delta_rule"),
+    "chunk_kimi_delta_attention": Form(("g", "beta"), "initial_state", "recurrent_kimi_delta_attention"),
+    "mamba2_chunk_scan": Form(("dt",), "initial_states", ready=with_times),
+}
+
+
+def named(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A call's arguments by their names."""
+    found = dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+    return found | found.pop("kwargs", {})
+
+
+def short_chunks(arguments: dict[str, Any], width: int) -> dict[str, Any]:
+    """A scan whose chunks are no longer than a block of `width` tokens needs: a block is padded to whole chunks, of 256 tokens perhaps."""
+    size = max(SHORT, 1 << (width - 1).bit_length())
+    return arguments | {"chunk_size": size} if arguments.get("chunk_size", 0) > size else arguments
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """One function of a modelling file."""
+
+    name: str
+    function: Callable[..., Any]
+    by_step: Callable[..., Any] | None
+
+    @property
+    def form(self) -> Form:
+        return FORMS[self.name]
+
+    def idle_behind(
+        self, arguments: dict[str, Any], tokens: torch.Tensor, limited: torch.Tensor | None = None
+    ) -> dict[str, Any]:
+        """The arguments with which a row's tokens behind its first `tokens[b]`, (B,), change nothing; `limited` as in `with_times`."""
+        out = self.form.ready(arguments, limited)
+        for name in self.form.idle:
+            given = out[name]
+            behind = torch.arange(given.shape[1], device=given.device) >= tokens[:, None].to(given.device)
+            out[name] = given.masked_fill(behind.view(*behind.shape, *[1] * (given.dim() - 2)), 0.0)
+        return out
+
+
+@dataclass(frozen=True)
+class Call:
+    """A recurrence over a block, (B, Q, …)."""
+
+    recurrence: Recurrence
+    arguments: dict[str, Any]
+
+    def again(self, state: torch.Tensor | None, tokens: torch.Tensor, most: int) -> torch.Tensor:
+        """The state behind each row's first `tokens[b]`, (B,), no more than `most`. `state`: before the block; None: none yet."""
+        width = self.arguments[self.recurrence.form.idle[0]].shape[1]
+        cut = {
+            name: value[:, :most]
+            if isinstance(value, torch.Tensor) and value.dim() > 2 and value.shape[1] == width
+            else value
+            for name, value in self.arguments.items()
+            if name != self.recurrence.form.initial
+        }
+        idle = self.recurrence.idle_behind(short_chunks(cut, most), tokens)
+        by_step = self.recurrence.by_step if most <= SHORT else None
+        return (by_step or self.recurrence.function)(**idle, **{self.recurrence.form.initial: state})[1]
+
+
+def _watched(its: Recurrence) -> Callable[..., Any]:
+    """The function, and within a forward on a `RowCache` its call."""
+
+    @functools.wraps(its.function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        now = history()
+        if now is None:  # another thread's
+            return its.function(*args, **kwargs)
+        step = now.steps[-1]
+        arguments = short_chunks(named(its.function, args, kwargs), step.width)
+        now.limit = arguments.get("dt_limit", NO_LIMIT)
+        limited = None if now.limit[0] <= 0 else step.of_prompts()
+        if limited is not None or not step.is_even:
+            arguments = its.idle_behind(arguments, torch.tensor(step.counts), limited)
+        now.call = Call(its, arguments if step.keeps else {})
+        return its.function(**arguments)
+
+    return run
+
+
+def _limited(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A Mamba-2 step that gives a prompt's last token, where it is read alone, the least time that a scan would have given it."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        now = history()
+        if now is None or now.limit[0] <= 0:
+            return function(*args, **kwargs)
+        arguments, limited = named(function, args, kwargs), now.steps[-1].of_prompts()
+        ready = with_times(arguments | {"dt_limit": now.limit}, limited)
+        return function(**{name: value for name, value in ready.items() if name != "dt_limit"})
+
+    return run
+
+
+STEP = "mamba2_selective_state_update"  # of no limit
+_running: Counter[Any] = Counter()  # forwards under way in all threads that look into a module
+_own: dict[Any, dict[str, Callable[..., Any]]] = {}  # a module's own functions meanwhile
+_lock = threading.Lock()
+
+
+def modules_of(base: Any) -> list[Any]:
+    """The modelling files of a model's parts that have a recurrence."""
+    files = {sys.modules[type(part).__module__] for part in base.modules()}
+    return [its for its in files if any(hasattr(its, name) for name in FORMS)]
+
+
+@contextmanager
+def recorded(now: History) -> Iterator[None]:
+    """A forward runs here whose recurrences are looked into."""
+    counted = []
+    try:  # around all that is to be undone: a stop from the keyboard may come between any two lines
+        with _lock:
+            for module in now.modules:
+                _running[module] += 1
+                counted.append(module)
+                if module not in _own:
+                    _look_into(module)
+        with under_way(now):
+            yield
+    finally:
+        with _lock:
+            for module in counted:
+                _running[module] -= 1
+                if not _running[module]:
+                    del _running[module]
+                    vars(module).update(_own.pop(module))
+
+
+def _look_into(module: Any) -> None:
+    _own[module] = {name: getattr(module, name) for name in (*FORMS, STEP) if hasattr(module, name)}
+    for name, function in _own[module].items():
+        if name == STEP:
+            setattr(module, name, _limited(function))
+            continue
+        by_step = FORMS[name].by_step
+        watched = _watched(Recurrence(name, function, getattr(module, by_step, None) if by_step else None))
+        setattr(module, name, watched)

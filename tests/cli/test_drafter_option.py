@@ -1,0 +1,122 @@
+"""`--drafter` of collect, mine, profile, compare, tune and evaluate, from the command line as a user types it."""
+
+import json
+
+import pytest
+import torch
+from support.commands import DEMO, prompts_file
+
+from hf_lossy_assist import Head, Profile, demo
+from hf_lossy_assist.cli.made_with import recall
+from hf_lossy_assist.drafters.eagle3_saving import save_drafter
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning"),
+    pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning"),
+    pytest.mark.filterwarnings("ignore:this profile was made with other sampling settings:UserWarning"),
+    pytest.mark.filterwarnings("ignore:generate_many writes one text at a time:UserWarning"),
+    pytest.mark.filterwarnings("ignore:the profile's .* may differ:UserWarning"),
+]
+
+WITH = ("--drafter", "demo")
+IDENTITY = demo.drafter().identity
+
+
+def test_sprinter_from_collecting_to_evaluating(hf_lossy, tmp_path):
+    data, head = tmp_path / "data", tmp_path / "head"
+    done = hf_lossy("collect", *WITH, "--out", data, "--limit", 30, "--max-new-tokens", 24)
+    assert done.code == 0, done.err
+    assert json.loads((data / "collect.json").read_text())["settings"]["places"] == 5
+    done = hf_lossy("fit", "sprinter", data, "--out", head)
+    assert done.code == 0 and "hf-lossy plan" not in done.out, done.err
+    assert Head.from_pretrained(head).config.draft == IDENTITY and recall(head).drafter == "demo"
+    done = hf_lossy("evaluate", head, "--threshold", 0.3, "--limit", 4, "--max-new-tokens", 8, "--json")
+    arms = [its["arm"] for its in done.json["figures"]]
+    assert arms == ["target", "svip", "sprinter:threshold=0.3"]
+    wrote = hf_lossy("generate", "--policy", "sprinter", "--head", head, "--limit", 1, "--max-new-tokens", 8, "--json")
+    assert wrote.json["drafter"] == "demo" and wrote.json["assistant"] is None
+    assert "depends on the round" in hf_lossy("plan", "--head", head).line
+    assert (
+        "trained for the draft" in hf_lossy("generate", "--policy", "sprinter", *WITH).line
+    )  # the draft model's head
+
+
+def test_specdec(hf_lossy, tmp_path):
+    data, head = tmp_path / "data", tmp_path / "head"
+    assert (
+        hf_lossy("collect", "--for", "specdec", *WITH, "--out", data, "--limit", 16, "--max-new-tokens", 24).code == 0
+    )
+    assert hf_lossy("fit", "specdec", data, "--out", head).code == 0
+    assert Head.from_pretrained(head).config.draft == IDENTITY
+    wrote = hf_lossy("generate", "--policy", "specdec", "--head", head, "--limit", 1, "--max-new-tokens", 8, "--json")
+    assert wrote.json["drafter"] == "demo"
+
+
+def test_autojudge(hf_lossy, tmp_path):
+    """With a worse drafter than the demo's, of a folder: the demo's own differs from its target in figures alone, which all matter."""
+    mined, judge, folder = tmp_path / "mined", tmp_path / "judge", tmp_path / "noisy"
+    noisy, generator = demo.drafter(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in noisy.network.parameters():
+            weight.add_(0.4 * weight.std() * torch.randn(weight.shape, generator=generator))
+    save_drafter(noisy, folder, demo.load().target)
+    done = hf_lossy("mine", "--drafter", folder, "--out", mined, "--limit", 8, "--max-mismatches", 12)
+    assert done.code == 0, done.err
+    assert json.loads((mined / "mine.json").read_text())["draft"]["model_type"] == "eagle3"
+    both = hf_lossy("fit", "autojudge", mined, "--out", judge, "--features", "both")
+    assert "reads the target's states alone" in both.line
+    done = hf_lossy("fit", "autojudge", mined, "--out", judge, "--folds", 2)
+    assert done.code == 0, done.err
+    config = Head.from_pretrained(judge).config
+    assert config.features.model == "target" and config.draft.id == "noisy"
+    options = ("--policy", "autojudge", "--head", judge, "--window", 8, "--limit", 1, "--max-new-tokens", 8)
+    assert hf_lossy("generate", *options, "--json").json["drafter"] == str(folder)
+
+
+def test_profile(hf_lossy, tmp_path):
+    out = tmp_path / "profile"
+    quick = ("--limit", 64, "--max-new-tokens", 24, "--gamma", 3, "--batch-size", 1, "--rounds", 3)
+    done = hf_lossy("profile", *WITH, "--out", out, *quick)
+    assert done.code == 0, done.err
+    made = Profile.from_pretrained(out)
+    assert made.draft == IDENTITY and made.gamma == 3
+    options = ("--policy", "sv", "--profile", out, "--limit", 1, "--max-new-tokens", 8)
+    assert hf_lossy("generate", *options, "--json").json["drafter"] == "demo"
+
+
+def test_compare_and_tune(hf_lossy, tmp_path):
+    found, tuned = tmp_path / "found", tmp_path / "tuned"
+    short = ("--limit", 4, "--max-new-tokens", 12)
+    done = hf_lossy("compare", *WITH, "--no-static", "--policies", "strict,svip", "--out", found, *short, "--json")
+    assert [its["arm"] for its in done.json["figures"]] == ["target", "strict", "svip"]
+    assert json.loads((found / "run.json").read_text())["draft"]["id"] == "eagle3_drafter"
+    options = ("--first", 2, "--policies", "svip,strict", "--max-loss", 0.5, "--out", tuned, "--json")
+    assert hf_lossy("tune", *WITH, *options, "--limit", 6, "--max-new-tokens", 64).code == 0
+
+
+REFUSED = {
+    "two drafts": (("compare", "--drafter", "demo", *DEMO), "two drafts"),
+    "the demo's for another": (("collect", "--drafter", "demo", "--out", "x", "--model", "m"), "is the drafter of the demo's target"),
+    "of no files": (("compare", "--drafter", "suffix", "--no-static"), "expected a trained drafter's folder"),
+    "another kind": (("collect", "--for", "eagle3", "--drafter", "demo", "--out", "x"), "--drafter: the target alone answers"),
+    "a server": (("mine", "--drafter", "demo", "--out", "x", "--target-url", "http://127.0.0.1:9/v1", "--target-model", "t"), "no server gives"),
+    "compiled": (("compare", "--drafter", "demo", "--compile"), "are not compiled"),
+    "a companion of it": (("profile", "--drafter", "demo", "--companion", "int8", "--out", "x", "--limit", "2"), "is the draft model in int8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "said"), REFUSED.values(), ids=REFUSED)
+def test_refusals(hf_lossy, tmp_path, monkeypatch, given, said):
+    monkeypatch.chdir(tmp_path)
+    assert said in hf_lossy(*given).line
+
+
+def test_a_head_of_another_drafter_is_refused(hf_lossy, tmp_path):
+    """By its sizes, as of another model; files of a drafter by their folder."""
+    folder = demo.FOLDER / "eagle3_drafter"
+    wrong = hf_lossy("generate", "--policy", "specdec", "--drafter", folder, "--limit", 1)
+    assert "trained for the draft" in wrong.line
+    target = ("--model", demo.FOLDER / "draft", "--prompts", prompts_file(tmp_path))
+    assert "another target's" in hf_lossy("compare", *target, "--drafter", folder, "--no-static").line

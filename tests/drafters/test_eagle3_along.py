@@ -1,0 +1,78 @@
+"""What an EAGLE drafter says along a finished text, its choices in mining, and SVIP calibrated for it."""
+
+import pytest
+import torch
+from support import dflash, eagle, small
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.dflash import DFlashDrafter
+from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter, states_of
+from hf_lossy_assist.methods.autojudge.continuing import Choice
+from hf_lossy_assist.methods.autojudge.draft_choices import StatesChoices
+from hf_lossy_assist.methods.svip.calibrate import calibrate_svip
+
+
+@pytest.fixture(scope="module")
+def target():
+    return hla.enable(small.llama(layers=3))
+
+
+def expected_along(target, net, text, first, places):
+    """The logits that predict tokens `first` … of `text`, (n, V), without caches."""
+    rows = []
+    for place in range(first, len(text)):
+        begin = place - (place - first) % places
+        behind = text[begin:place].tolist()
+        rows.append(eagle.chain(target, net, text[:begin], len(behind) + 1)[0] if not behind else
+                    eagle.chain_with_states(target, net, text[:begin], len(behind) + 1, 0, behind)[0])  # fmt: skip
+    return torch.stack([its[-1] for its in rows])
+
+
+@pytest.mark.parametrize("places", [1, 3])
+def test_along_a_text(target, places):
+    drafter, text = eagle.drafter(target), small.one(14)["input_ids"][0]
+    reader = states_of(target, drafter.network)
+    with torch.no_grad(), reader:
+        target(text[None, :-2])
+        states = reader.take()[0]
+    for first in (2, 5):
+        found = drafter.logits_along(target, text[:-1], states, len(text) - first, places)
+        torch.testing.assert_close(found, expected_along(target, drafter.network, text, first, places))
+    assert found.isinf().any() and found.isfinite().any(), "the vocabulary is reduced"
+
+
+@pytest.mark.parametrize("places", [1, 3])
+def test_choices_along_responses_that_change(target, places):
+    """As the search asks: of a response, and of others that go on otherwise."""
+    drafter, prompt = eagle.drafter(target), small.one(5)["input_ids"][0].tolist()
+    choices = StatesChoices(drafter, target, prompt, 64, Choice([], None), places)
+    one, other = ([int(token) for token in torch.randint(4, 97, (9,), generator=torch.Generator().manual_seed(seed))] for seed in (1, 2))  # fmt: skip
+    for response, start in ((one, 0), ([*one[:4], *other], 5), (one[:3], 2), (one, 9)):
+        text, first = torch.tensor(prompt + response), len(prompt) + start
+        want = expected_along(target, drafter.network, text, first, places).argmax(dim=-1).tolist() if start < len(response) else []  # fmt: skip
+        assert choices(response, start) == want
+    short = StatesChoices(drafter, target, prompt[:1], 64, Choice([], None), places)
+    assert short(one, 0)[0] == one[0] and len(short(one, 0)) == len(one)
+
+
+def test_calibrated_over_a_reduced_vocabulary(target):
+    pytest.importorskip("scipy")
+    drafter = eagle.trained(target, small.ragged(), rounds=40, kept=60)
+    prompts = [torch.arange(5, 5 + n) for n in (3, 6, 9)]
+    for more in ({}, {"do_sample": True, "temperature": 1.5}):
+        found = calibrate_svip(target, drafter, prompts, max_new_tokens=16, cost_ratio=0.1, **more)
+        assert found.texts == 3 and 0 < found.best["acceptance_rate"] < 1 and found.stop.h >= 0
+    assert calibrate_svip(target, drafter, prompts, max_new_tokens=16).cost_ratio > 0
+    out = target.generate(**small.one(), assistant_model=drafter, lossy_policy=found.stop, max_new_tokens=12, do_sample=False)  # fmt: skip
+    assert out.equal(target.generate(**small.one(), max_new_tokens=12, do_sample=False))
+
+
+def test_calibrating_is_refused_in_one_line(target):
+    for draft, prompts, said in (
+        (DFlashDrafter(dflash.network(target)), [torch.arange(4, 9)], "fills in a block"),
+        (eagle.drafter(target), [torch.tensor([5])], "this prompt has one"),
+        (Eagle3Drafter(eagle.network(small.llama(layers=3, hidden_size=16), hidden=16)), [torch.arange(4, 9)], "another target's"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=said) as error:
+            calibrate_svip(target, draft, prompts)
+        assert "\n" not in str(error.value)

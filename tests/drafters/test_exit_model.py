@@ -1,0 +1,218 @@
+"""The target's first layers as its draft: on the target's own cache they write what they would write on one of their own, and the text is the target's."""
+
+import pytest
+import torch
+from support import small, tiny
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.models.early_exit import ExitModel, leaves_early
+from hf_lossy_assist.models.row_cache import RowCache
+from hf_lossy_assist.models.row_model import RowModel
+
+
+INPUTS = {"one": small.one(seed=4), "even": small.ragged((0, 0)), "ragged": small.ragged()}
+SETTINGS = {"max_new_tokens": 24, "return_dict_in_generate": True}
+
+
+@pytest.fixture(scope="module")
+def target():
+    """A target whose last layer changes little, so that leaving before it is often right."""
+    model = small.llama(layers=4)
+    with torch.no_grad():
+        for weight in model.model.layers[3].parameters():
+            if weight.dim() > 1:
+                weight.mul_(0.4)
+    return hla.enable(model)
+
+
+@pytest.fixture
+def fed(monkeypatch):
+    """Of each forward of a draft on the target's cache, how many tokens it was fed."""
+    seen, own = [], ExitModel.feed
+
+    def feed(self, tokens, counts, keep=None):
+        seen.append(list(counts))
+        return own(self, tokens, counts, keep)
+
+    monkeypatch.setattr(ExitModel, "feed", feed)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "policy", ["strict", "svip", hla.LossyPolicy(stop=hla.Constant(7))], ids=["strict", "svip", "7"]
+)
+@pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS)
+def test_greedy_is_generate(target, fed, inputs, policy):
+    draft = hla.early_exit(target, 3)
+    expected = target.generate(**inputs, do_sample=False, **SETTINGS)
+    out = target.generate(**inputs, assistant_model=draft, lossy_policy=policy, do_sample=False, **SETTINGS)
+    assert out.sequences.equal(expected.sequences)
+    kept = {kept for row in out.speculation.rows for _, kept in row.steps}
+    assert len(kept) > 1, "some rounds accept a token, and some do not"
+    assert {count for counts in fed for count in counts} == {1}, "it never reads what the target has read"
+
+
+@pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS)
+@pytest.mark.parametrize("rows_of_their_own", [False, True])
+def test_samples_are_those_of_a_draft_with_a_cache_of_its_own(target, monkeypatch, inputs, rows_of_their_own):
+    texts, draft = [], hla.early_exit(target, 3)
+    for shares in (True, False):
+        monkeypatch.setattr(hla.Runner, "shares", shares)
+        seeds = range(len(inputs["input_ids"])) if rows_of_their_own else [5]
+        generator = [torch.Generator().manual_seed(seed) for seed in seeds]
+        out = target.generate(
+            **inputs, assistant_model=draft, lossy_policy="svip", do_sample=True, generator=generator if rows_of_their_own else generator[0], **SETTINGS
+        )  # fmt: skip
+        texts.append(out)
+    assert texts[0].sequences.equal(texts[1].sequences)
+    assert [row.steps for row in texts[0].speculation.rows] == [row.steps for row in texts[1].speculation.rows]
+
+
+def test_it_has_no_storage_of_its_own(target, monkeypatch):
+    caches, own = [], RowCache.__init__
+
+    def counted(self, *args, **kwargs):
+        own(self, *args, **kwargs)
+        caches.append(self)
+
+    monkeypatch.setattr(RowCache, "__init__", counted)
+    target.generate(
+        **small.ragged(), assistant_model=hla.early_exit(target, 2), lossy_policy="strict", do_sample=False, **SETTINGS
+    )
+    assert sum(any(layer.is_initialized for layer in cache.layers) for cache in caches) == 1
+
+
+def test_rows_that_leave_and_ends(target):
+    inputs = small.ragged((0, 1, 2, 3, 4, 5))
+    plain = target.generate(**inputs, do_sample=False, **SETTINGS).sequences
+    settings = SETTINGS | {
+        "eos_token_id": sorted({int(plain[row, 9 + 3 * row]) for row in range(5)}),
+        "do_sample": False,
+    }
+    expected = target.generate(**inputs, **settings).sequences
+    out = target.generate(
+        **inputs, assistant_model=hla.early_exit(target, 3), lossy_policy="strict", **settings
+    ).sequences
+    assert out.equal(expected) and len({int((row != 0).sum()) for row in out[:, 9:]}) > 2
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_lossy_rules_and_composites(target):
+    """A round that keeps tokens which the target would not have written leaves the target's keys and values of them."""
+    draft, inputs = hla.early_exit(target, 2), small.ragged()
+    for given in ({"lossy_policy": hla.TopK(5)}, {"lossy_policy": "strict", "drafter": hla.CompositeDrafter()}):
+        texts = []
+        for shares in (True, False):
+            runner = type("Own", (hla.Runner,), {"shares": shares})
+            policy, drafter = given["lossy_policy"], given.get("drafter")
+            texts.append(
+                target.generate(
+                    **inputs,
+                    custom_generate=runner(policy, draft, drafter=drafter),
+                    do_sample=False,
+                    max_new_tokens=24,
+                )
+            )
+        assert texts[0].equal(texts[1])
+
+
+def test_texts_in_flight_keep_their_own(target, fed):
+    prompts = [row[mask.bool()].tolist() for row, mask in zip(*small.ragged((0, 1, 2, 3)).values(), strict=True)]
+    settings = {"max_new_tokens": 12, "do_sample": False}
+    found = hla.generate_many(
+        target, prompts, assistant_model=hla.early_exit(target, 3), lossy_policy="strict", max_rows=2, **settings
+    )
+    for its in found:
+        expected = target.generate(torch.tensor([prompts[its.index]]), **settings)[0, len(prompts[its.index]) :]
+        assert its.token_ids == expected.tolist()
+    assert not fed
+
+
+def test_what_is_made_of_the_targets_layers(target):
+    assert leaves_early(hla.early_exit(target, 1), target)
+    assert not leaves_early(small.near(target), target) and not leaves_early(target, target)
+    assert not leaves_early(hla.early_exit(small.llama(layers=4), 1), target)
+    shared = RowModel(target, 1, 20)
+    assert ExitModel(hla.early_exit(target, 2), shared).export(1, None) is None
+
+
+def test_which_exit_pays(target, capsys):
+    """Acceptance is counted by hand; the layer that changes little is the one to leave at."""
+    tokenizer = small.tokenizer()
+    prompts = ["w1 w2 w3 w4", "w9 w8 w7 w30 w31"]
+    found = hla.find_exit(target, tokenizer, prompts, layers=[1, 3], new_tokens=12, repeats=1)
+    for its in found.found:
+        right = []
+        for prompt in prompts:
+            ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+            text = target.generate(ids, max_new_tokens=12, do_sample=False)
+            draft = hla.early_exit(target, its.layers)
+            for end in range(ids.shape[1], text.shape[1]):
+                with torch.no_grad():
+                    right.append(int(draft(text[:, :end]).logits[0, -1].argmax()) == int(text[0, end]))
+        assert its.acceptance.value == pytest.approx(sum(right) / len(right))
+        assert its.step > 0 and its.target_step > 0 and its.gamma >= 1
+    few, most = found.found
+    assert few.acceptance.value < most.acceptance.value
+    assert (found.best is None) == all(its.gain <= 1 for its in found.found)
+    assert ("no exit pays" in str(found)) == (found.best is None)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"return_dict_in_generate": True}, {"num_return_sequences": 2}, {"repetition_penalty": 1.9}, {"stop_strings": ["w1"]}, {"num_beams": 3}],
+    ids=str,
+)  # fmt: skip
+def test_what_the_target_says_does_not_hang_on_its_generation_config(config):
+    """An exit is asked for its likeliest token, and so is the target."""
+    model, tokenizer, settings = (
+        small.llama(layers=4),
+        small.tokenizer(),
+        {"layers": [3], "new_tokens": 12, "repeats": 1},
+    )
+    expected = hla.find_exit(model, tokenizer, ["w1 w2 w3", "w9"], **settings).found[0].acceptance
+    for name, value in config.items():
+        setattr(model.generation_config, name, value)
+    assert hla.find_exit(model, tokenizer, ["w1 w2 w3", "w9"], **settings).found[0].acceptance == expected
+    assert 0 < expected.value < 1
+
+
+def test_a_text_that_finds_an_end_is_tried_up_to_there():
+    """An end token, or the end of a table of positions."""
+    model, tokenizer, prompt = small.llama(layers=4), small.tokenizer(), ["w5 w2 w7"]
+    ids = tokenizer(prompt[0], return_tensors="pt")["input_ids"]
+    text = model.generate(ids, max_new_tokens=12, do_sample=False)[0, 3:].tolist()
+    end = next(token for n, token in enumerate(text) if n > 0 and token not in text[:n])
+    settings = {"layers": [3], "repeats": 1}
+    up_to_it = hla.find_exit(model, tokenizer, prompt, new_tokens=text.index(end) + 1, **settings).found[0].acceptance
+    model.generation_config.eos_token_id = [2, end]
+    assert hla.find_exit(model, tokenizer, prompt, new_tokens=40, **settings).found[0].acceptance == up_to_it
+    table = tiny.build("gpt2", n_layer=4, n_positions=8)
+    few = hla.find_exit(table, tokenizer, prompt, new_tokens=5, **settings).found[0].acceptance
+    assert hla.find_exit(table, tokenizer, prompt, new_tokens=40, **settings).found[0].acceptance == few
+    with pytest.raises(ValueError, match=r"has 9 tokens, and GPT2LMHeadModel has positions for 8: shorten it$"):
+        hla.find_exit(table, tokenizer, ["w1 " * 9], **settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "said"),
+    [
+        ({"prompts": []}, ValueError, "no prompt"),
+        ({"layers": []}, ValueError, "at least one number"),
+        ({"layers": [4]}, ValueError, "fewer than the 4 blocks"),
+        ({"new_tokens": 1}, ValueError, "new_tokens: expected"),
+        ({"layers": 2}, TypeError, "expected a list of numbers of layers"),
+        ({"layers": "12"}, TypeError, "expected a list of numbers of layers"),
+        ({"prompts": "w1 w2"}, TypeError, "expected a list of texts"),
+        ({"prompts": None}, TypeError, "expected a list of texts"),
+        ({"prompts": ["w1", 3]}, TypeError, r"prompts\[1\]: expected a text"),
+        ({"prompts": ["w1", ""]}, ValueError, r"prompts\[1\] has no token"),
+        ({"tokenizer": None}, TypeError, "expected the target's tokenizer"),
+        ({"target": "a model"}, TypeError, "expected a loaded Transformers model, got str"),
+    ],
+)
+def test_what_cannot_be_tried(target, given, kind, said):
+    right = {"target": target, "tokenizer": small.tokenizer(), "prompts": ["w1 w2"]}
+    with pytest.raises(kind, match=said) as error:
+        hla.find_exit(**(right | given))
+    assert "\n" not in str(error.value)

@@ -1,0 +1,159 @@
+"""Heads read the own states of a drafter on the target's states: in ragged batches, behind partial acceptances, beside rows that leave."""
+
+import pytest
+import torch
+from support import dflash, eagle, small, tiny
+from support.end_tokens import some_eos
+from support.heads import linear
+from support.tiny import NEVER_EMITTED
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.artifacts.features import FeatureTap
+from hf_lossy_assist.drafters.dflash import DFlashDrafter
+from hf_lossy_assist.models.block_model import BlockModel
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy")]
+
+SPECS = {
+    "predicting": hla.FeatureSpec(), "token": hla.FeatureSpec(position="token"), "before the norm": hla.FeatureSpec(norm=False),
+    "first layer": hla.FeatureSpec(layer=1, norm=False),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target():
+    return hla.enable(small.llama(layers=3))
+
+
+def head(spec, polarity="acceptable", size=32, **more):
+    method = {"acceptable": "sprinter", "important": "autojudge"}[polarity]
+    return linear(hla.HeadConfig(size, features=spec, polarity=polarity, method=method, **more))
+
+
+def judge(spec):
+    """A rule that has the drafter keep its states."""
+    return hla.LossyPolicy(hla.Judge(head(spec, "important"), 0.5), hla.Constant(4))
+
+
+def own_states(target, net, text, gamma, spec):
+    """(γ, H): what a head of `spec` reads of each token that is drafted behind `text`, without caches."""
+    read, before = eagle.chain_with_states(target, net, text, gamma + 1)[2:]
+    states = read if spec.norm else before
+    return states[1:] if spec.position == "token" else states[:-1]
+
+
+@pytest.mark.parametrize("inputs", [small.one(), small.ragged((0, 3, 5, 1))], ids=["one", "ragged"])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_a_rule_reads_the_drafters_states(target, monkeypatch, spec, inputs):
+    drafter, seen = eagle.drafter(target), eagle.watched(monkeypatch)
+    whole = tiny.greedy(target, inputs, eos_token_id=NEVER_EMITTED)
+    eos = NEVER_EMITTED if len(whole) == 1 else some_eos(whole, 9)
+    out = tiny.assisted(target, inputs, drafter, judge(spec), eos_token_id=eos)
+    assert len({kept for row in out.speculation.rows for _, kept in row.steps}) > 1, "some rounds accept a part"
+    if len(inputs["input_ids"]) > 1:
+        assert len({len(its.texts) for its in seen}) > 1, "rows left"
+    read = 0
+    for its in seen:
+        for b, count in enumerate(its.draft.lengths.tolist()):
+            if its.limits[b] and count:
+                expected = own_states(target, drafter.network, its.texts[b], count, spec)
+                torch.testing.assert_close(its.draft.hidden[b, :count], expected, rtol=1e-6, atol=1e-6)
+                read += count
+    assert read > 12
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+def test_a_stop_reads_the_drafters_states(monkeypatch, name):
+    """A draft ends where the head doubts the state that the network has there, and the text is the target's."""
+    model, inputs = hla.enable(tiny.shared(name)), tiny.prompts((9, 1, 4, 14))
+    drafter, seen = eagle.drafter(model, target_layers=(0, 1)), eagle.watched(monkeypatch)
+    doubts = head(hla.FeatureSpec())
+    with torch.no_grad():
+        doubts.linear.bias.fill_(0.2)
+    expected = tiny.greedy(model, inputs, eos_token_id=NEVER_EMITTED)
+    out = tiny.assisted(model, inputs, drafter, hla.HeadStop(doubts, 0.5, 6), eos_token_id=NEVER_EMITTED)
+    assert out.sequences.equal(expected)
+    lengths = []
+    for its in seen:
+        for b, count in enumerate(its.draft.lengths.tolist()):
+            if not its.limits[b] or len(its.texts[b]) == 1:  # of one token the target has told nothing yet
+                continue
+            said = doubts(own_states(model, drafter.network, its.texts[b], its.limits[b], hla.FeatureSpec()))
+            doubted = (said < 0.5).nonzero()[:, 0].tolist()
+            lengths.append(min([place + 1 for place in doubted] + [its.limits[b]]))
+            assert count == lengths[-1]
+    assert len(set(lengths)) > 2
+
+
+def test_specdec_reads_the_state_that_encodes_a_token(target, monkeypatch):
+    drafter, seen = eagle.drafter(target), eagle.watched(monkeypatch)
+    spec = hla.FeatureSpec(position="token")
+    accepted = linear(hla.HeadConfig(32, features=spec, method="specdec"))
+    inputs, stop = small.ragged((0, 3, 5)), hla.SpecDecPP(accepted, 0.6, 6)
+    tiny.assisted(target, inputs, drafter, stop, eos_token_id=NEVER_EMITTED)
+    lengths = set()
+    for its in seen:
+        for b, count in enumerate(its.draft.lengths.tolist()):
+            if its.limits[b] < 2:
+                continue
+            said = accepted(own_states(target, drafter.network, its.texts[b], its.limits[b], spec))
+            # Token k is judged with the draft step for token k + 1, which stays in the draft.
+            ends = [k + 2 for k, alive in enumerate(said.cumprod(dim=0).tolist()) if not alive >= 0.4]
+            assert count == min([*ends, its.limits[b]])
+            lengths.add(count)
+    assert len(lengths) > 1
+
+
+@torch.no_grad()
+def test_a_block_has_a_state_for_each_place(target, monkeypatch):
+    net = dflash.network(target)
+    drafter, seen, spec = DFlashDrafter(net), eagle.watched(monkeypatch), hla.FeatureSpec()
+    tiny.assisted(target, small.ragged(), drafter, judge(spec), eos_token_id=NEVER_EMITTED)
+    read = 0
+    for its in seen:
+        for b, count in enumerate(its.draft.lengths.tolist()):
+            if not its.limits[b] or not count:
+                continue
+            text = its.texts[b]
+            out = target(text[None, :-1], output_hidden_states=True)
+            states = torch.cat([out.hidden_states[layer] for layer in net.config.target_layers], dim=-1)
+            model = BlockModel(net, target.get_input_embeddings(), target.get_output_embeddings(), 1, 256, small.VOCAB)
+            model.learn(states, [len(text) - 1])
+            with FeatureTap(net, spec) as tap:
+                model.feed(text[None, -1:], [1], keep=1)
+                whole = tap.latest[0]  # (block, H)
+            torch.testing.assert_close(its.draft.hidden[b, :count], whole[1 : 1 + count], rtol=1e-6, atol=1e-6)
+            read += count
+    assert read > 12
+
+
+def test_eagle_1_has_no_norm(target):
+    net = eagle.eagle1(target)
+    assert net.state_module(-1, True) is net.state_module(-1, False) is net.layers[-1]
+
+
+REFUSED = {
+    "another layer": (lambda target: (eagle.drafter(target), head(hla.FeatureSpec(layer=2, norm=False))), "layer 2 is asked for"),
+    "a draft model's": (
+        lambda target: (eagle.drafter(target), head(hla.FeatureSpec(), draft=hla.ModelIdentity.of(small.llama()))), "trained for the draft",
+    ),
+    "a wider drafter's": (lambda target: (eagle.drafter(target), head(hla.FeatureSpec(), size=48)), "reads 48 numbers"),
+    "another kind's": (
+        lambda target: (eagle.drafter(target), head(hla.FeatureSpec(), draft=DFlashDrafter(dflash.network(target)).identity)),
+        "model_type 'dflash' there, 'eagle3' here",
+    ),
+    "a block's token": (
+        lambda target: (DFlashDrafter(dflash.network(target)), linear(hla.HeadConfig(32, features=hla.FeatureSpec(position="token"), method="specdec"))),
+        "before its tokens are drawn",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("made", "said"), REFUSED.values(), ids=REFUSED)
+def test_other_heads_are_refused_in_one_line(target, made, said):
+    drafter, reads = made(target)
+    stop = hla.SpecDecPP(reads) if reads.config.features.position == "token" else hla.HeadStop(reads)
+    with pytest.raises(ValueError, match=said) as error:
+        tiny.assisted(target, small.one(), drafter, stop)
+    assert "\n" not in str(error.value)

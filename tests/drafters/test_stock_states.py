@@ -1,0 +1,271 @@
+"""Transformers' generators on the target's hidden states: they draft here what they draft in Transformers' own loop, and change no text."""
+
+import pytest
+import torch
+from support import mtp_models, small
+from support.distributions import NEW, PROMPT, REJECT, SIZE, goodness, pair, target_law
+from transformers import DynamicCache, TemperatureLogitsWarper
+from transformers.generation import candidate_generator as stock
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.generation.state_settings import STATES
+from hf_lossy_assist.models.cache_name import CACHE
+
+
+pytestmark = pytest.mark.skipif(not STATES, reason="this Transformers has no MTP")
+
+
+@pytest.fixture(scope="module")
+def mtp(tmp_path_factory):
+    """A target with so many MTP layers."""
+    made = {}
+
+    def target(layers):
+        if layers not in made:
+            made[layers] = mtp_models.target(mtp_models.written(tmp_path_factory.mktemp("mtp"), layers))
+        return made[layers]
+
+    return target
+
+
+CASES = {"mtp of 1": 1, "mtp of 2": 2, "mtp of 3": 3, "dflash": None}
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES, scope="module")
+def case(request, mtp):
+    """A target, and what a call drafts with."""
+    if request.param is not None:
+        return mtp(request.param), {"use_mtp": True}
+    target = pair()[0]
+    return target, {"assistant_model": mtp_models.dflash(target), "speculation_type": "dflash"}
+
+
+def drafted(monkeypatch):
+    """Text and draft of each call of a generator of either kind from now on."""
+    seen = []
+    for name in ("MTPCandidateGenerator", "DFlashTokenCandidateGenerator"):
+        cls = getattr(stock, name)
+
+        def get(self, input_ids, *args, own=cls.get_candidates, **kwargs):
+            found, logits = own(self, input_ids, *args, **kwargs)
+            if found.shape[1] > input_ids.shape[1]:
+                seen.append((input_ids[0].tolist(), found[0, input_ids.shape[1] :].tolist()))
+            return found, logits
+
+        monkeypatch.setattr(cls, "get_candidates", get)
+    return seen
+
+
+def prompt(seed, length=7):
+    return torch.randint(2, SIZE, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+def test_drafts_are_those_of_transformers_own_loop(case, monkeypatch):
+    target, given = case
+    seen, kept = drafted(monkeypatch), []
+    settings = {"max_new_tokens": 40, "do_sample": False, "return_dict_in_generate": True}
+    for seed in range(6):
+        ids = prompt(seed)
+        plain = target.generate(ids, **settings).sequences
+        seen.clear()
+        target.generate(ids, **given, **settings)
+        theirs = list(seen)
+        seen.clear()
+        out = target.generate(ids, **given, lossy_policy={"stop": {"name": "constant", "gamma": 8}}, **settings)
+        assert out.sequences.equal(plain)
+        last = len(seen[-1][0])  # Transformers drafts for places behind the end, too
+        assert seen == [its for its in theirs if len(its[0]) <= last] and len(seen) > 4
+        kept += [count for _, count in out.speculation.rows[0].steps]
+    assert len(set(kept)) > 1, "some rounds accept a token, and some do not"
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+@pytest.mark.parametrize("policy", ["strict", {"stop": {"name": "constant", "gamma": 2}}, hla.LossyPolicy(hla.TopK(1), hla.Constant(3))], ids=["strict", "short", "top 1"])  # fmt: skip
+def test_greedy_is_generate(case, policy):
+    target, given = case
+    settings = {"max_new_tokens": 24, "do_sample": False}
+    for ids, mask in ((prompt(5), None), (torch.nn.functional.pad(prompt(6, 4), (3, 0)), torch.tensor([[0] * 3 + [1] * 4]))):  # fmt: skip
+        mask = torch.ones_like(ids) if mask is None else mask
+        plain = target.generate(ids, attention_mask=mask, **settings)
+        end = int(plain[0, ids.shape[1] + 9])
+        for eos in (None, end):
+            expected = target.generate(ids, attention_mask=mask, eos_token_id=eos, pad_token_id=0, **settings)
+            found = target.generate(ids, attention_mask=mask, eos_token_id=eos, pad_token_id=0, lossy_policy=policy, **given, **settings)  # fmt: skip
+            assert found.equal(expected)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_short_prompts(case, length):
+    """Of fewer tokens than there are MTP layers, with which Transformers' own loop ends in an error: it drafts when there are enough."""
+    target, given = case
+    settings = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
+    out = target.generate(prompt(4, length), lossy_policy="strict", **given, **settings)
+    assert out.sequences.equal(target.generate(prompt(4, length), **settings).sequences)
+    assert out.speculation.num_draft_tokens > 0
+
+
+def test_turns_of_a_chat(case):
+    target, given = case
+    texts = []
+    for more in ({}, given | {"lossy_policy": "strict"}):
+        cache = DynamicCache(config=target.config)
+        settings = {CACHE: cache, "max_new_tokens": 9, "do_sample": False} | more
+        first = target.generate(prompt(1), **settings)
+        texts.append(target.generate(torch.cat([first, prompt(2, 3)], dim=1), **settings))
+    assert texts[0].equal(texts[1])
+
+
+def law_of(target, warpers):
+    """Of three tokens behind the prompt, (SIZE³,)."""
+    if target is pair()[0]:
+        return target_law(warpers)
+    law, texts = torch.ones(1, dtype=torch.float64), PROMPT
+    for _ in range(NEW):
+        with torch.no_grad():
+            scores = target(texts).logits[:, -1]
+        for warper in warpers:
+            scores = warper(texts, scores)
+        law = (law[:, None] * scores.double().softmax(-1)).flatten()
+        texts = torch.cat([texts.repeat_interleave(SIZE, 0), torch.arange(SIZE).repeat(len(texts))[:, None]], dim=1)
+    return law
+
+
+def test_samples_have_the_targets_distribution(case):
+    target, given = case
+    settings = {"max_new_tokens": NEW, "do_sample": True, "temperature": 0.7, "top_k": 0, "eos_token_id": None}
+    counts = torch.zeros(SIZE**NEW)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(700):
+        text = target.generate(PROMPT, **given, **settings, lossy_policy="strict", generator=generator)[0, -NEW:]
+        counts[int(text @ torch.tensor([SIZE**2, SIZE, 1]))] += 1
+    assert goodness(counts, law_of(target, (TemperatureLogitsWarper(0.7),))) > REJECT
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_generator_decides_the_draft_too(case, several):
+    target, given = case
+    texts = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        generator = torch.Generator().manual_seed(7)
+        texts.append(target.generate(prompt(3), **given, max_new_tokens=20, do_sample=True, lossy_policy="strict", generator=[generator] if several else generator))  # fmt: skip
+    assert texts[0].equal(texts[1])
+
+
+REFUSED = {
+    "rows": (torch.tensor([[3, 4], [4, 5]]), {}, ValueError, "drafts for one row at a time; this batch has 2"),
+    "a stop on the draft": (None, {"lossy_policy": "svip"}, ValueError, "SVIP reads what a draft model computes"),
+    "a rule on the draft": (
+        None,
+        {"lossy_policy": {"rule": {"name": "ensemble", "weight": 0.5}}},
+        ValueError,
+        "compares the target's distribution with the draft's",
+    ),
+    "a drafter too": (None, {"drafter": "suffix"}, ValueError, "are two ways to draft: pass one of them"),
+    "lookup too": (None, {"prompt_lookup_num_tokens": 3}, ValueError, "are two ways to draft: pass one of them"),
+}
+
+
+@pytest.mark.parametrize(("ids", "more", "kind", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_go_together_is_refused(case, ids, more, kind, said):
+    target, given = case
+    with pytest.raises(kind, match=said) as error:
+        target.generate(prompt(1) if ids is None else ids, **({"lossy_policy": "strict", "max_new_tokens": 4} | given | more))  # fmt: skip
+    assert "\n" not in str(error.value)
+
+
+WRONG = {
+    "no layers": ({"use_mtp": True}, ValueError, "has no multi-token prediction layers"),
+    "no flag": ({"use_mtp": "yes"}, TypeError, "use_mtp: expected True or False"),
+    "another kind": ({"speculation_type": "eagle"}, ValueError, "speculation_type: expected 'dflash', got 'eagle'"),
+    "no model": ({"speculation_type": "dflash"}, ValueError, "pass assistant_model=… too"),
+    "both": (
+        {"use_mtp": True, "speculation_type": "dflash"},
+        ValueError,
+        "use_mtp and speculation_type are two ways to draft",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "kind", "said"), WRONG.values(), ids=WRONG)
+def test_wrong_settings_end_in_one_line(given, kind, said):
+    target = hla.enable(small.llama(layers=3))
+    with pytest.raises(kind, match=said) as error:
+        target.generate(**small.one(), lossy_policy="strict", max_new_tokens=4, **given)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_that_is_no_dflash(mtp):
+    target = hla.enable(small.llama(layers=3))
+    for given in ({"assistant_model": small.llama(layers=1), "speculation_type": "dflash"}, {"assistant_model": small.llama(layers=1), "use_mtp": True}):  # fmt: skip
+        with pytest.raises(
+            (TypeError, ValueError), match="expected a DFlash draft model|are two ways to draft"
+        ) as error:
+            target.generate(**small.one(), lossy_policy="strict", max_new_tokens=4, **given)
+        assert "\n" not in str(error.value)
+    other = mtp_models.dflash(target)
+    other.config.mask_token_id = 10_000
+    with pytest.raises(ValueError, match="mask token 10000 is outside of the target's vocabulary"):
+        target.generate(**small.one(), lossy_policy="strict", max_new_tokens=4, assistant_model=other, speculation_type="dflash")  # fmt: skip
+    runner = hla.Runner("strict", small.llama(layers=1))
+    with pytest.raises(ValueError, match="use_mtp is read by the generate of an enabled model, and not by a Runner"):
+        target.generate(**small.one(), custom_generate=runner, use_mtp=True, max_new_tokens=4)
+
+
+def test_a_dflash_model_of_another_width_or_precision():
+    target = hla.enable(small.llama(layers=3))
+    settings = small.one() | {"lossy_policy": "strict", "max_new_tokens": 4, "speculation_type": "dflash"}
+    other = mtp_models.dflash(small.llama(layers=3, hidden_size=64)).to(target.dtype)
+    with pytest.raises(
+        ValueError, match=r"embeddings of 64 numbers, and the target's have 32: it is another target's$"
+    ):
+        target.generate(assistant_model=other, **settings)
+    with pytest.raises(
+        ValueError, match=r"in torch.float32 and the target in torch.float64: load both in one precision$"
+    ):
+        target.generate(assistant_model=mtp_models.dflash(target).float(), **settings)
+
+
+def test_a_damaged_checkpoint_and_one_without_layers(tmp_path):
+    target, settings = mtp_models.target(mtp_models.written(tmp_path, 1)), {"use_mtp": True, "lossy_policy": "strict", "max_new_tokens": 4}  # fmt: skip
+    (tmp_path / "model.safetensors").unlink()  # not overwritten: the target's weights are mapped from it
+    (tmp_path / "model.safetensors").write_bytes(b"xx")
+    with pytest.raises(ValueError, match="MTP layers of .* cannot be read .* pass assistant_model=… in place of MTP"):
+        target.generate(prompt(1), **settings)
+    target.config.num_mtp_layers = 0
+    with pytest.raises(ValueError, match="has no multi-token prediction layers"):
+        target.generate(prompt(1), **settings)
+
+
+def test_layers_that_the_checkpoint_does_not_have(tmp_path):
+    target = mtp_models.target(mtp_models.written(tmp_path, 1))
+    target._keys_to_ignore_on_load_unexpected = [r"model\.layers\.9.*"]
+    with pytest.raises(ValueError, match="MTP layers of .* cannot be read .* pass assistant_model=… in place of MTP") as error:  # fmt: skip
+        target.generate(prompt(1), use_mtp=True, lossy_policy="strict", max_new_tokens=4)
+    assert "\n" not in str(error.value)
+
+
+def test_what_the_models_own_config_says(mtp, monkeypatch):
+    """Counts where the call names nothing to draft with, and never takes an assistant's place."""
+    target, draft = mtp(1), pair()[1]
+    settings = {"max_new_tokens": 8, "do_sample": False, "lossy_policy": "strict", "return_dict_in_generate": True}
+    expected = target.generate(prompt(1), max_new_tokens=8, do_sample=False)
+    monkeypatch.setattr(target.generation_config, "use_mtp", True)
+    alone = target.generate(prompt(1), **settings)
+    assert alone.sequences.equal(expected) and alone.speculation.num_draft_tokens > 0
+    beside = target.generate(prompt(1), assistant_model=draft, **settings)
+    assert beside.sequences.equal(expected) and beside.speculation.forwards["draft"] > 8
+    assert target.generation_config.use_mtp is True
+    with pytest.raises(ValueError, match="lossy_policy needs something to draft with"):
+        target.generate(prompt(1), use_mtp=False, **settings)
+
+
+def test_by_name_and_read_once(mtp, monkeypatch):
+    from transformers.modeling_layers import MtpModel
+
+    target, reads = mtp(2), []
+    settings = {"max_new_tokens": 8, "do_sample": False, "lossy_policy": "strict"}
+    expected = target.generate(prompt(1), use_mtp=True, **settings)
+    monkeypatch.setattr(MtpModel, "from_pretrained", lambda *args, **kwargs: reads.append(args))
+    assert target.generate(prompt(1), drafter="mtp", **settings).equal(expected)
+    assert target.generate(prompt(1), drafter=hla.MTPDrafter(), **settings).equal(expected) and not reads

@@ -1,0 +1,144 @@
+"""Targets and drafts that keep recurrent states: strict greedy decoding is `generate`, token for token, and what cannot be is refused."""
+
+import copy
+
+import pytest
+import torch
+from support import hybrids, small, tiny
+from transformers import DynamicCache
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.models.cache_name import CACHE, cache_of
+
+
+pytestmark = pytest.mark.slow
+
+
+NEW = {"max_new_tokens": 18, "do_sample": False}
+PAIR = ["qwen3_5_text", "nemotron_h"]  # the two kinds of recurrence
+
+
+def enabled(kind):
+    return hla.enable(copy.deepcopy(hybrids.model(kind)))
+
+
+@pytest.mark.parametrize("kind", hybrids.KINDS)
+def test_ragged_rows_have_generates_text(kind):
+    """Drafts that are right often, rarely and never, of 1 to 12 tokens, and of a stop that ends rows at different places."""
+    target, inputs = enabled(kind), small.ragged((0, 3, 8, 5), 12, seed=1)
+    own = target.generate(**inputs, **NEW)
+    assert len(set(own[:, 12:].flatten().tolist())) > 8, "a text that varies"
+    for right, draft in hybrids.drafts(target).items():
+        for gamma in (1, 4, 12):
+            draft.generation_config.num_assistant_tokens = gamma
+            ours = target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy="strict")
+            assert torch.equal(own, ours), (right, gamma)
+        assert torch.equal(own, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy="svip")), right
+
+
+@pytest.mark.parametrize("kind", PAIR)
+def test_a_prompt_of_one_token_and_rows_that_end(kind):
+    target = enabled(kind)
+    draft, inputs = hybrids.drafts(target)["often"], small.ragged((0, 8, 4), 9)
+    ends = target.generate(**inputs, **NEW)[:, 13:16].flatten().tolist()[::2]
+    own = target.generate(**inputs, **NEW, eos_token_id=ends)
+    ours = target.generate(**inputs, **NEW, eos_token_id=ends, assistant_model=draft, lossy_policy="strict")
+    assert torch.equal(own, ours) and (own == 0).any()
+
+
+@pytest.mark.parametrize("target, draft", [("llama", "qwen3_next"), ("bamba", "llama"), ("lfm2", "mamba2")])
+def test_either_of_a_pair_may_keep_states(target, draft):
+    def of(kind):
+        return small.llama().float() if kind == "llama" else copy.deepcopy(hybrids.model(kind))
+
+    target, draft, inputs = hla.enable(of(target)), of(draft), small.ragged((0, 3, 5))
+    assert torch.equal(
+        target.generate(**inputs, **NEW), target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy="svip")
+    )
+
+
+@pytest.mark.parametrize("kind", [*PAIR, "falcon_h1", "lfm3"])
+def test_a_chat_goes_on_here_and_there(kind):
+    """Three turns on the output's cache, each by Transformers and by us: texts do not depend on who wrote the turns before."""
+    target = enabled(kind)
+    draft = hybrids.drafts(target)["often"]
+    ours = {"assistant_model": draft, "lossy_policy": "strict"}
+    for who in ((ours, {}, ours), ({}, ours, {}), (ours, ours, ours)):
+        text, texts, caches = small.one(7)["input_ids"], [], [None, None]
+        for settings in who:
+            outs = [
+                target.generate(
+                    text, **NEW, **own, return_dict_in_generate=True,
+                    **({} if held is None else {CACHE: held}),
+                )
+                for own, held in zip(({}, settings), caches, strict=True)
+            ]  # fmt: skip
+            assert torch.equal(outs[0].sequences, outs[1].sequences)
+            caches = [cache_of(out) for out in outs]
+            text = torch.cat([outs[0].sequences, small.one(4, seed=len(texts))["input_ids"]], dim=1)
+            texts.append(text)
+
+
+@pytest.mark.parametrize("kind", PAIR)
+def test_many_texts(kind):
+    target = enabled(kind)
+    draft, prompts = hybrids.drafts(target)["often"], [small.one(n, seed=n)["input_ids"][0] for n in (9, 4, 40, 1, 12)]
+    wanted = [target.generate(its[None], **NEW)[0, len(its) :].tolist() for its in prompts]
+    found = hla.generate_many(
+        target, [its.tolist() for its in prompts], assistant_model=draft, lossy_policy="svip", max_rows=2, **NEW
+    )
+    assert {its.index: its.token_ids for its in found} == dict(enumerate(wanted))
+
+
+def test_sampled_statistics_and_a_companion():
+    target = enabled("qwen3_5_text")
+    draft = hybrids.drafts(target)["often"]
+    out = target.generate(
+        **small.ragged((0, 3)), max_new_tokens=20, do_sample=True, assistant_model=draft,
+        lossy_policy=hla.LossyPolicy(filter=hla.Staged(draft)), return_dict_in_generate=True,
+    )  # fmt: skip
+    assert out.sequences.shape[1] == 29 and out.speculation.total().num_accepted_draft_tokens > 0
+
+
+def test_compiled_rounds_say_why_they_are_not():
+    target = enabled("qwen3_next")
+    draft, inputs = hybrids.drafts(target)["often"], small.ragged((0, 3))
+    out = target.generate(
+        **inputs, **NEW, assistant_model=draft, lossy_policy="strict", cache_implementation="static", return_dict_in_generate=True
+    )  # fmt: skip
+    assert "none of the architectures that are tested compiled" in str(out.speculation.eager_because)
+    assert torch.equal(out.sequences, target.generate(**inputs, **NEW))
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"mask": [1, 1, 0, 1, 1, 1, 1, 1, 1]}, "its recurrent state counts the tokens that attention_mask hides"),
+        ({"assistant_early_exit": 1}, "cannot leave early this way"),
+    ],
+)
+def test_refusals(settings, words):
+    target, inputs = enabled("qwen3_next"), small.one()
+    mask = settings.pop("mask", None) if "mask" in settings else None
+    if mask is not None:
+        inputs["attention_mask"] = torch.tensor([mask])
+        settings = {"assistant_model": hybrids.drafts(target)["often"]}
+    with pytest.raises(ValueError, match=words):
+        target.generate(**inputs, **NEW, **settings, lossy_policy="strict")
+
+
+def test_early_exit_is_refused():
+    with pytest.raises(ValueError, match="keeps a recurrent state"):
+        hla.early_exit(copy.deepcopy(hybrids.model("qwen3_next")), 1)
+
+
+def test_a_cache_of_another_kind_is_refused():
+    target, text = enabled("qwen3_next"), small.one()["input_ids"]
+    other = tiny.build("llama")
+    held = DynamicCache(config=other.config)
+    with torch.no_grad():
+        other(text[:, :4], **{CACHE: held})
+    with pytest.raises(ValueError, match="recurrent state"):
+        target.generate(
+            text, **NEW, **{CACHE: held}, assistant_model=hybrids.drafts(target)["often"], lossy_policy="strict"
+        )

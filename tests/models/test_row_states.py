@@ -1,0 +1,161 @@
+"""Proves that what cannot be overwritten is rolled back row by row: states after any rollback are those of a fresh forward."""
+
+import copy
+import random
+import sys
+
+import pytest
+import torch
+from support import hybrids
+
+from hf_lossy_assist.models import recurrence
+from hf_lossy_assist.models.row_model import RowModel
+from hf_lossy_assist.models.together import together
+from hf_lossy_assist.models.trials import RECURRENT, why_not_prefixes, why_not_rows
+
+
+pytestmark = pytest.mark.slow
+
+
+WIDTH = 5  # tokens of a block
+PROMPTS = (7, 4, 6, 5, 7, 2)  # of a row each; a row keeps 0, 1, … tokens of a block
+
+
+def close(rows, wanted, b):
+    """Row b of a model's windows and states, to 1e-5 of the largest value."""
+    got = rows.cache
+    got.settle(rows.lengths, rows.device)
+    for mine, theirs in zip(hybrids.windows_and_states(got), wanted, strict=True):
+        for its, right in zip(mine, theirs, strict=True):
+            assert (its is None) == (right is None)
+            if right is not None:
+                torch.testing.assert_close(its[b], right[0], rtol=0, atol=1e-5 * max(1.0, float(right.abs().max())))
+
+
+def text(length, seed):
+    return torch.randint(4, hybrids.VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def fed(model, texts, **settings):
+    """Prompts read but for their last tokens, as the engine does."""
+    rows = RowModel(model, len(texts), 64, **settings)
+    longest = max(map(len, texts))
+    tokens = torch.tensor([its + [0] * (longest - len(its)) for its in texts])[:, :-1]
+    rows.feed(tokens, [len(its) - 1 for its in texts], keep=0)
+    return rows
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["block", "one by one"])
+@pytest.mark.parametrize("kind", hybrids.KINDS)
+@torch.no_grad()
+def test_a_rollback_to_every_place_leaves_the_state_of_a_fresh_forward(kind, together):
+    model, texts = hybrids.model(kind), [text(length, seed) for seed, length in enumerate(PROMPTS)]
+    rows = fed(model, texts)
+    block = torch.tensor([its[-1:] + text(WIDTH - 1, 50 + b) for b, its in enumerate(texts)])
+    for part in [block] if together else block.split(1, dim=1):
+        rows.feed(part, [part.shape[1]] * len(texts))
+    kept = [b % (WIDTH + 1) for b in range(len(texts))]
+    rows.rollback([len(its) - 1 + n for its, n in zip(texts, kept, strict=True)])
+    for b, (its, n) in enumerate(zip(texts, kept, strict=True)):
+        held = its[:-1] + block[b, :n].tolist()
+        # A prompt's last token, where it is kept, is a prompt's.
+        close(rows, hybrids.states(model, held, len(its) if n else len(its) - 1), b)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h", "kimi_linear", "lfm2"])
+@torch.no_grad()
+def test_two_hundred_random_rounds(kind):
+    """Blocks and single tokens with padding in them, rollbacks anywhere in what was fed since the last one, rows taken out and put in order."""
+    model, chance = hybrids.model(kind), random.Random(kind)
+    texts = [text(length, seed) for seed, length in enumerate((5, 3, 6, 4))]
+    prompts = [len(its) for its in texts]
+    rows = fed(model, texts)
+    texts = [its[:-1] for its in texts]
+    for number in range(200):
+        settled = [len(its) for its in texts]
+        for _ in range(chance.choice((1, 1, 2, 4))):
+            width = chance.choice((1, 1, 2, 3, 6))
+            counts = [chance.randint(0, width) for _ in texts]
+            tokens = torch.randint(4, hybrids.VOCABULARY, (len(texts), width))
+            rows.feed(tokens, counts)
+            texts = [its + row[:n] for its, row, n in zip(texts, tokens.tolist(), counts, strict=True)]
+        texts = [its[: chance.randint(least, len(its))] for its, least in zip(texts, settled, strict=True)]
+        rows.rollback([len(its) for its in texts])
+        if number % 50 == 20:
+            order = chance.sample(range(len(texts)), len(texts) - (number > 100))
+            rows.select(order)
+            texts, prompts = [texts[b] for b in order], [prompts[b] for b in order]
+        if max(map(len, texts)) > 40:  # begin again, to stay quick
+            texts = [text(length, number + seed) for seed, length in enumerate(prompts)]
+            rows = fed(model, texts)
+            texts = [its[:-1] for its in texts]
+        if number % 10 == 9:
+            for b, its in enumerate(texts):
+                close(rows, hybrids.states(model, its, min(prompts[b], len(its))), b)
+
+
+@torch.no_grad()
+def test_a_state_cannot_go_back_behind_the_last_rollback():
+    rows = fed(hybrids.model("qwen3_5_text"), [text(6, 0), text(6, 1)])
+    rows.feed(torch.ones(2, 3, dtype=torch.int64), [3, 3])
+    rows.rollback([7, 6])
+    rows.rollback([6, 6])  # twice in a round, as a composite of drafters does
+    rows.feed(torch.ones(2, 1, dtype=torch.int64), [1, 1])
+    rows.rollback([6, 5])
+    with pytest.raises(AssertionError, match="cannot go back to 5 tokens: row 1 was settled at 6"):
+        rows.feed(torch.ones(2, 1, dtype=torch.int64), [1, 1])
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "falcon_h1", "lfm2"])
+@torch.no_grad()
+def test_rows_join_and_leave(kind):
+    """A row of another cache takes a place, or that of a row that has ended; each has its own text's logits."""
+    model, texts = hybrids.model(kind), [text(length, seed) for seed, length in enumerate((7, 4, 9))]
+    alone = [fed(model, [its]) for its in texts]
+    wanted = [its.copy().feed(torch.tensor([t[-1:]]), [1])[0] for its, t in zip(alone, texts, strict=True)]
+    batch = together(alone[0], 3)
+    batch.take(1, alone[1])
+    batch.take(0, RowModel(model, 1, 64))  # one that has read nothing, as a prompt of one token
+    torch.testing.assert_close(
+        batch.feed(torch.tensor([[9], texts[1][-1:]]), [1, 1])[0],
+        RowModel(model, 1, 64).feed(torch.tensor([[9]]), [1])[0],
+    )
+    batch.rollback([1, len(texts[1]) - 1])
+    batch.take(0, alone[2])
+    got = batch.feed(torch.tensor([texts[2][-1:], texts[1][-1:]]), [1, 1])
+    torch.testing.assert_close(got, torch.stack([wanted[2], wanted[1]]), rtol=0, atol=1e-4)
+
+
+def test_a_modelling_file_is_as_it_was_behind_a_forward():
+    """Also behind one that fails; other threads' calls run the file's own function meanwhile."""
+    model = hybrids.model("qwen3_next")
+    module = sys.modules[type(model).__module__]
+    own = {name: getattr(module, name) for name in recurrence.FORMS if hasattr(module, name)}
+    assert own and recurrence.modules_of(model) == [module]
+    rows = fed(model, [text(5, 0)])
+    with pytest.raises(IndexError):
+        rows.feed(torch.tensor([[10**6]]), [1])
+    assert {name: getattr(module, name) for name in own} == own
+
+
+@pytest.mark.parametrize("kind", hybrids.KINDS)
+def test_each_passes_its_trial_and_shares_no_beginnings(kind):
+    assert why_not_rows(hybrids.model(kind)) is None
+    assert "recurrent state" in why_not_prefixes(hybrids.model(kind))
+
+
+@pytest.mark.parametrize("kind", ["jamba", "mamba", "falcon_mamba"])
+def test_what_does_not_continue_a_cached_block_is_refused_by_name(kind):
+    reason = why_not_rows(hybrids.model(kind))
+    assert "its recurrence is in no function that is known" in reason and RECURRENT not in reason
+
+
+def test_a_trial_finds_a_recurrence_that_is_run_again_wrongly(monkeypatch):
+    """A trial that could not fail would let a family through whose code has changed."""
+    own = recurrence.Recurrence.idle_behind
+    monkeypatch.setattr(
+        recurrence.Recurrence,
+        "idle_behind",
+        lambda its, arguments, tokens, *limited: own(its, arguments, tokens + 1, *limited),
+    )
+    assert "of which rows keep different numbers" in why_not_rows(copy.deepcopy(hybrids.model("qwen3_5_text")))

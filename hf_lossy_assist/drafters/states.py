@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 
 from ..artifacts.features import FeatureTap
+from ..batch.processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.cached import CachedModel
@@ -19,8 +20,9 @@ from ..models.layer_states import LayerStates
 from ..models.states_network import StatesNetwork
 from ..models.trials import why_not_rows
 from ..round import Draft, Verified
+from ..stops import StopRun
 from ..validation import shown
-from .base import DraftContext, Drafter
+from .base import DraftContext, Drafter, DrafterRun
 from .model import AssistantRun, Steps, head_taps
 
 
@@ -40,6 +42,12 @@ class LearnsStates(CachedModel, Protocol):
 
     def back_to(self, mark: Any) -> None:
         """Forget what was fed since `mark`."""
+
+    def together(self) -> Self:
+        """A model whose first row is the only one of this; others come by `take`. Raises: `NotJoined` for one that cannot."""
+
+    def take(self, b: int, other: Any) -> None:
+        """Row b holds from now on what the only row of `other` holds."""
 
 
 @dataclass(frozen=True)
@@ -178,11 +186,15 @@ class StatesRun(AssistantRun):
     def taps(self) -> Sequence[FeatureTap]:
         return [*super().taps, self.target_states]  # type: ignore[list-item]
 
+    def prompts_are_read(self, rows: Rows) -> None:
+        """As `DrafterRun.prompts_are_read`; nothing where the target has not."""
+        states = self.target_states.take()
+        if states is not None:
+            self.model.learn(states, rows.held())
+
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         if self.model.known == self.begins:
-            states = self.target_states.take()
-            if states is not None:  # of the prompts but for their last tokens
-                self.model.learn(states, rows.held())
+            self.prompts_are_read(rows)
         rooms = zip(limits, self.model.known, self.begins, strict=True)
         can = [limit if known > begin else 0 for limit, known, begin in rooms]
         return super().propose(rows, can, randomness)
@@ -204,13 +216,23 @@ class StatesRun(AssistantRun):
         draft = super()._draft(rows, limits, steps)
         if (
             mark is not None
-        ):  # the state of a drafted token may have cost a forward over it, and the text may go on with another
+        ):  # a drafted token's state may have cost a forward over it; the text may go on with another
             self.model.back_to(mark)
         return draft
 
     def select(self, keep: Sequence[int]) -> None:
         super().select(keep)
         self.begins = [self.begins[row] for row in keep]
+
+    def together(self, seats: int, stop: StopRun, processing: Processing) -> "StatesRun":
+        out = copy.copy(self)
+        out.model, out.stop, out.processing, out.begins = self.model.together(), stop, processing, list(self.begins)
+        return out
+
+    def take(self, b: int, number: int, other: DrafterRun) -> None:
+        assert isinstance(other, StatesRun)
+        self.model.take(b, other.model)
+        self.begins[b:] = [*other.begins, *self.begins[b + 1 :]]
 
 
 def refuse_models(what: str, target: Any, draft: Any) -> None:

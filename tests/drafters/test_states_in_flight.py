@@ -8,7 +8,7 @@ from support.many import ENDS, SETTINGS, alone, prompts, together
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.dflash import DFlashDrafter
-from hf_lossy_assist.drafters.states import StatesRun
+from hf_lossy_assist.drafters.states_run import StatesRun
 
 
 KINDS = {

@@ -28,6 +28,7 @@ from ..models.trials import why_not_rows
 from ..stops.wrapping import WrappingStop
 from ..validation import check_int, shown
 from .inputs import assistant_inputs, cropping, rowwise
+from .sight import reads_at_once
 
 
 # The settings with which Transformers drafts without a draft model.
@@ -130,6 +131,8 @@ def _assistant_run(assistant: Any, made: Prepared) -> DrafterRun:
     context = made.context
     model, rows = context.target, context.rows
     reason = why_not_rows(assistant)
+    if rows.sight is not None and reads_at_once(assistant):
+        reason = None
     shared = made.cached
     if reason is None and type(shared) is RowModel and shared.rope is None and leaves_early(assistant, model):
         draft: CachedModel = ExitModel(assistant, shared, context.vocabulary)

@@ -42,10 +42,15 @@ def target_of(
     reason = "a cache was passed in" if continued and not adopted else why_not_rows(model)
     if not is_tested(base_of(model)):
         refuse_length(model, rows.max_length)
+    if continued:
+        rows.sight = None  # what the cache holds was seen before
+    elif rows.sight is not None:
+        reason = None
     if reason is None:
-        refuse_extra_inputs(model_kwargs)
         mask = model_kwargs.get(mask_name(model))
-        refuse_positions(rows.ids[:, : rows.width], mask, model_kwargs.get("position_ids"))
+        if rows.sight is None:
+            refuse_extra_inputs(model_kwargs)
+            refuse_positions(rows.ids[:, : rows.width], mask, model_kwargs.get("position_ids"))
         target = rowwise(model, model, rows, compilation=None if adopted else compilation, ranks=ranks)
         if ranks is not None and target.facts.keeps_states:
             raise ValueError(

@@ -16,6 +16,7 @@ from transformers import (
 from ..models.cache_name import CACHE, CACHE_NAMES, passed_as
 from ..models.in_step import is_one_of_several
 from ..models.inspect import base_of, vocabulary_of
+from ..models.seeing import sees
 from ..models.trials import why_not_rows
 from ..validation import check_int, check_number, shown
 from .arguments import refuse_modes_asked_for
@@ -44,6 +45,8 @@ TEXT_INPUTS = {
     "use_cache",
     "logits_to_keep",
     "token_type_ids",
+    "mm_token_type_ids",
+    "moe_mm_token_type_ids",
 }
 
 
@@ -242,5 +245,5 @@ def _refuse_other_inputs(model: Any, kwargs: dict[str, Any], config: GenerationC
     """The same under the names that the caller used, before an image is encoded for nothing."""
     settings = GENERATE | set(vars(config)) | OTHERS | TEXT_INPUTS
     given = {name: value for name, value in kwargs.items() if value is not None and name not in settings}
-    if given and why_not_rows(model) is None:
+    if given and why_not_rows(model) is None and not sees(model):
         refuse_extra_inputs(given)

@@ -54,9 +54,14 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
             return "it has an adapter for each row, and so cannot be tried on rows of different length: call it once without adapter_names"
         if base not in _in_rows:
             attempt = _try_states if facts.keeps_states else _try_rows
-            _in_rows[base] = _told(base, "rows of different length", lambda: attempt(base))
+            _in_rows[base] = told(base, "rows of different length", lambda: attempt(base))
         return _in_rows[base]
     return None
+
+
+def may_read_at_once(model: PreTrainedModel) -> bool:
+    """Whether nothing but the trial, whose prompts come with a block behind them, speaks against rows: the tokens of a prompt may see each other."""
+    return why_not_rows(model) is None or _in_rows.get(base_of(model)) is not None
 
 
 def why_not_prefixes(model: PreTrainedModel) -> str | None:
@@ -82,7 +87,7 @@ def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> str |
     if base not in _alone and has_fixed_rows(base):
         return "it has an adapter for each row, and so cannot be tried on one: call it once without adapter_names"
     if base not in _alone:
-        _alone[base] = _told(base, "a block that is rolled back", lambda: _try_alone(base, model_kwargs))
+        _alone[base] = told(base, "a block that is rolled back", lambda: _try_alone(base, model_kwargs))
     return _alone[base]
 
 
@@ -115,7 +120,7 @@ def crops(cache: Any) -> bool:
 
 
 @torch.no_grad()
-def _told(base: Any, what: str, attempt: Callable[[], str | None]) -> str | None:
+def told(base: Any, what: str, attempt: Callable[[], str | None]) -> str | None:
     """The reason that `attempt` returns, or what it fails with, in one line. Dropout is off meanwhile."""
     training = [module for module in base.modules() if module.training]
     for module in training:
@@ -158,13 +163,13 @@ def _try_rows(base: PreTrainedModel) -> str | None:
         runner.rollback(held)
         blocks = torch.stack([text[start : start + BLOCK] for text, start in zip(ids, held, strict=True)])
         got = runner.feed(blocks, [BLOCK] * 2, keep=BLOCK)
-        if not _same(got, torch.stack([w[h - n :][:BLOCK] for w, h in zip(wanted, held, strict=True)]), runner.dtype):
+        if not same_logits(got, torch.stack([w[h - n :][:BLOCK] for w, h in zip(wanted, held, strict=True)]), runner.dtype):
             return f"a trial on {what} did not give what it gives one token at a time"
     ragged = RowModel(base, 2, ids.shape[1] + 1)  # prompts of different length have a forward of their own
     ragged.feed(ids[:, :n], [n, n - 2], keep=0)
     ragged.feed(torch.stack([ids[0, n : n + 3], ids[1, n - 2 : n + 1]]), [1, 3])
     got = ragged.feed(ids[:, n + 1 : n + 2], [1, 1], keep=1)
-    if not _same(got, torch.stack([w[1:2] for w in wanted]), runner.dtype):
+    if not same_logits(got, torch.stack([w[1:2] for w in wanted]), runner.dtype):
         return "a trial on prompts of different length did not give what it gives one token at a time"
     return None
 
@@ -187,7 +192,7 @@ def _try_states(base: PreTrainedModel) -> str | None:
                 runner.feed(part, [part.shape[1]] * len(which))
             runner.rollback((starts + kept).tolist())
             got = runner.feed(_behind(texts, starts + kept, 2 + lag), (2 + which * lag).tolist())
-            if not _same(got[torch.arange(len(which)), 1 + which * lag], rights, runner.dtype):
+            if not same_logits(got[torch.arange(len(which)), 1 + which * lag], rights, runner.dtype):
                 return f"a trial on {what}, of which rows keep different numbers, did not give what it gives one token at a time"
     return None
 
@@ -221,7 +226,7 @@ def _try_alone(base: PreTrainedModel, model_kwargs: dict[str, Any]) -> str | Non
     got = runner.feed(ids[:, n : n + BLOCK], [BLOCK])
     plain.feed(ids[:, :n], [n], keep=0)
     wanted = torch.cat([plain.feed(ids[:, i : i + 1], [1]) for i in range(n, n + BLOCK)], dim=1)
-    if not _same(got, wanted, base.get_input_embeddings().weight.dtype):
+    if not same_logits(got, wanted, base.get_input_embeddings().weight.dtype):
         return "a trial on a block that is rolled back did not give what it gives one token at a time"
     return None
 
@@ -242,7 +247,7 @@ def _alone_on(base: Any, model_kwargs: dict[str, Any], prompt: torch.Tensor) -> 
     return CroppingModel(base, own, prompt)
 
 
-def _same(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> bool:
+def same_logits(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> bool:
     tolerance = 1e-4 if dtype in (torch.float32, torch.float64) else 0.02
     got, wanted = got.float(), wanted.float()
     return torch.allclose(got, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))

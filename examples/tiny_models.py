@@ -138,7 +138,11 @@ def tiny_model(model_type: str, kind: str, attention: str, seed: int = 0, **chan
     return lively(model, seed)
 
 
-AUTO = {"causal": AutoModelForCausalLM, "encoder-decoder": AutoModelForSeq2SeqLM, "image-text": AutoModelForImageTextToText}
+AUTO = {
+    "causal": AutoModelForCausalLM,
+    "encoder-decoder": AutoModelForSeq2SeqLM,
+    "image-text": AutoModelForImageTextToText,
+}
 
 
 def untie(config: Any) -> None:

@@ -43,7 +43,9 @@ def rowwise(
     prompt = None if rows.sight is None else rows.sight.of(model, target, rows)
     if prompt is not None:
         if ranks is not None:
-            raise ValueError("a target that is spread over ranks takes text alone: load it whole, or leave the images out")
+            raise ValueError(
+                "a target that is spread over ranks takes text alone: load it whole, or leave the images out"
+            )
         return SeeingModel(prompt, model, len(rows.index), rows.max_length, vocabulary)
     types = rows.types if model is target else shared_types(model, target, rows.types)
     if ranks is not None:

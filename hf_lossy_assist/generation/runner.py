@@ -13,7 +13,6 @@ from ..batch.positions import Positions
 from ..batch.processing import Processing
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
-from ..batch.token_types import types_for
 from ..drafters.base import DraftContext, Drafter, apart, as_drafter
 from ..engine.call import Call
 from ..engine.loop import decode
@@ -39,7 +38,7 @@ from .kinds import kind_of
 from .modes import in_the_right_mode, read_prompts
 from .output import output_of
 from .pairs import refuse_helpers, refuse_models
-from .sight import sight_of
+from .sight import show
 from .spread import agree, among_ranks, followed, led, refuse_spread
 from .target import target_of
 from .unsupported import Settings, refuse_modes
@@ -187,9 +186,7 @@ class Runner:
             pair = model, self.assistant, kind_of(self.policy, self.drafter, generation_config, *where)
             stop.pair(*pair)
         if not model.config.is_encoder_decoder:
-            rows.sight = sight_of(model, rows, input_ids, model_kwargs, self.passed)
-            if rows.sight is None:
-                rows.types = types_for(model, rows, model_kwargs.get("token_type_ids"), input_ids)
+            show(model, rows, input_ids, model_kwargs, self.passed)
         ranks = self.ranks
         agree(ranks, rows, self.policy)
         target = target_of(model, rows, model_kwargs, compilation, self.given_as, ranks)

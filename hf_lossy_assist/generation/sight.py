@@ -9,15 +9,18 @@ import torch
 from transformers import GenerationMixin
 
 from ..batch.rows import Rows
+from ..batch.token_types import types_for
 from ..models.cache_name import CACHE, CACHE_NAMES
 from ..models.early_exit import leaves_early
 from ..models.growing import REPEATED, ZERO
 from ..models.inspect import base_of
 from ..models.prompt import Prompt
-from ..models.seeing import sees
-from ..models.trials import FAILURES, may_read_at_once, why_not_rows
+from ..models.seeing import SeeingModel, sees
+from ..models.trials import may_read_at_once, why_not_rows
+from ..models.trying import FAILURES
 from ..validation import one_line
-from .unsupported import TEXT_INPUTS
+from .inputs import refuse_positions
+from .text_inputs import TEXT_INPUTS
 
 
 TYPES = (*REPEATED, *ZERO)  # zeros for text
@@ -59,6 +62,13 @@ class Sight:
         return Prompt(ids, given)
 
 
+def show(model: Any, rows: Rows, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], passed: Mapping[str, Any] | None) -> None:  # fmt: skip
+    """Have `rows` know what a decoder is given beside the ids: a sight, or the types of a text's tokens."""
+    rows.sight = sight_of(model, rows, input_ids, model_kwargs, passed)
+    if rows.sight is None:
+        rows.types = types_for(model, rows, model_kwargs.get("token_type_ids"), input_ids)
+
+
 def sight_of(model: Any, rows: Rows, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], passed: Mapping[str, Any] | None) -> Sight | None:  # fmt: skip
     """None for a text. `model_kwargs` as `generate` prepared them.
 
@@ -88,6 +98,37 @@ def beside_text(given: Mapping[str, Any]) -> list[str]:
 def _is_empty(value: Any) -> bool:
     # `generate` hands `mm_encoder_outputs` to every model that could see, empty for a text.
     return value is None or (isinstance(value, dict) and all(its is None for its in value.values()))
+
+
+def going_on(model: Any, rows: Rows, mask: torch.Tensor | None, positions: torch.Tensor | None) -> SeeingModel:
+    """A model that goes on from a cache in which there may be images: `positions` (…, 1 or B, width) of the text behind them may lag behind its tokens.
+
+    Raises: `ValueError`, one line, for positions that do not lag by the same number.
+    """
+    out = SeeingModel(None, model, len(rows.index), rows.max_length)
+    if positions is not None:
+        seen = torch.ones_like(rows.ids[:, : rows.width]) if mask is None else mask.ne(0).long()
+        lag = positions[..., -1:] - seen.sum(dim=1, keepdim=True).to(positions.device) + 1
+        refuse_positions(rows.ids[:, : rows.width], mask, positions - lag)
+        out.offset = lag.expand(*lag.shape[:-2], len(rows.index), 1) if bool(lag.any()) else None
+    return out
+
+
+def refuse_sight(model: Any, model_kwargs: Mapping[str, Any], reason: str) -> None:
+    """Refuse more than text where the target does not run on a cache of rows, for this `reason`: nobody has tried whether it goes on rightly there."""
+    names = beside_text(model_kwargs) if sees(model) else []
+    if [name for name in names if name not in (CACHE, *CACHE_NAMES)]:
+        raise ValueError(
+            f"{type(base_of(model)).__name__} is given more than text, and cannot be decoded in rows ({reason}): leave lossy_policy out"
+        )
+
+
+def refuse_unread(model: Any, rows: Rows, cache: Any, name: str) -> None:
+    """Refuse an empty cache, passed by this name, for a prompt whose tokens see each other: what is passed is filled piece by piece."""
+    if rows.sight is not None and why_not_rows(model) is not None and not int(cache.get_seq_length()):
+        raise ValueError(
+            f"{name} is empty, and {type(base_of(model)).__name__} reads a prompt at once: leave it out, and go on with the output's"
+        )
 
 
 def refuse_end(model: Any, input_ids: torch.Tensor, given: Mapping[str, Any]) -> None:

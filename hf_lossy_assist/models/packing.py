@@ -24,7 +24,9 @@ from .inspect import NAME, ORDINARY
 _layout: ContextVar["Layout | None"] = ContextVar(
     "layout", default=None
 )  # of the packed forward under way in this thread
-_columns: ContextVar[torch.Tensor | None] = ContextVar("columns", default=None)  # (B, n) of each row's tokens, where they are padded on the left
+_columns: ContextVar[torch.Tensor | None] = ContextVar(
+    "columns", default=None
+)  # (B, n) of each row's tokens, where they are padded on the left
 _forwards: Counter[int] = Counter()  # packed ones under way in all threads, by the `id` of their config
 _lock = threading.Lock()
 

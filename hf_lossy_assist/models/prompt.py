@@ -67,8 +67,12 @@ class Reading:
     def _run(self, end: int, **how: Any) -> torch.Tensor:
         out = self.model(**self._inputs(end, **how), return_dict=True)
         self.cache = out[CACHE]
-        if int(self.cache.get_seq_length()) != end:
-            raise ValueError(f"of {end} tokens it puts {int(self.cache.get_seq_length())} into its cache")
+        kept = {int(its.get_seq_length()) for its in self.cache.layers if getattr(its, "keys", None) is not None}
+        if kept - {end}:
+            raise ValueError(
+                f"{type(self.base).__name__} keeps {', '.join(map(str, sorted(kept)))} places in its cache for a prompt of {end} tokens, and a round "
+                "can only go on from a place for each: leave lossy_policy out"
+            )
         logits: torch.Tensor = out.logits[:, -1]
         return logits
 

@@ -124,14 +124,8 @@ class RowCache(Cache):
             self.history.close(lengths)
 
     def adopt(self, given: Cache, mask: torch.Tensor | None, rows: int, device: torch.device) -> list[int]:
-        """Copy the `rows` of a cache of Transformers' own; returns their lengths. `mask` as in `RowModel.adopt`.
-
-        Raises: `ValueError`, one line, where a layer holds another number of places than the others.
-        """
+        """Copy the `rows` of a cache of Transformers' own; returns their lengths. `mask` as in `RowModel.adopt`."""
         held = int(given.get_seq_length())
-        kept = {int(its.get_seq_length()) for its in given.layers if getattr(its, "keys", None) is not None}
-        if kept - {held}:
-            raise ValueError(f"its layers hold {sorted(kept)} places, of one text")
         seen = torch.ones(rows, held, dtype=torch.bool) if mask is None else mask[:, :held].ne(0).cpu()
         lengths = seen.sum(dim=1).tolist()
         columns = (~seen).long().argsort(dim=1, stable=True)[:, : max(lengths)]  # a short row's hidden places behind

@@ -13,7 +13,8 @@ from .packing import padded_left
 from .prompt import Prompt, Reading
 from .row_model import RowModel
 from .temperature import with_temperature
-from .trials import BLOCK, same_logits, told
+from .trials import BLOCK
+from .trying import same_logits, told
 
 
 _tried: WeakKeyDictionary[Any, dict[frozenset[str], str | None]] = WeakKeyDictionary()
@@ -32,8 +33,8 @@ class SeeingModel(RowModel):
     Positions behind the prompt are each row's own where pictures take fewer of them than tokens, as Qwen-VL's.
     """
 
-    def __init__(self, prompt: Prompt, model: Any, rows: int, limit: int, vocabulary: int | None = None):
-        """As `RowModel`; `prompt` has as many rows."""
+    def __init__(self, prompt: Prompt | None, model: Any, rows: int, limit: int, vocabulary: int | None = None):
+        """As `RowModel`; `prompt` has as many rows. None: what it goes on from is adopted."""
         super().__init__(model, rows, limit, vocabulary)
         if self.rope is not None:
             if limit > self.rope.changes_after:
@@ -43,7 +44,7 @@ class SeeingModel(RowModel):
                 )
             self.rope, self.run = None, with_temperature(forward_of(model, base_of(model)), base_of(model))
         self.needs_prefill, self.packs = True, False
-        self.prompt: Prompt | None = prompt
+        self.prompt = prompt
         self.offset: torch.Tensor | None = None  # (…, B, 1): of each row's places, behind the number of its tokens
         self.each: dict[str, torch.Tensor] = {}  # (B, 1): what each token of a row is given beside its id
         self.run = partial(self._seeing, self.run)
@@ -52,7 +53,7 @@ class SeeingModel(RowModel):
         if self.prompt is None:
             return super().feed(tokens, counts, keep)
         prompt, self.prompt = self.prompt, None
-        logits = self._read(prompt)
+        logits = self._tried(prompt)
         return logits[:, None][:, :0] if keep == 0 else super().feed(tokens, counts, keep)
 
     def _seeing(self, run: Callable[..., Any], position_ids: torch.Tensor, **inputs: Any) -> Any:
@@ -61,7 +62,7 @@ class SeeingModel(RowModel):
         each = {name: value.expand(-1, inputs["input_ids"].shape[1]) for name, value in self.each.items()}
         return run(position_ids=position_ids, **inputs, **each)
 
-    def _read(self, prompt: Prompt) -> torch.Tensor:
+    def _tried(self, prompt: Prompt) -> torch.Tensor:
         """Read all of it; the last token is then forgotten, and comes with the first block. Returns the last logits, (B, V).
 
         Raises: `ValueError`, one line, for a model that does not go on from such a prompt in blocks as it does token by token.
@@ -69,15 +70,18 @@ class SeeingModel(RowModel):
         base = base_of(self.model)
         known = _tried.setdefault(base, {})
         if prompt.kinds not in known:
-            scratch = SeeingModel(prompt, self.model, len(self.lengths), self.cache.limit)
-            known[prompt.kinds] = told(base, "its prompt", lambda: scratch.trial(prompt))
+            scratch = SeeingModel(None, self.model, len(self.lengths), self.cache.limit)
+            scratch.last += BLOCK + 1  # beyond the call's last token
+            reading = scratch.read(prompt)  # what fails here fails in `generate` too
+            known[prompt.kinds] = told(base, "its prompt", lambda: scratch.trial(prompt, reading))
+            del scratch, reading
         if known[prompt.kinds] is not None:
             raise ValueError(
                 f"{type(base).__name__} cannot go on in blocks from a prompt that is more than text ({known[prompt.kinds]}): leave lossy_policy out"
             )
-        return self._take(prompt).logits
+        return self.read(prompt).logits
 
-    def _take(self, prompt: Prompt) -> Reading:
+    def read(self, prompt: Prompt) -> Reading:
         """Read the prompt, and hold what was read."""
         width = prompt.ids.shape[1] - self.facts.keeps_states  # a state cannot be rolled back into the prompt
         mask = None if prompt.mask is None else prompt.mask[:, :width]
@@ -94,9 +98,8 @@ class SeeingModel(RowModel):
         self.each = {name: value.expand(len(self.lengths), 1) for name, value in self.each.items()}
         return reading
 
-    def trial(self, prompt: Prompt) -> str | None:
-        """Read it, and run a block behind it, of which rows keep different numbers, beside one token at a time; None if all logits are the same."""
-        self.prompt, reading = None, self._take(prompt)
+    def trial(self, prompt: Prompt, reading: Reading) -> str | None:
+        """Run a block behind what was read, of which rows keep different numbers, beside one token at a time; None if all logits are the same."""
         start, rows = list(self.lengths), range(len(self.lengths))
         tokens = [prompt.ids[:, -1:].to(self.device)]
         wanted = [reading.step() if self.facts.keeps_states else reading.logits]

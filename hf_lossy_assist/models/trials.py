@@ -6,7 +6,6 @@ length of what they see; they would go wrong without a word.
 """
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,13 +20,12 @@ from .cropping import CroppingModel
 from .inspect import attention_of, base_of, device_of, has_fixed_rows, is_tested, tokens_known
 from .layer_kinds import keeps_states
 from .row_model import RowModel
+from .trying import same_logits, told
 
 
 REACH = 64  # the longest window, chunk or top-k that a trial's text goes beyond
 BLOCK = 3  # tokens
 RECURRENT = "it keeps a recurrent state, which cannot be rolled back"
-# What a model may raise at inputs that it does not take: a 4-D mask, a block behind a cache, a position.
-FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 _in_rows: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
 _alone: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
 
@@ -119,22 +117,6 @@ def crops(cache: Any) -> bool:
     return layers is not None and not keeps_states_alone(cache) and all(hasattr(layer, "crop") for layer in layers)
 
 
-@torch.no_grad()
-def told(base: Any, what: str, attempt: Callable[[], str | None]) -> str | None:
-    """The reason that `attempt` returns, or what it fails with, in one line. Dropout is off meanwhile."""
-    training = [module for module in base.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        return attempt()
-    except FAILURES as error:
-        said = " ".join(str(error).split())[:160] or type(error).__name__
-        return f"a trial on {what} failed ({said})"
-    finally:
-        for module in training:
-            module.training = True
-
-
 def _texts(base: Any, rows: int) -> tuple[torch.Tensor, int]:
     """Token ids (rows, n + BLOCK + 1) to try and n, the length of their prompts: longer than a short window."""
     config = base.config.get_text_config(decoder=True)
@@ -163,7 +145,9 @@ def _try_rows(base: PreTrainedModel) -> str | None:
         runner.rollback(held)
         blocks = torch.stack([text[start : start + BLOCK] for text, start in zip(ids, held, strict=True)])
         got = runner.feed(blocks, [BLOCK] * 2, keep=BLOCK)
-        if not same_logits(got, torch.stack([w[h - n :][:BLOCK] for w, h in zip(wanted, held, strict=True)]), runner.dtype):
+        if not same_logits(
+            got, torch.stack([w[h - n :][:BLOCK] for w, h in zip(wanted, held, strict=True)]), runner.dtype
+        ):
             return f"a trial on {what} did not give what it gives one token at a time"
     ragged = RowModel(base, 2, ids.shape[1] + 1)  # prompts of different length have a forward of their own
     ragged.feed(ids[:, :n], [n, n - 2], keep=0)
@@ -245,9 +229,3 @@ def _alone_on(base: Any, model_kwargs: dict[str, Any], prompt: torch.Tensor) -> 
     elif "position_ids" in inspect.signature(base.forward).parameters:
         own["position_ids"] = torch.arange(prompt.shape[1], device=prompt.device)[None]
     return CroppingModel(base, own, prompt)
-
-
-def same_logits(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> bool:
-    tolerance = 1e-4 if dtype in (torch.float32, torch.float64) else 0.02
-    got, wanted = got.float(), wanted.float()
-    return torch.allclose(got, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))

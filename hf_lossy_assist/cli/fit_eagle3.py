@@ -27,6 +27,7 @@ def fit_eagle3(
     learning_rate: Annotated[float, typer.Option(help="the highest; it rises at first and falls to a tenth")] = 3e-4,
     longest: Annotated[int, typer.Option(help="tokens of a text that are used")] = 1024,
     held_out: Annotated[float, typer.Option(help="share of the texts that the figures are made on")] = 0.05,
+    texts: Annotated[int | None, typer.Option(help="of the others, how many it is trained on (default: all)")] = None,
     save_every: Annotated[int, typer.Option(help="steps between two checkpoints")] = 100,
     seed: FitSeed = 0,
     resume: Resume = False,
@@ -49,6 +50,7 @@ def fit_eagle3(
     for name, value, least in (
         ("--layers", layers, 1), ("--steps", steps, 1), ("--epochs", epochs, 1), ("--batch-size", batch_size, 1), ("--longest", longest, 4),
         ("--save-every", save_every, 1), ("--seed", seed, 0), ("--vocabulary", vocabulary, 2), ("--intermediate-size", intermediate_size, 1),
+        ("--texts", texts, 1),
     ):  # fmt: skip
         if value is not None:
             check_int(name, value, least, 2**31)
@@ -60,7 +62,7 @@ def fit_eagle3(
 
     settings = FitSettings(
         layers=layers, vocabulary=vocabulary, intermediate_size=intermediate_size, steps=steps, epochs=epochs, batch_size=batch_size,
-        learning_rate=learning_rate, longest=longest, held_out=held_out, save_every=save_every, seed=seed,
+        learning_rate=learning_rate, longest=longest, held_out=held_out, texts=texts, save_every=save_every, seed=seed,
     )  # fmt: skip
     made = models_from(model, None, [Source(str(data), target_of(data), None)])
     target, _, _ = load(made.model, None, dtype, device)

@@ -9,8 +9,8 @@ from transformers import LlamaConfig, Qwen3Config
 from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
 from hf_lossy_assist.drafters.states import StatesRun
 from hf_lossy_assist.methods.eagle3.chains import steps_of
-from hf_lossy_assist.methods.eagle3.collect import read_text
 from hf_lossy_assist.methods.eagle3.data import Batch
+from hf_lossy_assist.methods.eagle3.heard import states_of
 from hf_lossy_assist.models.eagle1 import Eagle1Config, Eagle1Network
 from hf_lossy_assist.models.eagle3 import Eagle3Config, Eagle3Network
 from hf_lossy_assist.models.layer_states import LayerStates
@@ -124,11 +124,12 @@ def trained(target, inputs, new=24, rounds=60, layers=(0, 1, 2), **settings):
     texts = target.generate(**inputs, max_new_tokens=new, do_sample=False, eos_token_id=None)
     reader = LayerStates(target, layers)
     rows = [text[int((mask == 0).sum()) :] for text, mask in zip(texts, inputs["attention_mask"], strict=True)]
-    found = [read_text(reader, target, row, 32) for row in rows]
+    with torch.no_grad():
+        likely = [target(row[None]).logits[0].softmax(dim=-1).topk(32) for row in rows]
     pad = torch.nn.utils.rnn.pad_sequence
     batch = Batch(
-        pad(rows, batch_first=True), pad([its["states"] for its in found], batch_first=True),
-        pad([its["likely"].long() for its in found], batch_first=True), pad([its["probs"].float() for its in found], batch_first=True),
+        pad(rows, batch_first=True), pad([states_of(reader, target, row) for row in rows], batch_first=True),
+        pad([its.indices for its in likely], batch_first=True), pad([its.values.float() for its in likely], batch_first=True),
         torch.tensor(list(map(len, rows))), inputs["attention_mask"].sum(dim=1),
     )  # fmt: skip
     embedding = copy.deepcopy(target.get_input_embeddings()).float()

@@ -91,10 +91,9 @@ class Texts:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
-    def answered(self) -> int:
-        """Tokens that the target wrote."""
-        return sum(len(ids) - prompt for ids, prompt in zip(self.ids, self.prompts, strict=True))
+    def answered(self, numbers: Sequence[int]) -> int:
+        """Tokens that the target wrote in these texts."""
+        return sum(len(self.ids[number]) - self.prompts[number] for number in numbers)
 
     def counts(self, vocabulary: int) -> torch.Tensor:
         """How often the target wrote each token, (vocabulary,)."""

@@ -39,6 +39,7 @@ class FitSettings:
         steps: length of the chains that it is trained on.
         epochs, batch_size (texts), learning_rate (its highest), longest (tokens of a text that are used).
         held_out: share of the texts that the figures are made on.
+        texts: of the others, how many it is trained on, the same first ones for every number; None: all. For what more texts would bring.
         save_every: steps of the optimizer between two checkpoints.
     """
 
@@ -51,6 +52,7 @@ class FitSettings:
     learning_rate: float = 3e-4
     longest: int = 1024
     held_out: float = 0.05
+    texts: int | None = None
     save_every: int = 100
     seed: int = 0
 
@@ -61,6 +63,8 @@ class FitSettings:
         if self.intermediate_size is not None:
             check_int("intermediate_size", self.intermediate_size, 1, 2**20)
         check_int("steps", self.steps, 1, 16)
+        if self.texts is not None:
+            check_int("texts", self.texts, 1)
         for name in ("epochs", "batch_size", "save_every"):
             check_int(name, getattr(self, name), 1)
         check_int("longest", self.longest, 4)
@@ -197,7 +201,10 @@ def split(count: int, settings: FitSettings) -> tuple[list[int], list[int]]:
         raise ValueError(f"there are {count} texts; at least {FEWEST_TEXTS} are needed to hold some of them out")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed)).tolist()
     held = max(4, round(count * settings.held_out))
-    return sorted(order[held:]), sorted(order[:held])
+    rest = order[held:]
+    if settings.texts is not None and settings.texts > len(rest):
+        raise ValueError(f"texts={settings.texts}: there are {len(rest)} beside the {held} that are held out")
+    return sorted(rest[: settings.texts]), sorted(order[:held])
 
 
 def _schedule(step: int, total: int) -> float:
@@ -235,5 +242,5 @@ def record_of(settings: FitSettings, texts: Texts) -> dict[str, Any]:
         "target_weights": facts["target_weights"],
         "data": {name: facts[name] for name in ("prompts", "prompts_sha256", "source")}
         | {"collected": facts["settings"]},
-        "tokens": texts.answered,
+        "tokens": texts.answered(split(len(texts), settings)[0]),
     }

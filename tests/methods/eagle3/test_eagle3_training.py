@@ -122,7 +122,16 @@ def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):
     card = (tmp_path / "drafter" / "README.md").read_text()
     assert "Lossless" in card and f"{report.tokens_per_call.value:.2f}" in card
     facts = json.loads((tmp_path / "drafter" / "fit.json").read_text())
-    assert facts["tokens"] == texts.answered and len(facts["acceptance"]) == settings.steps
+    assert facts["tokens"] == texts.answered(train) and len(facts["acceptance"]) == settings.steps
+
+
+def test_fewer_texts_are_the_first_of_more_and_the_same_are_held_out():
+    of = lambda texts: split(100, FitSettings(texts=texts))  # noqa: E731
+    (few, held), (more, same), (every, again) = of(10), of(40), of(None)
+    assert len(few) == 10 and len(more) == 40 and len(every) == 95 and held == same == again
+    assert set(few) < set(more) < set(every) and not set(every) & set(held)
+    with pytest.raises(ValueError, match="texts=96: there are 95 beside the 5"):
+        of(96)
 
 
 class Killed(Exception):

@@ -13,7 +13,7 @@ from transformers import (
     SynthIDTextWatermarkingConfig,
 )
 
-from ..models.cache_name import CACHE_NAMES, passed_as
+from ..models.cache_name import CACHE, CACHE_NAMES, passed_as
 from ..models.in_step import is_one_of_several
 from ..models.inspect import base_of, vocabulary_of
 from ..models.seeing import sees

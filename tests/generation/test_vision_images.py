@@ -3,8 +3,9 @@
 import pytest
 import torch
 from support import eagle
+from support.distributions import REJECT, goodness
 from support.seeing import SETTINGS, assisted, draft_of, model_of, prompts_of, reads_images, written
-from support.small import llama, one, tokenizer, words
+from support.small import llama, near, one, tokenizer, words
 from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
@@ -216,3 +217,40 @@ def ends_with_a_picture():
 def test_what_cannot_be_right_is_refused_in_one_line(call, line):
     with pytest.raises((ValueError, TypeError), match=rf"^[^\n]*{line}[^\n]*$"):
         call()
+
+
+def law_of_two(name, inputs, **sample):
+    """The target's law of the first two tokens, (V, V) float64, one forward of Transformers' own for each."""
+
+    def law(more):
+        ids = torch.nn.functional.pad(inputs["input_ids"], (0, len(more)), value=0)
+        ids[:, ids.shape[1] - len(more) :] = torch.tensor(more, dtype=torch.int64)
+        longer = {n: torch.nn.functional.pad(inputs[n], (0, len(more)), value=v) for n, v in PER_TOKEN.items()}
+        out = written(name, inputs | longer | {"input_ids": ids}, max_new_tokens=1, output_scores=True, **sample)
+        return out.scores[0][0].double().softmax(dim=-1)
+
+    first = law([])
+    return torch.stack([share * law([token]) if share else torch.zeros_like(first) for token, share in enumerate(first)])
+
+
+PER_TOKEN = {"attention_mask": 1, "mm_token_type_ids": 0}
+
+
+def test_sampling_has_the_targets_law_behind_a_picture():
+    """χ² over 3000 texts of two tokens; a rule that takes all that is drafted is told apart."""
+    name, sample = "qwen2_5_vl", {"do_sample": True, "top_k": 3}
+    inputs, draft = prompts_of(name, (1,)), near(model_of(name), 0.15)
+    law = law_of_two(name, inputs, **sample)
+    assert 4 <= int((law > 0.01).sum()) <= 9
+
+    def fit(policy):
+        torch.manual_seed(0)
+        texts = assisted(
+            name, inputs, assistant_model=draft, lossy_policy=policy, num_return_sequences=3000, max_new_tokens=2, **sample
+        ).sequences[:, -2:]
+        counts = torch.bincount(texts[:, 0] * law.shape[0] + texts[:, 1], minlength=law.numel())
+        return goodness(counts, law.flatten())
+
+    assert fit(hla.LossyPolicy(stop=hla.Constant(1))) > REJECT
+    with pytest.warns(UserWarning, match="lossy"):
+        assert fit(hla.LossyPolicy(hla.OwnRule(lambda dists: dists.px >= 0), hla.Constant(1))) < REJECT

@@ -78,13 +78,14 @@ WIDE = patches(24, 3 * 2 * 4 * 4, image_grid_thw=[1, 4, 6])  # 6 tokens to a pic
 TOWER = {"out_hidden_size": 32, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
 NARROW = [START, *[IMAGE] * 6, END]
 DEEP = TOWER | {"deepstack_visual_indexes": [0], "num_position_embeddings": 64}
+SIX = [[x, y] for y in range(6) for x in range(6)]  # places of patches, 3 × 3 of which are one token
 GLM = {"image_start_token_id": START, "image_end_token_id": END, "video_start_token_id": VIDEO - 1, "video_end_token_id": VIDEO - 2}  # fmt: skip
 QWEN35 = {"text_config": {"rope_parameters": ROPE | {"mrope_section": [1, 0, 0], "partial_rotary_factor": 0.25}}}
 
 
 SEEN: dict[str, Seen] = {
     "llava": Seen([IMAGE] * 4, SQUARE, INDEX | CLIP),
-    "vipllava": Seen([IMAGE] * 4, SQUARE, INDEX | {"vision_feature_layers": [-1, -2]}),
+    "vipllava": Seen([IMAGE] * 4, SQUARE, INDEX | {"vision_config": {"num_hidden_layers": 11}}),
     "gemma3": Seen([START, *[IMAGE] * 4, END], SQUARE, INDEX | {"mm_tokens_per_image": 4}, "token_type_ids"),
     "paligemma": Seen([IMAGE] * 4, SQUARE, INDEX | {"projection_dim": 32}),
     "mistral3": Seen([IMAGE] * 4, flat(3, 32, 32, image_sizes=[32, 32]), INDEX),
@@ -108,6 +109,28 @@ SEEN: dict[str, Seen] = {
     "deepseek_vl": Seen([IMAGE] * 4, SQUARE, TOKEN),
     "got_ocr2": Seen([IMAGE], SQUARE, INDEX),
     "video_llama_3": Seen([IMAGE] * 6, patches(24, 3 * 4 * 4, image_grid_thw=[1, 4, 6], image_merge_sizes=2), TOKEN | {"vision_config": {"patch_size": 4}}),
+    "qianfan_ocr": Seen([IMAGE], SQUARE, TOKEN | {"vision_config": {"image_size": [16, 16], "patch_size": [8, 8]}}),
+    "ovis2": Seen([IMAGE] * 4, SQUARE, TOKEN | {"visual_indicator_token_ids": [90, 91, 92, 93, 94]}),
+    "llava_next_video": Seen([IMAGE] * 10, flat(2, 3, 16, 16, image_sizes=[16, 16]), INDEX | CLIP | {"image_grid_pinpoints": [[16, 16]]}),
+    "lfm2_vl": Seen([IMAGE] * 4, flat(16, 3 * 8 * 8, spatial_shapes=[4, 4], pixel_attention_mask=[1] * 16), TOKEN | {"projector_hidden_size": 32}),
+    "gemma4": Seen([IMAGE] * 4, flat(36, 3 * 8 * 8, image_position_ids=SIX), TOKEN | {"audio_config": None}, "mm_token_type_ids"),
+    "gemma4_unified": Seen([IMAGE] * 4, flat(4, 3 * 24 * 24, image_position_ids=[[0, 0], [1, 0], [0, 1], [1, 1]]), TOKEN, "mm_token_type_ids"),
+    "kimi_k25": Seen([IMAGE] * 6, patches(24, 3, 8, 8, image_grid_thw=[1, 4, 6]), TOKEN | {"projection_hidden_size": 32}),
+    "aria": Seen([IMAGE] * 4, flat(3, 16, 16, pixel_mask=[[True] * 16] * 16), {"image_token_index": IMAGE, "projector_patch_to_query_dict": {4: 4}}),
+}  # fmt: skip
+
+
+# What the rules of `tiny_models.py` get wrong, of types that nobody made pictures for.
+CHANGES: dict[str, dict[str, Any]] = {
+    "mllama": {"text_config": {"cross_attention_layers": [1], "num_hidden_layers": 3}},
+    "glm4v_moe": {"text_config": {"rope_parameters": ROPE | {"mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}}},
+    "glm_ocr": MROPE,
+    "glmga": MROPE,
+    "paddleocr_vl": MROPE,
+    "qwen2_5_omni_thinker": MROPE,
+    "cohere_compass": {"text_config": {"rope_parameters": {kind: dict(ROPE) for kind in ("full_attention", "sliding_attention")}}},
+    "chameleon": {"vocabulary_map": {"<image>": IMAGE, "IMGIMGA": 90}},
+    "emu3": {"vocabulary_map": {"<image>": IMAGE, "<|visual token 000000|>": 90}},
 }  # fmt: skip
 
 

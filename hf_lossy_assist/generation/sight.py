@@ -15,7 +15,7 @@ from ..models.early_exit import leaves_early
 from ..models.growing import REPEATED, ZERO
 from ..models.inspect import base_of
 from ..models.prompt import Prompt
-from ..models.seeing import SeeingModel, sees
+from ..models.seeing import SeeingModel, sees, why_not_prompt
 from ..models.trials import may_read_at_once, why_not_rows
 from ..models.trying import FAILURES
 from ..validation import one_line
@@ -82,7 +82,11 @@ def sight_of(model: Any, rows: Rows, input_ids: torch.Tensor, model_kwargs: Mapp
     if not looks_ahead and not beside_text(given) and why_not_rows(model) is None:
         return None
     refuse_end(model, input_ids, given)
-    return Sight(Prompt(rows.ids[:, : rows.width], given), passed)
+    prompt = Prompt(rows.ids[:, : rows.width], given)
+    is_text = not looks_ahead and not beside_text(given)
+    if is_text and why_not_prompt(model, prompt, rows.max_length) is not None:
+        return None  # one row of it may go on on a cache of Transformers' own
+    return Sight(prompt, passed)
 
 
 def reads_at_once(model: Any) -> bool:

@@ -68,6 +68,8 @@ class RowLayer(CacheLayerMixin):
 
     def hand_out(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
         """Put the only row's first tokens into a cache of Transformers' own, as `RowModel.as_dynamic_cache` says."""
+        if not self.is_initialized:  # a layer that attends to a picture alone, of a text
+            return
         kept = [states[:, :, :length] for states in (self.keys, self.values)]
         if seen is None:
             out.update(*(states.clone() for states in kept), self.number)

@@ -27,10 +27,26 @@ def sees(model: Any) -> bool:
     return not base.config.is_encoder_decoder and kinds not in ("text", ("text",), ["text"])
 
 
+def why_not_prompt(model: Any, prompt: Prompt, limit: int) -> str | None:
+    """Why a model does not go on from such a prompt in blocks as it does token by token, or None if it does: tried once for each kind of prompt.
+
+    `limit`: as of `RowModel`. Raises: what the model raises at the prompt itself, in `generate` too.
+    """
+    base = base_of(model)
+    known = _tried.setdefault(base, {})
+    if prompt.kinds not in known:
+        scratch = SeeingModel(None, model, len(prompt.ids), limit)
+        scratch.last += BLOCK + 1  # beyond the call's last token
+        reading = scratch.read(prompt)
+        known[prompt.kinds] = told(base, "its prompt", lambda: scratch.trial(prompt, reading))
+    return known[prompt.kinds]
+
+
 class SeeingModel(RowModel):
     """A `RowModel` that has read a `Prompt`: rounds begin at each row's last token, which must be text.
 
-    Positions behind the prompt are each row's own where pictures take fewer of them than tokens, as Qwen-VL's.
+    Positions behind the prompt are each row's own where pictures take fewer of them than tokens, as Qwen-VL's. The first `feed` raises `ValueError`
+    for a model that does not go on from such a prompt in blocks as it does token by token.
     """
 
     def __init__(self, prompt: Prompt | None, model: Any, rows: int, limit: int, vocabulary: int | None = None):
@@ -53,7 +69,12 @@ class SeeingModel(RowModel):
         if self.prompt is None:
             return super().feed(tokens, counts, keep)
         prompt, self.prompt = self.prompt, None
-        logits = self._tried(prompt)
+        reason = why_not_prompt(self.model, prompt, self.cache.limit)
+        if reason is not None:
+            raise ValueError(
+                f"{type(base_of(self.model)).__name__} cannot go on in blocks from this prompt ({reason}): leave lossy_policy out"
+            )
+        logits = self.read(prompt).logits
         return logits[:, None][:, :0] if keep == 0 else super().feed(tokens, counts, keep)
 
     def _seeing(self, run: Callable[..., Any], position_ids: torch.Tensor, **inputs: Any) -> Any:
@@ -61,25 +82,6 @@ class SeeingModel(RowModel):
             position_ids = position_ids + self.offset
         each = {name: value.expand(-1, inputs["input_ids"].shape[1]) for name, value in self.each.items()}
         return run(position_ids=position_ids, **inputs, **each)
-
-    def _tried(self, prompt: Prompt) -> torch.Tensor:
-        """Read all of it; the last token is then forgotten, and comes with the first block. Returns the last logits, (B, V).
-
-        Raises: `ValueError`, one line, for a model that does not go on from such a prompt in blocks as it does token by token.
-        """
-        base = base_of(self.model)
-        known = _tried.setdefault(base, {})
-        if prompt.kinds not in known:
-            scratch = SeeingModel(None, self.model, len(self.lengths), self.cache.limit)
-            scratch.last += BLOCK + 1  # beyond the call's last token
-            reading = scratch.read(prompt)  # what fails here fails in `generate` too
-            known[prompt.kinds] = told(base, "its prompt", lambda: scratch.trial(prompt, reading))
-            del scratch, reading
-        if known[prompt.kinds] is not None:
-            raise ValueError(
-                f"{type(base).__name__} cannot go on in blocks from a prompt that is more than text ({known[prompt.kinds]}): leave lossy_policy out"
-            )
-        return self.read(prompt).logits
 
     def read(self, prompt: Prompt) -> Reading:
         """Read the prompt, and hold what was read."""

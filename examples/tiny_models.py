@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from tiny_sizes import NEVER_EMITTED, OVERRIDES, SIZES, SPECIAL, VARIANTS, VOCABULARY
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
 from transformers.models.auto import modeling_auto
 
 
@@ -132,10 +132,17 @@ def tiny_model(model_type: str, kind: str, attention: str, seed: int = 0, **chan
     if kind == "causal" and hasattr(config, "is_decoder"):
         config.is_decoder = True
     untie(config)
-    auto = AutoModelForCausalLM if kind == "causal" else AutoModelForSeq2SeqLM
+    auto = AUTO[kind]
     torch.manual_seed(seed)
     model = auto.from_config(config, attn_implementation=attention).float().eval()
     return lively(model, seed)
+
+
+AUTO = {
+    "causal": AutoModelForCausalLM,
+    "encoder-decoder": AutoModelForSeq2SeqLM,
+    "image-text": AutoModelForImageTextToText,
+}
 
 
 def untie(config: Any) -> None:
@@ -187,7 +194,7 @@ def varied(model: Any, generator: torch.Generator) -> Any:
     hook = head.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     ids = torch.randint(4, VOCABULARY - 8, (4, 24), generator=generator)
     try:
-        model(ids, **({"decoder_input_ids": ids.flip(0)} if model.config.is_encoder_decoder else {}))
+        model(input_ids=ids, **({"decoder_input_ids": ids.flip(0)} if model.config.is_encoder_decoder else {}))
     finally:
         hook.remove()
     states = seen[-1].reshape(-1, seen[-1].shape[-1]).float()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from transformers import (
@@ -53,6 +54,7 @@ class Rows:
         self.types: torch.Tensor | None = (
             None  # (B, n): token types of the prompts without hidden tokens, where a call has them
         )
+        self.sight: Any = None  # what the models are given beside the text, where a call has more than text
         self.finished = [False] * batch
         self.done: list[torch.Tensor | None] = [None] * batch  # (new tokens,) of each dropped row
         self.eos = {t for c in criteria if type(c) is EosTokenCriteria for t in c.eos_token_id.tolist()}

@@ -23,11 +23,13 @@ from ..models.early_exit import ExitModel, leaves_early
 from ..models.inspect import base_of, learned_positions
 from ..models.layer_kinds import keeps_states
 from ..models.row_model import RowModel
+from ..models.seeing import sees
 from ..models.stock_exit import early_twin
 from ..models.trials import why_not_rows
 from ..stops.wrapping import WrappingStop
 from ..validation import check_int, shown
 from .inputs import assistant_inputs, cropping, rowwise
+from .sight import TYPES, beside_text, reads_at_once
 
 
 # The settings with which Transformers drafts without a draft model.
@@ -130,6 +132,8 @@ def _assistant_run(assistant: Any, made: Prepared) -> DrafterRun:
     context = made.context
     model, rows = context.target, context.rows
     reason = why_not_rows(assistant)
+    if rows.sight is not None and reads_at_once(assistant):
+        reason = None
     shared = made.cached
     if reason is None and type(shared) is RowModel and shared.rope is None and leaves_early(assistant, model):
         draft: CachedModel = ExitModel(assistant, shared, context.vocabulary)
@@ -152,7 +156,9 @@ def _candidate_run(given: DraftWith, made: Prepared) -> DrafterRun:
         # With sampling, Transformers would prune the draft's own head for good and give its probabilities to the wrong tokens.
         # Drafted greedily, each token counts as certain (q = 1), and the output distribution is exact all the same.
         config.do_sample = False
-    processors = context.processing.processors
+    processors, not_for_drafts = context.processing.processors, set(NOT_FOR_DRAFTS)
+    if sees(model):  # a draft with another tokenizer reads the text
+        not_for_drafts |= {*TYPES, *beside_text(made.model_kwargs)}
     if given.exit is None or any(rows.pads):
         # These would ask the caller's processors in ids of another tokenizer, behind an end token, or without padding.
         processors = without_callers(processors)
@@ -164,7 +170,7 @@ def _candidate_run(given: DraftWith, made: Prepared) -> DrafterRun:
         logits_processor=processors,
         target_tokenizer=given.tokenizer,
         assistant_tokenizer=given.assistant_tokenizer,
-        model_kwargs={name: value for name, value in made.model_kwargs.items() if name not in NOT_FOR_DRAFTS},
+        model_kwargs={name: value for name, value in made.model_kwargs.items() if name not in not_for_drafts},
     )
     if isinstance(generator, AssistedCandidateGenerator):
         generator.num_assistant_tokens = context.stop.settings.longest

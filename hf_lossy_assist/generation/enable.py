@@ -195,6 +195,7 @@ def _speculative_generate(
         drafter=drafter,
     )
     runner.reads_call, runner.ranks, runner.given_as = False, ranks, passed_as(kwargs)  # all of it is read here
+    runner.passed = dict(kwargs)
     # A candidate generator's settings must not make Transformers choose its own assisted mode before the runner is reached.
     for name in CANDIDATES:
         runner.generator_settings[name] = kwargs.get(name, getattr(config, name, None))

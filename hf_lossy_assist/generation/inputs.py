@@ -17,6 +17,7 @@ from ..models.in_step import Steps
 from ..models.inspect import base_of
 from ..models.led import Ranks
 from ..models.row_model import RowModel
+from ..models.seeing import SeeingModel
 from ..models.static import StaticRowModel
 from ..models.trials import RECURRENT, why_not_alone
 from .input_tensors import refuse_mask
@@ -39,6 +40,13 @@ def rowwise(
 
     `compilation`: its blocks are compiled so, where they can be. `ranks`: those that share it.
     """
+    prompt = None if rows.sight is None else rows.sight.of(model, target, rows)
+    if prompt is not None:
+        if ranks is not None:
+            raise ValueError(
+                "a target that is spread over ranks takes text alone: load it whole, or leave the images out"
+            )
+        return SeeingModel(prompt, model, len(rows.index), rows.max_length, vocabulary)
     types = rows.types if model is target else shared_types(model, target, rows.types)
     if ranks is not None:
         return ranks.row_model(model, len(rows.index), rows.max_length, vocabulary, types)

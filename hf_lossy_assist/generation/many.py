@@ -1,10 +1,12 @@
 """Many prompts, some of them at a time: a text that has ended gives its place to the next prompt."""
 
+import inspect
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..drafters.base import apart
 from ..models.cache_name import CACHE_NAMES
+from ..models.inspect import base_of
 from ..policy.forms import as_policy
 from ..stats.report import SpeculationStats
 from ..validation import MOST_ROWS, check_int, shown
@@ -14,6 +16,7 @@ from .in_flight import InFlight
 from .pairs import refuse_helpers, refuse_models, refuse_target
 from .places import Room
 from .spread import refuse_spread
+from .unsupported import other_inputs
 
 
 # What belongs to one call, or to the rows of one, of the arguments of `generate`.
@@ -109,6 +112,14 @@ def generate_many(
             raise ValueError(
                 f"{name}=… belongs to one call, and generate_many makes one for each prompt: leave it out"
             )
+    beside = (
+        other_inputs(settings, config or target.generation_config).keys()
+        & inspect.signature(base_of(target).forward).parameters
+    )
+    if beside:
+        raise ValueError(
+            f"generate_many writes behind texts alone, got {', '.join(sorted(beside))}: call generate for each of these prompts"
+        )
     if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
         raise TypeError(f"prompts: expected texts or lists of token ids, got {shown(prompts)}")
     if numbers is not None and not isinstance(numbers, Iterable):

@@ -13,7 +13,6 @@ from ..batch.positions import Positions
 from ..batch.processing import Processing
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
-from ..batch.token_types import types_for
 from ..drafters.base import DraftContext, Drafter, apart, as_drafter
 from ..engine.call import Call
 from ..engine.loop import decode
@@ -39,6 +38,7 @@ from .kinds import kind_of
 from .modes import in_the_right_mode, read_prompts
 from .output import output_of
 from .pairs import refuse_helpers, refuse_models
+from .sight import show
 from .spread import agree, among_ranks, followed, led, refuse_spread
 from .target import target_of
 from .unsupported import Settings, refuse_modes
@@ -93,6 +93,7 @@ class Runner:
         self.generator_settings: dict[str, Any] = {}
         self.ranks: Ranks | Steps | None = None  # of the call's target
         self.reads_call, self.called = True, False  # reads_call False: `enable` has read the call's settings for it
+        self.passed: Mapping[str, Any] | None = None  # what the caller passed to `generate`, where that is known
         self._other: bool | None = None
 
     # -- what to draft with -------------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ class Runner:
             pair = model, self.assistant, kind_of(self.policy, self.drafter, generation_config, *where)
             stop.pair(*pair)
         if not model.config.is_encoder_decoder:
-            rows.types = types_for(model, rows, model_kwargs.get("token_type_ids"), input_ids)
+            show(model, rows, input_ids, model_kwargs, self.passed)
         ranks = self.ranks
         agree(ranks, rows, self.policy)
         target = target_of(model, rows, model_kwargs, compilation, self.given_as, ranks)

@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ..models.inspect import base_of
 from ..models.int8 import ScaledByToken
@@ -36,7 +37,8 @@ def shares_scale(model: Any) -> bool | None:
 
 def _quantised_parts(model: Any) -> frozenset[str]:
     """The classes of a model's modules and parameters that look quantised, by name; none: it is not. Cheap: every call asks."""
-    kinds = {type(part) for part in (*model.modules(), *model.parameters())}
+    # (A layer of torch's own says of itself that it cannot be.)
+    kinds = {type(part) for part in (*model.modules(), *model.parameters())} - {NonDynamicallyQuantizableLinear}
     names = {f"{kind.__module__}.{kind.__name__}" for kind in kinds}
     marks = {"is_quantized"} if getattr(model, "is_quantized", False) else set()
     return frozenset(marks | {name for name in names if "quant" in name.lower() or "torchao" in name})

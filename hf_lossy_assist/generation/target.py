@@ -10,10 +10,13 @@ from ..models.in_step import Steps
 from ..models.inspect import base_of, is_tested
 from ..models.layer_kinds import may_adopt
 from ..models.led import Ranks
+from ..models.row_model import RowModel
+from ..models.seeing import sees
 from ..models.trials import keeps_states_alone, refuse_length, why_not_rows
 from .inputs import cropping, mask_name, refuse_positions, rowwise
 from .passed_cache import check_passed
-from .unsupported import refuse_extra_inputs
+from .sight import going_on, refuse_sight, refuse_unread
+from .text_inputs import refuse_extra_inputs
 
 
 def target_of(
@@ -38,23 +41,15 @@ def target_of(
     continued = given is not None and (own or (not keeps_states_alone(given) and given.get_seq_length() > 0))
     if continued:
         check_passed(model, given, rows.ids[:, : rows.width], rows.max_length, given_as or CACHE)
+        refuse_unread(model, rows, given, given_as or CACHE)
+        rows.sight = None  # what the cache holds was seen before
     adopted = continued and not keeps_states_alone(given) and may_adopt(model, given)
     reason = "a cache was passed in" if continued and not adopted else why_not_rows(model)
     if not is_tested(base_of(model)):
         refuse_length(model, rows.max_length)
-    if reason is None:
-        refuse_extra_inputs(model_kwargs)
+    if reason is None or rows.sight is not None:
         mask = model_kwargs.get(mask_name(model))
-        refuse_positions(rows.ids[:, : rows.width], mask, model_kwargs.get("position_ids"))
-        target = rowwise(model, model, rows, compilation=None if adopted else compilation, ranks=ranks)
-        if ranks is not None and target.facts.keeps_states:
-            raise ValueError(
-                f"a target that is spread over ranks cannot keep a recurrent state, and {type(base_of(model)).__name__} does: load it whole"
-            )
-        if ranks is not None and target.rope is not None:
-            raise ValueError(
-                "a target that is spread over ranks cannot have RoPE that changes with the length of the text: load it whole"
-            )
+        target = _on_rows(model, rows, model_kwargs, None if adopted else compilation, ranks, adopted)
         if not rows.holes or target.reach >= rows.max_length:
             if adopted:
                 target.adopt(given, mask)
@@ -65,4 +60,29 @@ def target_of(
         raise ValueError(
             f"a target that is spread over ranks must be fed row by row, and this one is not ({reason}): load it whole"
         )
+    if not continued:
+        refuse_sight(model, model_kwargs, reason)
     return cropping(model, rows, model_kwargs, reason)
+
+
+def _on_rows(
+    model: Any, rows: Rows, model_kwargs: dict[str, Any], compilation: Compilation | None, ranks: Ranks | Steps | None, adopted: bool
+) -> RowModel:  # fmt: skip
+    """The target on a cache of rows. Raises: `ValueError`, one line, for what it is given that cannot be followed there."""
+    mask, positions = model_kwargs.get(mask_name(model)), model_kwargs.get("position_ids")
+    if rows.sight is None:
+        refuse_extra_inputs(model_kwargs)
+    if adopted and ranks is None and sees(model):
+        return going_on(model, rows, mask, positions)
+    if rows.sight is None:
+        refuse_positions(rows.ids[:, : rows.width], mask, positions)
+    target = rowwise(model, model, rows, compilation=compilation, ranks=ranks)
+    if ranks is not None and target.facts.keeps_states:
+        raise ValueError(
+            f"a target that is spread over ranks cannot keep a recurrent state, and {type(base_of(model)).__name__} does: load it whole"
+        )
+    if ranks is not None and target.rope is not None:
+        raise ValueError(
+            "a target that is spread over ranks cannot have RoPE that changes with the length of the text: load it whole"
+        )
+    return target

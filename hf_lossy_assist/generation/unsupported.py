@@ -16,6 +16,7 @@ from transformers import (
 from ..models.cache_name import CACHE, CACHE_NAMES, passed_as
 from ..models.in_step import is_one_of_several
 from ..models.inspect import base_of, vocabulary_of
+from ..models.seeing import sees
 from ..models.trials import why_not_rows
 from ..validation import check_int, check_number, shown
 from .arguments import refuse_modes_asked_for
@@ -23,6 +24,7 @@ from .compiling import STATIC
 from .input_tensors import refuse_ids, refuse_mask, refuse_outside, refuse_prompt
 from .passed_cache import refuse_uncroppable
 from .setting_types import check_settings
+from .text_inputs import TEXT_INPUTS, refuse_extra_inputs
 
 
 GENERATE = set(inspect.signature(GenerationMixin.generate).parameters)
@@ -35,15 +37,6 @@ OTHERS = {
     "attention_mask",
     "trust_remote_code",
     *CACHE_NAMES,
-}
-# What a decoder on a `RowCache` may be given by `generate`.
-TEXT_INPUTS = {
-    "attention_mask",
-    "position_ids",
-    CACHE,
-    "use_cache",
-    "logits_to_keep",
-    "token_type_ids",
 }
 
 
@@ -225,22 +218,14 @@ def _refuse_sampling(settings: Settings) -> None:
             )
 
 
-def refuse_extra_inputs(model_kwargs: dict[str, Any]) -> None:
-    """Refuse inputs other than text, such as images, for a model that runs on a `RowCache`."""
-    for name, value in model_kwargs.items():
-        if name == "mm_encoder_outputs" and isinstance(value, dict):
-            # `generate` hands one to every model that could see, empty for a text; what it encoded itself stands in it by kind.
-            kinds = [kind for kind, encoded in value.items() if encoded is not None]
-            name, value = f"{' and '.join(kinds)} inputs", kinds or None
-        if name not in TEXT_INPUTS and value is not None:
-            raise ValueError(
-                f"lossy_policy handles text alone, and the model was also given {name}: leave {name} or lossy_policy out"
-            )
+def other_inputs(kwargs: dict[str, Any], config: GenerationConfig) -> dict[str, Any]:
+    """What a caller gives a model beside text, by name."""
+    settings = GENERATE | set(vars(config)) | OTHERS | TEXT_INPUTS
+    return {name: value for name, value in kwargs.items() if value is not None and name not in settings}
 
 
 def _refuse_other_inputs(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
     """The same under the names that the caller used, before an image is encoded for nothing."""
-    settings = GENERATE | set(vars(config)) | OTHERS | TEXT_INPUTS
-    given = {name: value for name, value in kwargs.items() if value is not None and name not in settings}
-    if given and why_not_rows(model) is None:
+    given = other_inputs(kwargs, config)
+    if given and why_not_rows(model) is None and not sees(model):
         refuse_extra_inputs(given)

@@ -24,6 +24,9 @@ from .inspect import NAME, ORDINARY
 _layout: ContextVar["Layout | None"] = ContextVar(
     "layout", default=None
 )  # of the packed forward under way in this thread
+_columns: ContextVar[torch.Tensor | None] = ContextVar(
+    "columns", default=None
+)  # (B, n) of each row's tokens, where they are padded on the left
 _forwards: Counter[int] = Counter()  # packed ones under way in all threads, by the `id` of their config
 _lock = threading.Lock()
 
@@ -70,8 +73,20 @@ AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS[ORDINARY])  #
 
 def unpacked(states: torch.Tensor) -> torch.Tensor:
     """States from inside a forward as the padded block has them, (B, Q, …), whether it is packed or not."""
-    layout = _layout.get()
+    layout, columns = _layout.get(), _columns.get()
+    if columns is not None:
+        return states[torch.arange(len(columns), device=states.device)[:, None], columns.to(states.device)]
     return states if layout is None else layout.pad(states, layout.width)
+
+
+@contextmanager
+def padded_left(mask: torch.Tensor | None) -> Iterator[None]:
+    """Forwards here take rows side by side as `generate` has them; `mask` (B, Q): 0 where a token is hidden, None: nowhere."""
+    token = _columns.set(None if mask is None else mask.eq(0).long().argsort(dim=1, stable=True))
+    try:
+        yield
+    finally:
+        _columns.reset(token)
 
 
 @contextmanager

@@ -123,22 +123,22 @@ class RowCache(Cache):
                 layer.settle(found)
             self.history.close(lengths)
 
-    def adopt(self, given: Cache, mask: torch.Tensor | None, device: torch.device) -> int:
-        """Copy the only row of a cache of Transformers' own; returns its length. `mask` as in `RowModel.adopt`."""
-        held = given.get_seq_length()
-        seen = torch.ones(held, dtype=torch.bool) if mask is None else mask[0, :held].ne(0)
-        length = int(seen.sum())
-        self.plan([0], length, device, keeps=False)
+    def adopt(self, given: Cache, mask: torch.Tensor | None, rows: int, device: torch.device) -> list[int]:
+        """Copy the `rows` of a cache of Transformers' own; returns their lengths. `mask` as in `RowModel.adopt`."""
+        held = int(given.get_seq_length())
+        seen = torch.ones(rows, held, dtype=torch.bool) if mask is None else mask[:, :held].ne(0).cpu()
+        lengths = seen.sum(dim=1).tolist()
+        columns = (~seen).long().argsort(dim=1, stable=True)[:, : max(lengths)]  # a short row's hidden places behind
+        self.plan([0] * rows, max(lengths), device, lengths, keeps=False)
         for mine, theirs in zip(self.layers, given.layers, strict=True):
-            mine.adopt(theirs, seen)
+            mine.adopt(theirs, columns, held)
         if self.history is not None:
-            self.history.close([length])
-            self.history.prompts = [
-                length
-            ]  # a prompt goes on with more than one token, or its token is a step of its own
+            self.history.close(lengths)
+            # A prompt goes on with more than one token, or its token is a step of its own.
+            self.history.prompts = list(lengths)
             for layer in self.with_states:
                 layer.settle(None)
-        return length
+        return lengths
 
     def row(self, b: int) -> "RowCache":
         """Row b alone on the same storage: what is written there is written here, but for states. Neither may grow afterwards."""

@@ -68,6 +68,8 @@ class RowLayer(CacheLayerMixin):
 
     def hand_out(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
         """Put the only row's first tokens into a cache of Transformers' own, as `RowModel.as_dynamic_cache` says."""
+        if not self.is_initialized:  # a layer that attends to a picture alone, of a text
+            return
         kept = [states[:, :, :length] for states in (self.keys, self.values)]
         if seen is None:
             out.update(*(states.clone() for states in kept), self.number)
@@ -78,14 +80,16 @@ class RowLayer(CacheLayerMixin):
             new[:, :, places] = old
         out.update(*spread, self.number)
 
-    def adopt(self, layer: Any, seen: torch.Tensor) -> None:
-        """Copy the only row of a layer of Transformers' own, of whose places those of `seen` (places,) bool are the text's."""
+    def adopt(self, layer: Any, columns: torch.Tensor, held: int) -> None:
+        """Copy from a layer of Transformers' own what stands at `columns` (B, n) int64 of its `held` places, a row's text in its order."""
         if layer.keys is not None and layer.keys.numel():
-            # A sliding window has forgotten the first places, which nobody sees any more.
-            spread = [
-                torch.nn.functional.pad(its, (0, 0, len(seen) - its.shape[2], 0)) for its in (layer.keys, layer.values)
-            ]
-            self.update(*(its[:, :, seen.to(its.device)] for its in spread))
+            places = columns.to(layer.keys.device)[:, None, :, None]
+            taken = []
+            for its in (layer.keys, layer.values):
+                # A sliding window has forgotten the first places, which nobody sees any more.
+                whole = torch.nn.functional.pad(its, (0, 0, held - its.shape[2], 0))
+                taken.append(whole.gather(2, places.expand(-1, whole.shape[1], -1, whole.shape[3])))
+            self.update(*taken)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object

@@ -6,7 +6,6 @@ length of what they see; they would go wrong without a word.
 """
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,13 +20,12 @@ from .cropping import CroppingModel
 from .inspect import attention_of, base_of, device_of, has_fixed_rows, is_tested, tokens_known
 from .layer_kinds import keeps_states
 from .row_model import RowModel
+from .trying import same_logits, told
 
 
 REACH = 64  # the longest window, chunk or top-k that a trial's text goes beyond
 BLOCK = 3  # tokens
 RECURRENT = "it keeps a recurrent state, which cannot be rolled back"
-# What a model may raise at inputs that it does not take: a 4-D mask, a block behind a cache, a position.
-FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 _in_rows: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
 _alone: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
 
@@ -54,9 +52,14 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
             return "it has an adapter for each row, and so cannot be tried on rows of different length: call it once without adapter_names"
         if base not in _in_rows:
             attempt = _try_states if facts.keeps_states else _try_rows
-            _in_rows[base] = _told(base, "rows of different length", lambda: attempt(base))
+            _in_rows[base] = told(base, "rows of different length", lambda: attempt(base))
         return _in_rows[base]
     return None
+
+
+def may_read_at_once(model: PreTrainedModel) -> bool:
+    """Whether nothing but the trial, whose prompts come with a block behind them, speaks against rows: the tokens of a prompt may see each other."""
+    return why_not_rows(model) is None or _in_rows.get(base_of(model)) is not None
 
 
 def why_not_prefixes(model: PreTrainedModel) -> str | None:
@@ -82,7 +85,7 @@ def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> str |
     if base not in _alone and has_fixed_rows(base):
         return "it has an adapter for each row, and so cannot be tried on one: call it once without adapter_names"
     if base not in _alone:
-        _alone[base] = _told(base, "a block that is rolled back", lambda: _try_alone(base, model_kwargs))
+        _alone[base] = told(base, "a block that is rolled back", lambda: _try_alone(base, model_kwargs))
     return _alone[base]
 
 
@@ -114,22 +117,6 @@ def crops(cache: Any) -> bool:
     return layers is not None and not keeps_states_alone(cache) and all(hasattr(layer, "crop") for layer in layers)
 
 
-@torch.no_grad()
-def _told(base: Any, what: str, attempt: Callable[[], str | None]) -> str | None:
-    """The reason that `attempt` returns, or what it fails with, in one line. Dropout is off meanwhile."""
-    training = [module for module in base.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        return attempt()
-    except FAILURES as error:
-        said = " ".join(str(error).split())[:160] or type(error).__name__
-        return f"a trial on {what} failed ({said})"
-    finally:
-        for module in training:
-            module.training = True
-
-
 def _texts(base: Any, rows: int) -> tuple[torch.Tensor, int]:
     """Token ids (rows, n + BLOCK + 1) to try and n, the length of their prompts: longer than a short window."""
     config = base.config.get_text_config(decoder=True)
@@ -158,13 +145,15 @@ def _try_rows(base: PreTrainedModel) -> str | None:
         runner.rollback(held)
         blocks = torch.stack([text[start : start + BLOCK] for text, start in zip(ids, held, strict=True)])
         got = runner.feed(blocks, [BLOCK] * 2, keep=BLOCK)
-        if not _same(got, torch.stack([w[h - n :][:BLOCK] for w, h in zip(wanted, held, strict=True)]), runner.dtype):
+        if not same_logits(
+            got, torch.stack([w[h - n :][:BLOCK] for w, h in zip(wanted, held, strict=True)]), runner.dtype
+        ):
             return f"a trial on {what} did not give what it gives one token at a time"
     ragged = RowModel(base, 2, ids.shape[1] + 1)  # prompts of different length have a forward of their own
     ragged.feed(ids[:, :n], [n, n - 2], keep=0)
     ragged.feed(torch.stack([ids[0, n : n + 3], ids[1, n - 2 : n + 1]]), [1, 3])
     got = ragged.feed(ids[:, n + 1 : n + 2], [1, 1], keep=1)
-    if not _same(got, torch.stack([w[1:2] for w in wanted]), runner.dtype):
+    if not same_logits(got, torch.stack([w[1:2] for w in wanted]), runner.dtype):
         return "a trial on prompts of different length did not give what it gives one token at a time"
     return None
 
@@ -187,7 +176,7 @@ def _try_states(base: PreTrainedModel) -> str | None:
                 runner.feed(part, [part.shape[1]] * len(which))
             runner.rollback((starts + kept).tolist())
             got = runner.feed(_behind(texts, starts + kept, 2 + lag), (2 + which * lag).tolist())
-            if not _same(got[torch.arange(len(which)), 1 + which * lag], rights, runner.dtype):
+            if not same_logits(got[torch.arange(len(which)), 1 + which * lag], rights, runner.dtype):
                 return f"a trial on {what}, of which rows keep different numbers, did not give what it gives one token at a time"
     return None
 
@@ -221,7 +210,7 @@ def _try_alone(base: PreTrainedModel, model_kwargs: dict[str, Any]) -> str | Non
     got = runner.feed(ids[:, n : n + BLOCK], [BLOCK])
     plain.feed(ids[:, :n], [n], keep=0)
     wanted = torch.cat([plain.feed(ids[:, i : i + 1], [1]) for i in range(n, n + BLOCK)], dim=1)
-    if not _same(got, wanted, base.get_input_embeddings().weight.dtype):
+    if not same_logits(got, wanted, base.get_input_embeddings().weight.dtype):
         return "a trial on a block that is rolled back did not give what it gives one token at a time"
     return None
 
@@ -240,9 +229,3 @@ def _alone_on(base: Any, model_kwargs: dict[str, Any], prompt: torch.Tensor) -> 
     elif "position_ids" in inspect.signature(base.forward).parameters:
         own["position_ids"] = torch.arange(prompt.shape[1], device=prompt.device)[None]
     return CroppingModel(base, own, prompt)
-
-
-def _same(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> bool:
-    tolerance = 1e-4 if dtype in (torch.float32, torch.float64) else 0.02
-    got, wanted = got.float(), wanted.float()
-    return torch.allclose(got, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))

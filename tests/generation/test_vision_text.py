@@ -1,4 +1,4 @@
-"""Models that could see, given text alone: as any decoder. Given an image: refused by the name that the caller used."""
+"""Models that could see, given text alone: as any decoder."""
 
 import pytest
 import torch
@@ -96,22 +96,3 @@ def test_its_first_layers_draft_for_it(build):
     assert draft(settings["input_ids"]).logits.ne(model(settings["input_ids"]).logits).any()
     out = model.generate(**settings, assistant_model=draft, lossy_policy="strict")
     assert torch.equal(out, model.generate(**settings))
-
-
-@pytest.mark.parametrize("by_runner", [False, True], ids=["enabled", "Runner"])
-def test_an_image_is_refused_by_name(by_runner):
-    model, draft = ready(llava)
-    ids = one(vocab=90)["input_ids"]
-    ids[0, 2:6] = IMAGE
-    settings = {"max_new_tokens": 4, "do_sample": False, "pixel_values": torch.zeros(1, 3, 8, 8)}
-    if by_runner:
-        settings["custom_generate"], line = (
-            hla.Runner("strict", draft),
-            "also given (image inputs|pixel_values): leave ",
-        )
-    else:
-        hla.enable(model)
-        settings |= {"assistant_model": draft, "lossy_policy": "strict"}
-        line = "also given pixel_values: leave pixel_values"
-    with pytest.raises(ValueError, match=line):
-        model.generate(ids, **settings)

@@ -1,0 +1,192 @@
+"""Which models that see give Transformers' own text: a tiny random model of every image-text model type, with text alone and with pictures.
+
+`python examples/supported_vision.py` builds each (`tiny_models.py`, `tiny_vision.py`) and compares strict greedy decoding with
+`model.generate`, as `supported_models.py` does for models of text: one prompt, and prompts of different length in one left-padded batch;
+then one prompt with a picture, and three with one, two and none. Of the drafts, which see what the target sees, one is often right and one
+never. The table goes to docs/vision_models.md; it exits with 1 if a text differs. `--only llava gemma3` tries these alone.
+"""
+
+import argparse
+import json
+import logging
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import supported_models as text_models
+import torch
+import transformers
+from model_processes import run
+from model_table import escaped
+from supported_models import NoVerdict, TooLong, drafts, line_of, prompts, reference, refused_by_us
+from tiny_models import tiny_model
+from tiny_vision import CHANGES, SEEN, prompts as with_pictures  # fmt: skip
+from transformers.models.auto import modeling_auto
+
+import hf_lossy_assist as hla
+
+
+CLASSES: dict[str, str] = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+KIND, PICTURES = "image-text", {"picture": (1,), "pictures": (1, 2, 0)}
+TEXTS = {"one": text_models.SHAPES["one"], "ragged": text_models.SHAPES["ragged"]}
+GOOD = ("equal", "not shown")
+
+
+def batches(name: str, seed: int) -> dict[str, dict[str, torch.Tensor]]:
+    """The inputs of each call with a model type."""
+    found = {shape: prompts(lengths, seed) for shape, lengths in TEXTS.items()}
+    if name in SEEN:
+        found |= {shape: with_pictures(SEEN[name], counts, seed) for shape, counts in PICTURES.items()}
+    return found
+
+
+def attempt(model: Any, own: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, str]:
+    """{"verdict": "equal" | "unequal" | "refused" | "generate fails", "why": …} of one batch with both drafts."""
+    try:
+        wanted = reference(model, inputs)
+    except NoVerdict:
+        raise
+    except Exception as error:
+        return {"verdict": "generate fails", "why": line_of(error)}
+    for name, draft in own.items():
+        try:
+            out = hla.enable(model).generate(**inputs, **text_models.SETTINGS, assistant_model=draft, lossy_policy="strict")
+        except Exception as error:
+            kind = "refused" if refused_by_us(error) else "unequal"
+            return {"verdict": kind, "why": str(error) if kind == "refused" else line_of(error)}
+        finally:
+            hla.disable(model)
+        if not torch.equal(out.sequences[:, -text_models.NEW :], wanted):
+            return {"verdict": "unequal", "why": f"{name} right draft"}
+    return {"verdict": "equal", "why": ""}
+
+
+def reads_pictures(model: Any, inputs: dict[str, torch.Tensor]) -> None:
+    """Raises `NoVerdict` where the text is the same with other pictures."""
+    if "pixel_values" in inputs:
+        other = inputs | {"pixel_values": -inputs["pixel_values"]}
+        if torch.equal(reference(model, inputs), reference(model, other)):
+            raise NoVerdict("its text does not depend on the picture")
+
+
+def examine(name: str, attention: str) -> dict[str, Any]:
+    """One model type: {"not built": …} or, by shape, what `attempt` says."""
+    said = ""
+    for seed in range(text_models.ATTEMPTS):
+        try:
+            changes = SEEN[name].changes if name in SEEN else CHANGES.get(name, {})
+            model = tiny_model(name, KIND, attention, seed, **changes)
+            inputs = batches(name, seed)
+            own = drafts(model)
+            found = {shape: attempt(model, own, batch) for shape, batch in inputs.items()}
+            for shape in [shape for shape in TEXTS if found[shape]["verdict"] == "unequal"]:
+                found[shape] = text_models.try_shape(model, own, inputs[shape])  # `generate` may write each prompt alone otherwise
+            if found.get("picture", {}).get("verdict") == "equal":
+                reads_pictures(model, inputs["picture"])
+            return found
+        except NoVerdict as error:
+            said = str(error)
+        except Exception as error:
+            return {"not built": line_of(error)}
+    return {"not built": f"no verdict with {text_models.ATTEMPTS} seeds: {said}"}
+
+
+def work(names: list[str]) -> None:
+    """Try these and print a line of JSON for each, in a process of its own."""
+
+    def too_long(*_: Any) -> None:
+        raise TooLong(f"took more than {text_models.SECONDS} s")
+
+    signal.signal(signal.SIGPROF, too_long)
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    for name in names:
+        result: dict[str, Any] = {"name": name}
+        start = time.process_time()
+        for attention in text_models.ATTENTIONS:
+            signal.setitimer(signal.ITIMER_PROF, text_models.SECONDS)
+            try:
+                result[attention] = examine(name, attention)
+            except TooLong as error:
+                result[attention] = {"not built": str(error)}
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        result["seconds"] = round(time.process_time() - start, 1)
+        print(json.dumps(result), flush=True)
+
+
+def row_of(result: dict[str, Any]) -> dict[str, str]:
+    """A row of the page. What differs between the two kinds of attention is said of the worse one."""
+    tried = {kind: result[kind] for kind in text_models.ATTENTIONS if "not built" not in result[kind]}
+    row = {"type": result["name"], "class": CLASSES[result["name"]], "attention": ", ".join(tried), "why": ""}
+    if not tried:
+        return row | {"text": "not built", "pictures": "not built", "why": result["eager"]["not built"]}
+    for column, shapes in {"text": TEXTS, "pictures": PICTURES}.items():
+        found = [(shape, its[shape]) for its in tried.values() for shape in shapes if shape in its]
+        bad = [(shape, its) for shape, its in found if its["verdict"] != "equal"]
+        row[column] = "equal" if found and not bad else "not shown" if not found else bad[0][1]["verdict"]
+        if bad and bad[0][0] in ("ragged", "pictures") and not any(shape in ("one", "picture") for shape, _ in bad):
+            row[column] = "one prompt at a time"
+        if bad:
+            row["why"] = row["why"] or f"{bad[0][0]}: {bad[0][1]['why']}"
+    return row
+
+
+def page(results: list[dict[str, Any]]) -> tuple[str, int]:
+    """The document, and how many models gave another text."""
+    rows = [row_of(result) for result in sorted(results, key=lambda result: str(result["name"]))]
+    built = [row for row in rows if row["text"] != "not built"]
+    lines = [
+        "# Models that see",
+        "",
+        "Strict greedy decoding against `model.generate`, token for token: a tiny random model of every image-text model type of the installed",
+        "Transformers ([how](models.md)). Text: one prompt, and four of 9, 1, 4 and 14 tokens in one batch. Pictures, random numbers of the shape that",
+        "the type's processor makes: one prompt with a picture, and three with one, two and none. The drafts see what the target sees; one is often",
+        "right, one never. A prompt with pictures is read once, as `generate` has it read; the first such prompt of each kind is tried, a block of",
+        "tokens beside one token at a time, and what does not agree is refused. `not shown`: nobody made pictures of its shape for this page, and that",
+        "trial is what there is. `generate fails`: on this tiny model, or in this release, Transformers' own.",
+        "",
+        f"Made by `python examples/supported_vision.py` ({sum(its['seconds'] for its in results) / 60:.0f} minutes of a CPU core), with",
+        f"hf_lossy_assist {hla.__version__}, Transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}.",
+        "",
+        "| model type | class | attention | text | pictures | why |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in built:
+        why = escaped(row["why"].replace(row["class"] + " ", "", 1))
+        lines.append(f"| {row['type']} | {row['class']} | {row['attention']} | {row['text']} | {row['pictures']} | {why} |")
+    lines += ["", "## Not built", "", "| model type | class | why |", "| --- | --- | --- |"]
+    lines += [f"| {row['type']} | {row['class']} | {escaped(row['why'])} |" for row in rows if row["text"] == "not built"]
+    return "\n".join(lines) + "\n", sum("unequal" in (row["text"], row["pictures"]) for row in rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", help="model types")
+    parser.add_argument("--work", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--processes", type=int, default=1, help="at a time, of one thread each")
+    parser.add_argument("--lines", type=Path, help="raw results: those there are kept, the others added")
+    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent.parent / "docs" / "vision_models.md")
+    options = parser.parse_args()
+    if options.work:
+        work(options.work)
+        return 0
+    names = [name for name in sorted(CLASSES) if not options.only or name in options.only]
+    found: list[dict[str, Any]] = []
+    if options.lines and options.lines.exists():
+        found = [json.loads(line) for line in options.lines.read_text().splitlines()]
+        names = [name for name in names if name not in {result["name"] for result in found}]
+    results = found + run(__file__, names, options.lines, options.processes, 10 * text_models.SECONDS)
+    text, wrong = page(results)
+    if options.only:
+        print(text)
+    else:
+        options.out.write_text(text)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

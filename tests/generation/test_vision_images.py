@@ -1,0 +1,256 @@
+"""Models that see: the prompt is read once, with its pictures, as `generate` has it read; then rounds are text, row by row."""
+
+import pytest
+import torch
+from support import eagle
+from support.distributions import REJECT, goodness
+from support.seeing import SETTINGS, assisted, draft_of, model_of, prompts_of, reads_images, written
+from support.small import llama, near, one, tokenizer, words
+from transformers import DynamicCache
+from transformers.generation.streamers import BaseStreamer
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
+from hf_lossy_assist.models.cache_name import CACHE, cache_of
+
+
+pytestmark = pytest.mark.slow
+
+FAMILIES = (
+    "llava", "llava_next", "gemma3", "paligemma", "mistral3", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v",
+    "internvl",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_text_behind_pictures_is_the_one_that_generate_writes(name):
+    """One picture; two in one row and none in the other; a draft that sees them."""
+    assert reads_images(name, prompts_of(name, (1,)))
+    for counts in ((1,), (1, 2, 0)):
+        inputs = prompts_of(name, counts)
+        out = assisted(name, inputs, assistant_model=draft_of(name), num_assistant_tokens=4)
+        assert torch.equal(out.sequences, written(name, inputs).sequences), counts
+        assert out.speculation.draft_acceptance_rate > 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_text_alone_is_written_by_models_that_see(name):
+    for counts in ((0,), (0, 0, 0)):
+        inputs = prompts_of(name, counts)
+        out = assisted(name, inputs, assistant_model=draft_of(name))
+        assert torch.equal(out.sequences, written(name, inputs).sequences), counts
+
+
+DRAFTS = {
+    "a model of text": lambda name: {"assistant_model": llama(seed=1).float()},
+    "its first layers": lambda name: {"assistant_model": hla.early_exit(model_of(name), 1)},
+    "prompt lookup": lambda name: {"prompt_lookup_num_tokens": 4},
+    "suffixes": lambda name: {"drafter": hla.SuffixDrafter()},
+    "EAGLE-3": lambda name: {"drafter": Eagle3Drafter(eagle.network(model_of(name)))},
+    "a companion that sees": lambda name: {
+        "assistant_model": llama(seed=1).float(),
+        "lossy_policy": hla.LossyPolicy(filter=hla.Staged(draft_of(name)), stop=hla.Confidence(0.1)),
+    },
+    "SVIP": lambda name: {"assistant_model": draft_of(name), "lossy_policy": "svip"},
+    "compiled rounds, where they can be": lambda name: {
+        "assistant_model": draft_of(name),
+        "cache_implementation": "static",
+    },
+}
+
+
+@pytest.mark.parametrize("drafts", DRAFTS.values(), ids=list(DRAFTS))
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3"])
+def test_whatever_drafts(name, drafts):
+    for counts in ((1,), (1, 2, 0)):
+        inputs, given = prompts_of(name, counts), drafts(name)
+        stock = {"cache_implementation": None}
+        assert torch.equal(assisted(name, inputs, **given).sequences, written(name, inputs, **stock).sequences), counts
+
+
+def test_a_draft_that_sees_guesses_better_than_one_that_is_shown_other_pictures():
+    """Its own prompt is read with the caller's pictures, not with what the target made of them."""
+    name = "qwen2_5_vl"
+    inputs, model = prompts_of(name, (1, 2)), model_of(name)
+    twin = assisted(name, inputs, assistant_model=model)
+    assert twin.speculation.draft_acceptance_rate == 1.0
+    blind = assisted(name, inputs, assistant_model=llama(seed=1).float())
+    assert blind.speculation.draft_acceptance_rate < 0.5
+
+
+def test_a_drafter_on_the_targets_states_sees_each_rows_own(monkeypatch):
+    """The prompts are padded on the left there: what it drafts for a row of text is what it drafts for that row alone."""
+    name, seen = "qwen2_5_vl", eagle.watched(monkeypatch)
+    inputs = prompts_of(name, (2, 0))
+    drafter = Eagle3Drafter(eagle.network(model_of(name)))
+    assisted(name, inputs, drafter=drafter, num_assistant_tokens=3)
+    beside = {tuple(text.tolist()): tokens for text, tokens in eagle.drafts(seen)}
+    seen.clear()
+    alone = {"input_ids": inputs["input_ids"][1:, inputs["attention_mask"][1].bool()]}
+    assisted(name, alone, drafter=drafter, num_assistant_tokens=3)
+    both = [(beside[key], tokens) for text, tokens in eagle.drafts(seen) if (key := tuple(text.tolist())) in beside]
+    assert len(both) > 3
+    first = min(len(key) for key in beside if key[0] == alone["input_ids"][0, 0])
+    assert first == alone["input_ids"].shape[1], "it has seen the whole prompt by the first round"
+    for tokens, others in both:
+        assert tokens[: len(others)] == others[: len(tokens)]
+
+
+def test_another_tokenizer_drafts_from_the_text():
+    name, own, other = "qwen2_5_vl", tokenizer(), tokenizer(words()[::-1])
+    inputs, draft = prompts_of(name, (1,)), llama(seed=1).float()
+    given = {"assistant_model": draft, "tokenizer": own, "assistant_tokenizer": other}
+    assert torch.equal(assisted(name, inputs, **given).sequences, written(name, inputs).sequences)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_5"])
+def test_a_chat_goes_on_behind_a_picture(name):
+    """Three turns on one cache: positions behind the picture lag behind the tokens."""
+
+    def turns(**given):
+        inputs, said = prompts_of(name, (1,)), []
+        types = inputs["mm_token_type_ids"]
+        for turn in range(3):
+            out = model_of(name).generate(**inputs, **(SETTINGS | {"max_new_tokens": 5}), **given)
+            said.append(out.sequences)
+            ids = torch.cat([out.sequences, torch.tensor([[5 + turn, 6, 7]])], dim=1)
+            inputs = {"input_ids": ids, CACHE: cache_of(out)}
+            inputs["mm_token_type_ids"] = torch.nn.functional.pad(types, (0, ids.shape[1] - types.shape[1]))
+        return said
+
+    wanted = turns()
+    for draft in (draft_of(name), llama(seed=1).float()):
+        got = turns(assistant_model=draft, lossy_policy="strict")
+        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+class Kept(BaseStreamer):
+    def __init__(self):
+        self.tokens = []
+
+    def put(self, value):
+        self.tokens += value.reshape(-1).tolist()
+
+    def end(self):
+        self.tokens.append(None)
+
+
+def test_streams_stop_strings_lengths_and_scores():
+    name, draft = "qwen3_vl", draft_of("qwen3_vl")
+    alone, inputs = prompts_of(name, (1,)), prompts_of(name, (1, 2, 0))
+    streamer = Kept()
+    out = assisted(name, alone, assistant_model=draft, streamer=streamer)
+    assert streamer.tokens == [*out.sequences[0].tolist(), None]
+
+    wanted = written(name, inputs, output_logits=True)
+    stop = {"stop_strings": [tokenizer().decode(wanted.sequences[0, -5])], "tokenizer": tokenizer()}
+    out = assisted(name, inputs, assistant_model=draft, **stop)
+    assert torch.equal(out.sequences, written(name, inputs, **stop).sequences)
+    assert out.sequences.ne(wanted.sequences[:, : out.sequences.shape[1]]).any()
+
+    # A picture counts as the tokens that it takes in the text, as `generate` counts.
+    short = {"max_new_tokens": None, "max_length": inputs["input_ids"].shape[1] + 7}
+    out = assisted(name, inputs, assistant_model=draft, **short)
+    assert torch.equal(out.sequences, written(name, inputs, **short).sequences)
+    assert out.speculation.num_new_tokens == 3 * 7
+
+    out = assisted(name, inputs, assistant_model=draft, output_logits=True)
+    for ours, theirs in zip(out.logits, wanted.logits, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-3)
+
+
+def test_several_texts_of_one_prompt_are_drawn_with_its_pictures():
+    name = "qwen2_5_vl"
+    sample = {"do_sample": True, "num_return_sequences": 3, "top_k": 1}
+    inputs = prompts_of(name, (1, 2))
+    out = assisted(name, inputs, assistant_model=draft_of(name), **sample)
+    assert torch.equal(out.sequences, written(name, inputs, **sample).sequences)
+    assert out.speculation.draft_acceptance_rate > 0
+
+
+def test_custom_generate_hands_a_draft_no_pictures():
+    name, inputs = "llava", prompts_of("llava", (1, 0))
+    wanted = written(name, inputs).sequences
+    text = hla.Runner("strict", llama(seed=1).float())
+    assert torch.equal(model_of(name).generate(**inputs, **SETTINGS, custom_generate=text).sequences, wanted)
+    with pytest.raises(ValueError, match="drafts from the same images, which custom_generate is not handed: pass lossy"):
+        model_of(name).generate(**inputs, **SETTINGS, custom_generate=hla.Runner("strict", draft_of(name)))
+
+
+REFUSED = {
+    "a draft of another family": (
+        lambda: assisted("llava", prompts_of("llava", (1,)), assistant_model=draft_of("smolvlm")),
+        "the draft SmolVLMForConditionalGeneration cannot be given what the target is given .*: pass a draft of the target's family",
+    ),
+    "many prompts": (
+        lambda: hla.generate_many(
+            model_of("llava"), [[5, 6]], assistant_model=llama(), pixel_values=torch.zeros(1, 3, 16, 16)
+        ),
+        "generate_many writes behind texts alone, got pixel_values: call generate",
+    ),
+    "an empty cache for a prompt that is read at once": (
+        lambda: assisted(
+            "paligemma", prompts_of("paligemma", (0,)), assistant_model=llama(), **{CACHE: DynamicCache()}
+        ),
+        "is empty, and PaliGemmaForConditionalGeneration reads a prompt at once: leave it out",
+    ),
+    "a model of text": (
+        lambda: hla.enable(llama()).generate(
+            **one(), assistant_model=llama(), lossy_policy="strict", max_new_tokens=2, pixel_values=torch.zeros(1)
+        ),
+        "pixel_values",
+    ),
+    "a prompt that ends with a picture": (
+        lambda: assisted("llava", ends_with_a_picture(), assistant_model=llama().float()),
+        "row 0 ends with a piece of an image, and a prompt must end with text: put a token behind it",
+    ),
+}
+
+
+def ends_with_a_picture():
+    inputs = prompts_of("llava", (1,))
+    end = int((inputs["input_ids"][0] == inputs["input_ids"].max()).nonzero()[-1]) + 1
+    return inputs | {n: inputs[n][:, :end] for n in ("input_ids", "attention_mask")}
+
+
+@pytest.mark.parametrize("call, line", REFUSED.values(), ids=list(REFUSED))
+def test_what_cannot_be_right_is_refused_in_one_line(call, line):
+    with pytest.raises((ValueError, TypeError), match=rf"^[^\n]*{line}[^\n]*$"):
+        call()
+
+
+def law_of_two(name, inputs, **sample):
+    """The target's law of the first two tokens, (V, V) float64, one forward of Transformers' own for each."""
+
+    def law(more):
+        ids = torch.nn.functional.pad(inputs["input_ids"], (0, len(more)), value=0)
+        ids[:, ids.shape[1] - len(more) :] = torch.tensor(more, dtype=torch.int64)
+        longer = {n: torch.nn.functional.pad(inputs[n], (0, len(more)), value=v) for n, v in PER_TOKEN.items()}
+        out = written(name, inputs | longer | {"input_ids": ids}, max_new_tokens=1, output_scores=True, **sample)
+        return out.scores[0][0].double().softmax(dim=-1)
+
+    first = law([])
+    return torch.stack([share * law([token]) if share else torch.zeros_like(first) for token, share in enumerate(first)])
+
+
+PER_TOKEN = {"attention_mask": 1, "mm_token_type_ids": 0}
+
+
+def test_sampling_has_the_targets_law_behind_a_picture():
+    """χ² over 3000 texts of two tokens; a rule that takes all that is drafted is told apart."""
+    name, sample = "qwen2_5_vl", {"do_sample": True, "top_k": 3}
+    inputs, draft = prompts_of(name, (1,)), near(model_of(name), 0.15)
+    law = law_of_two(name, inputs, **sample)
+    assert 4 <= int((law > 0.01).sum()) <= 9
+
+    def fit(policy):
+        torch.manual_seed(0)
+        texts = assisted(
+            name, inputs, assistant_model=draft, lossy_policy=policy, num_return_sequences=3000, max_new_tokens=2, **sample
+        ).sequences[:, -2:]
+        counts = torch.bincount(texts[:, 0] * law.shape[0] + texts[:, 1], minlength=law.numel())
+        return goodness(counts, law.flatten())
+
+    assert fit(hla.LossyPolicy(stop=hla.Constant(1))) > REJECT
+    with pytest.warns(UserWarning, match="lossy"):
+        assert fit(hla.LossyPolicy(hla.OwnRule(lambda dists: dists.px >= 0), hla.Constant(1))) < REJECT

@@ -5,11 +5,13 @@ from typing import Any
 from ..batch.rows import Rows
 from ..models.cache_name import CACHE
 from ..models.cached import CachedModel
+from ..models.calling import takes_positions
 from ..models.compilation import Compilation
 from ..models.in_step import Steps
 from ..models.inspect import base_of, is_tested
 from ..models.layer_kinds import may_adopt
 from ..models.led import Ranks
+from ..models.row_model import RowModel
 from ..models.trials import keeps_states_alone, refuse_length, why_not_rows
 from .inputs import cropping, mask_name, refuse_positions, rowwise
 from .passed_cache import check_passed
@@ -55,14 +57,23 @@ def target_of(
             raise ValueError(
                 "a target that is spread over ranks cannot have RoPE that changes with the length of the text: load it whole"
             )
-        if not rows.holes or target.reach >= rows.max_length:
+        counts = _counts_holes(target, base_of(model)) if rows.holes else None
+        if counts is None:
             if adopted:
                 target.adopt(given, mask)
             return target
-        counts = "recurrent state" if target.facts.keeps_states else "window"
-        reason = f"its {counts} counts the tokens that attention_mask hides in the middle of a row"
+        reason = f"its {counts} the tokens that attention_mask hides in the middle of a row"
     if ranks is not None:
         raise ValueError(
             f"a target that is spread over ranks must be fed row by row, and this one is not ({reason}): load it whole"
         )
     return cropping(model, rows, model_kwargs, reason)
+
+
+def _counts_holes(target: RowModel, base: Any) -> str | None:
+    """What of a target on rows would count hidden tokens between others, which a cache of rows does not hold; None: nothing."""
+    if target.facts.keeps_states:
+        return "recurrent state counts"
+    if not takes_positions(base) and not target.counts_columns:  # biases by the length of the cache
+        return "position biases count"
+    return None

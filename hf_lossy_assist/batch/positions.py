@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from ..models.inspect import learned_positions
+from ..models.places import tables_of
 from .rows import Rows
 
 
@@ -33,22 +34,28 @@ class Positions:
     def __init__(self, target: Any, *others: Any):
         """Transformers models; None among `others` is passed over."""
         self.target = learned_positions(target)
-        tables = [self.target, *(learned_positions(its) for its in others if its is not None)]
-        self.shortest = min((size for size in tables if size is not None), default=None)
+        self._columns = bool(tables_of(target))  # hidden tokens have positions of the target's, too
+        tables = [learned_positions(its) for its in others if its is not None]
+        self._shortest = min((size for size in tables if size is not None), default=None)
+
+    def _last(self, rows: Rows) -> list[int]:
+        """The target's position of each row's last token."""
+        return [length - 1 for length in rows.lengths] if self._columns else rows.held()
 
     def room(self, rows: Rows, limits: list[int]) -> list[int]:
         """`limits`, the drafted tokens of each row, where the tables end no sooner."""
-        if self.shortest is None:
-            return limits
-        return [max(min(n, self.shortest - held - 1), 0) for n, held in zip(limits, rows.held(), strict=True)]
+        for size, last in ((self.target, self._last), (self._shortest, Rows.held)):
+            if size is not None:
+                limits = [max(min(n, size - place - 1), 0) for n, place in zip(limits, last(rows), strict=True)]
+        return limits
 
     def check(self, rows: Rows) -> None:
         """Raise `ValueError` where a row needs a position that the target does not have."""
         if self.target is None:
             return
-        for row, held, finished in zip(rows.index, rows.held(), rows.finished, strict=True):
-            if not finished and held >= self.target:
+        for row, last, finished in zip(rows.index, self._last(rows), rows.finished, strict=True):
+            if not finished and last >= self.target:
                 raise ValueError(
-                    f"the target has {self.target} positions, and row {row} needs more: its text has {held + 1} tokens and no end. "
+                    f"the target has {self.target} positions, and row {row} needs more: its text has {last + 1} tokens and no end. "
                     f"Pass a smaller max_new_tokens or a shorter prompt"
                 )

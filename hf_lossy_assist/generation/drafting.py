@@ -19,7 +19,7 @@ from ..drafters.suffix import LONGEST_MATCH, SuffixDrafter
 from ..models.cache_name import CACHE
 from ..models.cached import CachedModel
 from ..models.compilation import Compilation
-from ..models.early_exit import ExitModel, leaves_early
+from ..models.early_exit import ExitModel, early_exit, leaves_early
 from ..models.inspect import base_of, learned_positions
 from ..models.layer_kinds import keeps_states
 from ..models.row_model import RowModel
@@ -87,9 +87,10 @@ def start_drafter(given: DraftWith, made: Prepared) -> DrafterRun:
     rows = len(context.rows.index)
     if rows > 1 and given.lookup is not None:  # Transformers' own drafts for one row
         return _lookup(given.lookup, made.config.max_matching_ngram_size).start(context)
+    if rows > 1 and given.exit is not None:  # the same blocks on the target's own cache, which has all rows
+        return _assistant_run(early_exit(base_of(context.target), given.exit), made)
     if rows > 1:
-        what = "early exit and other tokenizers draft for one row at a time"
-        raise ValueError(f"{what}; this batch has {rows}: pass prompts one by one")
+        raise ValueError(f"other tokenizers draft for one row at a time; this batch has {rows}: pass prompts one by one")
     its = given.assistant if given.assistant is not None else context.target if given.exit is not None else None
     if its is not None and keeps_states(its):  # Transformers would crop its cache, which forgets no state
         raise ValueError(

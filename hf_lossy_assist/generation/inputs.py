@@ -10,6 +10,7 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 
 from ..batch.rows import Rows
 from ..batch.token_types import shared_types
+from ..models.columns import Columns
 from ..models.compilation import Compilation
 from ..models.cropping import CroppingModel
 from ..models.growing import GROWING
@@ -48,11 +49,17 @@ def rowwise(
             )
         return SeeingModel(prompt, model, len(rows.index), rows.max_length, vocabulary)
     types = rows.types if model is target else shared_types(model, target, rows.types)
+    size = len(rows.index), rows.max_length
     if ranks is not None:
-        return ranks.row_model(model, len(rows.index), rows.max_length, vocabulary, types)
-    if compilation is not None:
-        return StaticRowModel(model, len(rows.index), rows.max_length, vocabulary, types, compilation=compilation)
-    return RowModel(model, len(rows.index), rows.max_length, vocabulary, types)
+        out = ranks.row_model(model, *size, vocabulary, types)
+    elif compilation is not None:
+        out = StaticRowModel(model, *size, vocabulary, types, compilation=compilation)
+    else:
+        out = RowModel(model, *size, vocabulary, types)
+    if any(rows.pads):
+        columns = torch.arange(rows.width, device=rows.ids.device).expand(len(rows.index), -1)
+        out.stand_at(Columns(rows.seen(columns), rows.width, out.device))
+    return out
 
 
 def cropping(model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str, way_out: str = DROP) -> CroppingModel:

@@ -5,6 +5,7 @@ from typing import Any
 from ..batch.rows import Rows
 from ..models.cache_name import CACHE
 from ..models.cached import CachedModel
+from ..models.calling import takes_positions
 from ..models.compilation import Compilation
 from ..models.in_step import Steps
 from ..models.inspect import base_of, is_tested
@@ -50,12 +51,12 @@ def target_of(
     if reason is None or rows.sight is not None:
         mask = model_kwargs.get(mask_name(model))
         target = _on_rows(model, rows, model_kwargs, None if adopted else compilation, ranks, adopted)
-        if not rows.holes or target.reach >= rows.max_length:
+        counts = _counts_holes(target, base_of(model)) if rows.holes else None
+        if counts is None:
             if adopted:
                 target.adopt(given, mask)
             return target
-        counts = "recurrent state" if target.facts.keeps_states else "window"
-        reason = f"its {counts} counts the tokens that attention_mask hides in the middle of a row"
+        reason = f"its {counts} the tokens that attention_mask hides in the middle of a row"
     if ranks is not None:
         raise ValueError(
             f"a target that is spread over ranks must be fed row by row, and this one is not ({reason}): load it whole"
@@ -86,3 +87,12 @@ def _on_rows(
             "a target that is spread over ranks cannot have RoPE that changes with the length of the text: load it whole"
         )
     return target
+
+
+def _counts_holes(target: RowModel, base: Any) -> str | None:
+    """What of a target on rows would count hidden tokens between others, which a cache of rows does not hold; None: nothing."""
+    if target.facts.keeps_states:
+        return "recurrent state counts"
+    if not takes_positions(base) and not target.counts_columns:  # biases by the length of the cache
+        return "position biases count"
+    return None

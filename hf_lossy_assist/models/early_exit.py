@@ -86,6 +86,7 @@ class ExitModel(RowModel):
         self._target = target
         super().__init__(draft, len(target.lengths), target.cache.limit, vocabulary, target.types)
         self.cache = target.cache
+        self.stand_at(target.columns)
         target.needs_prefill = True  # or it would have to read the prompts itself
 
     @property
@@ -105,6 +106,7 @@ class ExitModel(RowModel):
         self._ahead = [self._ahead[row] for row in rows]
         if self.types is not None:
             self.types = self.types[list(rows)]
+        self.stand_at(None if self.columns is None else self.columns.select(rows))
 
     def export(self, rows: int, mask: torch.Tensor | None) -> None:
         """There is none of its own."""

@@ -16,7 +16,10 @@ _found: WeakKeyDictionary[Any, int | None] = WeakKeyDictionary()
 def learned_positions(base: Any) -> int | None:
     """How many tokens of a text this decoder has positions for, or None where there is no table."""
     if base not in _found:
-        sizes = [_size(getattr(part, name, None)) for part in base.get_decoder().modules() for name in NAMES]
+        decoder = base.get_decoder()
+        sizes = [_size(getattr(part, name, None)) for part in decoder.modules() for name in NAMES]
+        if hasattr(decoder, "build_mpt_alibi_tensor"):  # which makes so many biases
+            sizes.append(base.config.max_seq_len)
         _found[base] = min((size for size in sizes if size is not None), default=None)
     return _found[base]
 

@@ -184,13 +184,25 @@ class RowCache(Cache):
             self.history.take(b, other.history, a, tokens)
 
 
-def visibility(positions: torch.Tensor, visible: int, window: int | None, chunk: int | None) -> torch.Tensor:
-    """Which of the `visible` slots each query may see, (1 or B, 1, Q, visible) bool, from `position_ids` (1 or B, Q)."""
-    slots = torch.arange(visible, device=positions.device)
-    query = positions[:, None, :, None]
-    seen = slots <= query
+def visibility(
+    positions: torch.Tensor,
+    visible: int,
+    window: int | None,
+    chunk: int | None,
+    places: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Which of the `visible` slots each query may see, (1 or B, 1, Q, visible) bool, from `position_ids` (1 or B, Q).
+
+    `places`: what a window and a chunk count, of slots (1 or B, n); None: the slots themselves.
+    """
+    slots = torch.arange(visible, device=positions.device)[None]
+    seen = slots[:, None, None, :] <= positions[:, None, :, None]
+    if window is None and chunk is None:
+        return seen
+    query, key = (positions, slots) if places is None else (places(positions), places(slots))
+    query, key = query[:, None, :, None], key[:, None, None, :]
     if window is not None:
-        seen = seen & (query - slots < window)
+        seen = seen & (query - key < window)
     if chunk is not None:
-        seen = seen & (query // chunk == slots // chunk)
+        seen = seen & (query // chunk == key // chunk)
     return seen

@@ -8,12 +8,16 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from .alibi import with_alibi
 from .architecture import Architecture
 from .cache_name import CACHE
 from .cached import CachedModel
 from .calling import forward_of
+from .columns import Columns
 from .inspect import base_of, has_fixed_rows
+from .masks import Masks
 from .packing import Layout, packed
+from .places import tables_of, with_places
 from .recurrence import modules_of
 from .rope import ChangingRope
 from .row_cache import RowCache
@@ -50,14 +54,17 @@ class RowModel:
         self.cache = self.cache_type(self.facts.layers or self.facts.config.num_hidden_layers, limit, states)
         self.needs_prefill = self.facts.keeps_states  # else a rollback would run the prompt's recurrence again
         self.lengths, self._rolled_back = [0] * rows, False
-        self._open: torch.Tensor | None = None
+        self.masks = Masks(self.facts)
+        self.columns: Columns | None = None
+        self.counts_columns = bool(tables_of(base))  # its positions are columns
         self.device, self.dtype = self.facts.device, self.facts.dtype
         self.types = None if types is None else types.to(self.device)
         # Padding alone lies beyond the limit; beyond a table of positions, rows for which this draft guesses no more.
         self.last = min(limit, self.facts.table_end or limit) - 1
         self.narrow = vocabulary is not None and self.facts.known < vocabulary
         self.rope = ChangingRope.of(base, rows)
-        self.run: Callable[..., Any] = with_temperature(forward_of(model, base), base)
+        self.run: Callable[..., Any] = with_alibi(with_temperature(forward_of(model, base), base), base)
+        self.run = with_places(self.run, base)
         if self.rope is not None:
             self.run = partial(self.rope.run, self.run)
         self.packs = rows > 1 and self.facts.may_pack and self.run is model and not has_fixed_rows(base)
@@ -84,7 +91,9 @@ class RowModel:
         if self._rolled_back:
             self._settle()
         slots = self.cache.plan(self.lengths, width, self.device, counts, keep != 0)
-        positions = slots if self.cache.visible <= self.last + 1 else slots.clamp(max=self.last)
+        positions = slots if self.columns is None or not self.counts_columns else self.columns.of(slots)
+        if self.columns is not None or self.cache.visible > self.last + 1:
+            positions = positions.clamp(max=self.last)
         keep = width if keep is None else keep
         extra: dict[str, Any] = {"logits_to_keep": max(keep, 1)} if self.facts.keeps_logits and keep < width else {}
         if self.types is not None:
@@ -95,7 +104,7 @@ class RowModel:
                 input_ids=tokens,
                 position_ids=positions,
                 # Right padding is hidden by causality alone, so a prefill keeps the fast causal kernel.
-                attention_mask=None if prefill else self._mask(slots),
+                attention_mask=None if prefill and not self.masks.counts_holes else self._mask(slots),
                 **{CACHE: self.cache},
                 use_cache=True,
                 **extra,
@@ -128,32 +137,15 @@ class RowModel:
         self.lengths = ends
         return layout.pad(out.logits, layout.width)
 
-    def _mask(self, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
-        """An additive mask (1 or B, 1, Q, visible) in the model's dtype, one for each kind of layer if there are several."""
-        visible = self.cache.visible
-        if not self.facts.windows:
-            return None
-        if positions.shape == (1, 1) and self.facts.sees_all(visible):
-            # One token that sees everything before it needs no mask. On a CPU a ready one is still cheaper than the model's own
-            # way of finding that out (0.29 ms against 0.34 ms for the demo draft's step).
-            return self._open_mask(visible) if self.device.type == "cpu" else None
-        lowest = torch.finfo(self.dtype).min
-        masks = {}
-        for kind in self.facts.windows:
-            seen = self.facts.visibility(kind, positions, visible)
-            masks[kind] = torch.zeros_like(seen, dtype=self.dtype).masked_fill_(~seen, lowest)
-            if self.facts.mask_each_row:
-                masks[kind] = masks[kind].expand(len(self.lengths), -1, -1, -1)
-        return masks | dict.fromkeys(self.facts.unmasked) if len(masks) > 1 else next(iter(masks.values()))
+    def _mask(self, slots: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
+        """As `Masks.of`."""
+        return self.masks.of(slots, self.cache.visible, len(self.lengths), self.cache.capacity)
 
-    def _open_mask(self, visible: int) -> torch.Tensor | dict[str, torch.Tensor | None]:
-        if self._open is None or self._open.shape[-1] < visible:
-            self._open = torch.zeros(1, 1, 1, self.cache.capacity, dtype=self.dtype, device=self.device)
-        mask = self._open[..., :visible]
-        if self.facts.mask_each_row:
-            mask = mask.expand(len(self.lengths), -1, -1, -1)
-        kinds = self.facts.windows
-        return mask if len(kinds) == 1 else dict.fromkeys(kinds, mask) | dict.fromkeys(self.facts.unmasked)
+    def stand_at(self, columns: Columns | None) -> None:
+        """Say at which columns of the prompts the rows' tokens stand, before the first forward; None: at their places in the cache."""
+        if columns is not None and (self.counts_columns or (columns.most and self.reach < float("inf"))):
+            self.columns = columns
+            self.masks = Masks(self.facts, columns)
 
     def rollback(self, lengths: Sequence[int]) -> None:
         self.lengths, self._rolled_back = list(lengths), True  # a row may be rolled back twice in a round
@@ -168,6 +160,7 @@ class RowModel:
         self.lengths = [self.lengths[r] for r in rows]
         if self.types is not None:
             self.types = self.types[list(rows)]
+        self.stand_at(None if self.columns is None else self.columns.select(rows))
         if self.rope is not None:
             self.rope.select(rows)
 
@@ -179,13 +172,13 @@ class RowModel:
         tokens = other.lengths[0] if tokens is None else tokens
         self.cache.take(b, other.cache, tokens, max(len(self.lengths), b + 1))
         self.lengths[b:] = [tokens, *self.lengths[b + 1 :]]
-        self.last, self._open = max(self.last, other.last), None
+        self.last, self.masks = max(self.last, other.last), Masks(self.facts)
 
     def anew(self, limit: int) -> "RowModel":
         """One row on the same model that holds nothing yet, of a text of up to `limit` tokens."""
         assert self.joins and len(self.lengths) == 1
         out = copy.copy(self)
-        out.cache, out.lengths, out._open = self.cache.like(limit), [0], None
+        out.cache, out.lengths, out.masks = self.cache.like(limit), [0], Masks(self.facts)
         out.last = min(limit, self.facts.table_end or limit) - 1
         return out
 
@@ -199,7 +192,7 @@ class RowModel:
     @property
     def joins(self) -> bool:
         """Whether what it holds of a text is the same whatever texts stand beside it."""
-        return type(self) is RowModel and self.rope is None and self.types is None
+        return type(self) is RowModel and self.rope is None and self.types is None and self.columns is None
 
     @property
     def keeps_prompts(self) -> bool:
@@ -221,6 +214,7 @@ class RowModel:
         alone = RowModel(self.model, 1, self.cache.limit)
         alone.cache, alone.lengths = self.cache.row(row), [self.lengths[row]]
         alone.types = None if self.types is None else self.types[row : row + 1]
+        alone.stand_at(None if self.columns is None else self.columns.select([row]))
         if alone.rope is not None and self.rope is not None:
             alone.rope.first = [self.rope.first[row]]
         return alone

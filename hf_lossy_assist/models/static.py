@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from .architecture import Architecture
 from .cache_name import CACHE
+from .columns import Columns
 from .compilation import FAILURES, Compilation, Signature, compiled_once, failure, graphs_made
 from .inspect import base_of, is_tested
 from .row_cache import SPARE
@@ -61,6 +62,11 @@ class StaticRowModel(RowModel):
         if self.types is not None:
             return "token_type_ids are as long as the prompt, and every length would be compiled"
         return None
+
+    def stand_at(self, columns: Columns | None) -> None:
+        super().stand_at(columns)
+        if self.columns is not None and self.eager_because is None:
+            self.eager_because = "windows count the tokens that attention_mask hides in the middle of a row"
 
     @property
     def replays(self) -> bool:

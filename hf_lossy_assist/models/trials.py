@@ -37,8 +37,6 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
     if base.config.is_encoder_decoder:
         return "it is an encoder-decoder model"
     facts = Architecture.of(base)
-    if not takes_positions(base) and facts.windows:  # without attention, places are the states' own
-        return "its forward takes no position_ids"
     if facts.layers is None:
         kinds = {type(layer) for layer in DynamicCache(config=config).layers}
         return f"it keeps {', '.join(sorted(kind.__name__ for kind in kinds))} in its cache"
@@ -52,7 +50,10 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
             return "it has an adapter for each row, and so cannot be tried on rows of different length: call it once without adapter_names"
         if base not in _in_rows:
             attempt = _try_states if facts.keeps_states else _try_rows
-            _in_rows[base] = told(base, "rows of different length", lambda: attempt(base))
+            reason = told(base, "rows of different length", lambda: attempt(base))
+            if reason is not None and facts.windows and not takes_positions(base):  # so it counts them in a way that is not known
+                reason = "its forward takes no position_ids"
+            _in_rows[base] = reason
         return _in_rows[base]
     return None
 

@@ -77,8 +77,11 @@ def sight_of(model: Any, rows: Rows, input_ids: torch.Tensor, model_kwargs: Mapp
     if not reads_at_once(model):
         return None
     given = {name: value for name, value in model_kwargs.items() if name not in (CACHE, *CACHE_NAMES)}
-    types = [given.get(name) for name in TYPES]
-    looks_ahead = any(its is not None and bool(its.any()) for its in types)
+    types = {name: given[name] for name in TYPES if given.get(name) is not None}
+    for name, its in types.items():
+        if its.shape != input_ids.shape:
+            raise ValueError(f"{name} has shape {tuple(its.shape)}, input_ids {tuple(input_ids.shape)}: they must agree")
+    looks_ahead = any(bool(its.any()) for its in types.values())
     if not looks_ahead and not beside_text(given) and why_not_rows(model) is None:
         return None
     refuse_end(model, input_ids, given)
@@ -96,7 +99,7 @@ def reads_at_once(model: Any) -> bool:
 
 def beside_text(given: Mapping[str, Any]) -> list[str]:
     """The names of those inputs that are no text."""
-    return [name for name, value in given.items() if name not in TEXT_INPUTS and not _is_empty(value)]
+    return [name for name, value in given.items() if name not in (*TEXT_INPUTS, *TYPES) and not _is_empty(value)]
 
 
 def _is_empty(value: Any) -> bool:

@@ -16,7 +16,7 @@ from ..models.seeing import sees
 from ..models.trials import keeps_states_alone, refuse_length, why_not_rows
 from .inputs import cropping, mask_name, refuse_positions, rowwise
 from .passed_cache import check_passed
-from .sight import going_on, refuse_sight, refuse_unread
+from .sight import TYPES, going_on, refuse_sight, refuse_unread
 from .text_inputs import refuse_extra_inputs
 
 
@@ -72,7 +72,8 @@ def _on_rows(
     """The target on a cache of rows. Raises: `ValueError`, one line, for what it is given that cannot be followed there."""
     mask, positions = model_kwargs.get(mask_name(model)), model_kwargs.get("position_ids")
     if rows.sight is None:
-        refuse_extra_inputs(model_kwargs)
+        zeros = TYPES if sees(model) else ()  # what a processor says of a text
+        refuse_extra_inputs({name: value for name, value in model_kwargs.items() if name not in zeros})
     if adopted and ranks is None and sees(model):
         return going_on(model, rows, mask, positions)
     if rows.sight is None:

@@ -13,8 +13,6 @@ TEXT_INPUTS = {
     "use_cache",
     "logits_to_keep",
     "token_type_ids",
-    "mm_token_type_ids",
-    "moe_mm_token_type_ids",
 }
 
 

@@ -203,10 +203,10 @@ def _try_alone(base: PreTrainedModel, model_kwargs: dict[str, Any]) -> str | Non
     """A prompt, a wrong block, rollback, the right block; None if the logits are those of one token at a time."""
     ids, n = _texts(base, 1)
     plain, runner = (_alone_on(base, model_kwargs, ids[:, :n]) for _ in range(2))
-    runner.feed(ids[:, :n], [n], keep=0)
+    runner.feed(ids[:, : n - 1], [n - 1], keep=0)  # as the engine has it, the last token comes with the block
     if not all(getattr(layer, "is_croppable", True) for layer in getattr(runner.cache, "layers", [])):
         return RECURRENT
-    runner.feed(ids[:, :BLOCK], [BLOCK])
+    runner.feed(torch.cat([ids[:, n - 1 : n], ids[:, :BLOCK]], dim=1), [1 + BLOCK])
     runner.rollback([n])
     got = runner.feed(ids[:, n : n + BLOCK], [BLOCK])
     plain.feed(ids[:, :n], [n], keep=0)

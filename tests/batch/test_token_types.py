@@ -117,7 +117,7 @@ def test_types_that_do_not_belong_to_the_prompt_are_refused(given, line):
         tiny.assisted(model, tiny.prompts((9,)) | {"token_type_ids": given}, model)
 
 
-def test_types_that_let_tokens_see_each_other_are_refused_and_those_of_text_are_not():
+def test_tokens_that_see_each_other_do_and_types_of_another_shape_are_refused():
     """Gemma 3 gives type 1 to the tokens of a picture, which see each other; its processor gives type 0 to those of a text."""
     text = tiny.DECODER | {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -126,8 +126,12 @@ def test_types_that_let_tokens_see_each_other_are_refused_and_those_of_text_are_
     )
     torch.manual_seed(0)
     model = Gemma3ForConditionalGeneration(config).eval()
-    inputs = typed((9,), of=1)
-    out = tiny.assisted(model, inputs, model, max_new_tokens=6, **NEVER)
-    assert torch.equal(out.sequences, model.generate(**inputs, max_new_tokens=6, do_sample=False, **NEVER))
-    with pytest.raises(ValueError, match=r"^token_type_ids: they let tokens see[^\n]*Gemma3[^\n]*$"):
-        tiny.assisted(model, typed((9,)), model, max_new_tokens=6)
+    for types in (1, 2):
+        inputs = typed((9, 7), of=types)
+        inputs["token_type_ids"][:, -1] = 0
+        out = tiny.assisted(model, inputs, model, max_new_tokens=6, **NEVER)
+        assert torch.equal(out.sequences, model.generate(**inputs, max_new_tokens=6, do_sample=False, **NEVER))
+        assert out.speculation.draft_acceptance_rate == 1.0
+    short = inputs | {"token_type_ids": inputs["token_type_ids"][:, 1:]}
+    with pytest.raises(ValueError, match=r"^token_type_ids has shape \(2, 8\), input_ids \(2, 9\): they must agree$"):
+        tiny.assisted(model, short, model, max_new_tokens=6)

@@ -1,16 +1,23 @@
 """Models that see: the prompt is read once, with its pictures, as `generate` has it read; then rounds are text, row by row."""
 
+import re
+from functools import wraps
+from pathlib import Path
+
 import pytest
 import torch
 from support import eagle
 from support.distributions import REJECT, goodness
 from support.seeing import SETTINGS, assisted, draft_of, model_of, prompts_of, reads_images, written
-from support.small import llama, near, one, tokenizer, words
+from support.small import llama, near, one, ragged, tokenizer, words
+from tiny_models import tiny_model
+from tiny_vision import END, IMAGE, SEEN, START, VIDEO
 from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
+from hf_lossy_assist.generation.sight import refuse_sight
 from hf_lossy_assist.models.cache_name import CACHE, cache_of
 
 
@@ -254,3 +261,76 @@ def test_sampling_has_the_targets_law_behind_a_picture():
     assert fit(hla.LossyPolicy(stop=hla.Constant(1))) > REJECT
     with pytest.warns(UserWarning, match="lossy"):
         assert fit(hla.LossyPolicy(hla.OwnRule(lambda dists: dists.px >= 0), hla.Constant(1))) < REJECT
+
+
+def test_a_video_beside_a_picture():
+    """A row with a video of two frames, a row with a picture, and a row of text: positions lag by other numbers."""
+    name = "qwen2_5_vl"
+    inputs, pieces = prompts_of(name, (1, 0)), [START, *[VIDEO] * 12, END]
+    clip = torch.tensor([[5, 6, *pieces, 7, 8, 9]])
+    more = clip.shape[1] - inputs["input_ids"].shape[1]
+    for each in ("input_ids", "attention_mask", "mm_token_type_ids"):
+        inputs[each] = torch.nn.functional.pad(inputs[each], (more, 0))
+    video = {"pixel_values_videos": torch.randn(48, 96), "video_grid_thw": torch.tensor([[2, 4, 6]])}
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], clip])
+    inputs["attention_mask"] = torch.cat([inputs["attention_mask"], clip.ne(0).long()])
+    inputs["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], 2 * (clip == VIDEO).long()])
+    inputs |= video
+    out = assisted(name, inputs, assistant_model=draft_of(name))
+    assert torch.equal(out.sequences, written(name, inputs).sequences)
+    assert out.speculation.draft_acceptance_rate > 0
+    other = inputs | {"pixel_values_videos": -video["pixel_values_videos"]}
+    assert not torch.equal(written(name, other).sequences, out.sequences)
+
+
+def test_a_model_that_looks_at_its_picture_again_is_refused_after_a_trial(monkeypatch):
+    """Its text alone goes on in blocks; behind a picture a block's logits are others than those of one token at a time."""
+    model, inputs = hla.enable(tiny_model("llava", "image-text", "sdpa", 0, **SEEN["llava"].changes)), prompts_of("llava", (1,))
+    forward, looked = model.forward, []
+
+    @wraps(forward)
+    def again(*args, **kwargs):
+        out = forward(*args, **kwargs)
+        looked.append(bool((kwargs.get("mm_encoder_outputs") or {}).get("image")))
+        if any(looked) and not looked[-1] and kwargs["input_ids"].shape[1] > 1:
+            out.logits = out.logits.flip(-1)
+        return out
+
+    monkeypatch.setattr(model, "forward", again)
+    given = SETTINGS | {"assistant_model": llama(seed=1).float(), "lossy_policy": "strict"}
+    line = "LlavaForConditionalGeneration cannot go on in blocks from this prompt (a trial on a block did not give what it gives one token at a time"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=re.escape(line)):
+            model.generate(**inputs, **given)
+
+
+def test_layers_that_keep_a_picture_in_the_cache_are_refused_and_their_text_is_not():
+    """Mllama's cross-attention holds the picture's keys where the others hold the text's."""
+    small = {"cross_attention_layers": [1], "num_hidden_layers": 3}
+    eye = {"vision_output_dim": 64, "intermediate_layers_indices": [0], "supported_aspect_ratios": [[1, 1]], "max_num_tiles": 1}
+    model = hla.enable(
+        tiny_model("mllama", "image-text", "sdpa", 0, text_config=small, vision_config=eye, image_token_index=IMAGE)
+    )
+    given = {"assistant_model": llama(seed=1).float(), "lossy_policy": "strict"}
+    for text in (one(vocab=90), ragged(vocab=90)):
+        out = model.generate(**text, **SETTINGS, **given)
+        assert torch.equal(out.sequences, model.generate(**text, **SETTINGS).sequences)
+    ids = torch.tensor([[5, 6, IMAGE, 7, 8, 9]])
+    picture = {"pixel_values": torch.randn(1, 1, 1, 3, 16, 16), "aspect_ratio_ids": torch.ones(1, 1, dtype=torch.int64)}
+    picture["aspect_ratio_mask"] = torch.ones(1, 1, 1, dtype=torch.int64)
+    picture["cross_attention_mask"] = (torch.arange(6) > 1).long()[None, :, None, None]
+    with pytest.raises(ValueError, match="keeps 5, 6 places in its cache for a prompt of 6 tokens"):
+        model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **picture, **SETTINGS, **given)
+
+
+def test_one_row_on_a_cache_of_transformers_own_takes_no_picture():
+    with pytest.raises(ValueError, match=r"^Llava[^\n]* is given more than text, and cannot be decoded in rows \(so it is\)"):
+        refuse_sight(model_of("llava"), {"pixel_values": torch.zeros(1)}, "so it is")
+    refuse_sight(model_of("llava"), {"pixel_values": None, "mm_encoder_outputs": {"image": None}}, "so it is")
+
+
+def test_the_page_says_what_is_so():
+    page = (Path(__file__).parents[2] / "docs" / "vision_models.md").read_text()
+    for name in FAMILIES:
+        assert re.search(rf"^\| {name} \| \w+ \| sdpa, eager \| equal \| equal \|", page, re.MULTILINE), name
+    assert "| unequal |" not in page

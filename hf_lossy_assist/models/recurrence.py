@@ -69,13 +69,20 @@ FORMS = {
 
 def named(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """A call's arguments by their names."""
-    found = dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+    signature = inspect.signature(function)
+    found = dict(signature.bind(*args, **kwargs).arguments)
+    size = signature.parameters.get("chunk_size")
+    if size is not None and size.default is not size.empty:
+        found.setdefault("chunk_size", size.default)
     return found | found.pop("kwargs", {})
 
 
 def short_chunks(arguments: dict[str, Any], width: int) -> dict[str, Any]:
-    """A scan whose chunks are no longer than a block of `width` tokens needs: a block is padded to whole chunks, of 256 tokens perhaps."""
+    """A scan whose chunks are no longer than a block of `width` tokens needs: a block is padded to whole chunks, of 64 or 256 tokens."""
     size = max(SHORT, 1 << (width - 1).bit_length())
+    on_cpu = next(its for its in arguments.values() if isinstance(its, torch.Tensor)).device.type == "cpu"
+    if on_cpu and width <= 64:  # no kernel, which may want a power of two
+        size = width
     return arguments | {"chunk_size": size} if arguments.get("chunk_size", 0) > size else arguments
 
 

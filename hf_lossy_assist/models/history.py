@@ -44,6 +44,7 @@ class Source:
     step: int | None
     behind: bool = False  # behind the step, else before it
     tokens: torch.Tensor | None = None  # (B,) int64: behind so many of its tokens; of other rows behind none
+    most: int = 0  # of `tokens`
 
 
 @dataclass
@@ -101,10 +102,11 @@ class History:
             groups.setdefault((step, where), []).append(b)
         found = []
         for (step, where), rows in groups.items():
-            tokens = None
+            tokens, most = None, 0
             if where == "between":
-                tokens = torch.tensor([places[b][2] if b in rows else 0 for b in range(len(places))], device=device)
-            found.append(Source(torch.tensor(rows, device=device), step, where == "behind", tokens))
+                counts = [places[b][2] if b in rows else 0 for b in range(len(places))]
+                tokens, most = torch.tensor(counts, device=device), max(counts)
+            found.append(Source(torch.tensor(rows, device=device), step, where == "behind", tokens, most))
         return found
 
     def _place(self, b: int, length: int) -> tuple[int | None, str, int]:

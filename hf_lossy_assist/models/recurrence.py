@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .closed_forms import CLOSED_FORMS, SHORT, Block
 from .history import History, history, under_way
-
-
-SHORT = 16  # tokens: a run over no more of them goes step by step where there is a function for it, else through a padded chunk
 
 
 Ready = Callable[[dict[str, Any], torch.Tensor | None], dict[str, Any]]
@@ -56,13 +54,12 @@ class Form(NamedTuple):
 
     idle: tuple[str, ...]  # arguments (B, Q, …) that are 0 at a token that changes nothing
     initial: str  # the state that it begins with
-    by_step: str | None = None  # a function of the same arguments that goes token by token
     ready: Ready = as_is  # makes the idle arguments what may be 0
 
 
 FORMS = {
-    "torch_chunk_gated_delta_rule": Form(("g", "beta"), "initial_state", "torch_recurrent_gated_delta_rule"),
-    "chunk_kimi_delta_attention": Form(("g", "beta"), "initial_state", "recurrent_kimi_delta_attention"),
+    "torch_chunk_gated_delta_rule": Form(("g", "beta"), "initial_state"),
+    "chunk_kimi_delta_attention": Form(("g", "beta"), "initial_state"),
     "mamba2_chunk_scan": Form(("dt",), "initial_states", ready=with_times),
 }
 
@@ -92,7 +89,6 @@ class Recurrence:
 
     name: str
     function: Callable[..., Any]
-    by_step: Callable[..., Any] | None
 
     @property
     def form(self) -> Form:
@@ -117,19 +113,33 @@ class Call:
     recurrence: Recurrence
     arguments: dict[str, Any]
 
-    def again(self, state: torch.Tensor | None, tokens: torch.Tensor, most: int) -> torch.Tensor:
-        """The state behind each row's first `tokens[b]`, (B,), no more than `most`. `state`: before the block; None: none yet."""
-        width = self.arguments[self.recurrence.form.idle[0]].shape[1]
-        cut = {
+    @property
+    def width(self) -> int:
+        """Of the block, tokens."""
+        return int(self.arguments[self.recurrence.form.idle[0]].shape[1])
+
+    def first(self, most: int) -> dict[str, Any]:
+        """The arguments of the block's first `most` tokens, but for the state before it."""
+        return {
             name: value[:, :most]
-            if isinstance(value, torch.Tensor) and value.dim() > 2 and value.shape[1] == width
+            if isinstance(value, torch.Tensor) and value.dim() > 2 and value.shape[1] == self.width
             else value
             for name, value in self.arguments.items()
             if name != self.recurrence.form.initial
         }
-        idle = self.recurrence.idle_behind(short_chunks(cut, most), tokens)
-        by_step = self.recurrence.by_step if most <= SHORT else None
-        return (by_step or self.recurrence.function)(**idle, **{self.recurrence.form.initial: state})[1]
+
+    def block(self, state: torch.Tensor | None, like: torch.Tensor, most: int) -> Block | None:
+        """Its first `most` tokens, where their states have a closed form; `like`: what a state looks like."""
+        form = CLOSED_FORMS[self.recurrence.name]
+        if most > SHORT or not form.may(self.arguments):
+            return None
+        arguments = self.recurrence.form.ready(self.first(most), None)
+        return Block(form, arguments, torch.zeros_like(like) if state is None else state)
+
+    def again(self, state: torch.Tensor | None, tokens: torch.Tensor, most: int) -> torch.Tensor:
+        """The state behind each row's first `tokens[b]`, (B,), no more than `most`. `state`: before the block; None: none yet."""
+        idle = self.recurrence.idle_behind(short_chunks(self.first(most), most), tokens)
+        return self.recurrence.function(**idle, **{self.recurrence.form.initial: state})[1]
 
 
 def _watched(its: Recurrence) -> Callable[..., Any]:
@@ -207,6 +217,4 @@ def _look_into(module: Any) -> None:
         if name == STEP:
             setattr(module, name, _limited(function))
             continue
-        by_step = FORMS[name].by_step
-        watched = _watched(Recurrence(name, function, getattr(module, by_step, None) if by_step else None))
-        setattr(module, name, watched)
+        setattr(module, name, _watched(Recurrence(name, function)))

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .history import Ends
+
 
 SHORT = 16  # tokens of a block: the system and Kimi's decays grow with the square
 NUMBERS = 1 << 24  # of the states that stand side by side at once: beyond it they are large enough to pay for operations of their own
@@ -26,13 +28,15 @@ class Written(NamedTuple):
     decay: torch.Tensor  # (B, H, Q, K or 1), in logs, from the block's beginning to behind each token
 
     def behind(self, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The state (B, H, K, V) behind each row's first `tokens[b]`, (B,) int64; `state`: before the block."""
+        """The state (B, H, K, V) behind each row's first `tokens[b]`, (B,) int64. `state`: before the block, and overwritten."""
         places = torch.arange(self.decay.shape[2], device=state.device)
         forgotten = (places >= tokens[:, None])[:, None, :, None]
         last = (tokens - 1).clamp(min=0)[:, None, None, None].expand(-1, *self.decay.shape[1:2], 1, self.decay.shape[3])
         whole = self.decay.gather(2, last).masked_fill(tokens[:, None, None, None] == 0, 0.0)
         left = (whole - self.decay).masked_fill(forgotten, -torch.inf).exp()
-        return state * whole.exp().transpose(2, 3) + (self.keys * left).transpose(2, 3) @ self.values
+        written = (self.keys * left).transpose(2, 3)
+        state *= whole.exp().transpose(2, 3)
+        return state.flatten(0, 1).baddbmm_(written.flatten(0, 1), self.values.flatten(0, 1)).view_as(state)
 
 
 def delta_rule(its: Arguments, state: torch.Tensor) -> Written:
@@ -120,8 +124,8 @@ class Block(NamedTuple):
         return (self.form.writes, flags, *((its.shape, its.dtype, its.device) for its in own))
 
 
-def states_behind(blocks: Sequence[Block], tokens: torch.Tensor) -> list[torch.Tensor]:
-    """Of each block the state behind each row's first `tokens[b]`, (B,) int64, in float32."""
+def states_behind(blocks: Sequence[Block], ends: Ends) -> list[torch.Tensor]:
+    """Of each block the state behind each row's first tokens, in float32."""
     out: list[Any] = [None] * len(blocks)
     groups: dict[Any, list[int]] = {}
     for number, block in enumerate(blocks):
@@ -130,13 +134,13 @@ def states_behind(blocks: Sequence[Block], tokens: torch.Tensor) -> list[torch.T
         at_once = max(1, NUMBERS // max(1, blocks[group[0]].state.numel()))
         for start in range(0, len(group), at_once):
             numbers = group[start : start + at_once]
-            found = _side_by_side([blocks[number] for number in numbers], tokens)
+            found = _side_by_side([blocks[number] for number in numbers], ends)
             for number, state in zip(numbers, found, strict=True):
                 out[number] = state
     return out
 
 
-def _side_by_side(blocks: Sequence[Block], tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _side_by_side(blocks: Sequence[Block], ends: Ends) -> tuple[torch.Tensor, ...]:
     """`blocks` are alike."""
     first = blocks[0]
     many: Arguments = {}
@@ -144,9 +148,9 @@ def _side_by_side(blocks: Sequence[Block], tokens: torch.Tensor) -> tuple[torch.
         many[name] = torch.cat([its.arguments[name] for its in blocks])
     for name in first.form.of_layer:  # (layers · B, 1, H)
         each = torch.stack([its.arguments[name] for its in blocks])
-        many[name] = each.repeat_interleave(len(tokens), dim=0)[:, None]
+        many[name] = each.repeat_interleave(len(first.state), dim=0)[:, None]
     for name in first.form.flags:
         many[name] = bool(first.arguments.get(name))
     state = torch.cat([its.state for its in blocks]).float()
     written = first.form.writes(many, state)
-    return written.behind(state, tokens.to(state.device).repeat(len(blocks))).chunk(len(blocks))
+    return written.behind(state, ends.on(state.device).repeat(len(blocks))).chunk(len(blocks))

@@ -24,7 +24,7 @@ class Kept:
 
     def at(self, source: Source) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Window and state before the forward, behind it, or behind some of each row's tokens."""
-        if source.tokens is None:
+        if source.ends is None:
             if source.behind:
                 return self.window_behind, self.state_behind
             return (
@@ -33,12 +33,12 @@ class Kept:
             )
         window = state = None
         if self.inputs is not None and self.window_behind is not None:
-            window = cut(self.inputs, source.tokens, self.window_behind.shape[-1])
+            window = source.ends.window(self.inputs, self.window_behind.shape[-1])
         if self.state_behind is not None:
             state, self.again = self.again, None
             if state is None:
                 assert self.call is not None, "`update_recurrent_state` has asked for it"
-                state = self.call.again(self.state, source.tokens, source.most)
+                state = self.call.again(self.state, source.ends.on(self.state_behind.device), source.ends.most)
             state = state.to(self.state_behind.dtype)
         return window, state
 
@@ -46,24 +46,18 @@ class Kept:
 def run_again(steps: Sequence[Sequence[Kept]], found: Sequence[Source] | None) -> None:
     """Find the states of all layers together, where rows come to end between a step's tokens. `steps[s]`: what layers kept of it."""
     for source in found or ():
-        if source.tokens is None or source.step is None:
+        if source.ends is None or source.step is None:
             continue
         known = []
         for kept in steps[source.step]:
             if kept.call is None or kept.state_behind is None:
                 continue
-            block = kept.call.block(kept.state, kept.state_behind, source.most)
+            block = kept.call.block(kept.state, kept.state_behind)
             if block is not None:
                 known.append((kept, block))
-        states = states_behind([block for _, block in known], source.tokens)
+        states = states_behind([block for _, block in known], source.ends)
         for (kept, _), state in zip(known, states, strict=True):
             kept.again = state
-
-
-def cut(inputs: torch.Tensor, tokens: torch.Tensor, size: int) -> torch.Tensor:
-    """Of `inputs` (B, C, size + Q), the `size` places that end behind each row's first `tokens[b]` tokens."""
-    places = tokens.to(inputs.device)[:, None, None] + torch.arange(size, device=inputs.device)
-    return inputs.gather(2, places.expand(-1, inputs.shape[1], -1))
 
 
 def joined(parts: Sequence[torch.Tensor | None], found: Sequence[Source]) -> torch.Tensor | None:

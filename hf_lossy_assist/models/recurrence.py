@@ -64,9 +64,13 @@ FORMS = {
 }
 
 
+signature_of = functools.cache(inspect.signature)  # of few functions, at each call of one
+PACKED = ("cu_seqlens", "seq_idx")  # what kernels alone know
+
+
 def named(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """A call's arguments by their names."""
-    signature = inspect.signature(function)
+    signature = signature_of(function)
     found = dict(signature.bind(*args, **kwargs).arguments)
     size = signature.parameters.get("chunk_size")
     if size is not None and size.default is not size.empty:
@@ -118,27 +122,24 @@ class Call:
         """Of the block, tokens."""
         return int(self.arguments[self.recurrence.form.idle[0]].shape[1])
 
-    def first(self, most: int) -> dict[str, Any]:
-        """The arguments of the block's first `most` tokens, but for the state before it."""
-        return {
+    def block(self, state: torch.Tensor | None, like: torch.Tensor) -> Block | None:
+        """What it did, where its states have a closed form; `like`: what a state looks like."""
+        form, meant = CLOSED_FORMS[self.recurrence.name], {*signature_of(self.recurrence.function).parameters, *PACKED}
+        if self.width > SHORT or not form.may({name: its for name, its in self.arguments.items() if name in meant}):
+            return None
+        arguments = self.recurrence.form.ready(self.arguments, None)
+        return Block(form, arguments, torch.zeros_like(like) if state is None else state)
+
+    def again(self, state: torch.Tensor | None, tokens: torch.Tensor, most: int) -> torch.Tensor:
+        """The state behind each row's first `tokens[b]`, (B,), no more than `most`. `state`: before the block; None: none yet."""
+        cut = {
             name: value[:, :most]
             if isinstance(value, torch.Tensor) and value.dim() > 2 and value.shape[1] == self.width
             else value
             for name, value in self.arguments.items()
             if name != self.recurrence.form.initial
         }
-
-    def block(self, state: torch.Tensor | None, like: torch.Tensor, most: int) -> Block | None:
-        """Its first `most` tokens, where their states have a closed form; `like`: what a state looks like."""
-        form = CLOSED_FORMS[self.recurrence.name]
-        if most > SHORT or not form.may(self.arguments):
-            return None
-        arguments = self.recurrence.form.ready(self.first(most), None)
-        return Block(form, arguments, torch.zeros_like(like) if state is None else state)
-
-    def again(self, state: torch.Tensor | None, tokens: torch.Tensor, most: int) -> torch.Tensor:
-        """The state behind each row's first `tokens[b]`, (B,), no more than `most`. `state`: before the block; None: none yet."""
-        idle = self.recurrence.idle_behind(short_chunks(self.first(most), most), tokens)
+        idle = self.recurrence.idle_behind(short_chunks(cut, most), tokens)
         return self.recurrence.function(**idle, **{self.recurrence.form.initial: state})[1]
 
 
@@ -155,7 +156,7 @@ def _watched(its: Recurrence) -> Callable[..., Any]:
         now.limit = arguments.get("dt_limit", NO_LIMIT)
         limited = None if now.limit[0] <= 0 else step.of_prompts()
         if limited is not None or not step.is_even:
-            arguments = its.idle_behind(arguments, torch.tensor(step.counts), limited)
+            arguments = its.idle_behind(arguments, step.ends.on(arguments[its.form.idle[0]].device), limited)
         now.call = Call(its, arguments if step.keeps else {})
         return its.function(**arguments)
 

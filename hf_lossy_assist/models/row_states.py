@@ -13,7 +13,7 @@ from transformers import Cache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from .history import Source, Step
-from .kept import Kept, cut, joined, zeros_like
+from .kept import Kept, joined, zeros_like
 from .row_layer import RowLayer
 
 
@@ -81,7 +81,7 @@ class RowStates(LinearAttentionCacheLayerMixin):
         inputs = torch.cat([before, conv_states], dim=-1)
         if step.keeps:
             self.kept[-1][state_idx].inputs = inputs
-        self.conv_states[state_idx] = cut(inputs, torch.tensor(step.counts, device=inputs.device), size)
+        self.conv_states[state_idx] = step.ends.window(inputs, size)
         self.has_previous_state[state_idx], self.conv_kernel_size[state_idx] = True, size
         self.device, self.dtype = inputs.device, inputs.dtype
         return inputs

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BatchEncoding
 
 LOGIT = 20.0  # of the successor, in nats; of all others about ± LOGIT / √hidden_size
 UNSURE = 0.5  # of that, where the draft hesitates: its distribution is then nearly flat
+LAST = ("o_proj", "out_proj", "down_proj")  # the matrices through which a layer's parts add to what is between layers
 WHISPER = 1e-4  # standard deviation of the layers' last matrices: what they add stays far below an embedding
 
 
@@ -31,14 +32,28 @@ class Size:
     num_key_value_heads: int
     head_dim: int
 
+    def settings(self) -> dict[str, Any]:
+        """Arguments of `AutoConfig.for_model`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model of a kind that `Size` has no names for, such as a hybrid: arguments of `AutoConfig.for_model`."""
+
+    fields: dict[str, Any]
+
+    def settings(self) -> dict[str, Any]:
+        return dict(self.fields)
+
 
 @dataclass(frozen=True)
 class Synthetic:
     """A pair by its sizes."""
 
     name: str
-    target: Size
-    draft: Size
+    target: Size | Shape
+    draft: Size | Shape
     vocabulary: int
 
 
@@ -91,10 +106,15 @@ def models(
 
 
 def model(
-    size: Size, vocabulary: int, successor: torch.Tensor, certainty: torch.Tensor, dtype: torch.dtype, device: Any
+    size: Size | Shape,
+    vocabulary: int,
+    successor: torch.Tensor,
+    certainty: torch.Tensor,
+    dtype: torch.dtype,
+    device: Any,
 ) -> Any:
     """A decoder whose favourite behind token t is `successor[t]`, with a logit of `LOGIT · certainty[t]`; both (V,)."""
-    shape = asdict(size)
+    shape = size.settings()
     config = AutoConfig.for_model(
         shape.pop("model_type"),
         vocab_size=vocabulary,
@@ -105,15 +125,16 @@ def model(
     config.bos_token_id = config.eos_token_id = config.pad_token_id = None  # texts are as long as they are asked for
     with torch.device(device):
         made = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-    for layer in made.model.layers:
-        layer.self_attn.o_proj.weight.normal_(std=WHISPER)
-        layer.mlp.down_proj.weight.normal_(std=WHISPER)
+    for name, module in made.named_modules():
+        if name.rpartition(".")[2] in LAST:
+            module.weight.normal_(std=WHISPER)
     # Of length √hidden_size, so that the last norm leaves them as they are.
-    table = torch.randn(vocabulary, size.hidden_size, device=device)
-    table *= size.hidden_size**0.5 / table.norm(dim=1, keepdim=True)
-    made.model.embed_tokens.weight.copy_(table)
-    rows = table * (certainty.to(table)[:, None] * LOGIT / size.hidden_size)
-    made.lm_head.weight[successor.to(device)] = rows.to(dtype)
+    width = config.hidden_size
+    table = torch.randn(vocabulary, width, device=device)
+    table *= width**0.5 / table.norm(dim=1, keepdim=True)
+    made.get_input_embeddings().weight.copy_(table)
+    rows = table * (certainty.to(table)[:, None] * LOGIT / width)
+    made.get_output_embeddings().weight[successor.to(device)] = rows.to(dtype)
     return made
 
 
@@ -131,7 +152,9 @@ def tokenizer(texts: list[list[int]], **_: Any) -> BatchEncoding:
 
 def bytes_needed(pair: Synthetic, dtype: torch.dtype) -> int:
     """What the weights of both models take, about."""
-    return sum(numbers(size, pair.vocabulary) for size in (pair.target, pair.draft)) * dtype.itemsize
+    sizes = [its for its in (pair.target, pair.draft) if isinstance(its, Size)]
+    assert len(sizes) == 2, "of a `Shape` nothing is known"
+    return sum(numbers(its, pair.vocabulary) for its in sizes) * dtype.itemsize
 
 
 def numbers(size: Size, vocabulary: int) -> int:

@@ -45,6 +45,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "granitemoehybrid": MAMBA | {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"]},
     "falcon_h1": MAMBA | {"mamba_d_ssm": 64},
     "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8},
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 2},
+    "kimi_linear": {"linear_num_heads": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "dots1": {"num_local_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "hunyuan_v1_dense": {"head_dim": 8},

@@ -90,7 +90,9 @@ def start_drafter(given: DraftWith, made: Prepared) -> DrafterRun:
     if rows > 1 and given.exit is not None:  # the same blocks on the target's own cache, which has all rows
         return _assistant_run(early_exit(base_of(context.target), given.exit), made)
     if rows > 1:
-        raise ValueError(f"other tokenizers draft for one row at a time; this batch has {rows}: pass prompts one by one")
+        raise ValueError(
+            f"other tokenizers draft for one row at a time; this batch has {rows}: pass prompts one by one"
+        )
     its = given.assistant if given.assistant is not None else context.target if given.exit is not None else None
     if its is not None and keeps_states(its):  # Transformers would crop its cache, which forgets no state
         raise ValueError(

@@ -14,6 +14,30 @@ from typing import Any
 import torch
 
 
+class Ends:
+    """Behind how many of a block's tokens each row ends. For all layers: on a device, and as places of a window, once."""
+
+    def __init__(self, tokens: Sequence[int]):
+        self.tokens, self.most = tokens, max(tokens, default=0)
+        self._known: dict[Any, torch.Tensor] = {}
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """(B,) int64."""
+        if device not in self._known:
+            self._known[device] = torch.tensor(self.tokens, device=device)
+        return self._known[device]
+
+    def window(self, inputs: torch.Tensor, size: int) -> torch.Tensor:
+        """Of `inputs` (B, C, size + Q), the `size` places that end behind each row's tokens."""
+        first = self.tokens[0]
+        if all(tokens == first for tokens in self.tokens):
+            return inputs[..., first : first + size].clone()
+        key = inputs.device, size
+        if key not in self._known:
+            self._known[key] = self.on(inputs.device)[:, None, None] + torch.arange(size, device=inputs.device)
+        return inputs.gather(2, self._known[key].expand(-1, inputs.shape[1], -1))
+
+
 @dataclass(frozen=True)
 class Step:
     """One forward."""
@@ -23,6 +47,7 @@ class Step:
     width: int
     keeps: bool  # what its tokens left between them is kept: rows may come to end there
     prompts: Sequence[int]  # of row b the first so many tokens are its prompt's
+    ends: Ends  # of the real tokens
 
     @property
     def is_even(self) -> bool:
@@ -43,7 +68,7 @@ class Source:
     rows: torch.Tensor  # (R,) int64
     step: int | None
     behind: bool = False  # behind the step, else before it
-    tokens: torch.Tensor | None = None  # (B,) int64: behind so many of its tokens; of other rows behind none
+    ends: Ends | None = None  # behind so many of its tokens; of other rows behind none
 
 
 @dataclass
@@ -66,7 +91,7 @@ class History:
         if not keeps:
             self.prompts = [start + count + 1 for start, count in zip(starts, counts, strict=True)]
         prompts = [max(end - start, 0) for end, start in zip(self.prompts, starts, strict=True)]
-        self.steps.append(Step(list(starts), list(counts), width, keeps, prompts))
+        self.steps.append(Step(list(starts), list(counts), width, keeps, prompts, Ends(list(counts))))
         return self.steps[-1]
 
     def close(self, lengths: Sequence[int]) -> None:
@@ -101,10 +126,10 @@ class History:
             groups.setdefault((step, where), []).append(b)
         found = []
         for (step, where), rows in groups.items():
-            tokens = None
+            ends = None
             if where == "between":
-                tokens = torch.tensor([places[b][2] if b in rows else 0 for b in range(len(places))], device=device)
-            found.append(Source(torch.tensor(rows, device=device), step, where == "behind", tokens))
+                ends = Ends([places[b][2] if b in rows else 0 for b in range(len(places))])
+            found.append(Source(torch.tensor(rows, device=device), step, where == "behind", ends))
         return found
 
     def _place(self, b: int, length: int) -> tuple[int | None, str, int]:

@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .closed_forms import CLOSED_FORMS, SHORT, Block
 from .history import History, history, under_way
-
-
-SHORT = 16  # tokens: a run over no more of them goes step by step where there is a function for it, else through a padded chunk
 
 
 Ready = Callable[[dict[str, Any], torch.Tensor | None], dict[str, Any]]
@@ -56,26 +54,36 @@ class Form(NamedTuple):
 
     idle: tuple[str, ...]  # arguments (B, Q, …) that are 0 at a token that changes nothing
     initial: str  # the state that it begins with
-    by_step: str | None = None  # a function of the same arguments that goes token by token
     ready: Ready = as_is  # makes the idle arguments what may be 0
 
 
 FORMS = {
-    "torch_chunk_gated_delta_rule": Form(("g", "beta"), "initial_state", "torch_recurrent_gated_delta_rule"),
-    "chunk_kimi_delta_attention": Form(("g", "beta"), "initial_state", "recurrent_kimi_delta_attention"),
+    "torch_chunk_gated_delta_rule": Form(("g", "beta"), "initial_state"),
+    "chunk_kimi_delta_attention": Form(("g", "beta"), "initial_state"),
     "mamba2_chunk_scan": Form(("dt",), "initial_states", ready=with_times),
 }
 
 
+signature_of = functools.cache(inspect.signature)  # of few functions, at each call of one
+PACKED = ("cu_seqlens", "seq_idx")  # what kernels alone know
+
+
 def named(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """A call's arguments by their names."""
-    found = dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+    signature = signature_of(function)
+    found = dict(signature.bind(*args, **kwargs).arguments)
+    size = signature.parameters.get("chunk_size")
+    if size is not None and size.default is not size.empty:
+        found.setdefault("chunk_size", size.default)
     return found | found.pop("kwargs", {})
 
 
 def short_chunks(arguments: dict[str, Any], width: int) -> dict[str, Any]:
-    """A scan whose chunks are no longer than a block of `width` tokens needs: a block is padded to whole chunks, of 256 tokens perhaps."""
+    """A scan whose chunks are no longer than a block of `width` tokens needs: a block is padded to whole chunks, of 64 or 256 tokens."""
     size = max(SHORT, 1 << (width - 1).bit_length())
+    on_cpu = next(its for its in arguments.values() if isinstance(its, torch.Tensor)).device.type == "cpu"
+    if on_cpu and width <= 64:  # no kernel, which may want a power of two
+        size = width
     return arguments | {"chunk_size": size} if arguments.get("chunk_size", 0) > size else arguments
 
 
@@ -85,7 +93,6 @@ class Recurrence:
 
     name: str
     function: Callable[..., Any]
-    by_step: Callable[..., Any] | None
 
     @property
     def form(self) -> Form:
@@ -110,19 +117,30 @@ class Call:
     recurrence: Recurrence
     arguments: dict[str, Any]
 
+    @property
+    def width(self) -> int:
+        """Of the block, tokens."""
+        return int(self.arguments[self.recurrence.form.idle[0]].shape[1])
+
+    def block(self, state: torch.Tensor | None, like: torch.Tensor) -> Block | None:
+        """What it did, where its states have a closed form; `like`: what a state looks like."""
+        form, meant = CLOSED_FORMS[self.recurrence.name], {*signature_of(self.recurrence.function).parameters, *PACKED}
+        if self.width > SHORT or not form.may({name: its for name, its in self.arguments.items() if name in meant}):
+            return None
+        arguments = self.recurrence.form.ready(self.arguments, None)
+        return Block(form, arguments, torch.zeros_like(like) if state is None else state)
+
     def again(self, state: torch.Tensor | None, tokens: torch.Tensor, most: int) -> torch.Tensor:
         """The state behind each row's first `tokens[b]`, (B,), no more than `most`. `state`: before the block; None: none yet."""
-        width = self.arguments[self.recurrence.form.idle[0]].shape[1]
         cut = {
             name: value[:, :most]
-            if isinstance(value, torch.Tensor) and value.dim() > 2 and value.shape[1] == width
+            if isinstance(value, torch.Tensor) and value.dim() > 2 and value.shape[1] == self.width
             else value
             for name, value in self.arguments.items()
             if name != self.recurrence.form.initial
         }
         idle = self.recurrence.idle_behind(short_chunks(cut, most), tokens)
-        by_step = self.recurrence.by_step if most <= SHORT else None
-        return (by_step or self.recurrence.function)(**idle, **{self.recurrence.form.initial: state})[1]
+        return self.recurrence.function(**idle, **{self.recurrence.form.initial: state})[1]
 
 
 def _watched(its: Recurrence) -> Callable[..., Any]:
@@ -138,7 +156,7 @@ def _watched(its: Recurrence) -> Callable[..., Any]:
         now.limit = arguments.get("dt_limit", NO_LIMIT)
         limited = None if now.limit[0] <= 0 else step.of_prompts()
         if limited is not None or not step.is_even:
-            arguments = its.idle_behind(arguments, torch.tensor(step.counts), limited)
+            arguments = its.idle_behind(arguments, step.ends.on(arguments[its.form.idle[0]].device), limited)
         now.call = Call(its, arguments if step.keeps else {})
         return its.function(**arguments)
 
@@ -200,6 +218,4 @@ def _look_into(module: Any) -> None:
         if name == STEP:
             setattr(module, name, _limited(function))
             continue
-        by_step = FORMS[name].by_step
-        watched = _watched(Recurrence(name, function, getattr(module, by_step, None) if by_step else None))
-        setattr(module, name, watched)
+        setattr(module, name, _watched(Recurrence(name, function)))

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers import Cache
 
-from .history import History
+from .history import History, Source
+from .kept import run_again
 from .recurrence import recorded
 from .row_layer import RowLayer
 
@@ -59,7 +60,7 @@ class RowCache(Cache):
         `counts`: how many of its tokens are real in each row, None being all; `keeps`: rows may be rolled back into it.
         """
         if self.history is not None:
-            found = self.history.find(starts, device)
+            found = self._found(self.history, starts, device)
             step = self.history.open(starts, [width] * len(starts) if counts is None else counts, width, keeps)
             for layer in self.with_states:
                 layer.open(found, step)
@@ -118,10 +119,20 @@ class RowCache(Cache):
     def settle(self, lengths: Sequence[int], device: torch.device) -> None:
         """Rows go on behind these many tokens each, and never before them: keys need no word of it, but states do."""
         if self.history is not None and self.history.settled is not None:
-            found = self.history.find(lengths, device)
+            found = self._found(self.history, lengths, device)
             for layer in self.with_states:
                 layer.settle(found)
             self.history.close(lengths)
+
+    def _found(self, history: History, lengths: Sequence[int], device: torch.device) -> list[Source] | None:
+        """Where the states behind `lengths[b]` tokens of each row are; those that no forward left are found for all layers together."""
+        found = history.find(lengths, device)
+        for layer in self.with_states:
+            layer.close()
+        run_again(
+            [[kept for layer in self.with_states for kept in layer.kept[s]] for s in range(len(history.steps))], found
+        )
+        return found
 
     def adopt(self, given: Cache, mask: torch.Tensor | None, rows: int, device: torch.device) -> list[int]:
         """Copy the `rows` of a cache of Transformers' own; returns their lengths. `mask` as in `RowModel.adopt`."""

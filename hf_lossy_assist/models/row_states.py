@@ -6,7 +6,6 @@ a draft model's, leave a state behind each, of which each row takes its own.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,37 +13,8 @@ from transformers import Cache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from .history import Source, Step
-from .recurrence import Call
+from .kept import Kept, joined, zeros_like
 from .row_layer import RowLayer
-
-
-@dataclass
-class Kept:
-    """Of one forward and one of a layer's states: what it began with, what it read, what it left."""
-
-    window: torch.Tensor | None  # (B, C, K) before
-    state: torch.Tensor | None  # (B, …) before
-    inputs: torch.Tensor | None = None  # (B, C, K + Q) of the convolution, the window before them
-    call: Call | None = None
-    window_behind: torch.Tensor | None = None
-    state_behind: torch.Tensor | None = None
-
-    def at(self, source: Source) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Window and state before the forward, behind it, or behind some of each row's tokens."""
-        if source.tokens is None:
-            if source.behind:
-                return self.window_behind, self.state_behind
-            return (
-                zeros_like(self.window_behind) if self.window is None else self.window,
-                zeros_like(self.state_behind) if self.state is None else self.state,
-            )
-        window = state = None
-        if self.inputs is not None and self.window_behind is not None:
-            window = cut(self.inputs, source.tokens, self.window_behind.shape[-1])
-        if self.state_behind is not None:
-            assert self.call is not None, "`update_recurrent_state` has asked for it"
-            state = self.call.again(self.state, source.tokens, int(source.tokens.max())).to(self.state_behind.dtype)
-        return window, state
 
 
 class RowStates(LinearAttentionCacheLayerMixin):
@@ -80,11 +50,13 @@ class RowStates(LinearAttentionCacheLayerMixin):
         self._go_to(found)
         self.kept = []
 
+    def close(self) -> None:
+        """Keep what the last step left: another begins, or rows are rolled back."""
+        for i, last in enumerate(self.kept[-1] if self.kept else ()):
+            last.window_behind, last.state_behind = self.conv_states[i], self.recurrent_states[i]
+
     def _go_to(self, found: Sequence[Source] | None) -> None:
         for i in range(self.number_of_states):
-            if self.kept:
-                last = self.kept[-1][i]
-                last.window_behind, last.state_behind = self.conv_states[i], self.recurrent_states[i]
             if found is not None and self.has_previous_state[i]:
                 parts = [self._at(source, i) for source in found]
                 self.conv_states[i], self.recurrent_states[i] = (
@@ -109,7 +81,7 @@ class RowStates(LinearAttentionCacheLayerMixin):
         inputs = torch.cat([before, conv_states], dim=-1)
         if step.keeps:
             self.kept[-1][state_idx].inputs = inputs
-        self.conv_states[state_idx] = cut(inputs, torch.tensor(step.counts, device=inputs.device), size)
+        self.conv_states[state_idx] = step.ends.window(inputs, size)
         self.has_previous_state[state_idx], self.conv_kernel_size[state_idx] = True, size
         self.device, self.dtype = inputs.device, inputs.dtype
         return inputs
@@ -221,27 +193,3 @@ class RowStatesAndKeys(RowLayer, RowStates):
 
 
 PARTS: tuple[Any, ...] = (RowLayer, RowStates)
-
-
-def cut(inputs: torch.Tensor, tokens: torch.Tensor, size: int) -> torch.Tensor:
-    """Of `inputs` (B, C, size + Q), the `size` places that end behind each row's first `tokens[b]` tokens."""
-    places = tokens.to(inputs.device)[:, None, None] + torch.arange(size, device=inputs.device)
-    return inputs.gather(2, places.expand(-1, inputs.shape[1], -1))
-
-
-def joined(parts: Sequence[torch.Tensor | None], found: Sequence[Source]) -> torch.Tensor | None:
-    """Of each source's rows what it gives, (B, …)."""
-    first = parts[0]
-    if first is None or len(parts) == 1:
-        return first
-    out = first.clone()
-    for part, source in zip(parts[1:], found[1:], strict=True):
-        assert part is not None, "one layer's states are all there, or none"
-        rows = source.rows.to(out.device)
-        out[rows] = part[rows]
-    return out
-
-
-def zeros_like(states: torch.Tensor | None) -> torch.Tensor | None:
-    """Zeros in the place of states, if there are any."""
-    return None if states is None else torch.zeros_like(states)

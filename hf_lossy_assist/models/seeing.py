@@ -9,12 +9,13 @@ import torch
 
 from .calling import forward_of
 from .inspect import base_of
+from .one_by_one import same
 from .packing import padded_left
 from .prompt import Prompt, Reading
 from .row_model import RowModel
 from .temperature import with_temperature
 from .trials import BLOCK
-from .trying import same_logits, told
+from .trying import told
 
 
 _tried: WeakKeyDictionary[Any, dict[frozenset[str], str | None]] = WeakKeyDictionary()
@@ -110,12 +111,12 @@ class SeeingModel(RowModel):
             wanted.append(reading.step(tokens[-1]))
         block, right = torch.cat(tokens, dim=1), torch.stack(wanted, dim=1)  # (B, 1 + BLOCK), (B, 1 + BLOCK, V)
         got = self.feed(block, [BLOCK + 1] * len(start), keep=BLOCK + 1)
-        if not same_logits(got, right, self.dtype):
+        if not same(got, right, self.dtype):
             return "a trial on a block did not give what it gives one token at a time"
         kept = [1 + b % BLOCK for b in rows]
         self.rollback([a + n for a, n in zip(start, kept, strict=True)])
         again = self.feed(block[rows, kept][:, None], [1] * len(start), keep=1)
-        if not same_logits(again[:, 0], right[rows, kept], self.dtype):
+        if not same(again[:, 0], right[rows, kept], self.dtype):
             return "a trial on rows of different length did not give what it gives one token at a time"
         return None
 

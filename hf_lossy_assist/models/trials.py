@@ -15,12 +15,13 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from .architecture import Architecture
 from .cache_name import CACHE
-from .calling import forward_of, takes_positions
+from .calling import takes_positions
 from .cropping import CroppingModel
 from .inspect import attention_of, base_of, device_of, has_fixed_rows, is_tested, tokens_known
 from .layer_kinds import keeps_states
+from .one_by_one import behind, one_by_one, rounding, same
 from .row_model import RowModel
-from .trying import same_logits, told
+from .trying import told
 
 
 REACH = 64  # the longest window, chunk or top-k that a trial's text goes beyond
@@ -51,7 +52,9 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
         if base not in _in_rows:
             attempt = _try_states if facts.keeps_states else _try_rows
             reason = told(base, "rows of different length", lambda: attempt(base))
-            if reason is not None and facts.windows and not takes_positions(base):  # so it counts them in a way that is not known
+            if (
+                reason is not None and facts.windows and not takes_positions(base)
+            ):  # so it counts them in a way that is not known
                 reason = "its forward takes no position_ids"
             _in_rows[base] = reason
         return _in_rows[base]
@@ -126,9 +129,10 @@ def _texts(base: Any, rows: int) -> tuple[torch.Tensor, int]:
     kept = _kept_in_view(base)
     if kept is not None:  # longer texts are refused
         n = min(n, max(3, kept - BLOCK - 2))
-    known = tokens_known(base)
+    known = min(tokens_known(base), 1000)
+    first = 5 if known > 10 else 0  # beyond what is special, in vocabularies that have more
     ids = torch.arange(rows * (n + BLOCK + 1), device=device_of(base)).view(rows, -1) * 7
-    return 5 + ids % (min(known, 1000) - 5), n
+    return first + ids % (known - first), n
 
 
 def _limits_sight(name: str) -> bool:
@@ -138,7 +142,7 @@ def _limits_sight(name: str) -> bool:
 def _try_rows(base: PreTrainedModel) -> str | None:
     """Rows of one length, a wrong block, rollback, the right block, then rows of different length."""
     ids, n = _texts(base, 2)
-    wanted = [_one_by_one(base, text, n) for text in ids]  # (BLOCK + 1, V) each
+    wanted = [one_by_one(base, text, n) for text in ids]  # (BLOCK + 1, V) each
     cases = {"rows of one length": [n, n], "rows of different length": [n + 1, n]}
     runner = RowModel(base, 2, ids.shape[1] + 1)
     runner.feed(torch.cat([ids[:, :n], ids.flip(0)[:, -BLOCK:]], dim=1), [n + BLOCK] * 2, keep=BLOCK + 1)
@@ -146,15 +150,13 @@ def _try_rows(base: PreTrainedModel) -> str | None:
         runner.rollback(held)
         blocks = torch.stack([text[start : start + BLOCK] for text, start in zip(ids, held, strict=True)])
         got = runner.feed(blocks, [BLOCK] * 2, keep=BLOCK)
-        if not same_logits(
-            got, torch.stack([w[h - n :][:BLOCK] for w, h in zip(wanted, held, strict=True)]), runner.dtype
-        ):
+        if not same(got, torch.stack([w[h - n :][:BLOCK] for w, h in zip(wanted, held, strict=True)]), runner.dtype):
             return f"a trial on {what} did not give what it gives one token at a time"
     ragged = RowModel(base, 2, ids.shape[1] + 1)  # prompts of different length have a forward of their own
     ragged.feed(ids[:, :n], [n, n - 2], keep=0)
     ragged.feed(torch.stack([ids[0, n : n + 3], ids[1, n - 2 : n + 1]]), [1, 3])
     got = ragged.feed(ids[:, n + 1 : n + 2], [1, 1], keep=1)
-    if not same_logits(got, torch.stack([w[1:2] for w in wanted]), runner.dtype):
+    if not same(got, torch.stack([w[1:2] for w in wanted]), runner.dtype):
         return "a trial on prompts of different length did not give what it gives one token at a time"
     return None
 
@@ -166,37 +168,21 @@ def _try_states(base: PreTrainedModel) -> str | None:
     texts, kept = ids[which], torch.arange(len(which), device=ids.device) // 2
     forgotten = torch.arange(BLOCK, device=ids.device) >= kept[:, None]
     for lag in (0, 1):  # so many tokens the second text's prompt is shorter
-        wanted = [_one_by_one(base, text, n - lag * number)[lag * number :] for number, text in enumerate(ids)]
+        wanted = [one_by_one(base, text, n - lag * number)[lag * number :] for number, text in enumerate(ids)]
+        own = rounding(base, ids, n, wanted)
         rights = torch.stack([wanted[a][number] for a, number in zip(which.tolist(), kept.tolist(), strict=True)])
         starts = n - 1 - which * lag  # a prompt's last token comes with the block, as it does in the engine
-        block = torch.where(forgotten, texts[:, :1], _behind(texts, starts, BLOCK))
+        block = torch.where(forgotten, texts[:, :1], behind(texts, starts, BLOCK))
         for what, parts in {"a block": [BLOCK], "tokens fed one by one": [1] * BLOCK}.items():
             runner = RowModel(base, len(which), ids.shape[1] + 1)
             runner.feed(texts[:, : n - 1], starts.tolist(), keep=0)
             for part in block.split(parts, dim=1):
                 runner.feed(part, [part.shape[1]] * len(which))
             runner.rollback((starts + kept).tolist())
-            got = runner.feed(_behind(texts, starts + kept, 2 + lag), (2 + which * lag).tolist())
-            if not same_logits(got[torch.arange(len(which)), 1 + which * lag], rights, runner.dtype):
+            got = runner.feed(behind(texts, starts + kept, 2 + lag), (2 + which * lag).tolist())
+            if not same(got[torch.arange(len(which)), 1 + which * lag], rights, runner.dtype, own):
                 return f"a trial on {what}, of which rows keep different numbers, did not give what it gives one token at a time"
     return None
-
-
-def _behind(texts: torch.Tensor, starts: torch.Tensor, width: int) -> torch.Tensor:
-    """Of each text, (B, n), the tokens from place `starts[b]` on, (B, width); any where it has ended."""
-    places = starts[:, None] + torch.arange(width, device=texts.device)
-    return texts.gather(1, places.clamp(max=texts.shape[1] - 1))
-
-
-def _one_by_one(base: Any, text: torch.Tensor, n: int) -> torch.Tensor:
-    """The logits behind `text`'s tokens from place n on, (BLOCK + 1, V), as `generate` comes by them, without this package."""
-    cache = DynamicCache(config=base.config.get_text_config(decoder=True))
-    places, out = torch.arange(len(text), device=text.device), []
-    for part in [slice(0, n), *(slice(i, i + 1) for i in range(n, len(text)))]:
-        ids, positions = text[None, part], places[None, part]
-        run = forward_of(base, base)
-        out.append(run(input_ids=ids, position_ids=positions, **{CACHE: cache}, use_cache=True).logits[0, -1])
-    return torch.stack(out[1:])
 
 
 def _try_alone(base: PreTrainedModel, model_kwargs: dict[str, Any]) -> str | None:
@@ -211,7 +197,7 @@ def _try_alone(base: PreTrainedModel, model_kwargs: dict[str, Any]) -> str | Non
     got = runner.feed(ids[:, n : n + BLOCK], [BLOCK])
     plain.feed(ids[:, :n], [n], keep=0)
     wanted = torch.cat([plain.feed(ids[:, i : i + 1], [1]) for i in range(n, n + BLOCK)], dim=1)
-    if not same_logits(got, wanted, base.get_input_embeddings().weight.dtype):
+    if not same(got, wanted, base.get_input_embeddings().weight.dtype):
         return "a trial on a block that is rolled back did not give what it gives one token at a time"
     return None
 

@@ -24,10 +24,3 @@ def told(base: Any, what: str, attempt: Callable[[], str | None]) -> str | None:
     finally:
         for module in training:
             module.training = True
-
-
-def same_logits(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether logits (…, V) are the same but for the rounding of a model in `dtype`."""
-    tolerance = 1e-4 if dtype in (torch.float32, torch.float64) else 0.02
-    got, wanted = got.float(), wanted.float()
-    return torch.allclose(got, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))

@@ -5,13 +5,14 @@ import copy
 import pytest
 import torch
 from support import hybrids, small, tiny
+from support.judge_rounds import judge_for
 from transformers import DynamicCache
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.cache_name import CACHE, cache_of
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
 
 
 NEW = {"max_new_tokens": 18, "do_sample": False}
@@ -34,6 +35,38 @@ def test_ragged_rows_have_generates_text(kind):
             ours = target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy="strict")
             assert torch.equal(own, ours), (right, gamma)
         assert torch.equal(own, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy="svip")), right
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("right", ["often", "rarely", "never"])
+@pytest.mark.parametrize("kind", hybrids.KINDS)
+def test_every_length_of_a_draft(kind, right):
+    """1 to 12 tokens, SVIP and a judge that keeps nothing, of one prompt and of a ragged batch."""
+    target = enabled(kind)
+    draft = hybrids.drafts(target)[right]
+    judge = hla.AutoJudge(judge_for(target, draft, hla.FeatureSpec("target")), 0.0, 5)
+    for inputs in (small.one(11, seed=3), small.ragged((0, 3, 8, 5), 12, seed=1)):
+        own = target.generate(**inputs, **NEW)
+        for policy in (*map(hla.Constant, range(1, 13)), hla.SVIP(0.3), judge):
+            assert torch.equal(own, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy=policy)), (
+                policy
+            )
+
+
+@pytest.mark.parametrize("kind", PAIR)
+def test_one_prompt_and_a_judge_that_keeps_nothing(kind):
+    target = enabled(kind)
+    draft = hybrids.drafts(target)["rarely"]
+    judge = hla.AutoJudge(judge_for(target, draft, hla.FeatureSpec("target")), 0.0, 5)
+    for inputs, policies in (
+        (small.one(11, seed=3), (hla.Constant(6), hla.SVIP(0.3), judge)),
+        (small.ragged((0, 3, 8)), (judge,)),
+    ):
+        own = target.generate(**inputs, **NEW)
+        for policy in policies:
+            assert torch.equal(own, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy=policy)), (
+                policy
+            )
 
 
 @pytest.mark.parametrize("kind", PAIR)
@@ -68,7 +101,7 @@ def test_a_chat_goes_on_here_and_there(kind):
         for settings in who:
             outs = [
                 target.generate(
-                    text, **NEW, **own, return_dict_in_generate=True,
+                    text, attention_mask=torch.ones_like(text), **NEW, **own, return_dict_in_generate=True,
                     **({} if held is None else {CACHE: held}),
                 )
                 for own, held in zip(({}, settings), caches, strict=True)

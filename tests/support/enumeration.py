@@ -160,16 +160,19 @@ class Texts:
 class Enumerating(Runner):
     """Instead of writing, finds the law of the texts of all rows together: `law` (texts, …) one axis a row, and what it should be."""
 
-    def __init__(self, policy, draft, length: int, rounds: int = 0):
-        """`rounds`: real ones that are drawn and shown to the stop and the rule before; they write nothing."""
+    def __init__(self, policy, draft, length: int, rounds: int = 0, real: bool = False):
+        """`rounds`: real ones that are drawn and shown to the stop and the rule before; they write nothing.
+
+        `real`: on the call's own caches, rolled back to the round's beginning for each way in which it can go.
+        """
         super().__init__(policy, draft)
-        self.length, self.rounds = length, rounds
+        self.length, self.rounds, self.real = length, rounds, real
         self.widths: set[int] = set()
         self.dropped = self.verified = 0.0  # tokens of a round, on average
 
     def decode(self, call: Call) -> SpeculationStats:
         rows, (end,) = call.rows, call.rows.eos or {None}
-        if call.stop.settings.features is None:  # a head reads what real forwards leave
+        if call.stop.settings.features is None and not self.real:  # a head reads what real forwards leave
             call.target, call.drafter.model = (
                 Remembered(m.model, rows.texts()) for m in (call.target, call.drafter.model)
             )
@@ -238,13 +241,21 @@ def marginal(law: np.ndarray, row: int) -> np.ndarray:
 
 
 def off(
-    target, draft, policy, prompts, length: int = 3, rounds: int = 0, end: int | None = 1, room: int = 9
+    target,
+    draft,
+    policy,
+    prompts,
+    length: int = 3,
+    rounds: int = 0,
+    end: int | None = 1,
+    room: int = 9,
+    real: bool = False,
 ) -> tuple[float, Enumerating]:
     """How far the law of all rows' texts together is from the target's at most, under `policy`, and the runner that found it.
 
-    `prompts`: `input_ids` and `attention_mask`; `length` of the texts; `room`: how many tokens the call may write.
+    `prompts`: `input_ids` and `attention_mask`; `length` of the texts; `room`: how many tokens the call may write; `real` as in `Enumerating`.
     """
-    runner = Enumerating(policy, draft, length, rounds)
+    runner = Enumerating(policy, draft, length, rounds, real)
     type(target).generate(
         target, **prompts, do_sample=True, top_k=0, max_new_tokens=room, eos_token_id=end, pad_token_id=0, custom_generate=runner
     )  # fmt: skip

@@ -5,7 +5,7 @@ from functools import cache
 
 import tiny_models
 import torch
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from hf_lossy_assist.models.cache_name import CACHE
 from hf_lossy_assist.models.calling import forward_of
@@ -36,6 +36,16 @@ def model(model_type: str, seed: int = 0):
     out = tiny_models.tiny_model(model_type, "causal", "eager", seed)
     out.generation_config.eos_token_id, out.generation_config.pad_token_id = None, 0
     return out
+
+
+@cache
+def of_few_tokens(model_type: str, size: int, seed: int = 0, attention: str = "sdpa"):
+    """One whose laws over `size` tokens are neither flat nor certain."""
+    config = tiny_models.tiny_config(model_type, vocab_size=size)
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
+    torch.manual_seed(seed)
+    out = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
+    return small.louder(out, 2.0)
 
 
 def drafts(of):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from hf_lossy_assist import FeatureSpec, HeadConfig, LinearHead
+from hf_lossy_assist import FeatureSpec, HeadConfig, LinearHead, RowStats
 from hf_lossy_assist.engine import loop as decoding
 from support import small, tiny
 from support.end_tokens import some_eos
@@ -64,11 +64,16 @@ def features_of(spec: FeatureSpec, target: Any, draft: Any, ids: torch.Tensor, *
 
 @cache
 def judge_of(name: str, kind: str, spec: FeatureSpec) -> LinearHead:
+    """That of a tiny target and its draft."""
+    more = {"encoded": prompts((14,))["input_ids"]} if name == "t5" else {}
+    return judge_for(tiny.shared(name), draft_of(name, kind), spec, **more)
+
+
+@torch.no_grad()
+def judge_for(target: Any, draft: Any, spec: FeatureSpec, **more: Any) -> LinearHead:
     """A random head whose logits over random texts have mean 0 and spread 2, so that thresholds around 0.5 divide tokens."""
-    target, draft = tiny.shared(name), draft_of(name, kind)
     torch.manual_seed(5)
     ids = torch.randint(4, tiny.VOCABULARY, (6, 24))
-    more = {"encoded": prompts((14,))["input_ids"]} if name == "t5" else {}
     states = features_of(spec, target, draft, ids, **more)
     head = LinearHead(
         HeadConfig(states.shape[-1], polarity="important", method="autojudge", features=spec, threshold=0.5)
@@ -151,3 +156,48 @@ def texts(out: Any, width: int) -> list[list[int]]:
     """The new tokens of each row, without the padding behind its end."""
     rows = zip(out.sequences, out.speculation.rows, strict=True)
     return [row[width : width + stats.num_new_tokens].tolist() for row, stats in rows]
+
+
+@torch.no_grad()
+def slow(target, draft, head, threshold, prompt, eos, window, new=16) -> tuple[list[int], RowStats]:
+    """§3.3 in greedy decoding on one prompt (1, length): draft a window, verify, ask the head only where a token would be rejected."""
+    text, stats = prompt, RowStats()
+    while stats.num_new_tokens < new:
+        drafted: list[int] = []
+        while len(drafted) < min(window, new - stats.num_new_tokens - 1):
+            best = (
+                draft(torch.cat([text, torch.tensor([drafted]).long()], dim=1), use_cache=False).logits[0, -1].topk(2)
+            )
+            assert best.values[0] - best.values[1] > 1e-5, "the draft is undecided"
+            drafted.append(int(best.indices[0]))
+            if drafted[-1] == eos:
+                break
+        ids = torch.cat([text, torch.tensor([drafted]).long()], dim=1)
+        best = target(ids, use_cache=False).logits[0, text.shape[1] - 1 :].topk(2)
+        assert (best.values[:, 0] - best.values[:, 1]).min() > 1e-5, "the target is undecided"
+        says, kept, lossy = best.indices[:, 0].tolist(), [], []
+        states = features_of(head.config.features, target, draft, ids)[0, text.shape[1] - 1 :]
+        for i, token in enumerate(drafted):
+            matches = token == says[i]
+            if not matches:
+                value = float(head(states[i]))
+                assert abs(value - threshold) > 1e-4, "rounding could turn this choice: take another seed"
+                if value >= threshold:
+                    break
+            kept.append(token)
+            lossy.append(int(not matches))
+        stats.num_spec_steps, stats.num_plain_steps = stats.num_spec_steps + 1, stats.num_plain_steps + (not drafted)
+        stats.num_draft_tokens += len(drafted)
+        stats.num_accepted_draft_tokens += len(kept)
+        stats.num_lossy_accepts += sum(lossy)
+        stats.steps[len(drafted), len(kept)] += 1
+        stats.lossy_by_position.update(dict(enumerate(lossy)))
+        stats.token_sources += lossy
+        if not (kept and kept[-1] == eos):
+            stats.token_sources.append(3 if len(kept) == len(drafted) else 2)
+            kept = [*kept, says[len(kept)]]
+        stats.num_new_tokens += len(kept)
+        text = torch.cat([text, torch.tensor([kept])], dim=1)
+        if kept[-1] == eos:
+            break
+    return text[0, prompt.shape[1] :].tolist(), stats

@@ -23,11 +23,11 @@ from support.judge_rounds import (
     constant_head,
     draft_of,
     eos_of,
-    features_of,
     foreign,
     ids_of,
     judge_of,
     record_rounds,
+    slow,
     texts,
 )
 from support.refusals import refused
@@ -49,51 +49,6 @@ def rounds(monkeypatch):
 
 
 # -- the loop, slowly -----------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def slow(target, draft, head, threshold, prompt, eos, window, new=16) -> tuple[list[int], hla.RowStats]:
-    """§3.3 in greedy decoding on one prompt (1, length): draft a window, verify, ask the head only where a token would be rejected."""
-    text, stats = prompt, hla.RowStats()
-    while stats.num_new_tokens < new:
-        drafted: list[int] = []
-        while len(drafted) < min(window, new - stats.num_new_tokens - 1):
-            best = (
-                draft(torch.cat([text, torch.tensor([drafted]).long()], dim=1), use_cache=False).logits[0, -1].topk(2)
-            )
-            assert best.values[0] - best.values[1] > 1e-5, "the draft is undecided"
-            drafted.append(int(best.indices[0]))
-            if drafted[-1] == eos:
-                break
-        ids = torch.cat([text, torch.tensor([drafted]).long()], dim=1)
-        best = target(ids, use_cache=False).logits[0, text.shape[1] - 1 :].topk(2)
-        assert (best.values[:, 0] - best.values[:, 1]).min() > 1e-5, "the target is undecided"
-        says, kept, lossy = best.indices[:, 0].tolist(), [], []
-        states = features_of(head.config.features, target, draft, ids)[0, text.shape[1] - 1 :]
-        for i, token in enumerate(drafted):
-            matches = token == says[i]
-            if not matches:
-                value = float(head(states[i]))
-                assert abs(value - threshold) > 1e-4, "rounding could turn this choice: take another seed"
-                if value >= threshold:
-                    break
-            kept.append(token)
-            lossy.append(int(not matches))
-        stats.num_spec_steps, stats.num_plain_steps = stats.num_spec_steps + 1, stats.num_plain_steps + (not drafted)
-        stats.num_draft_tokens += len(drafted)
-        stats.num_accepted_draft_tokens += len(kept)
-        stats.num_lossy_accepts += sum(lossy)
-        stats.steps[len(drafted), len(kept)] += 1
-        stats.lossy_by_position.update(dict(enumerate(lossy)))
-        stats.token_sources += lossy
-        if not (kept and kept[-1] == eos):
-            stats.token_sources.append(3 if len(kept) == len(drafted) else 2)
-            kept = [*kept, says[len(kept)]]
-        stats.num_new_tokens += len(kept)
-        text = torch.cat([text, torch.tensor([kept])], dim=1)
-        if kept[-1] == eos:
-            break
-    return text[0, prompt.shape[1] :].tolist(), stats
 
 
 @pytest.mark.parametrize(

@@ -116,9 +116,7 @@ def speeds(name: str, args: argparse.Namespace) -> None:
             for policy in ("strict", "svip"):
                 own = {"assistant_model": model, "lossy_policy": policy}
                 own |= {"num_assistant_tokens": args.gamma} if policy == "strict" else {}
-                arms.append(
-                    Arm(f"{policy}, {label}", size, lambda own=own, **kwargs: target.generate(**own, **kwargs))
-                )
+                arms.append(Arm(f"{policy}, {label}", size, lambda own=own, **kwargs: target.generate(**own, **kwargs)))
     prompts: list[Any] = synthetic.prompts(pair, max(args.prompts, *args.batch_sizes), PROMPT)
     warm_up(arms, synthetic.tokenizer, prompts[: max(args.batch_sizes)], args, set())
     for _ in range(args.repeats):

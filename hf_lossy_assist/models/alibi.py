@@ -20,9 +20,7 @@ import torch
 from .cache_name import CACHE
 
 
-_files: WeakKeyDictionary[Any, list[Any]] = (
-    WeakKeyDictionary()
-)  # of each model, its modelling files with such a function
+_files: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # of each model, its modelling files with such a function
 _running: Counter[Any] = Counter()  # forwards under way in all threads that need a file's function changed
 _own: dict[Any, dict[str, Callable[..., Any]]] = {}  # its own meanwhile
 _visible: ContextVar[int] = ContextVar("visible", default=0)  # places that the forward under way in this thread sees

@@ -9,8 +9,9 @@ from ..models.calling import takes_positions
 from ..models.compilation import Compilation
 from ..models.in_step import Steps
 from ..models.inspect import base_of, is_tested
-from ..models.layer_kinds import may_adopt
+from ..models.layer_kinds import why_not_adopted
 from ..models.led import Ranks
+from ..models.rope import ChangingRope
 from ..models.row_model import RowModel
 from ..models.seeing import sees
 from ..models.trials import keeps_states_alone, refuse_length, why_not_rows
@@ -44,8 +45,11 @@ def target_of(
         check_passed(model, given, rows.ids[:, : rows.width], rows.max_length, given_as or CACHE)
         refuse_unread(model, rows, given, given_as or CACHE)
         rows.sight = None  # what the cache holds was seen before
-    adopted = continued and not keeps_states_alone(given) and may_adopt(model, given)
-    reason = "a cache was passed in" if continued and not adopted else why_not_rows(model)
+    several = len(rows.index) > 1
+    stays = _why_not_copied(model, given, len(rows.index), ranks) if continued else None
+    adopted, reason = continued and stays is None, why_not_rows(model)
+    if stays is not None and (reason is None or not several):
+        reason = f"a cache was passed in, and {stays}" if several else "a cache was passed in"
     if not is_tested(base_of(model)):
         refuse_length(model, rows.max_length)
     if reason is None or rows.sight is not None:
@@ -88,6 +92,17 @@ def _on_rows(
             "a target that is spread over ranks cannot have RoPE that changes with the length of the text: load it whole"
         )
     return target
+
+
+def _why_not_copied(model: Any, given: Any, rows: int, ranks: Ranks | Steps | None) -> str | None:
+    """Why a cache that was passed in is gone on with where it is, and not copied; `ranks`: those that share the target."""
+    if keeps_states_alone(given):
+        return "it counts no tokens"
+    if ranks is not None:
+        return "the target is spread over ranks"
+    if rows > 1 and ChangingRope.of(base_of(model), rows) is not None:
+        return "the target's RoPE changes with the length of the text"
+    return why_not_adopted(model, given, rows)
 
 
 def _counts_holes(target: RowModel, base: Any) -> str | None:

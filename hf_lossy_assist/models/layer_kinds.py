@@ -36,7 +36,7 @@ class NoStates(Dummy):
     def have(self, rows: int, like: Any) -> None: ...
     def copy_row(self, b: int, a: int, tokens: int, other: Any) -> None: ...
     def hand_out(self, out: Cache, length: int, seen: torch.Tensor | None) -> None: ...
-    def adopt(self, layer: Any, columns: torch.Tensor, held: int) -> None: ...
+    def adopt(self, layer: Any, columns: torch.Tensor) -> None: ...
 
 
 KINDS: dict[type, type] = {
@@ -62,13 +62,25 @@ def layers_of(config: Any) -> list[Callable[[Any, int], Any]] | None:
     ]
 
 
-def may_adopt(model: Any, cache: Any) -> bool:
-    """Whether a cache of Transformers' own must be copied into a `RowCache` to be gone on with, since it keeps states, and can be."""
-    own, layers = (
-        getattr(cache, "layers", []),
-        DynamicCache(config=base_of(model).config.get_text_config(decoder=True)).layers,
-    )
-    return keeps_states(model) and [type(its) for its in own] == [type(its) for its in layers]
+def why_not_adopted(model: Any, cache: Any, rows: int) -> str | None:
+    """Why a cache of Transformers' own, of `rows` texts, is not copied into a `RowCache` to be gone on with, or None if it is.
+
+    That of one text of keys and values is gone on with where it is, and grows for the caller.
+    """
+    own = getattr(cache, "layers", [])
+    layers = DynamicCache(config=base_of(model).config.get_text_config(decoder=True)).layers
+    if keeps_states(model):
+        return None if [type(its) for its in own] == [type(its) for its in layers] else "its layers are of other kinds than the target's"
+    if rows == 1:
+        return "it is one text's"
+    if not own or cache.get_seq_length() == 0:
+        return "it is empty, and would be filled for one row alone"
+    kinds = {type(its).__name__ for its in own if type(its) not in (DynamicLayer, DynamicSlidingWindowLayer)}
+    if kinds or len(own) != len(layers) or layers_of(base_of(model).config.get_text_config(decoder=True)) is None:
+        return f"it is a {type(cache).__name__} of {', '.join(sorted(kinds)) or 'other layers than the target has'}"
+    if getattr(cache, "offloading", False):
+        return "it is offloaded"
+    return None
 
 
 def keeps_states(model: Any) -> bool:

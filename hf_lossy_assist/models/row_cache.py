@@ -38,7 +38,7 @@ class RowCache(Cache):
         self.kinds = [RowLayer] * layers if isinstance(layers, int) else list(layers)
         self.history = None if recurrences is None else History(recurrences)
         self.limit, self.capacity = limit, 0
-        self.start = self.visible = 0
+        self.start = self.visible = self.adopted = 0
         self.rows: torch.Tensor | None = None  # (B, 1), where `slots` are not None
         self.slots: torch.Tensor | None = None  # (B, Q), or None when all rows start at `start`
         super().__init__(layers=[kind(self, number) for number, kind in enumerate(self.kinds)])
@@ -134,19 +134,19 @@ class RowCache(Cache):
         )
         return found
 
-    def adopt(self, given: Cache, mask: torch.Tensor | None, rows: int, device: torch.device) -> list[int]:
-        """Copy the `rows` of a cache of Transformers' own; returns their lengths. `mask` as in `RowModel.adopt`."""
-        held = int(given.get_seq_length())
-        seen = torch.ones(rows, held, dtype=torch.bool) if mask is None else mask[:, :held].ne(0).cpu()
-        lengths = seen.sum(dim=1).tolist()
-        columns = (~seen).long().argsort(dim=1, stable=True)[:, : max(lengths)]  # a short row's hidden places behind
+    def adopt(self, given: Cache, mask: torch.Tensor | None, device: torch.device) -> list[int]:
+        """Copy the rows of a cache of Transformers' own; returns their lengths. `mask` as in `RowModel.adopt`."""
+        self.adopted, rows = int(given.get_seq_length()), _rows_of(given)
+        seen = torch.ones(rows, self.adopted) if mask is None else mask[:, : self.adopted].ne(0)
+        lengths: list[int] = seen.long().sum(dim=1).tolist()
+        columns = (seen == 0).long().argsort(dim=1, stable=True)[:, : max(lengths)]  # those of tokens first
+        # What is hidden stands behind a row's own tokens, where the next ones are written.
         self.plan([0] * rows, max(lengths), device, lengths, keeps=False)
         for mine, theirs in zip(self.layers, given.layers, strict=True):
-            mine.adopt(theirs, columns, held)
+            mine.adopt(theirs, columns)
         if self.history is not None:
             self.history.close(lengths)
-            # A prompt goes on with more than one token, or its token is a step of its own.
-            self.history.prompts = list(lengths)
+            self.history.prompts = list(lengths)  # a prompt goes on with more than one token, or its token is a step of its own
             for layer in self.with_states:
                 layer.settle(None)
         return lengths
@@ -193,6 +193,14 @@ class RowCache(Cache):
             mine.copy_row(b, a, tokens, theirs)
         if self.history is not None and other.history is not None:
             self.history.take(b, other.history, a, tokens)
+
+
+def _rows_of(cache: Any) -> int:
+    """How many texts a cache of Transformers' own holds."""
+    kept = [getattr(layer, "keys", None) for layer in cache.layers]
+    kept += [state for layer in cache.layers for state in getattr(layer, "recurrent_states", None) or []]
+    kept += [state for layer in cache.layers for state in getattr(layer, "conv_states", None) or []]
+    return next((len(its) for its in kept if isinstance(its, torch.Tensor) and its.numel()), 1)
 
 
 def visibility(

@@ -80,16 +80,14 @@ class RowLayer(CacheLayerMixin):
             new[:, :, places] = old
         out.update(*spread, self.number)
 
-    def adopt(self, layer: Any, columns: torch.Tensor, held: int) -> None:
-        """Copy from a layer of Transformers' own what stands at `columns` (B, n) int64 of its `held` places, a row's text in its order."""
+    def adopt(self, layer: Any, columns: torch.Tensor) -> None:
+        """Copy a layer of Transformers' own, of whose places row b's tokens are at `columns[b]`, (B, n) int64, what is hidden behind them."""
         if layer.keys is not None and layer.keys.numel():
+            # A sliding window has forgotten the first places, which nobody sees any more.
+            forgotten = self.owner.adopted - layer.keys.shape[2]
+            spread = [torch.nn.functional.pad(its, (0, 0, forgotten, 0)) for its in (layer.keys, layer.values)]
             places = columns.to(layer.keys.device)[:, None, :, None]
-            taken = []
-            for its in (layer.keys, layer.values):
-                # A sliding window has forgotten the first places, which nobody sees any more.
-                whole = torch.nn.functional.pad(its, (0, 0, held - its.shape[2], 0))
-                taken.append(whole.gather(2, places.expand(-1, whole.shape[1], -1, whole.shape[3])))
-            self.update(*taken)
+            self.update(*(its.gather(2, places.expand(-1, its.shape[1], -1, its.shape[3])) for its in spread))
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object

@@ -240,5 +240,5 @@ class RowModel:
         return out
 
     def adopt(self, given: Cache, mask: torch.Tensor | None) -> None:
-        """Go on where a cache of Transformers' own ends, which is copied. `mask` (B, width): which of its places are the text's."""
-        self.lengths = self.cache.adopt(given, mask, len(self.lengths), self.device)
+        """Go on where a cache of Transformers' own ends, which is copied. `mask` (B, width): which of its places are the texts'."""
+        self.lengths = self.cache.adopt(given, mask, self.device)

@@ -146,8 +146,8 @@ class RowStates(LinearAttentionCacheLayerMixin):
             if self.has_previous_state[i] and self.recurrent_states[i] is not None:
                 out.update_recurrent_state(self.recurrent_states[i], self.number, i)
 
-    def adopt(self, layer: Any, columns: torch.Tensor, held: int) -> None:
-        """Copy the rows of a layer of Transformers' own."""
+    def adopt(self, layer: Any, columns: torch.Tensor) -> None:
+        """Copy a layer of Transformers' own, where hidden tokens on the left of a row have changed no state."""
         for i in range(self.number_of_states):
             if layer.has_previous_state[i]:
                 self.has_previous_state[i], size = True, layer.conv_kernel_size[i]
@@ -187,9 +187,9 @@ class RowStatesAndKeys(RowLayer, RowStates):
         for kind in PARTS:
             kind.hand_out(self, out, length, seen)
 
-    def adopt(self, layer: Any, columns: torch.Tensor, held: int) -> None:
+    def adopt(self, layer: Any, columns: torch.Tensor) -> None:
         for kind in PARTS:
-            kind.adopt(self, layer, columns, held)
+            kind.adopt(self, layer, columns)
 
 
 PARTS: tuple[Any, ...] = (RowLayer, RowStates)

@@ -1,0 +1,144 @@
+"""Decoders that take no `position_ids`, and biases by places (ALiBi), in ragged batches: always the text of `generate` for the same batch.
+
+BART's kin count columns, padding and holes included; ALiBi counts nothing of a row that another row would see.
+"""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+import tiny_models
+import torch
+from support import tiny
+from support.end_tokens import some_eos
+from transformers import LogitsProcessor, LogitsProcessorList
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.models.places import tables_of
+from hf_lossy_assist.models.trials import why_not_rows
+
+
+pytestmark = pytest.mark.slow
+
+RAGGED = (9, 1, 4, 14)
+NEVER = {"eos_token_id": tiny.NEVER_EMITTED, "use_cache": True}
+COUNTING = ["bart", "marian", "trocr"]  # a table that is asked by the cache's length
+ALIBI = ["bloom", "mpt", "falcon+alibi"]
+SEEDS = {"bart": 3, "trocr": 1, "marian": 1, "mpt": 1}  # whose texts vary and decide by more than rounding
+
+
+@cache
+def model_of(name, **changes):
+    attention = "sdpa" if name in ("marian", "falcon+alibi") else "eager"
+    model = tiny_models.tiny_model(name, "causal", attention, SEEDS.get(name, 0), **changes)
+    # Their softmax in float32 makes −inf of a mask in float64, and NaN of a padding token's row.
+    return model if name in ("bloom", "mpt") else model.double()
+
+
+@cache
+def draft_of(name, kind):
+    return tiny.draft_of(model_of(name), kind)
+
+
+@cache
+def reference(name, eos):
+    return tiny.greedy(model_of(name), tiny.prompts(RAGGED), **NEVER | {"eos_token_id": eos})
+
+
+def constant(gamma):
+    return {"stop": {"name": "constant", "gamma": gamma}}
+
+
+@pytest.mark.parametrize("name", [*COUNTING, *ALIBI, pytest.param("whisper", marks=pytest.mark.thorough)])
+def test_ragged_batches_write_the_text_of_generate(name):
+    model, inputs, whole = model_of(name), tiny.prompts(RAGGED), reference(name, tiny.NEVER_EMITTED)
+    assert why_not_rows(model) is None
+    assert len(set(whole[:, max(RAGGED) :].flatten().tolist())) > 8, "texts this monotonous prove nothing"
+    end = some_eos(whole, max(RAGGED))
+    ended = reference(name, end)
+    assert len({int((row != tiny.PAD).sum()) for row in ended[:, max(RAGGED) :]}) > 1, "no row ends before the others"
+    rates = []
+    most = range(1, 13) if name in ("bart", "bloom") else (1, 4, 9, 12)
+    for kind, gammas in (("often", most), ("rarely", (6,)), ("never", (2, 5))):
+        for gamma in gammas:
+            eos, wanted = ((tiny.NEVER_EMITTED, whole), (end, ended))[gamma % 2]
+            given = NEVER | {"eos_token_id": eos}
+            out = tiny.assisted(model, inputs, draft_of(name, kind), constant(gamma), **given)
+            assert torch.equal(out.sequences, wanted), (kind, gamma)
+            rates.append(out.speculation.draft_acceptance_rate)
+    assert 0.1 < rates[1] < 1.0 and rates[-1] == 0.0
+
+
+@pytest.mark.parametrize("name", ["bart", "bloom"])
+def test_texts_that_come_one_after_another(name):
+    """No padding is counted there: each is the text of its prompt alone."""
+    model, prompts = model_of(name), tiny.prompts(RAGGED)
+    texts = [ids[mask.bool()] for ids, mask in zip(*prompts.values(), strict=True)]
+    alone = [tiny.greedy(model, {"input_ids": text[None]}, max_new_tokens=12, **NEVER)[0] for text in texts]
+    settings = {"max_new_tokens": 12, "do_sample": False, "num_assistant_tokens": 3} | NEVER
+    hla.enable(model)
+    draft, given = draft_of(name, "often"), [text.tolist() for text in texts]
+    outs = list(hla.generate_many(model, given, assistant_model=draft, lossy_policy="strict", **settings))
+    assert len(outs) == 4
+    for out in outs:
+        assert out.token_ids == alone[out.index][len(given[out.index]) :].tolist()
+
+
+def masked(*rows):
+    mask = torch.tensor([[int(c == "x") for c in row] for row in rows])
+    ids = torch.randint(4, 90, mask.shape, generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("name", ["bart", "marian", "bloom", "mpt", "falcon+alibi"])
+def test_holes(name):
+    """BART counts the columns of hidden tokens; biases by the cache's length would count them too, so such a row runs alone."""
+    model, draft = model_of(name), draft_of(name, "often")
+    one, several = masked("xx.x..xxxx"), masked("xxx.xx.xxx", "...xxxxxxx", "..x.x...xx")
+    for inputs in (one, several):
+        if name in ("bloom", "mpt") and inputs is several:
+            with pytest.raises(ValueError, match=r"its position biases count [^\n]* attention_mask hides [^\n]* has 3"):
+                tiny.assisted(model, inputs, draft, **NEVER)
+            continue
+        wanted = tiny.greedy(model, inputs, **NEVER)
+        assert torch.equal(tiny.assisted(model, inputs, draft, constant(4), **NEVER).sequences, wanted)
+
+
+@pytest.mark.parametrize("name, field", [("bart", "max_position_embeddings"), ("mpt", "max_seq_len")])
+def test_a_text_may_fill_the_table_and_not_outgrow_it(name, field):
+    """Padding of a block's short rows reaches beyond it, and padded columns have positions of BART's."""
+    model = model_of(name, **{field: 14 + 20})
+    inputs, draft = tiny.prompts((14, 14, 3)), tiny.draft_of(model, "rarely")
+    wanted = tiny.greedy(model, inputs, max_new_tokens=21, **NEVER)
+    for gamma in (1, 7, 12):
+        out = tiny.assisted(model, inputs, draft, constant(gamma), max_new_tokens=21, **NEVER)
+        assert torch.equal(out.sequences, wanted)
+    with pytest.raises(ValueError, match=r"the target has 34 positions, and row \d needs more"):
+        tiny.assisted(model, inputs, draft, max_new_tokens=22, **NEVER)
+
+
+class Raising(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        raise RuntimeError("stop here")
+
+
+@pytest.mark.parametrize("name", ["bart", "bloom"])
+def test_the_model_is_whole_again_after_an_error_and_beside_another_thread(name):
+    model = model_of(name)
+    file = sys.modules[type(model).__module__]
+    own = getattr(file, "build_alibi_tensor", None)
+    with pytest.raises(RuntimeError, match="stop here"):
+        tiny.assisted(model, tiny.prompts(RAGGED), model, logits_processor=LogitsProcessorList([Raising()]), **NEVER)
+    assert getattr(file, "build_alibi_tensor", None) is own
+    assert not any("forward" in vars(table) for table in tables_of(model))
+    wanted = reference(name, tiny.NEVER_EMITTED)
+
+    def run(kind):
+        if kind == "plain":
+            return model.generate(**tiny.prompts(RAGGED), max_new_tokens=tiny.NEW, do_sample=False, **NEVER)
+        return tiny.assisted(model, tiny.prompts(RAGGED), draft_of(name, "often"), **NEVER).sequences
+
+    with ThreadPoolExecutor(3) as threads:
+        for text in threads.map(run, ["ours", "plain", "ours", "plain"]):
+            assert torch.equal(text, wanted)

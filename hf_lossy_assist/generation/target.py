@@ -11,6 +11,7 @@ from ..models.inspect import base_of, is_tested
 from ..models.layer_kinds import may_adopt
 from ..models.led import Ranks
 from ..models.trials import keeps_states_alone, refuse_length, why_not_rows
+from .encoded import encoded_model
 from .inputs import cropping, mask_name, refuse_positions, rowwise
 from .passed_cache import check_passed
 from .unsupported import refuse_extra_inputs
@@ -39,7 +40,10 @@ def target_of(
     if continued:
         check_passed(model, given, rows.ids[:, : rows.width], rows.max_length, given_as or CACHE)
     adopted = continued and not keeps_states_alone(given) and may_adopt(model, given)
-    reason = "a cache was passed in" if continued and not adopted else why_not_rows(model)
+    passed = "a cache was passed in" if continued and not adopted else None
+    if base_of(model).config.is_encoder_decoder and ranks is None:
+        return encoded_model(model, rows, model_kwargs, passed)
+    reason = passed or why_not_rows(model)
     if not is_tested(base_of(model)):
         refuse_length(model, rows.max_length)
     if reason is None:

@@ -54,7 +54,7 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
             return "it has an adapter for each row, and so cannot be tried on rows of different length: call it once without adapter_names"
         if base not in _in_rows:
             attempt = _try_states if facts.keeps_states else _try_rows
-            _in_rows[base] = _told(base, "rows of different length", lambda: attempt(base))
+            _in_rows[base] = told(base, "rows of different length", lambda: attempt(base))
         return _in_rows[base]
     return None
 
@@ -82,7 +82,7 @@ def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> str |
     if base not in _alone and has_fixed_rows(base):
         return "it has an adapter for each row, and so cannot be tried on one: call it once without adapter_names"
     if base not in _alone:
-        _alone[base] = _told(base, "a block that is rolled back", lambda: _try_alone(base, model_kwargs))
+        _alone[base] = told(base, "a block that is rolled back", lambda: _try_alone(base, model_kwargs))
     return _alone[base]
 
 
@@ -115,7 +115,7 @@ def crops(cache: Any) -> bool:
 
 
 @torch.no_grad()
-def _told(base: Any, what: str, attempt: Callable[[], str | None]) -> str | None:
+def told(base: Any, what: str, attempt: Callable[[], str | None]) -> str | None:
     """The reason that `attempt` returns, or what it fails with, in one line. Dropout is off meanwhile."""
     training = [module for module in base.modules() if module.training]
     for module in training:
@@ -130,7 +130,7 @@ def _told(base: Any, what: str, attempt: Callable[[], str | None]) -> str | None
             module.training = True
 
 
-def _texts(base: Any, rows: int) -> tuple[torch.Tensor, int]:
+def texts_to_try(base: Any, rows: int) -> tuple[torch.Tensor, int]:
     """Token ids (rows, n + BLOCK + 1) to try and n, the length of their prompts: longer than a short window."""
     config = base.config.get_text_config(decoder=True)
     sizes = [value for name, value in vars(config).items() if _limits_sight(name) and isinstance(value, int)]
@@ -149,7 +149,7 @@ def _limits_sight(name: str) -> bool:
 
 def _try_rows(base: PreTrainedModel) -> str | None:
     """Rows of one length, a wrong block, rollback, the right block, then rows of different length."""
-    ids, n = _texts(base, 2)
+    ids, n = texts_to_try(base, 2)
     wanted = [_one_by_one(base, text, n) for text in ids]  # (BLOCK + 1, V) each
     cases = {"rows of one length": [n, n], "rows of different length": [n + 1, n]}
     runner = RowModel(base, 2, ids.shape[1] + 1)
@@ -158,20 +158,20 @@ def _try_rows(base: PreTrainedModel) -> str | None:
         runner.rollback(held)
         blocks = torch.stack([text[start : start + BLOCK] for text, start in zip(ids, held, strict=True)])
         got = runner.feed(blocks, [BLOCK] * 2, keep=BLOCK)
-        if not _same(got, torch.stack([w[h - n :][:BLOCK] for w, h in zip(wanted, held, strict=True)]), runner.dtype):
+        if not same(got, torch.stack([w[h - n :][:BLOCK] for w, h in zip(wanted, held, strict=True)]), runner.dtype):
             return f"a trial on {what} did not give what it gives one token at a time"
     ragged = RowModel(base, 2, ids.shape[1] + 1)  # prompts of different length have a forward of their own
     ragged.feed(ids[:, :n], [n, n - 2], keep=0)
     ragged.feed(torch.stack([ids[0, n : n + 3], ids[1, n - 2 : n + 1]]), [1, 3])
     got = ragged.feed(ids[:, n + 1 : n + 2], [1, 1], keep=1)
-    if not _same(got, torch.stack([w[1:2] for w in wanted]), runner.dtype):
+    if not same(got, torch.stack([w[1:2] for w in wanted]), runner.dtype):
         return "a trial on prompts of different length did not give what it gives one token at a time"
     return None
 
 
 def _try_states(base: PreTrainedModel) -> str | None:
     """Rows of one length and of two that keep each number of a block's tokens, fed at once or one by one, and go on."""
-    ids, n = _texts(base, 2)
+    ids, n = texts_to_try(base, 2)
     which = torch.arange(2 * (BLOCK + 1), device=ids.device) % 2  # of the texts is a row's
     texts, kept = ids[which], torch.arange(len(which), device=ids.device) // 2
     forgotten = torch.arange(BLOCK, device=ids.device) >= kept[:, None]
@@ -187,7 +187,7 @@ def _try_states(base: PreTrainedModel) -> str | None:
                 runner.feed(part, [part.shape[1]] * len(which))
             runner.rollback((starts + kept).tolist())
             got = runner.feed(_behind(texts, starts + kept, 2 + lag), (2 + which * lag).tolist())
-            if not _same(got[torch.arange(len(which)), 1 + which * lag], rights, runner.dtype):
+            if not same(got[torch.arange(len(which)), 1 + which * lag], rights, runner.dtype):
                 return f"a trial on {what}, of which rows keep different numbers, did not give what it gives one token at a time"
     return None
 
@@ -211,7 +211,7 @@ def _one_by_one(base: Any, text: torch.Tensor, n: int) -> torch.Tensor:
 
 def _try_alone(base: PreTrainedModel, model_kwargs: dict[str, Any]) -> str | None:
     """A prompt, a wrong block, rollback, the right block; None if the logits are those of one token at a time."""
-    ids, n = _texts(base, 1)
+    ids, n = texts_to_try(base, 1)
     plain, runner = (_alone_on(base, model_kwargs, ids[:, :n]) for _ in range(2))
     runner.feed(ids[:, :n], [n], keep=0)
     if not all(getattr(layer, "is_croppable", True) for layer in getattr(runner.cache, "layers", [])):
@@ -221,7 +221,7 @@ def _try_alone(base: PreTrainedModel, model_kwargs: dict[str, Any]) -> str | Non
     got = runner.feed(ids[:, n : n + BLOCK], [BLOCK])
     plain.feed(ids[:, :n], [n], keep=0)
     wanted = torch.cat([plain.feed(ids[:, i : i + 1], [1]) for i in range(n, n + BLOCK)], dim=1)
-    if not _same(got, wanted, base.get_input_embeddings().weight.dtype):
+    if not same(got, wanted, base.get_input_embeddings().weight.dtype):
         return "a trial on a block that is rolled back did not give what it gives one token at a time"
     return None
 
@@ -242,7 +242,7 @@ def _alone_on(base: Any, model_kwargs: dict[str, Any], prompt: torch.Tensor) -> 
     return CroppingModel(base, own, prompt)
 
 
-def _same(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> bool:
+def same(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> bool:
     tolerance = 1e-4 if dtype in (torch.float32, torch.float64) else 0.02
     got, wanted = got.float(), wanted.float()
     return torch.allclose(got, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))

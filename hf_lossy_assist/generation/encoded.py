@@ -39,32 +39,34 @@ def encoded_model(
         model_kwargs: as `generate` prepares them, the encoder's output among them. reason: why not rows, if that is known.
         vocabulary: the target's, of a draft. way_out: as of `cropping`.
     """
-    reason = reason or _why_not(model, rows, model_kwargs)
+    reason = reason or _why_not(model, rows, model_kwargs, draft=vocabulary is not None)
     if reason is not None:
         return cropping(model, rows, dict(model_kwargs), reason, way_out)
     inputs = {name: model_kwargs[name] for name in INPUTS if model_kwargs.get(name) is not None}
     return EncodedRowModel(model, len(rows.index), rows.max_length, vocabulary, inputs=inputs)
 
 
-def _why_not(model: Any, rows: Rows, model_kwargs: Mapping[str, Any]) -> str | None:
+def _why_not(model: Any, rows: Rows, model_kwargs: Mapping[str, Any], draft: bool) -> str | None:
     for name, value in model_kwargs.items():
         if name not in (*INPUTS, *TAKEN) and isinstance(value, torch.Tensor):
             return f"it was given {name}"
     inputs = {name: model_kwargs[name] for name in INPUTS if model_kwargs.get(name) is not None}
     reason = why_not_encoded_rows(model, inputs)
-    if reason is None and any(rows.pads) and not _passes_over_hidden(model):
+    if reason is not None or draft:  # a draft that counts otherwise guesses badly, and the guess is verified as any other
+        return reason
+    if any(rows.pads) and not _passes_over_hidden(model, rows.holes):
         return f"its positions count the tokens that {mask_name(model)} hides"
-    if reason is None and rows.width > 1 and Seams.of(model).reads_tokens:
+    if rows.width > 1 and Seams.of(model).reads_tokens:
         padding = base_of(model).config.pad_token_id
         if padding is not None and bool((rows.ids[:, : rows.width] == padding).any()):
             return "its positions pass over padding in a prompt"
-    return reason
+    return None
 
 
-def _passes_over_hidden(model: Any) -> bool:
-    """Whether hidden tokens change no position: of a model that counts distances alone, or is told positions by its mask."""
+def _passes_over_hidden(model: Any, holes: bool) -> bool:
+    """Whether hidden tokens change no position: of a model that is told positions by its mask, or, but for `holes`, counts distances alone."""
     base, seams = base_of(model), Seams.of(model)
-    if not seams.tables and learned_positions(base) is None:
+    if not holes and not seams.tables and learned_positions(base) is None:
         return True
     ids, mask = torch.tensor([[0, 0, 0]]), torch.tensor([[0, 1, 1]])
     made = base.prepare_inputs_for_generation(ids, decoder_attention_mask=mask, is_first_iteration=True)

@@ -51,8 +51,9 @@ BUILDERS = {"whisper": whisper, "speech_to_text": speech_to_text, "moonshine": m
 def build(name: str, seed: int | None = None, **changes: Any) -> PreTrainedModel:
     """A tiny model whose texts vary, in float64; the same for the same arguments."""
     seed = SEEDS.get(name, 0) if seed is None else seed
-    if name in TEXT:
+    if name not in BUILDERS:
         model = tiny_models.tiny_model(name, "encoder-decoder", "sdpa", seed, **changes)
+        model.generation_config.decoder_start_token_id = START  # else T5's and UMT5's is that of the beginning
     else:
         torch.manual_seed(seed)
         model = spread(BUILDERS[name](**changes).eval(), name, seed)

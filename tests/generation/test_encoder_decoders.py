@@ -58,7 +58,7 @@ def assisted(model, inputs, draft, policy="strict", **settings):
 # -- batches ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("kind", ["often", "rarely", "never"])
 @pytest.mark.parametrize("name", TEXT_LIKE)
 def test_a_batch_is_generates_own_text_row_by_row(name, kind):

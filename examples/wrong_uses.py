@@ -72,6 +72,13 @@ case("Constant(0)", lambda: hla.Constant(0))
 case("Confidence(2)", lambda: hla.Confidence(2))
 case("Heuristic(initial=9, max_draft=5)", lambda: hla.Heuristic(initial=9, max_draft=5))
 
+
+def holes(rows: int) -> dict[str, torch.Tensor]:
+    """Prompts of a decoder whose second token is hidden."""
+    prompts = torch.tensor([[0, 4, 5]]).expand(rows, -1)
+    return {"decoder_input_ids": prompts, "decoder_attention_mask": torch.tensor([[1, 0, 1]]).expand(rows, -1)}
+
+
 # Models
 case("enable(object())", lambda: hla.enable(object()))
 case("enable a model without a head", lambda: hla.enable(LlamaModel(LlamaConfig(vocab_size=VOCAB, **SIZES))))
@@ -82,7 +89,10 @@ case("draft of another vocabulary", lambda: generate(assistant_model=llama(vocab
 case("draft and prompt lookup", lambda: generate(prompt_lookup_num_tokens=3))
 case("encoder-decoder target, decoder-only draft", lambda: generate(t5()))
 case("decoder-only target, encoder-decoder draft", lambda: generate(assistant_model=t5()))
-case("batch of an encoder-decoder", lambda: generate(t5(), input_ids=ids(2), assistant_model=t5()))
+case(
+    "batch of an encoder-decoder, holes in its decoder's prompts",
+    lambda: generate(t5(), input_ids=ids(2), assistant_model=t5(), **holes(2)),
+)
 case("flash attention in the draft, a batch", lambda: generate(assistant_model=flash(draft()), input_ids=ids(2)))
 case("flash attention, a batch", lambda: generate(flash(target()), input_ids=ids(2)))
 case("NaN weights in the target", lambda: generate(hla.enable(broken(target())), input_ids=ids(3)))

@@ -28,6 +28,7 @@ from ..models.stock_exit import early_twin
 from ..models.trials import why_not_rows
 from ..stops.wrapping import WrappingStop
 from ..validation import check_int, shown
+from .encoded import attends_to_encoder, encoded_model, encoder_inputs
 from .inputs import assistant_inputs, cropping, rowwise
 from .sight import TYPES, beside_text, reads_at_once
 
@@ -134,18 +135,23 @@ def _assistant_run(assistant: Any, made: Prepared) -> DrafterRun:
     """The assistant on a cache of rows where it can be, else on Transformers' own."""
     context = made.context
     model, rows = context.target, context.rows
+    way_out, shared = "choose another assistant_model", made.cached
+    if attends_to_encoder(assistant) and base_of(model).config.is_encoder_decoder:
+        given = encoder_inputs(assistant, rows, made.inputs_tensor, made.model_kwargs)
+        inputs = assistant_inputs(assistant, rows, given, made.config)
+        encoded = encoded_model(assistant, rows, inputs, vocabulary=context.vocabulary, way_out=way_out)
+        return AssistantRun(encoded, context, **head_taps(assistant, context))
     reason = why_not_rows(assistant)
     if rows.sight is not None and reads_at_once(assistant):
         reason = None
-    shared = made.cached
     if reason is None and type(shared) is RowModel and shared.rope is None and leaves_early(assistant, model):
         draft: CachedModel = ExitModel(assistant, shared, context.vocabulary)
     elif reason is None:
         draft = rowwise(assistant, model, rows, context.vocabulary, made.compilation)
     else:
-        inputs = assistant_inputs(assistant, rows, made.inputs_tensor, dict(made.model_kwargs), made.config)
+        inputs = assistant_inputs(assistant, rows, {}, made.config)
         inputs["token_type_ids"] = shared_types(assistant, model, rows.types)
-        draft = cropping(assistant, rows, inputs, reason, way_out="choose another assistant_model")
+        draft = cropping(assistant, rows, inputs, reason, way_out)
     return AssistantRun(draft, context, **head_taps(assistant, context))
 
 

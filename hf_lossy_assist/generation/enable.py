@@ -28,6 +28,7 @@ from .asked import settings_in
 from .compiling import COMPILED
 from .draft_stop import DRAFT_SETTINGS
 from .drafting import CANDIDATES
+from .output import with_report
 from .preparing import refusals_in_one_line
 from .runner import Runner
 from .shared_scale import warn_of_shared_scales
@@ -218,7 +219,8 @@ def _speculative_generate(
         if kwargs[name] is not None or getattr(model.generation_config, name, None) is None:
             setattr(given, name, kwargs.pop(name))
     with refusals_in_one_line(begun=lambda: runner.called):
-        return type(model).generate(model, generation_config=given, custom_generate=runner, **kwargs)
+        out = type(model).generate(model, generation_config=given, custom_generate=runner, **kwargs)
+    return with_report(out, runner.reports)
 
 
 def stop_at(texts: Any, tokenizer: Any) -> StopStringCriteria:

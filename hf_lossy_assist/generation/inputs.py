@@ -1,7 +1,6 @@
 """What the models of a call are fed: their caches where Transformers keeps them, and inputs that only one kind of model has."""
 
 import copy
-import inspect
 from typing import Any
 
 import torch
@@ -122,30 +121,8 @@ def refuse_positions(input_ids: torch.Tensor, mask: torch.Tensor | None, positio
         raise ValueError("lossy_policy works positions out from attention_mask, got others: leave position_ids out")
 
 
-def assistant_inputs(
-    assistant: Any,
-    rows: Rows,
-    inputs_tensor: torch.Tensor | None,
-    model_kwargs: dict[str, Any],
-    config: GenerationConfig,
-) -> dict[str, Any]:
-    """What `generate` prepared for the target, prepared for a draft that runs on Transformers' own cache."""
-    base = base_of(assistant)
-    own: dict[str, Any] = {"use_cache": True}
-    if base.config.is_encoder_decoder:
-        assert inputs_tensor is not None, "generate gives it to every callable that names it"
-        if not inputs_tensor.is_floating_point() and bool(
-            (inputs_tensor < 0).all()
-        ):  # what `generate` puts in the place of none
-            raise ValueError(
-                "encoder_outputs are the target's alone, and the assistant's encoder needs the input too: pass input_ids=… beside them"
-            )
-        encoder, mask = base.get_encoder(), model_kwargs.get("attention_mask")
-        inputs = {base.main_input_name: inputs_tensor.to(base.device)}
-        if mask is not None:
-            own["attention_mask"] = mask.to(base.device)
-            if "attention_mask" in inspect.signature(encoder.forward).parameters:
-                inputs["attention_mask"] = own["attention_mask"]
-        own["encoder_outputs"] = encoder(**inputs, return_dict=True)
-    base._prepare_cache_for_generation(copy.copy(config), own, None, len(rows.index), rows.max_length)
+def assistant_inputs(assistant: Any, rows: Rows, own: dict[str, Any], config: GenerationConfig) -> dict[str, Any]:
+    """`own`, what a draft on Transformers' own cache is fed, with that cache."""
+    own = {"use_cache": True} | own
+    base_of(assistant)._prepare_cache_for_generation(copy.copy(config), own, None, len(rows.index), rows.max_length)
     return own

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import GenerationMixin, PreTrainedModel
 
 from ..models.cache_name import CACHE
+from ..models.encoded import reads_encoder
 from ..models.inspect import base_of, device_of, vocabulary_of
 from ..validation import shown
 from .inputs import learned_prompt
@@ -40,7 +41,7 @@ def refuse_models(target: Any, assistant: Any) -> None:
     if assistant is not None:
         _refuse_assistant(assistant)
         ours, theirs = (base_of(model).config.is_encoder_decoder for model in (target, assistant))
-        if ours != theirs:
+        if ours != theirs and not (ours and reads_encoder(assistant)):
             kinds = {True: "an encoder-decoder", False: "a decoder-only model"}
             raise ValueError(f"the target is {kinds[ours]}, the assistant {kinds[theirs]}: they must be of one kind")
     for name, model in (("target", target), ("assistant", assistant)):

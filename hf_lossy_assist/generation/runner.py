@@ -36,7 +36,7 @@ from .drafting import CANDIDATES, DraftWith, Prepared, start_drafter
 from .inputs import hidden, mask_name, rowwise
 from .kinds import kind_of
 from .modes import in_the_right_mode, read_prompts
-from .output import output_of
+from .output import cuts_outputs, output_of, padding_of
 from .pairs import refuse_helpers, refuse_models
 from .sight import show
 from .spread import agree, among_ranks, followed, led, refuse_spread
@@ -95,6 +95,7 @@ class Runner:
         self.reads_call, self.called = True, False  # reads_call False: `enable` has read the call's settings for it
         self.passed: Mapping[str, Any] | None = None  # what the caller passed to `generate`, where that is known
         self._other: bool | None = None
+        self.reports: list[SpeculationStats] = []  # of calls whose outputs are cut into rows
 
     # -- what to draft with -------------------------------------------------------------------------------------------
 
@@ -235,13 +236,14 @@ class Runner:
             with in_the_right_mode(call, model, self.assistant):
                 read_prompts(call, self.reads_wholly and call.drafter.reads_target)
                 stats = self.decode(call)
-            pad = config._pad_token_tensor
-            sequences = call.rows.sequences(input_ids, 0 if pad is None else int(pad))
+            self.reports += [stats] if cuts_outputs(model) else []
+            sequences = call.rows.sequences(input_ids, padding_of(config))
             if self.streamer is not None:
                 self.streamer.end()
             if not config.return_dict_in_generate:
                 return sequences
-            cache = call.target.export(len(input_ids), model_kwargs.get(mask_name(model)))
+            most = max([len(input_ids), *(len(its.rows) for its in self.reports)])  # Whisper puts outputs of its calls together
+            cache = call.target.export(most, model_kwargs.get(mask_name(model)))
             return output_of(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, stats)
 
     def decode(self, call: Call) -> SpeculationStats:

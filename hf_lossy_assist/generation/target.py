@@ -15,6 +15,7 @@ from ..models.rope import ChangingRope
 from ..models.row_model import RowModel
 from ..models.seeing import sees
 from ..models.trials import keeps_states_alone, refuse_length, why_not_rows
+from .encoded import encoded_model
 from .inputs import cropping, mask_name, refuse_positions, rowwise
 from .passed_cache import check_passed
 from .sight import TYPES, going_on, refuse_sight, refuse_unread
@@ -47,7 +48,10 @@ def target_of(
         rows.sight = None  # what the cache holds was seen before
     several = len(rows.index) > 1
     stays = _why_not_copied(model, given, len(rows.index), ranks) if continued else None
-    adopted, reason = continued and stays is None, why_not_rows(model)
+    adopted = continued and stays is None
+    if base_of(model).config.is_encoder_decoder and ranks is None:
+        return encoded_model(model, rows, model_kwargs, "a cache was passed in" if continued and not adopted else None)
+    reason = why_not_rows(model)
     if stays is not None and (reason is None or not several):
         reason = f"a cache was passed in, and {stays}" if several else "a cache was passed in"
     if not is_tested(base_of(model)):

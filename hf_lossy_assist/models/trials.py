@@ -121,7 +121,7 @@ def crops(cache: Any) -> bool:
     return layers is not None and not keeps_states_alone(cache) and all(hasattr(layer, "crop") for layer in layers)
 
 
-def _texts(base: Any, rows: int) -> tuple[torch.Tensor, int]:
+def texts_to_try(base: Any, rows: int) -> tuple[torch.Tensor, int]:
     """Token ids (rows, n + BLOCK + 1) to try and n, the length of their prompts: longer than a short window."""
     config = base.config.get_text_config(decoder=True)
     sizes = [value for name, value in vars(config).items() if _limits_sight(name) and isinstance(value, int)]
@@ -141,7 +141,7 @@ def _limits_sight(name: str) -> bool:
 
 def _try_rows(base: PreTrainedModel) -> str | None:
     """Rows of one length, a wrong block, rollback, the right block, then rows of different length."""
-    ids, n = _texts(base, 2)
+    ids, n = texts_to_try(base, 2)
     wanted = [one_by_one(base, text, n) for text in ids]  # (BLOCK + 1, V) each
     cases = {"rows of one length": [n, n], "rows of different length": [n + 1, n]}
     runner = RowModel(base, 2, ids.shape[1] + 1)
@@ -163,7 +163,7 @@ def _try_rows(base: PreTrainedModel) -> str | None:
 
 def _try_states(base: PreTrainedModel) -> str | None:
     """Rows of one length and of two that keep each number of a block's tokens, fed at once or one by one, and go on."""
-    ids, n = _texts(base, 2)
+    ids, n = texts_to_try(base, 2)
     which = torch.arange(2 * (BLOCK + 1), device=ids.device) % 2  # of the texts is a row's
     texts, kept = ids[which], torch.arange(len(which), device=ids.device) // 2
     forgotten = torch.arange(BLOCK, device=ids.device) >= kept[:, None]
@@ -187,7 +187,7 @@ def _try_states(base: PreTrainedModel) -> str | None:
 
 def _try_alone(base: PreTrainedModel, model_kwargs: dict[str, Any]) -> str | None:
     """A prompt, a wrong block, rollback, the right block; None if the logits are those of one token at a time."""
-    ids, n = _texts(base, 1)
+    ids, n = texts_to_try(base, 1)
     plain, runner = (_alone_on(base, model_kwargs, ids[:, :n]) for _ in range(2))
     runner.feed(ids[:, : n - 1], [n - 1], keep=0)  # as the engine has it, the last token comes with the block
     if not all(getattr(layer, "is_croppable", True) for layer in getattr(runner.cache, "layers", [])):

@@ -1,0 +1,111 @@
+"""Encoder-decoders in a call: target and draft on caches of rows where that can be, else on Transformers' own, one prompt at a time."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..batch.rows import Rows
+from ..models.cache_name import CACHE
+from ..models.cached import CachedModel
+from ..models.decoder_places import Seams
+from ..models.encoded import ENCODED, INPUTS, EncodedRowModel, each_tensor, reads_encoder
+from ..models.encoded_trials import why_not_encoded_rows
+from ..models.inspect import base_of, device_of, learned_positions
+from .inputs import DROP, cropping, mask_name
+
+
+# What `generate` prepares for a decoder besides, and a cache of rows takes over or does without.
+TAKEN = (CACHE, "decoder_attention_mask", "use_cache", "logits_to_keep", "cache_position")
+
+
+def attends_to_encoder(model: Any) -> bool:
+    """True for an encoder-decoder, and for a decoder alone that reads another model's encoder."""
+    return bool(base_of(model).config.is_encoder_decoder) or reads_encoder(model)
+
+
+def encoded_model(
+    model: Any,
+    rows: Rows,
+    model_kwargs: Mapping[str, Any],
+    reason: str | None = None,
+    vocabulary: int | None = None,
+    way_out: str = DROP,
+) -> CachedModel:
+    """`model` on a cache of rows, or one row on Transformers' own.
+
+    Args:
+        model_kwargs: as `generate` prepares them, the encoder's output among them. reason: why not rows, if that is known.
+        vocabulary: the target's, of a draft. way_out: as of `cropping`.
+    """
+    reason = reason or _why_not(model, rows, model_kwargs, draft=vocabulary is not None)
+    if reason is not None:
+        return cropping(model, rows, dict(model_kwargs), reason, way_out)
+    inputs = {name: model_kwargs[name] for name in INPUTS if model_kwargs.get(name) is not None}
+    return EncodedRowModel(model, len(rows.index), rows.max_length, vocabulary, inputs=inputs)
+
+
+def _why_not(model: Any, rows: Rows, model_kwargs: Mapping[str, Any], draft: bool) -> str | None:
+    for name, value in model_kwargs.items():
+        if name not in (*INPUTS, *TAKEN) and isinstance(value, torch.Tensor):
+            return f"it was given {name}"
+    inputs = {name: model_kwargs[name] for name in INPUTS if model_kwargs.get(name) is not None}
+    reason = why_not_encoded_rows(model, inputs)
+    if reason is not None or draft:  # a draft that counts otherwise guesses badly, and the guess is verified as any other
+        return reason
+    if any(rows.pads) and not _passes_over_hidden(model, rows.holes):
+        return f"its positions count the tokens that {mask_name(model)} hides"
+    if rows.width > 1 and Seams.of(model).reads_tokens:
+        padding = base_of(model).config.pad_token_id
+        if padding is not None and bool((rows.ids[:, : rows.width] == padding).any()):
+            return "its positions pass over padding in a prompt"
+    return None
+
+
+def _passes_over_hidden(model: Any, holes: bool) -> bool:
+    """Whether hidden tokens change no position: of a model that is told positions by its mask, or, but for `holes`, counts distances alone."""
+    base, seams = base_of(model), Seams.of(model)
+    if not holes and not seams.tables and learned_positions(base) is None:
+        return True
+    ids, mask = torch.tensor([[0, 0, 0]]), torch.tensor([[0, 1, 1]])
+    made = base.prepare_inputs_for_generation(ids, decoder_attention_mask=mask, is_first_iteration=True)
+    places = made.get("decoder_position_ids")
+    return places is not None and places[0, 1:].tolist() == [0, 1]
+
+
+def encoder_inputs(
+    assistant: Any, rows: Rows, inputs_tensor: torch.Tensor | None, model_kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a draft's decoder attends to, for each row of the call: its own encoder's output, or the target's where it has no encoder.
+
+    Raises: `ValueError`, one line, where neither can be had.
+    """
+    base, device = base_of(assistant), device_of(assistant)
+    own: dict[str, Any] = {}
+    if reads_encoder(assistant):
+        own[ENCODED] = model_kwargs[ENCODED]
+        width, known = own[ENCODED][0].shape[-1], base.config.get_text_config(decoder=True).hidden_size
+        if width != known:
+            raise ValueError(
+                f"the assistant {type(base).__name__} attends to {known} numbers a place, and the target's encoder gives {width}: choose an "
+                "assistant that was made for this encoder"
+            )
+        return own
+    assert inputs_tensor is not None, "generate gives it to every callable that names it"
+    if not inputs_tensor.is_floating_point() and bool(
+        (inputs_tensor < 0).all()
+    ):  # what `generate` puts in the place of none
+        raise ValueError(
+            "encoder_outputs are the target's alone, and the assistant's encoder needs the input too: pass input_ids=… beside them"
+        )
+    encoder, mask = base.get_encoder(), model_kwargs.get("attention_mask")
+    inputs = {base.main_input_name: inputs_tensor.to(device)}
+    copies = len(rows.index) // len(inputs_tensor)  # of each input, by `num_return_sequences`; those of the mask are there already
+    if mask is not None:
+        own["attention_mask"] = mask.to(device)
+        if "attention_mask" in inspect.signature(encoder.forward).parameters:
+            inputs["attention_mask"] = own["attention_mask"][::copies]
+    encoded = encoder(**inputs, return_dict=True)
+    own[ENCODED] = each_tensor(encoded, lambda its: its.repeat_interleave(copies, dim=0)) if copies > 1 else encoded
+    return own

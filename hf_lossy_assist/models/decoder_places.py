@@ -1,0 +1,177 @@
+"""Where the tokens of rows stand, for decoders whose forward is not told: they count on from the cache's length, one for all rows.
+
+Two places in such a decoder know it: a table of positions (BART, Marian, M2M100, Speech2Text) and a bias by distance (T5 and its like).
+Within `standing` they have each row's own. The table's entries and the bias are the module's, asked for as it asks for them itself.
+"""
+
+import inspect
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .inspect import base_of
+
+
+BEFORE = ("cache_length", "past_key_values_length")  # what a table's forward calls the tokens before its own
+TABLE, BIAS = "embed_positions", "compute_bias"
+
+
+@dataclass(frozen=True)
+class Seams:
+    """Of one decoder."""
+
+    told: str | None  # by which name its forward takes positions; then it needs nothing else
+    tables: tuple[Any, ...]
+    biases: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, model: Any) -> "Seams":
+        """Of an encoder-decoder, or of a decoder that reads an encoder's output."""
+        base = base_of(model)
+        told = _told(base)
+        if told is not None:
+            return cls(told, (), ())
+        decoder = base.get_decoder()
+        tables = [its for key, its in decoder.named_modules() if key.rpartition(".")[2] == TABLE and _counts(its)]
+        biases = [its for its in decoder.modules() if getattr(its, "has_relative_attention_bias", False)]
+        return cls(None, tuple(tables), tuple(its for its in biases if _takes(getattr(its, BIAS, None))))
+
+    @property
+    def known(self) -> bool:
+        """Whether anything says where tokens stand."""
+        return self.told is not None or bool(self.tables or self.biases)
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether a token's place depends on which it is: sinusoids that give padding none, and count a block's tokens without it."""
+        return any(_padding_of(table) is not None for table in self.tables)
+
+
+def _told(base: Any) -> str | None:
+    names = inspect.signature(base.forward).parameters
+    if not base.config.is_encoder_decoder:  # Whisper's decoder alone hands on what it does not know
+        return "position_ids"
+    if "decoder_position_ids" in names:
+        return "decoder_position_ids"
+    # `EncoderDecoderModel` hands everything that begins with "decoder_" on to its decoder.
+    composite = base.config.model_type == "encoder-decoder" and hasattr(base, "decoder")
+    inner = inspect.signature(base.decoder.forward).parameters if composite else {}
+    return "decoder_position_ids" if "position_ids" in inner else None
+
+
+def _counts(table: Any) -> bool:
+    return any(name in inspect.signature(table.forward).parameters for name in BEFORE)
+
+
+def _takes(method: Any) -> bool:
+    return method is not None and "past_seen_tokens" in inspect.signature(method).parameters
+
+
+def _padding_of(table: Any) -> int | None:
+    """The token that a table gives no position, or None where it does not look at tokens: an `Embedding` is asked by number."""
+    return None if isinstance(table, torch.nn.Embedding) else getattr(table, "padding_idx", None)
+
+
+class Standing:
+    """Where the tokens of one forward stand."""
+
+    def __init__(self, positions: torch.Tensor, reach: int, rows: dict[int, torch.Tensor]):
+        """`positions` (1 or B, Q) int64, all below `reach`. `rows`: what was asked of a table before, by its `id`, (≥ reach, D)."""
+        self.positions, self.reach, self.rows = positions, reach, rows
+
+    def look_up(self, table: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """What `table` gives for these positions, (1 or B, Q, D); `args` and `kwargs`: its forward's."""
+        given = inspect.signature(table.forward).bind(*args, **kwargs).arguments
+        entries = self.rows.get(id(table))
+        if entries is None or len(entries) < self.reach:
+            entries = self.rows[id(table)] = _entries(table, given, self.reach)
+        found, padding = entries[self.positions], _padding_of(table)
+        if padding is not None:
+            ids = next(value for value in given.values() if isinstance(value, torch.Tensor) and value.dim() == 2)
+            nothing = _entries(table, given, 1, padding)
+            found = torch.where((ids == padding)[..., None], nothing[0], found)
+        return found
+
+    def bias(self, compute: Callable[..., torch.Tensor], width: int, device: Any) -> torch.Tensor:
+        """What a method `compute_bias` gives for these positions over `width` slots, (1 or B, heads, Q, width)."""
+        by_distance = compute(1, width, device=device, past_seen_tokens=width - 1)[0, :, 0].flip(-1)  # (heads, width)
+        slots = torch.arange(width, device=self.positions.device)
+        distance = (self.positions[..., None] - slots).clamp(min=0)  # the mask hides what lies behind a token
+        return by_distance[:, distance].transpose(0, 1)
+
+
+def _entries(table: Any, given: dict[str, Any], length: int, token: int | None = None) -> torch.Tensor:
+    """A table's first `length` entries, (length, D), as for a text of `token`, by default of one that is no padding."""
+    if token is None:
+        token = int(_padding_of(table) == 0)
+    asked: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in BEFORE:
+            asked[name] = 0
+        elif isinstance(value, torch.Tensor) and name != "position_ids":
+            asked[name] = value.new_full((1, length, *value.shape[2:]), token)
+        elif isinstance(value, tuple):  # a shape
+            asked[name] = torch.Size((1, length))
+    out: torch.Tensor = table.forward(**asked)
+    return out.reshape(length, -1)
+
+
+_standing: ContextVar[Standing | None] = ContextVar("standing", default=None)
+_patched: Counter[int] = Counter()  # forwards under way in all threads, by the `id` of an attention with a bias
+_lock = threading.Lock()
+
+
+@contextmanager
+def standing(seams: Seams, where: Standing) -> Iterator[None]:
+    """A forward of this thread here has its tokens where `where` says. The modules belong to all threads: others' forwards see nothing."""
+    token = _standing.set(where)
+    with ExitStack() as stack:  # around all that is to be undone: a stop from the keyboard may come between any two lines
+        stack.callback(_standing.reset, token)
+        for table in seams.tables:
+            handle = table.register_forward_hook(_of_rows(where), with_kwargs=True)
+            stack.callback(handle.remove)
+        for attention in seams.biases:
+            stack.enter_context(_biased(attention))
+        yield
+
+
+def _of_rows(where: Standing) -> Any:
+    def look_up(table: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> torch.Tensor | None:
+        return where.look_up(table, args, kwargs) if _standing.get() is where else None
+
+    return look_up
+
+
+@contextmanager
+def _biased(attention: Any) -> Iterator[None]:
+    """`attention` asks `_standing` for its bias here."""
+    counted = False
+    try:
+        with _lock:
+            _patched[id(attention)] += 1
+            counted = True
+            if BIAS not in attention.__dict__:
+                attention.__dict__[BIAS] = _asking(getattr(attention, BIAS))
+        yield
+    finally:
+        with _lock:
+            _patched[id(attention)] -= counted
+            if not _patched[id(attention)]:
+                del _patched[id(attention)]
+                attention.__dict__.pop(BIAS, None)
+
+
+def _asking(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def compute_bias(query_length: int, key_length: int, device: Any = None, **others: Any) -> torch.Tensor:
+        where = _standing.get()
+        if where is None:  # another thread's
+            return compute(query_length, key_length, device=device, **others)
+        return where.bias(compute, key_length, device)
+
+    return compute_bias

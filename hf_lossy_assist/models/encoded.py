@@ -1,0 +1,115 @@
+"""The decoder of an encoder-decoder on a cache of rows. What each row's encoder gave is attended to through a cache of its own, filled once."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
+
+from .cache_name import CACHE
+from .decoder_places import Seams, Standing, standing
+from .inspect import base_of, blocks_of
+from .row_cache import RowCache
+from .row_model import RowModel
+
+
+ENCODED = "encoder_outputs"
+INPUTS = (ENCODED, "attention_mask")  # what every forward of such a decoder is given of its encoder
+
+
+def reads_encoder(model: Any) -> bool:
+    """True for a decoder alone that reads another model's encoder, as `WhisperForCausalLM` does."""
+    base = base_of(model)
+    return not base.config.is_encoder_decoder and ENCODED in inspect.signature(base.forward).parameters
+
+
+def each_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """`value`, a tensor, a tuple, or an output of a model, with each of its tensors changed; anything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Mapping):  # a `ModelOutput`
+        return type(value)(**{name: each_tensor(its, change) for name, its in value.items()})  # type: ignore[call-arg]
+    return tuple(each_tensor(its, change) for its in value) if isinstance(value, tuple | list) else value
+
+
+class EncodedRowModel(RowModel):
+    """A decoder on a `RowCache` that attends to what an encoder gave: any number of rows, each with its own length.
+
+    Its self-attention is cached by rows, as in `RowModel`; keys and values of its cross-attention are computed at the first forward.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rows: int,
+        limit: int,
+        vocabulary: int | None = None,
+        *,
+        inputs: Mapping[str, Any],
+    ):
+        """`inputs`: those of `INPUTS` that the call has, of as many rows; the rest as of `RowModel`."""
+        super().__init__(model, rows, limit, vocabulary)
+        base = base_of(model)
+        self.decodes_alone = reads_encoder(model)
+        blocks = blocks_of(base)
+        # The config of Whisper's decoder alone counts the encoder's layers.
+        count = len(self.facts.layers or ()) if blocks is None else len(blocks)
+        self.cache = RowCache(count, limit)
+        self.seams = Seams.of(model)
+        self.both = EncoderDecoderCache(self.cache, DynamicCache())
+        self.inputs = {name: each_tensor(value, lambda its: its.to(self.device)) for name, value in inputs.items()}
+        if self.decodes_alone:
+            self.inputs.pop("attention_mask", None)  # there it would be the text's
+        self._entries: dict[int, torch.Tensor] = {}
+        self.packs, self.run = False, self._run
+
+    def _run(
+        self,
+        *,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        attention_mask: Any,
+        use_cache: bool,
+        **others: Any,
+    ) -> Any:
+        prefix = "" if self.decodes_alone else "decoder_"
+        given = {
+            prefix + "input_ids": input_ids,
+            prefix + "attention_mask": attention_mask,
+            "use_cache": use_cache,
+            "return_dict": True,
+            **{name: value for name, value in others.items() if name != CACHE},
+            **self.inputs,
+            CACHE: self.both,
+        }
+        where: Any = nullcontext()
+        if self.seams.told is not None:
+            given[self.seams.told] = position_ids
+        elif len(position_ids) > 1 or self.cache.visible > self.last + 1 or self.seams.reads_tokens:
+            # Else the cache's length says it: all rows go on from the same place.
+            reach = min(self.cache.capacity, self.last + 1)
+            where = standing(self.seams, Standing(position_ids, reach, self._entries))
+        with where:
+            return self.model(**given)
+
+    def select(self, rows: Sequence[int]) -> None:
+        before, kept = len(self.lengths), torch.tensor(rows, device=self.device)
+        super().select(rows)
+        self.both.cross_attention_cache.batch_select_indices(kept)
+
+        def keep(its: torch.Tensor) -> torch.Tensor:
+            # Whisper hands on the masks of sounds that have ended, too; it reads no mask.
+            return its[kept] if its.dim() and len(its) == before else its
+
+        self.inputs = {name: each_tensor(value, keep) for name, value in self.inputs.items()}
+
+    def export(self, rows: int, mask: torch.Tensor | None) -> Cache | None:
+        own = super().export(rows, mask)
+        if own is None:
+            return None
+        cross = DynamicCache()
+        for number, layer in enumerate(self.both.cross_attention_cache.layers):
+            cross.update(layer.keys.clone(), layer.values.clone(), number)  # type: ignore[union-attr]
+        return EncoderDecoderCache(own, cross)

@@ -1,0 +1,262 @@
+"""Encoder-decoders in batches: strict greedy decoding is `generate`'s own text of the batch, row by row, with drafts that have an encoder of
+their own or read the target's; the law of samples; what is refused."""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+from support import encoded
+from support.distributions import goodness
+from support.end_tokens import some_eos
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    LogitsProcessorList,
+    TopKLogitsWarper,
+)
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.models.cache_name import CACHE, cache_of
+from hf_lossy_assist.models.encoded import EncodedRowModel
+
+
+pytestmark = pytest.mark.slow
+
+NEW, NEVER = 20, 102
+TEXT_LIKE = tuple(name for name in (*encoded.TEXT, *encoded.SOUND) if name != "whisper")  # it has a file of its own
+SETTINGS = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": NEVER, "pad_token_id": encoded.PAD, "num_beams": 1}
+
+
+def constant(gamma):
+    return {"stop": {"name": "constant", "gamma": gamma}}
+
+
+@cache
+def reference(name, rows, eos=NEVER):
+    """What Transformers writes for a batch, (rows, NEW + 1); no choice in it is so close that rounding could turn it."""
+    settings = SETTINGS | {"eos_token_id": eos, "output_scores": True, "return_dict_in_generate": True}
+    out = encoded.shared(name).generate(**encoded.inputs(name, rows), **settings)
+    top = torch.stack(out.scores).topk(2).values
+    assert (top[..., 0] - top[..., 1]).min() > 1e-6
+    return out.sequences
+
+
+@cache
+def draft_for(name, kind):
+    return encoded.draft_of(encoded.shared(name), kind)
+
+
+def assisted(model, inputs, draft, policy="strict", **settings):
+    settings = SETTINGS | {"return_dict_in_generate": True} | settings
+    try:
+        return hla.enable(model).generate(**inputs, **settings, assistant_model=draft, lossy_policy=policy)
+    finally:
+        hla.disable(model)
+
+
+# -- batches ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thinned(4)
+@pytest.mark.parametrize("kind", ["often", "rarely", "never"])
+@pytest.mark.parametrize("name", TEXT_LIKE)
+def test_a_batch_is_generates_own_text_row_by_row(name, kind):
+    model, inputs, draft, whole = encoded.shared(name), encoded.inputs(name, 4), draft_for(name, kind), reference(name, 4)
+    assert len(set(whole[:, 1:].flatten().tolist())) > 15, "texts this monotonous prove nothing"
+    eos = some_eos(whole, 1)
+    ended = reference(name, 4, eos)
+    assert len({int((row != encoded.PAD).sum()) for row in ended}) > 1, "no row ends before the others"
+    for policy in (constant(1), constant(5), constant(12), hla.SVIP(h=0.5)):
+        out = assisted(model, inputs, draft, policy)
+        assert torch.equal(out.sequences, whole), policy
+        rate = out.speculation.draft_acceptance_rate
+        assert rate == 0 if kind == "never" else 0 < rate < 1
+    for policy in (constant(5), hla.SVIP(h=0.5)):
+        assert torch.equal(assisted(model, inputs, draft, policy, eos_token_id=eos).sequences, ended), policy
+    assert len(out.speculation.rows) == 4
+
+
+@pytest.mark.parametrize("name", TEXT_LIKE)
+def test_one_row_and_a_prompt_of_the_decoders(name):
+    model, inputs = encoded.shared(name), encoded.inputs(name, 1)
+    for start in ({}, {"decoder_input_ids": torch.tensor([[encoded.START, 30, 41]])}):
+        expected = model.generate(**inputs, **SETTINGS, **start)
+        for new in (1, 2, NEW):
+            out = assisted(model, inputs, draft_for(name, "often"), constant(5), max_new_tokens=new, **start)
+            assert torch.equal(out.sequences, expected[:, : expected.shape[1] - NEW + new])
+
+
+def test_the_cross_attention_is_computed_once(monkeypatch):
+    """Rows that have ended leave it, too."""
+    written, narrowed, select = [], [], EncodedRowModel.select
+    monkeypatch.setattr(EncodedRowModel, "select", lambda own, rows: (narrowed.append(len(rows)), select(own, rows))[1])
+    update = DynamicCache.update
+    monkeypatch.setattr(DynamicCache, "update", lambda own, *a, **k: (written.append(a[2]), update(own, *a, **k))[1])
+    model, inputs = encoded.shared("bart"), encoded.inputs("bart", 8)
+    model.generate(**inputs, **SETTINGS)  # its own: keys of each layer, at each step
+    eos, draft = some_eos(reference("bart", 8), 1), draft_for("bart", "often")
+    written.clear()
+    out = assisted(model, inputs, draft, constant(5), eos_token_id=eos, return_dict_in_generate=False)
+    assert torch.equal(out, reference("bart", 8, eos))
+    assert narrowed and len(set(narrowed)) > 1, "this batch was meant to be narrowed more than once"
+    trials = 4 * 2 * 2 * 6  # at most: two rows, two kinds of attention and layers, prompt and single tokens, of two models
+    assert [written.count(number) for number in (0, 1)] == [written.count(0)] * 2 and written.count(0) <= 2 + trials
+
+
+def test_masks_of_the_encoder_are_each_rows_own():
+    """A batch whose padding was seen would have another text, and each row alone has the batch's."""
+    model, inputs, draft = encoded.shared("t5"), encoded.inputs("t5", 4), draft_for("t5", "often")
+    whole = reference("t5", 4)
+    seen = model.generate(inputs["input_ids"], attention_mask=torch.ones_like(inputs["attention_mask"]), **SETTINGS)
+    assert not torch.equal(seen, whole)
+    for b in range(4):
+        width = int(inputs["attention_mask"][b].sum())
+        alone = {name: value[b : b + 1, :width] for name, value in inputs.items()}
+        assert torch.equal(assisted(model, alone, draft).sequences, whole[b : b + 1])
+
+
+def test_several_sequences_of_each_input():
+    model, inputs = encoded.shared("t5"), encoded.inputs("t5", 2)
+    torch.manual_seed(0)
+    settings = {"do_sample": True, "num_return_sequences": 3, "top_k": 0, "temperature": 0.01}
+    out = assisted(model, inputs, draft_for("t5", "often"), **settings)
+    assert out.sequences.shape[0] == 6
+    assert torch.equal(out.sequences, reference("t5", 2).repeat_interleave(3, dim=0)), "as good as greedy"
+
+
+# -- drafts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target, draft", [("t5", "bart"), ("marian", "m2m_100"), ("m2m_100", "t5")])
+def test_a_draft_of_another_architecture(target, draft):
+    out = assisted(encoded.shared(target), encoded.inputs(target, 4), encoded.shared(draft))
+    assert torch.equal(out.sequences, reference(target, 4))
+
+
+def test_a_draft_with_a_smaller_encoder_and_another_precision():
+    small = encoded.build("t5", d_model=16, num_layers=1).float()
+    out = assisted(encoded.shared("t5"), encoded.inputs("t5", 4), small, constant(3))
+    assert torch.equal(out.sequences, reference("t5", 4))
+
+
+@pytest.mark.parametrize("policy", ["block", "svip", hla.Heuristic(initial=1, max_draft=4)], ids=str)
+def test_other_lossless_policies(policy):
+    policy = hla.BlockVerification() if policy == "block" else policy
+    out = assisted(encoded.shared("bart"), encoded.inputs("bart", 4), draft_for("bart", "often"), policy)
+    assert torch.equal(out.sequences, reference("bart", 4))
+
+
+def test_a_stop_string_a_streamer_and_scores():
+    model, inputs = encoded.shared("marian"), encoded.inputs("marian", 4)
+    settings = {"output_scores": True, "output_logits": True, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
+    expected = model.generate(**inputs, **SETTINGS, **settings, return_dict_in_generate=True)
+    out = assisted(model, inputs, draft_for("marian", "often"), constant(4), **settings)
+    assert torch.equal(out.sequences, expected.sequences)
+    for name in ("scores", "logits"):
+        torch.testing.assert_close(torch.stack(out[name]).double(), torch.stack(expected[name]).double(), atol=1e-4, rtol=0)
+
+
+# -- sampling -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_samples_of_a_batch_have_the_targets_law(name):
+    """Two tokens of the three likeliest, 1500 times for each of two inputs in one batch, by χ²."""
+    copies, size = 1500, 3
+    model, inputs = encoded.shared(name), encoded.inputs(name, 2)
+    torch.manual_seed(3)
+    out = assisted(
+        model, inputs, draft_for(name, "rarely"), constant(2), do_sample=True, top_k=size, max_new_tokens=4, num_return_sequences=copies
+    )  # fmt: skip
+    assert 0.1 < out.speculation.draft_acceptance_rate < 0.95
+    start, warper = int(out.sequences[0, 0]), LogitsProcessorList([TopKLogitsWarper(size)])
+    for b in range(2):
+        own = {key: value[b : b + 1] for key, value in inputs.items()}
+        law, counts = [], []
+        texts = out.sequences[b * copies : (b + 1) * copies, 1:3]
+        with torch.no_grad():
+            first = warper(None, model(**own, decoder_input_ids=torch.tensor([[start]])).logits[:, -1]).softmax(-1)[0]
+            for x in first.nonzero()[:, 0].tolist():
+                behind = model(**own, decoder_input_ids=torch.tensor([[start, x]])).logits[:, -1]
+                second = warper(None, behind).softmax(-1)[0]
+                for y in second.nonzero()[:, 0].tolist():
+                    law.append(float(first[x] * second[y]))
+                    counts.append(int(((texts == torch.tensor([x, y])).all(dim=1)).sum()))
+        assert sum(counts) == copies and len(law) == size**2
+        assert goodness(torch.tensor(counts), torch.tensor(law, dtype=torch.float64)) > 1e-3
+
+
+# -- caches, hidden tokens, what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "m2m_100"])
+def test_the_cache_of_one_row_goes_on_in_transformers(name):
+    model, inputs = encoded.shared(name), encoded.inputs(name, 1)
+    first = assisted(model, inputs, draft_for(name, "often"), max_new_tokens=9)
+    cache = cache_of(first)
+    assert isinstance(cache, EncoderDecoderCache) and cache.get_seq_length() == 9
+    mask = torch.ones_like(first.sequences)  # from which `generate` tells what the cache holds
+    more = {"decoder_input_ids": first.sequences, "decoder_attention_mask": mask, CACHE: cache, "max_new_tokens": NEW - 9}
+    assert torch.equal(model.generate(**inputs, **SETTINGS | more), reference(name, 1))
+    assert cache_of(assisted(model, encoded.inputs(name, 2), draft_for(name, "often"))) is None
+
+
+def test_a_cache_that_is_passed_in_goes_on():
+    """On Transformers' own, one row at a time."""
+    model, inputs, draft = encoded.shared("t5"), encoded.inputs("t5", 1), draft_for("t5", "often")
+    first = model.generate(**inputs, **SETTINGS | {"max_new_tokens": 9, "return_dict_in_generate": True})
+    own = {"decoder_input_ids": first.sequences, CACHE: cache_of(first), "max_new_tokens": NEW - 9}
+    assert torch.equal(assisted(model, inputs, draft, **own).sequences, reference("t5", 1))
+
+
+def hidden_prompts():
+    """Padded on the left. The token that `generate` would put before them stands in the padding, too."""
+    ids = torch.tensor([[encoded.START, 30, 41, 52], [encoded.START, 32, 33, 44], [encoded.START, 34, 45, 35]])
+    return {"decoder_input_ids": ids, "decoder_attention_mask": (torch.arange(4) >= torch.arange(3)[:, None]).long()}
+
+
+@pytest.mark.parametrize("name", ["moonshine", "bart"])
+def test_prompts_of_the_decoder_that_have_holes(name):
+    """Distances count them."""
+    inputs = encoded.inputs(name, 3) | hidden_prompts()
+    inputs["decoder_attention_mask"][:, 0] = 1
+    with pytest.raises(ValueError, match="its positions count the tokens that decoder_attention_mask hides"):
+        assisted(encoded.shared(name), inputs, draft_for(name, "often"))
+
+
+@pytest.mark.parametrize("name", ["t5", "moonshine"])
+def test_prompts_of_the_decoder_that_are_padded(name):
+    """Where distances count alone, padding on the left changes nothing."""
+    model, inputs = encoded.shared(name), encoded.inputs(name, 3) | hidden_prompts()
+    expected = model.generate(**inputs, **SETTINGS)
+    out = assisted(model, inputs, draft_for(name, "often"), constant(4))
+    assert torch.equal(out.sequences, expected)
+
+
+def test_prompts_that_are_padded_where_places_count():
+    """BART counts the padding: one row goes as `generate` has it, several are refused."""
+    model, draft = encoded.shared("bart"), draft_for("bart", "often")
+    with pytest.raises(ValueError, match=r"its positions count the tokens that decoder_attention_mask hides.*this batch has 3: pass"):
+        assisted(model, encoded.inputs("bart", 3) | hidden_prompts(), draft)
+    inputs = encoded.inputs("bart", 1) | {k: v[1:2] for k, v in hidden_prompts().items()}
+    assert torch.equal(assisted(model, inputs, draft).sequences, model.generate(**inputs, **SETTINGS))
+
+
+def test_an_encoder_decoder_of_two_models():
+    """`EncoderDecoderModel` hands positions on to its decoder."""
+    model = encoded.build("encoder-decoder")
+    inputs = encoded.inputs("bart", 4)
+    expected = model.generate(**inputs, **SETTINGS)
+    assert len(set(expected.flatten().tolist())) > 8
+    out = assisted(model, inputs, encoded.draft_of(model, "often"), constant(4))
+    assert torch.equal(out.sequences, expected) and 0 < out.speculation.draft_acceptance_rate < 1
+
+
+def test_what_a_trial_finds_wrong_is_the_reason():
+    """A decoder that looks at how many rows there are, and at other rows."""
+    model = copy.deepcopy(encoded.shared("bart"))
+    norm = model.model.decoder.layernorm_embedding
+    norm.register_forward_hook(lambda module, args, out: out + out.mean(dim=0, keepdim=True))
+    with pytest.raises(ValueError, match="a trial on rows of one length did not give.*this batch has 2: pass prompts one by one"):
+        assisted(model, encoded.inputs("bart", 2), encoded.shared("bart"))

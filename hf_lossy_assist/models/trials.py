@@ -243,6 +243,7 @@ def _alone_on(base: Any, model_kwargs: dict[str, Any], prompt: torch.Tensor) -> 
 
 
 def same(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether logits are equal up to rounding in `dtype`."""
     tolerance = 1e-4 if dtype in (torch.float32, torch.float64) else 0.02
     got, wanted = got.float(), wanted.float()
     return torch.allclose(got, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from .cache_name import CACHE
 from .inspect import base_of
 
 
-BEFORE = ("cache_length", "past_key_values_length")  # what a table's forward calls the tokens before its own
+BEFORE = f"{CACHE}_length"  # what a table's forward calls the tokens before its own
 TABLE, BIAS = "embed_positions", "compute_bias"
 
 
@@ -66,7 +67,7 @@ def _told(base: Any) -> str | None:
 
 
 def _counts(table: Any) -> bool:
-    return any(name in inspect.signature(table.forward).parameters for name in BEFORE)
+    return BEFORE in inspect.signature(table.forward).parameters
 
 
 def _takes(method: Any) -> bool:
@@ -112,7 +113,7 @@ def _entries(table: Any, given: dict[str, Any], length: int, token: int | None =
         token = int(_padding_of(table) == 0)
     asked: dict[str, Any] = {}
     for name, value in given.items():
-        if name in BEFORE:
+        if name == BEFORE:
             asked[name] = 0
         elif name == "position_ids":
             asked[name] = None if value is None else torch.arange(length, device=value.device)

@@ -107,16 +107,13 @@ def test_the_cross_attention_is_computed_once(monkeypatch):
     update = DynamicCache.update
     monkeypatch.setattr(DynamicCache, "update", lambda own, *a, **k: (written.append(a[2]), update(own, *a, **k))[1])
     model, inputs = encoded.shared("bart"), encoded.inputs("bart", 8)
-    model.generate(**inputs, **SETTINGS)  # its own: keys of each layer, at each step
     eos, draft = some_eos(reference("bart", 8), 1), draft_for("bart", "often")
-    written.clear()
-    out = assisted(model, inputs, draft, constant(5), eos_token_id=eos, return_dict_in_generate=False)
-    assert torch.equal(out, reference("bart", 8, eos))
+    for _ in range(2):  # in the first call each model may be tried
+        written.clear()
+        out = assisted(model, inputs, draft, constant(5), eos_token_id=eos, return_dict_in_generate=False)
+        assert torch.equal(out, reference("bart", 8, eos))
     assert narrowed and len(set(narrowed)) > 1, "this batch was meant to be narrowed more than once"
-    trials = (
-        4 * 2 * 2 * 6
-    )  # at most: two rows, two kinds of attention and layers, prompt and single tokens, of two models
-    assert [written.count(number) for number in (0, 1)] == [written.count(0)] * 2 and written.count(0) <= 2 + trials
+    assert written == [0, 1] * 2, "of target and draft each layer's, once: the rest is in caches of rows"
 
 
 def test_masks_of_the_encoder_are_each_rows_own():

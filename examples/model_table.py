@@ -75,6 +75,8 @@ def page(results: list[dict[str, Any]]) -> tuple[str, int]:
         "Windows and chunks are 8 tokens, texts 25 to 38. Three calls each: one prompt; four prompts of 9, 1, 4 and 14 tokens padded on the",
         "left; three prompts of 9 tokens. One draft is a noisy copy of the model, often right; another is never right. A reference that",
         "hardly varies or chooses by less than 2e-5 of its largest logit is no verdict: another seed is taken.",
+        "Encoder-decoders of sound (Whisper, Speech2Text, Moonshine) are equal in the same way: tests/generation/test_whisper.py and",
+        "test_encoder_decoders.py try them.",
         "",
         f"Made by `python examples/supported_models.py` ({seconds / 60:.0f} minutes of a CPU core), with hf_lossy_assist {hla.__version__},",
         f"Transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}. A test tries some of them again and compares with this page.",

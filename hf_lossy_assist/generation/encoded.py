@@ -52,7 +52,9 @@ def _why_not(model: Any, rows: Rows, model_kwargs: Mapping[str, Any], draft: boo
             return f"it was given {name}"
     inputs = {name: model_kwargs[name] for name in INPUTS if model_kwargs.get(name) is not None}
     reason = why_not_encoded_rows(model, inputs)
-    if reason is not None or draft:  # a draft that counts otherwise guesses badly, and the guess is verified as any other
+    if (
+        reason is not None or draft
+    ):  # a draft that counts otherwise guesses badly, and the guess is verified as any other
         return reason
     if any(rows.pads) and not _passes_over_hidden(model, rows.holes):
         return f"its positions count the tokens that {mask_name(model)} hides"
@@ -101,7 +103,9 @@ def encoder_inputs(
         )
     encoder, mask = base.get_encoder(), model_kwargs.get("attention_mask")
     inputs = {base.main_input_name: inputs_tensor.to(device)}
-    copies = len(rows.index) // len(inputs_tensor)  # of each input, by `num_return_sequences`; those of the mask are there already
+    copies = len(rows.index) // len(
+        inputs_tensor
+    )  # of each input, by `num_return_sequences`; those of the mask are there already
     if mask is not None:
         own["attention_mask"] = mask.to(device)
         if "attention_mask" in inspect.signature(encoder.forward).parameters:

@@ -242,7 +242,7 @@ class Runner:
                 self.streamer.end()
             if not config.return_dict_in_generate:
                 return sequences
-            most = max([len(input_ids), *(len(its.rows) for its in self.reports)])  # Whisper puts outputs of its calls together
+            most = max([len(input_ids), *(len(its.rows) for its in self.reports)])
             cache = call.target.export(most, model_kwargs.get(mask_name(model)))
             return output_of(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, stats)
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from .cache_name import CACHE
 from .inspect import base_of
 
 
-BEFORE = ("cache_length", "past_key_values_length")  # what a table's forward calls the tokens before its own
+BEFORE = f"{CACHE}_length"  # what a table's forward calls the tokens before its own
 TABLE, BIAS = "embed_positions", "compute_bias"
 
 
@@ -66,7 +67,7 @@ def _told(base: Any) -> str | None:
 
 
 def _counts(table: Any) -> bool:
-    return any(name in inspect.signature(table.forward).parameters for name in BEFORE)
+    return BEFORE in inspect.signature(table.forward).parameters
 
 
 def _takes(method: Any) -> bool:
@@ -112,9 +113,11 @@ def _entries(table: Any, given: dict[str, Any], length: int, token: int | None =
         token = int(_padding_of(table) == 0)
     asked: dict[str, Any] = {}
     for name, value in given.items():
-        if name in BEFORE:
+        if name == BEFORE:
             asked[name] = 0
-        elif isinstance(value, torch.Tensor) and name != "position_ids":
+        elif name == "position_ids":
+            asked[name] = None if value is None else torch.arange(length, device=value.device)
+        elif isinstance(value, torch.Tensor):
             asked[name] = value.new_full((1, length, *value.shape[2:]), token)
         elif isinstance(value, tuple):  # a shape
             asked[name] = torch.Size((1, length))
@@ -131,7 +134,9 @@ _lock = threading.Lock()
 def standing(seams: Seams, where: Standing) -> Iterator[None]:
     """A forward of this thread here has its tokens where `where` says. The modules belong to all threads: others' forwards see nothing."""
     token = _standing.set(where)
-    with ExitStack() as stack:  # around all that is to be undone: a stop from the keyboard may come between any two lines
+    with (
+        ExitStack() as stack
+    ):  # around all that is to be undone: a stop from the keyboard may come between any two lines
         stack.callback(_standing.reset, token)
         for table in seams.tables:
             handle = table.register_forward_hook(_of_rows(where), with_kwargs=True)

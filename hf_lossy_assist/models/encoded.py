@@ -30,7 +30,7 @@ def each_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):  # a `ModelOutput`
-        return type(value)(**{name: each_tensor(its, change) for name, its in value.items()})  # type: ignore[call-arg]
+        return type(value)(**{name: each_tensor(its, change) for name, its in value.items()})
     return tuple(each_tensor(its, change) for its in value) if isinstance(value, tuple | list) else value
 
 
@@ -111,5 +111,5 @@ class EncodedRowModel(RowModel):
             return None
         cross = DynamicCache()
         for number, layer in enumerate(self.both.cross_attention_cache.layers):
-            cross.update(layer.keys.clone(), layer.values.clone(), number)  # type: ignore[union-attr]
+            cross.update(layer.keys.clone(), layer.values.clone(), number)
         return EncoderDecoderCache(own, cross)

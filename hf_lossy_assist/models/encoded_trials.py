@@ -32,7 +32,9 @@ def why_not_encoded_rows(model: PreTrainedModel, inputs: Mapping[str, Any]) -> s
     if facts.layers is None or any(kind is not RowLayer for kind in facts.layers):
         return "its cache holds more than keys and values"
     if attention_of(facts.config) not in ("sdpa", "eager"):
-        return f"its attention implementation is {attention_of(facts.config)!r} (load it with attn_implementation='sdpa')"
+        return (
+            f"its attention implementation is {attention_of(facts.config)!r} (load it with attn_implementation='sdpa')"
+        )
     if ChangingRope.of(base, 1) is not None:
         return "its RoPE changes with the length of the text"
     if not Seams.of(model).known:

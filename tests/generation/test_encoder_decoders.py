@@ -25,7 +25,13 @@ pytestmark = pytest.mark.slow
 
 NEW, NEVER = 20, 102
 TEXT_LIKE = tuple(name for name in (*encoded.TEXT, *encoded.SOUND) if name != "whisper")  # it has a file of its own
-SETTINGS = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": NEVER, "pad_token_id": encoded.PAD, "num_beams": 1}
+SETTINGS = {
+    "max_new_tokens": NEW,
+    "do_sample": False,
+    "eos_token_id": NEVER,
+    "pad_token_id": encoded.PAD,
+    "num_beams": 1,
+}
 
 
 def constant(gamma):
@@ -62,7 +68,12 @@ def assisted(model, inputs, draft, policy="strict", **settings):
 @pytest.mark.parametrize("kind", ["often", "rarely", "never"])
 @pytest.mark.parametrize("name", TEXT_LIKE)
 def test_a_batch_is_generates_own_text_row_by_row(name, kind):
-    model, inputs, draft, whole = encoded.shared(name), encoded.inputs(name, 4), draft_for(name, kind), reference(name, 4)
+    model, inputs, draft, whole = (
+        encoded.shared(name),
+        encoded.inputs(name, 4),
+        draft_for(name, kind),
+        reference(name, 4),
+    )
     assert len(set(whole[:, 1:].flatten().tolist())) > 15, "texts this monotonous prove nothing"
     eos = some_eos(whole, 1)
     ended = reference(name, 4, eos)
@@ -90,18 +101,19 @@ def test_one_row_and_a_prompt_of_the_decoders(name):
 def test_the_cross_attention_is_computed_once(monkeypatch):
     """Rows that have ended leave it, too."""
     written, narrowed, select = [], [], EncodedRowModel.select
-    monkeypatch.setattr(EncodedRowModel, "select", lambda own, rows: (narrowed.append(len(rows)), select(own, rows))[1])
+    monkeypatch.setattr(
+        EncodedRowModel, "select", lambda own, rows: (narrowed.append(len(rows)), select(own, rows))[1]
+    )
     update = DynamicCache.update
     monkeypatch.setattr(DynamicCache, "update", lambda own, *a, **k: (written.append(a[2]), update(own, *a, **k))[1])
     model, inputs = encoded.shared("bart"), encoded.inputs("bart", 8)
-    model.generate(**inputs, **SETTINGS)  # its own: keys of each layer, at each step
     eos, draft = some_eos(reference("bart", 8), 1), draft_for("bart", "often")
-    written.clear()
-    out = assisted(model, inputs, draft, constant(5), eos_token_id=eos, return_dict_in_generate=False)
-    assert torch.equal(out, reference("bart", 8, eos))
+    for _ in range(2):  # in the first call each model may be tried
+        written.clear()
+        out = assisted(model, inputs, draft, constant(5), eos_token_id=eos, return_dict_in_generate=False)
+        assert torch.equal(out, reference("bart", 8, eos))
     assert narrowed and len(set(narrowed)) > 1, "this batch was meant to be narrowed more than once"
-    trials = 4 * 2 * 2 * 6  # at most: two rows, two kinds of attention and layers, prompt and single tokens, of two models
-    assert [written.count(number) for number in (0, 1)] == [written.count(0)] * 2 and written.count(0) <= 2 + trials
+    assert written == [0, 1] * 2, "of target and draft each layer's, once: the rest is in caches of rows"
 
 
 def test_masks_of_the_encoder_are_each_rows_own():
@@ -154,7 +166,9 @@ def test_a_stop_string_a_streamer_and_scores():
     out = assisted(model, inputs, draft_for("marian", "often"), constant(4), **settings)
     assert torch.equal(out.sequences, expected.sequences)
     for name in ("scores", "logits"):
-        torch.testing.assert_close(torch.stack(out[name]).double(), torch.stack(expected[name]).double(), atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            torch.stack(out[name]).double(), torch.stack(expected[name]).double(), atol=1e-4, rtol=0
+        )
 
 
 # -- sampling -----------------------------------------------------------------------------------------------------------
@@ -197,7 +211,12 @@ def test_the_cache_of_one_row_goes_on_in_transformers(name):
     cache = cache_of(first)
     assert isinstance(cache, EncoderDecoderCache) and cache.get_seq_length() == 9
     mask = torch.ones_like(first.sequences)  # from which `generate` tells what the cache holds
-    more = {"decoder_input_ids": first.sequences, "decoder_attention_mask": mask, CACHE: cache, "max_new_tokens": NEW - 9}
+    more = {
+        "decoder_input_ids": first.sequences,
+        "decoder_attention_mask": mask,
+        CACHE: cache,
+        "max_new_tokens": NEW - 9,
+    }
     assert torch.equal(model.generate(**inputs, **SETTINGS | more), reference(name, 1))
     assert cache_of(assisted(model, encoded.inputs(name, 2), draft_for(name, "often"))) is None
 
@@ -237,7 +256,9 @@ def test_prompts_of_the_decoder_that_are_padded(name):
 def test_prompts_that_are_padded_where_places_count():
     """BART counts the padding: one row goes as `generate` has it, several are refused."""
     model, draft = encoded.shared("bart"), draft_for("bart", "often")
-    with pytest.raises(ValueError, match=r"its positions count the tokens that decoder_attention_mask hides.*this batch has 3: pass"):
+    with pytest.raises(
+        ValueError, match=r"its positions count the tokens that decoder_attention_mask hides.*this batch has 3: pass"
+    ):
         assisted(model, encoded.inputs("bart", 3) | hidden_prompts(), draft)
     inputs = encoded.inputs("bart", 1) | {k: v[1:2] for k, v in hidden_prompts().items()}
     assert torch.equal(assisted(model, inputs, draft).sequences, model.generate(**inputs, **SETTINGS))
@@ -258,5 +279,7 @@ def test_what_a_trial_finds_wrong_is_the_reason():
     model = copy.deepcopy(encoded.shared("bart"))
     norm = model.model.decoder.layernorm_embedding
     norm.register_forward_hook(lambda module, args, out: out + out.mean(dim=0, keepdim=True))
-    with pytest.raises(ValueError, match="a trial on rows of one length did not give.*this batch has 2: pass prompts one by one"):
+    with pytest.raises(
+        ValueError, match="a trial on rows of one length did not give.*this batch has 2: pass prompts one by one"
+    ):
         assisted(model, encoded.inputs("bart", 2), encoded.shared("bart"))

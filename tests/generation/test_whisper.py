@@ -133,10 +133,14 @@ def test_temperatures_that_are_fallen_back_to():
 def test_the_report_survives_where_outputs_are_cut_into_rows(rows):
     out = assisted("often", **audio(rows, SHORT), **DICT, output_scores=True, language="en")
     expected = target().generate(**audio(rows, SHORT), **DICT, output_scores=True, language="en", **NEW)
-    assert isinstance(out.speculation, hla.SpeculationStats) and type(out).__name__ == "SpeculativeEncoderDecoderOutput"
+    assert (
+        isinstance(out.speculation, hla.SpeculationStats) and type(out).__name__ == "SpeculativeEncoderDecoderOutput"
+    )
     assert len(out.speculation.rows) >= rows and 0 < out.speculation.draft_acceptance_rate < 1
     assert len(out.scores) == len(expected.scores) and out.speculation.forwards["target"] > 0
-    assert str(out.speculation) and out.speculation.to_dict(rows=True)["num_new_tokens"] == out.speculation.num_new_tokens
+    assert (
+        str(out.speculation) and out.speculation.to_dict(rows=True)["num_new_tokens"] == out.speculation.num_new_tokens
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -157,7 +161,11 @@ def test_each_segment_has_its_own_report_and_all_have_one(rows, frames):
 
 def test_segments_alone_come_with_one_report():
     out = assisted("often", **audio(1, LONG), **TIMES, return_segments=True)
-    assert isinstance(out["speculation"], hla.SpeculationStats) and out.keys() == {"sequences", "segments", "speculation"}
+    assert isinstance(out["speculation"], hla.SpeculationStats) and out.keys() == {
+        "sequences",
+        "segments",
+        "speculation",
+    }
 
 
 def test_a_lossy_policy_says_what_it_took():

@@ -131,7 +131,7 @@ MODELS = Path(transformers.__file__).parent / "models"
 # What a layer may read instead of its tokens' own positions, and the folders whose files do; each was looked at.
 SUSPECTS = {
     # The cache's length inside a layer: Llama 4's temperature (temperature.py); whether a cross-attention is cached (BigBird);
-    # relative positions of T5 and its like, encoder-decoders, which run one row at a time.
+    # relative positions of T5 and its like, encoder-decoders, for which places.py stands in.
     r"get_seq_length\(self\.layer_idx\)": {
         "llama4", "big_bird", "bigbird_pegasus",
         "longt5", "mt5", "pix2struct", "pop2piano", "switch_transformers", "t5", "udop", "umt5",

@@ -30,6 +30,7 @@ SAMPLE = {
     "doge/causal": 0,  # a top-k over the text
     "moshi/causal": 1,  # its cache forgets what its mask shows
     "fsmt/encoder-decoder": 2,  # the tokens of a block see each other
+    "bigbird_pegasus/encoder-decoder": 0,  # its table of positions is shown tokens and asked by positions
     "prophetnet/encoder-decoder": 0,  # one token at a time alone
     "minimax/causal": 0,  # a recurrent state
     "mamba/causal": 0,  # nothing but a recurrent state

@@ -1,0 +1,107 @@
+"""Where tokens of rows stand, where a decoder's forward is not told: tables and biases have each row's own, and other threads' forwards nothing."""
+
+import threading
+
+import pytest
+import torch
+from support import encoded
+from transformers import DynamicCache, EncoderDecoderCache
+
+from hf_lossy_assist.models.cache_name import CACHE
+from hf_lossy_assist.models.decoder_places import BIAS, Seams, Standing, standing
+from hf_lossy_assist.models.encoded import EncodedRowModel, each_tensor, reads_encoder
+from hf_lossy_assist.models.encoded_trials import why_not_encoded_rows
+
+
+pytestmark = pytest.mark.slow
+
+NAMES = (*encoded.TEXT, *encoded.SOUND)
+
+
+@torch.no_grad()
+def inputs_of(model, name, rows=3):
+    """What the decoder of `name` attends to."""
+    heard = encoded.inputs(name, rows)
+    mask = {k: v for k, v in heard.items() if k == "attention_mask"}
+    given = {"input_features": heard["input_features"]} if name == "whisper" else heard
+    return {"encoder_outputs": model.get_encoder()(**given, return_dict=True)} | mask
+
+
+@torch.no_grad()
+def plain(model, inputs, text, row):
+    """The logits of each place of `text` (n,), all at once and without a cache."""
+    own = {name: each_tensor(value, lambda its: its[row : row + 1]) for name, value in inputs.items()}
+    return model(**own, decoder_input_ids=text[None], use_cache=False).logits[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_rows_that_keep_different_numbers_of_tokens(name):
+    """Twelve rounds of blocks that are rolled back at random, each row at a place of its own: a plain forward's logits."""
+    model, generator = encoded.shared(name), torch.Generator().manual_seed(5)
+    inputs = inputs_of(model, name)
+    assert why_not_encoded_rows(model, inputs) is None
+    runner = EncodedRowModel(model, 3, 60, inputs=inputs)
+    texts = torch.randint(4, 90, (3, 60), generator=generator)
+    rights = [plain(model, inputs, text[:50], row) for row, text in enumerate(texts)]
+    runner.feed(texts[:, :4], [4, 3, 1], keep=0)
+    for _ in range(12):
+        held = list(runner.lengths)
+        counts = torch.randint(1, 6, (3,), generator=generator).tolist()
+        block = torch.stack([text[n : n + 6] for text, n in zip(texts, held, strict=True)])
+        right = torch.randint(1, 7, (3,), generator=generator)
+        block = torch.where(torch.arange(6) < right[:, None], block, 95)  # wrong behind so many
+        got = runner.feed(block, [6] * 3)
+        for row, (n, good) in enumerate(zip(held, right.tolist(), strict=True)):
+            torch.testing.assert_close(got[row, :good], rights[row][n : n + good], atol=1e-6, rtol=1e-6)
+        runner.rollback([min(n + min(c, r), 44) for n, c, r in zip(held, counts, right.tolist(), strict=True)])
+    runner.select([2, 0])
+    n = list(runner.lengths)
+    got = runner.feed(torch.stack([texts[2, n[0] : n[0] + 2], texts[0, n[1] : n[1] + 2]]), [2, 2])
+    for at, row in enumerate((2, 0)):
+        torch.testing.assert_close(got[at], rights[row][n[at] : n[at] + 2], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["m2m_100", "speech_to_text", "bart", "t5"])
+@torch.no_grad()
+def test_padding_that_is_drafted_moves_no_token_behind_it(name):
+    """M2M100 and Speech2Text give padding no position, and count a block without it: one token at a time, they do not."""
+    model, text = encoded.shared(name), torch.tensor([[2, 30, 41, encoded.PAD, 52, 63, 74]]).expand(2, -1)
+    inputs = inputs_of(model, name, 2)
+    runner, single = (EncodedRowModel(model, 2, 20, inputs=inputs) for _ in range(2))
+    one = torch.cat([single.feed(token, [1, 1]) for token in text.split(1, dim=1)], dim=1)
+    torch.testing.assert_close(runner.feed(text, [7, 7]), one)
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    own = [model(**inputs, decoder_input_ids=token, **{CACHE: cache}).logits for token in text.split(1, dim=1)]
+    torch.testing.assert_close(one, torch.cat(own, dim=1))
+
+
+def test_what_is_found_of_each_kind():
+    found = {name: Seams.of(encoded.shared(name)) for name in NAMES}
+    assert {name: its.told for name, its in found.items() if its.told} == {
+        "whisper": "decoder_position_ids", "moonshine": "decoder_position_ids",
+    }  # fmt: skip
+    assert {name for name, its in found.items() if its.reads_tokens} == {"m2m_100", "speech_to_text"}
+    assert {name: len(its.biases) for name, its in found.items() if its.biases} == {"t5": 1, "umt5": 2}
+    assert all(its.known for its in found.values()) and not Seams(None, (), ()).known
+    distilled = encoded.distilled(encoded.shared("whisper"))
+    assert reads_encoder(distilled) and Seams.of(distilled).told == "position_ids"
+    assert not any(reads_encoder(encoded.shared(name)) for name in NAMES)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+@torch.no_grad()
+def test_another_threads_forward_sees_nothing_and_nothing_stays(name):
+    model = encoded.shared(name)
+    inputs, text, seen = inputs_of(model, name, 1), torch.tensor([2, 30, 41]), []
+    expected, seams = plain(model, inputs, text, 0), Seams.of(model)
+    where = Standing(torch.tensor([[1, 2, 2]]), 9, {})
+    with standing(seams, where), standing(seams, where):
+        moved = plain(model, inputs, text, 0)
+        thread = threading.Thread(target=lambda: seen.append(plain(model, inputs, text, 0)))
+        thread.start()
+        thread.join()
+    assert not torch.allclose(moved, expected) and torch.equal(seen[0], expected)
+    assert torch.equal(plain(model, inputs, text, 0), expected)
+    assert not any(table._forward_hooks for table in seams.tables)
+    assert not any(BIAS in its.__dict__ for its in seams.biases)

@@ -80,7 +80,9 @@ def sight_of(model: Any, rows: Rows, input_ids: torch.Tensor, model_kwargs: Mapp
     types = {name: given[name] for name in TYPES if given.get(name) is not None}
     for name, its in types.items():
         if its.shape != input_ids.shape:
-            raise ValueError(f"{name} has shape {tuple(its.shape)}, input_ids {tuple(input_ids.shape)}: they must agree")
+            raise ValueError(
+                f"{name} has shape {tuple(its.shape)}, input_ids {tuple(input_ids.shape)}: they must agree"
+            )
     looks_ahead = any(bool(its.any()) for its in types.values())
     if not looks_ahead and not beside_text(given) and why_not_rows(model) is None:
         return None

@@ -9,9 +9,9 @@ import torch
 from support import eagle
 from support.distributions import REJECT, goodness
 from support.seeing import SETTINGS, assisted, draft_of, model_of, prompts_of, reads_images, written
-from support.small import llama, near, one, ragged, tokenizer, words
+from support.small import llama, near, one, tokenizer, words
 from tiny_models import tiny_model
-from tiny_vision import END, IMAGE, SEEN, START, VIDEO
+from tiny_vision import END, SEEN, START, VIDEO
 from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
@@ -180,7 +180,9 @@ def test_custom_generate_hands_a_draft_no_pictures():
     wanted = written(name, inputs).sequences
     text = hla.Runner("strict", llama(seed=1).float())
     assert torch.equal(model_of(name).generate(**inputs, **SETTINGS, custom_generate=text).sequences, wanted)
-    with pytest.raises(ValueError, match="drafts from the same images, which custom_generate is not handed: pass lossy"):
+    with pytest.raises(
+        ValueError, match="drafts from the same images, which custom_generate is not handed: pass lossy"
+    ):
         model_of(name).generate(**inputs, **SETTINGS, custom_generate=hla.Runner("strict", draft_of(name)))
 
 
@@ -237,7 +239,9 @@ def law_of_two(name, inputs, **sample):
         return out.scores[0][0].double().softmax(dim=-1)
 
     first = law([])
-    return torch.stack([share * law([token]) if share else torch.zeros_like(first) for token, share in enumerate(first)])
+    return torch.stack(
+        [share * law([token]) if share else torch.zeros_like(first) for token, share in enumerate(first)]
+    )
 
 
 PER_TOKEN = {"attention_mask": 1, "mm_token_type_ids": 0}
@@ -253,7 +257,13 @@ def test_sampling_has_the_targets_law_behind_a_picture():
     def fit(policy):
         torch.manual_seed(0)
         texts = assisted(
-            name, inputs, assistant_model=draft, lossy_policy=policy, num_return_sequences=3000, max_new_tokens=2, **sample
+            name,
+            inputs,
+            assistant_model=draft,
+            lossy_policy=policy,
+            num_return_sequences=3000,
+            max_new_tokens=2,
+            **sample,
         ).sequences[:, -2:]
         counts = torch.bincount(texts[:, 0] * law.shape[0] + texts[:, 1], minlength=law.numel())
         return goodness(counts, law.flatten())
@@ -285,7 +295,10 @@ def test_a_video_beside_a_picture():
 
 def test_a_model_that_looks_at_its_picture_again_is_refused_after_a_trial(monkeypatch):
     """Its text alone goes on in blocks; behind a picture a block's logits are others than those of one token at a time."""
-    model, inputs = hla.enable(tiny_model("llava", "image-text", "sdpa", 0, **SEEN["llava"].changes)), prompts_of("llava", (1,))
+    model, inputs = (
+        hla.enable(tiny_model("llava", "image-text", "sdpa", 0, **SEEN["llava"].changes)),
+        prompts_of("llava", (1,)),
+    )
     forward, looked = model.forward, []
 
     @wraps(forward)
@@ -304,27 +317,10 @@ def test_a_model_that_looks_at_its_picture_again_is_refused_after_a_trial(monkey
             model.generate(**inputs, **given)
 
 
-def test_layers_that_keep_a_picture_in_the_cache_are_refused_and_their_text_is_not():
-    """Mllama's cross-attention holds the picture's keys where the others hold the text's."""
-    small = {"cross_attention_layers": [1], "num_hidden_layers": 3}
-    eye = {"vision_output_dim": 64, "intermediate_layers_indices": [0], "supported_aspect_ratios": [[1, 1]], "max_num_tiles": 1}
-    model = hla.enable(
-        tiny_model("mllama", "image-text", "sdpa", 0, text_config=small, vision_config=eye, image_token_index=IMAGE)
-    )
-    given = {"assistant_model": llama(seed=1).float(), "lossy_policy": "strict"}
-    for text in (one(vocab=90), ragged(vocab=90)):
-        out = model.generate(**text, **SETTINGS, **given)
-        assert torch.equal(out.sequences, model.generate(**text, **SETTINGS).sequences)
-    ids = torch.tensor([[5, 6, IMAGE, 7, 8, 9]])
-    picture = {"pixel_values": torch.randn(1, 1, 1, 3, 16, 16), "aspect_ratio_ids": torch.ones(1, 1, dtype=torch.int64)}
-    picture["aspect_ratio_mask"] = torch.ones(1, 1, 1, dtype=torch.int64)
-    picture["cross_attention_mask"] = (torch.arange(6) > 1).long()[None, :, None, None]
-    with pytest.raises(ValueError, match="keeps 5, 6 places in its cache for a prompt of 6 tokens"):
-        model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **picture, **SETTINGS, **given)
-
-
 def test_one_row_on_a_cache_of_transformers_own_takes_no_picture():
-    with pytest.raises(ValueError, match=r"^Llava[^\n]* is given more than text, and cannot be decoded in rows \(so it is\)"):
+    with pytest.raises(
+        ValueError, match=r"^Llava[^\n]* is given more than text, and cannot be decoded in rows \(so it is\)"
+    ):
         refuse_sight(model_of("llava"), {"pixel_values": torch.zeros(1)}, "so it is")
     refuse_sight(model_of("llava"), {"pixel_values": None, "mm_encoder_outputs": {"image": None}}, "so it is")
 

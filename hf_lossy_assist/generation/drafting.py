@@ -142,7 +142,7 @@ def _assistant_run(assistant: Any, made: Prepared) -> DrafterRun:
     else:
         inputs = assistant_inputs(assistant, rows, made.inputs_tensor, dict(made.model_kwargs), made.config)
         inputs["token_type_ids"] = shared_types(assistant, model, rows.types)
-        draft = cropping(assistant, rows, inputs, reason, way_out="choose another assistant_model")
+        draft = cropping(assistant, rows, inputs, reason, way_out="choose another assistant_model", guesses=True)
     return AssistantRun(draft, context, **head_taps(assistant, context))
 
 

@@ -11,7 +11,7 @@ from support.distributions import REJECT, goodness
 from support.seeing import SETTINGS, assisted, draft_of, model_of, prompts_of, reads_images, written
 from support.small import llama, near, one, tokenizer, words
 from tiny_models import tiny_model
-from tiny_vision import END, SEEN, START, VIDEO
+from tiny_vision import END, IMAGE, SEEN, START, VIDEO
 from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
@@ -110,24 +110,42 @@ def test_another_tokenizer_drafts_from_the_text():
     assert torch.equal(assisted(name, inputs, **given).sequences, written(name, inputs).sequences)
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_5"])
-def test_a_chat_goes_on_behind_a_picture(name):
-    """Three turns on one cache: positions behind the picture lag behind the tokens."""
+def turns(name, own_cache, another, **given):
+    """Three turns of a chat on one cache: the output's, or the caller's own; `another`: the second turn shows a picture more."""
+    seen, inputs, said = SEEN[name], prompts_of(name, (1,)), []
+    types, first = inputs.get(seen.types), dict(inputs)
+    if own_cache:
+        inputs[CACHE] = DynamicCache(config=model_of(name).config.get_text_config(decoder=True))
+    for turn in range(3):
+        out = model_of(name).generate(**inputs, **(SETTINGS | {"max_new_tokens": 5}), **given)
+        said.append(out.sequences)
+        new = torch.tensor([[5 + turn, 6, *(seen.piece if another and turn == 0 else ()), 7, 8]])
+        ids = torch.cat([out.sequences, new], dim=1)
+        inputs = {"input_ids": ids, CACHE: inputs[CACHE] if own_cache else cache_of(out)}
+        if types is not None:
+            types = torch.nn.functional.pad(types, (0, out.sequences.shape[1] - types.shape[1]))
+            types = torch.cat([types, (new == IMAGE).long()], dim=1)
+            inputs[seen.types] = types
+        if another and turn == 0:
+            inputs |= {n: its for n, its in first.items() if n not in ("input_ids", "attention_mask", seen.types)}
+    return said
 
-    def turns(**given):
-        inputs, said = prompts_of(name, (1,)), []
-        types = inputs["mm_token_type_ids"]
-        for turn in range(3):
-            out = model_of(name).generate(**inputs, **(SETTINGS | {"max_new_tokens": 5}), **given)
-            said.append(out.sequences)
-            ids = torch.cat([out.sequences, torch.tensor([[5 + turn, 6, 7]])], dim=1)
-            inputs = {"input_ids": ids, CACHE: cache_of(out)}
-            inputs["mm_token_type_ids"] = torch.nn.functional.pad(types, (0, ids.shape[1] - types.shape[1]))
-        return said
 
-    wanted = turns()
-    for draft in (draft_of(name), llama(seed=1).float()):
-        got = turns(assistant_model=draft, lossy_policy="strict")
+CHATS = {
+    "positions lag": ("qwen2_5_vl", False, False),
+    "and states": ("qwen3_5", False, False),
+    "a prefix that sees itself": ("paligemma", False, False),
+    "the caller's cache": ("qwen2_5_vl", True, False),
+    "another picture": ("gemma3", False, True),
+    "another picture, the caller's cache": ("mistral3", True, True),
+}
+
+
+@pytest.mark.parametrize("chat", CHATS.values(), ids=list(CHATS))
+def test_a_chat_goes_on_behind_pictures(chat):
+    wanted = turns(*chat)
+    for draft in (draft_of(chat[0]), llama(seed=1).float()):
+        got = turns(*chat, assistant_model=draft, lossy_policy="strict")
         assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
@@ -203,6 +221,12 @@ REFUSED = {
         ),
         "is empty, and PaliGemmaForConditionalGeneration reads a prompt at once: leave it out",
     ),
+    "an empty cache for states": (
+        lambda: assisted(
+            "qwen3_5", prompts_of("qwen3_5", (1,)), assistant_model=llama(), **{CACHE: states_of("qwen3_5")}
+        ),
+        "is empty, and Qwen3_5ForConditionalGeneration reads a prompt at once: leave it out",
+    ),
     "a model of text": (
         lambda: hla.enable(llama()).generate(
             **one(), assistant_model=llama(), lossy_policy="strict", max_new_tokens=2, pixel_values=torch.zeros(1)
@@ -214,6 +238,10 @@ REFUSED = {
         "row 0 ends with a piece of an image, and a prompt must end with text: put a token behind it",
     ),
 }
+
+
+def states_of(name):
+    return DynamicCache(config=model_of(name).config.get_text_config(decoder=True))
 
 
 def ends_with_a_picture():

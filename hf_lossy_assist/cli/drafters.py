@@ -38,14 +38,6 @@ def check_compiled(compiled: bool, made: MadeWith) -> None:
         )
 
 
-def check_no_drafter(made: MadeWith, command: str) -> None:
-    """Refuse what was made with a drafter where a command runs with draft models alone."""
-    if made.drafter is not None:
-        raise ValueError(
-            f"{command} runs with draft models, and this policy was made with the drafter {made.drafter}: hf-lossy generate and compare take it"
-        )
-
-
 def is_trained(given: str) -> bool:
     """Whether `--drafter` names files, and no registered drafter."""
     return given == DEMO or (

@@ -11,9 +11,9 @@ import hf_lossy_assist as hla
 
 from ..terminal import console, show, show_json
 from ..validation import MOST_ROWS, check_int
-from .drafters import check_no_drafter
+from .drafters import Drafter, check_draft, load_made
 from .made_with import folder_of, models_from, parts_in, sources_in
-from .options import TARGET, AsJson, Assistant, Device, DType, Model, check_pair, load, needs
+from .options import TARGET, AsJson, Assistant, Device, DType, Model, needs
 
 
 DEMO = "demo"  # a task that is written for the run
@@ -28,6 +28,7 @@ def evaluate_tasks(
     ] = DEMO,
     model: Model = None,
     assistant: Assistant = None,
+    drafter: Drafter = None,
     policy: Annotated[
         str, typer.Option(help="method, rule or stop by name, short form, JSON, file or folder")
     ] = "svip",
@@ -50,7 +51,7 @@ def evaluate_tasks(
       hf-lossy eval --model M --assistant D --tasks gsm8k --policy svip --limit 50 --batch-size 8 --chat
     """
     needs("lm-eval", "lm_eval")
-    check_pair(model, assistant)
+    check_draft(model, assistant, drafter)
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
     if limit is not None:
         check_int("--limit", limit, 1)
@@ -68,9 +69,8 @@ def evaluate_tasks(
         if DEMO in names and include_path is None:
             write_task(include_path := Path(written), DEMO)
         manager = manager_of(names, include_path)
-        made = models_from(model, assistant, [*sources_in(parts_in(chosen)), *folder_of(policy)])
-        check_no_drafter(made, "eval")
-        target, draft, tokenizer = load(made.model, made.assistant, dtype, device)
+        made = models_from(model, assistant, [*sources_in(parts_in(chosen)), *folder_of(policy)], drafter)
+        target, draft, tokenizer = load_made(made, dtype, device)
         common = {"tokenizer": tokenizer, "batch_size": batch_size}
         settings: dict[str, Any] = {
             "limit": limit, "num_fewshot": num_fewshot, "gen_kwargs": gen_kwargs, "apply_chat_template": chat

@@ -9,9 +9,9 @@ import hf_lossy_assist as hla
 
 from ..terminal import show
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int
-from .drafters import check_no_drafter
+from .drafters import Drafter, check_draft, load_made
 from .made_with import folder_of, models_from, parts_in, sources_in
-from .options import Assistant, Device, DType, Model, check_pair, load, needs
+from .options import Assistant, Device, DType, Model, needs
 
 
 LONGEST = 1_048_576  # tokens of a prompt and its text, where the model names no limit
@@ -20,6 +20,7 @@ LONGEST = 1_048_576  # tokens of a prompt and its text, where the model names no
 def serve(
     model: Model = None,
     assistant: Assistant = None,
+    drafter: Drafter = None,
     policies: Annotated[
         str, typer.Option(help="policies that requests may name, with commas; the first is used where none is named")
     ] = "svip",
@@ -52,7 +53,7 @@ def serve(
       hf-lossy serve --model M --assistant D --policies svip,strict,top_k:k=2+svip --batch-size 32 --port 8000
     """
     needs("serve", "starlette", "uvicorn", "prometheus_client")
-    check_pair(model, assistant)
+    check_draft(model, assistant, drafter)
     check_int("--port", port, 0, 65535)
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
     check_int("--max-waiting", max_waiting, 0, 1_000_000)
@@ -70,9 +71,8 @@ def serve(
     chosen = {Path(its).name or its: hla.as_policy(its) for its in split_policies(policies)}
     sources = [its for policy in chosen.values() for its in sources_in(parts_in(policy))]
     folders = [its for policy in split_policies(policies) for its in folder_of(policy)]
-    made = models_from(model, assistant, [*sources, *folders])
-    check_no_drafter(made, "serve")
-    target, draft, tokenizer = load(made.model, made.assistant, dtype, device)
+    made = models_from(model, assistant, [*sources, *folders], drafter)
+    target, draft, tokenizer = load_made(made, dtype, device)
     for policy in chosen.values():
         hla.Runner(policy, draft, tokenizer=tokenizer).validate(target)
     limits = Limits(chosen, max_new_tokens, _longest(target, draft, max_length))
@@ -90,7 +90,8 @@ def serve(
 
 def _longest(target: Any, draft: Any, asked: int | None) -> int:
     """Tokens of a text that both models can read."""
-    known = [getattr(its.config, "max_position_embeddings", None) for its in (target, draft) if its is not None]
+    configs = [getattr(its, "config", None) for its in (target, draft)]  # a drafter on the target's states has none
+    known = [getattr(its, "max_position_embeddings", None) for its in configs]
     most = min([its for its in known if its is not None], default=LONGEST)
     if asked is not None and asked > most:
         raise ValueError(f"--max-length {asked} is more than the models were made for, {most}: pass that, or less")

@@ -128,6 +128,9 @@ class DrafterRun:
         """Hooks that must be active during the call."""
         return ()
 
+    def prompts_are_read(self, rows: Rows) -> None:
+        """Told inside `taps`, where prompts are read before their rounds begin, that the target has read them but for their last tokens."""
+
     def keep_probs(self) -> None:
         """Told before the first round that a rule or a filter reads `Draft.probs` in greedy decoding too."""
 

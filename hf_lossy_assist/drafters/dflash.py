@@ -15,7 +15,8 @@ from ..models.inspect import base_of, tokens_known, vocabulary_of
 from ..models.layer_states import LayerStates
 from ..round import Draft
 from .base import DraftContext
-from .states import StatesDrafter, StatesRun
+from .states import StatesDrafter
+from .states_run import StatesRun
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +69,9 @@ class DFlashRun(StatesRun):
 
     def hold_back(self, rounds: int) -> None:
         super().hold_back(min(rounds, self.model.network.config.drafts))
+
+    def prompts_are_read(self, rows: Rows) -> None:
+        self._learn_prompts(rows)  # which is all that it reads of a text
 
     def _last(self, tap: FeatureTap, counts: list[int]) -> torch.Tensor:
         """Of the place that was said last: one forward has them all."""

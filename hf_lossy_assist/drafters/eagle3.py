@@ -12,7 +12,8 @@ from ..models.inspect import base_of, blocks_of, vocabulary_of
 from ..models.layer_states import LayerStates
 from ..models.pairs_model import PairsModel
 from .base import DraftContext
-from .states import StatesDrafter, StatesRun
+from .states import StatesDrafter
+from .states_run import StatesRun
 
 
 PLACES = 5  # tokens of a draft that data for heads, judges and SVIP's threshold are of, the first to the fifth alike

@@ -1,45 +1,18 @@
-"""What drafters on the target's own hidden states share: the states reach them after each forward of the target."""
+"""What drafters on the target's own hidden states share: their settings, what they were made for, and where they run."""
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
-from ..artifacts.features import FeatureTap
-from ..batch.randomness import Randomness
-from ..batch.rows import Rows
-from ..models.cached import CachedModel
 from ..models.identity import ModelIdentity
 from ..models.inspect import base_of
 from ..models.int8 import linears_in_int8
-from ..models.layer_states import LayerStates
-from ..models.states_network import StatesNetwork
 from ..models.trials import why_not_rows
-from ..round import Draft, Verified
 from ..validation import shown
 from .base import DraftContext, Drafter
-from .model import AssistantRun, Steps, head_taps
-
-
-class LearnsStates(CachedModel, Protocol):
-    """A draft network with a cache, which is told the target's states."""
-
-    @property
-    def network(self) -> StatesNetwork: ...
-
-    known: list[int]  # tokens of each row whose states the target gave
-
-    def learn(self, states: torch.Tensor, ends: Sequence[int]) -> None:
-        """The target's states (B, Q, layers · H) of the tokens behind those known, of which row b's are right up to token `ends[b]`."""
-
-    def mark(self) -> Any:
-        """What `back_to` is given, to forget what was fed since."""
-
-    def back_to(self, mark: Any) -> None:
-        """Forget what was fed since `mark`."""
 
 
 @dataclass(frozen=True)
@@ -148,69 +121,6 @@ class StatesDrafter(Drafter):
     def state_dict(self) -> dict[str, Any]:
         """The network's weights, by name."""
         return self.network.state_dict()
-
-
-class StatesRun(AssistantRun):
-    """Such a drafter at work in one call.
-
-    It cannot draft before the target has read the prompt. Where prompts have a forward of their own, it drafts in the first round, else in the second.
-    """
-
-    reads_target = True
-    model: LearnsStates
-
-    def __init__(self, model: LearnsStates, states: LayerStates, context: DraftContext):
-        super().__init__(model, context, **head_taps(model.network, context))
-        self.target_states, self.begins = states, list(context.held) or [0] * len(context.rows.index)
-        self.rounds, self.untold = 1, list[torch.Tensor]()
-
-    def hold_back(self, rounds: int) -> None:
-        """From now on tell the network the target's states after every `rounds`-th round alone, in rounds of one token each: between them it stands on
-        its own, as in a draft of so many tokens, whatever tokens the text goes on with.
-        """
-        self.rounds = rounds
-
-    @property
-    def cached_models(self) -> Sequence[CachedModel]:
-        return ()  # whose prompts the engine would have it read before the target has
-
-    @property
-    def taps(self) -> Sequence[FeatureTap]:
-        return [*super().taps, self.target_states]  # type: ignore[list-item]
-
-    def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        if self.model.known == self.begins:
-            states = self.target_states.take()
-            if states is not None:  # of the prompts but for their last tokens
-                self.model.learn(states, rows.held())
-        rooms = zip(limits, self.model.known, self.begins, strict=True)
-        can = [limit if known > begin else 0 for limit, known, begin in rooms]
-        return super().propose(rows, can, randomness)
-
-    def learn(
-        self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None
-    ) -> None:
-        states = self.target_states.take()
-        assert states is not None, "the target has read the round"
-        self.untold.append(states)
-        if len(self.untold) < self.rounds:
-            return
-        super().learn(rows, verified, accepted)
-        self.model.learn(torch.cat(self.untold, dim=1), rows.held())
-        self.untold.clear()
-
-    def _draft(self, rows: Rows, limits: Sequence[int], steps: Steps) -> Draft:
-        mark = self.model.mark() if self.rounds > 1 else None
-        draft = super()._draft(rows, limits, steps)
-        if (
-            mark is not None
-        ):  # the state of a drafted token may have cost a forward over it, and the text may go on with another
-            self.model.back_to(mark)
-        return draft
-
-    def select(self, keep: Sequence[int]) -> None:
-        super().select(keep)
-        self.begins = [self.begins[row] for row in keep]
 
 
 def refuse_models(what: str, target: Any, draft: Any) -> None:

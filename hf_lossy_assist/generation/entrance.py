@@ -59,6 +59,7 @@ class Entrance:
     ) -> None:
         """Have the models read the first prompts that they have not read, `several` in one forward or one. The first has a place."""
         unread = [(its, guest) for its, guest in self.queue if not its.read]
+        several &= not unread[0][1].drafter.reads_target  # whose hooks are of one text's forward
         taken = [*sitting, self.queue[0][0].longest]
         held, longest, count = _held([its for its, _ in self.queue[1:]]), 0, 0
         while count < len(unread):
@@ -72,6 +73,8 @@ class Entrance:
         with mode(reading[0]):
             anew = [guest for guest in reading if not self.before.give(guest)]
             read_prompts_together(reading)
+            for guest in reading:
+                guest.drafter.prompts_are_read(guest.rows)
             if anew:
                 self.before.keep(anew[-1])
         for its, _ in unread[:count]:

@@ -22,7 +22,7 @@ class ReadBefore:
     def keep(self, call: Call) -> None:
         """Keep what the models of a call of one row have read, where it is the same behind any prompt that begins alike."""
         models = cached_models(call)
-        if self.keeps and all(map(keeps_prompts, models)):
+        if self.keeps and not call.drafter.reads_target and all(map(keeps_prompts, models)):
             self.ids, self.models = None, []  # which make room for the copies
             self.models = [its.copy() for its in models]
             self.ids = call.rows.ids[0, : call.rows.width].clone()

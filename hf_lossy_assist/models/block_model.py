@@ -1,5 +1,6 @@
 """A block-diffusion network on the target's hidden states, as a model on a cache of rows that says one token after the other."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,9 @@ import torch
 from .dflash import DFlashNetwork
 from .rope import ChangingRope
 from .row_cache import RowCache
+
+
+BY_ROW = "lengths", "known", "_begins"  # lists with an entry for each row
 
 
 class BlockModel:
@@ -89,8 +93,23 @@ class BlockModel:
 
     def select(self, rows: Sequence[int]) -> None:
         self.cache.select(torch.tensor(rows, dtype=torch.long, device=self.device))
-        for name in ("lengths", "known", "_begins"):
+        for name in BY_ROW:
             setattr(self, name, [getattr(self, name)[row] for row in rows])
+
+    def together(self) -> "BlockModel":
+        """A model whose first row is the only one of this; others come by `take`. Its storage is copied."""
+        out = copy.copy(self)
+        out.cache = self.cache.like(self.cache.limit)
+        for name in BY_ROW:
+            setattr(out, name, [])
+        out.take(0, self)
+        return out
+
+    def take(self, b: int, other: "BlockModel") -> None:
+        """Row b holds from now on what the only row of `other` holds, between two rounds; b may be one more than there are."""
+        self.cache.take(b, other.cache, other._held()[0], max(len(self.lengths), b + 1))
+        for name in BY_ROW:
+            getattr(self, name)[b:] = [*getattr(other, name), *getattr(self, name)[b + 1 :]]
 
     def export(self, rows: int, mask: Any) -> None:
         """There is no cache that Transformers could go on with."""

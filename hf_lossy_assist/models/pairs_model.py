@@ -1,5 +1,6 @@
 """A draft network on the target's hidden states, as a model on a cache of rows: it is fed tokens, and finds the states that belong to them."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,9 @@ from .eagle1 import Eagle1Network
 from .eagle3 import Eagle3Network
 from .rope import ChangingRope
 from .row_cache import RowCache, visibility
+
+
+BY_ROW = "lengths", "known", "_sound", "_base", "_begins"  # lists with an entry for each row
 
 
 class PairsModel:
@@ -126,8 +130,29 @@ class PairsModel:
         index = torch.tensor(rows, dtype=torch.long, device=self.device)
         self.cache.select(index)
         self._states, self._own = self._states[index], self._own[index]
-        for name in ("lengths", "known", "_sound", "_base", "_begins"):
+        for name in BY_ROW:
             setattr(self, name, [getattr(self, name)[row] for row in rows])
+
+    def together(self) -> "PairsModel":
+        """A model whose first row is the only one of this; others come by `take`. Its storage is copied."""
+        out = copy.copy(self)
+        out.cache, out._states, out._own = self.cache.like(self.cache.limit), self._states[:0], self._own[:0]
+        for name in BY_ROW:
+            setattr(out, name, [])
+        out.take(0, self)
+        return out
+
+    def take(self, b: int, other: "PairsModel") -> None:
+        """Row b holds from now on what the only row of `other` holds; b may be one more than there are."""
+        rows = max(len(self.lengths), b + 1)
+        self.cache.take(b, other.cache, other.lengths[0] - 1 - other._begins[0], rows)
+        old, new = self._states, other._states
+        self._states = old.new_zeros(rows, max(old.shape[1], new.shape[1]), old.shape[2])
+        self._states[: len(old), : old.shape[1]] = old
+        self._states[b, : new.shape[1]] = new[0]
+        self._own = torch.cat([self._own[:b], other._own, self._own[b + 1 :]])
+        for name in BY_ROW:
+            getattr(self, name)[b:] = [*getattr(other, name), *getattr(self, name)[b + 1 :]]
 
     def export(self, rows: int, mask: Any) -> None:
         """There is no cache that Transformers could go on with."""

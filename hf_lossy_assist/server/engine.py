@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..drafters.base import apart
 from ..generation.ended import Result
 from ..generation.guests import Guests
 from ..generation.in_flight import InFlight
@@ -53,7 +54,7 @@ class Engine(threading.Thread):
     """Writes up to `rows` texts at a time. Those with the same policy and the same sampling settings share their rounds."""
 
     def __init__(self, models: tuple[Any, Any, Any], policies: Mapping[str, Any], rows: int, waiting: int):
-        """`models`: target, draft and tokenizer. `waiting`: how many requests may wait for a place."""
+        """`models`: target, draft (a model, or a drafter in its place) and tokenizer. `waiting`: how many requests may wait for a place."""
         super().__init__(name="hf-lossy-serve", daemon=True)
         self.target, self.draft, self.tokenizer = models
         self.policies, self.rows, self.most = policies, rows, rows + waiting
@@ -167,7 +168,8 @@ class Engine(threading.Thread):
         if key not in self._groups:
             for empty in [its for its, group in self._groups.items() if not group.going]:
                 del self._groups[empty]  # clients name any temperature
-            settings = question.settings | {"assistant_model": self.draft}
+            draft, drafter = apart(self.draft, None)
+            settings = question.settings | {"assistant_model": draft, "drafter": drafter}
             guests = Guests(self.target, self.policies[question.policy], self.tokenizer, None, settings)
             self._groups[key] = InFlight(guests, Room(self.rows))
         return self._groups[key]

@@ -120,3 +120,12 @@ def test_a_head_of_another_drafter_is_refused(hf_lossy, tmp_path):
     assert "trained for the draft" in wrong.line
     target = ("--model", demo.FOLDER / "draft", "--prompts", prompts_file(tmp_path))
     assert "another target's" in hf_lossy("compare", *target, "--drafter", folder, "--no-static").line
+
+
+def test_eval_and_serve(hf_lossy):
+    done = hf_lossy("eval", *WITH, "--limit", 4, "--batch-size", 2, "--json")
+    assert done.code == 0, done.err
+    assert done.json["results"]["svip"] == done.json["results"]["target"]
+    for command in ("eval", "serve"):
+        assert "pass one of them" in hf_lossy(command, *WITH, "--assistant", "D").line
+        assert "leave --model out" in hf_lossy(command, *WITH, "--model", "M").line

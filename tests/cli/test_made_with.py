@@ -70,8 +70,6 @@ def test_a_drafter_that_moved(tmp_path, hf_lossy, monkeypatch):
             recall(head)
         assert made_with_drafter(head)
         Path("moved").rename("drafter")
-    remember(head, MadeWith(drafter="demo"))
-    assert "serve runs with draft models" in hf_lossy("serve", "--policies", "sprinter:head=./head").line
 
 
 def test_the_demo_is_not_remembered_nor_twice_by_several_processes(tmp_path, monkeypatch):

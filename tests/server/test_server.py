@@ -68,6 +68,21 @@ def test_many_clients_get_the_texts_of_generate(models, running):
     assert running.free()
 
 
+def test_a_drafter_on_the_targets_states(models):
+    target, _, tokenizer = models
+    prompts = problems(6)
+    with serving((target, demo.drafter(), tokenizer), ("svip", "strict"), rows=3) as its:
+        client = its.client()
+
+        def ask(prompt):
+            return client.completions.create(model="demo", prompt=prompt, max_tokens=48, temperature=0).choices[0].text
+
+        with ThreadPoolExecutor(6) as pool:
+            texts = list(pool.map(ask, prompts))
+        assert its.engine.error is None and its.free()
+    assert texts == [alone(models, prompt) for prompt in prompts]
+
+
 def test_what_is_told_of_a_text(running):
     client = running.client()
     out = client.completions.create(model="demo", prompt=problems(1)[0], max_tokens=5, temperature=0)

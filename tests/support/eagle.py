@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, Qwen3Config
 
 from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
-from hf_lossy_assist.drafters.states import StatesRun
+from hf_lossy_assist.drafters.states_run import StatesRun
 from hf_lossy_assist.methods.eagle3.chains import steps_of
 from hf_lossy_assist.methods.eagle3.data import Batch
 from hf_lossy_assist.methods.eagle3.heard import states_of

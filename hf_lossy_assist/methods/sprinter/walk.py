@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...artifacts.features import FeatureSpec
-from ...drafters.states import StatesRun
+from ...drafters.states_run import StatesRun
 from ...engine.call import Call
 from ...generation.runner import Runner
 from ...models.rope import renew

@@ -1,0 +1,81 @@
+"""Drafters on the target's states in `generate_many`: a text takes a free place with the states of its own prompt."""
+
+import pytest
+import torch
+from support import eagle, small
+from support.dflash import network as dflash_network
+from support.many import ENDS, SETTINGS, alone, prompts, together
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.dflash import DFlashDrafter
+from hf_lossy_assist.drafters.states_run import StatesRun
+
+
+KINDS = {
+    "eagle3": eagle.drafter,
+    "eagle1": lambda target: hla.Eagle3Drafter(eagle.eagle1(target)),
+    "dflash": lambda target: DFlashDrafter(dflash_network(target)),
+}
+
+
+@pytest.fixture(scope="module")
+def target():
+    target = small.llama(layers=3)
+    target.generation_config.eos_token_id = ENDS
+    return hla.enable(target)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("max_rows", [1, 3, 16])
+def test_greedy_texts_are_those_of_generate(target, kind, max_rows, recwarn):
+    expected = [alone(target, prompt, **SETTINGS) for prompt in prompts()]
+    found = together((target, KINDS[kind](target)), prompts(), hla.Constant(4), max_rows=max_rows)
+    assert found == expected
+    assert not [its for its in recwarn if "one text at a time" in str(its.message)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_drafts_what_it_drafts_alone(target, kind, monkeypatch):
+    """Whatever stood in its place before: the same tokens with the same distributions, prompts of one and two tokens included."""
+    drafted = {}
+    own = StatesRun._draft
+
+    def watched(run, rows, limits, steps):
+        draft = own(run, rows, limits, steps)
+        for b, text in enumerate(rows.texts()):
+            if limits[b] and int(draft.lengths[b]):
+                drafted.setdefault(tuple(text.tolist()), []).append(draft.peaks[b, : int(draft.lengths[b])])
+        return draft
+
+    monkeypatch.setattr(StatesRun, "_draft", watched)
+    texts = prompts((9, 2, 14, 1, 3, 11, 7))
+    drafter = KINDS[kind](target)
+    both = []
+    for rows in (1, 3):
+        together((target, drafter), texts, hla.Constant(4), max_rows=rows, eos_token_id=None)
+        both.append(dict(drafted))
+        drafted.clear()
+    one, three = both
+    assert one.keys() == three.keys() and len(one) > 20
+    for text, peaks in one.items():
+        for mine, theirs in zip(peaks, three[text], strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_a_trained_drafter_is_right_in_every_place(target):
+    """Right drafts are what states of the wrong prompt would spoil; sampled texts go by their numbers."""
+    texts = prompts((9, 9, 9, 9, 9, 9))
+    batch = {"input_ids": torch.tensor(texts), "attention_mask": torch.ones(6, 9, dtype=torch.long)}
+    drafter = eagle.trained(target, batch, kept=None)
+    rates = []
+    for rows in (1, 4):
+        found = hla.generate_many(
+            target, texts, assistant_model=drafter, lossy_policy=hla.Constant(4), max_rows=rows, max_new_tokens=20,
+            do_sample=False, eos_token_id=None,
+        )  # fmt: skip
+        list(found)
+        rates.append(found.speculation.draft_acceptance_rate)
+    assert rates[0] == pytest.approx(rates[1]) and rates[0] > 0.1
+    settings = {"do_sample": True, "temperature": 1.3, "top_k": 0, "seed": 5}
+    sampled = [together((target, drafter), texts, hla.Constant(3), max_rows=rows, **settings) for rows in (1, 4)]
+    assert sampled[0] == sampled[1]

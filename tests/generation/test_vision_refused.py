@@ -3,10 +3,10 @@
 import pytest
 import torch
 from support.seeing import SETTINGS
-from support.small import llama, one, ragged
-from tiny_models import tiny_config, tiny_model, untie
+from support.small import llama, near, one, ragged
+from tiny_models import lively, tiny_config, tiny_model, untie
 from tiny_vision import IMAGE
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, VoxtralForConditionalGeneration
 
 import hf_lossy_assist as hla
 
@@ -65,6 +65,24 @@ def test_patches_that_are_tokens_of_the_text_are_read():
     assert torch.equal(
         model.generate(**inputs, **SETTINGS, **GIVEN).sequences, model.generate(**inputs, **SETTINGS).sequences
     )
+
+
+def test_audio_is_read_as_pictures_are():
+    """Voxtral's: the draft hears what the target hears."""
+    config = tiny_config("voxtral")
+    untie(config)
+    config.audio_token_id = IMAGE
+    config.audio_config.max_source_positions, config.audio_config.intermediate_size = 8, 128
+    torch.manual_seed(0)
+    model = lively(VoxtralForConditionalGeneration(config).eval(), 0)
+    model.generation_config.pad_token_id = 0
+    draft = near(model)
+    sound = torch.randn(1, config.audio_config.num_mel_bins, 16, generator=torch.Generator().manual_seed(1))
+    inputs = prompt(5, 6, IMAGE, IMAGE, 7, 8, 9, input_features=sound)
+    wanted = hla.enable(model).generate(**inputs, **SETTINGS).sequences
+    assert not torch.equal(model.generate(**inputs | {"input_features": -sound}, **SETTINGS).sequences, wanted)
+    out = model.generate(**inputs, **SETTINGS, assistant_model=draft, lossy_policy="strict")
+    assert torch.equal(out.sequences, wanted) and out.speculation.draft_acceptance_rate > 0
 
 
 def test_layers_that_keep_a_picture_in_the_cache_are_refused_and_their_text_is_not():

@@ -38,9 +38,9 @@ def forgotten() -> Any:
     return llama().generate(ids(), assistant_model=draft(), lossy_policy="svip", max_new_tokens=4)
 
 
-def with_an_image() -> Any:
+def ends_with_an_image() -> Any:
     seen = ids().clone()
-    seen[0, :4] = VOCAB - 1
+    seen[0, -4:] = VOCAB - 1
     return generate(vlm(), input_ids=seen, pixel_values=torch.zeros(1, 3, 8, 8))
 
 
@@ -60,7 +60,7 @@ MISTAKES: dict[str, tuple[str, Callable[[], Any]]] = {
         lambda: generate(assistant_model="org/draft"),
     ),
     "no draft at all": ("assistant_model left out", lambda: generate(assistant_model=...)),
-    "an image for a vision-language model": ("pixel_values=…", with_an_image),
+    "a prompt that ends with its image": ("pixel_values=…", ends_with_an_image),
     "a folder's name misspelt": ('Head.from_pretrained("my_haed")', lambda: hla.Head.from_pretrained("my_haed")),
     "a policy's folder misspelt": ('lossy_policy="runs/my_polcy"', lambda: generate(lossy_policy="runs/my_polcy")),
     "early exit with an adaptive stop": (

@@ -79,7 +79,7 @@ def page(results: list[dict[str, Any]]) -> tuple[str, int]:
         "test_encoder_decoders.py try them.",
         "",
         f"Made by `python examples/supported_models.py` ({seconds / 60:.0f} minutes of a CPU core), with hf_lossy_assist {hla.__version__},",
-        f"Transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}. A test tries some of them again and compares with this page.",
+        f"Transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}. A test tries some of them again and compares with this page. Models that see: [vision_models](vision_models.md).",
         "",
         "| verdict | models |",
         "| --- | ---: |",

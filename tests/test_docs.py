@@ -122,7 +122,9 @@ def test_no_example_is_forgotten():
         "model_processes.py",
         "tiny_models.py",
         "tiny_sizes.py",
-    }  # tried by test_supported_models.py
+        "supported_vision.py",
+        "tiny_vision.py",
+    }  # tried by test_supported_models.py and test_vision_images.py
     of_uses = {"right_use.py", "refused.py"}  # imported by wrong_uses.py
     assert scripts == set(EXAMPLES) | of_models | of_uses | {"train_demo_models.py"}  # the last by test_demo.py
 

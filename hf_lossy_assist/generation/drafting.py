@@ -151,7 +151,7 @@ def _assistant_run(assistant: Any, made: Prepared) -> DrafterRun:
     else:
         inputs = assistant_inputs(assistant, rows, {}, made.config)
         inputs["token_type_ids"] = shared_types(assistant, model, rows.types)
-        draft = cropping(assistant, rows, inputs, reason, way_out)
+        draft = cropping(assistant, rows, inputs, reason, way_out, guesses=True)
     return AssistantRun(draft, context, **head_taps(assistant, context))
 
 

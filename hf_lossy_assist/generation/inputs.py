@@ -61,10 +61,12 @@ def rowwise(
     return out
 
 
-def cropping(model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str, way_out: str = DROP) -> CroppingModel:
-    """`reason`: why not a `RowCache`; `way_out`: what to do if what it takes instead cannot be rolled back either."""
+def cropping(
+    model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str, way_out: str = DROP, guesses: bool = False
+) -> CroppingModel:
+    """`reason`: why not a `RowCache`; `way_out`: what to do if what it takes instead cannot be rolled back either; `guesses`: it is a draft."""
     name = type(base_of(model)).__name__
-    cannot = why_not_alone(model, model_kwargs)
+    cannot = why_not_alone(model, model_kwargs, guesses)
     if cannot == RECURRENT:  # which a cache of rows can, where it can hold it
         cannot = f"{cannot}: {reason}"
     if cannot is not None:

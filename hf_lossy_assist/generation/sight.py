@@ -14,6 +14,7 @@ from ..models.cache_name import CACHE, CACHE_NAMES
 from ..models.early_exit import leaves_early
 from ..models.growing import REPEATED, ZERO
 from ..models.inspect import base_of
+from ..models.layer_kinds import keeps_states
 from ..models.prompt import Prompt
 from ..models.seeing import SeeingModel, sees, why_not_prompt
 from ..models.trials import may_read_at_once, why_not_rows
@@ -48,12 +49,15 @@ class Sight:
         if not reads_at_once(model):
             return None
         base, name = base_of(model), type(base_of(model)).__name__
-        if self.passed is None:
+        passed = self.passed
+        if passed is None and not beside_text(self.prompt.given):
+            passed = {"input_ids": self.prompt.ids, "attention_mask": self.prompt.mask}
+        if passed is None:
             raise ValueError(
                 f"{name} drafts from the same images, which custom_generate is not handed: pass lossy_policy=… to the enabled model's generate"
             )
         try:
-            ids, given = prepared(base, rows, self.passed)
+            ids, given = prepared(base, rows, passed)
         except FAILURES as error:
             raise ValueError(
                 f"the draft {name} cannot be given what the target is given ({one_line(error, 200)}): pass a draft of the target's family, or one "
@@ -80,7 +84,9 @@ def sight_of(model: Any, rows: Rows, input_ids: torch.Tensor, model_kwargs: Mapp
     types = {name: given[name] for name in TYPES if given.get(name) is not None}
     for name, its in types.items():
         if its.shape != input_ids.shape:
-            raise ValueError(f"{name} has shape {tuple(its.shape)}, input_ids {tuple(input_ids.shape)}: they must agree")
+            raise ValueError(
+                f"{name} has shape {tuple(its.shape)}, input_ids {tuple(input_ids.shape)}: they must agree"
+            )
     looks_ahead = any(bool(its.any()) for its in types.values())
     if not looks_ahead and not beside_text(given) and why_not_rows(model) is None:
         return None
@@ -131,8 +137,9 @@ def refuse_sight(model: Any, model_kwargs: Mapping[str, Any], reason: str) -> No
 
 
 def refuse_unread(model: Any, rows: Rows, cache: Any, name: str) -> None:
-    """Refuse an empty cache, passed by this name, for a prompt whose tokens see each other: what is passed is filled piece by piece."""
-    if rows.sight is not None and why_not_rows(model) is not None and not int(cache.get_seq_length()):
+    """Refuse an empty cache, passed by this name, for a prompt that must be read at once: what is passed is filled piece by piece."""
+    at_once = why_not_rows(model) is not None or keeps_states(model)
+    if rows.sight is not None and at_once and not int(cache.get_seq_length()):
         raise ValueError(
             f"{name} is empty, and {type(base_of(model)).__name__} reads a prompt at once: leave it out, and go on with the output's"
         )

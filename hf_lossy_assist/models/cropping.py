@@ -45,7 +45,9 @@ class CroppingModel:
         self.growing = GrowingInputs.taken_from(self.kwargs, base.config.is_encoder_decoder, self.device)
         self.prompt = input_ids.to(self.device)
         for layer in getattr(self.cache, "layers", ()):
-            if hasattr(layer, "set_prefill_length"):  # one that keeps the prompt whatever its window, which comes here in two forwards
+            if hasattr(
+                layer, "set_prefill_length"
+            ):  # one that keeps the prompt whatever its window, which comes here in two forwards
                 layer.set_prefill_length(self.prompt.shape[1])
         self.seen = self.growing.seen(self.prompt.shape[1])
         held = int(self.cache.get_seq_length())  # a static cache's is a tensor, which it counts in

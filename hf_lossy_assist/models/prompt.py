@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .cache_name import CACHE
 from .growing import MASK, POSITIONS, REPEATED, GrowingInputs
-from .inspect import base_of
+from .inspect import base_of, device_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,10 @@ class Prompt:
     @property
     def kinds(self) -> frozenset[str]:
         """The names of what is given, and whether there are several rows: what a trial of one such prompt says of others."""
-        names = {name for name, value in self.given.items() if value is not None}
+        names = {name for name, value in self.given.items() if value is not None and not isinstance(value, Mapping)}
+        for name, value in self.given.items():  # what was encoded of each kind of input
+            if isinstance(value, Mapping):
+                names |= {f"{name}: {kind}" for kind, encoded in value.items() if encoded is not None}
         return frozenset(names | ({"rows"} if len(self.ids) > 1 else set()))
 
     @property
@@ -45,7 +48,7 @@ class Reading:
         """Reads the first `width` places of the prompt's, which are all or all but one."""
         self.model, self.base = model, base_of(model)
         config = self.base.config.get_text_config(decoder=True)
-        device = self.base.get_input_embeddings().weight.device
+        device = device_of(self.base)
         self.cache: Cache = DynamicCache(config=config)
         # A window keeps no more than the next token needs; here the last one is read again.
         self.cache.layers = [

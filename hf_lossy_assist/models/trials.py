@@ -28,7 +28,7 @@ REACH = 64  # the longest window, chunk or top-k that a trial's text goes beyond
 BLOCK = 3  # tokens
 RECURRENT = "it keeps a recurrent state, which cannot be rolled back"
 _in_rows: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
-_alone: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
+_alone: WeakKeyDictionary[Any, dict[bool, str | None]] = WeakKeyDictionary()
 
 
 def why_not_rows(model: PreTrainedModel) -> str | None:
@@ -73,10 +73,11 @@ def why_not_prefixes(model: PreTrainedModel) -> str | None:
     return why_not_rows(model)
 
 
-def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> str | None:
+def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any], guesses: bool = False) -> str | None:
     """Why one row of this model cannot be decoded on the cache that Transformers gives it, or None if it can.
 
-    `model_kwargs` as `generate` prepared them: an encoder-decoder is tried with the first row's encoder output.
+    `model_kwargs` as `generate` prepared them: an encoder-decoder is tried with the first row's encoder output. `guesses`: it is a draft, which
+    may read a prompt's last token apart even where the others would have seen it.
     """
     base = base_of(model)
     if is_tested(base):
@@ -86,11 +87,14 @@ def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> str |
         if getattr(base, "_is_stateful", False) or "linear_attention" in kinds:
             return RECURRENT
         return "it takes no cache of Transformers' kind, which could be rolled back"
-    if base not in _alone and has_fixed_rows(base):
+    # Else the prompt comes in two forwards, its last token with the first block.
+    begun = guesses or int(model_kwargs[CACHE].get_seq_length()) > 0
+    tried = _alone.setdefault(base, {})
+    if begun not in tried and has_fixed_rows(base):
         return "it has an adapter for each row, and so cannot be tried on one: call it once without adapter_names"
-    if base not in _alone:
-        _alone[base] = told(base, "a block that is rolled back", lambda: _try_alone(base, model_kwargs))
-    return _alone[base]
+    if begun not in tried:
+        tried[begun] = told(base, "a block that is rolled back", lambda: _try_alone(base, model_kwargs, begun))
+    return tried[begun]
 
 
 def refuse_length(model: PreTrainedModel, longest: int) -> None:
@@ -185,14 +189,15 @@ def _try_states(base: PreTrainedModel) -> str | None:
     return None
 
 
-def _try_alone(base: PreTrainedModel, model_kwargs: dict[str, Any]) -> str | None:
-    """A prompt, a wrong block, rollback, the right block; None if the logits are those of one token at a time."""
+def _try_alone(base: PreTrainedModel, model_kwargs: dict[str, Any], begun: bool) -> str | None:
+    """A prompt, at once where it was `begun`, a wrong block, rollback, the right block; None if the logits are those of one token at a time."""
     ids, n = texts_to_try(base, 1)
     plain, runner = (_alone_on(base, model_kwargs, ids[:, :n]) for _ in range(2))
-    runner.feed(ids[:, : n - 1], [n - 1], keep=0)  # as the engine has it, the last token comes with the block
+    read = n if begun else n - 1
+    runner.feed(ids[:, :read], [read], keep=0)
     if not all(getattr(layer, "is_croppable", True) for layer in getattr(runner.cache, "layers", [])):
         return RECURRENT
-    runner.feed(torch.cat([ids[:, n - 1 : n], ids[:, :BLOCK]], dim=1), [1 + BLOCK])
+    runner.feed(torch.cat([ids[:, read:n], ids[:, :BLOCK]], dim=1), [n - read + BLOCK])
     runner.rollback([n])
     got = runner.feed(ids[:, n : n + BLOCK], [BLOCK])
     plain.feed(ids[:, :n], [n], keep=0)

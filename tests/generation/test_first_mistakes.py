@@ -22,7 +22,7 @@ LINES = {
     "a draft of another family": r"97.*60.*assistant_tokenizer",
     "the draft's name in place of the draft": r"from_pretrained\('org/draft'\)",
     "no draft at all": r"assistant_model=",
-    "an image for a vision-language model": r"pixel_values",
+    "a prompt that ends with its image": r"row 0 ends with a piece of an image.*put a token behind it",
     "a folder's name misspelt": r"no folder 'my_haed'.*org/name",
     "a policy's folder misspelt": r"no folder 'runs/my_polcy'.*from_pretrained",
     "early exit with an adaptive stop": r"SVIP.*hf_lossy_assist\.early_exit\(model, 1\)",

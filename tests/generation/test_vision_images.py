@@ -9,7 +9,7 @@ import torch
 from support import eagle
 from support.distributions import REJECT, goodness
 from support.seeing import SETTINGS, assisted, draft_of, model_of, prompts_of, reads_images, written
-from support.small import llama, near, one, ragged, tokenizer, words
+from support.small import llama, near, one, tokenizer, words
 from tiny_models import tiny_model
 from tiny_vision import END, IMAGE, SEEN, START, VIDEO
 from transformers import DynamicCache
@@ -110,24 +110,42 @@ def test_another_tokenizer_drafts_from_the_text():
     assert torch.equal(assisted(name, inputs, **given).sequences, written(name, inputs).sequences)
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_5"])
-def test_a_chat_goes_on_behind_a_picture(name):
-    """Three turns on one cache: positions behind the picture lag behind the tokens."""
+def turns(name, own_cache, another, **given):
+    """Three turns of a chat on one cache: the output's, or the caller's own; `another`: the second turn shows a picture more."""
+    seen, inputs, said = SEEN[name], prompts_of(name, (1,)), []
+    types, first = inputs.get(seen.types), dict(inputs)
+    if own_cache:
+        inputs[CACHE] = DynamicCache(config=model_of(name).config.get_text_config(decoder=True))
+    for turn in range(3):
+        out = model_of(name).generate(**inputs, **(SETTINGS | {"max_new_tokens": 5}), **given)
+        said.append(out.sequences)
+        new = torch.tensor([[5 + turn, 6, *(seen.piece if another and turn == 0 else ()), 7, 8]])
+        ids = torch.cat([out.sequences, new], dim=1)
+        inputs = {"input_ids": ids, CACHE: inputs[CACHE] if own_cache else cache_of(out)}
+        if types is not None:
+            types = torch.nn.functional.pad(types, (0, out.sequences.shape[1] - types.shape[1]))
+            types = torch.cat([types, (new == IMAGE).long()], dim=1)
+            inputs[seen.types] = types
+        if another and turn == 0:
+            inputs |= {n: its for n, its in first.items() if n not in ("input_ids", "attention_mask", seen.types)}
+    return said
 
-    def turns(**given):
-        inputs, said = prompts_of(name, (1,)), []
-        types = inputs["mm_token_type_ids"]
-        for turn in range(3):
-            out = model_of(name).generate(**inputs, **(SETTINGS | {"max_new_tokens": 5}), **given)
-            said.append(out.sequences)
-            ids = torch.cat([out.sequences, torch.tensor([[5 + turn, 6, 7]])], dim=1)
-            inputs = {"input_ids": ids, CACHE: cache_of(out)}
-            inputs["mm_token_type_ids"] = torch.nn.functional.pad(types, (0, ids.shape[1] - types.shape[1]))
-        return said
 
-    wanted = turns()
-    for draft in (draft_of(name), llama(seed=1).float()):
-        got = turns(assistant_model=draft, lossy_policy="strict")
+CHATS = {
+    "positions lag": ("qwen2_5_vl", False, False),
+    "and states": ("qwen3_5", False, False),
+    "a prefix that sees itself": ("paligemma", False, False),
+    "the caller's cache": ("qwen2_5_vl", True, False),
+    "another picture": ("gemma3", False, True),
+    "another picture, the caller's cache": ("mistral3", True, True),
+}
+
+
+@pytest.mark.parametrize("chat", CHATS.values(), ids=list(CHATS))
+def test_a_chat_goes_on_behind_pictures(chat):
+    wanted = turns(*chat)
+    for draft in (draft_of(chat[0]), llama(seed=1).float()):
+        got = turns(*chat, assistant_model=draft, lossy_policy="strict")
         assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
@@ -180,7 +198,9 @@ def test_custom_generate_hands_a_draft_no_pictures():
     wanted = written(name, inputs).sequences
     text = hla.Runner("strict", llama(seed=1).float())
     assert torch.equal(model_of(name).generate(**inputs, **SETTINGS, custom_generate=text).sequences, wanted)
-    with pytest.raises(ValueError, match="drafts from the same images, which custom_generate is not handed: pass lossy"):
+    with pytest.raises(
+        ValueError, match="drafts from the same images, which custom_generate is not handed: pass lossy"
+    ):
         model_of(name).generate(**inputs, **SETTINGS, custom_generate=hla.Runner("strict", draft_of(name)))
 
 
@@ -201,6 +221,12 @@ REFUSED = {
         ),
         "is empty, and PaliGemmaForConditionalGeneration reads a prompt at once: leave it out",
     ),
+    "an empty cache for states": (
+        lambda: assisted(
+            "qwen3_5", prompts_of("qwen3_5", (1,)), assistant_model=llama(), **{CACHE: states_of("qwen3_5")}
+        ),
+        "is empty, and Qwen3_5ForConditionalGeneration reads a prompt at once: leave it out",
+    ),
     "a model of text": (
         lambda: hla.enable(llama()).generate(
             **one(), assistant_model=llama(), lossy_policy="strict", max_new_tokens=2, pixel_values=torch.zeros(1)
@@ -212,6 +238,10 @@ REFUSED = {
         "row 0 ends with a piece of an image, and a prompt must end with text: put a token behind it",
     ),
 }
+
+
+def states_of(name):
+    return DynamicCache(config=model_of(name).config.get_text_config(decoder=True))
 
 
 def ends_with_a_picture():
@@ -237,7 +267,9 @@ def law_of_two(name, inputs, **sample):
         return out.scores[0][0].double().softmax(dim=-1)
 
     first = law([])
-    return torch.stack([share * law([token]) if share else torch.zeros_like(first) for token, share in enumerate(first)])
+    return torch.stack(
+        [share * law([token]) if share else torch.zeros_like(first) for token, share in enumerate(first)]
+    )
 
 
 PER_TOKEN = {"attention_mask": 1, "mm_token_type_ids": 0}
@@ -253,7 +285,13 @@ def test_sampling_has_the_targets_law_behind_a_picture():
     def fit(policy):
         torch.manual_seed(0)
         texts = assisted(
-            name, inputs, assistant_model=draft, lossy_policy=policy, num_return_sequences=3000, max_new_tokens=2, **sample
+            name,
+            inputs,
+            assistant_model=draft,
+            lossy_policy=policy,
+            num_return_sequences=3000,
+            max_new_tokens=2,
+            **sample,
         ).sequences[:, -2:]
         counts = torch.bincount(texts[:, 0] * law.shape[0] + texts[:, 1], minlength=law.numel())
         return goodness(counts, law.flatten())
@@ -285,7 +323,10 @@ def test_a_video_beside_a_picture():
 
 def test_a_model_that_looks_at_its_picture_again_is_refused_after_a_trial(monkeypatch):
     """Its text alone goes on in blocks; behind a picture a block's logits are others than those of one token at a time."""
-    model, inputs = hla.enable(tiny_model("llava", "image-text", "sdpa", 0, **SEEN["llava"].changes)), prompts_of("llava", (1,))
+    model, inputs = (
+        hla.enable(tiny_model("llava", "image-text", "sdpa", 0, **SEEN["llava"].changes)),
+        prompts_of("llava", (1,)),
+    )
     forward, looked = model.forward, []
 
     @wraps(forward)
@@ -304,27 +345,10 @@ def test_a_model_that_looks_at_its_picture_again_is_refused_after_a_trial(monkey
             model.generate(**inputs, **given)
 
 
-def test_layers_that_keep_a_picture_in_the_cache_are_refused_and_their_text_is_not():
-    """Mllama's cross-attention holds the picture's keys where the others hold the text's."""
-    small = {"cross_attention_layers": [1], "num_hidden_layers": 3}
-    eye = {"vision_output_dim": 64, "intermediate_layers_indices": [0], "supported_aspect_ratios": [[1, 1]], "max_num_tiles": 1}
-    model = hla.enable(
-        tiny_model("mllama", "image-text", "sdpa", 0, text_config=small, vision_config=eye, image_token_index=IMAGE)
-    )
-    given = {"assistant_model": llama(seed=1).float(), "lossy_policy": "strict"}
-    for text in (one(vocab=90), ragged(vocab=90)):
-        out = model.generate(**text, **SETTINGS, **given)
-        assert torch.equal(out.sequences, model.generate(**text, **SETTINGS).sequences)
-    ids = torch.tensor([[5, 6, IMAGE, 7, 8, 9]])
-    picture = {"pixel_values": torch.randn(1, 1, 1, 3, 16, 16), "aspect_ratio_ids": torch.ones(1, 1, dtype=torch.int64)}
-    picture["aspect_ratio_mask"] = torch.ones(1, 1, 1, dtype=torch.int64)
-    picture["cross_attention_mask"] = (torch.arange(6) > 1).long()[None, :, None, None]
-    with pytest.raises(ValueError, match="keeps 5, 6 places in its cache for a prompt of 6 tokens"):
-        model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **picture, **SETTINGS, **given)
-
-
 def test_one_row_on_a_cache_of_transformers_own_takes_no_picture():
-    with pytest.raises(ValueError, match=r"^Llava[^\n]* is given more than text, and cannot be decoded in rows \(so it is\)"):
+    with pytest.raises(
+        ValueError, match=r"^Llava[^\n]* is given more than text, and cannot be decoded in rows \(so it is\)"
+    ):
         refuse_sight(model_of("llava"), {"pixel_values": torch.zeros(1)}, "so it is")
     refuse_sight(model_of("llava"), {"pixel_values": None, "mm_encoder_outputs": {"image": None}}, "so it is")
 

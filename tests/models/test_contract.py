@@ -14,6 +14,7 @@ from transformers import (
     Cache,
     DynamicCache,
     EosTokenCriteria,
+    Gemma3ForConditionalGeneration,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
@@ -239,6 +240,19 @@ def test_inputs_that_prepare_inputs_grows_or_drops():
     out = model.prepare_inputs_for_generation(ids, next_sequence_length=3, is_first_iteration=False, **given)
     assert out["token_type_ids"].tolist() == [[7, 8, 9]] and "pixel_values" not in out
     assert "pixel_values" in MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
+
+
+def test_models_that_see_say_so():
+    """seeing: a decoder that takes more than text has `input_modalities` beyond it."""
+    assert tiny.shared("llama").input_modalities in ("text", ("text",), ["text"])
+    assert set(Gemma3ForConditionalGeneration.input_modalities) == {"image", "text"}
+
+
+def test_layers_that_keep_the_prompt_whatever_their_window():
+    """cropping: a prompt comes in two forwards, so such a layer is told how long it is."""
+    layers = pytest.importorskip("transformers.models.unlimited_ocr.modeling_unlimited_ocr")
+    kind = layers.UnlimitedOcrDynamicReferenceSlidingWindowLayer
+    assert parameters(kind.set_prefill_length) == ["self", "prefill_length"]
 
 
 def test_layer_kinds_of_a_config():

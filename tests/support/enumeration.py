@@ -160,9 +160,9 @@ class Texts:
 class Enumerating(Runner):
     """Instead of writing, finds the law of the texts of all rows together: `law` (texts, …) one axis a row, and what it should be."""
 
-    def __init__(self, policy, draft, length: int, rounds: int = 0):
-        """`rounds`: real ones that are drawn and shown to the stop and the rule before; they write nothing."""
-        super().__init__(policy, draft)
+    def __init__(self, policy, draft, length: int, rounds: int = 0, **others):
+        """`rounds`: real ones that are drawn and shown to the stop and the rule before; they write nothing. `others`: the runner's."""
+        super().__init__(policy, draft, **others)
         self.length, self.rounds = length, rounds
         self.widths: set[int] = set()
         self.dropped = self.verified = 0.0  # tokens of a round, on average
@@ -170,9 +170,9 @@ class Enumerating(Runner):
     def decode(self, call: Call) -> SpeculationStats:
         rows, (end,) = call.rows, call.rows.eos or {None}
         if call.stop.settings.features is None:  # a head reads what real forwards leave
-            call.target, call.drafter.model = (
-                Remembered(m.model, rows.texts()) for m in (call.target, call.drafter.model)
-            )
+            call.target = Remembered(call.target.model, rows.texts())
+            if hasattr(call.drafter, "model"):
+                call.drafter.model = Remembered(call.drafter.model.model, rows.texts())
             call.companion = call.companion and Remembered(call.companion.model, rows.texts())
         size = call.target.model.config.vocab_size
         texts = [Texts(call.target.model, prompt, size, self.length, end) for prompt in rows.texts()]
@@ -238,15 +238,17 @@ def marginal(law: np.ndarray, row: int) -> np.ndarray:
 
 
 def off(
-    target, draft, policy, prompts, length: int = 3, rounds: int = 0, end: int | None = 1, room: int = 9
+    target, draft, policy, prompts, length: int = 3, rounds: int = 0, end: int | None = 1, room: int = 9,
+    others: dict | None = None, **settings,
 ) -> tuple[float, Enumerating]:
     """How far the law of all rows' texts together is from the target's at most, under `policy`, and the runner that found it.
 
     `prompts`: `input_ids` and `attention_mask`; `length` of the texts; `room`: how many tokens the call may write.
+    `others`: more arguments of the runner; `settings`: of the call.
     """
-    runner = Enumerating(policy, draft, length, rounds)
+    runner = Enumerating(policy, draft, length, rounds, **others or {})
     type(target).generate(
-        target, **prompts, do_sample=True, top_k=0, max_new_tokens=room, eos_token_id=end, pad_token_id=0, custom_generate=runner
+        target, **prompts, do_sample=True, top_k=0, max_new_tokens=room, eos_token_id=end, pad_token_id=0, custom_generate=runner, **settings
     )  # fmt: skip
     assert abs(runner.law.sum() - 1) < 1e-6
     return float(np.abs(runner.law - runner.expected).max()), runner

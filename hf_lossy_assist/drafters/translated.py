@@ -34,7 +34,8 @@ class TranslatedRun(DrafterRun):
         self.tokenizer, self.own_tokenizer = tokenizer, own_tokenizer
         self.vocabulary, self.sampling, self.clock = context.vocabulary, context.sampling, context.clock
         self.held: list[list[int]] = [[] for _ in range(rows)]  # the draft's tokens in its cache
-        self.known: dict[int, tuple[int, list[int]]] = {}  # of each row, how much of its text was written anew, and as what
+        # Of each row, how much of its text was written anew, and as what.
+        self.known: dict[int, tuple[int, list[int]]] = {}
         ends = getattr(assistant.generation_config, "eos_token_id", None)
         self.ends = set(ends) if isinstance(ends, list) else {ends}
 
@@ -53,7 +54,9 @@ class TranslatedRun(DrafterRun):
         ]
         drafts = [self._until_end(draft, rows) for draft in drafts]
         gamma, device = max(map(len, drafts)), rows.ids.device
-        tokens = torch.tensor([draft + [0] * (gamma - len(draft)) for draft in drafts], dtype=torch.int64, device=device)
+        tokens = torch.tensor(
+            [draft + [0] * (gamma - len(draft)) for draft in drafts], dtype=torch.int64, device=device
+        )
         lengths = torch.tensor([len(draft) for draft in drafts], device=device)
         return Draft(tokens.view(len(drafts), gamma), lengths, rows.order, max(limits), self.sampling)
 

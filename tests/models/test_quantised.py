@@ -88,7 +88,9 @@ def test_what_else_a_quantised_target_is_asked_for():
 
 
 @pytest.mark.parametrize("which", ["target", "draft", "both"])
-@pytest.mark.parametrize("kind", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig", "IntxWeightOnlyConfig"])
+@pytest.mark.parametrize(
+    "kind", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig", "IntxWeightOnlyConfig"]
+)
 def test_torchao(kind, which):
     """Weights of eight bits, activations too (each token's by itself), and weights of four bits."""
     quantization = pytest.importorskip("torchao.quantization")
@@ -122,7 +124,9 @@ def test_adapters_that_are_switched_between_calls():
     peft = pytest.importorskip("peft")
     model = lora(tiny.build("llama"), 0)
     torch.manual_seed(3)
-    model.add_adapter("second", peft.LoraConfig(r=4, lora_alpha=32, target_modules=["q_proj"], init_lora_weights=False))
+    model.add_adapter(
+        "second", peft.LoraConfig(r=4, lora_alpha=32, target_modules=["q_proj"], init_lora_weights=False)
+    )
     model.double()
     texts = []
     for name in ("default", "second", "default"):
@@ -141,7 +145,9 @@ def test_attention_of_other_kinds_is_named_in_a_batch(attention):
     model = small.llama()
     model.config._attn_implementation = attention
     says = rf"^LlamaForCausalLM can only roll back one row \(its attention implementation is '{attention}' "
-    with pytest.raises(ValueError, match=says + r"\(load it with attn_implementation='sdpa'\)\); this batch has 3[^\n]*$"):
+    with pytest.raises(
+        ValueError, match=says + r"\(load it with attn_implementation='sdpa'\)\); this batch has 3[^\n]*$"
+    ):
         hla.enable(model).generate(
             **small.ragged(), max_new_tokens=4, do_sample=False, assistant_model=small.llama(), lossy_policy="strict"
         )

@@ -238,8 +238,16 @@ def marginal(law: np.ndarray, row: int) -> np.ndarray:
 
 
 def off(
-    target, draft, policy, prompts, length: int = 3, rounds: int = 0, end: int | None = 1, room: int = 9,
-    others: dict | None = None, **settings,
+    target,
+    draft,
+    policy,
+    prompts,
+    length: int = 3,
+    rounds: int = 0,
+    end: int | None = 1,
+    room: int = 9,
+    others: dict | None = None,
+    **settings,
 ) -> tuple[float, Enumerating]:
     """How far the law of all rows' texts together is from the target's at most, under `policy`, and the runner that found it.
 

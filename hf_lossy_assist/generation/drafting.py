@@ -16,6 +16,7 @@ from ..drafters.base import DraftContext, Drafter, DrafterRun
 from ..drafters.candidates import CandidateRun
 from ..drafters.model import AssistantRun, head_taps
 from ..drafters.suffix import LONGEST_MATCH, SuffixDrafter
+from ..drafters.translated import TranslatedRun
 from ..models.cache_name import CACHE
 from ..models.cached import CachedModel
 from ..models.compilation import Compilation
@@ -25,7 +26,7 @@ from ..models.layer_kinds import keeps_states
 from ..models.row_model import RowModel
 from ..models.seeing import sees
 from ..models.stock_exit import early_twin
-from ..models.trials import why_not_rows
+from ..models.trials import why_not_prefixes, why_not_rows
 from ..stops.wrapping import WrappingStop
 from ..validation import check_int, shown
 from .encoded import attends_to_encoder, encoded_model, encoder_inputs
@@ -91,9 +92,7 @@ def start_drafter(given: DraftWith, made: Prepared) -> DrafterRun:
     if rows > 1 and given.exit is not None:  # the same blocks on the target's own cache, which has all rows
         return _assistant_run(early_exit(base_of(context.target), given.exit), made)
     if rows > 1:
-        raise ValueError(
-            f"other tokenizers draft for one row at a time; this batch has {rows}: pass prompts one by one"
-        )
+        return _translated_run(given, context)
     its = given.assistant if given.assistant is not None else context.target if given.exit is not None else None
     if its is not None and keeps_states(its):  # Transformers would crop its cache, which forgets no state
         raise ValueError(
@@ -153,6 +152,17 @@ def _assistant_run(assistant: Any, made: Prepared) -> DrafterRun:
         inputs["token_type_ids"] = shared_types(assistant, model, rows.types)
         draft = cropping(assistant, rows, inputs, reason, way_out, guesses=True)
     return AssistantRun(draft, context, **head_taps(assistant, context))
+
+
+def _translated_run(given: DraftWith, context: DraftContext) -> DrafterRun:
+    """A draft with another tokenizer for several rows."""
+    reason = why_not_prefixes(given.assistant)  # in its ids a text may change behind its beginning
+    if reason is not None:
+        rows, name = len(context.rows.index), type(base_of(given.assistant)).__name__
+        raise ValueError(
+            f"{name} cannot draft with another tokenizer for several rows ({reason}); this batch has {rows}: pass prompts one by one"
+        )
+    return TranslatedRun(given.assistant, given.tokenizer, given.assistant_tokenizer, context)
 
 
 def _candidate_run(given: DraftWith, made: Prepared) -> DrafterRun:

@@ -20,7 +20,7 @@ import torch
 from .cache_name import CACHE
 
 
-_files: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # of each model, its modelling files with such a function
+_files: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # of each model, those modelling files of its own
 _running: Counter[Any] = Counter()  # forwards under way in all threads that need a file's function changed
 _own: dict[Any, dict[str, Callable[..., Any]]] = {}  # its own meanwhile
 _visible: ContextVar[int] = ContextVar("visible", default=0)  # places that the forward under way in this thread sees
@@ -77,4 +77,4 @@ def _long_enough(own: Callable[..., Any], heads: int, longest: int, *args: Any, 
     return own(heads, max(longest, _visible.get()), *args, **kwargs)
 
 
-CHANGED = {"build_alibi_tensor": _by_place, "build_mpt_alibi_tensor": _long_enough}
+CHANGED: dict[str, Callable[..., Any]] = {"build_alibi_tensor": _by_place, "build_mpt_alibi_tensor": _long_enough}

@@ -70,7 +70,8 @@ def why_not_adopted(model: Any, cache: Any, rows: int) -> str | None:
     own = getattr(cache, "layers", [])
     layers = DynamicCache(config=base_of(model).config.get_text_config(decoder=True)).layers
     if keeps_states(model):
-        return None if [type(its) for its in own] == [type(its) for its in layers] else "its layers are of other kinds than the target's"
+        same = [type(its) for its in own] == [type(its) for its in layers]
+        return None if same else "its layers are of other kinds than the target's"
     if rows == 1:
         return "it is one text's"
     if not own or cache.get_seq_length() == 0:

@@ -146,7 +146,8 @@ class RowCache(Cache):
             mine.adopt(theirs, columns)
         if self.history is not None:
             self.history.close(lengths)
-            self.history.prompts = list(lengths)  # a prompt goes on with more than one token, or its token is a step of its own
+            # A prompt goes on with more than one token, or its token is a step of its own.
+            self.history.prompts = list(lengths)
             for layer in self.with_states:
                 layer.settle(None)
         return lengths

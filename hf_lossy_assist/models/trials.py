@@ -52,9 +52,7 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
         if base not in _in_rows:
             attempt = _try_states if facts.keeps_states else _try_rows
             reason = told(base, "rows of different length", lambda: attempt(base))
-            if (
-                reason is not None and facts.windows and not takes_positions(base)
-            ):  # so it counts them in a way that is not known
+            if reason is not None and facts.windows and not takes_positions(base):  # it counts them its own way
                 reason = "its forward takes no position_ids"
             _in_rows[base] = reason
         return _in_rows[base]

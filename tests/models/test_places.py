@@ -98,7 +98,9 @@ def test_holes(name):
     one, several = masked("xx.x..xxxx"), masked("xxx.xx.xxx", "...xxxxxxx", "..x.x...xx")
     for inputs in (one, several):
         if name in ("bloom", "mpt") and inputs is several:
-            with pytest.raises(ValueError, match=r"its position biases count [^\n]* attention_mask hides [^\n]* has 3"):
+            with pytest.raises(
+                ValueError, match=r"its position biases count [^\n]* attention_mask hides [^\n]* has 3"
+            ):
                 tiny.assisted(model, inputs, draft, **NEVER)
             continue
         wanted = tiny.greedy(model, inputs, **NEVER)

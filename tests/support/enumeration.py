@@ -160,12 +160,12 @@ class Texts:
 class Enumerating(Runner):
     """Instead of writing, finds the law of the texts of all rows together: `law` (texts, …) one axis a row, and what it should be."""
 
-    def __init__(self, policy, draft, length: int, rounds: int = 0, real: bool = False):
-        """`rounds`: real ones that are drawn and shown to the stop and the rule before; they write nothing.
+    def __init__(self, policy, draft, length: int, rounds: int = 0, real: bool = False, **others):
+        """`rounds`: real ones that are drawn and shown to the stop and the rule before; they write nothing. `others`: the runner's.
 
         `real`: on the call's own caches, rolled back to the round's beginning for each way in which it can go.
         """
-        super().__init__(policy, draft)
+        super().__init__(policy, draft, **others)
         self.length, self.rounds, self.real = length, rounds, real
         self.widths: set[int] = set()
         self.dropped = self.verified = 0.0  # tokens of a round, on average
@@ -173,9 +173,9 @@ class Enumerating(Runner):
     def decode(self, call: Call) -> SpeculationStats:
         rows, (end,) = call.rows, call.rows.eos or {None}
         if call.stop.settings.features is None and not self.real:  # a head reads what real forwards leave
-            call.target, call.drafter.model = (
-                Remembered(m.model, rows.texts()) for m in (call.target, call.drafter.model)
-            )
+            call.target = Remembered(call.target.model, rows.texts())
+            if hasattr(call.drafter, "model"):
+                call.drafter.model = Remembered(call.drafter.model.model, rows.texts())
             call.companion = call.companion and Remembered(call.companion.model, rows.texts())
         size = call.target.model.config.vocab_size
         texts = [Texts(call.target.model, prompt, size, self.length, end) for prompt in rows.texts()]
@@ -241,15 +241,26 @@ def marginal(law: np.ndarray, row: int) -> np.ndarray:
 
 
 def off(
-    target, draft, policy, prompts, length: int = 3, rounds: int = 0, end: int | None = 1, room: int = 9, real: bool = False
+    target,
+    draft,
+    policy,
+    prompts,
+    length: int = 3,
+    rounds: int = 0,
+    end: int | None = 1,
+    room: int = 9,
+    real: bool = False,
+    others: dict | None = None,
+    **settings,
 ) -> tuple[float, Enumerating]:
     """How far the law of all rows' texts together is from the target's at most, under `policy`, and the runner that found it.
 
     `prompts`: `input_ids` and `attention_mask`; `length` of the texts; `room`: how many tokens the call may write; `real` as in `Enumerating`.
+    `others`: more arguments of the runner; `settings`: of the call.
     """
-    runner = Enumerating(policy, draft, length, rounds, real)
+    runner = Enumerating(policy, draft, length, rounds, real, **others or {})
     type(target).generate(
-        target, **prompts, do_sample=True, top_k=0, max_new_tokens=room, eos_token_id=end, pad_token_id=0, custom_generate=runner
+        target, **prompts, do_sample=True, top_k=0, max_new_tokens=room, eos_token_id=end, pad_token_id=0, custom_generate=runner, **settings
     )  # fmt: skip
     assert abs(runner.law.sum() - 1) < 1e-6
     return float(np.abs(runner.law - runner.expected).max()), runner

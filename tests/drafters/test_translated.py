@@ -1,0 +1,150 @@
+"""Drafts with another tokenizer, and early exits by name, in ragged batches: the target's text and its law."""
+
+import pytest
+import torch
+from support import small, tiny
+from support.enumeration import off
+from support.registry_models import SIZE, models, prompts
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers import models as kinds
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.drafters import translated
+
+
+pytestmark = pytest.mark.slow
+
+NEVER = {"eos_token_id": tiny.NEVER_EMITTED}
+ENDS = {"eos_token_id": list(range(4, 24)), "pad_token_id": 0}
+KINDS = {"often": 0.02, "rarely": 0.3, "never": 0.0}
+
+
+def foreign(kind="often"):
+    """A draft whose ids are the target's words in reverse order, with the target's weights moved to match; never: off by one."""
+    moved = small.near(small.llama(), KINDS[kind])
+    order = torch.cat([torch.arange(4), torch.arange(4, small.VOCAB).flip(0)])
+    with torch.no_grad():
+        for weight in (moved.get_input_embeddings().weight, moved.get_output_embeddings().weight):
+            weight.copy_(weight[order])
+        if kind == "never":
+            moved.lm_head.weight.copy_(moved.lm_head.weight.roll(1, dims=0))
+    return moved
+
+
+def tokenizers():
+    return {"tokenizer": small.tokenizer(), "assistant_tokenizer": small.tokenizer(small.words()[::-1])}
+
+
+def ours(target, inputs, draft, **settings):
+    given = {"max_new_tokens": 20, "do_sample": False, "lossy_policy": "strict", "return_dict_in_generate": True}
+    return hla.enable(target).generate(**inputs, assistant_model=draft, **tokenizers() | given | settings)
+
+
+@pytest.mark.parametrize("window", ["whole texts", "windows"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ragged_batches_write_the_targets_text(kind, window, monkeypatch):
+    if window == "windows":
+        monkeypatch.setattr(translated, "WHOLE", 6)
+        monkeypatch.setattr(translated, "WINDOW", 4)
+    target, draft, inputs = small.llama(), foreign(kind), small.ragged((0, 3, 5, 8))
+    wanted = {id(end): tiny.greedy(target, inputs, max_new_tokens=20, **end) for end in (NEVER, ENDS)}
+    assert len({int((row == 0).sum()) for row in wanted[id(ENDS)][:, 9:]}) > 2, "rows end together"
+    rates = []
+    for gamma in range(1, 13) if (kind, window) == ("often", "whole texts") else (1, 5, 12):
+        for end in (NEVER, ENDS):
+            out = ours(target, inputs, draft, num_assistant_tokens=gamma, **end)
+            assert torch.equal(out.sequences, wanted[id(end)]), gamma
+            rates.append(out.speculation.draft_acceptance_rate)
+    bounds = {"often": rates[0] > 0.5, "rarely": 0 < rates[0] < 0.6, "never": max(rates) < 0.2}
+    assert bounds[kind], rates
+
+
+def test_the_draft_reads_a_text_once():
+    """Behind the prompt it reads what is new alone."""
+    target, draft, inputs = small.llama(), foreign(), small.ragged((0, 3, 5))
+    widths = []
+    hook = draft.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    ours(target, inputs, draft, num_assistant_tokens=4, **NEVER)
+    hook.remove()
+    assert widths[0] == 8 and widths.count(8) == 1 and max(widths[1:]) <= 5
+
+
+def test_tokens_that_are_no_text_and_tables_that_end():
+    """Special tokens of the target's are not handed on; GPT-2's 16 positions are of its own tokens."""
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 16, "vocab_size": small.VOCAB}
+    draft, target = GPT2LMHeadModel(GPT2Config(**sizes)).eval(), small.llama()
+    inputs = small.ragged((0, 3, 8))
+    inputs["input_ids"][2, -1] = inputs["input_ids"][0, 4] = 2
+    wanted = tiny.greedy(target, inputs, max_new_tokens=20, **NEVER)
+    out = ours(target, inputs, draft, num_assistant_tokens=5, **NEVER)
+    assert torch.equal(out.sequences, wanted)
+    first = out.speculation.rows[0]
+    assert first.num_draft_tokens > 0 and first.num_plain_steps > 5, "behind its table the draft guesses no more"
+
+
+def letters():
+    """Words of the target's in letters, so that one of its tokens is several of the draft's, and word ends are merged."""
+    vocab = {letter: n for n, letter in enumerate("abcdefw0123456789 ")}
+    inner = Tokenizer(kinds.BPE(vocab | {"w1": 18, "w2": 19, " w": 20}, [("w", "1"), ("w", "2"), (" ", "w")]))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split(" w", "isolated"), decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
+def test_tokens_of_other_sizes():
+    target, inputs = small.llama(), small.ragged((0, 3, 5))
+    draft = small.llama(seed=3, vocab=21)
+    wanted = tiny.greedy(target, inputs, max_new_tokens=20, **NEVER)
+    for gamma in (1, 6, 12):
+        out = ours(target, inputs, draft, num_assistant_tokens=gamma, assistant_tokenizer=letters(), **NEVER)
+        assert torch.equal(out.sequences, wanted)
+        assert out.speculation.total().num_draft_tokens > 0
+
+
+def test_drafts_that_cannot_be_translated_in_a_batch_are_refused():
+    with pytest.raises(ValueError, match=r"^Lfm2ForCausalLM cannot draft [^\n]* recurrent state[^\n]* has 3[^\n]*$"):
+        ours(small.llama(), small.ragged(), tiny.shared("lfm2"))
+    with pytest.raises(ValueError, match=r"^SVIP needs a draft model with the target's tokenizer[^\n]*$"):
+        ours(small.llama(), small.ragged(), foreign(), lossy_policy="svip")
+
+
+# -- the law ------------------------------------------------------------------------------------------------------------------
+
+
+def of_four(order):
+    inner = Tokenizer(kinds.WordLevel({word: n for n, word in enumerate(order)}, unk_token="a"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
+@pytest.mark.parametrize("gamma", [1, 2])
+def test_sampling_has_the_targets_law(gamma):
+    """Exactly, of all rows' texts together."""
+    target, draft, _ = models()
+    others = {"tokenizer": of_four("abcd"), "assistant_tokenizer": of_four("dbca")}
+    distance, runner = off(target, draft, hla.Constant(gamma), prompts(4, 2), others=others)
+    assert distance < 1e-6 and runner.widths == {gamma} and SIZE == 4
+
+
+def test_sampling_with_an_early_exit_has_the_targets_law():
+    target = models()[0]
+    distance, runner = off(target, None, hla.Constant(2), prompts(4, 2), assistant_early_exit=1)
+    assert distance < 1e-6 and max(runner.widths) == 2
+
+
+# -- early exits by name ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3"])
+def test_an_early_exit_in_ragged_batches(name):
+    model, inputs = tiny.shared(name), tiny.prompts((9, 1, 4, 14))
+    wanted = tiny.greedy(model, inputs, **NEVER)
+    end = int(wanted[0, 14 + 5])
+    for gamma in range(1, 13) if name == "llama" else (1, 6, 12):
+        stop = NEVER if gamma % 2 else {"eos_token_id": end}
+        out = tiny.assisted(model, inputs, None, assistant_early_exit=1, num_assistant_tokens=gamma, **stop)
+        assert torch.equal(out.sequences, tiny.greedy(model, inputs, **stop) if gamma % 2 == 0 else wanted), gamma
+    assert model.config.num_hidden_layers == 2

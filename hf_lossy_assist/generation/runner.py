@@ -188,8 +188,7 @@ class Runner:
             stop.pair(*pair)
         if not model.config.is_encoder_decoder:
             show(model, rows, input_ids, model_kwargs, self.passed)
-        ranks = self.ranks
-        agree(ranks, rows, self.policy)
+        agree(ranks := self.ranks, rows, self.policy)
         target = target_of(model, rows, model_kwargs, compilation, self.given_as, ranks)
         if isinstance(ranks, Ranks) and not ranks.leads:
             return followed(target, ranks, model, self.streamer)

@@ -7,7 +7,7 @@ First the cost of a round (a block of γ + 1 tokens read by the target; and with
 tokens are rolled back, ÷ the same round whose tokens all stay: each row keeps another number of them. Then speeds beside Transformers'
 `generate`: greedy texts with a draft that agrees about 80 % of the tokens by construction (benchmarks/synthetic.py), one that is a hybrid of
 2 layers and one that is a Llama of 1. Arms take turns; figures are medians of the repeats behind a warm-up, with the lowest and the
-highest. For the methods on a pair that was trained: `python benchmarks/drafter_methods.py --pair FOLDER`.
+highest.
 """
 
 import argparse
@@ -32,7 +32,7 @@ ROUNDS = 8  # of one measurement
 QWEN = {"model_type": "qwen3_5_text", "head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 NEMOTRON = {"model_type": "nemotron_h", "head_dim": 64, "mamba_head_dim": 64, "ssm_state_size": 64}
 STATE, ATTENTION, MLP = "linear_attention", "full_attention", "mlp"
-PAIRS = {
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen3_5": (  # three layers with states, one with attention
         {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 12, "num_attention_heads": 4, "num_key_value_heads": 2,
          "linear_num_key_heads": 2, "linear_num_value_heads": 4},
@@ -116,7 +116,9 @@ def speeds(name: str, args: argparse.Namespace) -> None:
             for policy in ("strict", "svip"):
                 own = {"assistant_model": model, "lossy_policy": policy}
                 own |= {"num_assistant_tokens": args.gamma} if policy == "strict" else {}
-                arms.append(Arm(f"{policy}, {label}", size, lambda own=own, **kwargs: target.generate(**own, **kwargs)))
+                arms.append(
+                    Arm(f"{policy}, {label}", size, lambda own=own, **kwargs: target.generate(**own, **kwargs))
+                )
     prompts: list[Any] = synthetic.prompts(pair, max(args.prompts, *args.batch_sizes), PROMPT)
     warm_up(arms, synthetic.tokenizer, prompts[: max(args.batch_sizes)], args, set())
     for _ in range(args.repeats):

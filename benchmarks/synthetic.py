@@ -106,7 +106,12 @@ def models(
 
 
 def model(
-    size: Size | Shape, vocabulary: int, successor: torch.Tensor, certainty: torch.Tensor, dtype: torch.dtype, device: Any
+    size: Size | Shape,
+    vocabulary: int,
+    successor: torch.Tensor,
+    certainty: torch.Tensor,
+    dtype: torch.dtype,
+    device: Any,
 ) -> Any:
     """A decoder whose favourite behind token t is `successor[t]`, with a logit of `LOGIT · certainty[t]`; both (V,)."""
     shape = size.settings()

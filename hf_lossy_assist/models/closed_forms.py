@@ -16,7 +16,9 @@ from .history import Ends
 
 
 SHORT = 16  # tokens of a block: the system and Kimi's decays grow with the square
-NUMBERS = 1 << 24  # of the states that stand side by side at once: beyond it they are large enough to pay for operations of their own
+NUMBERS = (
+    1 << 24
+)  # of the states that stand side by side at once: beyond it they are large enough to pay for operations of their own
 Arguments = dict[str, Any]
 
 
@@ -31,7 +33,9 @@ class Written(NamedTuple):
         """The state (B, H, K, V) behind each row's first `tokens[b]`, (B,) int64. `state`: before the block, and overwritten."""
         places = torch.arange(self.decay.shape[2], device=state.device)
         forgotten = (places >= tokens[:, None])[:, None, :, None]
-        last = (tokens - 1).clamp(min=0)[:, None, None, None].expand(-1, *self.decay.shape[1:2], 1, self.decay.shape[3])
+        last = (
+            (tokens - 1).clamp(min=0)[:, None, None, None].expand(-1, *self.decay.shape[1:2], 1, self.decay.shape[3])
+        )
         whole = self.decay.gather(2, last).masked_fill(tokens[:, None, None, None] == 0, 0.0)
         left = (whole - self.decay).masked_fill(forgotten, -torch.inf).exp()
         written = (self.keys * left).transpose(2, 3)

@@ -38,7 +38,8 @@ def test_a_round_on_its_own_states_leaves_the_targets_law(kind, pads, stop):
     """Exactly: every draft, coin and correction of a round, from the states that real rounds and rollbacks have left."""
     target, draft = few(kind)
     prompts = {
-        name: value % SIZE if name == "input_ids" else value for name, value in small.ragged(pads, 4 + len(pads)).items()
+        name: value % SIZE if name == "input_ids" else value
+        for name, value in small.ragged(pads, 4 + len(pads)).items()
     }
     torch.manual_seed(0)
     wrong, runner = off(target, draft, hla.LossyPolicy(stop=stop), prompts, rounds=2, room=3, real=True)
@@ -137,7 +138,13 @@ def test_a_streamer_is_told_the_text_as_rounds_write_it(kind):
 def test_a_stop_string_ends_each_row_where_it_falls(kind):
     """In the middle of a round's tokens, of rows of one batch at different places."""
     target, inputs = hla.enable(copy.deepcopy(hybrids.model(kind))), small.ragged((0, 3, 6))
-    settings = {"max_new_tokens": 24, "do_sample": False, "tokenizer": small.tokenizer(), "pad_token_id": small.PAD, "eos_token_id": 3}
+    settings = {
+        "max_new_tokens": 24,
+        "do_sample": False,
+        "tokenizer": small.tokenizer(),
+        "pad_token_id": small.PAD,
+        "eos_token_id": 3,
+    }
     new = target.generate(**inputs, max_new_tokens=24, do_sample=False)[:, 9:]
     words = [small.tokenizer().decode([int(token)]) for token in (new[0, 5], new[1, 11], new[2, 8])]
     draft, ends = hybrids.drafts(target)["often"], []
@@ -156,7 +163,8 @@ def test_a_stop_string_ends_each_row_where_it_falls(kind):
 
 
 @pytest.mark.parametrize(
-    "kind, dtype", [("qwen3_5_text", torch.float64), ("mamba2", torch.float64), *((its, torch.bfloat16) for its in PAIR)]
+    "kind, dtype",
+    [("qwen3_5_text", torch.float64), ("mamba2", torch.float64), *((its, torch.bfloat16) for its in PAIR)],
 )
 def test_other_dtypes_run(kind, dtype):
     """float64 token for token; in bfloat16 texts may part at a near-tie, and each is what its model writes in blocks."""
@@ -164,7 +172,9 @@ def test_other_dtypes_run(kind, dtype):
     draft, inputs = hybrids.drafts(target)["often"], small.ragged((0, 3, 5))
     settings = {"max_new_tokens": 18, "do_sample": False}
     own = target.generate(**inputs, **settings)
-    out = target.generate(**inputs, **settings, assistant_model=draft, lossy_policy="svip", return_dict_in_generate=True)
+    out = target.generate(
+        **inputs, **settings, assistant_model=draft, lossy_policy="svip", return_dict_in_generate=True
+    )
     if dtype == torch.float64:
         assert torch.equal(out.sequences, own)
     else:

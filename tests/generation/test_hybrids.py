@@ -48,7 +48,9 @@ def test_every_length_of_a_draft(kind, right):
     for inputs in (small.one(11, seed=3), small.ragged((0, 3, 8, 5), 12, seed=1)):
         own = target.generate(**inputs, **NEW)
         for policy in (*map(hla.Constant, range(1, 13)), hla.SVIP(0.3), judge):
-            assert torch.equal(own, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy=policy)), policy
+            assert torch.equal(own, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy=policy)), (
+                policy
+            )
 
 
 @pytest.mark.parametrize("kind", PAIR)
@@ -56,10 +58,15 @@ def test_one_prompt_and_a_judge_that_keeps_nothing(kind):
     target = enabled(kind)
     draft = hybrids.drafts(target)["rarely"]
     judge = hla.AutoJudge(judge_for(target, draft, hla.FeatureSpec("target")), 0.0, 5)
-    for inputs, policies in ((small.one(11, seed=3), (hla.Constant(6), hla.SVIP(0.3), judge)), (small.ragged((0, 3, 8)), (judge,))):
+    for inputs, policies in (
+        (small.one(11, seed=3), (hla.Constant(6), hla.SVIP(0.3), judge)),
+        (small.ragged((0, 3, 8)), (judge,)),
+    ):
         own = target.generate(**inputs, **NEW)
         for policy in policies:
-            assert torch.equal(own, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy=policy)), policy
+            assert torch.equal(own, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy=policy)), (
+                policy
+            )
 
 
 @pytest.mark.parametrize("kind", PAIR)

@@ -25,9 +25,9 @@ FILES = {
 def delta(seed, groups=1, by_channel=False, normed=True):
     """Arguments of a gated delta rule, some of whose tokens forget all."""
     torch.manual_seed(seed)
-    decay = -torch.rand(ROWS, WIDTH, HEADS, *[KEYS] * by_channel) * torch.tensor([0.1, 1.0, 40.0]).repeat(HEADS // 3).view(
-        HEADS, *[1] * by_channel
-    )
+    decay = -torch.rand(ROWS, WIDTH, HEADS, *[KEYS] * by_channel) * torch.tensor([0.1, 1.0, 40.0]).repeat(
+        HEADS // 3
+    ).view(HEADS, *[1] * by_channel)
     query, key = torch.randn(2, ROWS, WIDTH, HEADS // groups, KEYS)
     value, beta = torch.randn(ROWS, WIDTH, HEADS, VALUES), torch.rand(ROWS, WIDTH, HEADS)
     return {
@@ -114,8 +114,13 @@ def test_layers_that_differ_do_not_stand_side_by_side():
     others, more = calls("mamba")
     like = torch.zeros(ROWS, HEADS, KEYS, VALUES)
     blocks = [call.block(state, like) for call, state in zip([*others, *layers], [*more, *states], strict=True)]
-    smaller = {name: its[:, :, :3] if name != "g" else its[:, :, :3] for name, its in delta(5).items() if torch.is_tensor(its)}
-    blocks.insert(1, Block(CLOSED_FORMS["torch_chunk_gated_delta_rule"], smaller | {"use_qk_l2norm_in_kernel": True}, like[:, :3]))
+    smaller = {
+        name: its[:, :, :3] if name != "g" else its[:, :, :3] for name, its in delta(5).items() if torch.is_tensor(its)
+    }
+    blocks.insert(
+        1,
+        Block(CLOSED_FORMS["torch_chunk_gated_delta_rule"], smaller | {"use_qk_l2norm_in_kernel": True}, like[:, :3]),
+    )
     alone = [states_behind([block], ENDS)[0] for block in blocks]
     for mine, right in zip(states_behind(blocks, ENDS), alone, strict=True):
         torch.testing.assert_close(mine, right, rtol=0, atol=1e-6)
@@ -129,7 +134,11 @@ def test_both_ways_of_going_back_leave_the_same(kind, monkeypatch):
     for short in (closed_forms.SHORT, 0):
         monkeypatch.setattr(recurrence, "SHORT", short)
         seen = []
-        monkeypatch.setattr(kept, "states_behind", lambda blocks, ends, seen=seen: seen.append(len(blocks)) or states_behind(blocks, ends))
+        monkeypatch.setattr(
+            kept,
+            "states_behind",
+            lambda blocks, ends, seen=seen: seen.append(len(blocks)) or states_behind(blocks, ends),
+        )
         rows = RowModel(hybrids.model(kind), 3, 32)
         tokens = torch.arange(4, 28).view(3, 8)
         rows.feed(tokens[:, :3], [3, 2, 1], keep=0)

@@ -190,7 +190,9 @@ def made_wrong(monkeypatch):
         "idle_behind",
         lambda its, arguments, tokens, *limited: own(its, arguments, tokens + 1, *limited),
     )
-    monkeypatch.setattr(closed_forms.Written, "behind", lambda its, state, tokens: ends(its, state, (tokens + 1).clamp(max=3)))
+    monkeypatch.setattr(
+        closed_forms.Written, "behind", lambda its, state, tokens: ends(its, state, (tokens + 1).clamp(max=3))
+    )
 
 
 @pytest.mark.parametrize("short", [closed_forms.SHORT, 0], ids=["closed form", "run again"])

@@ -16,10 +16,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from .cache_name import CACHE_NAMES
 from .calling import takes_positions
 
 
-LENGTH = {"cache_length", "past_key_values_length"}  # the latter before Transformers 5.24
+LENGTH = {f"{name}_length" for name in CACHE_NAMES}
 _tables: WeakKeyDictionary[Any, list[torch.nn.Module]] = WeakKeyDictionary()
 _places: ContextVar[torch.Tensor | None] = ContextVar("places", default=None)
 _forwards: dict[int, int] = {}  # under way in all threads with this table's forward replaced, by the `id` of the table

@@ -30,7 +30,9 @@ _lock = threading.Lock()
 def with_alibi(model: Callable[..., Any], base: Any) -> Callable[..., Any]:
     """`model`, or for one that makes biases of its mask a callable like it that takes masks for each token."""
     if base not in _files:
-        named = {type(part).__module__ for part in base.modules()}  # somebody's own class may say that it is of no file
+        named = {
+            type(part).__module__ for part in base.modules()
+        }  # somebody's own class may say that it is of no file
         files = [sys.modules[name] for name in sorted(named) if name in sys.modules]
         _files[base] = [its for its in files if any(hasattr(its, name) for name in CHANGED)]
     return partial(_run, model, _files[base]) if _files[base] else model

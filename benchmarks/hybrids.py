@@ -44,7 +44,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 2, "mamba_num_heads": 8,
          "n_groups": 2, "layers_block_type": [STATE, MLP, STATE, MLP, STATE, ATTENTION, MLP, STATE, MLP, STATE, ATTENTION, MLP]},
         {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 2, "num_key_value_heads": 1, "mamba_num_heads": 4,
-         "n_groups": 1, "layers_block_type": [STATE, MLP]},
+         "n_groups": 1, "layers_block_type": [STATE, ATTENTION, MLP]},
         NEMOTRON,
     ),
 }  # fmt: skip

@@ -3,6 +3,7 @@
     python benchmarks/drafter_methods.py                             # fits into a temporary folder: some minutes
     python benchmarks/drafter_methods.py --work fitted               # keeps what was fitted, and takes it again
     python benchmarks/drafter_methods.py --small --problems 8        # a minute, of no worth but to see that it runs
+    python benchmarks/drafter_methods.py --pair runs/hybrid          # another target and draft model of the demo's task, and no drafter
 
 On the demo's models. What is fitted for the drafter, on calibration problems, is fitted by the calls that are behind `hf-lossy collect --drafter demo`,
 `fit`, `mine` and `profile`; for the draft model the shipped heads and profile stand, which were fitted on more. A method that cannot be fitted says why and
@@ -15,6 +16,9 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
+from transformers import PreTrainedModel
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.eagle3 import PLACES
@@ -33,6 +37,7 @@ from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
 from hf_lossy_assist.methods.svip.calibrate import calibrate_svip
+from hf_lossy_assist.models.loading import load_model
 from hf_lossy_assist.tasks.demo import problems
 from hf_lossy_assist.tasks.prompts import Text
 from hf_lossy_assist.tasks.tasks import DemoTask, task_named
@@ -48,6 +53,7 @@ class Fits:
 
     def __init__(self, models: hla.demo.Demo, drafter: Any, work: Path, prompts: int, seed: int):
         self.models, self.drafter, self.work, self.seed = models, drafter, work, seed
+        self.places = 1 if isinstance(drafter, PreTrainedModel) else PLACES
         self.texts = [Text(its.prompt, its.solution) for its in problems(prompts, seed, "calibration")]
 
     @property
@@ -61,7 +67,7 @@ class Fits:
             more: dict[str, Any] = (
                 {} if method == "sprinter" else {"mix": 0.15, "features": hla.FeatureSpec(position="token")}
             )
-            settings = CollectSettings(places=PLACES, seed=self.seed, **more)
+            settings = CollectSettings(places=self.places, seed=self.seed, **more)
             if not data.exists():
                 collect(*self.pair, self.texts, data, settings)
             (fit_sprinter if method == "sprinter" else fit_specdec)(data, out)
@@ -72,7 +78,13 @@ class Fits:
         data, out, task = self.work / "autojudge-data", self.work / "autojudge", DemoTask("calibration", self.seed)
         if not out.exists():
             if not data.exists():
-                mine(*self.pair, task, task.problems(MINED * len(self.texts)), data, MineSettings(96, places=PLACES))
+                mine(
+                    *self.pair,
+                    task,
+                    task.problems(MINED * len(self.texts)),
+                    data,
+                    MineSettings(96, places=self.places),
+                )
             fit_autojudge(data, out, *self.pair, JudgeSettings(model="target"))
         return hla.Head.from_pretrained(out)
 
@@ -84,6 +96,12 @@ class Fits:
             texts = [its.prompt for its in problems(max(len(self.texts), 64), self.seed, "calibration")]
             profile(target, self.drafter, companion, self.models.tokenizer, texts, out, settings)
         return hla.Profile.from_pretrained(out)
+
+
+def pair_in(folder: Path) -> hla.demo.Demo:
+    """The models of a folder that `examples/train_demo_models.py` has written, with the demo's companion and tokenizer, which is theirs."""
+    target, draft = (load_model(str(folder / name), dtype=torch.float32).eval() for name in ("target", "draft"))
+    return hla.demo.load()._replace(target=target, draft=draft)
 
 
 def svip_for(models: hla.demo.Demo, draft: Any, texts: list[Text]) -> hla.SVIP:
@@ -137,6 +155,12 @@ def main() -> None:
     )
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument(
+        "--pair",
+        type=Path,
+        metavar="FOLDER",
+        help="of examples/train_demo_models.py: its target and draft, in the demo's place",
+    )
     parser.add_argument("--work", type=Path, help="folder for what is fitted (default: a temporary one)")
     parser.add_argument("--small", action="store_true", help="fit on few prompts")
     args = parser.parse_args()
@@ -144,11 +168,14 @@ def main() -> None:
         "ignore", message=".*(this policy is lossy|may differ|other sampling settings|another machine|held-out).*"
     )
 
-    models, drafter = hla.demo.load(), hla.demo.drafter()
+    models = hla.demo.load() if args.pair is None else pair_in(args.pair)
+    drafter = hla.demo.drafter() if args.pair is None else models.draft
     with tempfile.TemporaryDirectory() as folder:
         work = folder if args.work is None else args.work
         fits = Fits(models, drafter, Path(work), FEW if args.small else MANY, args.seed)
-        by_draft = {"model": (models.draft, None), "eagle3": (drafter, fits)}
+        by_draft: dict[str, tuple[Any, Fits | None]] = {"model": (models.draft, None), "eagle3": (drafter, fits)}
+        if args.pair is not None:
+            by_draft = {"model": (models.draft, fits)}
         arms: list[Arm] = []
         for name, (draft, fitted) in by_draft.items():
             chosen = policies(name, recipes(models, draft, fitted, fits.texts))

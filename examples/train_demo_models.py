@@ -2,6 +2,7 @@
 
     python examples/train_demo_models.py --out runs/demo                  # all three; resumes where it was stopped
     python examples/train_demo_models.py --out runs/demo --only draft     # one of them
+    python examples/train_demo_models.py --out runs/hybrid --hybrid       # a target and a draft of Qwen3.5's kind in their place
     accelerate launch examples/train_demo_models.py --out runs/demo       # several processes: the batch is split among them
 
 Every step's texts come from a seed made of the step's number alone, so a killed and resumed run sees the same texts as an
@@ -22,7 +23,15 @@ import torch
 from accelerate import Accelerator
 from huggingface_hub.utils import tqdm
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    set_seed,
+)
 
 from hf_lossy_assist.tasks import demo as task
 
@@ -40,6 +49,7 @@ class Recipe:
     batch: int
     learning_rate: float
     seed: int
+    hybrid: bool = False  # of Qwen3.5's kind: three layers with a recurrent state, then one with attention
 
 
 RECIPES = {
@@ -51,6 +61,17 @@ RECIPES = {
     "draft": Recipe(layers=1, hidden=48, heads=4, intermediate=12, steps=700, batch=64, learning_rate=5e-3, seed=4),
     "companion": Recipe(
         layers=1, hidden=64, heads=4, intermediate=48, steps=600, batch=64, learning_rate=5e-3, seed=3
+    ),
+}
+
+
+# The demo target's depth and width; a draft of one layer with a state and one with attention, which copies numbers.
+HYBRIDS = {
+    "target": Recipe(
+        layers=12, hidden=96, heads=3, intermediate=256, steps=800, batch=64, learning_rate=3e-3, seed=1, hybrid=True
+    ),
+    "draft": Recipe(
+        layers=2, hidden=48, heads=2, intermediate=24, steps=700, batch=64, learning_rate=5e-3, seed=4, hybrid=True
     ),
 }
 
@@ -70,22 +91,29 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=recipe.hidden,
-        intermediate_size=recipe.intermediate,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.heads,
-        head_dim=32,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return LlamaForCausalLM(config)
+def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    shared = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": recipe.hidden,
+        "intermediate_size": recipe.intermediate,
+        "num_hidden_layers": recipe.layers,
+        "num_attention_heads": recipe.heads,
+        "num_key_value_heads": recipe.heads,
+        "head_dim": 32,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if not recipe.hybrid:
+        return LlamaForCausalLM(LlamaConfig(**shared))
+    heads = {f"linear_num_{its}_heads": recipe.heads for its in ("key", "value")}
+    sizes = {f"linear_{its}_head_dim": 32 for its in ("key", "value")}
+    kinds = [
+        "full_attention" if i % 4 == 3 or i == recipe.layers - 1 else "linear_attention" for i in range(recipe.layers)
+    ]
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**shared, **heads, **sizes, layer_types=kinds))
 
 
 def batch_of(step: int, recipe: Recipe, ids: dict[str, int], share: slice) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,7 +135,7 @@ def replace_file(path: Path, state: dict) -> None:
     os.replace(part, path)
 
 
-def finish(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path, log: list[dict]) -> None:
+def finish(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, log: list[dict]) -> None:
     """The finished model as a Transformers folder (float16), put in its place in one step."""
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
@@ -121,7 +149,7 @@ def finish(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: 
 
 
 def train(name: str, args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, accelerator: Accelerator) -> None:
-    recipe, ids = RECIPES[name], tokenizer.get_vocab()
+    recipe, ids = (HYBRIDS if args.hybrid else RECIPES)[name], tokenizer.get_vocab()
     steps = args.steps or recipe.steps
     folder, checkpoint = args.out / name, args.out / f"{name}.checkpoint.pt"
     if folder.exists():
@@ -172,14 +200,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and finished models")
     parser.add_argument("--only", choices=RECIPES, action="append", help="train this model (repeatable); default all")
+    parser.add_argument(
+        "--hybrid",
+        action="store_true",
+        help="a target and a draft with recurrent states; give them a folder of their own",
+    )
     parser.add_argument("--steps", type=int, help="train for this many steps in place of the recipe's")
     parser.add_argument("--checkpoint-every", type=int, default=200, metavar="STEPS")
     args = parser.parse_args()
     if args.steps is not None and args.steps <= 20:
         parser.error(f"--steps {args.steps}: expected more than 20, a twentieth of which warm up")
+    recipes = HYBRIDS if args.hybrid else RECIPES
+    unknown = [name for name in args.only or () if name not in recipes]
+    if unknown:
+        parser.error(
+            f"--only {unknown[0]}: with --hybrid there are {' and '.join(HYBRIDS)}, as the demo's companion goes with them"
+        )
     args.out.mkdir(parents=True, exist_ok=True)
     accelerator, tokenizer = Accelerator(), build_tokenizer()
-    for name in args.only or RECIPES:
+    for name in args.only or recipes:
         train(name, args, tokenizer, accelerator)
 
 

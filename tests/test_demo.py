@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import tiny
+from transformers import AutoModelForCausalLM
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import demo
@@ -150,6 +151,25 @@ def test_a_killed_training_resumes_to_the_same_weights(tmp_path, monkeypatch):
     weights = [(tmp_path / run / "draft" / "model.safetensors").read_bytes() for run in ("whole", "part")]
     assert weights[0] == weights[1]
     assert not (tmp_path / "part" / "draft.checkpoint.pt").exists()
+
+
+def test_a_hybrid_pair_is_trained_too(tmp_path, monkeypatch):
+    """A few steps of the draft: a Transformers folder with the demo's tokenizer, which is a target's draft."""
+    script = ROOT / "examples" / "train_demo_models.py"
+    settings = ["--hybrid", "--only", "draft", "--steps", "21", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [str(script), *settings])
+    runpy.run_path(str(script), run_name="__main__")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "draft", dtype=torch.float32)
+    assert model.config.layer_types == ["linear_attention", "full_attention"]
+    inputs = demo.load().tokenizer([p.prompt for p in demo.problems(2, seed=3)], return_tensors="pt", padding=True)
+    own = model.generate(**inputs, max_new_tokens=8, do_sample=False)
+    ours = hla.enable(model).generate(
+        **inputs, max_new_tokens=8, do_sample=False, assistant_model=demo.load().draft, lossy_policy="strict"
+    )
+    assert torch.equal(own, ours)
+    monkeypatch.setattr(sys, "argv", [str(script), "--hybrid", "--only", "companion", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(script), run_name="__main__")
 
 
 def test_streams_do_not_end():

@@ -77,6 +77,9 @@ def main() -> None:
         auroc = measure(head, table.of(test), args.lam).evidence.auroc
         print(f"{args.out}: AUROC {auroc.value:.3f} on held-out prompts, 95 % {auroc.low} to {auroc.high}")
     accelerator.wait_for_everyone()
+    # The wrapped model goes before its process group: where it is the last to hold a gloo group, Python's exit waits for
+    # a thread of the group that waits for Python.
+    model, optimizer, loader = accelerator.free_memory(model, optimizer, loader)
     accelerator.end_training()
 
 

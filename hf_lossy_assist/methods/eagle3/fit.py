@@ -188,6 +188,8 @@ def fit(
             bar.to(step + 1)
             if (step + 1) % settings.save_every == 0 and processes.first:
                 checkpoints.save(network, optimizer, step + 1)
+    # The wrapped model goes before its process group: see examples/multi_gpu/train_head.py.
+    model, optimizer = accelerator.free_memory(model, optimizer)
     network.eval().requires_grad_(False)
     drafter = Eagle3Drafter(network, None, Proposal(settings.steps))
     report = measure(network, embedding, texts, test, settings) if processes.first else None

@@ -16,9 +16,7 @@ from .history import Ends
 
 
 SHORT = 16  # tokens of a block: the system and Kimi's decays grow with the square
-NUMBERS = (
-    1 << 24
-)  # of the states that stand side by side at once: beyond it they are large enough to pay for operations of their own
+NUMBERS = 1 << 24  # of the states that stand side by side at once; more than that pays for operations of its own
 Arguments = dict[str, Any]
 
 
@@ -27,19 +25,17 @@ class Written(NamedTuple):
 
     keys: torch.Tensor  # (B, H, Q, K)
     values: torch.Tensor  # (B, H, Q, V)
-    decay: torch.Tensor  # (B, H, Q, K or 1), in logs, from the block's beginning to behind each token
+    decay: torch.Tensor  # (B, H, Q, K or 1), in logs, of each token
 
     def behind(self, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """The state (B, H, K, V) behind each row's first `tokens[b]`, (B,) int64. `state`: before the block, and overwritten."""
         places = torch.arange(self.decay.shape[2], device=state.device)
         forgotten = (places >= tokens[:, None])[:, None, :, None]
-        last = (
-            (tokens - 1).clamp(min=0)[:, None, None, None].expand(-1, *self.decay.shape[1:2], 1, self.decay.shape[3])
-        )
-        whole = self.decay.gather(2, last).masked_fill(tokens[:, None, None, None] == 0, 0.0)
-        left = (whole - self.decay).masked_fill(forgotten, -torch.inf).exp()
+        # Sums from the end, no differences of sums: what a token forgets is lost beside much that tokens before it forgot.
+        sums = self.decay.masked_fill(forgotten, 0.0).flip(2).cumsum(dim=2).flip(2)
+        left = torch.nn.functional.pad(sums[:, :, 1:], (0, 0, 0, 1)).masked_fill(forgotten, -torch.inf).exp()
         written = (self.keys * left).transpose(2, 3)
-        state *= whole.exp().transpose(2, 3)
+        state *= sums[:, :, :1].exp().transpose(2, 3)
         return state.flatten(0, 1).baddbmm_(written.flatten(0, 1), self.values.flatten(0, 1)).view_as(state)
 
 
@@ -52,16 +48,18 @@ def delta_rule(its: Arguments, state: torch.Tensor) -> Written:
         keys = keys.repeat_interleave(values.shape[1] // keys.shape[1], dim=1)
     beta = its["beta"].transpose(1, 2).float()[..., None]
     by_channel = its["g"].dim() == 4
-    decay = (decay if by_channel else decay[..., None]).cumsum(dim=2)
-    behind = torch.ones(decay.shape[2], decay.shape[2], dtype=torch.bool, device=state.device).triu(1)
-    between = decay[:, :, :, None] - decay[:, :, None]  # (B, H, Q, Q, K or 1)
-    between = between.masked_fill(behind[..., None], -torch.inf).exp()
+    decay = decay if by_channel else decay[..., None]
+    every = torch.ones(decay.shape[2], decay.shape[2], dtype=torch.bool, device=state.device)
+    between = decay[:, :, :, None].masked_fill(every.triu()[..., None], 0.0).cumsum(dim=2)  # (B, H, Q, Q, K or 1)
+    between = between.masked_fill(
+        every.triu(1)[..., None], -torch.inf
+    ).exp()  # what is left at a token of an earlier one
     weighted = keys * beta
     if by_channel:
         system = (weighted[:, :, :, None] * keys[:, :, None] * between).sum(dim=-1)
     else:
         system = (weighted @ keys.transpose(2, 3)) * between[..., 0]
-    missing = values * beta - (weighted * decay.exp()) @ state
+    missing = values * beta - (weighted * decay.cumsum(dim=2).exp()) @ state
     return Written(keys, torch.linalg.solve_triangular(system, missing, upper=False, unitriangular=True), decay)
 
 
@@ -71,7 +69,7 @@ def mamba2(its: Arguments, state: torch.Tensor) -> Written:
     heads = its["hidden_states"].float().transpose(1, 2)
     written = its["B"].float().transpose(1, 2)
     written = written.repeat_interleave(heads.shape[1] // written.shape[1], dim=1)
-    decay = (its["A"].float() * times).transpose(1, 2)[..., None].cumsum(dim=2)
+    decay = (its["A"].float() * times).transpose(1, 2)[..., None]
     return Written(heads * times.transpose(1, 2)[..., None], written, decay)
 
 

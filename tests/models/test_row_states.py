@@ -20,9 +20,11 @@ pytestmark = pytest.mark.slow
 
 WIDTH = 5  # tokens of a block
 PROMPTS = (7, 4, 6, 5, 7, 2)  # of a row each
+# Transformers' own float32 forwards of these are up to 7e-6 from float64 ones, and so are ours (median 2e-6, both), but for a few that reach 2e-5.
+ROUNDING = {"falcon_h1": 5e-5, "zamba2": 5e-5}
 
 
-def close(rows, wanted, b):
+def close(rows, wanted, b, kind=None):
     """Row b of a model's windows and states, to 1e-5 of the largest value of each."""
     got = rows.cache
     got.settle(rows.lengths, rows.device)
@@ -30,7 +32,9 @@ def close(rows, wanted, b):
         for its, right in zip(mine, theirs, strict=True):
             assert (its is None) == (right is None)
             if right is not None:
-                torch.testing.assert_close(its[b], right[0], rtol=0, atol=1e-5 * float(right.abs().max()))
+                torch.testing.assert_close(
+                    its[b], right[0], rtol=0, atol=ROUNDING.get(kind, 1e-5) * float(right.abs().max())
+                )
 
 
 def text(length, seed):
@@ -84,7 +88,7 @@ def test_two_hundred_random_rounds(kind, gap):
 
     Every `gap`-th round states are compared with those of fresh forwards.
     """
-    model, chance = hybrids.model(kind), random.Random(kind)
+    model, chance, generator = hybrids.model(kind), random.Random(kind), torch.Generator().manual_seed(7)
     texts = [text(length, seed) for seed, length in enumerate((5, 3, 6, 4))]
     prompts = [len(its) for its in texts]
     rows = fed(model, texts)
@@ -94,7 +98,7 @@ def test_two_hundred_random_rounds(kind, gap):
         for _ in range(chance.choice((1, 1, 2, 4))):
             width = chance.choice((1, 1, 2, 3, 6))
             counts = [chance.randint(0, width) for _ in texts]
-            tokens = torch.randint(4, hybrids.VOCABULARY, (len(texts), width))
+            tokens = torch.randint(4, hybrids.VOCABULARY, (len(texts), width), generator=generator)
             rows.feed(tokens, counts)
             texts = [its + row[:n] for its, row, n in zip(texts, tokens.tolist(), counts, strict=True)]
         texts = [its[: chance.randint(least, len(its))] for its, least in zip(texts, settled, strict=True)]
@@ -109,7 +113,7 @@ def test_two_hundred_random_rounds(kind, gap):
             texts = [its[:-1] for its in texts]
         if number % gap == gap - 1:
             for b, its in enumerate(texts):
-                close(rows, fresh(kind, tuple(its), min(prompts[b], len(its))), b)
+                close(rows, fresh(kind, tuple(its), min(prompts[b], len(its))), b, kind)
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from transformers.generation import (
 from ...batch.processing import Processing
 from ...models.row_cache import SPARE
 from ...models.row_model import RowModel
+from .reading import Reader
 
 
 class Continuer(Protocol):
@@ -134,6 +135,8 @@ class Batch:
         self.new: list[list[int] | None] = [None] * places  # None: not writing
         self.budgets = [0] * places
         self.fresh = [True] * places  # nothing of its problem was read yet
+        states = self.model.facts.keeps_states  # which cannot go back to what two texts share
+        self.readers = [Reader(RowModel(target, 1, limit)) for _ in range(places if states else 0)]
         make_room(self.model, limit)
 
     @property
@@ -143,6 +146,11 @@ class Batch:
     @torch.inference_mode()
     def start(self, place: int, prompt: list[int], prefix: list[int], budget: int) -> None:
         text = prompt + prefix
+        self.prompts[place], self.prefixes[place] = prompt, prefix
+        self.new[place], self.budgets[place] = [], budget
+        if self.readers:
+            self.model.take(place, self.readers[place].read(text[:-1], len(prompt)))
+            return
         shared = self._shared(place, text[:-1])
         self.cached[place], self.fresh[place] = text[:-1], False
         self.model.lengths[place] = shared
@@ -151,8 +159,6 @@ class Batch:
             missing = torch.tensor([text[shared:-1]])
             alone.feed(missing, [missing.shape[1]], keep=0)
             self.model.lengths[place] = len(text) - 1
-        self.prompts[place], self.prefixes[place] = prompt, prefix
-        self.new[place], self.budgets[place] = [], budget
 
     def _shared(self, place: int, text: list[int]) -> int:
         """How many tokens of a text a place holds; the beginning of a prompt may come from another place, which has read it."""
@@ -176,6 +182,8 @@ class Batch:
             feed[b, 0] = text[-1]
         counts = [int(new is not None) for new in self.new]  # idle rows are fed a token that nobody remembers
         logits = self.model.feed(feed, counts, keep=1)[:, -1]
+        if self.readers:  # what each token left is not needed any more
+            self.model.rollback(self.model.lengths)
         tokens = self.choice(texts, logits[torch.tensor(writing, device=logits.device)], "target")
         ready = []
         for (b, new), text, token in zip(started, texts, tokens, strict=True):
@@ -191,7 +199,8 @@ class Batch:
 
     def narrow(self, places: Sequence[int]) -> None:
         self.model.select(places)
-        for name in ("cached", "prompts", "prefixes", "new", "budgets", "fresh"):
+        names = ["cached", "prompts", "prefixes", "new", "budgets", "fresh", *["readers"] * bool(self.readers)]
+        for name in names:
             setattr(self, name, [getattr(self, name)[b] for b in places])
 
 

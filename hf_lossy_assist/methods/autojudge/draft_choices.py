@@ -7,6 +7,7 @@ import torch
 from ...drafters.eagle3 import Eagle3Drafter, states_of
 from ...models.row_model import RowModel
 from .continuing import Choice, in_common, make_room
+from .reading import Reader
 
 
 CHUNK = 256  # positions whose logits are looked at together: of a vocabulary of 150 000, 150 MB
@@ -32,16 +33,15 @@ class DraftChoices:
         self.vocabulary, self.choice = vocabulary, choice
         self.cached: list[int] = []
         self.read = [] if read is None else read
-        make_room(self.model, limit)
+        self.reader = Reader(self.model) if self.model.facts.keeps_states else None
+        if self.reader is None:
+            make_room(self.model, limit)
 
     @torch.inference_mode()
     def __call__(self, response: list[int], start: int) -> list[int]:
         """Choices for positions `start` … of `response`."""
-        if not self.cached and self.read and self.model.rope is None:
-            self.cached = self.prompt[: in_common(self.read[0].cached, self.prompt)]
-            self.model.cache.copy(0, self.read[0].model.cache, 0, len(self.cached))
         text, first = self.prompt + response, len(self.prompt) + start - 1  # logits at `first` choose position `start`
-        begin = min(in_common(self.cached, text), first)
+        begin = self._go_to(text, first)
         out: list[int] = []
         for place in range(begin, len(text) - 1, CHUNK):
             piece = text[place : min(place + CHUNK, len(text) - 1)]
@@ -54,6 +54,16 @@ class DraftChoices:
             out += self.choice([text[: end + 1] for end in ends], logits, "draft")
         self.cached, self.read[:] = text[:-1], [self]
         return out
+
+    def _go_to(self, text: list[int], first: int) -> int:
+        """How many tokens of `text`, no more than `first`, the model can go on behind."""
+        if self.reader is not None:
+            self.model = self.reader.read(text[:first], len(self.prompt)).copy()
+            return first
+        if not self.cached and self.read and self.model.rope is None:
+            self.cached = self.prompt[: in_common(self.read[0].cached, self.prompt)]
+            self.model.cache.copy(0, self.read[0].model.cache, 0, len(self.cached))
+        return min(in_common(self.cached, text), first)
 
 
 class StatesChoices:

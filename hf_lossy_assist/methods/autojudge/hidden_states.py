@@ -2,10 +2,10 @@
 
 One forward per problem and model covers the whole text and every alternative token, as verification sees a block: all
 positions in parallel. So the target's states are those of decoding to the last bit that kernels allow. The draft's come token by token when decoding,
-which in half precision is not quite the same (the paper's Appendix C): there a head on the target alone is the safe choice.
+which in half precision is not quite the same (the paper's Appendix C): there a head on the target alone is the safe choice. A model with a recurrent
+state reads each alternative token in a forward of its own.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,23 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 from huggingface_hub.utils import tqdm
-from transformers import DynamicCache
 
 from ...artifacts.features import FeatureSpec, FeatureTap
 from ...artifacts.reading import read_object
-from ...models.architecture import Architecture
-from ...models.cache_name import CACHE
-from ...models.inspect import base_of
-from ...models.rope import ChangingRope
-from ...models.trials import why_not_prefixes
+from ...models.layer_kinds import keeps_states
 from ...training.finished import check_files
-from .continuing import in_common
+from .at_once import AtOnce
 from .mined import RECORD, why_nothing
+from .reading import states_along, why_not_searched
 
 
 COLUMNS = ("problem", "position", "target_token", "draft_token", "important")
-Masks = torch.Tensor | dict[str, torch.Tensor]
-WORTH_KEEPING = 16  # tokens that two texts have in common
 PLACES = ("predicting", "token", "target_token")  # before the mismatch, at the draft's token, at the target's
 
 
@@ -124,56 +118,28 @@ def hidden_states(
 
     Raises: `ValueError` for a model that takes no mask of this kind.
     """
-    reason = why_not_prefixes(model)
+    reason = why_not_searched(model)
     if reason is not None:
-        raise ValueError(f"hidden states need a model that takes a 4-D mask; the {name} does not: {reason}")
-    facts = Architecture.of(model)
-    extra: dict[str, Any] = {"logits_to_keep": 1} if facts.keeps_logits else {}
+        raise ValueError(
+            f"hidden states need a model that runs on rows of different length; the {name} does not: {reason}"
+        )
     found: dict[str, torch.Tensor] = {}
-    shares = math.isinf(facts.reach) and ChangingRope.of(base_of(model), 1) is None
-    read, cache = list[int](), DynamicCache()  # the text of the problem before, and its keys and values
     with FeatureTap(model, FeatureSpec("target")) as tap:
+        at_once = None if keeps_states(model) else AtOnce(model, tap)
         for problem, rows in tqdm(
             mined.by_problem(), desc=f"states of the {name}", total=len(mined.texts), unit="problem"
         ):
             text, others, columns = _layout(mined, problem, rows, places)
-            # Worked examples, which all prompts begin with, are read once.
-            held = min(in_common(read, text), *map(min, columns.values())) if shares else 0
-            held = held if held >= WORTH_KEEPING else 0
-            read, cache = text, _first(cache, held)
-            tokens = torch.tensor(text + [token for token, _ in others], device=facts.device)[None]
-            at = torch.tensor([t for _, t in others], device=facts.device, dtype=torch.long)
-            places_of = torch.cat([torch.arange(len(text), device=facts.device), at])[None]
-            model(
-                # As the engine shows a draft of a smaller vocabulary what it cannot know.
-                input_ids=tokens[:, held:].clamp(max=facts.known - 1),
-                position_ids=places_of[:, held:],
-                attention_mask=_below(_masks(facts, places_of, len(text)), held),
-                **{CACHE: cache if shares else None},
-                use_cache=shares,
-                **extra,
-            )
+            if at_once is None:
+                states, skipped = states_along(model, tap, len(mined.texts[problem][0]), text, others), 0
+            else:
+                states, skipped = at_once(text, others, min(map(min, columns.values())))
             for place, wanted in columns.items():
-                states = tap.latest[0, [column - held for column in wanted]].float().cpu()
+                taken = states[[column - skipped for column in wanted]].float().cpu()
                 if place not in found:
-                    found[place] = states.new_empty(len(mined), states.shape[1])
-                found[place][rows] = states
+                    found[place] = taken.new_empty(len(mined), taken.shape[1])
+                found[place][rows] = taken
     return found
-
-
-def _first(cache: DynamicCache, tokens: int) -> DynamicCache:
-    """Another cache with the first tokens of this one (whose own `crop` counts otherwise in other releases)."""
-    out = DynamicCache()
-    for i, layer in enumerate(cache.layers if tokens else ()):
-        out.update(layer.keys[:, :, :tokens], layer.values[:, :, :tokens], i)
-    return out
-
-
-def _below(masks: Masks, held: int) -> Masks:
-    """Of masks (1, 1, Q, Q) the rows of the tokens behind the first `held`."""
-    if isinstance(masks, dict):
-        return {kind: mask[:, :, held:] for kind, mask in masks.items()}
-    return masks[:, :, held:]
 
 
 def _layout(
@@ -200,22 +166,3 @@ def _layout(
             if not inside:
                 others.append((token, len(prompt) + t))
     return text, others, columns
-
-
-def _masks(facts: Architecture, positions: torch.Tensor, length: int) -> Masks:
-    """An additive mask (1, 1, Q, Q) in the model's dtype, one for each kind of layer if there are several.
-
-    `positions` (1, Q) are the `position_ids`; the first `length` tokens are the text. It never sees what is appended, and an
-    appended token sees the text before its position and itself.
-    """
-    width = positions.shape[1]
-    alone = torch.eye(width, dtype=torch.bool, device=positions.device)
-    added = torch.arange(length, width, device=positions.device)
-    masks = {}
-    for kind in facts.windows:
-        seen = alone.clone()
-        seen[:, :length] |= facts.visibility(kind, positions, length)[0, 0]
-        seen[added, positions[0, length:]] = False  # the text's own token there
-        mask = torch.zeros(1, 1, width, width, dtype=facts.dtype, device=positions.device)
-        masks[kind] = mask.masked_fill_(~seen, torch.finfo(facts.dtype).min)
-    return masks if len(masks) > 1 else next(iter(masks.values()))

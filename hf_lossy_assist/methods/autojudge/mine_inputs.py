@@ -13,6 +13,7 @@ from ...models.trials import why_not_prefixes
 from ...tasks.pool import served
 from .continuing import decoding_processors
 from .mine_settings import MineSettings
+from .reading import why_not_searched
 
 
 def local(target: Any, draft: Any) -> Any:
@@ -51,7 +52,7 @@ def prepared(
         )
     models = [(name, model) for name, model in models if not served(model)]
     for name, model in models:
-        reason = why_not_prefixes(model)
+        reason = why_not_prefixes(model) if isinstance(draft, StatesDrafter) else why_not_searched(model)
         if reason is not None:
             raise ValueError(f"mining needs models that run in batches; the {name} does not: {reason}")
     sizes = [vocabulary_of(model) for _, model in models]

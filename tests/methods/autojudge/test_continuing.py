@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import chisquare
-from support import tiny
+from support import hybrids, tiny
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
@@ -38,6 +38,8 @@ NOTHING = LogitsProcessorList()
 
 @cache
 def model_named(name: str) -> Any:
+    if name in hybrids.KINDS:
+        return hybrids.model(name)
     return demo.load().target if name == "demo" else tiny.build(name)
 
 
@@ -54,7 +56,10 @@ def choosing(model: Any, budget: int) -> tuple[Choice, Callable]:
     return Choice(processors, None), ended(None, ends)
 
 
-@pytest.mark.parametrize("name", ["demo", "llama", "qwen2", "gpt2", "gemma2"])
+HYBRIDS = ["qwen3_5_text", "falcon_h1", "nemotron_h", "lfm2"]
+
+
+@pytest.mark.parametrize("name", ["demo", "llama", "qwen2", "gpt2", "gemma2", *HYBRIDS])
 def test_continuations_are_those_of_generate(name):
     """Places are started at different times with texts of every relation to what they held before, used again, and given up."""
     model = model_named(name)
@@ -238,7 +243,7 @@ def one_by_one(model: Any, prompt: list[int], response: list[int], start: int, s
 
 
 @pytest.mark.parametrize("chunk", [3, 256])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", *HYBRIDS])
 def test_draft_choices_are_those_of_single_steps(name, chunk, monkeypatch):
     monkeypatch.setattr(draft_choices, "CHUNK", chunk)
     model, rng = model_named(name), random.Random(f"{name} choices")

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from support import tiny
+from support import hybrids, tiny
 from support.fitting import record
+from transformers import DynamicCache
 
 from hf_lossy_assist import FeatureSpec, demo
 from hf_lossy_assist.artifacts.features import FeatureTap
 from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, MinedTable, hidden_states, read_mined
+from hf_lossy_assist.models.cache_name import CACHE
 
 
 def mined(problems: list[tuple[list[int], list[int], list[tuple[int, int, int, bool]]]]) -> MinedTable:
@@ -39,8 +41,8 @@ def random_mined(vocabulary: int, lengths: tuple[tuple[int, int], ...] = ((5, 30
 
 
 @torch.no_grad()
-def one_by_one(model: Any, data: MinedTable) -> dict[str, torch.Tensor]:
-    """The same by plain forwards on each prefix with one token behind it."""
+def one_by_one(model: Any, data: MinedTable, decodes: bool = False) -> dict[str, torch.Tensor]:
+    """The same by plain forwards on each prefix with one token behind it; `decodes`: on the prompt, and then on each token as decoding has it."""
     states: dict[str, list[torch.Tensor]] = {place: [] for place in PLACES}
     with FeatureTap(model, FeatureSpec("target")) as tap:
         for i in range(len(data)):
@@ -48,7 +50,10 @@ def one_by_one(model: Any, data: MinedTable) -> dict[str, torch.Tensor]:
             prefix = prompt + response[: int(data.position[i])]
             last = {"predicting": [], "token": [int(data.draft_token[i])], "target_token": [int(data.target_token[i])]}
             for place, token in last.items():
-                model(input_ids=torch.tensor([prefix + token]))
+                text, cache = prefix + token, DynamicCache(config=model.config)
+                read = len(prompt) if decodes else len(text)
+                for part in (text[:read], *([its] for its in text[read:])):
+                    model(input_ids=torch.tensor([part]), **{CACHE: cache}, use_cache=True)
                 states[place].append(tap.value[0, -1].clone())
     return {place: torch.stack(rows) for place, rows in states.items()}
 
@@ -67,6 +72,16 @@ def test_one_forward_gives_what_separate_ones_give(name):
     model = tiny.shared(name)
     got = hidden_states(model, data)
     assert_same(got, one_by_one(model, data))
+    assert not torch.allclose(got["token"], got["target_token"], atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_text", "falcon_h1", "nemotron_h", "zamba2", "kimi_linear", "lfm2"])
+def test_a_recurrent_model_gives_what_separate_forwards_give(name):
+    data, model = random_mined(hybrids.VOCABULARY, ((5, 20), (1, 9), (3, 6))), hybrids.model(name)
+    got = hidden_states(model, data)
+    assert_same(
+        got, one_by_one(model, data, decodes=True)
+    )  # Nemotron-H and Zamba 2 read prompts otherwise than they decode
     assert not torch.allclose(got["token"], got["target_token"], atol=1e-2)
 
 

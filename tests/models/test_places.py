@@ -50,6 +50,7 @@ def constant(gamma):
     return {"stop": {"name": "constant", "gamma": gamma}}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", [*COUNTING, *ALIBI, pytest.param("whisper", marks=pytest.mark.thorough)])
 def test_ragged_batches_write_the_text_of_generate(name):
     model, inputs, whole = model_of(name), tiny.prompts(RAGGED), reference(name, tiny.NEVER_EMITTED)
@@ -91,6 +92,7 @@ def masked(*rows):
     return {"input_ids": ids, "attention_mask": mask}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["bart", "marian", "bloom", "mpt", "falcon+alibi"])
 def test_holes(name):
     """BART counts the columns of hidden tokens; biases by the cache's length would count them too, so such a row runs alone."""

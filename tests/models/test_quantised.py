@@ -61,6 +61,7 @@ def check(target, draft, gammas=(1, 4, 12), policy="strict", lowest=0.0):
     return whole
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("which", ["target", "draft", "both", "with the head"])
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_linear_layers_of_another_class(name, which):

@@ -54,6 +54,7 @@ def found(kind, count=COUNT, batch_size=3):
     return sorted(mined, key=lambda one: one.problem)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_the_response_replays(kind):
@@ -71,6 +72,7 @@ def test_the_response_replays(kind):
     assert True in labels and False in labels and len(labels) > 20
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_labels_are_what_generate_says(kind):
     for one in found(kind):

@@ -34,8 +34,8 @@ class Reader:
         return self.model
 
     def states(self, text: list[int], prompt: int, tap: FeatureTap) -> torch.Tensor:
-        """`read`, and the states (n, H) that `tap` takes of the n tokens that the row did not hold."""
-        return torch.cat([tap.latest[0] for _ in self._parts(text, prompt)] or [torch.zeros(0)])
+        """`read`, and the states (n, H) that `tap` takes of the n tokens, one or more, that the row did not hold."""
+        return torch.cat([tap.latest[0] for _ in self._parts(text, prompt)])
 
     def _parts(self, text: list[int], prompt: int) -> Iterator[None]:
         """Read `text`; stops behind each forward."""
@@ -64,7 +64,8 @@ def states_along(
     Read one behind the other, which is for models whose tokens cannot be shown different texts by a mask. `prompt`: how many of the text's
     tokens are its prompt's. Returns: (tokens, H), of what `tap` takes.
     """
-    reader, of_text = Reader(RowModel(model, 1, len(text))), list[torch.Tensor]()
+    largest = max([*text, *(token for token, _ in others)])  # a draft's vocabulary may be smaller
+    reader, of_text = Reader(RowModel(model, 1, len(text), largest + 1)), list[torch.Tensor]()
     of_others: dict[int, torch.Tensor] = {}
     for place, numbers in groupby(sorted(range(len(others)), key=lambda i: others[i][1]), lambda i: others[i][1]):
         of_text.append(reader.states(text[:place], prompt, tap))

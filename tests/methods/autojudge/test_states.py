@@ -126,9 +126,13 @@ def test_rows_keep_their_order_and_places_can_be_chosen():
         assert_same(got, {place: whole[place][order] for place in places})
 
 
-def test_a_draft_that_does_not_know_every_token():
+@pytest.mark.parametrize("name", ["llama", "qwen3_5_text"])
+def test_a_draft_that_does_not_know_every_token(name):
     """As in the engine: an id beyond its vocabulary is shown as its last one."""
-    data, model = random_mined(tiny.VOCABULARY + 40), tiny.shared("llama")
+    data, model = (
+        random_mined(tiny.VOCABULARY + 40),
+        hybrids.model(name) if name in hybrids.KINDS else tiny.shared(name),
+    )
     clamped = MinedTable(
         data.problem, data.position, data.target_token.clamp(max=96), data.draft_token.clamp(max=96), data.important,
         texts={n: tuple([min(i, 96) for i in ids] for ids in text) for n, text in data.texts.items()}, facts={},

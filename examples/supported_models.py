@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -181,8 +181,19 @@ def examine(
     return {"not built": f"no verdict with {ATTEMPTS} seeds: {said}"}
 
 
-def work(names: list[str]) -> None:
-    """Try these types and print a line of JSON for each: run in a process of its own, because a type may hang or crash."""
+def beside(name: str, attention: str, before: dict[str, Any]) -> dict[str, Any]:
+    """`examine`, of the batches that the other kind of attention, tried `before`, leaves to be shown."""
+    model_type, kind = name.split("/")
+    rows = before.get("sdpa", {}).get("ragged", {}).get("verdict") == "equal"
+    shapes = ("ragged",) if rows else ("one",) if "one" in before.get("sdpa", {}) else tuple(SHAPES)
+    return examine(model_type, kind, attention, shapes)
+
+
+def work(names: list[str], tried: Callable[[str, str, dict[str, Any]], dict[str, Any]]) -> None:
+    """Try these and print a line of JSON for each: run in a process of its own, because a type may hang or crash.
+
+    `tried`: what comes of a name with a kind of attention, given what came of it with the kinds before.
+    """
 
     def too_long(*_: Any) -> None:
         raise TooLong(f"took more than {SECONDS} s")
@@ -192,15 +203,12 @@ def work(names: list[str]) -> None:
     transformers.logging.set_verbosity(logging.CRITICAL)
     warnings.simplefilter("ignore")
     for name in names:
-        model_type, kind = name.split("/")
         result: dict[str, Any] = {"name": name}
         start = time.process_time()
         for attention in ATTENTIONS:
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
-            rows = result.get("sdpa", {}).get("ragged", {}).get("verdict") == "equal"
-            shapes = ("ragged",) if rows else ("one",) if "one" in result.get("sdpa", {}) else SHAPES
             try:
-                result[attention] = examine(model_type, kind, attention, shapes)
+                result[attention] = tried(name, attention, result)
             except TooLong as error:
                 result[attention] = {"not built": str(error)}
             signal.setitimer(signal.ITIMER_PROF, 0)
@@ -219,7 +227,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=PACKAGE.parent / "docs" / "models.md")
     options = parser.parse_args()
     if options.work:
-        work(options.work)
+        work(options.work, beside)
         return 0
     names = [f"{t}/{k}" for t, kinds in model_types().items() for k in kinds if not options.only or t in options.only]
     found: list[dict[str, Any]] = []

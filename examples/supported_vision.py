@@ -8,11 +8,7 @@ never. The table goes to docs/vision_models.md; it exits with 1 if a text differ
 
 import argparse
 import json
-import logging
-import signal
 import sys
-import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,7 @@ import torch
 import transformers
 from model_processes import run
 from model_table import escaped
-from supported_models import NoVerdict, TooLong, drafts, line_of, prompts, reference, refused_by_us
+from supported_models import NoVerdict, drafts, line_of, prompts, reference, refused_by_us
 from tiny_models import tiny_model
 from tiny_vision import CHANGES, SEEN  # fmt: skip
 from tiny_vision import prompts as with_pictures
@@ -104,30 +100,6 @@ def examine(name: str, attention: str) -> dict[str, Any]:
     return {"not built": f"no verdict with {text_models.ATTEMPTS} seeds: {said}"}
 
 
-def work(names: list[str]) -> None:
-    """Try these and print a line of JSON for each, in a process of its own."""
-
-    def too_long(*_: Any) -> None:
-        raise TooLong(f"took more than {text_models.SECONDS} s")
-
-    signal.signal(signal.SIGPROF, too_long)
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity(logging.CRITICAL)
-    warnings.simplefilter("ignore")
-    for name in names:
-        result: dict[str, Any] = {"name": name}
-        start = time.process_time()
-        for attention in text_models.ATTENTIONS:
-            signal.setitimer(signal.ITIMER_PROF, text_models.SECONDS)
-            try:
-                result[attention] = examine(name, attention)
-            except TooLong as error:
-                result[attention] = {"not built": str(error)}
-            signal.setitimer(signal.ITIMER_PROF, 0)
-        result["seconds"] = round(time.process_time() - start, 1)
-        print(json.dumps(result), flush=True)
-
-
 def row_of(result: dict[str, Any]) -> dict[str, str]:
     """A row of the page. What differs between the two kinds of attention is said of the worse one."""
     tried = {kind: result[kind] for kind in text_models.ATTENTIONS if "not built" not in result[kind]}
@@ -190,7 +162,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.work:
-        work(options.work)
+        text_models.work(options.work, lambda name, attention, _: examine(name, attention))
         return 0
     names = [name for name in sorted(CLASSES) if not options.only or name in options.only]
     found: list[dict[str, Any]] = []

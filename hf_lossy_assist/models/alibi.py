@@ -6,10 +6,7 @@ biases for its longest text, and a block's padding may reach beyond it.
 """
 
 import sys
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -18,13 +15,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from .cache_name import CACHE
+from .replaced import Replacing
 
 
 _files: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # of each model, those modelling files of its own
-_running: Counter[Any] = Counter()  # forwards under way in all threads that need a file's function changed
-_own: dict[Any, dict[str, Callable[..., Any]]] = {}  # its own meanwhile
 _visible: ContextVar[int] = ContextVar("visible", default=0)  # places that the forward under way in this thread sees
-_lock = threading.Lock()
 
 
 def with_alibi(model: Callable[..., Any], base: Any) -> Callable[..., Any]:
@@ -41,31 +36,10 @@ def with_alibi(model: Callable[..., Any], base: Any) -> Callable[..., Any]:
 def _run(model: Callable[..., Any], files: Sequence[Any], **inputs: Any) -> Any:
     token = _visible.set(inputs[CACHE].visible)
     try:
-        with _replaced(files):
+        with _changed.within(files):
             return model(**inputs)
     finally:
         _visible.reset(token)
-
-
-@contextmanager
-def _replaced(files: Sequence[Any]) -> Iterator[None]:
-    counted = []
-    try:  # around all that is to be undone: a stop from the keyboard may come between any two lines
-        with _lock:
-            for file in files:
-                _running[file] += 1
-                counted.append(file)
-                if file not in _own:
-                    _own[file] = {name: getattr(file, name) for name in CHANGED if hasattr(file, name)}
-                    vars(file).update({name: partial(CHANGED[name], own) for name, own in _own[file].items()})
-        yield
-    finally:
-        with _lock:
-            for file in counted:
-                _running[file] -= 1
-                if not _running[file]:
-                    del _running[file]
-                    vars(file).update(_own.pop(file))
 
 
 def _by_place(own: Callable[..., Any], mask: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -81,3 +55,10 @@ def _long_enough(own: Callable[..., Any], heads: int, longest: int, *args: Any, 
 
 
 CHANGED: dict[str, Callable[..., Any]] = {"build_alibi_tensor": _by_place, "build_mpt_alibi_tensor": _long_enough}
+
+
+def _changes(file: Any) -> dict[str, Any]:
+    return {name: partial(its, getattr(file, name)) for name, its in CHANGED.items() if hasattr(file, name)}
+
+
+_changed = Replacing(_changes)

@@ -5,8 +5,6 @@ Within `standing` they have each row's own. The table's entries and the bias are
 """
 
 import inspect
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -17,6 +15,7 @@ import torch
 
 from .cache_name import CACHE
 from .inspect import base_of
+from .replaced import Replacing
 
 
 BEFORE = f"{CACHE}_length"  # what a table's forward calls the tokens before its own
@@ -126,8 +125,6 @@ def _entries(table: Any, given: dict[str, Any], length: int, token: int | None =
 
 
 _standing: ContextVar[Standing | None] = ContextVar("standing", default=None)
-_patched: Counter[int] = Counter()  # forwards under way in all threads, by the `id` of an attention with a bias
-_lock = threading.Lock()
 
 
 @contextmanager
@@ -141,8 +138,7 @@ def standing(seams: Seams, where: Standing) -> Iterator[None]:
         for table in seams.tables:
             handle = table.register_forward_hook(_of_rows(where), with_kwargs=True)
             stack.callback(handle.remove)
-        for attention in seams.biases:
-            stack.enter_context(_biased(attention))
+        stack.enter_context(_biased.within(seams.biases))
         yield
 
 
@@ -153,25 +149,6 @@ def _of_rows(where: Standing) -> Any:
     return look_up
 
 
-@contextmanager
-def _biased(attention: Any) -> Iterator[None]:
-    """`attention` asks `_standing` for its bias here."""
-    counted = False
-    try:
-        with _lock:
-            _patched[id(attention)] += 1
-            counted = True
-            if BIAS not in attention.__dict__:
-                attention.__dict__[BIAS] = _asking(getattr(attention, BIAS))
-        yield
-    finally:
-        with _lock:
-            _patched[id(attention)] -= counted
-            if not _patched[id(attention)]:
-                del _patched[id(attention)]
-                attention.__dict__.pop(BIAS, None)
-
-
 def _asking(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def compute_bias(query_length: int, key_length: int, device: Any = None, **others: Any) -> torch.Tensor:
         where = _standing.get()
@@ -180,3 +157,10 @@ def _asking(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
         return where.bias(compute, key_length, device)
 
     return compute_bias
+
+
+def _with_bias(attention: Any) -> dict[str, Any]:
+    return {BIAS: _asking(getattr(attention, BIAS))}
+
+
+_biased = Replacing(_with_bias)

@@ -12,10 +12,9 @@ from .cache_name import CACHE
 from .decoder_places import Seams
 from .encoded import EncodedRowModel, each_tensor, reads_encoder
 from .inspect import attention_of, base_of, has_fixed_rows
-from .one_by_one import same
 from .rope import ChangingRope
 from .row_layer import RowLayer
-from .trials import BLOCK, texts_to_try
+from .trials import texts_to_try, why_rows_differ
 from .trying import told
 
 
@@ -47,26 +46,11 @@ def why_not_encoded_rows(model: PreTrainedModel, inputs: Mapping[str, Any]) -> s
 
 
 def _try(base: Any, inputs: Mapping[str, Any]) -> str | None:
-    """Two rows of one length, a wrong block, rollback, the right block, rows of different length; then prompts of different length."""
     ids, n = texts_to_try(base, 2)
     alone = [{name: each_tensor(value, row) for name, value in inputs.items()} for row in (_first, _backwards)]
     both = {name: _joined(alone[0][name], alone[1][name]) for name in inputs}
-    wanted = [_one_by_one(base, own, text, n) for own, text in zip(alone, ids, strict=True)]  # (BLOCK + 1, V) each
-    runner = EncodedRowModel(base, 2, ids.shape[1] + 1, inputs=both)
-    runner.feed(torch.cat([ids[:, :n], ids.flip(0)[:, -BLOCK:]], dim=1), [n + BLOCK] * 2, keep=BLOCK + 1)
-    for what, held in {"rows of one length": [n, n], "rows of different length": [n + 1, n]}.items():
-        runner.rollback(held)
-        blocks = torch.stack([text[start : start + BLOCK] for text, start in zip(ids, held, strict=True)])
-        got = runner.feed(blocks, [BLOCK] * 2, keep=BLOCK)
-        if not same(got, torch.stack([w[h - n :][:BLOCK] for w, h in zip(wanted, held, strict=True)]), runner.dtype):
-            return f"a trial on {what} did not give what it gives one token at a time"
-    ragged = EncodedRowModel(base, 2, ids.shape[1] + 1, inputs=both)
-    ragged.feed(ids[:, :n], [n, n - 2], keep=0)
-    ragged.feed(torch.stack([ids[0, n : n + 3], ids[1, n - 2 : n + 1]]), [1, 3])
-    got = ragged.feed(ids[:, n + 1 : n + 2], [1, 1], keep=1)
-    if not same(got, torch.stack([w[1:2] for w in wanted]), runner.dtype):
-        return "a trial on prompts of different length did not give what it gives one token at a time"
-    return None
+    wanted = [_one_by_one(base, own, text, n) for own, text in zip(alone, ids, strict=True)]
+    return why_rows_differ(lambda: EncodedRowModel(base, 2, ids.shape[1] + 1, inputs=both), ids, n, wanted)
 
 
 def _first(value: torch.Tensor) -> torch.Tensor:

@@ -6,9 +6,7 @@ table is asked for the columns at which each row's tokens stand, which is what `
 """
 
 import inspect
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -18,13 +16,12 @@ import torch
 
 from .cache_name import CACHE_NAMES
 from .calling import takes_positions
+from .replaced import Replacing
 
 
 LENGTH = {f"{name}_length" for name in CACHE_NAMES}
 _tables: WeakKeyDictionary[Any, list[torch.nn.Module]] = WeakKeyDictionary()
 _places: ContextVar[torch.Tensor | None] = ContextVar("places", default=None)
-_forwards: dict[int, int] = {}  # under way in all threads with this table's forward replaced, by the `id` of the table
-_lock = threading.Lock()
 
 
 def tables_of(base: Any) -> list[torch.nn.Module]:
@@ -49,37 +46,20 @@ def with_places(model: Callable[..., Any], base: Any) -> Callable[..., Any]:
 def _run(model: Callable[..., Any], tables: Sequence[torch.nn.Module], position_ids: torch.Tensor, **inputs: Any) -> Any:  # fmt: skip
     token = _places.set(position_ids)
     try:
-        with _replaced(tables):
+        with _asked.within(tables):
             return model(**inputs)
     finally:
         _places.reset(token)
 
 
-@contextmanager
-def _replaced(tables: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """`_forward` in place of these tables' own. They belong to all threads; in another one it does what theirs did."""
-    counted = []
-    try:  # around all that is to be undone: a stop from the keyboard may come between any two lines
-        with _lock:
-            for table in tables:
-                if not _forwards.get(id(table)):
-                    table.forward = partial(_forward, table.forward, "forward" in vars(table))
-                _forwards[id(table)] = _forwards.get(id(table), 0) + 1
-                counted.append(table)
-        yield
-    finally:
-        with _lock:
-            for table in counted:
-                _forwards[id(table)] -= 1
-                if not _forwards[id(table)]:
-                    del _forwards[id(table)]
-                    own, was_set = vars(table)["forward"].args
-                    delattr(table, "forward")
-                    if was_set:  # by accelerate, say
-                        table.forward = own
+def _asking(table: torch.nn.Module) -> dict[str, Any]:
+    return {"forward": partial(_forward, table.forward)}
 
 
-def _forward(own: Callable[..., Any], _was_set: bool, shape: Any, *args: Any, **kwargs: Any) -> Any:
+_asked = Replacing(_asking)
+
+
+def _forward(own: Callable[..., Any], shape: Any, *args: Any, **kwargs: Any) -> Any:
     places = _places.get()
     if places is None:  # another thread's
         return own(shape, *args, **kwargs)

@@ -8,8 +8,6 @@ Every one has a token that changes no state: a gated delta rule that neither dec
 import functools
 import inspect
 import sys
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ import torch
 
 from .closed_forms import CLOSED_FORMS, SHORT, Block
 from .history import History, history, under_way
+from .replaced import Replacing
 
 
 Ready = Callable[[dict[str, Any], torch.Tensor | None], dict[str, Any]]
@@ -179,9 +178,6 @@ def _limited(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 STEP = "mamba2_selective_state_update"  # of no limit
-_running: Counter[Any] = Counter()  # forwards under way in all threads that look into a module
-_own: dict[Any, dict[str, Callable[..., Any]]] = {}  # a module's own functions meanwhile
-_lock = threading.Lock()
 
 
 def modules_of(base: Any) -> list[Any]:
@@ -190,32 +186,16 @@ def modules_of(base: Any) -> list[Any]:
     return [its for its in files if any(hasattr(its, name) for name in FORMS)]
 
 
+def _looked_into(module: Any) -> dict[str, Any]:
+    found = {name: getattr(module, name) for name in (*FORMS, STEP) if hasattr(module, name)}
+    return {name: _limited(its) if name == STEP else _watched(Recurrence(name, its)) for name, its in found.items()}
+
+
+_looking = Replacing(_looked_into)
+
+
 @contextmanager
 def recorded(now: History) -> Iterator[None]:
     """A forward runs here whose recurrences are looked into."""
-    counted = []
-    try:  # around all that is to be undone: a stop from the keyboard may come between any two lines
-        with _lock:
-            for module in now.modules:
-                _running[module] += 1
-                counted.append(module)
-                if module not in _own:
-                    _look_into(module)
-        with under_way(now):
-            yield
-    finally:
-        with _lock:
-            for module in counted:
-                _running[module] -= 1
-                if not _running[module]:
-                    del _running[module]
-                    vars(module).update(_own.pop(module))
-
-
-def _look_into(module: Any) -> None:
-    _own[module] = {name: getattr(module, name) for name in (*FORMS, STEP) if hasattr(module, name)}
-    for name, function in _own[module].items():
-        if name == STEP:
-            setattr(module, name, _limited(function))
-            continue
-        setattr(module, name, _watched(Recurrence(name, function)))
+    with _looking.within(now.modules), under_way(now):
+        yield

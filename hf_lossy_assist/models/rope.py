@@ -9,7 +9,6 @@ frequencies, when the text outgrows the original length; so do we, and no draft 
 """
 
 import copy
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,15 +20,12 @@ import torch
 from transformers import DynamicCache
 
 from .cache_name import CACHE
+from .replaced import Replacing
 
 
 # Of each model, the modules whose frequencies change.
 _modules: WeakKeyDictionary[Any, list[torch.nn.Module]] = WeakKeyDictionary()
 _current: ContextVar["tuple[ChangingRope, torch.Tensor] | None"] = ContextVar("current_rope", default=None)
-_forwards: dict[
-    int, int
-] = {}  # under way in all threads with this module's forward replaced, by the `id` of the module
-_lock = threading.Lock()
 
 
 def changing_kind(module: torch.nn.Module) -> str | None:
@@ -118,7 +114,7 @@ class ChangingRope:
             lengths = lengths[:1]
         token = _current.set((self, lengths))
         try:
-            with _replaced(self.modules):
+            with _rotating.within(self.modules):
                 yield
         finally:
             _current.reset(token)
@@ -205,29 +201,7 @@ def _renewed_after(base: Any) -> int | None:
     return edge if inputs.get(CACHE) is None else None
 
 
-@contextmanager
-def _replaced(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """`_forward` in place of these modules' own. They belong to all threads; in another one it does what theirs did."""
-    with _lock:
-        for module in modules:
-            if not _forwards.get(id(module)):
-                module.forward = partial(_forward, module, module.forward, "forward" in vars(module))
-            _forwards[id(module)] = _forwards.get(id(module), 0) + 1
-    try:
-        yield
-    finally:
-        with _lock:
-            for module in modules:
-                _forwards[id(module)] -= 1
-                if not _forwards[id(module)]:
-                    del _forwards[id(module)]
-                    _, own, was_set = vars(module)["forward"].args
-                    delattr(module, "forward")
-                    if was_set:  # by accelerate, say
-                        module.forward = own
-
-
-def _forward(module: torch.nn.Module, own: Callable[..., Any], _was_set: bool, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:  # fmt: skip
+def _forward(module: torch.nn.Module, own: Callable[..., Any], x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:  # fmt: skip
     kwargs = {} if layer_type is None else {"layer_type": layer_type}
     current = _current.get()
     kinds: Any = module.rope_type
@@ -237,6 +211,13 @@ def _forward(module: torch.nn.Module, own: Callable[..., Any], _was_set: bool, x
         return own(x, position_ids, **kwargs)
     rope, lengths = current
     return rope.rotate(module, x, position_ids.to(x.device), lengths, **kwargs)
+
+
+def _rotated(module: torch.nn.Module) -> dict[str, Any]:
+    return {"forward": partial(_forward, module, module.forward)}
+
+
+_rotating = Replacing(_rotated)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ length of what they see; they would go wrong without a word.
 """
 
 import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -142,19 +143,27 @@ def _limits_sight(name: str) -> bool:
 
 
 def _try_rows(base: PreTrainedModel) -> str | None:
-    """Rows of one length, a wrong block, rollback, the right block, then rows of different length."""
     ids, n = texts_to_try(base, 2)
-    wanted = [one_by_one(base, text, n) for text in ids]  # (BLOCK + 1, V) each
-    cases = {"rows of one length": [n, n], "rows of different length": [n + 1, n]}
-    runner = RowModel(base, 2, ids.shape[1] + 1)
+    wanted = [one_by_one(base, text, n) for text in ids]
+    return why_rows_differ(lambda: RowModel(base, 2, ids.shape[1] + 1), ids, n, wanted)
+
+
+def why_rows_differ(
+    rows: Callable[[], RowModel], ids: torch.Tensor, n: int, wanted: Sequence[torch.Tensor]
+) -> str | None:
+    """Rows of one length, a wrong block, rollback, the right block, rows of different length; then prompts of different length.
+
+    `rows`: two that hold nothing, `ids` and `n` as of `texts_to_try`, `wanted`: each text's logits from place n on, (BLOCK + 1, V).
+    """
+    runner = rows()
     runner.feed(torch.cat([ids[:, :n], ids.flip(0)[:, -BLOCK:]], dim=1), [n + BLOCK] * 2, keep=BLOCK + 1)
-    for what, held in cases.items():
+    for what, held in {"rows of one length": [n, n], "rows of different length": [n + 1, n]}.items():
         runner.rollback(held)
         blocks = torch.stack([text[start : start + BLOCK] for text, start in zip(ids, held, strict=True)])
         got = runner.feed(blocks, [BLOCK] * 2, keep=BLOCK)
         if not same(got, torch.stack([w[h - n :][:BLOCK] for w, h in zip(wanted, held, strict=True)]), runner.dtype):
             return f"a trial on {what} did not give what it gives one token at a time"
-    ragged = RowModel(base, 2, ids.shape[1] + 1)  # prompts of different length have a forward of their own
+    ragged = rows()  # prompts of different length have a forward of their own
     ragged.feed(ids[:, :n], [n, n - 2], keep=0)
     ragged.feed(torch.stack([ids[0, n : n + 3], ids[1, n - 2 : n + 1]]), [1, 3])
     got = ragged.feed(ids[:, n + 1 : n + 2], [1, 1], keep=1)

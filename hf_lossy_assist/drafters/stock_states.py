@@ -189,6 +189,12 @@ def _mtp_of(base: Any) -> Any:
                     f"the MTP layers of {shown(base.config.name_or_path)} cannot be read ({one_line(error, 200)}): pass assistant_model=… in "
                     "place of MTP"
                 ) from error
+            of_target = {id(its) for its in base.parameters()}
+            for (
+                its
+            ) in made.mtp_model.parameters():  # read as the config says, which a target that was cast is not any more
+                if its.is_floating_point() and id(its) not in of_target:
+                    its.data = its.data.to(weight.dtype)
             kept = key, made
             _MTP[base] = kept
         return kept[1]

@@ -115,7 +115,7 @@ def _entries(table: Any, given: dict[str, Any], length: int, token: int | None =
         if name == BEFORE:
             asked[name] = 0
         elif name == "position_ids":
-            asked[name] = None if value is None else torch.arange(length, device=value.device)
+            asked[name] = None  # then it counts from `BEFORE`, in the shape that it wants
         elif isinstance(value, torch.Tensor):
             asked[name] = value.new_full((1, length, *value.shape[2:]), token)
         elif isinstance(value, tuple):  # a shape

@@ -94,6 +94,15 @@ def test_greedy_is_generate(case, policy):
             assert found.equal(expected)
 
 
+def test_a_target_cast_after_loading(mtp, tmp_path):
+    """Its config still says float32, and so does what Transformers reads of its MTP layers by it."""
+    target = mtp_models.target(mtp_models.written(tmp_path, 2)).bfloat16()
+    settings = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
+    out = target.generate(prompt(4), use_mtp=True, lossy_policy="strict", **settings)
+    assert out.sequences.equal(target.generate(prompt(4), **settings).sequences)
+    assert out.speculation.num_draft_tokens > 0
+
+
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_short_prompts(case, length):
     """Of fewer tokens than there are MTP layers, with which Transformers' own loop ends in an error: it drafts when there are enough."""

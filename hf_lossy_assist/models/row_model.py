@@ -14,6 +14,7 @@ from .cache_name import CACHE
 from .cached import CachedModel
 from .calling import forward_of
 from .columns import Columns
+from .few_heads import with_few_heads
 from .inspect import base_of, has_fixed_rows
 from .masks import Masks
 from .packing import Layout, packed
@@ -68,6 +69,7 @@ class RowModel:
         if self.rope is not None:
             self.run = partial(self.rope.run, self.run)
         self.packs = rows > 1 and self.facts.may_pack and self.run is model and not has_fixed_rows(base)
+        self.run = with_few_heads(self.run, base)
 
     @property
     def reach(self) -> float:
@@ -126,7 +128,7 @@ class RowModel:
         if self.types is not None:
             extra["token_type_ids"] = self.types[layout.rows, slots.clamp(max=self.types.shape[1] - 1)][None]
         with packed(self.facts.config, layout):
-            out = self.model(
+            out = self.run(
                 input_ids=layout.pack(tokens[:, : layout.shape[1]]),
                 position_ids=slots[None],
                 attention_mask=self._mask(places),

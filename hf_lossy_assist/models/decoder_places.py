@@ -115,13 +115,21 @@ def _entries(table: Any, given: dict[str, Any], length: int, token: int | None =
         if name == BEFORE:
             asked[name] = 0
         elif name == "position_ids":
-            asked[name] = None  # then it counts from `BEFORE`, in the shape that it wants
+            asked[name] = None if value is None else _counted(length, value)
         elif isinstance(value, torch.Tensor):
             asked[name] = value.new_full((1, length, *value.shape[2:]), token)
         elif isinstance(value, tuple):  # a shape
             asked[name] = torch.Size((1, length))
     out: torch.Tensor = table.forward(**asked)
     return out.reshape(length, -1)
+
+
+def _counted(length: int, like: torch.Tensor) -> torch.Tensor:
+    """0 … length − 1, one behind the other as the positions in `like` are: (Q,), (1, Q) or Pegasus-X's (Q, 1)."""
+    places = torch.arange(length, device=like.device)
+    if like.dim() == 1:
+        return places
+    return places[:, None] if like.shape[-1] == 1 else places[None]
 
 
 _standing: ContextVar[Standing | None] = ContextVar("standing", default=None)

@@ -6,6 +6,8 @@ import pytest
 import torch
 from support import encoded
 from transformers import DynamicCache, EncoderDecoderCache
+from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import BigBirdPegasusLearnedPositionalEmbedding
+from transformers.models.pegasus_x.modeling_pegasus_x import PegasusXSinusoidalPositionalEmbedding
 
 from hf_lossy_assist.models.cache_name import CACHE
 from hf_lossy_assist.models.decoder_places import BIAS, Seams, Standing, standing
@@ -16,6 +18,22 @@ from hf_lossy_assist.models.encoded_trials import why_not_encoded_rows
 pytestmark = pytest.mark.slow
 
 NAMES = (*encoded.TEXT, *encoded.SOUND)
+
+
+def test_tables_that_want_positions_in_a_shape_of_their_own():
+    """Pegasus-X's sinusoids take a column of them, BigBird-Pegasus's table a row; each with what its decoder hands it."""
+    sines, table = PegasusXSinusoidalPositionalEmbedding(8), BigBirdPegasusLearnedPositionalEmbedding(30, 8)
+    positions = torch.tensor([[4, 5, 6], [9, 10, 11]])
+    counted = torch.arange(2, 5)
+    given = {
+        sines: (torch.zeros(2, 3, 8), 2, counted[:, None]),
+        table: (torch.zeros(2, 3, dtype=torch.int64), 2, counted),
+    }
+    wholes = {sines: sines(torch.zeros(1, 20, 8))[0], table: table.weight}
+    for its, args in given.items():
+        for width in (3, 1):
+            found = Standing(positions[:, :width], 20, {}).look_up(its, (args[0][:, :width], 2, args[2][:width]), {})
+            torch.testing.assert_close(found, wholes[its][positions[:, :width]])
 
 
 @torch.no_grad()

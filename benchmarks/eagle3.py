@@ -2,6 +2,7 @@
 
     python benchmarks/eagle3.py                                              # the demo, batches of 1, 8 and 32, eager and compiled
     python benchmarks/eagle3.py --model M --assistant D --drafter FOLDER --weights int8 --prompts gsm8k.jsonl --chat --batch-sizes 1
+    python benchmarks/eagle3.py … --no-compile --arms target "model svip" "eagle3 γ=3" "eagle3 tolerant"
 
 Arms: `target` (Transformers' generate), `target static` (compiled, with a static cache), `model γ` and `model svip` (the draft model, eager and
 compiled), `eagle3 γ` (chains of 3 and 5), `eagle3 svip`, and `eagle3 tolerant` (lossy: `top_k_tolerance`, k = 3, 1 nat). An EAGLE-3 drafter reads
@@ -57,6 +58,7 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--capacity", type=int, default=256, help="of the static caches, tokens")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="eager arms alone")
+    parser.add_argument("--arms", nargs="+", metavar="NAME", help="these alone (default all)")
     args = parser.parse_args()
 
     warnings.filterwarnings("ignore", message=".*this policy is lossy")
@@ -67,8 +69,15 @@ def main() -> None:
     if args.weights == "int8":
         target, draft, drafter = quantised(target), quantised(draft), drafter.int8()
     arms = arms_for(target, draft, drafter, args)
+    if args.arms:
+        unknown = sorted(set(args.arms) - {arm.name for arm in arms})
+        if unknown:
+            raise SystemExit(
+                f"--arms: no {', '.join(unknown)}; there are {', '.join(dict.fromkeys(its.name for its in arms))}"
+            )
+        arms = [arm for arm in arms if arm.name in args.arms]
     for arm in arms:  # what is compiled is compiled here, for each size of a batch
-        for start in range(0, len(prompts), arm.batch_size):
+        for start in range(0, len(prompts) if args.compile else 1, arm.batch_size):
             arm.run(tokenizer, prompts[start : start + arm.batch_size], args, ends)
     for _ in range(args.repeats):
         one_repeat(arms, tokenizer, prompts, args, ends)

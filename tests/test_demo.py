@@ -107,6 +107,7 @@ def texts(out, padding):
     return [row[row != padding].tolist() for row in out]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("first", range(0, 200, 40))
 def test_strict_and_svip_equal_the_target_on_200_unseen_problems_in_ragged_batches_and_on_some_alone(models, first):
     """The target's own texts are made once, 40 at a time, where no choice is so close that other batches' rounding could turn it."""

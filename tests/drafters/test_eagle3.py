@@ -20,6 +20,7 @@ def target():
     return hla.enable(small.llama(layers=3))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.parametrize("inputs", [small.one(), small.ragged(), small.ragged((0, 0))], ids=["one", "ragged", "even"])
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)

@@ -28,6 +28,7 @@ def drafter_for(name, kind):
     return eagle.trained(model, tiny.prompts(RAGGED), tiny.NEW, kept=70)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", ["random", "trained"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_is_generate(name, kind):
@@ -55,6 +56,7 @@ def sampling_drafter(kept):
     return eagle.drafter(target, kept=kept, target_layers=(0, 1, 2))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("stop", [hla.Constant(2), hla.SVIP(h=0.45)], ids=str)
 @pytest.mark.parametrize(("settings", "warpers"), [({"temperature": 0.7}, (TemperatureLogitsWarper(0.7),)), ({"top_p": 0.8}, (TopPLogitsWarper(0.8),))], ids=["temperature", "top_p"])  # fmt: skip
 @pytest.mark.parametrize("kept", [None, 3], ids=["whole", "reduced"])

@@ -60,6 +60,7 @@ def prompt(seed, length=7):
     return torch.randint(2, SIZE, (1, length), generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.thinned(3)
 def test_drafts_are_those_of_transformers_own_loop(case, monkeypatch):
     target, given = case
     seen, kept = drafted(monkeypatch), []

@@ -41,6 +41,7 @@ def ours(target, inputs, draft, **settings):
     return hla.enable(target).generate(**inputs, assistant_model=draft, **tokenizers() | given | settings)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("window", ["whole texts", "windows"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ragged_batches_write_the_targets_text(kind, window, monkeypatch):

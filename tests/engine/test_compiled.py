@@ -99,7 +99,7 @@ RULES = {
 }
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize(
     ("rule", "sampling"),
     [(name, mode == "sampling") for name, rule in RULES.items() for mode in rule.modes],

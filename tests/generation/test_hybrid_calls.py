@@ -31,6 +31,7 @@ def few(kind):
 # -- sampling -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("stop", [hla.Constant(2), hla.SVIP(0.45)], ids=["constant", "svip"])
 @pytest.mark.parametrize("pads", [(0,), (0, 2)], ids=["one", "ragged"])
 @pytest.mark.parametrize("kind", PLAIN)
@@ -68,6 +69,7 @@ def test_sampled_texts_have_the_targets_law(kind, gamma):
 # -- judges and statistics --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("spec", [hla.FeatureSpec("target", "predicting"), hla.FeatureSpec("both", "token")], ids=str)
 @pytest.mark.parametrize("kind", PLAIN)
 def test_a_judges_texts_and_statistics_are_the_papers_loops(kind, spec):

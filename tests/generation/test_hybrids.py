@@ -23,6 +23,7 @@ def enabled(kind):
     return hla.enable(copy.deepcopy(hybrids.model(kind)))
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("kind", hybrids.KINDS)
 def test_ragged_rows_have_generates_text(kind):
     """Drafts that are right often, rarely and never, of 1 to 12 tokens, and of a stop that ends rows at different places."""

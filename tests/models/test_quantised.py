@@ -109,6 +109,7 @@ def test_torchao(kind, which):
 # -- adapters -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(3)
 @peft_warns
 @pytest.mark.parametrize("which", ["target", "draft", "both"])
 def test_lora_for_every_length_of_a_draft(which):

@@ -50,6 +50,7 @@ def fed(model, texts, **settings):
     return rows
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("together", [True, False], ids=["block", "one by one"])
 @pytest.mark.parametrize("kind", hybrids.KINDS)
 @torch.no_grad()
@@ -169,6 +170,7 @@ def test_each_passes_its_trial_and_shares_no_beginnings(kind):
 HALF = [torch.bfloat16, torch.float16]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("kind", hybrids.KINDS)
 def test_each_passes_its_trial_in_half_precision(kind, dtype, monkeypatch):

@@ -148,6 +148,7 @@ def test_a_row_drafts_as_it_would_alone(name):
         assert row.steps == together[b].steps and row.token_sources == together[b].token_sources
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", CASES)
 def test_in_transformers_own_loop(name, kind):

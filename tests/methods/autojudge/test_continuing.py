@@ -59,6 +59,7 @@ def choosing(model: Any, budget: int) -> tuple[Choice, Callable]:
 HYBRIDS = ["qwen3_5_text", "falcon_h1", "nemotron_h", "lfm2"]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["demo", "llama", "qwen2", "gpt2", "gemma2", *HYBRIDS])
 def test_continuations_are_those_of_generate(name):
     """Places are started at different times with texts of every relation to what they held before, used again, and given up."""
@@ -242,6 +243,7 @@ def one_by_one(model: Any, prompt: list[int], response: list[int], start: int, s
     return out
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("chunk", [3, 256])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", *HYBRIDS])
 def test_draft_choices_are_those_of_single_steps(name, chunk, monkeypatch):

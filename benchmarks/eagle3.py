@@ -2,7 +2,7 @@
 
     python benchmarks/eagle3.py                                              # the demo, batches of 1, 8 and 32, eager and compiled
     python benchmarks/eagle3.py --model M --assistant D --drafter FOLDER --weights int8 --prompts gsm8k.jsonl --chat --batch-sizes 1
-    python benchmarks/eagle3.py … --no-compile --arms target "model svip" "eagle3 γ=3" "eagle3 tolerant"
+    python benchmarks/eagle3.py … --no-compile --arms target "model svip" "eagle3 γ=3" "eagle3 tolerant" --warm-up 1
 
 Arms: `target` (Transformers' generate), `target static` (compiled, with a static cache), `model γ` and `model svip` (the draft model, eager and
 compiled), `eagle3 γ` (chains of 3 and 5), `eagle3 svip`, and `eagle3 tolerant` (lossy: `top_k_tolerance`, k = 3, 1 nat). An EAGLE-3 drafter reads
@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--capacity", type=int, default=256, help="of the static caches, tokens")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="eager arms alone")
+    parser.add_argument("--warm-up", type=int, help="prompts of it (default all, which meets every shape)")
     parser.add_argument("--arms", nargs="+", metavar="NAME", help="these alone (default all)")
     args = parser.parse_args()
 
@@ -77,7 +78,7 @@ def main() -> None:
             )
         arms = [arm for arm in arms if arm.name in args.arms]
     for arm in arms:  # what is compiled is compiled here, for each size of a batch
-        for start in range(0, len(prompts) if args.compile else 1, arm.batch_size):
+        for start in range(0, args.warm_up or len(prompts), arm.batch_size):
             arm.run(tokenizer, prompts[start : start + arm.batch_size], args, ends)
     for _ in range(args.repeats):
         one_repeat(arms, tokenizer, prompts, args, ends)

@@ -1,5 +1,6 @@
 """`hf-lossy serve`: an OpenAI-compatible server."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,12 +9,13 @@ import typer
 import hf_lossy_assist as hla
 
 from ..terminal import show
-from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int
+from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, shown
 from .drafters import Drafter, check_draft, load_made
 from .made_with import folder_of, models_from, parts_in, sources_in
 from .options import Assistant, Device, DType, Model, needs
 
 
+KEY = "HF_LOSSY_API_KEY"
 LONGEST = 1_048_576  # tokens of a prompt and its text, where the model names no limit
 
 
@@ -30,7 +32,7 @@ def serve(
     host: Annotated[str, typer.Option(help="address to listen at; 0.0.0.0: all of this machine's")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port to listen at; 0: a free one")] = 8000,
     api_key: Annotated[
-        str | None, typer.Option(help="what clients must present", envvar="HF_LOSSY_API_KEY", show_envvar=True)
+        str | None, typer.Option(help="what clients must present", envvar=KEY, show_envvar=True)
     ] = None,
     batch_size: Annotated[int, typer.Option(help="texts that are written at a time")] = 16,
     max_waiting: Annotated[int, typer.Option(help="requests that may wait beside them; more are turned away")] = 256,
@@ -60,15 +62,15 @@ def serve(
     check_int("--max-new-tokens", max_new_tokens, 1, MOST_NEW_TOKENS)
     if max_length is not None:
         check_int("--max-length", max_length, 2)
-    if api_key == "":
-        raise ValueError("--api-key is empty: leave it out, or pass what clients must present")
+    if api_key == "" or (api_key is None and os.environ.get(KEY) == ""):  # which an option takes for unset
+        raise ValueError(f"--api-key, or {KEY}, is empty: leave it out, or pass what clients must present")
     from ..policy.short_form import split_policies
     from ..server.app import Server
     from ..server.engine import Engine
     from ..server.listening import listen
     from ..server.questions import Limits
 
-    chosen = {Path(its).name or its: hla.as_policy(its) for its in split_policies(policies)}
+    chosen = _by_name(split_policies(policies))
     sources = [its for policy in chosen.values() for its in sources_in(parts_in(policy))]
     folders = [its for policy in split_policies(policies) for its in folder_of(policy)]
     made = models_from(model, assistant, [*sources, *folders], drafter)
@@ -88,10 +90,23 @@ def serve(
     )
 
 
+def _by_name(policies: list[str]) -> dict[str, Any]:
+    """Policies by what requests call them: a file or folder by its own name, a short form as it stands."""
+    chosen: dict[str, Any] = {}
+    for its in policies:
+        name = Path(its).name if Path(its).exists() else its
+        if name in chosen:
+            raise ValueError(f"--policies: two of them are called {shown(name)}: name each once, or rename a file")
+        chosen[name] = hla.as_policy(its)
+    return chosen
+
+
 def _longest(target: Any, draft: Any, asked: int | None) -> int:
     """Tokens of a text that both models can read."""
-    configs = [getattr(its, "config", None) for its in (target, draft)]  # a drafter on the target's states has none
-    known = [getattr(its, "max_position_embeddings", None) for its in configs]
+    configs = [
+        its.config for its in (target, draft) if hasattr(its, "config")
+    ]  # a drafter on the target's states has none
+    known = [getattr(its.get_text_config(decoder=True), "max_position_embeddings", None) for its in configs]
     most = min([its for its in known if its is not None], default=LONGEST)
     if asked is not None and asked > most:
         raise ValueError(f"--max-length {asked} is more than the models were made for, {most}: pass that, or less")

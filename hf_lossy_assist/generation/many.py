@@ -1,7 +1,7 @@
 """Many prompts, some of them at a time: a text that has ended gives its place to the next prompt."""
 
 import inspect
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..drafters.base import apart
@@ -119,6 +119,10 @@ def generate_many(
     if beside:
         raise ValueError(
             f"generate_many writes behind texts alone, got {', '.join(sorted(beside))}: call generate for each of these prompts"
+        )
+    if isinstance(prompts, Mapping):  # a tokenizer's output, whose names would be read as texts
+        raise TypeError(
+            'prompts: expected texts or lists of token ids, got a mapping: pass its ["input_ids"], without padding'
         )
     if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
         raise TypeError(f"prompts: expected texts or lists of token ids, got {shown(prompts)}")

@@ -9,6 +9,7 @@ from ..validation import one_line, shown
 
 MOST_STOPS, LONGEST_STOP = 16, 200  # texts, characters
 MOST_CHARACTERS = 64  # of a token
+COLDEST = 1e-3  # logits that are divided by less overflow
 # Parameters of OpenAI's API that change the text, and whose work is not done here; with the value that changes nothing.
 NOT_DONE: dict[str, Any] = {
     "n": 1, "best_of": 1, "echo": False, "logprobs": None, "top_logprobs": None, "suffix": None, "logit_bias": None,
@@ -133,6 +134,8 @@ def _chat_ids(body: dict[str, Any], tokenizer: Any, limits: Limits) -> list[int]
     except Exception as error:  # a template raises what it likes
         raise Refused(f"messages: the chat template refuses them: {one_line(str(error), 200)}") from None
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise Refused("messages: the chat template makes nothing of them, and there is nothing to continue")
     return ids
 
 
@@ -140,9 +143,12 @@ def _turn(message: Any) -> dict[str, str]:
     """A message with its text; one made of parts has their texts."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise Refused(f"messages: expected objects with role and content, got {shown(message)}")
+    unread = [name for name, value in message.items() if name not in ("role", "content") and value not in (None, [])]
+    if unread:
+        raise Refused(f"messages: {shown(unread[0])} of a message is not read here: leave it out")
     content = message.get("content")
     if isinstance(content, list):
-        if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+        if not all(_is_text(part) for part in content):
             raise Refused("messages: this server reads text alone, and a message has a part that is none")
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
@@ -150,8 +156,14 @@ def _turn(message: Any) -> dict[str, str]:
     return {"role": message["role"], "content": content}
 
 
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
+
+
 def _new_tokens(body: dict[str, Any], prompt: int, limits: Limits) -> int:
     asked = [_whole(body, name, 1, limits.most_new_tokens) for name in ("max_completion_tokens", "max_tokens")]
+    if len({its for its in asked if its is not None}) > 1:
+        raise Refused("max_tokens and max_completion_tokens are one thing, and differ: leave one out")
     found = next((its for its in asked if its is not None), None)
     room = limits.longest - prompt
     if room < 1 or (found is not None and found > room):
@@ -166,6 +178,10 @@ def _sampling(body: dict[str, Any]) -> dict[str, Any]:
     temperature = _number(body, "temperature", 0.0, 2.0, 1.0)
     if temperature == 0:
         return {"do_sample": False}
+    if temperature < COLDEST:
+        raise Refused(
+            f"temperature: expected 0, which is greedy, or a number from {COLDEST:g} to 2, got {shown(temperature)}"
+        )
     return {
         "do_sample": True,
         "temperature": temperature,

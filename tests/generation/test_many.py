@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import small
 from support.many import ENDS, LENGTHS, SETTINGS, alone, enabled_pair, prompts, together
-from transformers import EosTokenCriteria, LogitsProcessor, MaxLengthCriteria, StoppingCriteria
+from transformers import BatchEncoding, EosTokenCriteria, LogitsProcessor, MaxLengthCriteria, StoppingCriteria
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
@@ -278,6 +278,7 @@ def test_what_cannot_be_joined_is_written_alone_and_said(pair):
         ({"max_rows": 0}, "max_rows"), ({"seed": -1}, "seed"), ({"max_tokens": 0}, "max_tokens"), ({"streamer": object()}, "streamer=… belongs to one call"),
         ({"attention_mask": torch.ones(1, 1)}, "attention_mask=… belongs"), ({"max_length": 9}, "max_length=… belongs"),
         ({"prompts": "text"}, "prompts: expected texts or lists"), ({"prompts": 3}, "prompts: expected texts or lists"),
+        ({"prompts": BatchEncoding({"input_ids": [[5]], "attention_mask": [[1]]})}, "prompts: .*got a mapping: pass its"),
     ],
 )  # fmt: skip
 def test_refused_at_once(pair, given, says):

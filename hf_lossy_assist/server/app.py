@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from ..generation.ended import Result
 from ..validation import one_line
@@ -38,6 +39,21 @@ class Asked:
     events: "asyncio.Queue[Event]"
     number: int
     began: float
+    over: bool = False  # nothing of it is written any more
+
+
+class Pieces(StreamingResponse):
+    """A text sent as it is written. `ended` is called behind it, also where the client left before its first byte."""
+
+    def __init__(self, pieces: AsyncIterator[str], ended: Callable[[], None]):
+        super().__init__(pieces, media_type="text/event-stream")
+        self.ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.ended()
 
 
 class Server:
@@ -114,7 +130,7 @@ class Server:
                 return self._failure(first)
             if asked.question.stream:
                 over = True  # the stream's own affair from here on
-                return StreamingResponse(self._stream(asked, first), media_type="text/event-stream")
+                return Pieces(self._stream(asked, first), lambda: None if asked.over else self._cancel(asked))
             assert isinstance(first, Result), "a text that is not streamed has one event"
             over = True
             return JSONResponse(self._whole(asked, first))
@@ -163,7 +179,7 @@ class Server:
         return asked.answer.whole(text, end, self._usage(asked, result, end))
 
     async def _stream(self, asked: Asked, came: Event) -> AsyncIterator[str]:
-        text, over, first = Text(self.tokenizer, asked.question.stops), False, True
+        text, first = Text(self.tokenizer, asked.question.stops), True
         try:
             while isinstance(came, Written):
                 if piece := text.more(came.ids):
@@ -172,7 +188,7 @@ class Server:
                     yield asked.answer.piece(piece, first=first)
                     first = False
                 came = await self._next(asked)
-            over = True
+            asked.over = True
             if isinstance(came, Failed):
                 yield event(error(self._said(came), 500))
                 return
@@ -188,9 +204,6 @@ class Server:
             yield event(error(str(changed), 500))
         except ClientDisconnect:
             return
-        finally:
-            if not over:
-                self._cancel(asked)
 
     def _usage(self, asked: Asked, result: Result, end: str) -> dict[str, Any]:
         prompt = len(asked.question.ids)

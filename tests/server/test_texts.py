@@ -1,11 +1,14 @@
 """A streamed text: its pieces make the whole, and nothing of a stop text is ever shown."""
 
+import asyncio
 import random
 
 import pytest
+from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from hf_lossy_assist.server.app import Pieces
 from hf_lossy_assist.server.texts import Changed, Text
 
 
@@ -52,3 +55,21 @@ def test_a_text_that_is_written_again_is_not_shown_twice(tokenizer):
     its.more(ids[:7])
     with pytest.raises(Changed):
         its.more([*ids[:5], ids[0]])
+
+
+def test_a_stream_whose_client_left_before_its_first_byte_is_ended():
+    ended = []
+
+    async def pieces():
+        yield "never sent"
+
+    async def send(message):
+        raise OSError("gone")
+
+    async def receive():
+        await asyncio.sleep(60)
+
+    its = Pieces(pieces(), lambda: ended.append(True))
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(its({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send))
+    assert ended == [True]

@@ -94,7 +94,7 @@ def _by_name(policies: list[str]) -> dict[str, Any]:
     """Policies by what requests call them: a file or folder by its own name, a short form as it stands."""
     chosen: dict[str, Any] = {}
     for its in policies:
-        name = Path(its).name if Path(its).exists() else its
+        name = Path(its).name if os.path.exists(its) else its  # which says no to JSON that is too long for a path
         if name in chosen:
             raise ValueError(f"--policies: two of them are called {shown(name)}: name each once, or rename a file")
         chosen[name] = hla.as_policy(its)

@@ -52,6 +52,8 @@ def test_policies_of_one_name_are_refused(tmp_path):
         (tmp_path / folder / "policy.json").write_text('{"stop": {"name": "constant", "gamma": 3}}')
     first, second = (str(tmp_path / folder / "policy.json") for folder in ("a", "b"))
     assert list(_by_name([first, "svip"])) == ["policy.json", "svip"]
+    longer = '{"stop": {"name": "constant",' + " " * 5000 + '"gamma": 3}}'
+    assert list(_by_name([longer])) == [longer]
     for given in ([first, second], ["svip", "svip"]):
         with pytest.raises(ValueError, match="--policies: two of them are called"):
             _by_name(given)

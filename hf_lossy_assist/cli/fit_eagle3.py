@@ -57,8 +57,8 @@ def fit_eagle3(
     check_positive("--learning-rate", learning_rate, 1.0)
     check_number("--held-out", held_out, 0.01, 0.5)
     from ..methods.eagle3.data import target_of
-    from ..methods.eagle3.fit import FitSettings
     from ..methods.eagle3.run import fit_eagle3 as run
+    from ..methods.eagle3.settings import FitSettings
 
     settings = FitSettings(
         layers=layers, vocabulary=vocabulary, intermediate_size=intermediate_size, steps=steps, epochs=epochs, batch_size=batch_size,

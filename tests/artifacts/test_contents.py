@@ -158,6 +158,7 @@ DAMAGED = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("case", DAMAGED)
 def test_a_damaged_folder_is_not_pushed_and_not_pulled(hub, tmp_path, case):
     make, name, data, says = DAMAGED[case]

@@ -51,7 +51,7 @@ def draft_for(name: str, kind: str) -> Any:
 # -- batches ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", tiny.BATCHED)
 def test_ragged_batch(name, kind):

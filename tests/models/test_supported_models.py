@@ -52,6 +52,7 @@ def stated():
     return found
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_model_has_the_verdict_that_the_page_states(name):
     result = supported_models.examine(*name.split("/"), "eager", first=SAMPLE[name])

@@ -92,6 +92,7 @@ def test_samples_have_the_targets_law(name, stop, monkeypatch):
     assert goodness(counts, law) < REJECT, "the samples cannot tell a wrong rule from the target"
 
 
+@pytest.mark.thorough
 def test_the_samples_find_a_rule_that_is_nearly_right(monkeypatch):
     monkeypatch.setattr("hf_lossy_assist.generation.enable.announce", lambda policy: None)
     for name, (settings, warpers) in SETTINGS.items():

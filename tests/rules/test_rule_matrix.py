@@ -223,6 +223,7 @@ def test_lenience_when_greedy():
 # -- looser, and never less than strict -----------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(2)
 @settings(max_examples=10)
 @given(st.integers(0, 2**31))
 @pytest.mark.parametrize(("name", "mode"), [x for x in ON_BLOCKS if CASES[x[0]].monotone])
@@ -251,6 +252,7 @@ def test_every_rule_with_a_threshold_has_a_ladder():
     assert without == {"all_but_last", "synthetic_for_benchmarks"}
 
 
+@pytest.mark.thinned(2)
 @settings(max_examples=10)
 @given(st.integers(0, 2**31))
 @pytest.mark.parametrize(("name", "mode"), [x for x in ON_BLOCKS if CASES[x[0]].above_strict])

@@ -107,7 +107,7 @@ def both_have_lines(part):
 @pytest.mark.parametrize(
     ("command", "parts"),
     [
-        pytest.param((*COLLECT, "--limit", 40), "*.parquet", id="collect"),
+        pytest.param((*COLLECT, "--limit", 40), "*.parquet", id="collect", marks=pytest.mark.thorough),
         pytest.param((*MINE, "--limit", 24), "*.jsonl", id="mine", marks=pytest.mark.thorough),
     ],
 )

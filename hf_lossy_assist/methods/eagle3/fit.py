@@ -9,71 +9,24 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from transformers import LlamaConfig
 
 from ...drafters.eagle3 import Eagle3Drafter
 from ...drafters.states import Proposal
-from ...models.eagle3 import Eagle3Config, Eagle3Network
+from ...models.eagle3 import Eagle3Network
 from ...models.inspect import base_of
 from ...stats.intervals import Estimate, rate
 from ...terminal import Bar
 from ...training.processes import Processes
-from ...validation import check_int, check_number, check_positive
 from .chains import steps_of
 from .checkpoints import Checkpoints
 from .data import Batch, Texts
+from .settings import FitSettings
+from .untrained import network_for
 
 
 FEWEST_TEXTS = 8
 SAID_EVERY = 20  # steps between two losses that are shown
 DECAY = 0.8  # by which a step weighs less than the one before it
-
-
-@dataclass(frozen=True)
-class FitSettings:
-    """How a drafter is made and trained.
-
-    Args:
-        layers: decoder layers. vocabulary: tokens that it can propose, the target's most frequent ones; None: all.
-        intermediate_size: of its MLP; None: the target's.
-        steps: length of the chains that it is trained on.
-        epochs, batch_size (texts), learning_rate (its highest), longest (tokens of a text that are used).
-        held_out: share of the texts that the figures are made on.
-        texts: of the others, how many it is trained on, the same first ones for every number; None: all. For what more texts would bring.
-        save_every: steps of the optimizer between two checkpoints.
-    """
-
-    layers: int = 1
-    vocabulary: int | None = None
-    intermediate_size: int | None = None
-    steps: int = 5
-    epochs: int = 4
-    batch_size: int = 8
-    learning_rate: float = 3e-4
-    longest: int = 1024
-    held_out: float = 0.05
-    texts: int | None = None
-    save_every: int = 100
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_int("layers", self.layers, 1, 16)
-        if self.vocabulary is not None:
-            check_int("vocabulary", self.vocabulary, 2)
-        if self.intermediate_size is not None:
-            check_int("intermediate_size", self.intermediate_size, 1, 2**20)
-        check_int("steps", self.steps, 1, 16)
-        if self.texts is not None:
-            check_int("texts", self.texts, 1)
-        for name in ("epochs", "batch_size", "save_every"):
-            check_int(name, getattr(self, name), 1)
-        check_int("longest", self.longest, 4)
-        check_int("seed", self.seed, 0)
-        check_positive("learning_rate", self.learning_rate, 1.0)
-        check_number("held_out", self.held_out, 0.01, 0.5)
-
-
-DEFAULTS = FitSettings()
 
 
 @dataclass(frozen=True)
@@ -99,51 +52,6 @@ class Losses(torch.nn.Module):
         weighted = sum(DECAY**k * step.loss for k, step in enumerate(found))
         assert isinstance(weighted, torch.Tensor)
         return weighted, found[0].places
-
-
-def network_for(target: Any, texts: Texts, settings: FitSettings) -> Eagle3Network:
-    """An untrained network of the target's widths, whose head begins as the target's own."""
-    base = base_of(target)
-    text, embeddings = base.config.get_text_config(decoder=True), base.get_input_embeddings().weight
-    vocabulary, width = embeddings.shape
-    heads = text.num_attention_heads
-    layer = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=width, intermediate_size=settings.intermediate_size or _intermediate(text),
-        num_hidden_layers=settings.layers, num_attention_heads=heads, num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or width // heads, max_position_embeddings=text.max_position_embeddings,
-        rms_norm_eps=getattr(text, "rms_norm_eps", None) or 1e-6,
-    )  # fmt: skip
-    kept = _most_frequent(texts, vocabulary, settings.vocabulary)
-    config = Eagle3Config(layer, texts.layers, len(kept), text.hidden_size)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        network = Eagle3Network(config, own_embeddings=False)
-        with torch.no_grad():
-            for weight in network.parameters():
-                if weight.dim() > 1:
-                    torch.nn.init.normal_(weight, std=0.02)
-            network.d2t.copy_(kept - torch.arange(len(kept)))
-            head = base.get_output_embeddings()
-            rows = getattr(head, "weight", None)
-            if isinstance(rows, torch.Tensor) and rows.is_floating_point() and rows.shape == (vocabulary, width):
-                network.lm_head.weight.copy_(rows[kept.to(rows.device)].float())
-    return network
-
-
-def _intermediate(text: Any) -> int:
-    """The width of a target's MLP, under the names that it has."""
-    for name in ("intermediate_size", "n_inner", "ffn_dim"):
-        if isinstance(getattr(text, name, None), int):
-            return int(getattr(text, name))
-    return int(4 * text.hidden_size)
-
-
-def _most_frequent(texts: Texts, vocabulary: int, count: int | None) -> torch.Tensor:
-    """The ids of the `count` tokens that the target wrote most often, in order; ties go to the lower ids."""
-    if count is None or count >= vocabulary:
-        return torch.arange(vocabulary)
-    counts = texts.counts(vocabulary)
-    return counts.sort(descending=True, stable=True).indices[:count].sort().values
 
 
 def fit(

@@ -17,7 +17,8 @@ from ...training.jobs import clear, folders, key_of, prepare
 from ...training.processes import Processes
 from .checkpoints import Checkpoints
 from .data import Texts
-from .fit import DEFAULTS, FitSettings, Report, fit, record_of
+from .fit import Report, fit, record_of
+from .settings import DEFAULTS, FitSettings
 
 
 RECORD = "fit.json"

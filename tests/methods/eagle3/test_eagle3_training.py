@@ -1,5 +1,6 @@
 """Training an EAGLE-3 drafter: the chains it learns are those that it drafts, a killed run goes on exactly, and it learns."""
 
+import copy
 import json
 
 import pytest
@@ -11,8 +12,11 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.methods.eagle3.chains import steps_of
 from hf_lossy_assist.methods.eagle3.collect import CollectSettings, collect
 from hf_lossy_assist.methods.eagle3.data import Texts
-from hf_lossy_assist.methods.eagle3.fit import FitSettings, measure, network_for, split
+from hf_lossy_assist.methods.eagle3.fit import measure, split
 from hf_lossy_assist.methods.eagle3.run import fit_eagle3
+from hf_lossy_assist.methods.eagle3.settings import FitSettings
+from hf_lossy_assist.methods.eagle3.untrained import network_for
+from hf_lossy_assist.models.int8 import quantised
 from hf_lossy_assist.models.pairs_model import PairsModel
 
 
@@ -101,6 +105,26 @@ def test_chains_in_training_are_the_chains_that_are_drafted(target, data, layers
         assert int(found[step].tried.sum()) == int(tried[step]) and int(found[step].right.sum()) == int(right[step])
         assert float(found[step].loss) == pytest.approx(float(loss[step]), rel=1e-4)
     assert right[0] > 0 and right[0] < tried[0]
+
+
+@torch.no_grad()
+def test_the_head_begins_as_the_targets_own_in_int8_too(target, data):
+    texts, rounded = Texts(data, target), quantised(copy.deepcopy(target))
+    network = network_for(target, texts, SHORT)
+    own = target.get_output_embeddings().weight
+    assert network.lm_head.weight.equal(own[network.kept].float()) and len(network.kept) == 30
+    found = network_for(rounded, texts, SHORT).lm_head.weight
+    # A row has one scale, so that its numbers are off by half a step of its largest; the unit vectors are not rounded.
+    torch.testing.assert_close(found, network.lm_head.weight, rtol=0, atol=float(own.abs().max()) / 127)
+    assert not found.equal(network.lm_head.weight)
+
+
+@torch.no_grad()
+def test_states_begin_as_those_of_the_last_layer_that_is_read(target, data):
+    texts = Texts(data, target)
+    states = texts.batch([2], 100).states.float()[:, :-1]  # `generate` reads no token behind the last
+    fused, last = network_for(target, texts, SHORT).fuse(states), states.chunk(3, dim=-1)[-1]
+    assert torch.nn.functional.cosine_similarity(fused, last, dim=-1).min() > 0.9
 
 
 def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):

@@ -135,10 +135,13 @@ def generate_many(
 
 
 def _numbered(numbers: Iterable[int], prompts: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    rest = iter(numbers)
+    rest, given = iter(numbers), set[int]()
     for prompt in prompts:
         number = next(rest, None)
         if number is None:
             raise ValueError("numbers: there are fewer than prompts: pass one for each")
         check_int("numbers", number, 0)
+        if number in given:  # whose random numbers another text has, too
+            raise ValueError(f"numbers: {number} is there twice, and results go by it: give each prompt its own")
+        given.add(number)
         yield number, prompt

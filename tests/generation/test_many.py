@@ -344,6 +344,8 @@ def test_numbers_decide_the_random_numbers(pair):
         assert found == {n: whole[n] for n in share}
     with pytest.raises(ValueError, match="^numbers: there are fewer than prompts"):
         list(hla.generate_many(pair[0], prompts(), assistant_model=pair[1], numbers=[3], **SETTINGS))
+    with pytest.raises(ValueError, match="^numbers: 3 is there twice"):
+        list(hla.generate_many(pair[0], prompts(), assistant_model=pair[1], numbers=itertools.repeat(3), **SETTINGS))
 
 
 @pytest.mark.parametrize(

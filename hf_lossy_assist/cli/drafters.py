@@ -57,7 +57,7 @@ def trained(given: str) -> Any:
 
 
 def load_made(made: MadeWith, dtype: str, device: str) -> tuple[Any, Any, Any]:
-    """Target, what drafts, and tokenizer; a drafter in the target's precision and on its device. Raises: one line for another target's."""
+    """Target, what drafts, and tokenizer; in int8 both are. Raises: one line for another target's."""
     if made.drafter is None:
         return load(made.model, made.assistant, dtype, device)
     drafter = trained(made.drafter)
@@ -65,7 +65,7 @@ def load_made(made: MadeWith, dtype: str, device: str) -> tuple[Any, Any, Any]:
     if dtype == INT8:
         drafter = drafter.int8()
     drafter.check(target)
-    return target, drafter.beside(target), tokenizer
+    return target, drafter, tokenizer
 
 
 def read_drafter(given: str | None, policy: str, model: str | None, assistant: str | None) -> "hla.Drafter | None":

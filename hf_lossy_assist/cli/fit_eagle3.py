@@ -76,6 +76,9 @@ def fit_eagle3(
     remember(out, MadeWith(made.model, dtype=dtype))
     places = table("place of a draft", "accepted, %", "95 %")
     for k, its in enumerate(report.acceptance):
+        if its is None:
+            places.add_row(str(k + 1), "no draft came to it", "")
+            continue
         between = "" if its.low is None or its.high is None else f"{its.low:.1%} to {its.high:.1%}"
         places.add_row(str(k + 1), f"{its.value:.1%}", between)
     console().print(places)

@@ -126,6 +126,7 @@ def facts_of(
         "draft": ModelIdentity.of(draft).to_dict(),
         "draft_weights": weights_hash(draft),
         "dtype": dtype_of(target),
+        "draft_dtype": dtype_of(draft),  # a drafter's is its file's: beside a target it is copied
         "arms": {
             arm.name: {
                 "kind": arm.kind,

@@ -49,8 +49,8 @@ class DFlashDrafter(StatesDrafter):
                     f"a head here reads the {spec}, and {self.kind} has none of it: a block is filled in before its tokens are drawn; use svip, "
                     "or a head on the state that predicts the token (hf-lossy collect)"
                 )
-        self.prepare(context)
-        base, rows, network = base_of(context.target), context.rows, self.network
+        self.check(context.target)
+        base, rows, network = base_of(context.target), context.rows, self.beside(context.target).network
         model = BlockModel(
             network, network.embed_tokens or base.get_input_embeddings(), network.lm_head or base.get_output_embeddings(),
             len(rows.index), rows.max_length, context.vocabulary, context.held,

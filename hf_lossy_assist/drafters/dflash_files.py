@@ -10,7 +10,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from ..models.dflash import DFlashConfig, DFlashNetwork
 from ..validation import check_flag, check_int, one_line, shown
 from .eagle3_files import layer_settings
-from .weights import SIZES, assigned, check_sizes
+from .weights import SIZES, assigned, check_sizes, unloaded
 
 
 OWN = "DFlashDraftModel"
@@ -89,7 +89,6 @@ def network_of(config: DFlashConfig, weights: dict[str, torch.Tensor], where: st
     """The network with these weights, by their names in files. `where` names them in errors."""
     if not config.reduced:
         weights["d2t"] = torch.zeros(config.draft_vocab_size or 0, dtype=torch.int64)
-    with torch.device("meta"):  # its sizes are not to be trusted before the weights have them
-        network = DFlashNetwork(config, own_embeddings="embed_tokens.weight" in weights)
-    network.rotary_emb = Qwen3RotaryEmbedding(config.layer)
+    own = "embed_tokens.weight" in weights
+    network = unloaded(lambda: DFlashNetwork(config, own), lambda: Qwen3RotaryEmbedding(config.layer), where)
     return assigned(network, weights, where)

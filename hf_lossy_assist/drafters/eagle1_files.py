@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from ..models.eagle1 import Eagle1Config, Eagle1Network
 from ..validation import check_flag
 from .eagle3_files import layer_config
-from .weights import assigned
+from .weights import assigned, unloaded
 
 
 def is_its(spec: Mapping[str, Any]) -> bool:
@@ -34,7 +34,6 @@ def network_of(config: Eagle1Config, weights: dict[str, torch.Tensor], where: st
         )
     config = Eagle1Config(config.layer, "fc.bias" in weights)
     weights["d2t"] = torch.zeros(0, dtype=torch.int64)
-    with torch.device("meta"):  # its sizes are not to be trusted before the weights have them
-        network = Eagle1Network(config, own_embeddings="embed_tokens.weight" in weights)
-    network.rotary_emb = LlamaRotaryEmbedding(config.layer)
+    own = "embed_tokens.weight" in weights
+    network = unloaded(lambda: Eagle1Network(config, own), lambda: LlamaRotaryEmbedding(config.layer), where)
     return assigned(network, weights, where)

@@ -43,7 +43,7 @@ class Eagle3Drafter(StatesDrafter):
         states_of(target, self.network)
 
     def start(self, context: DraftContext) -> StatesRun:
-        self.prepare(context)
+        self.check(context.target)
         rows = context.rows
         model = self.cached(context.target, len(rows.index), rows.max_length, context.vocabulary, context.held)
         return StatesRun(model, states_of(context.target, self.network), context)
@@ -51,8 +51,8 @@ class Eagle3Drafter(StatesDrafter):
     def cached(
         self, target: Any, rows: int, limit: int, vocabulary: int, begins: Sequence[int] | None = None
     ) -> PairsModel:
-        """The network on a cache of rows; arguments as of `PairsModel`."""
-        base, network = base_of(target), self.network
+        """The network, where the target is, on a cache of rows; arguments as of `PairsModel`."""
+        base, network = base_of(target), self.beside(target).network
         embedding = network.embed_tokens or base.get_input_embeddings()
         head = base.get_output_embeddings() if network.lm_head is None else None
         return PairsModel(network, embedding, rows, limit, vocabulary, head, begins)

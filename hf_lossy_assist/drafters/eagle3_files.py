@@ -12,7 +12,7 @@ import torch
 from ..models.eagle3 import KINDS, Eagle3Config, Eagle3Network
 from ..validation import check_flag, check_int, check_number, listed, one_line, shown
 from .states import Proposal
-from .weights import SIZES, assigned, check_sizes
+from .weights import SIZES, assigned, check_sizes, unloaded
 
 
 PLAIN = ("LlamaForCausalLMEagle3", "Qwen3ForCausalLMEagle3", "Qwen3Eagle3Model")  # the last is DeepSpec's
@@ -97,10 +97,16 @@ def layer_settings(kind: str) -> set[str]:
 
 def network_of(config: Eagle3Config, weights: dict[str, torch.Tensor], where: str) -> Eagle3Network:
     """The network with these weights, by their names in files. `where` names them in errors."""
+    twice = sorted(
+        name for name in weights if name.startswith("midlayer.") and name.replace("midlayer.", "layers.0.") in weights
+    )
+    if twice:
+        raise ValueError(
+            f"{where} has two first layers, midlayer.* and layers.0.*: both hold {listed([its.partition('.')[2] for its in twice], 3)}"
+        )
     weights = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in weights.items()}
     if not config.reduced:
         weights.setdefault("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
-    with torch.device("meta"):  # its sizes are not to be trusted before the weights have them
-        network = Eagle3Network(config, own_embeddings="embed_tokens.weight" in weights)
-    network.rotary_emb = config.kind.rotary(config.layer)
+    own = "embed_tokens.weight" in weights
+    network = unloaded(lambda: Eagle3Network(config, own), lambda: config.kind.rotary(config.layer), where)
     return assigned(network, weights, where)

@@ -31,6 +31,8 @@ def save_drafter(drafter: Eagle3Drafter, folder: str | Path, target: Any = None,
     config = network.config
     if not isinstance(config, Eagle3Config):
         raise TypeError(f"save_drafter: expected an EAGLE-3 drafter, got one of {type(config).__name__}")
+    if drafter.in_int8:
+        raise ValueError("save_drafter: this drafter is in int8: save the one that int8() was called on")
     weights = {name: tensor.detach().contiguous().cpu() for name, tensor in network.state_dict().items()}
     if network.embed_tokens is None and target is not None and embeddings:
         rows = base_of(target).get_input_embeddings().weight

@@ -1,18 +1,18 @@
 """What drafters on the target's own hidden states share: their settings, what they were made for, and where they run."""
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 
 from ..models.identity import ModelIdentity
-from ..models.inspect import base_of
+from ..models.inspect import base_of, tokens_known
 from ..models.int8 import linears_in_int8
 from ..models.trials import why_not_rows
 from ..validation import shown
-from .base import DraftContext, Drafter
+from .base import Drafter
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,9 @@ class StatesDrafter(Drafter):
     network: Any
     source: str | None = None
     proposal: Proposal = Proposal()
+    _copies: dict[Any, Any] = field(
+        default_factory=dict, init=False, repr=False
+    )  # by device and dtype: what it was copied of, and the drafter
     kind: ClassVar[str]  # how messages name it
     model_type: ClassVar[str]  # how profiles and heads name it
     networks: ClassVar[tuple[type, ...]]  # what `network` may be
@@ -67,7 +70,9 @@ class StatesDrafter(Drafter):
         return ModelIdentity(name, None, self.model_type, *sizes)
 
     def int8(self) -> Self:
-        """A copy whose linear layers compute in int8, on the CPU: a fraction of the bytes that each drafted token reads."""
+        """A copy whose linear layers compute in int8, on the CPU: a fraction of the bytes that each drafted token reads. One in int8 stays it."""
+        if self.in_int8:
+            return self
         return replace(self, network=linears_in_int8(copy.deepcopy(self.network).float().cpu()))
 
     @property
@@ -82,6 +87,11 @@ class StatesDrafter(Drafter):
             raise ValueError(
                 f"{self.name} reads states of {config.target_hidden_size} numbers, and the target's have {width}: it is another target's"
             )
+        known = None if self.network.embed_tokens is None else config.layer.vocab_size
+        if known is not None and known < tokens_known(base):
+            raise ValueError(
+                f"{self.name} has embeddings of {known} tokens, and the target reads {tokens_known(base)}: it is another target's"
+            )
         own, embedded = config.layer.hidden_size, base.get_input_embeddings().weight.shape[1]
         for part, wide, what in (
             (self.network.embed_tokens, embedded, "embeddings"),
@@ -90,21 +100,25 @@ class StatesDrafter(Drafter):
             if part is None and wide != own:
                 raise ValueError(f"{self.name} has no {what}, and the target's are {wide} wide, not {own}")
 
-    def prepare(self, context: DraftContext) -> None:
-        """Refuse a target that it was not made for, and have the network beside it. Raises: `ValueError`."""
-        self.check(context.target)
-        self.beside(context.target)
-
     def check(self, target: Any) -> None:
         """Refuse a target that it was not made for, as far as its sizes say so. Raises: `ValueError`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method check(target)")
 
     def beside(self, target: Any) -> Self:
-        """This drafter, its network on the target's device and in its precision, where it is not in int8."""
-        table = base_of(target).get_input_embeddings().weight
-        if not self.in_int8:
-            self.network.to(device=table.device, dtype=table.dtype)
-        return self
+        """This drafter where the target is: with a copy of its network, if that is on another device or in another precision, and not in int8.
+
+        Its own network stays as it is, for targets elsewhere and for saving. A copy is kept until the network is changed.
+        """
+        table, network = base_of(target).get_input_embeddings().weight, self.network
+        place = table.device, table.dtype
+        if self.in_int8 or place == (network.device, network.dtype):
+            return self
+        state = tuple((id(its), its._version, its.data_ptr()) for its in network.parameters())
+        if self._copies.get(place, (None,))[0] != state:
+            moved = copy.deepcopy(network).to(device=table.device, dtype=table.dtype)
+            self._copies[place] = state, replace(self, network=moved)
+        found: Self = self._copies[place][1]
+        return found
 
     # What records of a draft ask of a model.
 
@@ -124,14 +138,13 @@ class StatesDrafter(Drafter):
 
 
 def refuse_models(what: str, target: Any, draft: Any) -> None:
-    """Refuse a target and a draft that do not run in batches; a drafter on the target's states that is not this target's. Moves the latter beside it.
+    """Refuse a target and a draft that do not run in batches; a drafter on the target's states that is not this target's.
 
     `what`: needs them, for messages. Raises: `ValueError`, one line.
     """
     models = {"target": target, "draft": draft}
     if isinstance(draft, StatesDrafter):
         draft.check(target)
-        draft.beside(target)
         del models["draft"]
     for name, model in models.items():
         reason = why_not_rows(model)

@@ -1,6 +1,7 @@
 """Weights of drafters in files that anybody may have written: read, checked, put into a network."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,10 +10,12 @@ import torch
 from safetensors import SafetensorError
 
 from ..artifacts.hub import AGAIN, fetch, holds
-from ..validation import check_int, listed, one_line
+from ..artifacts.reading import read_object
+from ..validation import check_int, listed, one_line, shown
 
 
 CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
+INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # Sizes of a decoder's config, and the most that is believed: what a file says is built before its weights are seen.
 SIZES = {
@@ -21,6 +24,7 @@ SIZES = {
 }  # fmt: skip
 NOT_NEEDED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq", "t2d")
 NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+SHARD = re.compile(r"[\w-][\w.-]{0,200}\.safetensors")
 Network = TypeVar("Network", bound=torch.nn.Module)
 
 
@@ -33,13 +37,33 @@ def check_sizes(spec: Mapping[str, Any], where: str) -> None:
             raise ValueError(f"{where}: {name} is missing")
 
 
+def unloaded(make: Callable[[], Network], rotary: Callable[[], Any], where: str) -> Network:
+    """A network on the meta device, for its sizes are not to be trusted before the weights have them; `rotary` makes its angles, which no file holds.
+
+    Raises: `ValueError`, one line, for whatever Transformers stumbles over in a config that anybody may have written.
+    """
+    try:
+        with torch.device("meta"):
+            network = make()
+        network.rotary_emb = angles = rotary()
+    except Exception as error:
+        raise ValueError(
+            f"{where}: no network can be made of its {CONFIG}: {type(error).__name__}: {one_line(error, 300)}"
+        ) from None
+    if not bool(angles.inv_freq.isfinite().all()):
+        raise ValueError(f"{where}: {CONFIG}: its RoPE settings give angles that are no numbers")
+    return network
+
+
 def read_weights(source: str, pickle: bool, **kwargs: Any) -> tuple[dict[str, torch.Tensor], str]:
     """The tensors of a folder or repository, and the name of their file. Raises: `ValueError`, one line."""
     if holds(source, WEIGHTS, **kwargs):
         file = fetch(source, [WEIGHTS], **kwargs)[0]
         return _read(file), str(file)
+    if holds(source, INDEX, **kwargs):
+        return _read_shards(source, fetch(source, [INDEX], **kwargs)[0], **kwargs)
     if not holds(source, PICKLE, **kwargs):
-        raise ValueError(f"{source} has neither {WEIGHTS} nor {PICKLE}: there are no weights to load")
+        raise ValueError(f"{source} has neither {WEIGHTS} nor {INDEX} nor {PICKLE}: there are no weights to load")
     if not pickle:
         raise ValueError(
             f"{source} has {PICKLE}, a pickle, and no {WEIGHTS}: pickle=True takes the tensors alone from it (torch.load(weights_only=True))"
@@ -88,11 +112,39 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
         ) from None
 
 
+def _read_shards(source: str, index: Path, **kwargs: Any) -> tuple[dict[str, torch.Tensor], str]:
+    """The tensors of all files that an index names, each a file beside it."""
+    names = read_object(index, "an object, the index of weights").get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(its, str) and SHARD.fullmatch(its) for its in names.values()):
+        raise ValueError(
+            f"{index}: weight_map: expected tensors' names with that of the .safetensors file each is in, got {shown(names, 200)}"
+        )
+    found: dict[str, torch.Tensor] = {}
+    for file in fetch(source, sorted(set(names.values())), **kwargs):
+        found |= _read(file)
+    if found.keys() != names.keys():
+        other = sorted(found.keys() ^ names.keys())
+        raise ValueError(f"{index} and its files name other tensors ({listed(other, 5)}): download it again ({AGAIN})")
+    return found, str(index)
+
+
 def _unpickled(file: Path) -> dict[str, torch.Tensor]:
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged, or more than tensors: refused either way
-        raise ValueError(f"{file} holds more than tensors, or is damaged: {one_line(error, 200)}") from None
-    if not isinstance(found, Mapping) or not all(isinstance(its, torch.Tensor) for its in found.values()):
+        said = one_line(error, 200) or type(error).__name__
+        raise ValueError(
+            f"{file} holds more than tensors, or is damaged: {said}: download it again ({AGAIN})"
+        ) from None
+    if not isinstance(found, Mapping):
         raise ValueError(f"{file}: expected tensors by name, got {type(found).__name__}")
+    for name, its in found.items():
+        if not isinstance(name, str) or not isinstance(its, torch.Tensor):
+            raise ValueError(
+                f"{file}: expected tensors by name, got {shown(name)} with {type(its).__name__}: save the state_dict itself, best as {WEIGHTS}"
+            )
+        if its.layout != torch.strided or its.is_meta or its.is_quantized:
+            raise ValueError(
+                f"{file}: {name}: expected a plain tensor with its numbers, got one of layout {its.layout} on {its.device}"
+            )
     return dict(found)

@@ -24,8 +24,8 @@ def certificate_of(
         return None
     its, target = (next(its for its in found.certified if its.arm == name) for name in (best.step.name, TARGET))
     models = {
-        role: facts[role] | {"weights": facts[f"{role}_weights"], "dtype": facts["dtype"]}
-        for role in ("target", "draft")
+        role: facts[role] | {"weights": facts[f"{role}_weights"], "dtype": facts[dtype]}
+        for role, dtype in (("target", "dtype"), ("draft", "draft_dtype"))
     }
     return Certificate(
         policy=without_paths(best.step.name),

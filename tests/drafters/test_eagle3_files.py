@@ -192,7 +192,7 @@ def test_files_that_are_no_whole_files(folder, tmp_path):
     (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
     assert "is not a whole safetensors file" in refused(folder)
     (folder / "model.safetensors").unlink()
-    assert "neither model.safetensors nor pytorch_model.bin" in refused(folder)
+    assert "has neither model.safetensors nor model.safetensors.index.json nor pytorch_model.bin" in refused(folder)
     (folder / "config.json").write_text("[1]")
     assert "expected an object" in refused(folder)
     shutil.rmtree(folder)

@@ -8,6 +8,7 @@ import torch
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.certificate import Certificate
+from hf_lossy_assist.cli.measured import facts_of
 from hf_lossy_assist.evaluation.measuring import Decoding
 from hf_lossy_assist.models.identity import ModelIdentity, dtype_of, weights_hash
 from hf_lossy_assist.policy.contents import files_of
@@ -34,11 +35,11 @@ def models():
     return found
 
 
-def of_models(models, **decoding):
-    """A certificate of the demo's models."""
+def of_models(models, draft=None, **decoding):
+    """A certificate of the demo's models; `draft`: of another draft."""
     records = {
         role: ModelIdentity.of(its).to_dict() | {"weights": weights_hash(its), "dtype": dtype_of(its)}
-        for role, its in (("target", models.target), ("draft", models.draft))
+        for role, its in (("target", models.target), ("draft", draft or models.draft))
     }
     return a_certificate(models=records, decoding={"do_sample": False, **decoding})
 
@@ -175,6 +176,20 @@ def test_generate_says_what_differs(models, recwarn):
         with pytest.warns(UserWarning, match=f"this policy's certificate is of something else: {said}"):
             written(models, policy, **settings)
     written(models, policy, do_sample=True)
+    assert not [its for its in recwarn if "certificate" in str(its.message)]
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_a_drafter_beside_a_target_in_another_precision(recwarn):
+    """It is what its files hold, before and after its copy drafted."""
+    models, drafter = hla.demo.load(dtype=torch.bfloat16), hla.demo.drafter()
+    hla.enable(models.target)
+    facts = facts_of(models.target, drafter, [], Decoding(), ["a"], "demo", [1])
+    assert (facts["dtype"], facts["draft_dtype"]) == ("bfloat16", "float16")
+    policy = replace(POLICY, certificate=of_models(models, drafter))
+    for _ in range(2):
+        written(models, policy, assistant_model=drafter, do_sample=False)
+        assert facts["draft_weights"] == weights_hash(drafter)
     assert not [its for its in recwarn if "certificate" in str(its.message)]
 
 

@@ -30,7 +30,7 @@ def steps_of(network: Eagle3Network, embedding: torch.nn.Module, batch: Batch, s
         ids.shape[1] - 1
     )  # pair i: the embedding of token i + 1 with the states of token i; it predicts token i + 2
     embeds = embedding(ids[:, 1:]).detach()
-    states = network.fuse(batch.states[:, :-1].to(device))
+    states = network.fuse(batch.states[:, :-1].to(device))  # in the network's precision, whatever the target's is
     draft_of = draft_ids(network)
     index = draft_of[batch.likely[:, 1:].to(device)]  # (B, pairs, k), −1: the network cannot propose it
     probs = batch.probs[:, 1:].to(device) * (index >= 0)
@@ -39,7 +39,7 @@ def steps_of(network: Eagle3Network, embedding: torch.nn.Module, batch: Batch, s
     wanted = torch.nn.functional.pad(ids[:, 2:], (0, 1))  # the text's own next token
     cache, alive = DynamicCache(), torch.ones_like(wanted, dtype=torch.bool)
     for step in range(steps):
-        mask = seen(pairs, step, device, embeds.dtype)
+        mask = seen(pairs, step, device, states.dtype)
         own, normed = network(embeds, states, places[None], mask, cache)
         # The chain began in the answer, and the next token is known. The head, a third of the work, is for those places alone.
         here = (places >= first.clamp(min=0) + step) & (places <= last)

@@ -1,5 +1,6 @@
 """What `collect` wrote, read back: texts, and what the target had at each of their places."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,12 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
-from ...models.identity import ModelIdentity
+from ...models.identity import ModelIdentity, dtype_of, named_int8, weights_hash
 from ...models.layer_states import LayerStates
 from ...training.finished import check_entries
 from ...training.jobs import key_of, read_part, read_record
 from ...training.shards import shard_name
-from ...validation import check_int
+from ...validation import check_int, shown
 from .collect import RECORD, SHARDS, CollectSettings
 from .heard import states_of
 
@@ -40,7 +41,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} is no data of hf-lossy collect --for eagle3: no {RECORD} in it{hint}")
     facts = read_record(record)
     check_entries(
-        facts, {"settings": dict, "target": dict, "target_weights": str, "tokenizer_hash": str, "prompts": int, "prompts_sha256": str, "source": str}, record
+        facts, {"settings": dict, "target": dict, "target_weights": str, "tokenizer_hash": str, "dtype": str, "prompts": int, "prompts_sha256": str, "source": str}, record
     )  # fmt: skip
     try:
         settings = CollectSettings(**facts["settings"] | {"layers": tuple(facts["settings"].get("layers") or ())})
@@ -68,6 +69,7 @@ class Texts:
         recorded, here = ModelIdentity.from_dict(self.facts["target"]), ModelIdentity.of(target)
         if (conflict := recorded.conflict(here)) is not None:
             raise ValueError(f"{self.folder} was collected with the target {recorded}, and this is {here}: {conflict}")
+        self._doubt(recorded, here, target)
         self.target, self.layers = target, tuple(self.settings["layers"])
         self._places: list[tuple[Path, int]] = []  # file and first token of each text
         self.ids: list[torch.Tensor] = []
@@ -87,6 +89,21 @@ class Texts:
                 self.prompts.append(prompt)
                 start += len(ids)
         self._reader = None if self.settings["states"] else LayerStates(target, self.layers)
+
+    def _doubt(self, recorded: ModelIdentity, here: ModelIdentity, target: Any) -> None:
+        """Refuse a target with other weights in the same precision, whose states and words these are not; warn of one in another precision."""
+        if self.facts["target_weights"] == weights_hash(target):
+            return
+        precision = "int8" if named_int8(recorded.id) else self.facts["dtype"].removeprefix("torch.")
+        if precision == dtype_of(target):
+            raise ValueError(
+                f"{self.folder} was collected with other weights of the target {here.id}, under the same sizes: use the same, or collect again"
+            )
+        warnings.warn(
+            f"{self.folder} was collected in {shown(precision, 30)} and the target here computes in {shown(dtype_of(target))}: whether their weights are the "
+            "same cannot be seen, and its answers may be others",
+            stacklevel=3,
+        )
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -13,6 +13,7 @@ import torch
 from ...drafters.eagle3 import Eagle3Drafter
 from ...drafters.states import Proposal
 from ...models.eagle3 import Eagle3Network
+from ...models.identity import ModelIdentity, dtype_of, weights_hash
 from ...models.inspect import base_of
 from ...stats.intervals import Estimate, rate
 from ...terminal import Bar
@@ -31,9 +32,12 @@ DECAY = 0.8  # by which a step weighs less than the one before it
 
 @dataclass(frozen=True)
 class Report:
-    """What a drafter reaches on held-out texts: `acceptance[k]` of drafts' place k + 1, where all before were right, and tokens a target call."""
+    """What a drafter reaches on held-out texts: `acceptance[k]` of drafts' place k + 1, where all before were right, and tokens a target call.
 
-    acceptance: tuple[Estimate, ...]
+    None: no draft came to that place.
+    """
+
+    acceptance: tuple[Estimate | None, ...]
     tokens_per_call: Estimate
     texts: int
 
@@ -117,6 +121,17 @@ def split(count: int, settings: FitSettings) -> tuple[list[int], list[int]]:
     return sorted(rest[: settings.texts]), sorted(order[:held])
 
 
+def check_lengths(texts: Texts, settings: FitSettings) -> None:
+    """Refuse texts of which nothing is left to train on or to measure. Raises: `ValueError`, one line."""
+    for numbers, what in zip(split(len(texts), settings), ("it trains on", "are held out"), strict=True):
+        if not any(min(len(texts.ids[n]), settings.longest) > max(texts.prompts[n], 2) for n in numbers):
+            shortest = min(texts.prompts[n] for n in numbers)
+            raise ValueError(
+                f"longest={settings.longest}: none of the {len(numbers)} texts that {what} has a token of its answer among those; the shortest prompt "
+                f"has {shortest}"
+            )
+
+
 def _schedule(step: int, total: int) -> float:
     """The learning rate's share of its highest: up in the first 5 % of steps, then down as a cosine to a tenth."""
     warm = max(1, total // 20)
@@ -136,9 +151,7 @@ def measure(
         for k, step in enumerate(steps_of(network, embedding, batch, settings.steps)):
             tried[k] += step.tried.tolist()
             right[k] += step.right.tolist()
-    acceptance = tuple(
-        rate(r, t) if sum(t) else Estimate(math.nan, None, None) for r, t in zip(right, tried, strict=True)
-    )
+    acceptance = tuple(rate(r, t) if sum(t) else None for r, t in zip(right, tried, strict=True))
     written = [1.0 * began + sum(its) for began, its in zip(tried[0], zip(*right, strict=True), strict=True)]
     return Report(acceptance, rate(written, tried[0]), len(numbers))
 
@@ -148,8 +161,9 @@ def record_of(settings: FitSettings, texts: Texts) -> dict[str, Any]:
     facts = texts.facts
     return {
         "settings": asdict(settings),
-        "target": facts["target"],
-        "target_weights": facts["target_weights"],
+        "target": ModelIdentity.of(texts.target).to_dict(),
+        "dtype": dtype_of(texts.target),
+        "target_weights": weights_hash(texts.target),
         "data": {name: facts[name] for name in ("prompts", "prompts_sha256", "source")}
         | {"collected": facts["settings"]},
         "tokens": texts.answered(split(len(texts), settings)[0]),

@@ -17,7 +17,7 @@ from ...training.jobs import clear, folders, key_of, prepare
 from ...training.processes import Processes
 from .checkpoints import Checkpoints
 from .data import Texts
-from .fit import Report, fit, record_of
+from .fit import Report, check_lengths, fit, record_of
 from .settings import DEFAULTS, FitSettings
 
 
@@ -36,6 +36,7 @@ def fit_eagle3(
     """
     out, part = folders(out)
     texts = Texts(data, target)
+    check_lengths(texts, settings)
     processes = Processes.started()
     accelerator = Accelerator(cpu=target.device.type == "cpu")
     facts = record_of(settings, texts)
@@ -61,7 +62,7 @@ def fit_eagle3(
 def figures(report: Report) -> dict[str, Any]:
     """A report as JSON has it."""
     return {
-        "acceptance": [list(its) for its in report.acceptance],
+        "acceptance": [None if its is None else list(its) for its in report.acceptance],
         "tokens_per_call": list(report.tokens_per_call),
         "held_out_texts": report.texts,
     }
@@ -77,8 +78,10 @@ def card(facts: dict[str, Any], report: Report) -> ModelCard:
     )  # fmt: skip
 
 
-def _interval(its: Estimate, factor: float, form: str) -> str:
+def _interval(its: Estimate | None, factor: float, form: str) -> str:
     """An estimate as a table shows it."""
+    if its is None:
+        return "no draft came to it"
     value = form % (factor * its.value)
     if its.low is None or its.high is None:
         return f"{value} (too few texts for an interval)"

@@ -59,8 +59,6 @@ def calibrate_svip(
     check_flag("do_sample", do_sample)
     stop = SVIP(SVIP.h, c, form, max_draft)
     rows = read_prompts(target, draft, prompts, tokenizer)
-    if isinstance(draft, Eagle3Drafter):
-        draft.beside(target)
 
     warmth = temperature if do_sample else None
     found, accept, valid = _measure(target, draft, rows, batch_size, seed, warmth, max_new_tokens)

@@ -229,3 +229,59 @@ def test_what_cannot_be_trained_on(target, data, tmp_path):
     with pytest.raises(ValueError, match="layer 9 is asked for"):
         collect(target, small.tokenizer(), PROMPTS, tmp_path / "deep", CollectSettings(layers=(0, 9)))
     assert not (tmp_path / "deep.partial").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_target_in_half_precision(target, tmp_path, dtype):
+    """The network is trained in float32 all the same."""
+    half = copy.deepcopy(target).to(dtype)
+    data = collect(half, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS)
+    drafter, report = fit_eagle3(half, data, tmp_path / "drafter", SHORT)
+    assert drafter.dtype == torch.float32 and report.acceptance[0].value > 0
+    out = hla.enable(half).generate(
+        torch.tensor([[3, 7, 11]]),
+        assistant_model=hla.load_drafter(tmp_path / "drafter"),
+        lossy_policy="strict",
+        max_new_tokens=8,
+    )
+    assert out.shape[1] > 3
+
+
+def test_a_target_with_other_weights(target, data, tmp_path):
+    other = copy.deepcopy(target)
+    with torch.no_grad():
+        other.lm_head.weight.add_(0.1)
+    with pytest.raises(ValueError, match="was collected with other weights of the target"):
+        fit_eagle3(other, data, tmp_path / "out", SHORT)
+    with pytest.warns(UserWarning, match="was collected in 'float32' and the target here computes in 'bfloat16'"):
+        fit_eagle3(copy.deepcopy(target).to(torch.bfloat16), data, tmp_path / "half", SHORT)
+    facts = json.loads((tmp_path / "half" / "fit.json").read_text())
+    assert facts["dtype"] == "bfloat16"
+
+
+def test_places_that_no_draft_came_to(target, data, tmp_path, monkeypatch):
+    """An untrained network, say: what was not measured is no number, and the record is JSON."""
+    from hf_lossy_assist.methods.eagle3 import fit as module
+
+    own, texts = module.measure, Texts(data, target)
+    never = torch.tensor(sorted(set(range(target.config.vocab_size)) - set(torch.cat(texts.ids).tolist())))
+
+    def of_none_right(network, *args):
+        network.d2t.copy_(never[:30] - torch.arange(30))  # what it can propose the target never wrote
+        return own(network, *args)
+
+    monkeypatch.setattr(module, "measure", of_none_right)
+    _, report = fit_eagle3(target, data, tmp_path / "out", SHORT)
+    assert report.acceptance[0].value == 0 and report.acceptance[1:] == (None, None)
+    facts = json.loads((tmp_path / "out" / "fit.json").read_text(), parse_constant=pytest.fail)
+    assert facts["acceptance"][1:] == [None, None]
+    assert "no draft came to it" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_texts_that_end_before_their_answers(target, data, tmp_path):
+    long = collect(target, small.tokenizer(), [f"{its} w5 w6" for its in PROMPTS], tmp_path / "texts", SETTINGS)
+    with pytest.raises(
+        ValueError, match="longest=4: none of the 16 texts that it trains on .* the shortest prompt has 5"
+    ):
+        fit_eagle3(target, long, tmp_path / "out", FitSettings(**vars(SHORT) | {"longest": 4}))
+    assert not (tmp_path / "out.partial").exists()

@@ -4,7 +4,7 @@
 state, as it will when it drafts, and each chain sees the target's states before its first place and its own behind it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,8 +19,10 @@ class Step(NamedTuple):
 
     loss: torch.Tensor  # scalar, the sum over `places` of the cross entropy with the target's distribution
     places: torch.Tensor  # how many there are
-    tried: torch.Tensor  # (B,) chains of each text whose tokens before this one were all the target's
-    right: torch.Tensor  # (B,) of them, those whose next one is too
+    tried: (
+        torch.Tensor
+    )  # (B, T − 1) bool: at this place is the token k + 1 of a chain whose tokens before were all the target's
+    right: torch.Tensor  # (B, T − 1) bool: of them, those whose token here is, too
 
 
 def steps_of(network: Eagle3Network, embedding: torch.nn.Module, batch: Batch, steps: int) -> Iterator[Step]:
@@ -47,9 +49,26 @@ def steps_of(network: Eagle3Network, embedding: torch.nn.Module, batch: Batch, s
         loss = (logits.logsumexp(dim=-1) * p.sum(dim=-1) - (p * logits.gather(-1, of)).sum(dim=-1)).sum()
         right = alive & here
         right[here] &= network.kept[logits.argmax(dim=-1)] == wanted[here]
-        yield Step(loss, here.sum(), (alive & here).sum(dim=1), right.sum(dim=1))
+        yield Step(loss, here.sum(), alive & here, right)
         alive = shifted(right)
         states = shifted(own)
+
+
+def accepted_by(steps: Sequence[Step]) -> torch.Tensor:
+    """How many tokens of the chain that begins at each place are the target's, (B, T − 1)."""
+    out = torch.zeros_like(steps[0].right, dtype=torch.int64)
+    for k, step in enumerate(steps):
+        out[:, : out.shape[1] - k] += step.right[:, k:]
+    return out
+
+
+def rounds_of(accepted: Sequence[int], first: int, last: int) -> int:
+    """Calls of the target that write the tokens behind places `first` … `last` where each place's draft has so many right; before place 0 there is none."""
+    place, rounds = first, 0
+    while place <= last:
+        place += 1 + (accepted[place] if place >= 0 else 0)
+        rounds += 1
+    return rounds
 
 
 def draft_ids(network: Eagle3Network) -> torch.Tensor:

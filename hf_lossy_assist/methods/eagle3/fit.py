@@ -18,7 +18,7 @@ from ...models.inspect import base_of
 from ...stats.intervals import Estimate, rate
 from ...terminal import Bar
 from ...training.processes import Processes
-from .chains import steps_of
+from .chains import accepted_by, rounds_of, steps_of
 from .checkpoints import Checkpoints
 from .data import Batch, Texts
 from .settings import FitSettings
@@ -32,9 +32,8 @@ DECAY = 0.8  # by which a step weighs less than the one before it
 
 @dataclass(frozen=True)
 class Report:
-    """What a drafter reaches on held-out texts: `acceptance[k]` of drafts' place k + 1, where all before were right, and tokens a target call.
-
-    None: no draft came to that place.
+    """What a drafter reaches on held-out texts: `acceptance[k]` of drafts' place k + 1, where all before were right (None: no draft came to
+    it), and tokens a target call of strict greedy decoding.
     """
 
     acceptance: tuple[Estimate | None, ...]
@@ -144,16 +143,25 @@ def _schedule(step: int, total: int) -> float:
 def measure(
     network: Eagle3Network, embedding: torch.nn.Module, texts: Texts, numbers: Sequence[int], settings: FitSettings
 ) -> Report:
-    """Chains of `settings.steps` greedily drafted tokens at every place of the answers of the texts `numbers`."""
+    """Chains of `settings.steps` greedily drafted tokens at every place of the answers of the texts `numbers`.
+
+    Acceptance is of all places alike. Calls are those of strict decoding, which drafts where the call before ended: more often where drafts fail.
+    """
     tried, right = [[] for _ in range(settings.steps)], [[] for _ in range(settings.steps)]  # type: list[list[float]], list[list[float]]
+    tokens, calls = [], []  # type: list[float], list[float]
     for start in range(0, len(numbers), settings.batch_size):
         batch = texts.batch(numbers[start : start + settings.batch_size], settings.longest)
-        for k, step in enumerate(steps_of(network, embedding, batch, settings.steps)):
-            tried[k] += step.tried.tolist()
-            right[k] += step.right.tolist()
+        steps = list(steps_of(network, embedding, batch, settings.steps))
+        for k, step in enumerate(steps):
+            tried[k] += step.tried.sum(dim=1).tolist()
+            right[k] += step.right.sum(dim=1).tolist()
+        for accepted, length, prompt in zip(
+            accepted_by(steps).tolist(), batch.lengths.tolist(), batch.prompts.tolist(), strict=True
+        ):
+            tokens.append(max(length - prompt, 0))
+            calls.append(rounds_of(accepted, prompt - 2, length - 3))
     acceptance = tuple(rate(r, t) if sum(t) else None for r, t in zip(right, tried, strict=True))
-    written = [1.0 * began + sum(its) for began, its in zip(tried[0], zip(*right, strict=True), strict=True)]
-    return Report(acceptance, rate(written, tried[0]), len(numbers))
+    return Report(acceptance, rate(tokens, calls), len(numbers))
 
 
 def record_of(settings: FitSettings, texts: Texts) -> dict[str, Any]:

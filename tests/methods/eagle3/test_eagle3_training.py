@@ -149,6 +149,28 @@ def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):
     assert facts["tokens"] == texts.answered(train) and len(facts["acceptance"]) == settings.steps
 
 
+@pytest.mark.parametrize("steps", [2, 3])
+def test_the_calls_in_the_figures_are_those_of_generate(target, data, tmp_path, steps):
+    """Text by text, in a ragged batch, whose prompts have a forward of their own: so the first round has a draft."""
+    settings = FitSettings(**vars(SHORT) | {"epochs": 20, "learning_rate": 3e-3, "steps": steps, "held_out": 0.4})
+    drafter, report = fit_eagle3(target, data, tmp_path / "drafter", settings)
+    texts = Texts(data, target)
+    test = split(len(texts), settings)[1]
+    prompts = [texts.ids[number][: texts.prompts[number]].tolist() for number in test]
+    prompts.append([5, 6, 7, 8, 9])  # which makes it ragged
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(its)) + its for its in prompts])
+    mask = torch.tensor([[0] * (width - len(its)) + [1] * len(its) for its in prompts])
+    out = target.generate(
+        ids, attention_mask=mask, assistant_model=drafter, lossy_policy=hla.Constant(steps), max_new_tokens=16, do_sample=False,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    rows = out.speculation.rows[: len(test)]
+    assert max(row.num_accepted_draft_tokens for row in rows) > 0
+    rounds, tokens = sum(row.num_spec_steps for row in rows), texts.answered(test)
+    assert report.tokens_per_call.value == pytest.approx(tokens / rounds)
+
+
 def test_fewer_texts_are_the_first_of_more_and_the_same_are_held_out():
     of = lambda texts: split(100, FitSettings(texts=texts))  # noqa: E731
     (few, held), (more, same), (every, again) = of(10), of(40), of(None)

@@ -43,9 +43,8 @@ class StatesDrafter(Drafter):
     network: Any
     source: str | None = None
     proposal: Proposal = Proposal()
-    _copies: dict[Any, Any] = field(
-        default_factory=dict, init=False, repr=False
-    )  # by device and dtype: what it was copied of, and the drafter
+    # By device and dtype: the state of the network that was copied, and the drafter with the copy.
+    _copies: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     kind: ClassVar[str]  # how messages name it
     model_type: ClassVar[str]  # how profiles and heads name it
     networks: ClassVar[tuple[type, ...]]  # what `network` may be
@@ -113,7 +112,8 @@ class StatesDrafter(Drafter):
         place = table.device, table.dtype
         if self.in_int8 or place == (network.device, network.dtype):
             return self
-        state = tuple((id(its), its._version, its.data_ptr()) for its in network.parameters())
+        # Tensors of inference mode count no changes: nothing can be changed in them outside of it.
+        state = tuple((id(p), p.data_ptr(), None if p.is_inference() else p._version) for p in network.parameters())
         if self._copies.get(place, (None,))[0] != state:
             moved = copy.deepcopy(network).to(device=table.device, dtype=table.dtype)
             self._copies[place] = state, replace(self, network=moved)

@@ -42,6 +42,14 @@ def test_a_copy_follows_a_network_that_is_changed(targets):
     assert new is not old and new.network.fc.weight.equal(drafter.network.fc.weight.to(torch.bfloat16))
 
 
+def test_a_network_that_was_made_in_inference_mode(targets):
+    with torch.inference_mode():
+        drafter = eagle.drafter(targets[0])
+    assert drafter.beside(targets[1]) is drafter.beside(targets[1])
+    text = written(targets[1], drafter).sequences
+    assert text.equal(targets[1].generate(**small.one(), max_new_tokens=12, do_sample=False))
+
+
 def test_targets_of_two_precisions_in_threads(targets):
     drafter, errors, texts = eagle.drafter(targets[0]), [], {0: [], 1: []}
 

@@ -21,7 +21,7 @@ class Step(NamedTuple):
     places: torch.Tensor  # how many there are
     tried: (
         torch.Tensor
-    )  # (B, T − 1) bool: at this place is the token k + 1 of a chain whose tokens before were all the target's
+    )  # (B, T − 1) bool: this place has token k + 1 of a chain whose tokens before were all the target's
     right: torch.Tensor  # (B, T − 1) bool: of them, those whose token here is, too
 
 
@@ -58,7 +58,8 @@ def accepted_by(steps: Sequence[Step]) -> torch.Tensor:
     """How many tokens of the chain that begins at each place are the target's, (B, T − 1)."""
     out = torch.zeros_like(steps[0].right, dtype=torch.int64)
     for k, step in enumerate(steps):
-        out[:, : out.shape[1] - k] += step.right[:, k:]
+        begun = step.right[:, k:]  # a chain that began k places before
+        out[:, : begun.shape[1]] += begun
     return out
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from support import small
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.methods.eagle3.chains import steps_of
+from hf_lossy_assist.methods.eagle3.chains import Step, accepted_by, rounds_of, steps_of
 from hf_lossy_assist.methods.eagle3.collect import CollectSettings, collect
 from hf_lossy_assist.methods.eagle3.data import Texts
 from hf_lossy_assist.methods.eagle3.fit import measure, split
@@ -169,6 +169,16 @@ def test_the_calls_in_the_figures_are_those_of_generate(target, data, tmp_path, 
     assert max(row.num_accepted_draft_tokens for row in rows) > 0
     rounds, tokens = sum(row.num_spec_steps for row in rows), texts.answered(test)
     assert report.tokens_per_call.value == pytest.approx(tokens / rounds)
+
+
+def test_accepted_tokens_of_texts_that_are_shorter_than_a_chain():
+    def step(*right):
+        right = torch.tensor([right], dtype=torch.bool)
+        return Step(torch.zeros(()), right.sum(), right, right)
+
+    steps = [step(1, 0, 1), step(0, 1, 0), step(0, 0, 1), step(0, 0, 0), step(0, 0, 0)]
+    assert accepted_by(steps).tolist() == [[3, 0, 1]]
+    assert rounds_of([3, 0, 1], -1, 2) == 2 and rounds_of([0, 0, 1], 0, 2) == 3 and rounds_of([0], 1, 0) == 0
 
 
 def test_fewer_texts_are_the_first_of_more_and_the_same_are_held_out():

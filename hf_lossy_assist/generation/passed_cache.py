@@ -75,6 +75,12 @@ def check_passed(model: Any, cache: Any, input_ids: torch.Tensor, longest: int, 
     refuse_windows(cache, DynamicCache(config=config), name)
     if len(filled) > own:
         raise ValueError(f"{name} holds {len(filled)} layers, the target has {own}: pass a cache of this model's")
+    other = {layer.keys.dtype for layer in filled if isinstance(layer, StaticLayer)} - {base.dtype}
+    if other and not torch.is_autocast_enabled(base.device.type):  # stock ends there in an error of dtypes
+        raise ValueError(
+            f"{name} is laid out in {str(other.pop()).removeprefix('torch.')} and the target computes in {str(base.dtype).removeprefix('torch.')}: "
+            "pass a cache of this model's"
+        )
     room = min(
         (layer.max_cache_len for layer in layers_of(cache) or [] if isinstance(layer, StaticLayer)), default=longest
     )

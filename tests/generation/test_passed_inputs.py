@@ -57,12 +57,14 @@ def windows():
 
 TWO = torch.arange(4, 13).repeat(2, 1)
 SMALL = "has room for 11 tokens, and this text may come to 13" if CROPS_STATIC else "StaticCache cannot be"
+OTHER = "is laid out in bfloat16 and the target computes in float" if CROPS_STATIC else "StaticCache cannot be"
 CACHES = {
     "quantised": (lambda: filled(Cache(layers=[Kept(), Kept()])), {}, "Kepts cannot be rolled back"),
     "of states alone": (lambda: DynamicCache(config=MambaConfig(num_hidden_layers=2)), {}, "recurrent states alone cannot be"),
     "static with a window": (lambda: filled(windows(), tiny.shared("mistral")), {}, r"Static\w+ cannot be"),
     "static with a window, a batch": (windows, {"input_ids": TWO}, r"Static\w+ cannot be"),
     "static and too small": (lambda: filled(StaticCache(tiny.shared("llama").config, max_cache_len=11)), {}, SMALL),
+    "static, laid out in another precision": (lambda: filled(StaticCache(tiny.shared("llama").config, max_cache_len=40), tiny.build("llama").bfloat16()), {}, OTHER),
     "of two rows": (lambda: filled(DynamicCache(), rows=2), {}, "holds 2 rows, input_ids has 1"),
     "of a deeper model": (lambda: filled(DynamicCache(), tiny.build("llama", num_hidden_layers=3)), {}, "3 layers.* has 2"),
     "of the whole text": (lambda: filled(DynamicCache()), {"input_ids": torch.arange(4, 9)[None]}, "holds 5 tokens"),

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation import candidate_generator as stock
@@ -24,6 +25,10 @@ from ..round import Draft, Verified
 from ..validation import one_line, shown
 from .base import DraftContext, Drafter, empty_draft
 from .candidates import CandidateRun
+
+
+# Before, Transformers hands a DFlash model the states in front of the layers that its config names, in place of those behind them.
+DFLASH_SINCE, VERSION = (5, 23), tuple(int(part) for part in transformers.__version__.split(".")[:2])
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +69,11 @@ class StockDFlashDrafter(Drafter):
             )
 
     def start(self, context: DraftContext) -> "StockStatesRun":
+        if VERSION < DFLASH_SINCE:
+            raise ValueError(
+                f"a DFlash model of Transformers' is handed other states by Transformers {transformers.__version__} than it was trained on: "
+                "install 5.23 or newer, or load a drafter's files with hf_lossy_assist.load_drafter"
+            )
         _one_row(context, "DFlash through Transformers")
         base, config = base_of(context.target), self.model.config
         blocks = len(blocks_of(base) or ())
@@ -129,7 +139,7 @@ class StockStatesRun(CandidateRun):
         self.new = []
         places = torch.arange(self.begin, text.shape[1], device=text.device)[None]
         found, logits = self.generator.get_candidates(
-            text[:, self.begin :], model_kwargs={"position_ids": places, "attention_mask": None},
+            text[:, self.begin :], model_kwargs={"position_ids": places, "attention_mask": torch.ones_like(places)},
             model_outputs=SimpleNamespace(hidden_states=parts), is_first_iteration=False, n_last_matches=states.shape[1] - 1,
         )  # fmt: skip
         return torch.cat([text[:, : self.begin], found], dim=1), logits
@@ -167,7 +177,7 @@ def _last(base: Any) -> int:
 def _of_transformers(name: str) -> Callable[..., Any]:
     found = getattr(stock, name, None)
     if found is None:
-        raise ValueError(f"this Transformers has no {name}: it needs 5.20 or newer")
+        raise ValueError(f"Transformers {transformers.__version__} has no {name}: install a newer one")
     return found
 
 

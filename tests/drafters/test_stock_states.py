@@ -8,6 +8,7 @@ from transformers import DynamicCache, TemperatureLogitsWarper
 from transformers.generation import candidate_generator as stock
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.drafters import stock_states
 from hf_lossy_assist.generation.state_settings import STATES
 from hf_lossy_assist.models.cache_name import CACHE
 
@@ -280,3 +281,13 @@ def test_by_name_and_read_once(mtp, monkeypatch):
     monkeypatch.setattr(MtpModel, "from_pretrained", lambda *args, **kwargs: reads.append(args))
     assert target.generate(prompt(1), drafter="mtp", **settings).equal(expected)
     assert target.generate(prompt(1), drafter=hla.MTPDrafter(), **settings).equal(expected) and not reads
+
+
+def test_dflash_of_a_transformers_that_hands_it_other_states(monkeypatch):
+    target = pair()[0]
+    draft = mtp_models.dflash(target)
+    monkeypatch.setattr(stock_states, "VERSION", (5, 22))
+    with pytest.raises(ValueError, match=r"handed other states by Transformers .*: install 5\.23 or newer, or load"):
+        target.generate(
+            prompt(0), assistant_model=draft, speculation_type="dflash", lossy_policy=hla.Constant(3), max_new_tokens=4
+        )

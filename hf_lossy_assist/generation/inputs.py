@@ -55,10 +55,15 @@ def rowwise(
         out = StaticRowModel(model, *size, vocabulary, types, compilation=compilation)
     else:
         out = RowModel(model, *size, vocabulary, types)
+    stand(out, rows)
+    return out
+
+
+def stand(model: RowModel, rows: Rows) -> None:
+    """Have a model know which columns of the prompts its rows' tokens stand in, where some hide tokens."""
     if any(rows.pads):
         columns = torch.arange(rows.width, device=rows.ids.device).expand(len(rows.index), -1)
-        out.stand_at(Columns(rows.seen(columns), rows.width, out.device))
-    return out
+        model.stand_at(Columns(rows.seen(columns), rows.width, model.device))
 
 
 def cropping(

@@ -47,7 +47,8 @@ def refuse_uncroppable(cache: Any, name: str) -> None:
     """Refuse a cache, passed by this name, that cannot be rolled back. Raises: `ValueError`."""
     reason = why_not_croppable(cache)
     if reason is not None:
-        raise ValueError(f"{name}: {reason}: pass a DynamicCache, or leave it out")
+        other = "" if keeps_states_alone(cache) else "pass a DynamicCache, or "
+        raise ValueError(f"{name}: {reason}: {other}leave it out")
 
 
 def check_passed(model: Any, cache: Any, input_ids: torch.Tensor, longest: int, name: str) -> None:

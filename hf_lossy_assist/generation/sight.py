@@ -20,7 +20,7 @@ from ..models.seeing import SeeingModel, sees, why_not_prompt
 from ..models.trials import may_read_at_once, why_not_rows
 from ..models.trying import FAILURES
 from ..validation import one_line
-from .inputs import refuse_positions
+from .inputs import refuse_positions, stand
 from .text_inputs import TEXT_INPUTS
 
 
@@ -119,6 +119,7 @@ def going_on(model: Any, rows: Rows, mask: torch.Tensor | None, positions: torch
     Raises: `ValueError`, one line, for positions that do not lag by the same number.
     """
     out = SeeingModel(None, model, len(rows.index), rows.max_length)
+    stand(out, rows)
     if positions is not None:
         seen = torch.ones_like(rows.ids[:, : rows.width]) if mask is None else mask.ne(0).long()
         lag = positions[..., -1:] - seen.sum(dim=1, keepdim=True).to(positions.device) + 1

@@ -27,12 +27,18 @@ class Prompt:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The names of what is given, and whether there are several rows: what a trial of one such prompt says of others."""
+        """The names of what is given, and whether there are several rows and tokens hidden between others: what a trial of one such prompt says of
+        others.
+        """
         names = {name for name, value in self.given.items() if value is not None and not isinstance(value, Mapping)}
         for name, value in self.given.items():  # what was encoded of each kind of input
             if isinstance(value, Mapping):
                 names |= {f"{name}: {kind}" for kind, encoded in value.items() if encoded is not None}
-        return frozenset(names | ({"rows"} if len(self.ids) > 1 else set()))
+        if len(self.ids) > 1:
+            names.add("rows")
+        if self.mask is not None and bool((self.mask.ne(0).int().diff(dim=1) < 0).any()):
+            names.add("holes")
+        return frozenset(names)
 
     @property
     def mask(self) -> torch.Tensor | None:

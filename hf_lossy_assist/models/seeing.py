@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from .calling import forward_of
+from .columns import Columns
 from .inspect import base_of
 from .one_by_one import same
 from .packing import padded_left
@@ -91,6 +92,8 @@ class SeeingModel(RowModel):
         with padded_left(mask):
             reading = Reading(self.model, prompt, width)
         self.adopt(reading.cache, mask)
+        if prompt.mask is not None and not bool(prompt.mask.all()):
+            self.stand_at(Columns([row.nonzero()[:, 0] for row in prompt.mask], prompt.ids.shape[1], self.device))
         if self.facts.keeps_states:
             assert self.cache.history is not None
             self.cache.history.prompts = [length + 1 for length in self.lengths]

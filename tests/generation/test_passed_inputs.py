@@ -60,7 +60,7 @@ SMALL = "has room for 11 tokens, and this text may come to 13" if CROPS_STATIC e
 OTHER = "is laid out in bfloat16 and the target computes in float" if CROPS_STATIC else "StaticCache cannot be"
 CACHES = {
     "quantised": (lambda: filled(Cache(layers=[Kept(), Kept()])), {}, "Kepts cannot be rolled back"),
-    "of states alone": (lambda: DynamicCache(config=MambaConfig(num_hidden_layers=2)), {}, "recurrent states alone cannot be"),
+    "of states alone": (lambda: DynamicCache(config=MambaConfig(num_hidden_layers=2)), {}, "recurrent states alone cannot be rolled back, as a cache must be here: leave it out$"),
     "static with a window": (lambda: filled(windows(), tiny.shared("mistral")), {}, r"Static\w+ cannot be"),
     "static with a window, a batch": (windows, {"input_ids": TWO}, r"Static\w+ cannot be"),
     "static and too small": (lambda: filled(StaticCache(tiny.shared("llama").config, max_cache_len=11)), {}, SMALL),

@@ -100,7 +100,12 @@ def test_example_runs(script, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("script", sorted(IN_PROCESSES))
+MINING = pytest.param(
+    "mine.sh", marks=pytest.mark.thorough
+)  # which tests/training/test_processes.py does in two processes, too
+
+
+@pytest.mark.parametrize("script", [MINING if name == "mine.sh" else name for name in sorted(IN_PROCESSES)])
 def test_example_runs_in_two_processes(script, tmp_path):
     run = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2"
     path, out = ROOT / "examples" / "multi_gpu" / script, tmp_path / "out"

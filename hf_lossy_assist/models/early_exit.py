@@ -45,9 +45,21 @@ def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     config.name_or_path = f"{base.config.name_or_path}[:{layers}]"
     with torch.device("meta"):  # its own weights are never made
         own: Any = type(base)(config).eval()  # now: behind this it has the target's modules, which may be in training
+    widths = _embedding_widths(own)
     _graft(own, base, blocks, layers)
+    others = [name for name, width in _embedding_widths(own).items() if width != widths.get(name, width)]
+    if others:  # Gemma 3n's and 4's: something for each layer of each token
+        raise ValueError(
+            f"early_exit: {type(base).__name__} has embeddings for all of its layers side by side ({others[0].rpartition('.')[2]}), which its first "
+            "layers alone cannot read"
+        )
     own.generation_config = copy.deepcopy(base.generation_config)
     return own
+
+
+def _embedding_widths(model: torch.nn.Module) -> dict[str, int]:
+    """How wide each table of embeddings of a model is, by its name."""
+    return {name: its.embedding_dim for name, its in model.named_modules() if isinstance(its, torch.nn.Embedding)}
 
 
 def _graft(own: torch.nn.Module, base: torch.nn.Module, blocks: torch.nn.ModuleList, layers: int) -> None:

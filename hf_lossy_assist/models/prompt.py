@@ -9,6 +9,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .cache_name import CACHE
+from .columns import Columns
 from .growing import MASK, POSITIONS, REPEATED, GrowingInputs
 from .inspect import base_of, device_of
 
@@ -45,6 +46,12 @@ class Prompt:
         """(B, width), 0 where a token is hidden."""
         found: torch.Tensor | None = self.given.get(MASK)
         return found
+
+    def columns(self, device: torch.device) -> Columns | None:
+        """Where the tokens stand that are not hidden; None: nothing is."""
+        if self.mask is None or bool(self.mask.all()):
+            return None
+        return Columns([row.nonzero()[:, 0] for row in self.mask], self.ids.shape[1], device)
 
 
 class Reading:

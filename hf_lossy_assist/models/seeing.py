@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 import torch
 
 from .calling import forward_of
-from .columns import Columns
 from .inspect import base_of
 from .one_by_one import same
 from .packing import padded_left
@@ -38,6 +37,7 @@ def why_not_prompt(model: Any, prompt: Prompt, limit: int) -> str | None:
     known = _tried.setdefault(base, {})
     if prompt.kinds not in known:
         scratch = SeeingModel(None, model, len(prompt.ids), limit)
+        scratch.stand_at(prompt.columns(scratch.device))
         scratch.last += BLOCK + 1  # beyond the call's last token
         reading = scratch.read(prompt)
         known[prompt.kinds] = told(base, "its prompt", lambda: scratch.trial(prompt, reading))
@@ -63,6 +63,8 @@ class SeeingModel(RowModel):
             self.rope, self.run = None, with_temperature(forward_of(model, base_of(model)), base_of(model))
         self.needs_prefill, self.packs = True, False
         self.prompt = prompt
+        if prompt is not None:
+            self.stand_at(prompt.columns(self.device))
         self.offset: torch.Tensor | None = None  # (…, B, 1): of each row's places, behind the number of its tokens
         self.each: dict[str, torch.Tensor] = {}  # (B, 1): what each token of a row is given beside its id
         self.run = partial(self._seeing, self.run)
@@ -92,8 +94,6 @@ class SeeingModel(RowModel):
         with padded_left(mask):
             reading = Reading(self.model, prompt, width)
         self.adopt(reading.cache, mask)
-        if prompt.mask is not None and not bool(prompt.mask.all()):
-            self.stand_at(Columns([row.nonzero()[:, 0] for row in prompt.mask], prompt.ids.shape[1], self.device))
         if self.facts.keeps_states:
             assert self.cache.history is not None
             self.cache.history.prompts = [length + 1 for length in self.lengths]

@@ -8,22 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import eagle, small
+from support.eagle import refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
 from hf_lossy_assist.drafters.states import Proposal
-
-
-@pytest.fixture(scope="module")
-def target():
-    return hla.enable(small.llama(layers=3))
-
-
-@pytest.fixture
-def folder(target, tmp_path):
-    """A drafter as `speculators` writes it."""
-    hla.save_drafter(eagle.drafter(target), tmp_path / "drafter", target)
-    return tmp_path / "drafter"
 
 
 def changed(folder, **entries):
@@ -53,13 +42,6 @@ def plain(folder, **entries):
     weights = load_file(folder / "model.safetensors")
     save_file({name.replace("layers.0.", "midlayer."): its for name, its in weights.items()}, folder / "model.safetensors")  # fmt: skip
     return folder
-
-
-def refused(folder, **kwargs):
-    with pytest.raises(ValueError) as error:
-        hla.load_drafter(folder, **kwargs)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 700
-    return str(error.value)
 
 
 def drafts(target, drafter):

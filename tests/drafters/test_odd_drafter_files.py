@@ -6,26 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import eagle, small
+from support.eagle import refused
 
 import hf_lossy_assist as hla
-
-
-@pytest.fixture(scope="module")
-def target():
-    return hla.enable(small.llama(layers=3))
-
-
-@pytest.fixture
-def folder(target, tmp_path):
-    hla.save_drafter(eagle.drafter(target), tmp_path / "drafter", target)
-    return tmp_path / "drafter"
-
-
-def refused(folder, **kwargs):
-    with pytest.raises(ValueError) as error:
-        hla.load_drafter(folder, **kwargs)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 700
-    return str(error.value)
 
 
 def of_layers(spec):

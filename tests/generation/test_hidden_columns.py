@@ -69,3 +69,20 @@ def test_hidden_tokens_behind_pictures(kind, order):
         given = pictured(kind, hidden, seed)
         expected = seeing.written(kind, given).sequences
         assert seeing.assisted(kind, given, assistant_model=seeing.draft_of(kind)).sequences.equal(expected)
+
+
+def test_first_layers_behind_pictures_and_hidden_tokens():
+    """They draft on the target's own cache, and see what it sees."""
+    for seed, hidden in enumerate((0, 5, 2)):
+        given = pictured("gemma3", hidden, seed)
+        draft = hla.early_exit(seeing.model_of("gemma3"), 1)
+        assert seeing.assisted("gemma3", given, assistant_model=draft).sequences.equal(
+            seeing.written("gemma3", given).sequences
+        )
+
+
+def test_first_layers_of_a_model_with_embeddings_for_each_layer():
+    with pytest.raises(
+        ValueError, match=r"for all of its layers side by side \(embed_tokens_per_layer\), which its first layers"
+    ):
+        hla.early_exit(seeing.model_of("gemma4"), 1)

@@ -3,9 +3,11 @@
 import copy
 from typing import NamedTuple
 
+import pytest
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
+import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
 from hf_lossy_assist.drafters.states_run import StatesRun
 from hf_lossy_assist.methods.eagle3.chains import steps_of
@@ -140,3 +142,11 @@ def trained(target, inputs, new=24, rounds=60, layers=(0, 1, 2), **settings):
         loss.backward()
         optimizer.step()
     return Eagle3Drafter(net.to(target.dtype).eval().requires_grad_(False))
+
+
+def refused(folder, **kwargs):
+    """The line in which `load_drafter` refuses a folder."""
+    with pytest.raises(ValueError) as error:
+        hla.load_drafter(folder, **kwargs)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 700
+    return str(error.value)

@@ -15,22 +15,24 @@ from .data import Batch
 
 
 class Step(NamedTuple):
-    """Step k of all chains of a batch."""
+    """Step k of all chains of a batch.
 
-    loss: torch.Tensor  # scalar, the sum over `places` of the cross entropy with the target's distribution
-    places: torch.Tensor  # how many there are
-    tried: (
-        torch.Tensor
-    )  # (B, T − 1) bool: this place has token k + 1 of a chain whose tokens before were all the target's
-    right: torch.Tensor  # (B, T − 1) bool: of them, those whose token here is, too
+    loss: scalar, the sum over the places of the cross entropy with the target's distribution. places: how many there are.
+    tried (B, T − 1) bool: places with token k + 1 of a chain whose tokens before were all the target's. right (B, T − 1) bool: of them, those
+    whose token is the target's, too.
+    """
+
+    loss: torch.Tensor
+    places: torch.Tensor
+    tried: torch.Tensor
+    right: torch.Tensor
 
 
 def steps_of(network: Eagle3Network, embedding: torch.nn.Module, batch: Batch, steps: int) -> Iterator[Step]:
     """Chains of `steps` greedily drafted tokens at every place of the answers of `batch`, a step at a time."""
     ids, device = batch.ids.to(network.device), network.device
-    pairs = (
-        ids.shape[1] - 1
-    )  # pair i: the embedding of token i + 1 with the states of token i; it predicts token i + 2
+    # Pair i is the embedding of token i + 1 with the states of token i; it predicts token i + 2.
+    pairs = ids.shape[1] - 1
     embeds = embedding(ids[:, 1:]).detach()
     states = network.fuse(batch.states[:, :-1].to(device))  # in the network's precision, whatever the target's is
     draft_of = draft_ids(network)

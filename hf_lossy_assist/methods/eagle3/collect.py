@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 
 from ...artifacts.sampling_settings import check_sampling, decoding_of
 from ...models.eagle3 import default_layers
-from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
+from ...models.identity import ModelIdentity, dtype_of, tokenizer_hash, versions, weights_hash
 from ...models.inspect import base_of, blocks_of
 from ...models.layer_states import LayerStates
 from ...training.jobs import folders, prepare
@@ -147,7 +147,7 @@ def _facts(
         "target": ModelIdentity.of(target).to_dict(),
         "target_weights": weights_hash(target),
         "tokenizer_hash": tokenizer_hash(tokenizer),
-        "dtype": str(target.dtype),
+        "dtype": dtype_of(target),
         "prompts": len(prompts),
         "prompts_sha256": hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest(),
         "source": source,

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
-from ...models.identity import ModelIdentity, dtype_of, named_int8, weights_hash
+from ...models.identity import ModelIdentity, dtype_of, weights_hash
 from ...models.layer_states import LayerStates
 from ...training.finished import check_entries
 from ...training.jobs import key_of, read_part, read_record
@@ -69,7 +69,7 @@ class Texts:
         recorded, here = ModelIdentity.from_dict(self.facts["target"]), ModelIdentity.of(target)
         if (conflict := recorded.conflict(here)) is not None:
             raise ValueError(f"{self.folder} was collected with the target {recorded}, and this is {here}: {conflict}")
-        self._doubt(recorded, here, target)
+        self._doubt(here, target)
         self.target, self.layers = target, tuple(self.settings["layers"])
         self._places: list[tuple[Path, int]] = []  # file and first token of each text
         self.ids: list[torch.Tensor] = []
@@ -90,18 +90,18 @@ class Texts:
                 start += len(ids)
         self._reader = None if self.settings["states"] else LayerStates(target, self.layers)
 
-    def _doubt(self, recorded: ModelIdentity, here: ModelIdentity, target: Any) -> None:
+    def _doubt(self, here: ModelIdentity, target: Any) -> None:
         """Refuse a target with other weights in the same precision, whose states and words these are not; warn of one in another precision."""
         if self.facts["target_weights"] == weights_hash(target):
             return
-        precision = "int8" if named_int8(recorded.id) else self.facts["dtype"].removeprefix("torch.")
-        if precision == dtype_of(target):
+        there, own = self.facts["dtype"], dtype_of(target)
+        if there == own:
             raise ValueError(
                 f"{self.folder} was collected with other weights of the target {here.id}, under the same sizes: use the same, or collect again"
             )
         warnings.warn(
-            f"{self.folder} was collected in {shown(precision, 30)} and the target here computes in {shown(dtype_of(target))}: whether their weights are the "
-            "same cannot be seen, and its answers may be others",
+            f"{self.folder} was collected in {shown(there, 30)} and the target here computes in {shown(own)}: whether their weights are the same cannot be "
+            "seen, and its answers may be others",
             stacklevel=3,
         )
 

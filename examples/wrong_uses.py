@@ -200,8 +200,8 @@ case("guidance_scale=2", lambda: generate(guidance_scale=2.0))
 case("synced_gpus", lambda: generate(synced_gpus=True))
 case("token_healing", lambda: generate(token_healing=True))
 case(
-    "a watermark that remembers its calls",
-    lambda: generate(watermarking_config=SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)),
+    "a watermark that remembers its calls, for several rows",
+    lambda: generate(input_ids=ids(2, 6), watermarking_config=SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)),
 )
 case("custom_generate and a policy", lambda: generate(custom_generate=hla.Runner("svip", draft())))
 case("prompt_lookup_num_tokens=0", lambda: generate(assistant_model=None, prompt_lookup_num_tokens=0))

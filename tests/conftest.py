@@ -23,8 +23,8 @@ settings.load_profile("ci")
 
 
 def pytest_ignore_collect(collection_path, config):
-    """`-m "not slow"` does not import files of slow tests alone: more than half of the files, and much of the time."""
-    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+    """`make test-fast` does not import files of slow tests alone: more than half of the files, and much of the time."""
+    if config.option.markexpr != "not slow and not thorough" or collection_path.suffix != ".py":
         return None
     return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text(encoding="utf-8") or None
 

@@ -13,7 +13,7 @@ import hf_lossy_assist as hla
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("hf_lossy_assist", "benchmarks", "examples", "docs", "hub_cards", "tests", ".ci")
 
-CODE, TEST = 250, 500  # lines
+CODE, TEST = 350, 500  # lines
 # Longer ones, with the length that each may not pass again: a row is lowered with its file and goes when the file is short enough.
 LONGER: dict[str, int] = {}
 

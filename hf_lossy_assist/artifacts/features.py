@@ -71,6 +71,7 @@ class FeatureTap:
         self.spec = spec
         self.value: torch.Tensor | None = None
         self._module = _module(base_of(model), spec)
+        self.listening = True  # False: while somebody else's forward of the model runs
         self._thread: int | None = None
         self._handle: Any = None
 
@@ -84,7 +85,7 @@ class FeatureTap:
         self.value = None
 
     def _keep(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread or not self.listening:
             return
         if not isinstance(output, torch.Tensor):
             output = output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0]

@@ -1,112 +1,58 @@
 """Logits processors over a whole block at once, each position with the prefix that belongs to it."""
 
-import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import LogitsProcessorList
-from transformers.generation import (
-    EncoderNoRepeatNGramLogitsProcessor,
-    EncoderRepetitionPenaltyLogitsProcessor,
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    MinPLogitsWarper,
-    PrefixConstrainedLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-)
+from transformers.generation import PrefixConstrainedLogitsProcessor
 
-
-# These look at the scores alone, so one call does for all rows and positions. No subclass: it may read the text.
-PREFIX_FREE = (
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    MinPLogitsWarper,
-    TypicalLogitsWarper,
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    SuppressTokensLogitsProcessor,
-)
-# These keep something for each row of a batch.
-FOR_EACH_ROW = (
-    PrefixConstrainedLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    EncoderRepetitionPenaltyLogitsProcessor,
-    EncoderNoRepeatNGramLogitsProcessor,
-)
-
-
-PACKAGE = __name__.partition(".")[0]
-
-
-def from_transformers(callback: Any) -> bool:
-    """True for an object of a class of Transformers' own, False for one of a subclass or of the caller's."""
-    return type(callback).__module__.startswith("transformers.")
-
-
-def reads_one_text(criterion: Any) -> bool:
-    """True for a criterion that keeps nothing and reads each row by itself: Transformers' own, and this package's."""
-    return from_transformers(criterion) or type(criterion).__module__.partition(".")[0] == PACKAGE
-
-
-def runs_callers_code(processor: Any) -> bool:
-    """True for a processor that is the caller's, or a grammar that asks a function of the caller's."""
-    return not from_transformers(processor) or type(processor) is PrefixConstrainedLogitsProcessor
-
-
-def for_row(processor: Any, row: int, batch: int) -> Any:
-    """A processor that `keeps_rows` for row `row` of `batch` alone."""
-    own, kind = copy.copy(processor), type(processor)
-    if kind is PrefixConstrainedLogitsProcessor:
-        allowed, own._num_beams = own._prefix_allowed_tokens_fn, 1
-        own._prefix_allowed_tokens_fn = lambda _, ids: allowed(row, ids)
-    elif kind is RepetitionPenaltyLogitsProcessor:
-        own.prompt_ignore_length = own.prompt_ignore_length[row : row + 1]
-    elif kind is EncoderRepetitionPenaltyLogitsProcessor:
-        prompt = row * own.encoder_input_ids.shape[0] // batch  # one for all `num_return_sequences` of it
-        own.encoder_input_ids = own.encoder_input_ids[prompt : prompt + 1]
-    else:
-        prompt = row * own.batch_size // batch
-        own.batch_size, own.generated_ngrams = 1, own.generated_ngrams[prompt : prompt + 1]
-    return own
-
-
-def without_callers(processors: LogitsProcessorList) -> LogitsProcessorList:
-    """Those of `processors` that run no code of the caller's."""
-    return LogitsProcessorList([p for p in processors if not runs_callers_code(p)])
-
-
-def keeps_rows(processor: Any) -> bool:
-    """True for a processor of Transformers' that keeps something for each row of a batch."""
-    if type(processor) is RepetitionPenaltyLogitsProcessor:
-        return isinstance(processor.prompt_ignore_length, torch.Tensor)
-    return type(processor) in FOR_EACH_ROW
+from .processor_kinds import PREFIX_FREE, WARPERS, for_row, is_function, keeps_rows
+from .processor_states import SharedState, TextState
 
 
 class Processing:
     """A `LogitsProcessorList` over rows of different length.
 
-    A processor of the caller's is a function of `input_ids` and `scores`. It is called with as many rows as the call has, each in
-    its place, as `generate` calls it, so it may keep something for each of them.
+    What is not known to be a function of `input_ids` and `scores` is called in the order of the places, and with as many rows as the call
+    has, each in its place, as `generate` calls it. What it remembers of rejected tokens is forgotten.
     """
 
     # Made for one text among others: another text's may be others.
     apart = False
 
-    def __init__(self, processors: LogitsProcessorList, batch: int):
-        """`batch`: how many rows the call has."""
+    def __init__(self, processors: LogitsProcessorList, batch: int, sampling: bool = True):
+        """`batch`: how many rows the call has. `sampling`: whether the call itself draws random numbers."""
         self.processors, self.batch = processors, batch
         self._of_rows: dict[tuple[int, int], Any] = {}
-        self._tried: set[int] = set()
+        self._tried = False
         self.needs_prefix = not all(type(p) in PREFIX_FREE for p in processors)
-        self.runs_callers_code = any(runs_callers_code(p) for p in processors)
+        self.may_forbid = not all(type(p) in WARPERS for p in processors)  # every token that a draft knows
+        followed = [p for p in processors if not is_function(p)]
+        self.runs_callers_code = bool(followed)
+        self.state: TextState | SharedState | None = None
+        if followed:
+            self.state = TextState(followed, not sampling) if batch == 1 else SharedState(followed, not sampling, True)
+
+    def beside_others(self, apart: bool) -> None:
+        """Say that texts of other calls are written beside this call's; `apart`: with processors of their own, else with the same ones."""
+        self.apart = apart
+        if isinstance(self.state, TextState) and apart:
+            self.state.among_others = True
+        elif self.state is not None:
+            self.state = SharedState(self.state.processors, self.state.seeded, False)
+
+    def commit(self, row: int, count: int) -> None:
+        """`count` tokens more of row `row` of the call are decided."""
+        if self.state is not None:
+            self.state.commit(count)
+
+    def settle(self) -> None:
+        """Leave the processors as `generate` does: they remember the decided text alone."""
+        if self.state is not None:
+            self.state.settle()
 
     def __call__(
         self,
@@ -132,21 +78,67 @@ class Processing:
         for length in sorted({n + i for n in set(lengths) for i in range(width)}):
             rows = [b for b, n in enumerate(lengths) if 0 <= length - n < width]
             at = rows, [length - lengths[b] for b in rows]
-            found = out[at]  # (n, V), a copy
-            for processor in self.processors:
-                if not runs_callers_code(processor):
-                    found = self._by_row(processor, ids[:, :length], rows, index, found)
-                    continue
-                asked = [k for k, (b, place) in enumerate(zip(*at, strict=True)) if place < still_open[b]]
-                if not asked:
-                    continue
-                texts, theirs = Texts(ids, lengths, index, length), [rows[k] for k in asked]
-                found[asked] = processed = self._callers(processor, texts, theirs, found[asked]).to(found.dtype)
-                if width > 1:
-                    for b in texts.forbidden(theirs, processed):
-                        still_open[b] = min(still_open[b], length - lengths[b] + 1)
-            out[at] = found
+            asked = [k for k, (b, place) in enumerate(zip(*at, strict=True)) if place < still_open[b]]
+            texts = Texts(ids, lengths, index, length, drafted=width > 1)
+            out[at], forbidding = self._at_place(texts, rows, asked, out[at])  # (n, V), a copy
+            for b in forbidding:
+                still_open[b] = min(still_open[b], length - lengths[b] + 1)
         return out
+
+    def _at_place(
+        self, texts: "Texts", rows: Sequence[int], asked: Sequence[int], scores: torch.Tensor
+    ) -> tuple[torch.Tensor, set[int]]:
+        """Process `scores` (n, V) behind the texts of `rows`; those that may remember something are called about `rows[asked]` alone.
+
+        Returns the scores, and the rows whose next token such a one forbids.
+        """
+        if self.state is None or not asked:
+            return self._run(texts, rows, asked, scores)
+        everyone = len(asked) == self.batch
+        if not self._tried:  # Torch's random numbers are the same in both calls, and then go on from the second
+            self._tried = True
+            devices = [scores.device] if scores.device.type == "cuda" else []
+            with torch.random.fork_rng(devices), self.state.at(texts.length, everyone):
+                first, _ = self._run(texts, rows, asked, scores.clone())
+            with self.state.at(texts.length, everyone):
+                second, forbidding = self._run(texts, rows, asked, scores)
+            if not torch.allclose(first, second, equal_nan=True):
+                self.state.refuse("changed its answer when it was asked twice about the same text")
+            return second, forbidding
+        with self.state.at(texts.length, everyone):
+            return self._run(texts, rows, asked, scores)
+
+    def _run(
+        self, texts: "Texts", rows: Sequence[int], asked: Sequence[int], found: torch.Tensor
+    ) -> tuple[torch.Tensor, set[int]]:
+        forbidding: set[int] = set()
+        for processor in self.processors:
+            if is_function(processor):
+                found = self._one(processor, texts, rows, found)
+            elif asked:
+                open_rows = [rows[k] for k in asked]
+                found[asked] = processed = self._one(processor, texts, open_rows, found[asked]).to(found.dtype)
+                forbidding |= set(texts.forbidden(open_rows, processed)) if texts.drafted else set()
+        return found, forbidding
+
+    def blame(self, ids: torch.Tensor, length: int, scores: torch.Tensor, row: int) -> str | None:
+        """Return the name of the processor that leaves no token of `scores` (V,) behind the first `length` of `ids`; None: none does.
+
+        `row`: of the call.
+        """
+        texts, rest = Texts(ids[None], [length], [row], length), scores[None].clone()
+        with nullcontext() if self.state is None else self.state.at(length, False):
+            for processor in self.processors:
+                rest = self._one(processor, texts, [0], rest)
+                if bool((rest == float("-inf")).all()):
+                    return type(processor).__name__
+        return None
+
+    def _one(self, processor: Any, texts: "Texts", rows: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
+        """One processor on `scores` (n, V), which follow the texts of `rows`."""
+        if is_function(processor) or type(processor) is PrefixConstrainedLogitsProcessor:
+            return self._by_row(processor, texts.ids[:, : texts.length], rows, texts.index, scores)
+        return self._callers(processor, texts, rows, scores)
 
     def _by_row(
         self, processor: Any, texts: torch.Tensor, rows: Sequence[int], index: Sequence[int], scores: torch.Tensor
@@ -165,27 +157,22 @@ class Processing:
         return torch.cat(out)
 
     def _callers(self, processor: Any, texts: "Texts", rows: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
-        """A processor of the caller's on `scores` (n, V), which follow the texts of `rows`."""
-        if type(processor) is PrefixConstrainedLogitsProcessor:
-            return self._by_row(processor, texts.ids[:, : texts.length], rows, texts.index, scores)
+        """A processor of the caller's on `scores` (n, V), which follow the texts of `rows`: shown as many rows as the call has."""
         stands, order = texts.of_call(rows, self.batch)
         place = {b: k for k, b in enumerate(rows)}
-        theirs = scores[[place.get(b, 0) for b in stands]]  # (rows of the call, V)
-        inputs = texts.ids[stands, : texts.length], theirs
-        if id(processor) not in self._tried:
-            self._tried.add(id(processor))
-            refuse_stateful(processor, *inputs)
-        return checked(processor, *inputs)[order]
+        shown = scores[[place.get(b, 0) for b in stands]]  # (rows of the call, V)
+        return checked(processor, texts.ids[stands, : texts.length], shown)[order]
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The first `length` tokens of rows that hold `lengths[b]` and drafts behind them; `index[b]`: the row of the call."""
+    """The first `length` tokens of rows that hold `lengths[b]` and perhaps drafts behind them; `index[b]`: the row of the call."""
 
     ids: torch.Tensor  # (B, ≥ length)
     lengths: Sequence[int]
     index: Sequence[int]
     length: int
+    drafted: bool = False
 
     def forbidden(self, rows: Sequence[int], scores: torch.Tensor) -> list[int]:
         """Those of `rows` whose next token, a drafted one, has no chance by `scores` (n, V)."""
@@ -218,20 +205,3 @@ def checked(processor: Any, texts: torch.Tensor, scores: torch.Tensor) -> torch.
             f"{list(scores.shape)}, and returned {found}: return one row for each row of scores"
         )
     return out
-
-
-def refuse_stateful(processor: Any, texts: torch.Tensor, scores: torch.Tensor) -> None:
-    """Refuse a processor that answers one question in two ways: blocks ask about a place more than once, and about drafts.
-
-    Torch's random numbers are the same in both calls, and afterwards as they were. Raises `ValueError`.
-    """
-    devices = [scores.device] if scores.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        first = checked(processor, texts, scores)
-    with torch.random.fork_rng(devices):
-        second = checked(processor, texts, scores)
-    if not torch.allclose(first, second, equal_nan=True):
-        raise ValueError(
-            f"logits_processor: {type(processor).__name__} changed its answer when it was asked twice about the same text, and blocks "
-            "ask in another order than one token at a time: make it a function of input_ids and scores, or leave lossy_policy out"
-        )

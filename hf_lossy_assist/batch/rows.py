@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from .memories import Memories, checked_answer
-from .processing import reads_one_text
+from .processor_kinds import reads_one_text
 
 
 STEP = 256  # new tokens that there is room for at first; then storage doubles

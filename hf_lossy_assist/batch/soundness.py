@@ -1,6 +1,6 @@
 """Logits that make no distribution, NaN, +inf or −inf everywhere: found without a look at the device of their own, refused where the text comes to them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -26,16 +26,28 @@ def _finite(x: torch.Tensor) -> torch.Tensor:
     return (x - x) == 0
 
 
-def refuse_unsound(good: Mapping[str, int], taken: int, gamma: int, row: int, written: int) -> None:
+def refuse_unsound(
+    good: Mapping[str, int],
+    taken: int,
+    gamma: int,
+    row: int,
+    written: int,
+    blame: Callable[[int], str | None] = lambda place: None,
+) -> None:
     """Raise `ValueError` where one of the `taken` tokens of a round came from no distribution; `good`: `sound` of this row.
 
-    Where the text does not come to such a place (behind a rejected draft, a grammar may have no way on), it is no error.
+    `blame` names the processor that leaves no token at a place of the round, if it was one. Where the text does not come to such a
+    place (behind a rejected draft, a grammar may have no way on), it is no error.
     """
     for model, places in good.items():
-        if places < min(taken, gamma + (model == "target")):
-            raise ValueError(
-                f"the {model} model gave NaN or infinite logits in row {row}, after {written + places} new tokens"
-            )
+        if places >= min(taken, gamma + (model == "target")):
+            continue
+        processor = blame(places) if model == "target" else None
+        what = (
+            f"the {model} model gave NaN or infinite logits" if processor is None else f"{processor} leaves no token"
+        )
+        where = f"in row {row}, after {written + places} new tokens"
+        raise ValueError(f"{what} {where}" if processor is None else f"logits_processor: {what} {where}")
 
 
 def something(scores: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:

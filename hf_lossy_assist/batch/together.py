@@ -78,6 +78,13 @@ class ProcessingTogether(Processing):
         self.apart |= guest.apart
         self.needs_prefix |= guest.apart or guest.needs_prefix
         self.runs_callers_code |= guest.runs_callers_code
+        self.may_forbid |= guest.may_forbid
+
+    def blame(self, ids: torch.Tensor, length: int, scores: torch.Tensor, row: int) -> str | None:
+        return self.guests[row].blame(ids, length, scores, 0)
+
+    def commit(self, row: int, count: int) -> None:
+        self.guests[row].commit(0, count)
 
     def __call__(
         self,

@@ -83,7 +83,6 @@ class AssistantRun(DrafterRun):
         self.model, self.tap, self.states = model, tap, states
         self.stop, self.processing, self.clock = context.stop, context.processing, context.clock
         self.vocabulary, self.sampling = context.vocabulary, context.sampling
-        self.lacks = False  # the model has fewer token ids than the target
         self.keeps_probs = context.sampling
 
     @property
@@ -151,7 +150,7 @@ class AssistantRun(DrafterRun):
             steps.hidden.append(self._last(self.states, counts))
         lengths = [n + i for n in rows.lengths]
         processed = self.processing(rows.ids, lengths, raw[:, None], rows.index, steps.open_places)[:, 0]
-        logits = something(processed, raw) if self.lacks else processed
+        logits = something(processed, raw) if self.processing.may_forbid else processed
         if self.keeps_probs:
             steps.probs.append(logits.softmax(dim=-1))
         if self.sampling:
@@ -200,7 +199,6 @@ class AssistantRun(DrafterRun):
             even = len(set(counts)) == 1
             logits = self.model.feed(feed, counts, keep=1 if even else None)
         last = logits[:, -1] if even else logits[range(len(counts)), [c - 1 for c in counts]]
-        self.lacks = last.shape[-1] < self.vocabulary
         return fit_vocabulary(last.to(device=device, dtype=torch.float32), self.vocabulary)
 
     def learn(

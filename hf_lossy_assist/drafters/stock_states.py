@@ -15,7 +15,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation import candidate_generator as stock
 
 from ..artifacts.features import FeatureTap
-from ..batch.processing import without_callers
+from ..batch.processor_kinds import only_functions
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.inspect import base_of, blocks_of, vocabulary_of
@@ -158,8 +158,7 @@ class StockStatesRun(CandidateRun):
 
 def processors(context: DraftContext) -> LogitsProcessorList:
     """Those that a generator of Transformers' asks about its drafts."""
-    given = context.processing.processors
-    return without_callers(given) if any(context.rows.pads) else given
+    return only_functions(context.processing.processors)
 
 
 def _one_row(context: DraftContext, what: str) -> None:

@@ -1,6 +1,7 @@
 """What a round decided becomes text: written, streamed, counted."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -56,7 +57,9 @@ def write_down(
         row, good, rest = rows.index[b], dict(zip(MODELS, rest, strict=False)), rest[len(MODELS) :]
         new = rest[:n] + [token]
         taken = rows.commit(b, new, None if scores is None else scores[b])
-        refuse_unsound(good, taken, gamma, row, before[b] - rows.begins[b])
+        blame = partial(_blame, call, b, before[b], None if raw is None else raw[b])
+        refuse_unsound(good, taken, gamma, row, before[b] - rows.begins[b], blame)
+        call.processing.commit(row, taken)
         record = Record(drafted, sent, n, rest[gamma : 2 * gamma], taken, rest[2 * gamma :])
         stats.record(row, record, before[b] if rows.writes_on else None)
         if call.keep_scores and scores is not None:
@@ -69,6 +72,13 @@ def write_down(
 
     call.stop.observe([rows.index[b] for b in active], [table[b][3] for b in active], [accepted[b] for b in active])
     return accepted
+
+
+def _blame(call: Call, b: int, length: int, raw: torch.Tensor | None, place: int) -> str | None:
+    """Return the name of the processor that left no token at a place of a round, where the model gave some in `raw` (γ + 1, V)."""
+    if raw is None or not bool(raw[place].amax().isfinite()):
+        return None
+    return call.processing.blame(call.rows.ids[b], length + place, raw[place], call.rows.index[b])
 
 
 def new_tokens_first(kept: Sequence[Sequence[torch.Tensor]], length: int) -> tuple[torch.Tensor, ...]:

@@ -1,8 +1,11 @@
 """The target reads a selection: one forward over each row's last token and the drafted tokens that the filter sends."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 
-from ..artifacts.features import FeatureSpec
+from ..artifacts.features import FeatureSpec, FeatureTap
 from ..round import Draft, Selection, Verified
 from .call import Call
 
@@ -16,15 +19,26 @@ def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
     with call.clock.time("target", (len(fed), sum(fed))):
         logits = call.target.feed(torch.cat([last, draft.tokens], dim=1), fed, keep=1 + draft.gamma)
     raw = logits.to(device=rows.ids.device, dtype=torch.float32)
+    accepts, spec = None, call.rule.rule.features
+    if draft.gamma and spec is not None:  # before processors, which may run the target, too
+        with call.clock.time("head"):
+            accepts = call.rule.rule.judge(_hidden(call, draft, spec))
     open_places = None  # all
     if call.processing.runs_callers_code:
         open_places = rows.open_places(draft.tokens, selection.sent.tolist())
-    processed = call.processing(rows.ids, rows.lengths, raw, rows.index, open_places)
-    accepts, spec = None, call.rule.rule.features
-    if draft.gamma and spec is not None:
-        with call.clock.time("head"):
-            accepts = call.rule.rule.judge(_hidden(call, draft, spec))
+    with _unheard(call.drafter.taps):
+        processed = call.processing(rows.ids, rows.lengths, raw, rows.index, open_places)
     return Verified(selection, processed, accepts), raw
+
+
+@contextmanager
+def _unheard(taps: Sequence[FeatureTap]) -> Iterator[None]:
+    """Within, a logits processor may run a model that the drafter listens to: guidance runs the target."""
+    for tap in taps:
+        tap.listening = False
+    yield
+    for tap in taps:
+        tap.listening = True
 
 
 def _hidden(call: Call, draft: Draft, spec: FeatureSpec) -> torch.Tensor:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList, StopStringCriteria
 
-from ..batch.processing import PREFIX_FREE, Processing
+from ..batch.processing import Processing
+from ..batch.processor_kinds import PREFIX_FREE
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..drafters.model import AssistantRun

@@ -20,7 +20,7 @@ HONOURED = frozenset(
     "return_dict_in_generate num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
     "prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit assistant_lookbehind target_lookbehind "
     "use_mtp speculation_type watermarking_config cache_implementation compile_config disable_compile synced_gpus".split()
-)  # watermarking_config: but for SynthID; cache_implementation: "dynamic" and "static"
+)  # watermarking_config: SynthID for one text at a time; cache_implementation: "dynamic" and "static"
 
 # Where `checks` or `modes_asked_for` says no to a value that would change something.
 REFUSED = frozenset(

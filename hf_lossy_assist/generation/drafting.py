@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from ..batch.positions import keep_within
-from ..batch.processing import without_callers
+from ..batch.processor_kinds import only_functions
 from ..batch.token_types import shared_types
 from ..drafters.base import DraftContext, Drafter, DrafterRun
 from ..drafters.candidates import CandidateRun
@@ -178,9 +178,8 @@ def _candidate_run(given: DraftWith, made: Prepared) -> DrafterRun:
     processors, not_for_drafts = context.processing.processors, set(NOT_FOR_DRAFTS)
     if sees(model):  # a draft with another tokenizer reads the text
         not_for_drafts |= {*TYPES, *beside_text(made.model_kwargs)}
-    if given.exit is None or any(rows.pads):
-        # These would ask the caller's processors in ids of another tokenizer, behind an end token, or without padding.
-        processors = without_callers(processors)
+    # Others would be asked in ids of another tokenizer, behind an end token, without padding, or out of order.
+    processors = only_functions(processors)
     generator = (model if given.exit is None else early_twin(model))._get_candidate_generator(
         generation_config=config,
         input_ids=rows.texts()[0][None],

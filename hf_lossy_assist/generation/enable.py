@@ -174,7 +174,7 @@ def _speculative_generate(
         # model's own config would fill must stay at the call.
         if kwargs[name] is not None or getattr(model.generation_config, name, None) is None:
             setattr(given, name, kwargs.pop(name))
-    with refusals_in_one_line(begun=lambda: runner.called):
+    with refusals_in_one_line(begun=lambda: runner.called, streamer=runner.streamer):
         out = type(model).generate(model, generation_config=given, custom_generate=runner, **kwargs)
     return with_report(out, runner.reports)
 

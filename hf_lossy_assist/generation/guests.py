@@ -71,7 +71,7 @@ class Guests:
             self.target, self.policy, runner_type=Preparing, input_ids=prompt, attention_mask=torch.ones_like(prompt),
             generator=[generator], tokenizer=self.tokenizer, **settings,
         )  # fmt: skip
-        call.processing.apart = "logits_processor" in made
+        call.processing.beside_others(apart="logits_processor" in made)
         if most is not None and most not in self.again:
             if len(self.again) >= KEPT:
                 self.again.clear()

@@ -20,6 +20,10 @@ def refuse_ids(name: str, ids: Any) -> None:
             f"{name}: expected a tensor of shape (batch, length), got {type(ids).__name__}; "
             "pass return_tensors='pt' to the tokenizer"
         )
+    if ids.is_nested:
+        raise ValueError(
+            f"{name}: expected a dense tensor of shape (batch, length), got a nested one: pad it, tokenizer(…, padding=True)"
+        )
     fits = ids.dim() == 2 and ids.dtype in (torch.int64, torch.int32) and ids.layout == torch.strided
     if not fits or ids.numel() == 0:
         raise ValueError(
@@ -50,6 +54,8 @@ def refuse_mask(ids: torch.Tensor, mask: Any, ends_in_text: bool = True, name: s
         return
     if not isinstance(mask, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor of shape (batch, length), got {type(mask).__name__}")
+    if mask.is_nested:
+        raise ValueError(f"{name}: expected a dense tensor of shape {tuple(ids.shape)}, got a nested one")
     if mask.device.type not in ("cpu", ids.device.type):
         raise ValueError(
             f"{name} is on {mask.device}, input_ids on {ids.device}: move it with .to({str(ids.device)!r})"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..batch.processing import from_transformers
+from ..batch.processor_kinds import from_transformers
 from ..engine.call import Call
 from ..engine.loop import prefill
 from ..models.cached import CachedModel

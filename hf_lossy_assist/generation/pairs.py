@@ -45,10 +45,17 @@ def refuse_models(target: Any, assistant: Any) -> None:
             kinds = {True: "an encoder-decoder", False: "a decoder-only model"}
             raise ValueError(f"the target is {kinds[ours]}, the assistant {kinds[theirs]}: they must be of one kind")
     for name, model in (("target", target), ("assistant", assistant)):
-        if model is None or base_of(model).device.type != "meta":
+        if model is None:
             continue
         if device_of(model).type == "meta":  # and not offloaded
             raise ValueError(f"the {name} is on the meta device, without weights: load it with from_pretrained(…)")
+        missing = any(weight.is_meta for weight in base_of(model).parameters())
+        for part, module in base_of(model).named_modules() if missing else ():
+            weights = [weight for weight in module.parameters(recurse=False) if weight.is_meta]
+            if weights and not hasattr(module, "_hf_hook"):  # by which accelerate brings offloaded weights
+                raise ValueError(
+                    f"the {name} has no weights in {part or 'its first module'} (meta device): load it with from_pretrained(…)"
+                )
 
 
 def refuse_vocabularies(target: Any, assistant: Any) -> None:

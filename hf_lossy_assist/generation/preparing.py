@@ -4,6 +4,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.generation import logits_process
@@ -16,10 +17,10 @@ PROCESSORS = Path(logits_process.__file__).resolve()
 
 
 @contextmanager
-def refusals_in_one_line(begun: Callable[[], bool]) -> Iterator[None]:
+def refusals_in_one_line(begun: Callable[[], bool], streamer: Any = None) -> Iterator[None]:
     """Within this context, what Transformers raises before `begun()`, and its processors at any time, is a refusal of one line.
 
-    What this package raises, what a caller's own code raises while decoding, and what says that memory is out stay as they are.
+    What this package raises, what the caller's code raises (its `streamer` at any time), and what says that memory is out stay as they are.
     """
     try:
         yield
@@ -28,6 +29,9 @@ def refusals_in_one_line(begun: Callable[[], bool]) -> Iterator[None]:
     except Exception as error:
         innermost = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
         if innermost.is_relative_to(PACKAGE) or (begun() and innermost != PROCESSORS):
+            raise
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if streamer is not None and any(frame.f_locals.get("self") is streamer for frame in frames):
             raise
         kind = TypeError if isinstance(error, TypeError) else ValueError
         said = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "

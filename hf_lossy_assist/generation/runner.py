@@ -177,7 +177,8 @@ class Runner:
         vocabulary = vocabulary_of(model)
         clock, stop = Clock(input_ids.device), self.draft_stop(asked).start(input_ids.shape[0])
         rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)
-        processing, sampling = Processing(logits_processor, len(rows.index)), bool(generation_config.do_sample)
+        sampling = bool(generation_config.do_sample)
+        processing = Processing(logits_processor, len(rows.index), sampling)
 
         kind = self.policy, stop.settings, processing, sampling
         compilation, sizes = self.compiling.of_call(generation_config, model, self.assistant, kind, rows)

@@ -10,7 +10,6 @@ from transformers import (
     EncoderDecoderCache,
     GenerationConfig,
     GenerationMixin,
-    SynthIDTextWatermarkingConfig,
 )
 
 from ..models.cache_name import CACHE, CACHE_NAMES, passed_as
@@ -158,10 +157,6 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
     _refuse_caches(kwargs, settings)
     if settings["token_healing"]:
         raise ValueError(f"lossy_policy does not heal tokens: {settings.way_out('token_healing', False)}")
-    if isinstance(settings["watermarking_config"], SynthIDTextWatermarkingConfig):
-        raise ValueError(
-            "SynthID watermarking counts its calls, one a token, which blocks break: use WatermarkingConfig, or drop lossy_policy"
-        )
     if settings["assistant_ensemble_weight"] is not None:
         raise ValueError("assistant_ensemble_weight is Transformers' own lossy rule: leave it or lossy_policy out")
 

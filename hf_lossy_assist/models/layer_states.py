@@ -32,6 +32,7 @@ class LayerStates:
                 raise ValueError(f"layer {layer} is asked for, and {type(base).__name__} has {len(blocks)} blocks")
         self._blocks, self._layers, self._decoder = blocks, tuple(layers), base.get_decoder()
         self._parts: dict[int, torch.Tensor] = {}
+        self.listening = True  # False: while somebody else's forward of the model runs
         self._thread: int | None = None
         self._handles: list[Any] = []
 
@@ -78,5 +79,5 @@ class LayerStates:
         self._keep(len(self._blocks), output if isinstance(output, torch.Tensor) else output[0])
 
     def _keep(self, layer: int, states: torch.Tensor) -> None:
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread and self.listening:
             self._parts[layer] = unpacked(states)

@@ -89,6 +89,60 @@ def free(target, draft, companion):
     return Profile(ones, latency, 8, torch.full((1,), 2.0).numpy(), *models, "", {}, machine(torch.device("cpu")))
 
 
+class Forbidding(LogitsProcessor):
+    """Leave no token behind texts of `length` tokens; `partly`: with another processor's help."""
+
+    def __init__(self, length: int, first: int = 0):
+        self.length, self.first = length, first
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] < self.length:
+            return scores
+        return scores.index_fill(1, torch.arange(self.first, scores.shape[1]), -math.inf)
+
+
+class Remembering(Forbidding):
+    def __call__(self, input_ids, scores):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().__call__(input_ids, scores)
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
+def test_a_mask_that_leaves_nothing_is_blamed_on_its_processor(do_sample):
+    """Not on the model; one of a few that leave nothing together: the last of them."""
+    target, draft = small.llama(), small.near(small.llama())
+    line = "^logits_processor: %s leaves no token in row [02], after 5 new tokens$"
+    for inputs in (small.one(), small.ragged((0, 0, 3))):
+        for processors in ([Forbidding(14)], [Forbidding(14, first=50), Forbidding(14)]):
+            with pytest.raises(ValueError, match=line % "Forbidding"):
+                written(
+                    target, draft, inputs=inputs, do_sample=do_sample, logits_processor=LogitsProcessorList(processors)
+                )
+    with pytest.raises(ValueError, match=line % "Remembering"):
+        written(
+            target,
+            draft,
+            inputs=small.one(),
+            do_sample=do_sample,
+            logits_processor=LogitsProcessorList([Remembering(14)]),
+        )
+    with pytest.raises(
+        ValueError, match="SuppressTokensLogitsProcessor leaves no token in row 0, after 0 new tokens$"
+    ):
+        written(target, draft, inputs=small.one(), do_sample=do_sample, suppress_tokens=list(range(small.VOCAB)))
+    bad = [[token] for token in range(small.VOCAB)]
+    with pytest.raises(ValueError, match="^logits_processor: NoBadWordsLogitsProcessor leaves no token in row 0"):
+        written(target, draft, inputs=small.one(), do_sample=do_sample, bad_words_ids=bad)
+    prompts = [small.one()["input_ids"][0].tolist()]
+    with pytest.raises(ValueError, match=line % "Remembering"):
+        list(
+            hla.generate_many(
+                hla.enable(target), prompts, assistant_model=draft, lossy_policy="strict", max_new_tokens=9, do_sample=do_sample,
+                logits_processor=lambda ids: [Remembering(14)],
+            )
+        )  # fmt: skip
+
+
 # -- and what must go on --------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from support import small
 from support.refusals import refused
 from transformers import GenerationConfig, LogitsProcessorList
 
+import hf_lossy_assist as hla
 from hf_lossy_assist import enable
 from hf_lossy_assist.generation.preparing import refusals_in_one_line
 
@@ -140,3 +141,24 @@ def test_a_wrong_tensor_of_an_encoder_decoder_is_one_line(given):
     with pytest.raises((TypeError, ValueError), match=next(iter(given))) as error:
         call(model, **given)
     assert fault(error.value) is None, str(error.value)
+
+
+def test_a_nested_prompt_is_refused_in_one_line():
+    target = hla.enable(small.llama())
+    nested = torch.nested.nested_tensor([torch.tensor([5, 6]), torch.tensor([7, 8, 9])], layout=torch.jagged)
+    for given in ({"input_ids": nested}, small.one() | {"attention_mask": nested}):
+        with pytest.raises(
+            ValueError, match=r"^(input_ids|attention_mask): expected a dense tensor [^\n]*nested[^\n]*$"
+        ):
+            target.generate(**given, assistant_model=small.near(target), lossy_policy="strict", max_new_tokens=4)
+
+
+@pytest.mark.parametrize("whose", ["target", "assistant"])
+def test_weights_that_are_missing_in_part_are_refused_by_name(whose):
+    models = {"target": small.llama(), "assistant": small.llama(seed=1)}
+    models[whose].model.layers[1].mlp.to("meta")
+    line = rf"^the {whose} has no weights in model.layers.1.mlp.gate_proj \(meta device\): load it with from_pretrained\(…\)$"
+    with pytest.raises(ValueError, match=line):
+        hla.enable(models["target"]).generate(
+            **small.one(), assistant_model=models["assistant"], lossy_policy="strict", max_new_tokens=4
+        )

@@ -100,6 +100,7 @@ class Walk(Runner):
             for b, token in enumerate(tokens):
                 if not rows.finished[b]:
                     rows.commit(b, [token], verified.logits[b])
+                    call.processing.commit(rows.index[b], 1)
             call.target.rollback(rows.held())
             drafter.learn(rows, verified, [0] * len(tokens))
             positions += 1

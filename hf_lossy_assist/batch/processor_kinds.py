@@ -1,0 +1,103 @@
+"""Which logits processors look at the scores alone, which read the text, and which remember something between calls."""
+
+import copy
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList
+from transformers.generation import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    MinPLogitsWarper,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+    logits_process,
+)
+
+
+# These look at the scores alone, so one call does for all rows and positions. No subclass: it may read the text.
+WARPERS = (  # which leave a token
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    MinPLogitsWarper,
+    TypicalLogitsWarper,
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+)
+PREFIX_FREE = (*WARPERS, SuppressTokensLogitsProcessor)
+# Transformers' own that are functions of the text and the scores, by name, as not every release has all of them. Their code was read: what
+# they change of themselves (a table made at the first call, a generator seeded at each) changes no answer.
+FUNCTIONS = {kind.__name__ for kind in PREFIX_FREE} | set(
+    "MinLengthLogitsProcessor MinNewTokensLengthLogitsProcessor RepetitionPenaltyLogitsProcessor EncoderRepetitionPenaltyLogitsProcessor "
+    "TopHLogitsWarper NoRepeatNGramLogitsProcessor EncoderNoRepeatNGramLogitsProcessor SequenceBiasLogitsProcessor "
+    "NoBadWordsLogitsProcessor ForcedBOSTokenLogitsProcessor ForcedEOSTokenLogitsProcessor InfNanRemoveLogitsProcessor "
+    "ExponentialDecayLengthPenalty LogitNormalization SuppressTokensAtBeginLogitsProcessor WhisperTimeStampLogitsProcessor "
+    "ClassifierFreeGuidanceLogitsProcessor AlternatingCodebooksLogitsProcessor BarkEosPrioritizerLogitsProcessor "
+    "WatermarkLogitsProcessor DiaClassifierFreeGuidanceLogitsProcessor DiaEOSChannelFilterLogitsProcessor".split()
+)
+# Transformers' own that remember something, or run a function of the caller's: followed as a caller's are.
+STATEFUL = set(
+    "PrefixConstrainedLogitsProcessor WhisperNoSpeechDetection UnbatchedClassifierFreeGuidanceLogitsProcessor "
+    "SynthIDTextWatermarkLogitsProcessor DiaEOSDelayPatternLogitsProcessor".split()
+)
+# These keep something for each row of a batch.
+FOR_EACH_ROW = (
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    EncoderNoRepeatNGramLogitsProcessor,
+)
+PACKAGE = __name__.partition(".")[0]
+
+
+def from_transformers(callback: Any) -> bool:
+    """True for an object of a class of Transformers' own, False for one of a subclass or of the caller's."""
+    return type(callback).__module__.startswith("transformers.")
+
+
+def reads_one_text(criterion: Any) -> bool:
+    """True for a criterion that keeps nothing and reads each row by itself: Transformers' own, and this package's."""
+    return from_transformers(criterion) or type(criterion).__module__.partition(".")[0] == PACKAGE
+
+
+def is_function(processor: Any) -> bool:
+    """Return whether a processor is known to be a function of the text and the scores: not the caller's, and nothing of a later release."""
+    kind = type(processor)
+    return kind.__name__ in FUNCTIONS and getattr(logits_process, kind.__name__, None) is kind
+
+
+def for_row(processor: Any, row: int, batch: int) -> Any:
+    """A processor that `keeps_rows` for row `row` of `batch` alone."""
+    own, kind = copy.copy(processor), type(processor)
+    if kind is PrefixConstrainedLogitsProcessor:
+        allowed, own._num_beams = own._prefix_allowed_tokens_fn, 1
+        own._prefix_allowed_tokens_fn = lambda _, ids: allowed(row, ids)
+    elif kind is RepetitionPenaltyLogitsProcessor:
+        own.prompt_ignore_length = own.prompt_ignore_length[row : row + 1]
+    elif kind is EncoderRepetitionPenaltyLogitsProcessor:
+        prompt = row * own.encoder_input_ids.shape[0] // batch  # one for all `num_return_sequences` of it
+        own.encoder_input_ids = own.encoder_input_ids[prompt : prompt + 1]
+    else:
+        prompt = row * own.batch_size // batch
+        own.batch_size, own.generated_ngrams = 1, own.generated_ngrams[prompt : prompt + 1]
+    return own
+
+
+def only_functions(processors: LogitsProcessorList) -> LogitsProcessorList:
+    """Return those of `processors` that are known functions of the text and the scores."""
+    return LogitsProcessorList([p for p in processors if is_function(p)])
+
+
+def keeps_rows(processor: Any) -> bool:
+    """True for a processor of Transformers' that keeps something for each row of a batch."""
+    if type(processor) is RepetitionPenaltyLogitsProcessor:
+        return isinstance(processor.prompt_ignore_length, torch.Tensor)
+    return type(processor) in FOR_EACH_ROW

@@ -1,0 +1,176 @@
+"""What logits processors remember between their calls, along a text whose drafted end may be rejected.
+
+`generate` calls a processor once a token, in order. A block calls it about drafted tokens, too, and first with the draft's scores.
+So each place of a text has a snapshot of what the processors remember when they come to it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers.generation import PrefixConstrainedLogitsProcessor
+
+from .object_states import CannotRestore
+from .snapshots import Snapshot
+
+
+WAY_OUT = "make it a function of input_ids and scores, or leave lossy_policy out"
+
+
+class TextState:
+    """What the processors of one text remember at each of its places; put back to the decided text when a draft is rejected."""
+
+    def __init__(self, processors: Sequence[Any], seeded: bool):
+        """`seeded`: nothing but processors draws Torch's global random numbers, so these are put back, too."""
+        self.processors, self.seeded = list(processors), seeded
+        self.among_others = False  # texts of other calls are written beside this one, with processors of their own
+        self.draws = False  # whether a processor has drawn some
+        self.place: int | None = None  # the first one whose token is open: the number of tokens before it
+        self.states: list[tuple[Snapshot, torch.Tensor]] = []  # on the way to that place, and to each behind it
+        self.live: Snapshot | None = None  # what they remember now
+
+    @contextmanager
+    def at(self, place: int, everyone: bool) -> Iterator[None]:
+        """Within, the processors remember what they did on the way to `place`. Places are entered in order, from the first open one.
+
+        Raises: `ValueError`, one line, for what cannot be copied.
+        """
+        if self.place is None:
+            self.place, self.live = place, self._snapshot(None)
+            self.states = [(self.live, torch.get_rng_state())]
+        ahead = place - self.place
+        assert 0 <= ahead < len(self.states), "places are entered in order"
+        state, numbers = self.states[ahead]
+        del self.states[ahead + 1 :]
+        assert self.live is not None, "set with the place"
+        if self.among_others and not (self.live.copies or self.live.unchanged()):
+            self.refuse("shares what it remembers with another text's")
+        self._restore(state)
+        if self.draws:
+            torch.set_rng_state(numbers)
+        before = torch.get_rng_state()
+        yield
+        after = torch.get_rng_state()
+        self.draws |= self.seeded and not torch.equal(before, after)
+        if self.draws and self.among_others:
+            self.refuse("draws Torch's random numbers, which other texts draw, too")
+        with _named(self.processors):
+            unchanged = state.unchanged()
+        self.live = state if unchanged else self._snapshot(state)
+        self.states.append((self.live, after))
+
+    def commit(self, count: int) -> None:
+        """`count` tokens more are decided. Raises: `ValueError` where one of them lies where no processor was asked about the next."""
+        if self.place is None:
+            return
+        if count >= len(self.states) and any(state is not self.states[0][0] for state, _ in self.states):
+            raise ValueError(
+                f"logits_processor: the policy accepted a token that {_names(self.processors)} forbids, and what it remembers of that text "
+                f"is unknown: {WAY_OUT}"
+            )
+        self.states = self.states[min(count, len(self.states) - 1) :]
+        self.place += count
+
+    def refuse(self, what: str) -> None:
+        """Raise a `ValueError` about what the processors do."""
+        raise ValueError(f"logits_processor: {_names(self.processors)} {what}: {WAY_OUT}")
+
+    def settle(self) -> None:
+        """Leave the processors with what they remember of the decided text, as `generate` does."""
+        if self.states:
+            self._restore(self.states[0][0])
+
+    def _restore(self, state: Snapshot) -> None:
+        if self.live is not state:
+            with _named(self.processors):
+                state.restore()
+            self.live = state
+
+    def _snapshot(self, before: Snapshot | None) -> Snapshot:
+        with _named(self.processors):
+            return Snapshot(self.processors, before)
+
+
+class SharedState:
+    """What processors remember that serve several texts: only what their first call, about all of them, leaves behind."""
+
+    def __init__(self, processors: Sequence[Any], seeded: bool, from_first_call: bool):
+        """`from_first_call`: the texts begin together, so their first call is the one that `generate` makes."""
+        self.processors, self.seeded, self.from_first_call = list(processors), seeded, from_first_call
+        self.begin: int | None = None
+        self.before: list[Snapshot] = []  # of each processor: before its first call
+        self.now: list[Snapshot] = []  # and what it may remember
+
+    @contextmanager
+    def at(self, place: int, everyone: bool) -> Iterator[None]:
+        """Within, the processors may be asked about `place`; `everyone`: about all texts. Raises: `ValueError`, one line, if one remembers that."""
+        if self.begin is None:
+            self.begin = place
+            self.now = self.before = [self._snapshot(processor, None) for processor in self.processors]
+        first = self.from_first_call and everyone and place == self.begin
+        if first and self.now is not self.before:
+            for state in self.before:
+                state.restore()
+            self.now = self.before
+        numbers = torch.get_rng_state()
+        try:
+            yield
+        except Exception as error:
+            # A grammar that was fed the tokens of several texts, or an error that its caller must hear of.
+            if isinstance(error, AssertionError) or not all(state.unchanged() for state in self.now):
+                self.refuse(f"raised {type(error).__name__}({str(error)!r})")
+            raise
+        if self.seeded and not torch.equal(numbers, torch.get_rng_state()):
+            raise ValueError(
+                f"logits_processor: {_names(self.processors)} draws Torch's random numbers, for several texts in another order than `generate`: "
+                "give it a torch.Generator, or pass prompts one by one"
+            )
+        pairs = list(zip(self.processors, self.now, strict=True))
+        with _named(self.processors):
+            changed = [processor for processor, state in pairs if not state.unchanged()]
+        if first:
+            self.now = [self._snapshot(p, state) if p in changed else state for p, state in pairs]
+        elif changed:
+            raise ValueError(_one_each(changed, "remembers something from token to token"))
+
+    def commit(self, count: int) -> None:
+        """Do nothing: later calls leave nothing behind."""
+
+    def refuse(self, what: str) -> None:
+        """Raise a `ValueError` about what the processors do."""
+        raise ValueError(_one_each(self.processors, what))
+
+    def settle(self) -> None:
+        """Do nothing: later calls leave nothing behind."""
+
+    def _snapshot(self, processor: Any, before: Snapshot | None) -> Snapshot:
+        with _named([processor]):
+            return Snapshot([processor], before)
+
+
+def _one_each(processors: Sequence[Any], what: str) -> str:
+    return (
+        f"logits_processor: {_names(processors)} {what}, and one object serves several texts: make one for each row, as "
+        "generate_many does with logits_processor=a function of a prompt's token ids, or pass prompts one by one"
+    )
+
+
+def _names(processors: Sequence[Any]) -> str:
+    return " or ".join(dict.fromkeys(_name(p) for p in processors))
+
+
+def _name(processor: Any) -> str:
+    if type(processor) is PrefixConstrainedLogitsProcessor:
+        return "prefix_allowed_tokens_fn"
+    return getattr(processor, "__name__", type(processor).__name__)
+
+
+@contextmanager
+def _named(processors: Sequence[Any]) -> Iterator[None]:
+    try:
+        yield
+    except CannotRestore as error:
+        raise ValueError(
+            f"logits_processor: {_names(processors)} {error}, so a rejected draft cannot be forgotten: {WAY_OUT}"
+        ) from error

@@ -9,6 +9,7 @@ import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ def same_objects(now: list[Any], then: list[Any]) -> bool:
     """Return whether two lists hold the same objects; numbers and strings may be equal ones."""
     if len(now) != len(then):
         return False
+    if all(map(is_, now, then)):  # nearly always, and fast
+        return True
     return all(
         a is b or (type(a) is type(b) and type(a) in NUMBERS and a == b) for a, b in zip(now, then, strict=True)
     )

@@ -37,13 +37,11 @@ _SHARED = (
 class Part:
     """One thing that can change: `read` gives its state, `write` puts one back, `same` compares two."""
 
+    __slots__ = "read", "same", "state", "write"  # compared at each place of a text
+
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], Any], same: Callable[[Any, Any], bool]):
         self.read, self.write, self.same = read, write, same
         self.state = read()
-
-    def unchanged(self) -> bool:
-        """Return whether its state is the same as then."""
-        return self.same(self.read(), self.state)
 
 
 class Snapshot:
@@ -78,7 +76,7 @@ class Snapshot:
         for x, size in self.tables:
             if size != (states.version_of(x) if isinstance(x, torch.Tensor) else len(x)):
                 raise CannotRestore(f"changes a {type(x).__name__} of more than {MOST_ENTRIES} entries in place")
-        return not self.copies and all(part.unchanged() for part in self.parts)
+        return not self.copies and all(part.same(part.read(), part.state) for part in self.parts)
 
     def restore(self) -> None:
         """Put everything back as it was."""
@@ -87,7 +85,7 @@ class Snapshot:
         for part in self.parts:
             if fresh and isinstance(part.state, list):
                 part.state = [fresh.get(id(x), x) for x in part.state]
-            if not part.unchanged():
+            if not part.same(part.read(), part.state):
                 part.write(part.state)
                 part.state = part.read()
 
@@ -104,7 +102,7 @@ class Snapshot:
             self._add_tensor(x)
         elif kind in VALUES:
             read, write, same = VALUES[kind]
-            self._add(lambda: read(x), lambda state: write(x, state), same)
+            self._add(functools.partial(read, x), functools.partial(write, x), same)
         elif isinstance(x, types.FunctionType):
             self._add_function(x)
         elif isinstance(x, types.MethodType):
@@ -126,7 +124,7 @@ class Snapshot:
         base = next((base for base in CONTAINERS if isinstance(x, base)), None)
         if base is not None:
             read, write = CONTAINERS[base]
-            self._add_objects(lambda: read(x), lambda state: write(x, state))
+            self._add_objects(functools.partial(read, x), functools.partial(write, x))
             if kind is base:
                 return
         elif kind.__module__.partition(".")[0] in _SHARED_ROOTS or states.is_immutable(kind):

@@ -10,6 +10,7 @@ from rich.text import Text
 
 import hf_lossy_assist as hla
 
+from ..models.texts import continuation, pieces, special_tokens
 from ..terminal import console
 
 
@@ -48,7 +49,7 @@ def json_report(written: Written, tokenizer: Any, names: dict[str, Any]) -> dict
     texts = [
         {
             "prompt": o.prompt,
-            "text": tokenizer.decode(o.ids, skip_special_tokens=True),
+            "text": continuation(tokenizer, _prompt(o, tokenizer), o.ids),
             "token_ids": o.ids,
             "speculation": None if o.stats is None else o.stats.summary(o.stats.rows[0], sources=True),
         }
@@ -73,10 +74,12 @@ def write_page(
     target, draft = models if policy is not None else (models[0], None)
     heads = {} if policy is None else policy.heads()
     body = [legend()]
+    special = special_tokens(tokenizer)
     for output in outputs:
-        scores = score(target, draft, heads, tokenizer(output.prompt)["input_ids"], output.ids, output.sources)
+        prompt = _prompt(output, tokenizer)
+        scores = score(target, draft, heads, prompt, output.ids, output.sources)
         body.append(paragraph(output.prompt.strip(), "prompt"))
-        body.append(text_view([tokenizer.decode([token]) for token in output.ids], output.sources, scores))
+        body.append(text_view(pieces(tokenizer, prompt, output.ids, special), output.sources, scores))
     write_text(file, page(f"hf-lossy generate --policy {name}", body))
 
 
@@ -90,7 +93,9 @@ def show_outputs(outputs: list[Output], tokenizer: Any, problems: list[Any], str
             screen.print(_coloured(output, tokenizer))
             screen.print()
         if problems:
-            solved += hla.demo.answer(tokenizer.decode(output.ids)) == problems[i].answer
+            solved += (
+                hla.demo.answer(continuation(tokenizer, _prompt(output, tokenizer), output.ids)) == problems[i].answer
+            )
     if problems:
         cut = sum(output.cut for output in outputs)
         note = f" ({cut} cut off before the end: a larger --max-new-tokens writes on)" if cut else ""
@@ -115,8 +120,12 @@ def show_report(written: Written, policy: str) -> None:
 def _coloured(output: Output, tokenizer: Any) -> Text:
     text = Text()
     kinds: Sequence[int | None] = output.sources or [None] * len(output.ids)
-    # Neighbours of one kind are decoded together: a word may be spread over several tokens.
-    for kind, group in groupby(zip(kinds, output.ids, strict=True), key=lambda pair: pair[0]):
-        piece = tokenizer.decode([token for _, token in group], skip_special_tokens=True)
-        text.append(piece, style="" if kind is None else COLOURS[kind])
+    read = pieces(tokenizer, _prompt(output, tokenizer), output.ids)
+    for kind, group in groupby(zip(kinds, read, strict=True), key=lambda pair: pair[0]):
+        text.append("".join(piece for _, piece in group), style="" if kind is None else COLOURS[kind])
     return text
+
+
+def _prompt(output: Output, tokenizer: Any) -> list[int]:
+    ids: list[int] = tokenizer(output.prompt)["input_ids"]
+    return ids

@@ -1,6 +1,7 @@
 """EleutherAI's lm-eval with this package's engine: a registered model, "hf-lossy", and a run of it beside the plain one."""
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -11,11 +12,25 @@ import torch
 
 from ..generation.enable import enable
 from ..generation.many import generate_many
+from ..models.texts import continuation
 from ..policy.forms import as_policy
 from ..stats.clock import wait_for
 from ..stats.report import SpeculationStats
 from ..terminal import Bar
 from ..validation import one_line
+
+
+class BehindPrompts:
+    """Reads lm-eval's texts behind their prompts, for a first space of code is part of its indentation."""
+
+    tokenizer: Any
+    prompts: deque[list[int]] = deque()  # of the texts that lm-eval has not read yet, in its order
+
+    def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> Any:
+        """Return the text of new tokens behind the next prompt; of others, as end tokens by themselves, lm-eval's."""
+        if not self.prompts or not isinstance(tokens, list):
+            return super().tok_decode(tokens, skip_special_tokens)  # type: ignore[misc]
+        return continuation(self.tokenizer, self.prompts.popleft(), tokens)
 
 
 @cache
@@ -28,7 +43,7 @@ def models() -> tuple[type, type]:
     from lm_eval.api.registry import register_model
     from lm_eval.models.huggingface import HFLM, stop_sequences_criteria
 
-    class TimedLM(HFLM):
+    class TimedLM(BehindPrompts, HFLM):
         """`HFLM` that keeps the seconds of its texts."""
 
         def __init__(self, *args: Any, **kwargs: Any):
@@ -48,6 +63,8 @@ def models() -> tuple[type, type]:
             out = self._texts(context, max_length, stop, **settings)
             wait_for(self.device)
             self.seconds += time.perf_counter() - began
+            causal = self.backend == "causal"
+            self.prompts = deque(_unpadded(context, settings["attention_mask"]) if causal else ())
             return out
 
         def _texts(self, context: torch.Tensor, max_length: int, stop: list[str], **settings: Any) -> Any:
@@ -118,8 +135,7 @@ def _in_flight(
 
     `settings`: of `generate_many`, and the `attention_mask` of `context`.
     """
-    mask = settings.pop("attention_mask").bool()
-    prompts = [ids[its].tolist() for ids, its in zip(context, mask, strict=True)]
+    prompts = _unpadded(context, settings.pop("attention_mask"))
     many = generate_many(target, prompts, pad_token_id=pad, **settings)
     found: list[list[int]] = [[]] * len(prompts)
     with Bar(len(found), "writing", "texts", quiet=quiet) as bar:
@@ -129,6 +145,10 @@ def _in_flight(
     texts = [torch.tensor(ids) for ids in found]
     new = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=pad)
     return torch.cat([context.cpu(), new], dim=1), many.speculation
+
+
+def _unpadded(context: torch.Tensor, mask: torch.Tensor) -> list[list[int]]:
+    return [ids[its].tolist() for ids, its in zip(context, mask.bool(), strict=True)]
 
 
 def manager_of(tasks: Sequence[str], folder: Path | None) -> Any:

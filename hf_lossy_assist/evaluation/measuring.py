@@ -4,6 +4,7 @@ import time
 from bisect import bisect_left
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from ..generation.enable import stop_at
+from ..models.texts import continuation, pieces, special_in, special_tokens
 from ..stats.clock import wait_for
 from ..tasks.answers import AnswerTask
 from .arms import Arm, counted_calls
@@ -128,7 +130,8 @@ class EndsAnywhere(StoppingCriteria):
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         begin = max(self.width, input_ids.shape[1] - TAIL)
-        ended = [self.writer.holds_end(row) for row in input_ids[:, begin:].tolist()]
+        rows = zip(input_ids[:, :begin].tolist(), input_ids[:, begin:].tolist(), strict=True)
+        ended = [self.writer.holds_end(before, tail) for before, tail in rows]
         return torch.tensor(ended, device=input_ids.device)
 
 
@@ -140,6 +143,11 @@ class Writer:
     tokenizer: Any
     decoding: Decoding
     task: AnswerTask | None = None  # whose texts may be over before their end token, as those of few-shot prompts are
+
+    @cached_property
+    def _visible(self) -> dict[int, str]:
+        """Special tokens at which the task says that a text is over."""
+        return {} if self.task is None else special_in(self.tokenizer, self.task.ends)
 
     def ends(self) -> set[int]:
         """The target's end tokens."""
@@ -174,10 +182,11 @@ class Writer:
         stats, ends = getattr(out, "speculation", None), self.ends()
         answers = []
         for i, row in enumerate(out.sequences[:, inputs["input_ids"].shape[1] :].tolist()):
+            prompt = inputs["input_ids"][i][inputs["attention_mask"][i].bool()].tolist()
             its = None if stats is None else stats.rows[i]
             length = next((j + 1 for j, token in enumerate(row) if token in ends), len(row))
-            ids = self._ended(row[: length if its is None else its.num_new_tokens])
-            text = self.tokenizer.decode(ids, skip_special_tokens=True)
+            ids = self._ended(prompt, row[: length if its is None else its.num_new_tokens])
+            text = continuation(self.tokenizer, prompt, ids)
             answer = Answer(arm.name, i, len(prompts), unit, text, ids, seconds)
             if streamer is not None and streamer.at is not None:
                 answer.first_token = streamer.at - began
@@ -187,7 +196,7 @@ class Writer:
                 answer.target_calls = calls[0]
             if its is not None:
                 _count(answer, its)
-                answer.pieces = [self.tokenizer.decode([token]) for token in ids]
+                answer.pieces = pieces(self.tokenizer, prompt, ids, special_tokens(self.tokenizer))
             answers.append(answer)
         return answers
 
@@ -198,18 +207,18 @@ class Writer:
             return EndsAnywhere(self, width)
         return stop_at(list(self.task.ends), self.tokenizer)
 
-    def holds_end(self, ids: list[int]) -> bool:
-        """Whether the task says of the text of `ids` that it is over."""
+    def holds_end(self, before: list[int], ids: list[int]) -> bool:
+        """Whether the task says of the text of `ids` behind `before` that it is over."""
         if self.task is None or not self.task.ends_early:
             return False
-        return self.task.over(self.tokenizer.decode(ids, skip_special_tokens=True))
+        return self.task.over(continuation(self.tokenizer, before, ids, self._visible))
 
-    def _ended(self, ids: list[int]) -> list[int]:
+    def _ended(self, prompt: list[int], ids: list[int]) -> list[int]:
         """`ids` up to the token with which the text was over: a round of Transformers' own assisted generation may go beyond it, and a
         row that ended so is padded like any other."""
-        if not self.holds_end(ids):
+        if not self.holds_end(prompt, ids):
             return ids
-        return ids[: bisect_left(range(len(ids)), True, lo=1, key=lambda count: self.holds_end(ids[:count]))]
+        return ids[: bisect_left(range(len(ids)), True, lo=1, key=lambda count: self.holds_end(prompt, ids[:count]))]
 
 
 def _count(answer: Answer, row: Any) -> None:

@@ -17,7 +17,7 @@ class Result:
     Args:
         index: which prompt it is of, from 0.
         token_ids: new tokens, the end token with them.
-        text: what they read, without special tokens; None where no tokenizer was given.
+        text: what they add to the prompt's text, its first space with it, without special tokens; None where no tokenizer was given.
         speculation (`SpeculationStats`): of this text alone; seconds of forwards, which texts share, are not in it.
         seconds: from the moment that it was given a place until it ended.
     """

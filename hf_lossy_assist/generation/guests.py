@@ -9,6 +9,7 @@ from transformers import GenerationConfig
 
 from ..engine.call import Call
 from ..models.inspect import device_of
+from ..models.texts import continuation
 from ..models.trials import refuse_length
 from ..policy.policy import LossyPolicy
 from ..validation import shown
@@ -90,6 +91,6 @@ class Guests:
             raise TypeError(f"prompts: expected a text or a list of token ids, got {shown(prompt)} as number {index}")
         return list(prompt)
 
-    def text(self, ids: list[int]) -> str | None:
-        """What tokens read, without special ones; None where there is no tokenizer."""
-        return None if self.tokenizer is None else self.tokenizer.decode(ids, skip_special_tokens=True)
+    def text(self, prompt: list[int], ids: list[int]) -> str | None:
+        """Return the text that `ids` add behind `prompt`; None where there is no tokenizer."""
+        return None if self.tokenizer is None else continuation(self.tokenizer, prompt, ids)

@@ -218,7 +218,7 @@ class InFlight:
 
     def _made(self, its: Seated, tokens: torch.Tensor, stats: SpeculationStats) -> Result:
         ids = tokens.tolist()
-        return Result(its.index, ids, self.guests.text(ids), stats, time.perf_counter() - its.began)
+        return Result(its.index, ids, self.guests.text(its.prompt, ids), stats, time.perf_counter() - its.began)
 
     def _mode(self, call: Call) -> Any:
         draft = self.guests.settings.get("assistant_model")

@@ -174,12 +174,13 @@ class Server:
                 task.cancel()
 
     def _whole(self, asked: Asked, result: Result) -> dict[str, Any]:
-        text = Text(self.tokenizer, asked.question.stops).more(result.token_ids, last=True)
-        end = self._end(asked, result)
-        return asked.answer.whole(text, end, self._usage(asked, result, end))
+        text = Text(self.tokenizer, asked.question.stops, asked.question.ids)
+        shown = text.more(result.token_ids, last=True)
+        end = self._end(asked, result, text)
+        return asked.answer.whole(shown, end, self._usage(asked, result, end))
 
     async def _stream(self, asked: Asked, came: Event) -> AsyncIterator[str]:
-        text, first = Text(self.tokenizer, asked.question.stops), True
+        text, first = Text(self.tokenizer, asked.question.stops, asked.question.ids), True
         try:
             while isinstance(came, Written):
                 if piece := text.more(came.ids):
@@ -192,8 +193,8 @@ class Server:
             if isinstance(came, Failed):
                 yield event(error(self._said(came), 500))
                 return
-            end = self._end(asked, came)
-            if (piece := text.more(came.token_ids, last=True)) or first:
+            piece, end = text.more(came.token_ids, last=True), self._end(asked, came, text)
+            if piece or first:
                 yield asked.answer.piece(piece, first=first)
             yield asked.answer.piece("", end)
             usage = self._usage(asked, came, end)
@@ -210,11 +211,11 @@ class Server:
         self.metrics.count(result, prompt, end, time.perf_counter() - asked.began)
         return usage_of(result, prompt, asked.question.policy)
 
-    def _end(self, asked: Asked, result: Result) -> str:
+    def _end(self, asked: Asked, result: Result, text: Text) -> str:
         """Why a text ended: "length" where it had no room for more."""
         ids = result.token_ids
         full = len(ids) >= asked.question.own["max_new_tokens"] and ids[-1] not in self.ends
-        return "length" if full and not any(stop in (result.text or "") for stop in asked.question.stops) else "stop"
+        return "length" if full and not text.stopped else "stop"
 
     def _cancel(self, asked: Asked) -> None:
         self.engine.cancel(asked.number)

@@ -159,7 +159,7 @@ class Engine(threading.Thread):
 
     def _stops(self, question: Question) -> dict[str, Any]:
         stops = question.stops
-        return {"stopping_criteria": lambda ids: [EndsAt(self.tokenizer, stops, len(ids))]} if stops else {}
+        return {"stopping_criteria": lambda ids: [EndsAt(self.tokenizer, stops, ids)]} if stops else {}
 
     def _group(self, question: Question) -> InFlight:
         key = question.policy, tuple(sorted(question.settings.items()))

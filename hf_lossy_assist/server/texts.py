@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria
 
+from ..models.texts import Detokenizer, special_in
 
-UNFINISHED = "�"  # a character of which not all bytes have come
+
+MARKS = 0x10FFFD  # down from here, characters without a meaning: each stands for a special token, and none is shown
 
 
 class Changed(RuntimeError):
@@ -15,20 +17,25 @@ class Changed(RuntimeError):
 
 
 class Text:
-    """The text of one answer. `stops`: texts behind which it ends, and which are no part of it."""
+    """The text of one answer. `stops`: texts at which it ends, and which are no part of it; `prompt`: token ids.
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str]):
-        self.tokenizer, self.stops = tokenizer, list(stops)
-        self.text = ""
+    A stop text is found in what the tokens read, and where it names special tokens in these.
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], prompt: Sequence[int] = ()):
+        special = special_in(tokenizer, stops) if stops else {}
+        marks = {token: chr(MARKS - place) for place, token in enumerate(special)}
+        self.stops = list(stops)
+        for token in sorted(special, key=lambda token: -len(special[token])):
+            self.stops += [stop.replace(special[token], marks[token]) for stop in self.stops if special[token] in stop]
+        self.unseen = str.maketrans(dict.fromkeys(marks.values()))
+        self.reading = Detokenizer(tokenizer, prompt, marks)
         self._ids: list[int] = []
-        self.shown = 0  # characters
-        self._read: tuple[int, int] = (
-            0,
-            0,
-        )  # tokens: those before the second are in `text`; from the first on they are read again
+        self.shown = 0  # characters, marks among them
+        self.stopped = False  # by a stop text
 
     def more(self, ids: list[int], last: bool = False) -> str:
-        """What can be shown of the text of `ids`, all its new tokens, beyond what was shown. `last`: no more will come.
+        """Return what can be shown of the text of `ids`, all its new tokens, beyond what was shown. `last`: no more will come.
 
         Raises: `Changed` where a text that memory had no room for came out otherwise when it was written again.
         """
@@ -38,38 +45,35 @@ class Text:
         if len(ids) < len(self._ids):
             return ""
         self._ids = list(ids)
-        self._take(ids, last)
-        end = len(self.text)
-        found = [place for stop in self.stops if (place := self.text.find(stop)) >= 0]
-        if found:
-            end = min(found)
-        elif not last:
-            end -= max((_begun(self.text, stop) for stop in self.stops), default=0)
-        out, self.shown = self.text[self.shown : end], max(end, self.shown)
-        return out
+        text = self.reading.decode(ids) if last else self.reading.stable(ids)
+        end = self._stop(text)
+        if not self.stopped and not last:
+            end -= max((_begun(text, stop) for stop in self.stops), default=0)
+        out, self.shown = text[self.shown : end], max(end, self.shown)
+        return out.translate(self.unseen)
 
-    def _take(self, ids: list[int], last: bool) -> None:
-        """Read what is new: a token's characters may depend on the token before it, and a character may need several tokens."""
-        begin, end = self._read
-        old, new = (self.tokenizer.decode(piece, skip_special_tokens=True) for piece in (ids[begin:end], ids[begin:]))
-        if last or not new.endswith(UNFINISHED):
-            self.text += new[len(old) :]
-            self._read = end, len(ids)
+    def stops_at(self, ids: list[int]) -> bool:
+        """Return whether a stop text stands in the text of `ids`."""
+        self._stop(self.reading.decode(ids))
+        return self.stopped
+
+    def _stop(self, text: str) -> int:
+        """How many characters of `text` stand before a stop text."""
+        found = [place for stop in self.stops if (place := text.find(stop)) >= 0]
+        self.stopped = bool(found)
+        return min(found, default=len(text))
 
 
 class EndsAt(StoppingCriteria):
     """Ends a text behind the first of `stops`; of any tokenizer, for Transformers' own criterion knows some alone."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], begins: int):
-        """`begins`: tokens of the prompt."""
-        self.tokenizer, self.stops, self.begins = tokenizer, list(stops), begins
-        # A token may be one byte; special ones among them are none.
-        self.tail = max(len(stop.encode()) for stop in self.stops) + 8
+    def __init__(self, tokenizer: Any, stops: Sequence[str], prompt: Sequence[int]):
+        """Arguments as of `Text`."""
+        self.text, self.begins = Text(tokenizer, stops, prompt), len(prompt)
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        ids = input_ids[0, max(self.begins, input_ids.shape[1] - self.tail) :].tolist()
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return torch.tensor([any(stop in text for stop in self.stops)], device=input_ids.device)
+        ended = self.text.stops_at(input_ids[0, self.begins :].tolist())
+        return torch.tensor([ended], device=input_ids.device)
 
 
 def _begun(text: str, stop: str) -> int:

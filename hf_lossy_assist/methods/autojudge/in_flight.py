@@ -8,6 +8,7 @@ from typing import Any
 
 from ...drafters.eagle3 import Eagle3Drafter
 from ...models.inspect import vocabulary_of
+from ...models.texts import continuation, special_in
 from ...tasks.pool import served
 from ...tasks.tasks import AnswerTask, Problem
 from .continuing import Batch, Choice, Continuer
@@ -61,7 +62,7 @@ def mine_problems(
             began, seconds = time.monotonic(), settings.max_seconds
 
             def extract(response: list[int]) -> str | None:
-                return task.extract(problems[i], tokenizer.decode(response, skip_special_tokens=True))
+                return task.extract(problems[i], continuation(tokenizer, prompts[i], response))
 
             return search(
                 Mined(numbers[i], texts[i], prompts[i], [], [], None),
@@ -157,11 +158,13 @@ def _drive(places: _Places, prompts: Sequence[list[int]], begin: Callable[[int],
 
 def ended(tokenizer: Any, ends: set[int], task: AnswerTask | None = None) -> Callable[[Sequence[int]], bool]:
     """Whether a response is over: its last token is an end token, or the task says so of its tail."""
-    asks = task is not None and task.ends_early
+    if task is None or not task.ends_early:
+        return lambda response: response[-1] in ends
+    visible = special_in(tokenizer, task.ends)
 
     def over(response: Sequence[int]) -> bool:
         if response[-1] in ends:
             return True
-        return asks and task is not None and task.over(tokenizer.decode(response[-TAIL:]))
+        return task.over(continuation(tokenizer, response[:-TAIL], response[-TAIL:], visible))
 
     return over

@@ -12,6 +12,7 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from ...artifacts.cards import TEMPLATES, escaped
 from ...artifacts.files import new_folder, write_text
 from ...models.identity import ModelIdentity
+from ...models.texts import continuation
 from ...training.finished import seal
 from ...training.jobs import WHOLE, clear, key_of, sealed_line, unsealed
 from ...validation import listed
@@ -116,7 +117,7 @@ def rows(mined: Sequence[Mined], tokenizer: Any) -> list[dict[str, Any]]:
         common = {
             "problem": one.problem,
             "prompt": one.prompt,
-            "response": tokenizer.decode(one.response, skip_special_tokens=True),
+            "response": continuation(tokenizer, one.prompt_ids, one.response),
             "prompt_ids": one.prompt_ids,
             "response_ids": one.response,
             "target_answer": one.target_answer,

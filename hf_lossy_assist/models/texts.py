@@ -1,0 +1,143 @@
+"""Text that tokens add behind a prompt: decode(prompt + new) minus decode(prompt), whole or as it grows.
+
+Decoding new tokens alone is something else: decoders in SentencePiece's manner strip the first space of what they are given.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+
+UNFINISHED = "\ufffd"  # a character of which not all bytes have come
+BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))  # tokens of byte fallback, whose runs are read as one
+CONTEXT = 16  # characters before new tokens that decide how these read, and tokens that are tried first
+REWRITTEN = 8  # characters at the end that `clean_up_tokenization_spaces` may rewrite: "n ' t" becomes "n't"
+LAG = 16  # tokens behind those that are not decoded again
+NONE: Mapping[int, str] = MappingProxyType({})
+
+
+def continuation(tokenizer: Any, prompt: Sequence[int], new: Sequence[int], visible: Mapping[int, str] = NONE) -> str:
+    """Return the text that the token ids `new` add behind those of `prompt`, without special tokens but for `visible` ones.
+
+    visible: special tokens, each with the text that stands for it.
+    """
+    return Detokenizer(tokenizer, prompt, visible).decode(new)
+
+
+def pieces(tokenizer: Any, prompt: Sequence[int], new: Sequence[int], visible: Mapping[int, str] = NONE) -> list[str]:
+    """Return the text of each of the token ids `new`; joined they are `continuation`, whose arguments these are.
+
+    A character that several tokens spell belongs to the last of them.
+    """
+    growing, whole = Detokenizer(tokenizer, prompt, visible), continuation(tokenizer, prompt, new, visible)
+    ends = [0]
+    for count in range(1, len(new)):
+        text = growing.decode(new[:count])
+        ends.append(max(ends[-1], len(text)) if whole.startswith(text) else ends[-1])
+    ends.append(len(whole))
+    return [whole[begin:end] for begin, end in pairwise(ends)][: len(new)]
+
+
+def special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Return the tokens that decoding passes over, by their ids."""
+    try:
+        added = tokenizer.added_tokens_decoder
+    except NotImplementedError:  # Transformers' MistralCommonBackend, all of whose special tokens have names
+        added = {}
+    named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    return named | {token: its.content for token, its in added.items() if its.special}
+
+
+def special_in(tokenizer: Any, texts: Iterable[str]) -> dict[int, str]:
+    """Return the special tokens of which one of `texts` speaks, by their ids."""
+    texts = list(texts)
+    return {
+        token: content
+        for token, content in special_tokens(tokenizer).items()
+        if any(content in text for text in texts)
+    }
+
+
+class Detokenizer:
+    """Decodes new tokens behind a prompt as they come, in time that depends on neither's length.
+
+    Only the latest tokens are decoded again, behind as many before them as decide how they read.
+    """
+
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], visible: Mapping[int, str] = NONE):
+        """Arguments as of `continuation`."""
+        self.tokenizer, self.visible, self.prompt = tokenizer, visible, prompt
+        self._begin()
+
+    def decode(self, new: Sequence[int]) -> str:
+        """Return the text of all token ids so far, `new`, which begin with those of the last call or are others."""
+        new = list(new)
+        done = len(self._done)
+        if new[:done] != self._done:
+            self._begin()
+            done = 0
+        text = self._text + self._added(new[done:])
+        self._advance(new, text)
+        return text
+
+    def stable(self, new: Sequence[int]) -> str:
+        """Return the beginning of `decode(new)` that no further token changes; nothing while a character is not whole."""
+        end = len(new)
+        while end and self._joins(new[end - 1]):
+            end -= 1
+        text = self.decode(new[:end])
+        if text.endswith(UNFINISHED):
+            return ""
+        cleans = getattr(self.tokenizer, "clean_up_tokenization_spaces", False)
+        return text[: max(len(text) - REWRITTEN, 0)] if cleans else text
+
+    def _begin(self) -> None:
+        self._done: list[int] = []  # tokens whose text is known
+        self._text = ""
+        self._context = self._deciding(self.prompt)
+
+    def _advance(self, new: list[int], text: str) -> None:
+        """Take up to the token `LAG` before the last as known, if the text shows that nothing behind it changes it."""
+        done, end = len(self._done), len(new) - LAG
+        if end - done < LAG:
+            return
+        while end > done and self._joins(new[end - 1]):
+            end -= 1
+        known = self._text + self._added(new[done:end])
+        if end > done and text.startswith(known):
+            self._context = self._deciding(self._context + new[done:end])
+            self._done, self._text = new[:end], known
+
+    def _added(self, new: list[int]) -> str:
+        """The text of `new` behind the context, the visible tokens in their places."""
+        out, begin = "", 0
+        for place, token in enumerate(new):
+            if token in self.visible:
+                out += self._difference(self._context + new[:begin], new[begin:place]) + self.visible[token]
+                begin = place + 1
+        return out + self._difference(self._context + new[:begin], new[begin:])
+
+    def _difference(self, before: list[int], new: list[int]) -> str:
+        if not new:
+            return ""
+        old, whole = self._read(before), self._read(before + new)
+        return whole[len(os.path.commonprefix([old, whole])) :]  # shorter than `old` where `new` ends a character
+
+    def _deciding(self, ids: Sequence[int]) -> list[int]:
+        """The last of `ids`, as many as decide how tokens behind them read."""
+        count = CONTEXT
+        while count < len(ids):
+            last = list(ids[-count:])
+            if len(self._read(last)) >= CONTEXT and not self._joins(last[0]):
+                return last
+            count *= 2
+        return list(ids)
+
+    def _read(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
+
+    def _joins(self, token: int) -> bool:
+        """Whether bytes at either side of `token` are of one run: it is a byte, or nothing, as special tokens are."""
+        return self.tokenizer.convert_ids_to_tokens(token) in BYTES or not self._read([token])

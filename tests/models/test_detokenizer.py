@@ -1,0 +1,128 @@
+"""Text of new tokens: decode(prompt + new) minus decode(prompt), of each kind of tokenizer, whole and as it grows."""
+
+import os
+import random
+
+import pytest
+from support.tokenizers_by_kind import KINDS, SPECIAL, STOP, drawn, spelled, tokenizer_of
+
+from hf_lossy_assist.models.texts import Detokenizer, continuation, pieces, special_in, special_tokens
+from hf_lossy_assist.server.texts import Text
+
+
+COUNT = 50  # continuations of each tokenizer
+
+
+@pytest.fixture(scope="module", params=sorted(KINDS))
+def tokenizer(request):
+    return tokenizer_of(request.param)
+
+
+def difference(tokenizer, prompt, new):
+    """By its definition; what the prompt's last bytes and the new ones make of one character is the new text's."""
+    before, whole = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (prompt, prompt + new))
+    return whole[len(os.path.commonprefix([before, whole])) :]
+
+
+def continuations(tokenizer):
+    for seed in range(COUNT):
+        rng = random.Random(seed)
+        prompt = drawn(tokenizer, rng, rng.choice((0, 4, 60, 300)))
+        if seed % 5 == 0:  # as chat templates end
+            prompt += rng.choices(sorted(tokenizer.added_tokens_decoder), k=rng.choice((1, 2, 40)))
+        yield rng, prompt, drawn(tokenizer, rng, rng.choice((10, 60, 200)))
+
+
+def streamed(tokenizer, prompt, new, stops, rng):
+    text, count, out = Text(tokenizer, stops, prompt), 0, []
+    while count < len(new) and not text.stopped:
+        count = min(count + rng.randint(1, 5), len(new))
+        out.append(text.more(new[:count], last=count == len(new)))
+    return "".join(out)
+
+
+def test_streamed_is_whole_is_the_difference(tokenizer):
+    for rng, prompt, new in continuations(tokenizer):
+        want = difference(tokenizer, prompt, new)
+        assert continuation(tokenizer, prompt, new) == want, (prompt, new)
+        assert streamed(tokenizer, prompt, new, [], rng) == want, (prompt, new)
+        assert "".join(pieces(tokenizer, prompt, new)) == want and len(pieces(tokenizer, prompt, new)) == len(new)
+
+
+def test_stop_texts_with_spaces_at_either_end(tokenizer):
+    """Any part of the text may be one, those that begin with its first space among them."""
+    for rng, prompt, new in continuations(tokenizer):
+        text = difference(tokenizer, prompt, new)
+        begin = rng.choice((0, rng.randrange(len(text) + 1)))
+        stops = [stop for stop in (text[begin : begin + rng.randint(1, 4)], " zzz ", "\n ") if stop]
+        end = min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))
+        assert Text(tokenizer, stops, prompt).more(new, last=True) == text[:end]
+        assert streamed(tokenizer, prompt, new, stops, rng) == text[:end], (prompt, new, stops)
+
+
+def test_a_token_at_a_time_ends_where_the_text_first_has_a_stop_text(tokenizer):
+    for rng, prompt, new in continuations(tokenizer):
+        text, place = difference(tokenizer, prompt, new), rng.randint(0, 40)
+        if not (stop := text[place : place + 2]):
+            continue
+        reading = Text(tokenizer, [stop], prompt)
+        for count in range(1, len(new) + 1):
+            want = stop in difference(tokenizer, prompt, new[:count])
+            assert reading.stops_at(new[:count]) == want, (prompt, new, stop)
+
+
+def test_prompts_of_any_length_are_decoded_in_their_last_part(tokenizer):
+    """A long prompt costs what a short one does."""
+    sizes, decode = [], tokenizer.decode
+    ids = tokenizer("The capital of France is")["input_ids"]
+
+    class Counting:
+        def __getattr__(self, name):
+            return getattr(tokenizer, name)
+
+        def decode(self, ids, **settings):
+            sizes.append(len(ids))
+            return decode(ids, **settings)
+
+    reading = Detokenizer(Counting(), ids * 1000)
+    new = ids * 40
+    for count in range(1, len(new) + 1):
+        reading.decode(new[:count])
+    assert reading.decode(new) == difference(tokenizer, ids * 1000, new) and max(sizes) < 150
+
+
+def test_a_text_that_is_another_is_read_anew(tokenizer):
+    ids = tokenizer("The capital of France is")["input_ids"]
+    reading = Detokenizer(tokenizer, ids)
+    for new in (ids * 30, ids[1:] * 30, ids * 2):
+        assert reading.decode(new) == difference(tokenizer, ids, new)
+
+
+@pytest.mark.parametrize("stop", [STOP, SPECIAL["eos_token"]])
+def test_a_special_token_is_a_stop_text_like_another(tokenizer, stop):
+    """By itself, and with text at either side of it."""
+    word = tokenizer("Paris is")["input_ids"]
+    new = [*word, tokenizer.convert_tokens_to_ids(stop), *word]
+    prompt = tokenizer("The capital of France is")["input_ids"]
+    first = difference(tokenizer, prompt, word)
+    for stops, want in (
+        ([stop], first),
+        (["zzz", stop], first),
+        ([f"is{stop}"], first.removesuffix("is")),
+        ([f"{stop}zzz"], difference(tokenizer, prompt, new)),
+        (["zzz"], difference(tokenizer, prompt, new)),
+    ):
+        for seed in range(4):
+            assert streamed(tokenizer, prompt, new, stops, random.Random(seed)) == want, stops
+        assert Text(tokenizer, stops, prompt).more(new, last=True) == want
+    assert special_in(tokenizer, [f"is{stop}", "zzz"]) == {tokenizer.convert_tokens_to_ids(stop): stop}
+    assert special_tokens(tokenizer).keys() == set(tokenizer.added_tokens_decoder)
+
+
+def test_bytes_that_come_to_no_character_take_no_others_back():
+    """Byte fallback reads a run of bytes as one: of one that may still go wrong, nothing is shown."""
+    tokenizer = tokenizer_of("llama2")
+    new = spelled(tokenizer, "ab €\n") + spelled(tokenizer, "€")[:1]
+    text = Text(tokenizer, [], spelled(tokenizer, "ab"))
+    shown = [text.more(new[:count], last=count == len(new)) for count in range(1, len(new) + 1)]
+    assert "".join(shown) == difference(tokenizer, spelled(tokenizer, "ab"), new) == "ab " + "�" * 5

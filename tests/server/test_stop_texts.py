@@ -1,0 +1,154 @@
+"""Texts and stop texts through the server, `generate_many` and the commands, with tokenizers whose decoders strip a first space."""
+
+import pytest
+import torch
+from support.serving import serving
+from support.tokenizers_by_kind import KINDS, STOP, tokenizer_of
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.cli.generated import Output, Written, _coloured, json_report
+from hf_lossy_assist.evaluation import harness
+from hf_lossy_assist.evaluation.arms import Arm
+from hf_lossy_assist.evaluation.measuring import Decoding, Writer
+from hf_lossy_assist.methods.autojudge.mined import rows
+from hf_lossy_assist.methods.autojudge.search import Mined, Mismatch
+from hf_lossy_assist.tasks.tasks import ExactTask
+
+
+pytestmark = pytest.mark.slow
+PROMPT, WIDTH = "The capital of France is", 96
+CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}<|im_end|>"
+
+
+def scripted(tokenizer, script):
+    """A model whose token at each place is that of `script`, whatever stands before it."""
+    end = tokenizer.eos_token_id
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=WIDTH, n_embd=WIDTH, n_layer=1, n_head=1, tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id, bos_token_id=None, eos_token_id=end,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for weight in model.transformer.h.parameters():
+            weight.zero_()
+        model.transformer.wte.weight.zero_()
+        model.transformer.wpe.weight.copy_(torch.eye(WIDTH))
+        model.lm_head.weight.zero_()
+        for place in range(WIDTH):
+            model.lm_head.weight[(script + [end] * WIDTH)[place + 1], place] = 1.0
+    hla.enable(model)
+    return model
+
+
+class Setting:
+    """A tokenizer, target and draft that continue `PROMPT` with " Paris and", a special token and " big"."""
+
+    def __init__(self, kind):
+        self.tokenizer = tokenizer_of(kind)
+        self.tokenizer.chat_template = CHAT
+        self.prompt = self.ids(PROMPT)
+        whole = [*self.ids(f"{PROMPT} Paris and"), self.tokenizer.convert_tokens_to_ids(STOP), *self.ids("a big")[-1:]]
+        self.new = [*whole[len(self.prompt) :], self.tokenizer.eos_token_id]
+        self.target, self.draft = (scripted(self.tokenizer, self.prompt + self.new) for _ in range(2))
+
+    def ids(self, text):
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def many(self, **settings):
+        settings = {"max_new_tokens": 20, "tokenizer": self.tokenizer, "assistant_model": self.draft} | settings
+        [its] = hla.generate_many(self.target, [PROMPT], **settings)
+        return its
+
+
+@pytest.fixture(scope="module", params=sorted(set(KINDS) - {"metaspace_always", "wordpiece_cleaned"}))
+def setting(request):
+    return Setting(request.param)
+
+
+TEXT = " Paris and big"
+STOPS = {" Paris": "", "is ": None, " and": " Paris", "and ": " Paris ", STOP: " Paris and", f"d{STOP}": " Paris an", "</s>": TEXT}
+
+
+def test_the_server_streamed_and_not(setting):
+    assert setting.tokenizer.decode(setting.prompt + setting.new, skip_special_tokens=True) == PROMPT + TEXT
+    with serving((setting.target, setting.draft, setting.tokenizer), ("strict",)) as running:
+        client = running.client()
+        common = {"model": "demo", "max_tokens": 20, "temperature": 0}
+        behind = f"{PROMPT}{STOP}"  # as the chat template ends: one token more, so that the script goes on behind it
+        for stop, want in (STOPS | {None: None}).items():
+            want = TEXT if want is None else want
+            given = common | ({} if stop is None else {"stop": [stop, "zzz"]})
+            whole = client.completions.create(prompt=PROMPT, **given).choices[0]
+            parts = [its.choices[0] for its in client.completions.create(prompt=PROMPT, stream=True, **given)]
+            assert (whole.text, whole.finish_reason) == (want, "stop"), stop
+            assert ("".join(its.text for its in parts), parts[-1].finish_reason) == (want, "stop"), stop
+        chat = common | {"messages": [{"role": "user", "content": PROMPT}]}
+        ids = setting.ids(behind)
+        want = setting.tokenizer.decode(ids + setting.new[1:], skip_special_tokens=True).removeprefix(PROMPT)
+        parts = client.chat.completions.create(stream=True, **chat)
+        assert client.chat.completions.create(**chat).choices[0].message.content == want == " and big"
+        assert "".join(its.choices[0].delta.content or "" for its in parts) == want
+        for stop, want in ((STOP, " and"), (" and", "")):
+            assert client.chat.completions.create(stop=stop, **chat).choices[0].message.content == want
+            parts = client.chat.completions.create(stop=[stop], stream=True, **chat)
+            assert "".join(its.choices[0].delta.content or "" for its in parts) == want
+
+
+def test_a_stop_text_with_the_last_token_that_there_is_room_for(setting):
+    with serving((setting.target, setting.draft, setting.tokenizer), ("strict",)) as running:
+        create = running.client().completions.create
+        common = {"model": "demo", "prompt": PROMPT, "max_tokens": 3, "temperature": 0}
+        assert create(stop=[STOP], **common).choices[0].finish_reason == "stop"
+        assert create(**common).choices[0].finish_reason == "length"
+
+
+def test_generate_many(setting):
+    assert setting.many().text == TEXT
+    try:
+        found = {stop: setting.many(stop_strings=[stop]) for stop in (" Paris", STOP)}
+    except ValueError as error:  # Transformers does not look for texts among these tokens
+        assert str(error).startswith("stop_strings: Transformers cannot look")
+        return
+    assert found[" Paris"].text == " Paris" and found[STOP].text == " Paris and"
+    assert found[STOP].token_ids[-1] == setting.tokenizer.convert_tokens_to_ids(STOP)
+
+
+def test_what_commands_write(setting):
+    its = setting.many()
+    output = Output(PROMPT, its.token_ids, its.speculation, False)
+    assert json_report(Written([output], 1.0, None), setting.tokenizer, {})["outputs"][0]["text"] == TEXT
+    assert _coloured(output, setting.tokenizer).plain == TEXT
+    mined = Mined(0, PROMPT, setting.prompt, setting.new, setting.new, "big", [Mismatch(0, 1, 2, False, None)])
+    assert rows([mined], setting.tokenizer)[0]["response"] == TEXT
+
+
+@pytest.mark.parametrize("ends", [None, (" and",), (STOP,), (" Paris",)])
+def test_what_compare_writes(setting, ends, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "p"}\n')
+    task = ExactTask(file)
+    task.ends, task.closing = ends or (), None
+    kinds = {"strict": hla.as_policy("strict")} | ({"assisted": None} if ends else {})
+    for name, policy in kinds.items():
+        arm = Arm.of(name, setting.target, setting.draft, policy) if hasattr(Arm, "of") else None
+        writer = Writer(setting.target, setting.tokenizer, Decoding(max_new_tokens=20), task)
+        if arm is None:
+            pytest.fail("no arm")
+        [answer] = writer.write(arm, [PROMPT], 0, 0)
+        assert answer.text == {None: TEXT, (" and",): " Paris and", (STOP,): " Paris and", (" Paris",): " Paris"}[ends]
+        assert "".join(answer.pieces).startswith(answer.text)
+
+
+def test_lm_eval_reads_texts_behind_their_prompts(setting):
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+
+    plain, lossy = harness.models()
+    arguments = {"until": ["zzz"], "max_gen_toks": 20}
+    for model in (
+        plain(setting.target, tokenizer=setting.tokenizer, batch_size=2),
+        lossy(setting.target, setting.draft, "strict", tokenizer=setting.tokenizer, batch_size=2),
+    ):
+        requests = [Instance("generate_until", {}, (PROMPT, arguments), place) for place in range(3)]
+        assert model.generate_until(requests, disable_tqdm=True) == [TEXT] * 3

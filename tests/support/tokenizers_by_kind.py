@@ -9,7 +9,29 @@ from transformers import PreTrainedTokenizerFast
 
 
 SPACE = "\u2581"
-WORDS = ("The", "capital", "of", "France", "is", "Paris", "and", "big", "ab", "do", "n't", "'s", "'", "n", "t", ",", ".", "?", "naïve", "東京", "é")
+WORDS = (
+    "The",
+    "capital",
+    "of",
+    "France",
+    "is",
+    "Paris",
+    "and",
+    "big",
+    "ab",
+    "do",
+    "n't",
+    "'s",
+    "'",
+    "n",
+    "t",
+    ",",
+    ".",
+    "?",
+    "naïve",
+    "東京",
+    "é",
+)
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 STOP = "<|im_end|>"  # special, and no end token
 
@@ -18,7 +40,7 @@ def byte_level() -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [f"{space}{word}" for word in WORDS if word.isascii() for space in ("", "Ġ")]
     vocab = {piece: place for place, piece in enumerate(dict.fromkeys([*alphabet, *words, "Ċ", "ĠĠ"]))}
-    its = Tokenizer(models.BPE(vocab, []))
+    its = Tokenizer(models.BPE(vocab, [], ignore_merges=True))
     its.pre_tokenizer, its.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     return its
 
@@ -105,5 +127,7 @@ def drawn(tokenizer: Any, rng: random.Random, most: int = 60) -> list[int]:
         elif rng.random() < 0.1:
             ids.append(rng.choice(sorted(tokenizer.added_tokens_decoder)))
         else:
-            ids += [rng.randrange(256 if bytes_too and rng.random() < 0.3 else 0, size) for _ in range(rng.randint(1, 4))]
+            ids += [
+                rng.randrange(256 if bytes_too and rng.random() < 0.3 else 0, size) for _ in range(rng.randint(1, 4))
+            ]
     return ids[:most]

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..validation import one_line, shown
+from ..validation import shown
+from .chat import chat_prompt, read_turn
+from .fields import Refused, flag, number, whole
 
 
 MOST_STOPS, LONGEST_STOP = 16, 200  # texts, characters
@@ -21,14 +23,6 @@ KNOWN = {
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream",
     "stream_options", "lossy_policy", "user", "metadata", "store", "service_tier", "parallel_tool_calls",
 }  # fmt: skip
-
-
-class Refused(ValueError):
-    """A request that gets no text. `status`: of HTTP."""
-
-    def __init__(self, message: str, status: int = 400):
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass(frozen=True)
@@ -83,14 +77,14 @@ def read_question(body: Any, tokenizer: Any, model: str, limits: Limits, chat: b
     if not isinstance(policy, str) or policy not in limits.policies:
         raise Refused(f"lossy_policy: expected one of {', '.join(limits.policies)}, got {shown(policy)}")
     own: dict[str, Any] = {"max_new_tokens": _new_tokens(body, len(ids), limits)}
-    seed = _whole(body, "seed", 0, 2**63 - 1)
+    seed = whole(body, "seed", 0, 2**63 - 1)
     if seed is not None:
         own["seed"] = seed
-    stream = _flag(body, "stream")
+    stream = flag(body, "stream")
     options = body.get("stream_options") or {}
     if not isinstance(options, dict) or not set(options) <= {"include_usage", "include_obfuscation"}:
         raise Refused(f"stream_options: expected include_usage alone, got {shown(options)}")
-    return Question(ids, policy, _sampling(body), own, _stops(body), stream, _flag(options, "include_usage"))
+    return Question(ids, policy, _sampling(body), own, _stops(body), stream, flag(options, "include_usage"))
 
 
 def _prompt_ids(body: dict[str, Any], tokenizer: Any, limits: Limits) -> list[int]:
@@ -127,41 +121,16 @@ def _chat_ids(body: dict[str, Any], tokenizer: Any, limits: Limits) -> list[int]
         raise Refused(f"messages: expected a list of messages, got {shown(messages)}")
     if getattr(tokenizer, "chat_template", None) is None:
         raise Refused("messages: this model's tokenizer has no chat template: use /v1/completions")
-    turns = [_turn(message) for message in messages]
+    turns = [read_turn(message) for message in messages]
     _readable("messages", "".join(text for turn in turns for text in turn.values()), limits)
-    try:
-        text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-    except Exception as error:  # a template raises what it likes
-        raise Refused(f"messages: the chat template refuses them: {one_line(str(error), 200)}") from None
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids: list[int] = tokenizer(chat_prompt(turns, tokenizer), add_special_tokens=False)["input_ids"]
     if not ids:
         raise Refused("messages: the chat template makes nothing of them, and there is nothing to continue")
     return ids
 
 
-def _turn(message: Any) -> dict[str, str]:
-    """A message with its text; one made of parts has their texts."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise Refused(f"messages: expected objects with role and content, got {shown(message)}")
-    unread = [name for name, value in message.items() if name not in ("role", "content") and value not in (None, [])]
-    if unread:
-        raise Refused(f"messages: {shown(unread[0])} of a message is not read here: leave it out")
-    content = message.get("content")
-    if isinstance(content, list):
-        if not all(_is_text(part) for part in content):
-            raise Refused("messages: this server reads text alone, and a message has a part that is none")
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise Refused(f"messages: expected a text as content, got {shown(content)}")
-    return {"role": message["role"], "content": content}
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
-
-
 def _new_tokens(body: dict[str, Any], prompt: int, limits: Limits) -> int:
-    asked = [_whole(body, name, 1, limits.most_new_tokens) for name in ("max_completion_tokens", "max_tokens")]
+    asked = [whole(body, name, 1, limits.most_new_tokens) for name in ("max_completion_tokens", "max_tokens")]
     if len({its for its in asked if its is not None}) > 1:
         raise Refused("max_tokens and max_completion_tokens are one thing, and differ: leave one out")
     found = next((its for its in asked if its is not None), None)
@@ -175,7 +144,7 @@ def _new_tokens(body: dict[str, Any], prompt: int, limits: Limits) -> int:
 
 def _sampling(body: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `generate`. As in OpenAI's API, texts are sampled unless the temperature is 0."""
-    temperature = _number(body, "temperature", 0.0, 2.0, 1.0)
+    temperature = number(body, "temperature", 0.0, 2.0, 1.0)
     if temperature == 0:
         return {"do_sample": False}
     if temperature < COLDEST:
@@ -185,8 +154,8 @@ def _sampling(body: dict[str, Any]) -> dict[str, Any]:
     return {
         "do_sample": True,
         "temperature": temperature,
-        "top_p": _number(body, "top_p", 1e-6, 1.0, 1.0),
-        "top_k": _whole(body, "top_k", 0, 2**31 - 1) or 0,
+        "top_p": number(body, "top_p", 1e-6, 1.0, 1.0),
+        "top_k": whole(body, "top_k", 0, 2**31 - 1) or 0,
     }
 
 
@@ -205,26 +174,3 @@ def _is_stop(text: Any) -> bool:
 def _is_whole(text: str) -> bool:
     """Whether there is no half of a surrogate pair in it."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def _whole(body: dict[str, Any], name: str, least: int, most: int) -> int | None:
-    value = body.get(name)
-    if value is not None and not (type(value) is int and least <= value <= most):
-        raise Refused(f"{name}: expected a whole number from {least} to {most}, got {shown(value)}")
-    return value
-
-
-def _number(body: dict[str, Any], name: str, least: float, most: float, usual: float) -> float:
-    value = body.get(name)
-    if value is None:
-        return usual
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise Refused(f"{name}: expected a number from {least:g} to {most:g}, got {shown(value)}")
-    return float(value)
-
-
-def _flag(body: dict[str, Any], name: str) -> bool:
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise Refused(f"{name}: expected true or false, got {shown(value)}")
-    return bool(value)

@@ -5,13 +5,14 @@ from support import small
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli.serve import _by_name, _longest
-from hf_lossy_assist.server.questions import Limits, Refused, _turn, read_question
+from hf_lossy_assist.server.chat import read_turn
+from hf_lossy_assist.server.questions import Limits, Refused, read_question
 
 
 def test_a_message_of_texts_alone():
     parts = [{"type": "text", "text": "one "}, {"text": "two"}]
     message = {"role": "user", "content": parts, "name": None, "tool_calls": []}
-    assert _turn(message) == {"role": "user", "content": "one two"}
+    assert read_turn(message) == {"role": "user", "content": "one two"}
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_a_message_of_texts_alone():
 )
 def test_what_is_not_read_of_a_message_is_refused(message, says):
     with pytest.raises(Refused, match=says) as refused:
-        _turn(message)
+        read_turn(message)
     assert "\n" not in str(refused.value)
 
 

@@ -1,0 +1,60 @@
+"""Conversations through chat templates: no message is dropped in silence, and an assistant's last one is continued."""
+
+import pytest
+from support import small
+
+from hf_lossy_assist.server.chat import chat_prompt
+from hf_lossy_assist.server.fields import Refused
+
+
+ANY = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+KNOWN = "{{% for m in messages %}}{{% if m.role in ({}) %}}<{{{{ m.role }}}}>{{{{ m.content | trim }}}}</>{{% endif %}}{{% endfor %}}"
+SYSTEM, DEVELOPER = KNOWN.format("'system', 'user', 'assistant'"), KNOWN.format('"developer", "user"')
+NO_SYSTEM = KNOWN.format("'user', 'assistant'")
+STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + ANY
+
+
+def prompt(template, *turns):
+    tokenizer = small.tokenizer()
+    tokenizer.chat_template = template
+    return chat_prompt([{"role": role, "content": content} for role, content in turns], tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (ANY, "<system>brief</><user>hi</><assistant>"),  # it would print any role, and its model knows the system's
+        (SYSTEM, "<system>brief</><user>hi</>"),
+        (DEVELOPER, "<developer>brief</><user>hi</>"),
+        ({"default": DEVELOPER, "tool_use": ANY}, "<developer>brief</><user>hi</>"),
+    ],
+)
+def test_a_developers_message_is_the_systems_where_there_is_no_such_role(template, expected):
+    assert prompt(template, ("developer", "brief"), ("user", "hi")) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "role", "says"),
+    [
+        (NO_SYSTEM, "developer", "leaves out a message of role 'developer'"),
+        (NO_SYSTEM, "system", "leaves out a message of role 'system'"),
+        (SYSTEM, "critic", "leaves out a message of role 'critic'"),
+        (DEVELOPER, "system", "leaves out a message of role 'system'"),
+        (STRICT, "developer", "the chat template refuses them: no system"),
+    ],
+)
+def test_a_message_that_would_be_left_out_is_refused(template, role, says):
+    with pytest.raises(Refused, match=says) as refused:
+        prompt(template, (role, "brief"), ("user", "brief"))
+    assert "\n" not in str(refused.value)
+    assert prompt(NO_SYSTEM, ("system", " "), ("user", "hi")) == "<user>hi</>"  # nothing is lost
+
+
+def test_an_assistants_message_at_the_end_is_continued():
+    turns = [("user", "hi"), ("assistant", "I am ")]
+    assert prompt(ANY, *turns) == "<user>hi</><assistant>I am "
+    assert prompt(SYSTEM, *turns) == "<user>hi</><assistant>I am"  # the template trims
+    assert prompt(ANY, ("user", "hi"), ("assistant", "")) == "<user>hi</><assistant>"
+    assert prompt(ANY, *turns, ("user", "who?")) == "<user>hi</><assistant>I am </><user>who?</><assistant>"
+    with pytest.raises(Refused, match="the chat template refuses them: continue_final_message"):
+        prompt(DEVELOPER, *turns)

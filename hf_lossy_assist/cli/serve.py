@@ -40,13 +40,16 @@ def serve(
     max_length: Annotated[
         int | None, typer.Option(help="most tokens of a prompt and its text (default: the model's own limit)")
     ] = None,
+    grace: Annotated[
+        int, typer.Option(help="seconds that requests under way have once the server is to end, e.g. 120")
+    ] = 30,
     dtype: DType = "float32",
     device: Device = "auto",
 ) -> None:
     """Serve a pair behind OpenAI's API: /v1/completions and /v1/chat/completions, streamed or not, and /metrics for Prometheus.
 
     A request names a policy by `lossy_policy`, with the openai client in `extra_body`. Ctrl-C or SIGTERM ends the server once what is being
-    written is written.
+    written is written, for which there are `--grace` seconds.
 
     Examples:
 
@@ -62,12 +65,18 @@ def serve(
     check_int("--max-new-tokens", max_new_tokens, 1, MOST_NEW_TOKENS)
     if max_length is not None:
         check_int("--max-length", max_length, 2)
+    check_int("--grace", grace, 0, 86_400)
     if api_key == "" or (api_key is None and os.environ.get(KEY) == ""):  # which an option takes for unset
         raise ValueError(f"--api-key, or {KEY}, is empty: leave it out, or pass what clients must present")
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()):
+        raise ValueError(
+            f"--api-key, or {KEY}: expected ASCII characters, no blanks at its ends: no client could present it"
+        )
     from ..policy.short_form import split_policies
     from ..server.app import Server
+    from ..server.connections import Bounds
     from ..server.engine import Engine
-    from ..server.listening import listen
+    from ..server.listening import listen, most_connections
     from ..server.questions import Limits
 
     chosen = _by_name(split_policies(policies))
@@ -80,8 +89,9 @@ def serve(
     limits = Limits(chosen, max_new_tokens, _longest(target, draft, max_length))
     engine = Engine((target, draft, tokenizer), chosen, batch_size, max_waiting)
     called = name or (Path(made.model).name if made.model is not None else "demo")
+    bounds = Bounds(most_connections(batch_size + max_waiting), grace=grace)
     listen(
-        Server(engine, called, limits, api_key).app(),
+        Server(engine, called, limits, api_key, bounds),
         host,
         port,
         lambda url: show(

@@ -1,30 +1,32 @@
 """The server's addresses: /v1/completions, /v1/chat/completions, /v1/models, /metrics and /health."""
 
 import asyncio
-import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from ..generation.ended import Result
-from ..validation import one_line
+from ..validation import one_line, shown
 from .answers import Answer, error, event, usage_of
-from .engine import Engine, Event, Failed, Full, Written
-from .listening import hang_up, read_body
+from .connections import CLOSING_SECONDS, Bounds
+from .engine import Engine, Event, Failed, Full, Latest, Written
+from .fields import Refused
+from .http import Bodies, Pieces, hang_up, presents, refusal, unserved
 from .metrics import Metrics
-from .questions import Limits, Question, Refused, read_question
+from .questions import Limits, Question, read_question
 from .texts import Changed, Text
 
 
+NO_KEY = "the API key is wrong, or missing"
 GONE = 499  # as nginx says that the client hung up; nobody hears it
 log = logging.getLogger("hf_lossy_assist.server")
 
@@ -36,24 +38,10 @@ class Asked:
     request: Request
     question: Question
     answer: Answer
-    events: "asyncio.Queue[Event]"
+    events: Latest
     number: int
     began: float
     over: bool = False  # nothing of it is written any more
-
-
-class Pieces(StreamingResponse):
-    """A text sent as it is written. `ended` is called behind it, also where the client left before its first byte."""
-
-    def __init__(self, pieces: AsyncIterator[str], ended: Callable[[], None]):
-        super().__init__(pieces, media_type="text/event-stream")
-        self.ended = ended
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.ended()
 
 
 class Server:
@@ -61,10 +49,15 @@ class Server:
 
     Args:
         model: its name for clients. limits: what they may ask for. key: what they must present; None: nothing.
+        bounds: what they may take.
     """
 
-    def __init__(self, engine: Engine, model: str, limits: Limits, key: str | None = None):
+    def __init__(
+        self, engine: Engine, model: str, limits: Limits, key: str | None = None, bounds: Bounds | None = None
+    ):
         self.engine, self.model, self.limits, self.key = engine, model, limits, key
+        self.bounds = bounds or Bounds()
+        self.bodies = Bodies(self.bounds.bodies)
         self.tokenizer = engine.tokenizer
         self.ends = _ends(engine.target)
         self.metrics = Metrics(lambda: engine.load)
@@ -77,16 +70,21 @@ class Server:
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
             self.engine.start()
             yield
-            await asyncio.to_thread(self.engine.stop)
+            await asyncio.to_thread(self.engine.stop, CLOSING_SECONDS)
 
         routes = [
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.models),
             Route("/metrics", self.show_metrics),
             Route("/health", self.health),
         ]
-        return Starlette(routes=routes, lifespan=lifespan)
+        return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: unserved})
+
+    def give_up(self) -> None:
+        """End the texts that are being written, and say so to their clients."""
+        self.engine.give_up(Refused("the server ended before the text did: ask again", 503))
 
     async def completions(self, request: Request) -> Response:
         """A prompt continued."""
@@ -97,11 +95,17 @@ class Server:
         return await self._answer(request, chat=True)
 
     async def models(self, request: Request) -> Response:
-        """The one model, with the policies that requests may name."""
+        """The one model, in a list or by its name, with the policies that requests may name."""
         if not self._may(request):
-            return _refusal("the API key is wrong, or missing", 401)
+            return refusal(NO_KEY, 401)
         its = {"id": self.model, "object": "model", "created": self.began, "owned_by": "hf_lossy_assist"}
-        return JSONResponse({"object": "list", "data": [its | {"lossy_policies": list(self.limits.policies)}]})
+        its |= {"lossy_policies": list(self.limits.policies)}
+        name = request.path_params.get("name")
+        if name is None:
+            return JSONResponse({"object": "list", "data": [its]})
+        if name != self.model:
+            return refusal(f"model: this server has {self.model!r}, got {shown(name)}", 404)
+        return JSONResponse(its)
 
     async def show_metrics(self, request: Request) -> Response:
         """Prometheus' page."""
@@ -119,7 +123,7 @@ class Server:
             asked = await self._ask(request, chat)
         except Refused as refused:
             self.metrics.requests.labels("refused").inc()
-            return _refusal(str(refused), refused.status)
+            return refusal(str(refused), refused.status)
         except ClientDisconnect:
             return Response(status_code=GONE)
         over = False
@@ -127,7 +131,7 @@ class Server:
             first = await self._next(asked)
             if isinstance(first, Failed):
                 over = True
-                return self._failure(first)
+                return refusal(*self._failure(first))
             if asked.question.stream:
                 over = True  # the stream's own affair from here on
                 return Pieces(self._stream(asked, first), lambda: None if asked.over else self._cancel(asked))
@@ -142,21 +146,14 @@ class Server:
 
     async def _ask(self, request: Request, chat: bool) -> Asked:
         if not self._may(request):
-            raise Refused("the API key is wrong, or missing", 401)
-        body = await read_body(request)
+            raise Refused(NO_KEY, 401)
+        body = await self.bodies.read(request)
         question = await asyncio.to_thread(read_question, body, self.tokenizer, self.model, self.limits, chat)
-        events: asyncio.Queue[Event] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def tell(its: Event) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody hears it
-                loop.call_soon_threadsafe(events.put_nowait, its)
-
         if not self.engine.is_alive():
             raise Refused("the engine has ended: see the server's log", 503)
-        began = time.perf_counter()
+        events, began = Latest(), time.perf_counter()
         try:
-            number = self.engine.ask(question, tell)
+            number = self.engine.ask(question, events.tell)
         except Full:
             raise Refused("too many requests are waiting: try again later", 429) from None
         return Asked(request, question, Answer(self.model, chat), events, number, began)
@@ -184,18 +181,16 @@ class Server:
         try:
             while isinstance(came, Written):
                 if piece := text.more(came.ids):
-                    if first:
-                        self.metrics.first.observe(time.perf_counter() - asked.began)
-                    yield asked.answer.piece(piece, first=first)
+                    yield self._piece(asked, piece, first)
                     first = False
                 came = await self._next(asked)
             asked.over = True
             if isinstance(came, Failed):
-                yield event(error(self._said(came), 500))
+                yield event(error(*self._failure(came)))
                 return
             piece, end = text.more(came.token_ids, last=True), self._end(asked, came, text)
             if piece or first:
-                yield asked.answer.piece(piece, first=first)
+                yield self._piece(asked, piece, first)
             yield asked.answer.piece("", end)
             usage = self._usage(asked, came, end)
             if asked.question.usage:
@@ -205,6 +200,11 @@ class Server:
             yield event(error(str(changed), 500))
         except ClientDisconnect:
             return
+
+    def _piece(self, asked: Asked, piece: str, first: bool) -> str:
+        if first:
+            self.metrics.first.observe(time.perf_counter() - asked.began)
+        return asked.answer.piece(piece, first=first)
 
     def _usage(self, asked: Asked, result: Result, end: str) -> dict[str, Any]:
         prompt = len(asked.question.ids)
@@ -221,25 +221,17 @@ class Server:
         self.engine.cancel(asked.number)
         self.metrics.requests.labels("cancelled").inc()
 
-    def _failure(self, failed: Failed) -> Response:
-        wrong = isinstance(failed.error, ValueError | TypeError)  # what `generate` refuses
-        return _refusal(self._said(failed), 400 if wrong else 500)
-
-    def _said(self, failed: Failed) -> str:
+    def _failure(self, failed: Failed) -> tuple[str, int]:
+        """Count a text that was not written; returns what its client is told, and the status."""
         self.metrics.requests.labels("failed").inc()
+        if isinstance(failed.error, Refused):  # the server ends, and nothing is broken
+            return str(failed.error), failed.error.status
         log.error("a text was not written", exc_info=failed.error)
-        return one_line(str(failed.error) or type(failed.error).__name__, 400)
+        wrong = isinstance(failed.error, ValueError | TypeError)  # what `generate` refuses
+        return one_line(str(failed.error) or type(failed.error).__name__, 400), 400 if wrong else 500
 
     def _may(self, request: Request) -> bool:
-        if self.key is None:
-            return True
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        return hmac.compare_digest(given.encode(), self.key.encode())
-
-
-def _refusal(message: str, status: int) -> Response:
-    headers = {"Retry-After": "1"} if status == 429 else None
-    return JSONResponse(error(message, status), status, headers)
+        return self.key is None or presents(request, self.key)
 
 
 def _ends(target: Any) -> set[int]:

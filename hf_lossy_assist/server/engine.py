@@ -1,10 +1,12 @@
 """The thread in which all texts are written: requests come in, each as a job, and what becomes of them goes out."""
 
+import asyncio
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +36,26 @@ class Failed:
 
 
 Event = Written | Result | Failed
+
+
+class Latest:
+    """The last event of a text, on its way from the engine's thread to an event loop.
+
+    It says all that those before it did, so that nothing piles up for a client that does not read.
+    """
+
+    def __init__(self) -> None:
+        self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+        self.get = self._events.get
+
+    def tell(self, event: Event) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody hears it
+            self._loop.call_soon_threadsafe(self._put, event)
+
+    def _put(self, event: Event) -> None:
+        if not self._events.empty():
+            self._events.get_nowait()
+        self._events.put_nowait(event)
 
 
 @dataclass(frozen=True)
@@ -83,10 +105,14 @@ class Engine(threading.Thread):
         """Give up a job; one that is over is none."""
         self._inbox.put(number)
 
-    def stop(self) -> None:
-        """End once all jobs are over, and wait for it."""
+    def give_up(self, error: Exception) -> None:
+        """Fail all jobs."""
+        self._fail(list(self._jobs), error)
+
+    def stop(self, seconds: float | None = None) -> None:
+        """End once all jobs are over, and wait for it, at most so many seconds: a round that has begun is computed to its end."""
         self._inbox.put(None)
-        self.join()
+        self.join(seconds)
 
     @property
     def load(self) -> tuple[int, int]:

@@ -66,6 +66,12 @@ def test_an_empty_key_in_the_environment_is_refused(hf_lossy, monkeypatch):
     assert done.code == 2 and "--api-key, or HF_LOSSY_API_KEY, is empty" in done.line
 
 
+@pytest.mark.parametrize("key", ["schlüssel", "tab\tin it", "line\n", " secret"])
+def test_a_key_that_no_client_could_present_is_refused(hf_lossy, key):
+    done = hf_lossy("serve", "--port", 0, "--api-key", key)
+    assert done.code == 2 and "expected ASCII characters" in done.line and key.strip() not in done.line
+
+
 def test_the_longest_text_of_a_nested_config():
     model, inner = small.llama(), small.llama(max_position_embeddings=64)
 

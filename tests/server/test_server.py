@@ -193,6 +193,31 @@ def test_a_key_is_asked_for(models):
         for call in (lambda c: c.models.list(), lambda c: c.completions.create(model="demo", prompt="a")):
             with pytest.raises(openai.AuthenticationError):
                 call(its.client("wrong"))
+        for scheme, status in (("bearer", 200), ("BEARER", 200), ("Bearer ", 200), ("Basic", 401), ("", 401)):
+            assert fetch(f"{its.url}/models", {"Authorization": f"{scheme} secret"})[0] == status
+
+
+def fetch(url, headers=None):
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers or {}), timeout=20) as reply:
+            return reply.status, json.loads(reply.read())
+    except urllib.error.HTTPError as refused:
+        return refused.code, json.loads(refused.read())
+
+
+def test_a_model_by_its_name(running):
+    client = running.client()
+    assert client.models.retrieve("demo") == client.models.list().data[0]
+    for name in ("other", "org/other", "demo/"):
+        with pytest.raises(openai.NotFoundError, match="this server has 'demo', got") as refused:
+            client.models.retrieve(name)
+        assert refused.value.body["type"] == "not_found_error"
+
+
+def test_what_is_not_served_is_refused_as_the_rest_is(running):
+    for path, status in (("/embeddings", 404), ("/completions", 405)):
+        code, body = fetch(running.url + path)
+        assert code == status and path in body["error"]["message"]
 
 
 def test_who_hangs_up_frees_the_place(models):
@@ -281,6 +306,15 @@ def test_metrics_and_health(models):
         assert float(figures['hf_lossy_tokens_total{kind="new"}']) == 8
         assert float(figures["hf_lossy_request_seconds_count"]) == 1 and float(figures["hf_lossy_writing"]) == 0
         assert urllib.request.urlopen(its.url.replace("/v1", "/health"), timeout=20).status == 200
+
+
+def test_the_first_text_of_a_stream_is_timed(models):
+    """Also where all of it comes at once, at its end."""
+    with serving(models) as its:
+        for most in (1, 40):
+            list(its.client().completions.create(model="demo", prompt=problems(1)[0], max_tokens=most, stream=True))
+        page = its.server.metrics.page()[0].decode()
+        assert "hf_lossy_first_token_seconds_count 2.0" in page
 
 
 def test_the_command_ends_what_it_writes_and_then_itself(models):

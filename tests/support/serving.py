@@ -7,19 +7,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import openai
-import uvicorn
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.server.app import Server
+from hf_lossy_assist.server.connections import Bounds
 from hf_lossy_assist.server.engine import Engine
+from hf_lossy_assist.server.listening import BoundedUvicorn
 from hf_lossy_assist.server.questions import Limits
 
 
 class Running:
-    """`url`, `engine`, and the `openai` client for it."""
+    """`url`, `port`, `engine`, `uvicorn`, and the `openai` client for it."""
 
-    def __init__(self, url: str, server: Server):
-        self.url, self.server, self.engine = url, server, server.engine
+    def __init__(self, port: int, uvicorn: BoundedUvicorn):
+        self.port, self.url = port, f"http://127.0.0.1:{port}/v1"
+        self.uvicorn, self.server, self.engine = uvicorn, uvicorn.texts, uvicorn.texts.engine
         self.clients: list[openai.OpenAI] = []
 
     def client(self, key: str = "none", **more: Any) -> openai.OpenAI:
@@ -38,20 +40,22 @@ class Running:
 
 @contextmanager
 def serving(
-    models: Any, names: tuple[str, ...] = ("svip",), rows: int = 8, waiting: int = 64, most: int = 64, **more: Any
-) -> Iterator[Running]:
-    """The server of three models (target, draft, tokenizer), to the end of the block."""
+    models: Any, names: tuple[str, ...] = ("svip",), rows: int = 8, waiting: int = 64, most: int = 64,
+    key: str | None = None, **bounds: Any,
+) -> Iterator[Running]:  # fmt: skip
+    """The server of three models (target, draft, tokenizer), to the end of the block. `bounds`: what is not as `Bounds` has it."""
     policies = {name: hla.as_policy(name) for name in names}
-    server = Server(Engine(models, policies, rows, waiting), "demo", Limits(policies, most, 256), **more)
-    config = uvicorn.Config(server.app(), port=0, log_level="error", lifespan="on", ws="none")
-    socket, its = config.bind_socket(), uvicorn.Server(config)
+    limits = Limits(policies, most, 256)
+    server = Server(Engine(models, policies, rows, waiting), "demo", limits, key, Bounds(**bounds))
+    its = BoundedUvicorn(server, "127.0.0.1", 0)
+    socket = its.config.bind_socket()
     thread = threading.Thread(target=lambda: its.run(sockets=[socket]), daemon=True)
     thread.start()
     try:
         while not its.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        running = Running(f"http://127.0.0.1:{socket.getsockname()[1]}/v1", server)
+        running = Running(socket.getsockname()[1], its)
         yield running
         for client in running.clients:
             client.close()

@@ -20,7 +20,7 @@ HONOURED = frozenset(
     "return_dict_in_generate num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
     "prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit assistant_lookbehind target_lookbehind "
     "use_mtp speculation_type watermarking_config cache_implementation compile_config disable_compile synced_gpus".split()
-)  # watermarking_config: SynthID for one text at a time; cache_implementation: "dynamic" and "static"
+)  # watermarking_config: SynthID for one text at a time; cache_implementation: but for offloaded, quantised and paged ones
 
 # Where `checks` or `modes_asked_for` says no to a value that would change something.
 REFUSED = frozenset(
@@ -75,11 +75,10 @@ def refuse_modes_asked_for(settings: Any) -> None:
     for name, (asked, what) in MODES.items():
         if asked(settings[name]):
             raise ValueError(
-                f"lossy_policy does not run {what}, which {name} asks for: leave {name} or lossy_policy out "
-                f"(generation_config.{name} = None if the model's own config has it)"
+                f"lossy_policy does not run {what}, which {name} asks for: {settings.way_out(name, None)}, or leave lossy_policy out"
             )
     for name in ("use_mtp", "speculation_type"):  # which `enable` has taken out
-        if settings[name]:
+        if settings[name] and settings.passed(name):
             raise ValueError(
                 f"{name} is read by the generate of an enabled model, and not by a Runner: leave it out, and pass Runner(…, drafter=…)"
             )

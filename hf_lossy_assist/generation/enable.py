@@ -137,7 +137,13 @@ def _speculative_generate(
         refuse_arguments(model, kwargs, config)
 
     assistant, drafter = apart(kwargs.pop("assistant_model", None), drafter)
-    others = [name for name in CANDIDATES if kwargs.get(name, getattr(config, name, None)) is not None]
+    # As in a runner: what the model's own config says does not take the place of what the call drafts with.
+    drafts = kwargs | {
+        name: getattr(given if assistant is not None or drafter is not None else config, name, None)
+        for name in CANDIDATES
+        if name not in kwargs
+    }
+    others = [name for name in CANDIDATES if drafts[name] is not None]
     assistant, drafter = by_states(states, assistant, drafter, others)
     runner = runner_type(
         policy,
@@ -155,7 +161,7 @@ def _speculative_generate(
     runner.passed = dict(kwargs)
     # A candidate generator's settings must not make Transformers choose its own assisted mode before the runner is reached.
     for name in CANDIDATES:
-        runner.generator_settings[name] = kwargs.get(name, getattr(config, name, None))
+        runner.generator_settings[name] = drafts[name]
     runner.validate(model)
     policy.rule.check_mode(bool(kwargs.get("do_sample", config.do_sample)))
     announce(policy)

@@ -16,7 +16,7 @@ from .in_flight import InFlight
 from .pairs import refuse_helpers, refuse_models, refuse_target
 from .places import Room
 from .spread import refuse_spread
-from .unsupported import other_inputs
+from .unsupported import Settings, other_inputs
 
 
 # What belongs to one call, or to the rows of one, of the arguments of `generate`.
@@ -26,6 +26,7 @@ OF_ONE_CALL = (
 )  # fmt: skip
 
 
+ONE_CALL = "belongs to one call, and generate_many makes one for each prompt"
 IN_A_CONFIG = {
     "output_scores": (False,),
     "output_logits": (False,),
@@ -106,12 +107,14 @@ def generate_many(
             check_int(name, value, least)
     config = settings.get("generation_config")
     for name in OF_ONE_CALL:
-        if settings.get(name) is not None or (
-            name in IN_A_CONFIG and getattr(config, name, None) not in (*IN_A_CONFIG[name], None)
-        ):
-            raise ValueError(
-                f"{name}=… belongs to one call, and generate_many makes one for each prompt: leave it out"
-            )
+        if settings.get(name) is not None and settings[name] not in IN_A_CONFIG.get(name, ()):
+            raise ValueError(f"{name}=… {ONE_CALL}: leave it out")
+    for name, neutral in IN_A_CONFIG.items():
+        if getattr(config, name, None) not in (*neutral, None):
+            raise ValueError(f"{name}=… {ONE_CALL}: leave it out")
+    own = Settings(settings, target.generation_config)  # whose scores nobody would see
+    if getattr(config, "num_return_sequences", None) is None and (own["num_return_sequences"] or 1) > 1:
+        raise ValueError(f"num_return_sequences {ONE_CALL}: {own.way_out('num_return_sequences', 1)}")
     beside = (
         other_inputs(settings, config or target.generation_config).keys()
         & inspect.signature(base_of(target).forward).parameters

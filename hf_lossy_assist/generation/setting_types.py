@@ -14,15 +14,23 @@ from ..validation import MOST, shown
 LONGEST_NGRAM = 10_000  # Transformers makes a list of so many slices for every token
 
 
-def check_settings(given: Mapping[str, Any], config: Any) -> None:
+def check_settings(given: Mapping[str, Any], config: Any, way_out: Callable[[str, Any], str]) -> None:
     """Raise `TypeError` or `ValueError`, one line, for a setting of another type or beyond its bounds; None is none.
 
-    `given`: the call's arguments. Where it has no setting, that of `config` counts.
+    Args:
+        given: the call's arguments. Where it has no setting, that of `config` counts.
+        way_out: how to be rid of a setting of `config`, by its name and the value that does nothing.
     """
     for name, check in TYPES.items():
         value = given[name] if name in given else getattr(config, name, None)
-        if value is not None:
+        if value is None:
+            continue
+        try:
             check(name, value)
+        except (TypeError, ValueError) as error:
+            if name in given:
+                raise
+            raise type(error)(f"{error}: {way_out(name, None)}") from None
 
 
 def _whole(name: str, value: Any, low: int, high: int = MOST) -> None:
@@ -99,7 +107,7 @@ TYPES: dict[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(
         ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), partial(_whole, low=0, high=LONGEST_NGRAM)
     ),
-    **dict.fromkeys(("bos_token_id", "forced_bos_token_id"), partial(_whole, low=0)),
+    "forced_bos_token_id": partial(_whole, low=0),
     **dict.fromkeys(("max_time", "encoder_repetition_penalty", "repetition_penalty"), partial(_number, low=0.0)),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "top_h"), partial(_number, low=0.0, high=1.0)),
     **dict.fromkeys(("guidance_scale", "penalty_alpha", "diversity_penalty"), partial(_number, low=float("-inf"))),
@@ -108,7 +116,7 @@ TYPES: dict[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(("output_attentions", "output_hidden_states", "synced_gpus", "token_healing"), _flag),
     **dict.fromkeys(("disable_compile", "low_memory"), _flag),
     **dict.fromkeys(("renormalize_logits", "remove_invalid_values", "is_assistant", "use_mtp"), _flag),
-    **dict.fromkeys(("eos_token_id", "forced_eos_token_id", "pad_token_id", "decoder_start_token_id"), _ids),
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "forced_eos_token_id", "pad_token_id", "decoder_start_token_id"), _ids),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids"), _list),
     **dict.fromkeys(("logits_processor", "stopping_criteria"), _functions),
     "sequence_bias": _bias,

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import json
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ from .setting_types import check_settings
 from .text_inputs import TEXT_INPUTS, refuse_extra_inputs
 
 
+# Names of one thing, for Transformers infers the kinds of layers from the model: a cache that grows with the text, and here a row each.
+GROWING = (None, "dynamic", "hybrid", "hybrid_chunked", "sliding_window")
+PAGED = "paged"  # another loop at the call; in a config Transformers reads it as "dynamic"
 GENERATE = set(inspect.signature(GenerationMixin.generate).parameters)
 # What `generate` takes beyond its signature, the generation config and the model's forward.
 OTHERS = {
@@ -59,7 +63,7 @@ class Settings:
         """How to be rid of a setting: leave it out, or where the model brought it (FSMT its five beams), say otherwise."""
         if self.passed(name):
             return f"leave {name} out"
-        return f"the generation config has it, so pass {name}={neutral!r}"
+        return f"the generation config has it, so pass {name}={neutral!r}, on the command line --set {name}={json.dumps(neutral)}"
 
 
 def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
@@ -67,13 +71,14 @@ def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfi
     settings = Settings(kwargs, config)
     ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     _refuse_unknown(model, kwargs, config)
-    check_settings(kwargs, config)
+    check_settings(kwargs, config, settings.way_out)
     refuse_modes(kwargs, settings)
     _refuse_sampling(settings)
     if kwargs.get("inputs") is not None and kwargs.get("input_ids") is not None:
         raise ValueError("inputs and input_ids are two names of the prompt: pass one of them")
     decoder_only = not base_of(model).config.is_encoder_decoder
-    if ids is None and decoder_only and settings["bos_token_id"] is None:
+    begin = settings["bos_token_id"]
+    if ids is None and decoder_only and (begin is None or isinstance(begin, list | tuple) or begin < 0):
         raise ValueError("there is no prompt, and the target has no BOS token to start from: pass input_ids=…")
     _refuse_tokens(model, ids, kwargs)
     if not (kwargs.get("logits_to_keep") is None or type(kwargs["logits_to_keep"]) is int):
@@ -158,18 +163,20 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
     if settings["token_healing"]:
         raise ValueError(f"lossy_policy does not heal tokens: {settings.way_out('token_healing', False)}")
     if settings["assistant_ensemble_weight"] is not None:
-        raise ValueError("assistant_ensemble_weight is Transformers' own lossy rule: leave it or lossy_policy out")
+        raise ValueError(
+            f"assistant_ensemble_weight is Transformers' own lossy rule: {settings.way_out('assistant_ensemble_weight', None)}, or "
+            "leave lossy_policy out"
+        )
 
 
 def _refuse_caches(kwargs: dict[str, Any], settings: Settings) -> None:
     """Refuse to go without a cache, and caches that cannot be rolled back."""
-    if settings["use_cache"] is False:
-        if not settings.passed("use_cache"):  # MPT's config comes with it
-            raise ValueError(
-                "the generation config says use_cache=False, and lossy_policy needs the cache: pass use_cache=True"
-            )
-        raise ValueError("lossy_policy needs the key-value cache, got use_cache=False: leave it out")
-    if settings["cache_implementation"] not in (None, "dynamic", STATIC):
+    if settings["use_cache"] is False:  # MPT's config comes with it
+        raise ValueError(
+            f"lossy_policy needs the key-value cache, got use_cache=False: {settings.way_out('use_cache', True)}"
+        )
+    known = (*GROWING, STATIC) if settings.passed("cache_implementation") else (*GROWING, STATIC, PAGED)
+    if settings["cache_implementation"] not in known:
         raise ValueError(
             f"lossy_policy keeps its own cache, got cache_implementation={shown(settings['cache_implementation'])}: "
             f"{settings.way_out('cache_implementation', 'dynamic')}"

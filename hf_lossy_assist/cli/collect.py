@@ -23,6 +23,7 @@ from .options import (
     MaxHours,
     Model,
     Out,
+    Overrides,
     Prompts,
     Resume,
     Seed,
@@ -91,6 +92,7 @@ def collect(
     top_p: TopP = 1.0,
     dtype: DType = "float32",
     device: Device = "auto",
+    overrides: Overrides = None,
     chat: Chat = False,
 ) -> None:
     """Collect what a head on the draft is trained on: the draft's state at each token, and how likely either model finds the token.
@@ -144,7 +146,7 @@ def collect(
         common["places"] = PLACES
     work = _for_head(method, mix, LAMBDA if lam is None else lam, common) if for_head else _for_eagle3(states, common)
     made = MadeWith(model, assistant, dtype=dtype, chat=chat, drafter=drafter)
-    target, draft, tokenizer = load_made(made, dtype, device)
+    target, draft, tokenizer = load_made(made, dtype, device, overrides)
     if chat:
         written = chats(tokenizer, [t.prompt for t in texts])
         texts = [Text(text, t.continuation) for text, t in zip(written, texts, strict=True)]

@@ -24,6 +24,7 @@ from .options import (
     DType,
     MaxHours,
     Model,
+    Overrides,
     Resume,
     Seed,
     Shots,
@@ -82,6 +83,7 @@ def compare(
     seed: Seed = 0,
     dtype: DType = "float32",
     device: Device = "auto",
+    overrides: Overrides = None,
     chat: Chat = False,
     as_json: AsJson = False,
 ) -> None:
@@ -129,7 +131,7 @@ def compare(
     check_compiled(compile_rounds, made)
     texts, problems, its_task, source = prompts_of(prompts, task, data, made.model, limit, seed, shots)
     batches = Batches(len(texts), sizes)
-    target, draft, tokenizer = load_made(made, dtype, device)
+    target, draft, tokenizer = load_made(made, dtype, device, overrides)
     texts = chats(tokenizer, texts) if chat else texts
     left_out = {"target compiled": why} if (why := why_not_static(target)) and static else {}
     capacity = longest_of(tokenizer, texts) + max_new_tokens if static and not left_out else None

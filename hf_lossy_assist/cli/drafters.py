@@ -56,12 +56,12 @@ def trained(given: str) -> Any:
     return hla.demo.drafter() if given == DEMO else load_drafter(given)
 
 
-def load_made(made: MadeWith, dtype: str, device: str) -> tuple[Any, Any, Any]:
-    """Target, what drafts, and tokenizer; in int8 both are. Raises: one line for another target's."""
+def load_made(made: MadeWith, dtype: str, device: str, overrides: list[str] | None = None) -> tuple[Any, Any, Any]:
+    """Target, what drafts, and tokenizer; in int8 both are. `overrides`: `--set`. Raises: one line for another target's."""
     if made.drafter is None:
-        return load(made.model, made.assistant, dtype, device)
+        return load(made.model, made.assistant, dtype, device, overrides)
     drafter = trained(made.drafter)
-    target, _, tokenizer = load(made.model, None, dtype, device)
+    target, _, tokenizer = load(made.model, None, dtype, device, overrides)
     if dtype == INT8:
         drafter = drafter.int8()
     drafter.check(target)

@@ -13,7 +13,7 @@ from ..terminal import console, show, show_json
 from ..validation import MOST_ROWS, check_int
 from .drafters import Drafter, check_draft, load_made
 from .made_with import folder_of, models_from, parts_in, sources_in
-from .options import TARGET, AsJson, Assistant, Device, DType, Model, needs
+from .options import TARGET, AsJson, Assistant, Device, DType, Model, Overrides, needs
 
 
 DEMO = "demo"  # a task that is written for the run
@@ -40,6 +40,7 @@ def evaluate_tasks(
     chat: Annotated[bool, typer.Option("--chat", help="apply the tokenizer's chat template")] = False,
     dtype: DType = "float32",
     device: Device = "auto",
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Run tasks of EleutherAI's lm-eval with the target alone and with a policy, and show both figures.
@@ -70,7 +71,7 @@ def evaluate_tasks(
             write_task(include_path := Path(written), DEMO)
         manager = manager_of(names, include_path)
         made = models_from(model, assistant, [*sources_in(parts_in(chosen)), *folder_of(policy)], drafter)
-        target, draft, tokenizer = load_made(made, dtype, device)
+        target, draft, tokenizer = load_made(made, dtype, device, overrides)
         common = {"tokenizer": tokenizer, "batch_size": batch_size}
         settings: dict[str, Any] = {
             "limit": limit, "num_fewshot": num_fewshot, "gen_kwargs": gen_kwargs, "apply_chat_template": chat

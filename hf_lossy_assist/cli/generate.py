@@ -24,6 +24,7 @@ from .options import (
     DoSample,
     DType,
     Model,
+    Overrides,
     Seed,
     Temperature,
     TopK,
@@ -80,6 +81,7 @@ def generate(
     batch_size: Annotated[int, typer.Option(help="texts that are written at a time")] = 1,
     dtype: DType = "float32",
     device: Device = "auto",
+    overrides: Overrides = None,
     chat: Chat = False,
     stream: Annotated[bool, typer.Option("--stream", help="print each text as it is written (batch size 1)")] = False,
     html: Annotated[
@@ -119,7 +121,7 @@ def generate(
     if limit is not None:
         check_int("--limit", limit, 1)
     texts, problems = _texts(prompt, prompts, made.model, seed, limit, max(DEMO_PROBLEMS, batch_size))
-    target, draft, tokenizer = load_made(made, dtype, device)
+    target, draft, tokenizer = load_made(made, dtype, device, overrides)
     chosen = finish(target, draft, tokenizer, made.companion)
     if drafts is not None and not drafts.needs_assistant:
         draft = None

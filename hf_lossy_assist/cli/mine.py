@@ -24,6 +24,7 @@ from .options import (
     MaxHours,
     Model,
     Out,
+    Overrides,
     Resume,
     Seed,
     Shots,
@@ -95,6 +96,7 @@ def mine(
     timeout: Annotated[float, typer.Option(help="seconds to wait for a server's reply")] = 120.0,
     dtype: DType = "float32",
     device: Device = "auto",
+    overrides: Overrides = None,
     chat: Chat = False,
 ) -> None:
     """Mine the tokens whose replacement by the draft's changes the answer (AutoJudge, Algorithm 1).
@@ -146,7 +148,7 @@ def mine(
         )  # fmt: skip
         problems = chosen.problems(MINED if limit is None and task == DEMO else limit)
         made = MadeWith(model, assistant, dtype=dtype, chat=chat, drafter=drafter)
-        target, draft, tokenizer = _models(made, device, remote=target_url is not None)
+        target, draft, tokenizer = _models(made, device, target_url is not None, overrides)
         if target_url is not None:
             target = opened.enter_context(servers.open("target"))
         wrap = (lambda text: chats(tokenizer, [text])[0]) if chat else str
@@ -179,10 +181,12 @@ def _check_models(model: str | None, assistant: str | None, drafter: str | None,
         raise ValueError("--task demo is for the demo models: name another task with --assistant")
 
 
-def _models(made: MadeWith, device: str, remote: bool) -> tuple[Any, Any, Any]:
+def _models(made: MadeWith, device: str, remote: bool, overrides: list[str] | None) -> tuple[Any, Any, Any]:
     """Target (None where a server runs it), draft and tokenizer."""
     if not remote or made.assistant is None:
-        return load_made(made, made.dtype, device)
+        return load_made(made, made.dtype, device, overrides)
+    if overrides:
+        raise ValueError("--set is for a target that is loaded here, and --target-url's is not: leave it out")
     draft, _, tokenizer = load(made.assistant, None, made.dtype, device)
     return None, draft, tokenizer
 

@@ -12,6 +12,7 @@ import hf_lossy_assist as hla
 from ..tasks.prompts import Text
 from ..validation import MOST_ROWS, check_int, one_line, shown
 from .made_with import DEMO
+from .overrides import override
 
 
 DEMO_PROMPTS = 64  # of `--prompts demo` without --limit
@@ -31,6 +32,12 @@ DType = Annotated[
     str, typer.Option(help="float32, bfloat16, float16, or int8 (PyTorch's dynamic quantisation, on the CPU)")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes cuda where there is one")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="NAME=VALUE in place of the target's generation_config.json, such as num_beams=1; repeatable"
+    ),
+]
 DoSample = Annotated[bool, typer.Option("--do-sample/--greedy", help="sample, or take the likeliest token each time")]
 Temperature = Annotated[float, typer.Option(help="sampling temperature")]
 TopK = Annotated[int, typer.Option(help="sample from the k likeliest tokens; 0 for all tokens")]
@@ -96,8 +103,10 @@ def needs(extra: str, *modules: str) -> None:
         raise ImportError(f"this command needs {', '.join(missing)}: pip install 'hf_lossy_assist[{extra}]'")
 
 
-def load(model: str | None, assistant: str | None, dtype: str, device: str) -> tuple[Any, Any, Any]:
-    """Target, draft and tokenizer as the options name them; the demo's where both are None."""
+def load(
+    model: str | None, assistant: str | None, dtype: str, device: str, overrides: list[str] | None = None
+) -> tuple[Any, Any, Any]:
+    """Target, draft and tokenizer as the options name them; the demo's where both are None. `overrides`: `--set`."""
     import torch
 
     from ..models.int8 import quantised
@@ -121,6 +130,7 @@ def load(model: str | None, assistant: str | None, dtype: str, device: str) -> t
     if model is None and assistant is None:
         models = hla.demo.load(kinds[dtype], device)
         target, draft = (quantised(m) if dtype == INT8 else m for m in (models.target, models.draft))
+        override(target, overrides)
         return target, draft, models.tokenizer
 
     def read(source: str | None) -> Any:
@@ -135,7 +145,9 @@ def load(model: str | None, assistant: str | None, dtype: str, device: str) -> t
         tokenizer.pad_token = tokenizer.eos_token
     if assistant is not None:
         _check_tokenizers(tokenizer, source, assistant)
-    return read(source), read(assistant), tokenizer
+    target, draft = read(source), read(assistant)
+    override(target, overrides)
+    return target, draft, tokenizer
 
 
 def _check_tokenizers(tokenizer: Any, model: str, assistant: str) -> None:

@@ -19,6 +19,7 @@ from .options import (
     Device,
     DoSample,
     Model,
+    Overrides,
     chats,
     check_pair,
     check_prompts,
@@ -48,6 +49,7 @@ def plan(
         str | None, typer.Option(help="of the models: float32, bfloat16, … (default: float32; with --tp bfloat16)")
     ] = None,
     device: Device = "auto",
+    overrides: Overrides = None,
     chat: Chat = False,
     tp: Annotated[
         int | None, typer.Option(help="plan for a target spread over so many devices, in place of SPRINTER")
@@ -134,7 +136,7 @@ def plan(
         )
     check_prompts(prompts, made.model)
     texts = [text.prompt for text in demo_texts(limit, 0)] if prompts == DEMO else read_prompts(prompts, limit)
-    target, draft, tokenizer = load(made.model, made.assistant, dtype or "float32", device)
+    target, draft, tokenizer = load(made.model, made.assistant, dtype or "float32", device, overrides)
     loaded.check(target=target, draft=draft, tokenizer=tokenizer)
     texts = chats(tokenizer, texts) if chat else texts
     found = run(

@@ -23,6 +23,7 @@ from .options import (
     MaxHours,
     Model,
     Out,
+    Overrides,
     Prompts,
     Resume,
     Seed,
@@ -69,6 +70,7 @@ def profile(
     max_hours: MaxHours = None,
     dtype: DType = "float32",
     device: Device = "auto",
+    overrides: Overrides = None,
     chat: Chat = False,
 ) -> None:
     """Measure what SV decides by: how often the target accepts what draft and companion agree on, and what rounds cost here.
@@ -113,7 +115,7 @@ def profile(
     else:
         texts = read_prompts(prompts)[:limit]
     made_with = MadeWith(model, assistant, companion, dtype, chat, drafter)
-    target, draft, tokenizer = load_made(made_with, dtype, device)
+    target, draft, tokenizer = load_made(made_with, dtype, device, overrides)
     third = load_companion(companion, target, draft, tokenizer)
     source = demo_source(seed) if prompts == DEMO else Path(prompts).name
     texts = chats(tokenizer, texts) if chat else texts

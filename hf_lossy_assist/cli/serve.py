@@ -12,7 +12,7 @@ from ..terminal import show
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, shown
 from .drafters import Drafter, check_draft, load_made
 from .made_with import folder_of, models_from, parts_in, sources_in
-from .options import Assistant, Device, DType, Model, needs
+from .options import Assistant, Device, DType, Model, Overrides, needs
 
 
 KEY = "HF_LOSSY_API_KEY"
@@ -45,6 +45,7 @@ def serve(
     ] = 30,
     dtype: DType = "float32",
     device: Device = "auto",
+    overrides: Overrides = None,
 ) -> None:
     """Serve a pair behind OpenAI's API: /v1/completions and /v1/chat/completions, streamed or not, and /metrics for Prometheus.
 
@@ -83,7 +84,7 @@ def serve(
     sources = [its for policy in chosen.values() for its in sources_in(parts_in(policy))]
     folders = [its for policy in split_policies(policies) for its in folder_of(policy)]
     made = models_from(model, assistant, [*sources, *folders], drafter)
-    target, draft, tokenizer = load_made(made, dtype, device)
+    target, draft, tokenizer = load_made(made, dtype, device, overrides)
     for policy in chosen.values():
         hla.Runner(policy, draft, tokenizer=tokenizer).validate(target)
     limits = Limits(chosen, max_new_tokens, _longest(target, draft, max_length))

@@ -22,6 +22,7 @@ from .options import (
     DType,
     MaxHours,
     Model,
+    Overrides,
     Resume,
     Seed,
     Shots,
@@ -74,6 +75,7 @@ def tune(
     seed: Seed = 0,
     dtype: DType = "float32",
     device: Device = "auto",
+    overrides: Overrides = None,
     chat: Chat = False,
     as_json: AsJson = False,
 ) -> None:
@@ -123,7 +125,7 @@ def tune(
     ladders = len({step.ladder for step in field.steps})
     if not as_json:
         show(promise(len(texts) // batch_size * batch_size - search.first, search, ladders))
-    target, draft, tokenizer = load_made(made, dtype, device)
+    target, draft, tokenizer = load_made(made, dtype, device, overrides)
     texts = chats(tokenizer, texts) if chat else texts
     store = None
     if out is not None:

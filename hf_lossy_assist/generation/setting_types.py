@@ -116,7 +116,9 @@ TYPES: dict[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(("output_attentions", "output_hidden_states", "synced_gpus", "token_healing"), _flag),
     **dict.fromkeys(("disable_compile", "low_memory"), _flag),
     **dict.fromkeys(("renormalize_logits", "remove_invalid_values", "is_assistant", "use_mtp"), _flag),
-    **dict.fromkeys(("bos_token_id", "eos_token_id", "forced_eos_token_id", "pad_token_id", "decoder_start_token_id"), _ids),
+    **dict.fromkeys(
+        ("bos_token_id", "eos_token_id", "forced_eos_token_id", "pad_token_id", "decoder_start_token_id"), _ids
+    ),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids"), _list),
     **dict.fromkeys(("logits_processor", "stopping_criteria"), _functions),
     "sequence_bias": _bias,

@@ -1,9 +1,10 @@
 """`--set NAME=VALUE`: a setting of the target's generation config, for one run."""
 
+import difflib
 import json
 from typing import Any
 
-from ..validation import nearest, one_line, shown
+from ..validation import one_line, shown
 
 
 # What commands ask for by options of their own, which would win.
@@ -24,9 +25,11 @@ def override(target: Any, given: list[str] | None) -> None:
             raise ValueError(f"--set: expected NAME=VALUE such as num_beams=1, got {shown(text)}")
         if name in OPTIONS:
             raise ValueError(f"--set {name}: the command decides it: pass {OPTIONS[name]}")
-        if name.startswith("_") or name not in vars(config):
-            known = [other for other in vars(config) if not other.startswith("_")]
-            raise ValueError(f"--set: {nearest('setting', name, known)}")
+        known = [other for other in vars(config) if not other.startswith("_")]
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else "see transformers.GenerationConfig"
+            raise ValueError(f"--set: there is no setting {shown(name)}: {hint}")
         try:
             parsed = json.loads(value)
         except ValueError:

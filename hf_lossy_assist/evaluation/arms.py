@@ -9,6 +9,7 @@ from transformers import CompileConfig, GenerationConfig, StaticCache
 
 from ..drafters.base import Drafter
 from ..generation.enable import enable
+from ..generation.unsupported import refuse_config
 from ..models.cache_name import CACHE
 from ..policy.policy import LossyPolicy
 from ..validation import one_line
@@ -55,8 +56,10 @@ def make_arms(
         compiled: each policy has a compiled form beside its eager one.
         assisted: Transformers' assisted generation is among the arms; it has no drafters on the target's states.
 
-    Raises: `ValueError`, one line, for a policy under the name of an arm, whose figures would be mixed with its own.
+    Raises: `ValueError`, one line, for a policy under the name of an arm, whose figures would be mixed with its own, and for what the
+        target's generation config asks for and policies do not run.
     """
+    refuse_config(target)
     stock = type(target).generate
     arms = [Arm(TARGET, lambda **settings: stock(target, **settings), "target")]
     if capacity is not None:

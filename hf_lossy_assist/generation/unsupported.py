@@ -169,12 +169,20 @@ def refuse_modes(kwargs: dict[str, Any], settings: Settings) -> None:
         )
 
 
+def refuse_config(model: Any) -> None:
+    """Refuse what the model's own generation config asks for in every call, before the first; `ValueError`, one line."""
+    refuse_modes({}, Settings({}, model.generation_config, model.generation_config))
+
+
 def _refuse_caches(kwargs: dict[str, Any], settings: Settings) -> None:
     """Refuse to go without a cache, and caches that cannot be rolled back."""
-    if settings["use_cache"] is False:  # MPT's config comes with it
-        raise ValueError(
-            f"lossy_policy needs the key-value cache, got use_cache=False: {settings.way_out('use_cache', True)}"
-        )
+    if settings["use_cache"] is False:
+        if not settings.passed("use_cache"):  # MPT's config comes with it
+            raise ValueError(
+                "the generation config says use_cache=False, and lossy_policy needs the cache: on the command line --set use_cache=true, "
+                "in Python pass use_cache=True"
+            )
+        raise ValueError("lossy_policy needs the key-value cache, got use_cache=False: leave it out")
     known = (*GROWING, STATIC) if settings.passed("cache_implementation") else (*GROWING, STATIC, PAGED)
     if settings["cache_implementation"] not in known:
         raise ValueError(

@@ -10,7 +10,6 @@ import copy
 import functools
 import inspect
 import warnings
-from types import MethodType
 from typing import Any
 
 from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
@@ -35,41 +34,82 @@ from .shared_scale import warn_of_shared_scales
 from .spread import failures_told, ranks_of
 from .state_settings import STATES, by_states, take_states
 from .unsupported import refuse_arguments
-from .which_policy import policy_in, refuse_without_policy
+from .which_policy import NAME, policy_in, refuse_without_policy, without_policy
 
 
 def enable(model: Any) -> Any:
     """Let this model object's `generate` take `lossy_policy=`; returns the model. Enabling twice changes nothing.
 
-    For a PEFT model the Transformers model inside is enabled. `save_pretrained` is not affected.
+    For a PEFT model the Transformers model inside is enabled. Copies and pickles of an enabled model are enabled. `save_pretrained`
+    leaves a policy out of generation_config.json.
     """
     base = base_of(model)
     if not isinstance(base, GenerationMixin):
         raise TypeError(f"enable(model): expected a Transformers model with generate(), got {type(model).__name__}")
     if not is_enabled(model):
-        stock = base.__dict__.get("generate")  # a custom_generate repository may have put one there
-        base.generate = MethodType(
-            functools.wraps(GenerationMixin.generate)(functools.partial(_generate, stock)), base
-        )
-        base.generate.__func__.hf_lossy_assist = stock
+        for kind in (Generate, SavePretrained):
+            setattr(base, kind.name, kind(base))
     return model
 
 
 def disable(model: Any) -> Any:
-    """Undo `enable`; returns the model. Disabling a model that is not enabled changes nothing."""
+    """Undo `enable`; returns the model. Disabling a model that is not enabled changes nothing.
+
+    The entry `lossy_policy` of its generation config goes too: Transformers takes an argument of `generate` whose name stands there as
+    that entry, and would pass over a policy without a word.
+    """
     base = base_of(model)
     if is_enabled(model):
-        stock = base.generate.__func__.hf_lossy_assist
-        del base.generate
-        if stock is not None:
-            base.generate = stock
+        for kind in (Generate, SavePretrained):
+            stock = vars(base).pop(kind.name).stock
+            if stock is not None:
+                setattr(base, kind.name, stock)
+        vars(base.generation_config).pop(NAME, None)
     return model
 
 
 def is_enabled(model: Any) -> bool:
     """True after `enable(model)`."""
-    method = getattr(base_of(model), "__dict__", {}).get("generate")
-    return hasattr(getattr(method, "__func__", None), "hf_lossy_assist")
+    return isinstance(getattr(base_of(model), "__dict__", {}).get(Generate.name), Generate)
+
+
+class OfOneModel:
+    """A method of one model object in the place of its class's; the model's copies and pickles have one of their own."""
+
+    name: str
+
+    def __init__(self, model: Any):
+        self.model = model
+        self.stock = vars(model).get(self.name)  # a custom_generate repository may have put one there
+
+    @property
+    def __wrapped__(self) -> Any:  # signature and documentation are those of the class's method
+        return getattr(type(self.model), self.name).__get__(self.model)
+
+
+class Generate(OfOneModel):
+    """`generate`, which takes `lossy_policy=`."""
+
+    name = "generate"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _generate(self.stock, self.model, *args, **kwargs)
+
+
+class SavePretrained(OfOneModel):
+    """`save_pretrained` without the policy in the generation config, which a model that was loaded and is not enabled would take no notice of."""
+
+    name = "save_pretrained"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with without_policy(self.model.generation_config) as policy:
+            if policy is not None:
+                warnings.warn(
+                    f"generation_config.json is written without the policy {shown(policy, 200)}, which would not act when it is read back: "
+                    "save the policy by itself, policy.save_pretrained(folder)",
+                    stacklevel=2,
+                )
+            return (self.stock or self.__wrapped__)(*args, **kwargs)
 
 
 def _generate(

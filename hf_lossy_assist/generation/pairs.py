@@ -1,11 +1,13 @@
-"""What a target, its draft and the helpers beside them must be: each thing that cannot work refused in one line."""
+"""What a target, its draft and the helpers beside them must be: each thing that cannot work refused in one line, what nobody means to warned of."""
 
 import functools
 import inspect
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 from transformers import GenerationMixin, PreTrainedModel
 
@@ -20,6 +22,8 @@ _unchecked: dict[
     int, set[object]
 ] = {}  # calls under way that need a module without checkpointing, by the module's `id`
 _lock = threading.Lock()
+_drafts_for_itself: WeakSet[Any] = WeakSet()  # models that were warned of
+_trains: WeakSet[Any] = WeakSet()
 
 
 def refuse_target(call: str, target: Any) -> None:
@@ -56,6 +60,26 @@ def refuse_models(target: Any, assistant: Any) -> None:
                 raise ValueError(
                     f"the {name} has no weights in {part or 'its first module'} (meta device): load it with from_pretrained(…)"
                 )
+
+
+def warn_of_models(target: Any, assistant: Any) -> None:
+    """Say once for each model that it drafts for itself, and that its dropout is on. `assistant`: the draft model or None."""
+    target = base_of(target)
+    draft = None if assistant is None else base_of(assistant)
+    if draft is target and target not in _drafts_for_itself:
+        _drafts_for_itself.add(target)
+        warnings.warn(
+            "the target is its own draft, so each drafted token costs what a token of the target costs and nothing is gained: pass a smaller "
+            "model, or hf_lossy_assist.early_exit(target, layers)",
+            stacklevel=2,
+        )
+    for name, model in (("target", target), ("assistant", draft)):
+        if model is not None and model.training and model not in _trains:
+            _trains.add(model)
+            warnings.warn(
+                f"the {name} is in training mode, where dropout, if it has any, changes its logits from forward to forward: call eval() on it first",
+                stacklevel=2,
+            )
 
 
 def refuse_vocabularies(target: Any, assistant: Any) -> None:

@@ -37,7 +37,7 @@ from .inputs import hidden, mask_name, rowwise
 from .kinds import kind_of
 from .modes import in_the_right_mode, read_prompts
 from .output import cuts_outputs, output_of, padding_of
-from .pairs import refuse_helpers, refuse_models
+from .pairs import refuse_helpers, refuse_models, warn_of_models
 from .sight import show
 from .spread import agree, among_ranks, followed, led, refuse_spread
 from .target import target_of
@@ -162,12 +162,12 @@ class Runner:
         """
         self.called = True
         given = num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold
-        at_call = dict(zip(DRAFT_SETTINGS, given, strict=True))
-        configs = generation_config, model.generation_config
+        at_call, configs = dict(zip(DRAFT_SETTINGS, given, strict=True)), (generation_config, model.generation_config)
         asked = self._own().beside(at_call, *configs) if self.reads_call else self._own()
         self.validate(model, asked)
         # Again: not every call comes through `enable`.
         refuse_modes({}, Settings({}, *configs))
+        warn_of_models(model, self.assistant)
         self.policy.rule.check_mode(bool(generation_config.do_sample))
         self.policy.filter.check_decoding(decoding_at(generation_config))
         draft = self.assistant if self.drafter is None else self.drafter if hasattr(self.drafter, "identity") else None

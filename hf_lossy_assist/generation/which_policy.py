@@ -2,12 +2,16 @@
 
 import inspect
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..drafters.base import Drafter
 from ..validation import shown
 
 
+NAME = "lossy_policy"
+READ = "_original_object_hash"  # an attribute of configs that `GenerationConfig.from_pretrained` read, and of their copies
 IN_FILES = (str, int, float, list, dict)  # what an entry of a generation_config.json is, if it is not null
 
 
@@ -36,24 +40,39 @@ def refuse_without_policy(model: Any, beside: dict[str, Any], kwargs: dict[str, 
 def policy_in(given: Any, own: Any) -> Any:
     """The policy that a generation config switches on, or None.
 
-    What the model's own config holds as a name or as JSON may have come with its files, which nobody asked: it does not count, and a
-    warning says how to ask for it. An object (a `LossyPolicy`, a stop, …) can only have been put there in this process.
+    A name or JSON may have come from a file that nobody read: in the model's own config, and in one that
+    `GenerationConfig.from_pretrained` read, it switches nothing on, and a warning says how to use it. An object (a `LossyPolicy`, a stop,
+    …) can only have been put there in this process.
 
     Args:
-        given: the generation config of the call, or None; what it holds counts, unless it is the model's own once more.
+        given: the generation config of the call, or None; what it holds counts, unless it was read or is the model's own once more.
         own: the model's generation config.
     """
-    of_model = getattr(own, "lossy_policy", None)
-    from_files = isinstance(of_model, IN_FILES)
-    chosen = getattr(given, "lossy_policy", None)
-    if chosen is None:
-        chosen = of_model
-    if not (from_files and isinstance(chosen, IN_FILES) and chosen == of_model):
-        return chosen
-    warnings.warn(
-        f"the model's generation config names the policy {shown(of_model, 200)}, which is not used: what comes with a model's files "
-        "switches nothing on. To use it, pass lossy_policy=model.generation_config.lossy_policy to generate, or set "
-        "model.generation_config.lossy_policy to hf_lossy_assist.as_policy(…) of it; to be rid of this line, set it to None",
-        stacklevel=4,
-    )
+    of_model, chosen = getattr(own, NAME, None), getattr(given, NAME, None)
+    if chosen is not None and not (isinstance(chosen, IN_FILES) and chosen == of_model):
+        if not (isinstance(chosen, IN_FILES) and hasattr(given, READ)):
+            return chosen
+        _warn("the generation config of this call", "generation_config", chosen)
+    if not isinstance(of_model, IN_FILES):
+        return of_model
+    _warn("the model's generation config", "model.generation_config", of_model)
     return None
+
+
+def _warn(title: str, where: str, policy: Any) -> None:
+    warnings.warn(
+        f"{title} names the policy {shown(policy, 200)}, which is not used: what comes with a model's files "
+        f"switches nothing on. To use it, pass lossy_policy={where}.lossy_policy to generate, or set "
+        f"{where}.lossy_policy to hf_lossy_assist.as_policy(…) of it; to be rid of this line, set it to None",
+        stacklevel=5,
+    )
+
+
+@contextmanager
+def without_policy(config: Any) -> Iterator[Any]:
+    """Within this context a generation config has no entry `lossy_policy`; yields what the entry was, or None."""
+    entry = {NAME: vars(config).pop(NAME)} if hasattr(config, NAME) else {}
+    try:
+        yield entry.get(NAME)
+    finally:
+        vars(config).update(entry)

@@ -63,7 +63,7 @@ LOOSE = {
 def saved(target, folder, policy):
     # A config that Transformers derived from the model's loses entries of one's own when it is loaded; a made one keeps them.
     target.generation_config = GenerationConfig(pad_token_id=PAD, lossy_policy=policy)
-    target.save_pretrained(folder)
+    type(target).save_pretrained(target, folder)  # an enabled model's leaves the policy out
     return hla.enable(AutoModelForCausalLM.from_pretrained(folder))
 
 

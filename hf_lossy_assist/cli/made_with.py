@@ -55,8 +55,8 @@ def remember(out: Path, made: MadeWith) -> None:
     """Write down with which models the folder `out` was made, if they are not the demo's."""
     if made.model is made.assistant is made.drafter is None or int(os.environ.get("RANK", "0")) != 0:
         return
-    names = {name: _place(getattr(made, name)) for name in ("model", "assistant", "companion")}
-    names["drafter"] = made.drafter if made.drafter == DEMO else _place(made.drafter)
+    names = {name: place(getattr(made, name)) for name in ("model", "assistant", "companion")}
+    names["drafter"] = made.drafter if made.drafter == DEMO else place(made.drafter)
     facts = {"folder": str(out.resolve())} | asdict(made) | names
     write_text(out / MADE_WITH, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
@@ -189,6 +189,6 @@ def remark_on_companion(policy: Any, rows: int) -> None:
         )
 
 
-def _place(name: str | None) -> str | None:
+def place(name: str | None) -> str | None:
     """A folder by its whole path, another name (on the Hub, or int8) as it is."""
     return str(Path(name).resolve()) if name is not None and Path(name).exists() else name

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +11,9 @@ import typer
 import hf_lossy_assist as hla
 
 from ..tasks.prompts import Text
+from ..terminal import show
 from ..validation import MOST_ROWS, check_int, one_line, shown
-from .made_with import DEMO
+from .made_with import DEMO, place
 from .overrides import override
 
 
@@ -145,6 +147,11 @@ def load(
         tokenizer.pad_token = tokenizer.eos_token
     if assistant is not None:
         _check_tokenizers(tokenizer, source, assistant)
+        if place(assistant) == place(source):
+            show(
+                "remark: --assistant is --model, and a draft that costs what the target costs gains nothing: pass a smaller model",
+                file=sys.stderr,
+            )
     target, draft = read(source), read(assistant)
     override(target, overrides)
     return target, draft, tokenizer

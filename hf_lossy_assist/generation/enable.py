@@ -246,5 +246,5 @@ def announce(policy: LossyPolicy) -> None:
     if not policy.lossless and str(policy) not in _announced:
         _announced.add(str(policy))
         warnings.warn(
-            f"{policy}: this policy is lossy; the output may differ from the target's own", UserWarning, stacklevel=5
+            f"{policy}: this policy is lossy; the output may differ from the target's own", UserWarning, stacklevel=6
         )

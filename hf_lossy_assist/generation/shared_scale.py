@@ -77,7 +77,7 @@ def warn_of_shared_scales(policy: LossyPolicy, target: Any, sampling: bool) -> N
                 f"the {name} is quantised and needs more than tokens, so nobody tried whether tokens behind change its logits: "
                 "if its activations are quantised dynamically, this policy is lossless only up to that",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         elif name == "target" and any(isinstance(part, ScaledByToken) for part in model.modules()):
             _warned.add(model)
@@ -85,7 +85,7 @@ def warn_of_shared_scales(policy: LossyPolicy, target: Any, sampling: bool) -> N
                 "the target computes in int8, which makes more of what attention computes a little differently in a block, so that its text can "
                 "differ from what generate writes: keep it in float where the text has to be the same",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         elif found:
             _warned.add(model)
@@ -98,5 +98,5 @@ def warn_of_shared_scales(policy: LossyPolicy, target: Any, sampling: bool) -> N
                 f"the {name}'s activations are quantised by a scale that all tokens of a forward share (dynamic quantisation), so its distributions "
                 f"depend on the tokens behind and {what}: quantise its weights alone",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=6,
             )

@@ -34,6 +34,13 @@ def test_a_setting_that_a_command_refuses_is_set_otherwise(hf_lossy, folder, tmp
     assert done.code == 0, done.err
 
 
+@pytest.mark.parametrize(("draft", "warns"), [("target", 1), ("draft", 0)])
+def test_a_target_as_its_own_draft_is_said(hf_lossy, folder, draft, warns):
+    models = ("--model", folder / "target", "--assistant", folder / "." / draft, "--set", "num_beams=1")
+    done = hf_lossy("generate", *models, "--prompt", "1 + 1", "--max-new-tokens", 4)
+    assert done.code == 0 and done.err.count("--assistant is --model") == warns
+
+
 @pytest.mark.parametrize(("given", "says"), [
     ("num_beam=1", "there is no setting 'num_beam': did you mean num_beams?"),
     ("num_beams", "--set: expected NAME=VALUE such as num_beams=1, got 'num_beams'"),

@@ -3,8 +3,10 @@
 Everything that this package prints goes through here (`tests/test_terminal.py` holds it to that).
 """
 
+import errno
 import json
 import math
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +20,19 @@ LONGEST = 1000  # characters of a warning: what it quotes may be of any length
 
 def show(*texts: object, file: TextIO | None = None) -> None:
     """`print`, of text that may hold anything; whoever reads it through a pipe has it at once."""
-    print(visible(" ".join(map(str, texts))), file=file, flush=True)
+    with _naming(file):
+        print(visible(" ".join(map(str, texts))), file=file, flush=True)
+
+
+@contextmanager
+def _naming(file: TextIO | None) -> Iterator[None]:
+    """Have the error of a disk that is full, to which the output goes, say that it was met there."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, getattr(file or sys.stdout, "name", "<stdout>")) from None
 
 
 def show_json(value: Any, **settings: Any) -> None:
@@ -27,7 +41,8 @@ def show_json(value: Any, **settings: Any) -> None:
     Of an infinite number and of NaN, which JSON does not have, the name is a text.
     """
     text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, **settings)
-    print(UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    with _naming(None):
+        print(UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text), flush=True)
 
 
 def _finite(value: Any) -> Any:
@@ -124,7 +139,6 @@ def streamer(tokenizer: Any, **settings: Any) -> Any:
 @contextmanager
 def plain_warnings() -> Iterator[None]:
     """Warnings are one line each on stderr, without the place in the code, of which a command's user knows nothing."""
-    import sys
 
     def tell(message: Warning | str, *_: Any, **__: Any) -> None:
         show(f"warning: {one_line(message, LONGEST)}", file=sys.stderr)

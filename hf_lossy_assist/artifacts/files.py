@@ -1,5 +1,6 @@
 """Files and folders that appear whole or not at all."""
 
+import errno
 import json
 import os
 import shutil
@@ -12,6 +13,8 @@ from typing import Any
 from ..validation import one_line
 
 
+# What a file system says of a disk or a quota that is full, or that fails: Python's line names no file where it happens at a write.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 MADE_WITH = ".made-with.json"  # in a folder: with which models it was made on this machine; never shared, and taken from nobody
 
 
@@ -22,11 +25,13 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     A new folder comes with one rename. Into an existing one each file is renamed; others there stay.
     """
     path = Path(path)
+    refuse_dangling(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         os.chmod(made, 0o755)  # mkdtemp makes it private
-        yield made
+        with naming(path):
+            yield made
         if path.exists():
             for file in sorted(p for p in made.rglob("*") if p.is_file()):
                 goal = path / file.relative_to(made)
@@ -53,6 +58,54 @@ def readable(what: str, folder: Path) -> Iterator[None]:
         raise ValueError(f"{what} could not be read back, so nothing was saved: {one_line(said, 400)}") from None
 
 
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """For a block that writes `path`: the error of a full or failing disk, of which Python does not say where it was met, names it."""
+    try:
+        yield
+    except Exception as error:  # `datasets` wraps what it meets in an error of its own
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in FULL or cause.filename is not None:
+            raise
+        raise OSError(cause.errno, os.strerror(cause.errno), str(path)) from None
+
+
+def check_new(path: str | Path, again: str = "start again") -> None:
+    """Refuse, before any work, a path at which no new folder can be made. `again`: what deleting the old one is for.
+
+    Raises: `ValueError`, one line.
+    """
+    path = Path(path)
+    refuse_dangling(path)
+    if path.exists():
+        raise ValueError(f"{path} exists: choose another --out, or delete it to {again}")
+    _check_folder(next(folder for folder in path.absolute().parents if os.path.lexists(folder)), path)
+
+
+def check_file(name: str, path: str | Path) -> None:
+    """Refuse, before any work, a path at which no file can be written. `name`: of the option, for the error. Raises: `ValueError`, one line."""
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{name}: {path} is a folder: pass the name of a file")
+    _check_folder(path.absolute().parent, f"{name}: {path}")
+
+
+def refuse_dangling(path: Path) -> None:
+    """Refuse a link that leads nowhere: no folder can take its place. Raises: `ValueError`, one line."""
+    if path.is_symlink() and not path.exists():
+        raise ValueError(
+            f"{path} is a link to {one_line(os.readlink(path))}, which is not there: choose another name, or delete the link"
+        )
+
+
+def _check_folder(folder: Path, what: str | Path) -> None:
+    """Refuse a folder into which `what` cannot be written."""
+    if not folder.is_dir():
+        raise ValueError(f"{what}: there is no folder {folder}: choose another place, or make it")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"{what}: nothing can be written into {folder}: choose another place")
+
+
 def json_text(value: Any) -> str:
     """`value` as our JSON files have it. `ValueError` or `TypeError` for what JSON does not have, NaN among it."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -67,5 +120,10 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     """Write a file under a temporary name, then rename it."""
     path = Path(path)
     part = path.with_name(f".{path.name}.part")
-    part.write_bytes(data)
+    try:
+        with naming(path):
+            part.write_bytes(data)
+    except OSError:
+        part.unlink(missing_ok=True)  # what a full disk took of it
+        raise
     os.replace(part, path)

@@ -11,8 +11,9 @@ from ..tasks.prompts import Text, read_texts
 from ..terminal import show
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, nearest
 from .drafters import Drafter, check_draft, load_made
-from .exits import end_after
+from .exits import end_after, going_on
 from .made_with import MadeWith, remember
+from .measured import check_out
 from .options import (
     DEMO,
     DEMO_PROMPTS,
@@ -113,6 +114,7 @@ def collect(
     """
     end_after(max_hours)
     needs("train", "accelerate", "datasets")
+    check_out(out, resume)
     if method not in METHODS:
         raise ValueError(f"--for: {nearest('method', method, METHODS)}")
     for_head = method != "eagle3"
@@ -150,11 +152,8 @@ def collect(
     if chat:
         written = chats(tokenizer, [t.prompt for t in texts])
         texts = [Text(text, t.continuation) for text, t in zip(written, texts, strict=True)]
-    try:
+    with going_on(out):
         said = work(target, draft, tokenizer, texts, out, resume, source)
-    except KeyboardInterrupt:
-        show(f"interrupted; what is done is in {out}.partial: the same command with --resume goes on")
-        raise
     remember(out, made)
     show(f"{out}: {said}")
 

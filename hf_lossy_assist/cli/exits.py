@@ -7,11 +7,12 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import typer
 
-from ..terminal import plain_warnings
+from ..terminal import plain_warnings, show
 from ..validation import HTTP_CLIENTS, check_positive, one_line, unreached
 
 
@@ -60,6 +61,17 @@ def end_after(hours: float | None) -> None:
     timer.daemon = True
     _timers.append(timer)
     timer.start()
+
+
+@contextmanager
+def going_on(out: Path) -> Iterator[None]:
+    """Where this is interrupted, say how to go on, if the unfinished run of `out` has begun."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (part := Path(f"{out}.partial")).is_dir():
+            show(f"interrupted; what is done is in {part}: the same command with --resume goes on")
+        raise
 
 
 @contextmanager

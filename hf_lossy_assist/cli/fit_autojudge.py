@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..artifacts.files import check_new
 from ..artifacts.reading import read_object
 from ..terminal import console, show, table
 from .drafters import Drafter, check_draft, load_made
@@ -71,8 +72,7 @@ def fit_autojudge(
     untargeted = features == "draft" and assistant is not None and model is None  # the target may be behind a server
     if not untargeted:
         check_draft(model, assistant, drafter)
-    if out.exists():  # before models are loaded
-        raise ValueError(f"{out} exists: choose another --out, or delete it to fit again")
+    check_new(out, "fit again")  # before models are loaded
     from ..methods.autojudge.classifiers import JudgeSettings
     from ..methods.autojudge.fit import fit_autojudge as run
 

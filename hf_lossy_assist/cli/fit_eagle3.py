@@ -7,8 +7,9 @@ import typer
 
 from ..terminal import console, show, table
 from ..validation import check_int, check_number, check_positive
-from .exits import end_after
+from .exits import end_after, going_on
 from .made_with import MadeWith, Source, models_from, remember
+from .measured import check_out
 from .options import Device, DType, FitSeed, MaxHours, Model, Out, Resume, load, needs
 
 
@@ -47,6 +48,7 @@ def fit_eagle3(
     """
     end_after(max_hours)
     needs("train", "accelerate")
+    check_out(out, resume)
     for name, value, least in (
         ("--layers", layers, 1), ("--steps", steps, 1), ("--epochs", epochs, 1), ("--batch-size", batch_size, 1), ("--longest", longest, 4),
         ("--save-every", save_every, 1), ("--seed", seed, 0), ("--vocabulary", vocabulary, 2), ("--intermediate-size", intermediate_size, 1),
@@ -66,11 +68,8 @@ def fit_eagle3(
     )  # fmt: skip
     made = models_from(model, None, [Source(str(data), target_of(data), None)])
     target, _, _ = load(made.model, None, dtype, device)
-    try:
+    with going_on(out):
         _, report = run(target, data, out, settings, resume=resume)
-    except KeyboardInterrupt:
-        show(f"interrupted; the last checkpoint is in {out}.partial: the same command with --resume goes on")
-        raise
     if report is None:  # another process has the figures
         return
     remember(out, MadeWith(made.model, dtype=dtype))

@@ -7,6 +7,7 @@ import typer
 
 import hf_lossy_assist as hla
 
+from ..artifacts.files import check_file
 from ..tasks.prompts import read_prompts
 from ..terminal import show_json
 from ..training.processes import Processes
@@ -109,6 +110,8 @@ def generate(
         policy=policy, head=head, threshold=threshold, window=window, profile=profile, companion=companion, gamma=gamma,
         fallback=fallback,
     )  # fmt: skip
+    if html is not None:
+        check_file("--html", html)
     if stream and (as_json or batch_size > 1):
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
     drafts = read_drafter(drafter, policy, model, assistant)

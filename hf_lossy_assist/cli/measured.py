@@ -11,8 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..terminal import Bar, show
+from ..artifacts.files import check_new
+from ..terminal import Bar
 from ..validation import MOST_NEW_TOKENS, check_int, check_positive
+from .exits import going_on
 from .options import DEMO, check_sampling
 
 
@@ -37,8 +39,10 @@ def check_out(out: Path | None, resume: bool) -> None:
     """Refuse what cannot be written or gone on with, before models are loaded."""
     if resume and out is None:
         raise ValueError("--resume goes on with the run of a folder: pass its --out")
-    if out is not None and out.exists():
-        raise ValueError(f"{out} exists: choose another --out, or delete it to start again")
+    if out is not None and not (
+        resume and Path(f"{out}.partial").is_dir()
+    ):  # which may be what is left of a run that is over
+        check_new(out)
 
 
 def prompts_of(
@@ -166,12 +170,15 @@ def progress(
 
 @contextmanager
 def resumable(store: Any) -> Iterator[None]:
-    """Where this is interrupted, say how to go on; `store`: the folder of the run, or None."""
-    try:
+    """Where this is interrupted, say how to go on, and let another process do so; `store`: the folder of the run, or None."""
+    if store is None:
         yield
-    except KeyboardInterrupt:
-        if store is not None:
-            show(f"interrupted; what is done is in {store.part}: the same command with --resume goes on")
+        return
+    try:
+        with going_on(store.out):
+            yield
+    except BaseException:
+        store.release()
         raise
 
 

@@ -12,8 +12,9 @@ from ..artifacts.reading import read_object
 from ..terminal import show
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int
 from .drafters import Drafter, check_draft, load_made
-from .exits import end_after
+from .exits import end_after, going_on
 from .made_with import MadeWith, remember
+from .measured import check_out
 from .options import (
     DEMO,
     Assistant,
@@ -113,6 +114,7 @@ def mine(
     """
     end_after(max_hours)
     needs("train", "accelerate", "datasets")
+    check_out(out, resume)
     servers = Servers(
         target_url=target_url, target_model=target_model, judge_url=judge_url, judge_model=judge_model,
         per_minute=per_minute, timeout=timeout,
@@ -153,7 +155,7 @@ def mine(
             target = opened.enter_context(servers.open("target"))
         wrap = (lambda text: chats(tokenizer, [text])[0]) if chat else str
         source = demo_source(seed) if task == DEMO else (data or Path(task)).name
-        with _going_on(out):
+        with going_on(out), _in_memory():
             run(
                 target, draft, tokenizer, chosen, problems, out, settings,
                 batch_size=batch_size, workers=workers, resume=resume, wrap=wrap, source=source,
@@ -192,24 +194,12 @@ def _models(made: MadeWith, device: str, remote: bool, overrides: list[str] | No
 
 
 @contextmanager
-def _going_on(out: Path) -> Iterator[None]:
-    """Says where what is done lies, if mining ends early."""
+def _in_memory() -> Iterator[None]:
+    """Names the way out where the device has no room."""
     from torch import OutOfMemoryError
 
     try:
         yield
-    except KeyboardInterrupt:
-        show(f"interrupted; what is done is in {out}.partial: the same command with --resume goes on")
-        raise
-    except (OSError, ValueError) as error:
-        if any(Path(f"{out}.partial").glob("*.jsonl")):
-            # Others, of Python or of a library, are made of more than a line.
-            plain = type(error) in (ValueError, OSError, PermissionError, TimeoutError, ConnectionError)
-            kind = type(error) if plain else OSError if isinstance(error, OSError) else ValueError
-            said = str(error)
-            end = "" if said.endswith((".", "?", "!", "…")) else "."
-            raise kind(f"{said}{end} What is done is in {out}.partial: --resume goes on from there") from None
-        raise
     except OutOfMemoryError:
         raise ValueError(
             "the device has no room for so many problems at once: a smaller --batch-size and --resume go on"
@@ -217,13 +207,11 @@ def _going_on(out: Path) -> Iterator[None]:
 
 
 def _report(out: Path) -> str:
-    """What a dataset holds, in a few lines. `ValueError`, one line, where no problem could be searched."""
+    """What a dataset holds, in a few lines."""
     from ..methods.autojudge.mined import RECORD, unanswered
 
     facts = read_object(out / RECORD)
     found, why = facts["found"], unanswered(facts)
-    if why is not None and found["problems_without_answer"] == facts["problems"]:
-        raise ValueError(f"{out} holds nothing to fit a judge to: {why}, and choose another --out")
     share = found["important"] / max(found["mismatches"], 1)
     lines = [
         f"{out}: {found['mismatches']} mismatches of {facts['problems']} problems, {found['important']} important ({share:.1%}), "

@@ -5,11 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
+from ..artifacts.files import check_new
 from ..tasks.prompts import read_prompts
 from ..terminal import console, show, table
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int
 from .drafters import Drafter, check_draft, load_made
-from .exits import end_after
+from .exits import end_after, going_on
 from .made_with import MadeWith, remember
 from .options import (
     DEMO,
@@ -96,8 +97,7 @@ def profile(
     check_sampling(do_sample, temperature, top_k, top_p)
     sizes = batch_sizes(batch_size)
     check_int("--sample-batch-size", sample_batch_size, 1, MOST_ROWS)
-    if out.exists():  # before models are loaded
-        raise ValueError(f"{out} exists: choose another --out, or delete it to profile again")
+    check_new(out, "profile again")  # before models are loaded
     from ..artifacts.profile import LONGEST_PROFILED
     from ..methods.sv.instrument import ProfileSettings
     from ..methods.sv.profiling import profile as run
@@ -119,11 +119,8 @@ def profile(
     third = load_companion(companion, target, draft, tokenizer)
     source = demo_source(seed) if prompts == DEMO else Path(prompts).name
     texts = chats(tokenizer, texts) if chat else texts
-    try:
+    with going_on(out):
         made = run(target, draft, third, tokenizer, texts, out, settings, resume=resume, source=source)
-    except KeyboardInterrupt:
-        show(f"interrupted; samples that are done are in {out}.partial: the same command with --resume goes on")
-        raise
     remember(out, made_with)
     _show(made, out)
 

@@ -24,9 +24,10 @@ def report(
     needs("train", "scipy")
     if out.suffix not in (".html", ".md"):
         raise ValueError(f"--out: expected a name that ends in .html or .md, got {str(out)!r}")
-    from ..artifacts.files import write_text
+    from ..artifacts.files import check_file, write_text
     from ..evaluation.report import html, markdown, read
 
+    check_file("--out", out)
     found = [read(folder) for folder in folders]
     write_text(out, markdown(found) if out.suffix == ".md" else html(found))
     show(f"{out}: {len(found)} {'folder' if len(found) == 1 else 'folders'}, {out.stat().st_size // 1024 + 1} KB")

@@ -3,15 +3,14 @@
 import csv
 import io
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from weakref import finalize
 
-from ..artifacts.files import json_text, write_text
+from ..artifacts.files import json_text, naming, write_text
 from ..artifacts.reading import lines
 from ..training.jobs import folders, key_of, prepare, read_record, sealed_line, unsealed
+from ..training.locks import Lock
 from ..training.processes import ALONE, Processes
 from .figures import Figures
 from .measuring import Answer
@@ -19,7 +18,6 @@ from .measuring import Answer
 
 RECORD, BATCHES, ANSWERS, SUMMARY = "run.json", "batches{}.jsonl", "answers.jsonl", "summary.csv"
 LONGEST = 2**30  # bytes of a batch's line: many rows under many arms, each with its tokens and their texts
-LOCK = ".lock"  # held by the process that writes
 
 
 class Memory:
@@ -63,20 +61,26 @@ class Folder(Memory):
     def __init__(self, out: Path, facts: dict[str, Any], resume: bool, processes: Processes = ALONE):
         super().__init__(processes)
         self.out, self.part = folders(out)
-        processes.on_first(lambda: self._begin(facts, resume))
-        self._file, self._key = self.part / BATCHES.format(processes.rank or ""), key_of(self.part / RECORD)
-        for file in sorted(self.part.glob(BATCHES.format("*"))):
-            self._read(file)
+        self._lock = Lock(self.part)
+        processes.on_first(self._lock.acquire)
+        try:
+            processes.on_first(lambda: prepare(self.out, self.part, facts, resume, RECORD))
+            self._file, self._key = self.part / BATCHES.format(processes.rank or ""), key_of(self.part / RECORD)
+            for file in sorted(self.part.glob(BATCHES.format("*"))):
+                self._read(file)
+        except BaseException:
+            self.release()
+            raise
         processes.wait()  # reading takes torn lines away; nobody writes before all have read
 
-    def _begin(self, facts: dict[str, Any], resume: bool) -> None:
-        prepare(self.out, self.part, facts, resume, RECORD)
-        self._release = finalize(self, os.close, _locked(self.part / LOCK))
+    def release(self) -> None:
+        """Let another process go on with the folder; this one is done with it, or gives up."""
+        self._lock.release()
 
     def add(self, batch_size: int, unit: int, answers: Sequence[Answer]) -> None:
         super().add(batch_size, unit, answers)
         line = {"batch_size": batch_size, "unit": unit, "answers": [answer.to_dict() for answer in answers]}
-        with open(self._file, "a", encoding="utf-8") as file:
+        with naming(self._file), open(self._file, "a", encoding="utf-8") as file:
             file.write(sealed_line(line, self._key))
             file.flush()
             os.fsync(file.fileno())
@@ -102,29 +106,15 @@ class Folder(Memory):
             trial: figures of other problems, on which settings were chosen. more: for the record, under "found".
         """
         ordered = sorted(self.answers, key=lambda a: (a.batch_size, a.arm, a.prompt))
-        write_text(self.part / ANSWERS, "".join(sealed_line(answer.to_dict(), self._key) for answer in ordered))
-        write_text(self.part / SUMMARY, as_csv(found, trial))
-        write_text(self.part / RECORD, json_text(read_record(self.part / RECORD) | {"found": more}))
-        self._release()
-        (self.part / LOCK).unlink()
-        os.rename(self.part, self.out)
+        try:
+            write_text(self.part / ANSWERS, "".join(sealed_line(answer.to_dict(), self._key) for answer in ordered))
+            write_text(self.part / SUMMARY, as_csv(found, trial))
+            write_text(self.part / RECORD, json_text(read_record(self.part / RECORD) | {"found": more}))
+            os.rename(self.part, self.out)
+        finally:
+            self.release()
         for file in self.out.glob(BATCHES.format("*")):
             file.unlink()  # behind the rename: a run that is killed in between has lost nothing
-
-
-def _locked(file: Path) -> int:
-    """The descriptor of the file, which is locked while it is open: two processes at one folder would each count the other's batches."""
-    held = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
-    if sys.platform == "win32":  # which has no such locks
-        return held
-    import fcntl
-
-    try:
-        fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        os.close(held)
-        raise ValueError(f"another process is at {file.parent}: wait for it, or choose another --out") from None
-    return held
 
 
 def as_csv(found: Sequence[Figures], trial: Sequence[Figures] = ()) -> str:

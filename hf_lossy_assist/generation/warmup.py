@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig
 
-from ..artifacts.files import write_bytes
+from ..artifacts.files import check_file, write_bytes
 from ..engine.call import Call
 from ..engine.compiled import WholeRounds
 from ..models.compilation import graphs_made
@@ -106,6 +106,8 @@ def warmup(
     if artifacts is not None and (not isinstance(artifacts, str | Path) or Path(artifacts).is_dir()):
         raise TypeError(f"warmup: artifacts: expected the path of a file, got {shown(artifacts)}")
     path = None if artifacts is None else Path(artifacts)
+    if path is not None:
+        check_file("warmup: artifacts", path)
     if path is not None and path.exists():
         torch.compiler.load_cache_artifacts(path.read_bytes())
     found = []

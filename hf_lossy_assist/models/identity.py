@@ -176,6 +176,22 @@ def weights_hash_once(model: Any) -> str:
     return _of_weights[base][1]
 
 
+def check_weights(recorded: str | None, precision: str, model: Any, name: str, made: str, instead: str) -> bool:
+    """Refuse a model whose weights, in the same precision, are not those that something was made with.
+
+    recorded, precision: `weights_hash` and `dtype_of` of that model; None: not recorded. name: its part ("target", "draft"). made: the
+    beginning of the error ("the dataset was mined"); instead: the way out.
+
+    Returns: False where the precision is another, so that nobody can tell. Raises: `ValueError`, one line.
+    """
+    if recorded is None or recorded == weights_hash(model):
+        return True
+    if precision == dtype_of(model):
+        identity = ModelIdentity.of(model)
+        raise ValueError(f"{made} with other weights of the {name} {identity.id}, under the same sizes: {instead}")
+    return False
+
+
 _hashes: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()  # of each tokenizer: its size then, its hash
 
 

@@ -8,7 +8,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError
 
 from ..artifacts.certificate import CERTIFICATE
-from ..artifacts.files import MADE_WITH, new_folder
+from ..artifacts.files import MADE_WITH, check_new, new_folder
 from ..artifacts.hub import PICKLES, hub_errors
 from ..validation import listed, shown
 from .contents import CARD, files_of, kind_of
@@ -63,6 +63,8 @@ def pull(
 
     A dataset's `repo_id` is "datasets/org/name". `force_download`: also what is in the cache already. Without `out` it stays in the Hub's cache. With `out` its files are copied there, once they are all here and checked.
     """
+    if out is not None:  # before anything is downloaded
+        check_new(out, "download again")
     repo, _, pinned = repo_id.partition("@")
     repo_type = "dataset" if repo.startswith(DATASETS) else "model"
     if pinned and revision is not None and pinned != revision:
@@ -82,8 +84,6 @@ def pull(
     kind_of(cached)
     if out is None:
         return cached
-    if Path(out).exists():
-        raise ValueError(f"--out {out} exists: give a new folder, so that nothing there is overwritten")
     with new_folder(out) as folder:
         # The cache holds links; copies are files. What names models of this machine was not written here.
         shutil.copytree(cached, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MADE_WITH))

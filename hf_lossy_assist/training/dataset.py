@@ -152,8 +152,14 @@ def read_table(path: str | Path) -> Table:
             f"{path} holds {column['features'].shape[-1]} numbers of each state, and its {RECORD} says {facts['hidden_size']}: collect it "
             "again"
         )
-    if not (column["features"].isfinite().all() and (column["prompt"] >= 0).all() and (column["position"] >= 0).all()):
+    if not (column["features"].isfinite().all() and (column["position"] >= 0).all()):
         raise ValueError(f"{path} holds states that are NaN or infinite, or numbers below 0: collect it again")
+    vocabulary = max(ModelIdentity.from_dict(facts[name]).vocab_size for name in ("target", "draft"))
+    for name, most in (("token", vocabulary), ("prompt", facts["prompts"])):
+        if len(column[name]) and not 0 <= column[name].min() <= column[name].max() < most:
+            raise ValueError(
+                f"{path}: {name} is from {column[name].min()} to {column[name].max()}, expected 0 to {most - 1}: collect it again"
+            )
     return Table(
         features=column["features"].float(),
         **{name: column[name].float() for name in ("p", "q", "distance")},

@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.files import write_bytes, write_text
+from ..artifacts.files import check_new, refuse_dangling, write_bytes, write_text
 from ..artifacts.reading import parse, read_object
 from ..validation import listed, shown
 
@@ -44,8 +44,8 @@ def prepare(out: Path, part: Path, facts: dict[str, Any], resume: bool, record: 
         _compare(out / record, facts)
         clear(part, record)
         return True
-    if out.exists():
-        raise ValueError(f"{out} exists: choose another --out, or delete it to start again")
+    check_new(out)
+    refuse_dangling(part)
     written = part / record
     if written.is_file():
         if not resume:

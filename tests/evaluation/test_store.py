@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from support.held import held, names_holder
 from support.runs import ARMS, a_run
 
 import hf_lossy_assist as hla
@@ -14,19 +13,12 @@ from hf_lossy_assist.cli.measured import facts_of
 from hf_lossy_assist.evaluation.arms import make_arms
 from hf_lossy_assist.evaluation.figures import figures
 from hf_lossy_assist.evaluation.measuring import Decoding
-from hf_lossy_assist.evaluation.store import LOCK, Folder
+from hf_lossy_assist.evaluation.store import Folder
 from hf_lossy_assist.tasks.answers import Problem
 from hf_lossy_assist.training.jobs import key_of, sealed_line
 
 
 FACTS = {"target": {"id": "T"}, "arms": {}}
-HOLDS = """
-import fcntl, sys
-held = open(sys.argv[1], "ab")
-fcntl.lockf(held, fcntl.LOCK_EX)
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 def begun(out, resume=False):
@@ -67,18 +59,17 @@ def test_a_large_batch_is_read_back(tmp_path):
     store, [first, *_] = Folder(tmp_path / "found", FACTS, False), a_run()
     first.text = "x" * (17 * 2**20)
     store.add(1, 0, [first])
+    store.release()
     assert Folder(tmp_path / "found", FACTS, True).answers == [first]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no such locks")
 def test_one_process_at_a_time(tmp_path):
-    begun(tmp_path / "found")
-    held = str(tmp_path / "found.partial" / LOCK)
-    with subprocess.Popen([sys.executable, "-c", HOLDS, held], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"held\n"
-        with pytest.raises(ValueError, match=r"^another process is at [^\n]*found.partial: wait for it[^\n]*$"):
+    begun(tmp_path / "found").release()
+    part = tmp_path / "found.partial"
+    with held(part) as other:
+        with pytest.raises(ValueError) as error:
             Folder(tmp_path / "found", FACTS, True)
-        other.stdin.close()
+        assert names_holder(str(error.value), part, other.pid)
     assert Folder(tmp_path / "found", FACTS, True).has(1, 1)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ...artifacts.cards import head_card, write_card
-from ...artifacts.files import new_folder
+from ...artifacts.files import check_new, new_folder
 from ...artifacts.heads import Head
 from ...drafters.states import StatesDrafter
 from .classifiers import (
@@ -56,8 +56,7 @@ def fit_autojudge(
     from .compare import compare_all
 
     out = Path(out)
-    if out.exists():
-        raise ValueError(f"{out} exists: choose another --out, or delete it to fit again")
+    check_new(out, "fit again")
     mined = read_mined(data)
     identities = check_models(mined, target, draft, tokenizer)
     if target is None and (compare or settings.model != "draft"):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...artifacts.sampling_settings import check_decoding
-from ...models.identity import ModelIdentity, tokenizer_hash
+from ...models.identity import ModelIdentity, check_weights, named_int8, tokenizer_hash
 from ...training.finished import check_entries
 from ...validation import check_flag, check_int, shown
 from .hidden_states import MinedTable
@@ -47,12 +47,23 @@ def check_models(mined: MinedTable, target: Any, draft: Any, tokenizer: Any) -> 
             continue
         instead = "Pass the models it names (--model, --assistant), or mine with these"
         recorded.check(given, name, "the dataset", "the dataset was mined", instead)
+        precision = "int8" if named_int8(recorded.id) else str(dtype).removeprefix("torch.")
+        check_weights(
+            facts.get(f"{name}_weights"),
+            precision,
+            model,
+            name,
+            "the dataset was mined",
+            "use the same, or mine again",
+        )
     here = tokenizer_hash(tokenizer)
     if here != facts["tokenizer_hash"]:
         raise ValueError(
             f"the dataset was mined with a tokenizer of hash {facts['tokenizer_hash'][:12]}…, and the tokenizer here has "
             f"{here[:12]}…: pass the models it names (--model), or mine with these"
         )
+    sizes = [identity.vocab_size for identity in identities.values() if identity is not None]
+    mined.check_tokens(sizes[0] if identities["target"] is not None else max(len(tokenizer), *sizes), "the dataset")
     return identities
 
 

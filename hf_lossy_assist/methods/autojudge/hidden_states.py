@@ -19,12 +19,14 @@ from ...artifacts.features import FeatureSpec, FeatureTap
 from ...artifacts.reading import read_object
 from ...models.layer_kinds import keeps_states
 from ...training.finished import check_files
+from ...validation import MOST, shown
 from .at_once import AtOnce
 from .mined import RECORD, why_nothing
 from .reading import states_along, why_not_searched
 
 
 COLUMNS = ("problem", "position", "target_token", "draft_token", "important")
+IDS, TOKENS = ("prompt_ids", "response_ids"), ("target_token", "draft_token")  # the columns that hold token ids
 PLACES = ("predicting", "token", "target_token")  # before the mismatch, at the draft's token, at the target's
 
 
@@ -45,6 +47,21 @@ class MinedTable:
         order = self.problem.argsort(stable=True)
         names, counts = self.problem[order].unique_consecutive(return_counts=True)
         yield from zip(names.tolist(), order.split(counts.tolist()), strict=True)
+
+    def check_tokens(self, vocabulary: int, where: str) -> None:
+        """Refuse token ids that are not from 0 to `vocabulary` - 1. `where`: the dataset's name. Raises: `ValueError`, one line."""
+        found = [
+            (name, [problem] * len(ids), ids)
+            for problem, texts in self.texts.items()
+            for name, ids in zip(IDS, texts, strict=True)
+        ]
+        found += [(name, self.problem.tolist(), getattr(self, name).tolist()) for name in TOKENS]
+        for name, problems, ids in found:
+            for problem, token in zip(problems, ids, strict=True):
+                if token is None or not 0 <= token < vocabulary:
+                    raise ValueError(
+                        f"{where}: {name} of problem {problem} has the token id {shown(token)}, expected 0 to {vocabulary - 1}: mine it again"
+                    )
 
     def __len__(self) -> int:
         return len(self.problem)
@@ -73,13 +90,13 @@ def read_mined(path: str | Path) -> MinedTable:
         raise ValueError(f"{path} cannot be read ({said}): mine it again") from None
     if len(data) == 0:
         raise ValueError(f"{path} has no mismatch: {why_nothing(facts)}")
-    missing = [name for name in (*COLUMNS, "prompt_ids", "response_ids") if name not in data.column_names]
+    missing = [name for name in (*COLUMNS, *IDS) if name not in data.column_names]
     if missing:
         raise ValueError(f"{path} is no dataset of hf-lossy mine: it has no column {', '.join(missing)}")
     given = data.select_columns(list(COLUMNS)).with_format("numpy")
     column = {name: torch.from_numpy(np.asarray(given[name][:])) for name in COLUMNS}
     names, firsts = np.unique(column["problem"].numpy(), return_index=True)
-    rows = data.select_columns(["prompt_ids", "response_ids"]).select(firsts)
+    rows = data.select_columns(list(IDS)).select(firsts)
     mined = MinedTable(
         **{name: column[name].long() for name in COLUMNS[:-1]},
         important=column["important"].bool(),
@@ -91,7 +108,8 @@ def read_mined(path: str | Path) -> MinedTable:
 
 
 def _check(mined: MinedTable, path: Path) -> None:
-    """Every mismatch stands where it says."""
+    """Every token id may be one, and every mismatch stands where it says."""
+    mined.check_tokens(MOST, str(path))
     rows = zip(*(getattr(mined, name).tolist() for name in COLUMNS[:-1]), strict=True)
     for number, (problem, t, *tokens) in enumerate(rows):
         prompt, response = mined.texts[problem]

@@ -5,22 +5,30 @@ Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingfa
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ...artifacts.files import naming
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ...tasks.pool import served
 from ...tasks.tasks import AnswerTask, Problem
 from ...terminal import Bar
-from ...training.jobs import folders, key_of, prepare
+from ...training.jobs import folders, key_of
+from ...training.locks import begun
 from ...training.processes import Processes
 from ...validation import MOST_ROWS, MOST_THREADS, check_int
 from .in_flight import mine_problems
 from .mine_inputs import prepared
 from .mine_settings import DEFAULTS, MineSettings
-from .mined import RECORD, assemble, line_of, read_lines
+from .mined import RECORD, assemble, line_of, read_lines, summary, why_nothing
+from .search import Mined
+
+
+FIRST = 8  # problems after which a run that has found nothing yet says so: long runs are not to end in it
 
 
 def mine(
@@ -42,7 +50,8 @@ def mine(
 
     Returns: `out`, a folder that `datasets.load_from_disk` reads, with a data card and mine.json.
 
-    Raises: `ValueError`, one line, for models that cannot be used or settings that differ from those of the unfinished run;
+    Raises: `ValueError`, one line, for models that cannot be used or settings that differ from those of the unfinished run, and where no
+    mismatch was found in any problem, after which nothing stays in the way of another run;
     `OSError` for a server that fails. What was finished before stays, and `resume` goes on from there.
     """
     check_int("batch_size", batch_size, 1, MOST_ROWS)
@@ -55,35 +64,64 @@ def mine(
     prepared(target, draft, tokenizer, texts, settings)  # before anything is written
     facts = _facts(target, draft, tokenizer, task, contents, settings, source)
     processes = Processes.started()
-    processes.on_first(lambda: prepare(out, part, facts, resume, RECORD))
-    if not (part / RECORD).is_file():  # all was there already
-        return out
+    with begun(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
+        if unfinished:
+            options = {"batch_size": batch_size, "workers": workers, "wrap": wrap}
+            _mine(target, draft, tokenizer, task, problems, part, settings, processes, options)
+            processes.on_first(lambda: assemble(out, part, facts, tokenizer))
+    return out
 
+
+def _mine(
+    target: Any, draft: Any, tokenizer: Any, task: AnswerTask, problems: Sequence[Problem], part: Path,
+    settings: MineSettings, processes: Processes, options: dict[str, Any],
+) -> None:  # fmt: skip
+    """Mine this process's share of the problems that no line in `part` is of; `options`: of `mine_problems`."""
     key = key_of(part / RECORD)
     done = {mined.problem for mined in read_lines(part)}
     processes.wait()  # reading takes torn lines away; nobody writes before all have read
-    mine_own = processes.share([n for n in range(len(problems)) if n not in done])
-    bar, shares = Bar(len(mine_own), "mining", "problems", quiet=not processes.first), dict[int, float]()
+    todo = processes.share([n for n in range(len(problems)) if n not in done])
+    bar, shares = Bar(len(todo), "mining", "problems", quiet=not processes.first), dict[int, float]()
 
     def tell(number: int, share: float) -> None:
         shares[number] = share
         bar.to(sum(shares.values()))
 
     found = mine_problems(
-        target, draft, tokenizer, task, [problems[n] for n in mine_own], settings,
-        batch_size=batch_size, workers=workers, wrap=wrap, numbers=mine_own, tell=tell,
+        target, draft, tokenizer, task, [problems[n] for n in todo], settings,
+        numbers=todo, tell=tell, **options,
     )  # fmt: skip
-    with bar, open(part / f"{processes.rank:05d}.jsonl", "a", encoding="utf-8") as file:
+    path, first = part / f"{processes.rank:05d}.jsonl", list[Mined]()
+    with _resumable(part), bar, naming(path), open(path, "a", encoding="utf-8") as file:
         for mined in found:
             file.write(line_of(mined, key))
             file.flush()
             tell(mined.problem, 1.0)
+            first += [mined] * (len(first) < FIRST)
+            if mined is first[-1] and len(first) == FIRST < len(todo):
+                _warn_of_nothing(first, settings)
+    processes.wait()
 
-    processes.wait()
-    if processes.first:
-        assemble(out, part, facts, tokenizer)
-    processes.wait()
-    return out
+
+def _warn_of_nothing(first: Sequence[Mined], settings: MineSettings) -> None:
+    """Say why the first problems of a run gave nothing, if they did not."""
+    found = summary(first, settings.max_new_tokens)
+    if not found["mismatches"]:
+        why = why_nothing({"problems": len(first), "found": found})
+        warnings.warn(f"the first {len(first)} problems gave no mismatch: {why}", stacklevel=4)
+
+
+@contextmanager
+def _resumable(part: Path) -> Iterator[None]:
+    """An error that ends the work says where what is done lies. What is wrong with the folder itself is found before."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        # Others, of Python or of a library, are made of more than a line.
+        plain = type(error) in (ValueError, OSError, PermissionError, TimeoutError, ConnectionError)
+        kind = type(error) if plain else OSError if isinstance(error, OSError) else ValueError
+        end = "" if str(error).endswith((".", "?", "!", "…")) else "."
+        raise kind(f"{error}{end} What is done is in {part}: --resume goes on from there") from None
 
 
 def _facts(

@@ -99,6 +99,9 @@ def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: Any) -> No
             f"{part} lacks {len(missing)} of {facts['problems']} problems ({listed(missing, 5)}): resume mines them again"
         )
     facts = facts | {"found": summary(mined, facts["settings"]["max_new_tokens"])}
+    if not facts["found"]["mismatches"]:
+        clear(part, RECORD)
+        raise ValueError(f"nothing to fit a judge to was found, and nothing is written: {why_nothing(facts)}")
     with new_folder(part / WHOLE) as folder:
         found, columns = rows(mined, tokenizer), schema()
         data = Dataset.from_dict({name: [row[name] for row in found] for name in columns}, features=columns)
@@ -179,14 +182,24 @@ def unanswered(facts: dict[str, Any]) -> str | None:
     return f"{says}, and {cut} were cut short: raise --max-new-tokens"
 
 
+def unsearched(facts: dict[str, Any]) -> list[str]:
+    """Why problems were not searched, or not to their end, and the way out: a line for each reason that there is."""
+    found, reasons = facts.get("found"), [unanswered(facts)]
+    late = found.get("cut_by_seconds") if isinstance(found, dict) else 0
+    if type(late) is int and late:
+        reasons.append(f"{late} of {facts.get('problems')} problems were cut off at --max-seconds: raise it")
+    return [reason for reason in reasons if reason is not None]
+
+
 def why_nothing(facts: dict[str, Any]) -> str:
     """Why a dataset of these facts has no mismatch, and the way out, in one line."""
-    why = unanswered(facts)
-    if why is not None and facts["found"]["problems_without_answer"] == facts.get("problems"):
-        return why
-    if why is not None:
-        return f"{why}; of the others the draft guessed every token as the target does"
-    return (
-        f"the draft guessed every token of {facts.get('problems', 'all')} problems as the target does: mine more or harder problems, "
-        "or take a weaker draft"
-    )
+    reasons, found = unsearched(facts), facts.get("found")
+    if not reasons or not isinstance(found, dict):
+        return (
+            f"the draft guessed every token of {facts.get('problems', 'all')} problems as the target does: mine more or harder problems, "
+            "or take a weaker draft"
+        )
+    counts = (found.get(name) for name in ("problems_without_answer", "cut_by_seconds"))
+    if sum(count for count in counts if type(count) is int) != facts.get("problems"):
+        reasons.append("of the others the draft guessed every token as the target does")
+    return "; ".join(reasons)

@@ -19,7 +19,8 @@ from ...models.eagle3 import default_layers
 from ...models.identity import ModelIdentity, dtype_of, tokenizer_hash, versions, weights_hash
 from ...models.inspect import base_of, blocks_of
 from ...models.layer_states import LayerStates
-from ...training.jobs import folders, prepare
+from ...training.jobs import folders
+from ...training.locks import begun
 from ...training.processes import Processes
 from ...training.shards import Tell, write_shards
 from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int
@@ -89,9 +90,6 @@ def collect(
     reader = LayerStates(target, layers)  # which refuses layers that the target does not have
     facts = _facts(target, tokenizer, prompts, settings, layers, source)
     processes = Processes.started()
-    processes.on_first(lambda: prepare(out, part, facts, resume, RECORD))
-    if not (part / RECORD).is_file():  # all was there already
-        return out
 
     def make(number: int, tell: Tell) -> bytes:
         first = number * settings.batch_size
@@ -101,8 +99,10 @@ def collect(
         )
 
     count = -(-len(prompts) // settings.batch_size)
-    write_shards(part / RECORD, count, SHARDS, make, processes, settings.seed, target.device)
-    processes.on_first(lambda: part.rename(out))
+    with begun(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
+        if unfinished:
+            write_shards(part / RECORD, count, SHARDS, make, processes, settings.seed, target.device)
+            processes.on_first(lambda: part.rename(out))
     return out
 
 

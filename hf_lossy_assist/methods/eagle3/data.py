@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
-from ...models.identity import ModelIdentity, dtype_of, weights_hash
+from ...models.identity import ModelIdentity, check_weights, dtype_of
 from ...models.layer_states import LayerStates
 from ...training.finished import check_entries
 from ...training.jobs import key_of, read_part, read_record
@@ -18,6 +18,20 @@ from ...training.shards import shard_name
 from ...validation import check_int, shown
 from .collect import RECORD, SHARDS, CollectSettings
 from .heard import states_of
+
+
+def _check_ids(tensors: dict[str, torch.Tensor], vocabulary: int, where: Path) -> None:
+    """Refuse ids that the target does not have, and texts that are not as long as the file says."""
+    for name in ("ids", "likely"):
+        values = tensors[name]
+        if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < vocabulary:
+            raise ValueError(
+                f"{where}: {name} has token ids from {int(values.min())} to {int(values.max())}, and the target has 0 to {vocabulary - 1}: "
+                "collect again"
+            )
+    lengths, prompts = tensors["lengths"], tensors["prompts"]
+    if int(lengths.sum()) != len(tensors["ids"]) or not ((prompts >= 1) & (prompts <= lengths)).all():
+        raise ValueError(f"{where}: the lengths of its texts are not those of their tokens: collect again")
 
 
 @dataclass(frozen=True)
@@ -69,7 +83,7 @@ class Texts:
         recorded, here = ModelIdentity.from_dict(self.facts["target"]), ModelIdentity.of(target)
         if (conflict := recorded.conflict(here)) is not None:
             raise ValueError(f"{self.folder} was collected with the target {recorded}, and this is {here}: {conflict}")
-        self._doubt(here, target)
+        self._doubt(target)
         self.target, self.layers = target, tuple(self.settings["layers"])
         self._places: list[tuple[Path, int]] = []  # file and first token of each text
         self.ids: list[torch.Tensor] = []
@@ -80,6 +94,7 @@ class Texts:
             if data is None:
                 raise ValueError(f"{file} is missing: collect again")
             tensors = safetensors.torch.load(data)
+            _check_ids(tensors, recorded.vocab_size, file)
             start = 0
             for ids, prompt in zip(
                 tensors["ids"].split(tensors["lengths"].tolist()), tensors["prompts"].tolist(), strict=True
@@ -90,15 +105,12 @@ class Texts:
                 start += len(ids)
         self._reader = None if self.settings["states"] else LayerStates(target, self.layers)
 
-    def _doubt(self, here: ModelIdentity, target: Any) -> None:
+    def _doubt(self, target: Any) -> None:
         """Refuse a target with other weights in the same precision, whose states and words these are not; warn of one in another precision."""
-        if self.facts["target_weights"] == weights_hash(target):
-            return
         there, own = self.facts["dtype"], dtype_of(target)
-        if there == own:
-            raise ValueError(
-                f"{self.folder} was collected with other weights of the target {here.id}, under the same sizes: use the same, or collect again"
-            )
+        made, instead = f"{self.folder} was collected", "use the same, or collect again"
+        if check_weights(self.facts["target_weights"], there, target, "target", made, instead):
+            return
         warnings.warn(
             f"{self.folder} was collected in {shown(there, 30)} and the target here computes in {shown(own)}: whether their weights are the same cannot be "
             "seen, and its answers may be others",

@@ -13,7 +13,8 @@ from ...drafters.eagle3 import Eagle3Drafter
 from ...drafters.eagle3_saving import save_drafter
 from ...models.identity import ModelIdentity, versions
 from ...stats.intervals import Estimate
-from ...training.jobs import clear, folders, key_of, prepare
+from ...training.jobs import clear, folders, key_of
+from ...training.locks import begun
 from ...training.processes import Processes
 from .checkpoints import Checkpoints
 from .data import Texts
@@ -40,10 +41,6 @@ def fit_eagle3(
     processes = Processes.started()
     accelerator = Accelerator(cpu=target.device.type == "cpu")
     facts = record_of(settings, texts)
-    processes.on_first(lambda: prepare(out, part, facts, resume, RECORD))
-    if not (part / RECORD).is_file():
-        raise ValueError(f"{out} is finished: there is nothing to go on with")
-    drafter, report = fit(target, texts, settings, Checkpoints(part, key_of(part / RECORD)), processes, accelerator)
 
     def write() -> None:
         assert report is not None, "the first process has measured"
@@ -55,7 +52,12 @@ def fit_eagle3(
             write_card(card(facts, report), folder / "README.md")
         clear(part, RECORD)
 
-    processes.on_first(write)
+    with begun(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
+        if not unfinished:
+            raise ValueError(f"{out} is finished: there is nothing to go on with")
+        checkpoints = Checkpoints(part, key_of(part / RECORD))
+        drafter, report = fit(target, texts, settings, checkpoints, processes, accelerator)
+        processes.on_first(write)
     return drafter, report
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ...artifacts.cards import head_card, write_card
-from ...artifacts.files import new_folder
+from ...artifacts.files import check_new, new_folder
 from ...artifacts.head_config import HeadConfig
 from ...artifacts.heads import Head
 from ...stats.separation import auroc
@@ -164,8 +164,7 @@ def fit_specdec(
     Raises: `ValueError`, one line.
     """
     out = Path(out)
-    if out.exists():
-        raise ValueError(f"{out} exists: choose another --out, or delete it to fit again")
+    check_new(out, "fit again")
     table = read_table(data)
     table.check_for("specdec", "token")
     head, report = fit_head(table, settings, **loss)

@@ -23,7 +23,8 @@ from ...drafters.states import StatesDrafter, refuse_models
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ...tasks.prompts import Text
 from ...training.dataset import RECORD, assemble, schema
-from ...training.jobs import folders, prepare
+from ...training.jobs import folders
+from ...training.locks import begun
 from ...training.processes import Processes
 from ...training.shards import Tell, write_shards
 from .collect_settings import DEFAULTS, CollectSettings
@@ -65,9 +66,6 @@ def collect(
         )
     facts = _facts(target, draft, tokenizer, texts, settings, source)
     processes = Processes.started()
-    processes.on_first(lambda: prepare(out, part, facts, resume, RECORD))
-    if not (part / RECORD).is_file():  # all was there already
-        return out
 
     def make(number: int, tell: Tell) -> bytes:
         first = number * settings.batch_size
@@ -80,10 +78,10 @@ def collect(
         return data.getvalue()
 
     count = -(-len(texts) // settings.batch_size)
-    write_shards(part / RECORD, count, "parquet", make, processes, settings.seed, target.device)
-    if processes.first:
-        assemble(out, part, facts, count)
-    processes.wait()
+    with begun(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
+        if unfinished:
+            write_shards(part / RECORD, count, "parquet", make, processes, settings.seed, target.device)
+            processes.on_first(lambda: assemble(out, part, facts, count))
     return out
 
 

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from ...artifacts.cards import head_card, write_card
-from ...artifacts.files import new_folder
+from ...artifacts.files import check_new, new_folder
 from ...artifacts.head_config import HeadConfig
 from ...artifacts.heads import Head
 from ...training.curves import CURVES
@@ -103,8 +103,7 @@ def fit_sprinter(
     from ...training.plots import reliability_figure, roc_figure
 
     out = Path(out)
-    if out.exists():
-        raise ValueError(f"{out} exists: choose another --out, or delete it to fit again")
+    check_new(out, "fit again")
     for lam in lambdas:
         check_number("--lambda", lam, 0.0, MOST_FACTOR)
     table = read_table(data)

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from ...artifacts.files import new_folder
+from ...artifacts.files import check_new, new_folder
 from ...artifacts.machine import machine
 from ...artifacts.profile import MODELS, Profile
 from ...drafters.states import refuse_models
 from ...generation.runner import Runner
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ...policy.policy import LossyPolicy
-from ...training.jobs import clear, folders, prepare
+from ...training.jobs import clear, folders
+from ...training.locks import begun
 from ...training.processes import Processes
 from .alternatives import ALTERNATIVES
 from .alternatives import measure as measure_alternatives
@@ -53,15 +54,23 @@ def profile(
     Raises: `ValueError`, one line, for models that cannot be used and for too few samples.
     """
     out, part = folders(out)
-    if out.exists():
-        raise ValueError(f"{out} exists: choose another --out, or delete it to profile again")
+    check_new(out, "profile again")
     if len(texts) < 2:
         raise ValueError(f"at least 2 prompts are needed, for some are held out; got {len(texts)}: pass more prompts")
     refuse_models("profiling", target, draft)
     Runner(LossyPolicy(filter=ObserveOnlyFilter(companion)), draft).validate(target)
     processes = Processes.started()
     here = facts(target, draft, companion, tokenizer, texts, settings)
-    processes.on_first(lambda: prepare(out, part, here, resume, STARTED))
+    with begun(out, part, here, STARTED, resume=resume, processes=processes):
+        return _profile((target, draft, companion), tokenizer, texts, out, part, settings, processes, source)
+
+
+def _profile(
+    models: tuple[Any, Any, Any], tokenizer: Any, texts: Sequence[str], out: Path, part: Path,
+    settings: ProfileSettings, processes: Processes, source: str,
+) -> Profile:  # fmt: skip
+    """`profile`, of models that it takes, in a folder that it holds."""
+    target, draft, companion = models
     samples = collect(target, draft, companion, tokenizer, texts, settings, part, processes)
     if len(samples.x) < FEWEST:
         processes.wait()

@@ -1,12 +1,14 @@
 """A run of mining that could search nothing says why, and so does the fit of what it left."""
 
-import json
+import os
 
 import pytest
+from datasets import Dataset
 from support.fitting import record
 
 from hf_lossy_assist.methods.autojudge.hidden_states import read_mined
-from hf_lossy_assist.methods.autojudge.mined import RECORD, summary, unanswered, why_nothing
+from hf_lossy_assist.methods.autojudge.mine import FIRST
+from hf_lossy_assist.methods.autojudge.mined import RECORD, schema, summary, unanswered, unsearched, why_nothing
 from hf_lossy_assist.methods.autojudge.search import Mined
 
 
@@ -45,6 +47,15 @@ def test_responses_that_were_cut_are_counted_apart():
             "others the draft guessed every token as the target does",
         ),
         (
+            {"problems_without_answer": 1, "cut_without_answer": 1, "cut_by_seconds": 2},
+            "1 of 4 problems were not searched: the target's response has no answer, and 1 were cut short: raise --max-new-tokens; 2 of 4 "
+            "problems were cut off at --max-seconds: raise it; of the others the draft guessed every token as the target does",
+        ),
+        (
+            {"problems_without_answer": 0, "cut_without_answer": 0, "cut_by_seconds": 4},
+            "4 of 4 problems were cut off at --max-seconds: raise it",
+        ),
+        (
             {"problems_without_answer": 0, "cut_without_answer": 0},
             "the draft guessed every token of 4 problems as the target does: mine more or harder problems, or take a weaker draft",
         ),
@@ -60,18 +71,44 @@ def test_a_record_that_says_something_else_gives_no_other_error(found):
     assert why_nothing({"problems": 4, "found": found}).startswith("the draft guessed every token of 4 problems")
 
 
-def test_mine_and_fit_name_the_cause(hf_lossy, tmp_path):
-    """Four tokens are no answer to a word problem."""
+CASES = {
+    "no answer": (("--max-new-tokens", 4), "2 of 2 problems were not searched: the target's response has no answer, and 2 were cut short: raise --max-new-tokens"),
+    "no time": (("--max-seconds", 1e-9), "2 of 2 problems were cut off at --max-seconds: raise it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "why"), CASES.values(), ids=CASES)
+def test_mining_that_found_nothing_says_why_and_frees_the_name(hf_lossy, tmp_path, options, why):
     out = tmp_path / "mined"
-    line = hf_lossy("mine", "--limit", 2, "--max-new-tokens", 4, "--out", out).line
-    why = "2 of 2 problems were not searched: the target's response has no answer, and 2 were cut short: raise --max-new-tokens"
-    assert line == f"hf-lossy: {out} holds nothing to fit a judge to: {why}, and choose another --out"
-    assert "| 2, 2 of them cut short |" in (out / "README.md").read_text()
-    assert (
-        hf_lossy("fit", "autojudge", out, "--out", tmp_path / "judge").line
-        == f"hf-lossy: {out} has no mismatch: {why}"
-    )
-    record(out, RECORD, {**json.loads((out / RECORD).read_text()), "found": {}})
-    with pytest.raises(ValueError, match="has no mismatch: the draft guessed every token of 2 problems"):
-        read_mined(out)
-    assert not (tmp_path / "judge").exists()
+    line = hf_lossy("mine", "--limit", 2, *options, "--out", out).line
+    assert line == f"hf-lossy: nothing to fit a judge to was found, and nothing is written: {why}"
+    assert os.listdir(tmp_path) == []
+    assert hf_lossy("mine", "--limit", 2, "--out", out).code == 0
+
+
+@pytest.mark.filterwarnings("default:the first 8 problems")
+def test_a_run_that_finds_nothing_says_so_before_its_end(hf_lossy, tmp_path):
+    done = hf_lossy("mine", "--limit", FIRST + 1, "--max-seconds", 1e-9, "--out", tmp_path / "mined")
+    told = f"warning: the first {FIRST} problems gave no mismatch: {FIRST} of {FIRST} problems were cut off at --max-seconds: raise it"
+    assert done.code == 2 and told in done.err
+    done = hf_lossy("mine", "--limit", FIRST + 1, "--out", tmp_path / "mined")
+    assert done.code == 0 and "gave no mismatch" not in done.err
+
+
+def test_fit_names_the_cause_of_an_empty_dataset(tmp_path):
+    """Earlier versions left such a folder."""
+    empty = Dataset.from_dict({name: [] for name in schema()}, features=schema())
+    empty.save_to_disk(str(tmp_path), num_shards=1)
+    for found, why in (
+        ({"problems_without_answer": 0, "cut_by_seconds": 2}, "2 of 2 problems were cut off at --max-seconds: raise it"),
+        ({}, "the draft guessed every token of 2 problems"),
+    ):  # fmt: skip
+        record(tmp_path, RECORD, {"problems": 2, "found": found})
+        with pytest.raises(ValueError, match=f"has no mismatch: {why}"):
+            read_mined(tmp_path)
+
+
+def test_fit_of_few_problems_says_why_they_are_few():
+    """To mine more is no help where all of it is cut off."""
+    found = {"problems_without_answer": 0, "cut_by_seconds": 3, "mismatches": 1}
+    assert unsearched({"problems": 4, "found": found}) == ["3 of 4 problems were cut off at --max-seconds: raise it"]

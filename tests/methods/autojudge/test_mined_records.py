@@ -1,0 +1,68 @@
+"""What a mined set says of itself is held against the models of the fit, and every token id against their vocabulary."""
+
+import json
+import re
+import shutil
+
+import pytest
+from datasets import load_from_disk
+from support.fitting import record
+from support.mining import loaded, undisturbed
+
+from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
+from hf_lossy_assist.methods.autojudge.mined import RECORD
+from hf_lossy_assist.training.finished import BESIDE
+
+
+pytestmark = pytest.mark.slow
+
+
+def said(folder, **models):
+    """The line that a fit refuses a set with."""
+    m = loaded()
+    with pytest.raises(ValueError) as error:
+        fit_autojudge(folder, folder.parent / "judge", models.get("target", m.target), m.draft, m.tokenizer)
+    assert "\n" not in str(error.value) and not (folder.parent / "judge").exists()
+    return str(error.value)
+
+
+def changed(where, change=lambda row: row, **facts):
+    """A copy of a mined set, with rows and record changed and sealed again."""
+    mined, out = undisturbed()[0], where / "mined"
+    load_from_disk(str(mined)).map(change, load_from_cache_file=False).save_to_disk(str(out))
+    assert all((out / name).is_file() for name in BESIDE)
+    shutil.copy(mined / "README.md", out)
+    record(out, RECORD, json.loads((mined / RECORD).read_text()) | facts)
+    return out
+
+
+def test_a_set_that_was_not_changed_goes_on_to_the_split(tmp_path):
+    assert "at least 8 are needed" in said(changed(tmp_path))
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_other_weights_of_the_same_name_and_sizes_are_refused(tmp_path, role):
+    line = said(changed(tmp_path, **{f"{role}_weights": "0" * 64}))
+    assert (
+        f"the dataset was mined with other weights of the {role} demo-{role}, under the same sizes: use the same, or mine again"
+        in line
+    )
+
+
+def test_a_record_without_weights_is_of_an_older_version(tmp_path):
+    assert "at least 8 are needed" in said(changed(tmp_path, target_weights=None, draft_weights=None))
+
+
+@pytest.mark.parametrize("column", ["prompt_ids", "response_ids", "target_token", "draft_token"])
+@pytest.mark.parametrize("beyond", [False, True])
+def test_a_token_id_that_no_vocabulary_has_is_refused(tmp_path, column, beyond):
+    token = loaded().target.config.vocab_size if beyond else -1
+
+    def change(row):
+        if isinstance(row[column], list):
+            return row | {column: [*row[column], token]}
+        elsewhere = row["response_ids"][row["position"]] != row[column]  # the response is to hold one of the two
+        return row | {column: token} if elsewhere else row
+
+    line = said(changed(tmp_path, change))
+    assert re.search(rf": {column} of problem \d has the token id {token}, expected 0 to \d+: mine it again$", line)

@@ -31,10 +31,11 @@ from .classifiers import (
     train_grid,
 )
 from .fit_checks import check_labels, check_models
-from .hidden_states import PLACES, hidden_states, read_mined
+from .hidden_states import PLACES, MinedTable, hidden_states, read_mined
 from .judge_config import config_of, of_fold, with_figures
+from .mined import unsearched
 from .report import JudgeReport, held_rows, report_of
-from .splits import folds_for, split
+from .splits import Parts, folds_for, split
 
 
 def fit_autojudge(
@@ -68,8 +69,7 @@ def fit_autojudge(
     y, problem = mined.important.numpy(), mined.problem.numpy()
     folded_by = folds_for(problem, y, settings.seed) if settings.folds is None else settings.folds
     settings = replace(settings, folds=folded_by)
-    parts = split(problem, folded_by, settings.seed, y)
-    check_labels(y, problem, parts, mlp=compare or settings.head == "mlp")
+    parts = _parts(mined, y, problem, settings, mlp=compare or settings.head == "mlp")
 
     needed = SOURCES["both" if compare else settings.model]
     places = PLACES if compare else (settings.position,)
@@ -106,6 +106,16 @@ def fit_autojudge(
         head.config = of_fold(fitted.config, k, problem[held], said[k], y[held], own)
     _write(out, fitted, folds, plots)
     return fitted, report
+
+
+def _parts(mined: MinedTable, y: np.ndarray, problem: np.ndarray, settings: JudgeSettings, mlp: bool) -> Parts:
+    """The parts that the problems are split into; what is too little is refused, with what was left unsearched."""
+    try:
+        parts = split(problem, settings.folds or 0, settings.seed, y)
+        check_labels(y, problem, parts, mlp=mlp)
+    except ValueError as error:  # to mine more is no help where most of it is cut off
+        raise ValueError("; ".join([str(error), *unsearched(mined.facts)])) from None
+    return parts
 
 
 def _write(out: Path, fitted: Head, folds: Sequence[Head], plots: dict[str, tuple[str, dict[str, Any]]]) -> None:

@@ -40,6 +40,13 @@ def test_a_set_that_was_not_changed_goes_on_to_the_split(tmp_path):
     assert "at least 8 are needed" in said(changed(tmp_path))
 
 
+def test_a_set_that_is_small_because_it_was_cut_off_says_so(tmp_path):
+    """To mine more is no help there."""
+    found = json.loads((undisturbed()[0] / RECORD).read_text())["found"] | {"cut_by_seconds": 3}
+    line = said(changed(tmp_path, found=found))
+    assert line.endswith("mine more; 3 of 6 problems were cut off at --max-seconds: raise it")
+
+
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_other_weights_of_the_same_name_and_sizes_are_refused(tmp_path, role):
     line = said(changed(tmp_path, **{f"{role}_weights": "0" * 64}))

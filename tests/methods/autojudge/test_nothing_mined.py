@@ -8,7 +8,7 @@ from support.fitting import record
 
 from hf_lossy_assist.methods.autojudge.hidden_states import read_mined
 from hf_lossy_assist.methods.autojudge.mine import FIRST
-from hf_lossy_assist.methods.autojudge.mined import RECORD, schema, summary, unanswered, unsearched, why_nothing
+from hf_lossy_assist.methods.autojudge.mined import RECORD, schema, summary, unanswered, why_nothing
 from hf_lossy_assist.methods.autojudge.search import Mined
 
 
@@ -106,9 +106,3 @@ def test_fit_names_the_cause_of_an_empty_dataset(tmp_path):
         record(tmp_path, RECORD, {"problems": 2, "found": found})
         with pytest.raises(ValueError, match=f"has no mismatch: {why}"):
             read_mined(tmp_path)
-
-
-def test_fit_of_few_problems_says_why_they_are_few():
-    """To mine more is no help where all of it is cut off."""
-    found = {"problems_without_answer": 0, "cut_by_seconds": 3, "mismatches": 1}
-    assert unsearched({"problems": 4, "found": found}) == ["3 of 4 problems were cut off at --max-seconds: raise it"]

@@ -1,0 +1,101 @@
+"""Places at which nothing can be written are refused before any work, and a disk that is full names the file."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hf_lossy_assist.artifacts.files import check_file, check_new, naming, new_folder, write_text
+
+
+FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")
+COMMANDS = {
+    "collect": ("collect",),
+    "collect for eagle3": ("collect", "--for", "eagle3"),
+    "mine": ("mine",),
+    "profile": ("profile",),
+    "compare": ("compare",),
+    "tune": ("tune",),
+    "evaluate": ("evaluate",),
+    "fit sprinter": ("fit", "sprinter", "data"),
+    "fit specdec": ("fit", "specdec", "data"),
+    "fit autojudge": ("fit", "autojudge", "data"),
+    "fit eagle3": ("fit", "eagle3", "data"),
+    "pull": ("pull", "nobody/nothing", "--local-files-only"),
+}
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_a_link_that_leads_nowhere_is_refused_before_the_work(hf_lossy, tmp_path, words):
+    out = tmp_path / "out"
+    out.symlink_to(tmp_path / "gone")
+    line = hf_lossy(*words, "--out", out).line
+    assert (
+        line
+        == f"hf-lossy: {out} is a link to {tmp_path / 'gone'}, which is not there: choose another name, or delete the link"
+    )
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_an_unfinished_run_that_is_such_a_link(hf_lossy, tmp_path):
+    (tmp_path / "out.partial").symlink_to(tmp_path / "gone")
+    done = hf_lossy("collect", "--limit", 1, "--max-new-tokens", 2, "--out", tmp_path / "out")
+    assert f"{tmp_path / 'out.partial'} is a link to {tmp_path / 'gone'}, which is not there" in done.line
+
+
+@pytest.mark.parametrize("words", [("generate", "--html"), ("report", "x", "--out")], ids=lambda words: words[0])
+def test_a_page_without_a_folder_is_refused_before_the_work(hf_lossy, tmp_path, words):
+    line = hf_lossy(*words, tmp_path / "none" / "page.html").line
+    assert f"there is no folder {tmp_path / 'none'}: choose another place, or make it" in line
+
+
+def test_a_file_in_the_way(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="there is no folder .*file: choose another place"):
+        check_new(tmp_path / "file" / "deep" / "out")
+    with pytest.raises(ValueError, match="is a folder: pass the name of a file"):
+        check_file("--html", tmp_path)
+    check_new(tmp_path / "deep" / "out")
+    check_file("--html", tmp_path / "file")
+
+
+def test_saving_into_a_link_that_leads_nowhere(tmp_path):
+    (tmp_path / "head").symlink_to("gone")
+    with pytest.raises(ValueError, match="head is a link to gone, which is not there"), new_folder(tmp_path / "head"):
+        pytest.fail("the work was begun")
+
+
+@FULL
+def test_a_full_disk_names_the_file(tmp_path):
+    (tmp_path / ".a.json.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '[^']*a\.json'$"):
+        write_text(tmp_path / "a.json", "text")
+    assert os.listdir(tmp_path) == []
+
+
+@FULL
+def test_what_a_library_made_of_a_full_disk_names_the_folder(tmp_path):
+    def generates():
+        try:
+            with open("/dev/full", "w") as file:
+                file.write("text")
+        except OSError as error:
+            raise RuntimeError("while generating the dataset") from error
+
+    with pytest.raises(OSError, match=r"No space left on device: '[^']*data'$"), naming(tmp_path / "data"):
+        generates()
+
+
+def test_other_errors_stay_what_they_are(tmp_path):
+    with pytest.raises(ConnectionRefusedError) as error, naming(tmp_path):
+        raise ConnectionRefusedError(111, "refused")
+    assert error.value.filename is None
+
+
+@FULL
+def test_standard_output_that_is_full_is_named():
+    command = [sys.executable, "-m", "hf_lossy_assist.cli", "--version"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and done.stderr == "hf-lossy: [Errno 28] No space left on device: '<stdout>'\n"

@@ -1,6 +1,7 @@
 """`hf-lossy mine`: the tokens whose replacement by the draft's changes the answer."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -160,8 +161,9 @@ def mine(
                 target, draft, tokenizer, chosen, problems, out, settings,
                 batch_size=batch_size, workers=workers, resume=resume, wrap=wrap, source=source,
             )  # fmt: skip
-    remember(out, made)
     if int(os.environ.get("RANK", "0")) == 0:
+        _refuse_nothing(out)
+        remember(out, made)
         show(_report(out))
 
 
@@ -204,6 +206,16 @@ def _in_memory() -> Iterator[None]:
         raise ValueError(
             "the device has no room for so many problems at once: a smaller --batch-size and --resume go on"
         ) from None
+
+
+def _refuse_nothing(out: Path) -> None:
+    """Take a dataset without a mismatch away, so that its name is free again. Raises: `ValueError`, one line, with the reason."""
+    from ..methods.autojudge.mined import RECORD, why_nothing
+
+    facts = read_object(out / RECORD)
+    if not facts["found"]["mismatches"]:
+        shutil.rmtree(out)
+        raise ValueError(f"nothing to fit a judge to was found, and nothing is written: {why_nothing(facts)}")
 
 
 def _report(out: Path) -> str:

@@ -50,8 +50,7 @@ def mine(
 
     Returns: `out`, a folder that `datasets.load_from_disk` reads, with a data card and mine.json.
 
-    Raises: `ValueError`, one line, for models that cannot be used or settings that differ from those of the unfinished run, and where no
-    mismatch was found in any problem, after which nothing stays in the way of another run;
+    Raises: `ValueError`, one line, for models that cannot be used or settings that differ from those of the unfinished run;
     `OSError` for a server that fails. What was finished before stays, and `resume` goes on from there.
     """
     check_int("batch_size", batch_size, 1, MOST_ROWS)

@@ -99,9 +99,6 @@ def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: Any) -> No
             f"{part} lacks {len(missing)} of {facts['problems']} problems ({listed(missing, 5)}): resume mines them again"
         )
     facts = facts | {"found": summary(mined, facts["settings"]["max_new_tokens"])}
-    if not facts["found"]["mismatches"]:
-        clear(part, RECORD)
-        raise ValueError(f"nothing to fit a judge to was found, and nothing is written: {why_nothing(facts)}")
     with new_folder(part / WHOLE) as folder:
         found, columns = rows(mined, tokenizer), schema()
         data = Dataset.from_dict({name: [row[name] for row in found] for name in columns}, features=columns)

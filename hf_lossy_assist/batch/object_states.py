@@ -1,6 +1,7 @@
 """How the state of one object is read, compared and put back, by its kind."""
 
 import copy
+import dis
 import functools
 import pickle
 import random
@@ -36,20 +37,28 @@ def same_objects(now: list[Any], then: list[Any]) -> bool:
     )
 
 
-def copied(x: Any) -> Any:
-    """Copy an object by its `fork`, or deeply. Raises: `CannotRestore`."""
+def copied(x: Any, shared: dict[int, Any]) -> Any:
+    """Copy an object by its `fork`, or deeply but for what `shared` holds by its id. Raises: `CannotRestore`."""
     try:
-        return x.fork() if callable(getattr(x, "fork", None)) else copy.deepcopy(x)
+        return x.fork() if has_fork(x) else copy.deepcopy(x, dict(shared))
     except Exception as error:
         raise CannotRestore(f"holds a {type(x).__name__}, which cannot be copied") from error
+
+
+def has_fork(x: Any) -> bool:
+    """Return whether an object copies itself by a method `fork`, as matchers of grammars do."""
+    return callable(getattr(type(x), "fork", None))
 
 
 def is_python(x: Any) -> bool:
     """Return whether attributes are all that an object has: `object` can then reduce it by itself."""
     kind = type(x)
-    by_object = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
-    if not by_object or isinstance(getattr(kind, "__getstate__", None), types.FunctionType):
-        return any(isinstance(getattr(kind, n), types.FunctionType) for n in ("__reduce__", "__reduce_ex__", "__getstate__") if hasattr(kind, n))  # fmt: skip
+    for name in ("__reduce__", "__reduce_ex__", "__getstate__"):
+        method = getattr(kind, name, None)
+        if isinstance(method, types.FunctionType):
+            return True
+        if method is not getattr(object, name, None):  # written in C
+            return kind is types.SimpleNamespace
     try:
         object.__reduce_ex__(x, 2)
     except TypeError:
@@ -63,18 +72,22 @@ def is_immutable(kind: type) -> bool:
     return by_value and not isinstance(kind.__eq__, types.FunctionType)
 
 
-def is_library(kind: type) -> bool:
-    """Return whether a class comes with Python or an installed package."""
-    module = sys.modules.get(kind.__module__)
-    file = getattr(module, "__file__", None)
-    return kind.__module__ != "__main__" and (file is None or file.startswith(LIBRARIES))
+def is_library(module: str) -> bool:
+    """Return whether the module of this name comes with Python or an installed package."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return module != "__main__" and (file is None or file.startswith(LIBRARIES))
 
 
 @functools.lru_cache(maxsize=1024)
-def global_names(code: types.CodeType) -> tuple[str, ...]:
-    """Names that a function and those within it may look up among the globals."""
-    inner = [n for x in code.co_consts if isinstance(x, types.CodeType) for n in global_names(x)]
-    return tuple(dict.fromkeys([*code.co_names, *inner]))
+def global_names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the globals that a function and those within it name, and the attributes."""
+    found = list(dis.get_instructions(code))
+    names = frozenset(x.argval for x in found if x.opname.endswith(("_GLOBAL", "_NAME")))
+    attributes = frozenset(x.argval for x in found if x.opname.endswith(("_ATTR", "_METHOD")))
+    for inner in (x for x in code.co_consts if isinstance(x, types.CodeType)):
+        inner_names, inner_attributes = global_names(inner)
+        names, attributes = names | inner_names, attributes | inner_attributes
+    return names, attributes
 
 
 def version_of(x: torch.Tensor) -> int:
@@ -108,28 +121,33 @@ def cell_contents(x: types.CellType) -> list[Any]:
         return []
 
 
+def attributes(x: Any, names: list[str]) -> list[Any]:
+    """Return the attributes of these names, `MISSING` for one that is not set."""
+    return [getattr(x, name, MISSING) for name in names]
+
+
 def set_attributes(x: Any, names: list[str], values: list[Any]) -> None:
     """Set attributes, and delete those whose value is `MISSING`."""
+    set_one, delete = (
+        (type.__setattr__, type.__delattr__) if isinstance(x, type) else (object.__setattr__, object.__delattr__)
+    )
     for name, value in zip(names, values, strict=True):
         if value is not MISSING:
-            setattr(x, name, value)
-        elif hasattr(x, name):
-            delattr(x, name)
+            set_one(x, name, value)
+        elif getattr(x, name, MISSING) is not MISSING:
+            delete(x, name)
 
 
-def _set_list(x: Any, state: list[Any]) -> None:
-    x[:] = state
+def entries(x: dict, names: list[str]) -> list[Any]:
+    """Return a dict's entries of these names, `MISSING` for one that is not there."""
+    return [x.get(name, MISSING) for name in names]
 
 
-def _set_others(x: Any, state: list[Any]) -> None:
-    x.clear()
-    x.update(state) if isinstance(x, set) else x.extend(state)
-
-
-def _set_dict(x: dict, state: list[Any]) -> None:
-    half = len(state) // 2
-    x.clear()
-    x.update(zip(state[:half], state[half:], strict=True))
+def set_entries(x: dict, names: list[str], values: list[Any]) -> None:
+    """Set entries of a dict, and delete those whose value is `MISSING`."""
+    x.update({name: value for name, value in zip(names, values, strict=True) if value is not MISSING})
+    for name in [name for name, value in zip(names, values, strict=True) if value is MISSING and name in x]:
+        del x[name]
 
 
 def numpy_state() -> bytes:
@@ -137,19 +155,61 @@ def numpy_state() -> bytes:
     return pickle.dumps(np.random.get_state())
 
 
+def same_array(a: np.ndarray, b: np.ndarray) -> bool:
+    """Return whether two arrays agree in shape, dtype and every entry; NaN equals NaN."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def _set_list(x: Any, state: list[Any]) -> None:
+    list.__setitem__(x, slice(None), state)
+
+
+def _set_set(x: Any, state: list[Any]) -> None:
+    set.clear(x)
+    set.update(x, state)
+
+
+def _set_deque(x: Any, state: list[Any]) -> None:
+    deque.clear(x)
+    deque.extend(x, state)
+
+
+def _set_dict(x: dict, state: list[Any]) -> None:
+    half = len(state) // 2
+    dict.clear(x)
+    dict.update(x, zip(state[:half], state[half:], strict=True))
+
+
+def _dict_items(x: dict) -> list[Any]:
+    return [*dict.keys(x), *dict.values(x)]
+
+
+# How a container is read as a list of objects, and written; unbound, as a subclass may have other methods.
 CONTAINERS: dict[type, tuple[Callable, Callable]] = {
-    dict: (lambda x: [*x.keys(), *x.values()], _set_dict),
-    list: (list, _set_list),
-    set: (list, _set_others),
-    deque: (list, _set_others),
+    dict: (_dict_items, _set_dict),
+    list: (lambda x: list(list.__iter__(x)), _set_list),
+    set: (lambda x: list(set.__iter__(x)), _set_set),
+    deque: (lambda x: list(deque.__iter__(x)), _set_deque),
 }
+# How what has a value of its own is read, written and compared.
 VALUES: dict[type, tuple[Callable, Callable, Callable]] = {
     torch.Generator: (lambda x: x.get_state(), lambda x, state: x.set_state(state), torch.equal),
     random.Random: (lambda x: x.getstate(), lambda x, state: x.setstate(state), lambda a, b: a == b),
-    np.ndarray: (lambda x: x.copy(), lambda x, state: np.copyto(x, state), np.array_equal),
+    np.ndarray: (lambda x: np.array(x), lambda x, state: np.copyto(x, state), same_array),
+    bytearray: (bytes, lambda x, state: x.__setitem__(slice(None), state), lambda a, b: a == b),
     np.random.Generator: (
         lambda x: pickle.dumps(x.bit_generator.state),
         lambda x, state: setattr(x.bit_generator, "state", pickle.loads(state)),
+        lambda a, b: a == b,
+    ),
+    np.random.RandomState: (
+        lambda x: pickle.dumps(x.get_state()),
+        lambda x, state: x.set_state(pickle.loads(state)),
+        lambda a, b: a == b,
+    ),
+    np.random.BitGenerator: (
+        lambda x: pickle.dumps(x.state),
+        lambda x, state: setattr(x, "state", pickle.loads(state)),
         lambda a, b: a == b,
     ),
 }

@@ -10,7 +10,7 @@ from transformers import LogitsProcessorList
 from transformers.generation import PrefixConstrainedLogitsProcessor
 
 from .processor_kinds import PREFIX_FREE, WARPERS, for_row, is_function, keeps_rows
-from .processor_states import SharedState, TextState
+from .processor_states import RaisedAhead, SharedState, TextState
 
 
 class Processing:
@@ -36,11 +36,14 @@ class Processing:
         if followed:
             self.state = TextState(followed, not sampling) if batch == 1 else SharedState(followed, not sampling, True)
 
-    def beside_others(self, apart: bool) -> None:
-        """Say that texts of other calls are written beside this call's; `apart`: with processors of their own, else with the same ones."""
+    def beside_others(self, apart: bool, holders: dict[int, Any]) -> None:
+        """Say that texts of other calls are written beside this call's; `apart`: with processors of their own, else with the same ones.
+
+        holders: as of `TextState.begin_among_others`.
+        """
         self.apart = apart
         if isinstance(self.state, TextState) and apart:
-            self.state.among_others = True
+            self.state.begin_among_others(holders)
         elif self.state is not None:
             self.state = SharedState(self.state.processors, self.state.seeded, False)
 
@@ -74,6 +77,10 @@ class Processing:
         if not self.needs_prefix:
             nothing = ids[:, :0].repeat_interleave(width, dim=0)
             return self.processors(nothing, scores.reshape(-1, size)).view(batch, width, size)
+        if batch == 1:
+            return self._along_one_text(
+                ids, lengths[0], scores, index, width if open_places is None else open_places[0]
+            )
         out, still_open = scores.clone(), [width] * batch if open_places is None else list(open_places)
         for length in sorted({n + i for n in set(lengths) for i in range(width)}):
             rows = [b for b, n in enumerate(lengths) if 0 <= length - n < width]
@@ -85,6 +92,18 @@ class Processing:
                 still_open[b] = min(still_open[b], length - lengths[b] + 1)
         return out
 
+    def _along_one_text(
+        self, ids: torch.Tensor, begin: int, scores: torch.Tensor, index: Sequence[int], still_open: int
+    ) -> torch.Tensor:
+        """As `__call__` of one row, without a copy of the scores but one."""
+        out, width = [], scores.shape[1]
+        for i in range(width):
+            texts = Texts(ids, [begin], index, begin + i, drafted=width > 1)
+            found, forbidding = self._at_place(texts, [0], [0] if i < still_open else [], scores[:, i].clone())
+            out.append(found)
+            still_open = min(still_open, i + 1) if forbidding else still_open
+        return torch.stack(out, dim=1)
+
     def _at_place(
         self, texts: "Texts", rows: Sequence[int], asked: Sequence[int], scores: torch.Tensor
     ) -> tuple[torch.Tensor, set[int]]:
@@ -92,8 +111,8 @@ class Processing:
 
         Returns the scores, and the rows whose next token such a one forbids.
         """
-        if self.state is None or not asked:
-            return self._run(texts, rows, asked, scores)
+        if self.state is None or not asked or not self.state.reaches(texts.length):
+            return self._run(texts, rows, [] if self.state else asked, scores)
         everyone = len(asked) == self.batch
         if not self._tried:  # Torch's random numbers are the same in both calls, and then go on from the second
             self._tried = True
@@ -105,8 +124,11 @@ class Processing:
             if not torch.allclose(first, second, equal_nan=True):
                 self.state.refuse("changed its answer when it was asked twice about the same text")
             return second, forbidding
-        with self.state.at(texts.length, everyone):
-            return self._run(texts, rows, asked, scores)
+        try:
+            with self.state.at(texts.length, everyone):
+                return self._run(texts, rows, asked, scores)
+        except RaisedAhead:  # of a drafted token: an error where the text comes to it
+            return self._run(texts, rows, [], scores)
 
     def _run(
         self, texts: "Texts", rows: Sequence[int], asked: Sequence[int], found: torch.Tensor
@@ -117,12 +139,17 @@ class Processing:
                 found = self._one(processor, texts, rows, found)
             elif asked:
                 open_rows = [rows[k] for k in asked]
-                found[asked] = processed = self._one(processor, texts, open_rows, found[asked]).to(found.dtype)
+                all_rows = len(asked) == len(rows)
+                processed = self._one(processor, texts, open_rows, found if all_rows else found[asked]).to(found.dtype)
+                if all_rows:
+                    found = processed
+                else:
+                    found[asked] = processed
                 forbidding |= set(texts.forbidden(open_rows, processed)) if texts.drafted else set()
         return found, forbidding
 
     def blame(self, ids: torch.Tensor, length: int, scores: torch.Tensor, row: int) -> str | None:
-        """Return the name of the processor that leaves no token of `scores` (V,) behind the first `length` of `ids`; None: none does.
+        """Return which processor makes no distribution of `scores` (V,) behind the first `length` of `ids`, and how; None: none does.
 
         `row`: of the call.
         """
@@ -131,7 +158,9 @@ class Processing:
             for processor in self.processors:
                 rest = self._one(processor, texts, [0], rest)
                 if bool((rest == float("-inf")).all()):
-                    return type(processor).__name__
+                    return f"{type(processor).__name__} leaves no token"
+                if bool(rest.isnan().any() | rest.isposinf().any()):
+                    return f"{type(processor).__name__} gives NaN or infinite scores"
         return None
 
     def _one(self, processor: Any, texts: "Texts", rows: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
@@ -158,6 +187,8 @@ class Processing:
 
     def _callers(self, processor: Any, texts: "Texts", rows: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
         """A processor of the caller's on `scores` (n, V), which follow the texts of `rows`: shown as many rows as the call has."""
+        if self.batch == 1:
+            return checked(processor, texts.ids[:, : texts.length], scores)
         stands, order = texts.of_call(rows, self.batch)
         place = {b: k for k, b in enumerate(rows)}
         shown = scores[[place.get(b, 0) for b in stands]]  # (rows of the call, V)
@@ -196,8 +227,8 @@ class Texts:
 
 
 def checked(processor: Any, texts: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """What `processor` makes of copies of `scores` (B, V), of the same shape. Raises `ValueError` for another."""
-    out = processor(texts, scores.clone())
+    """Return what `processor` makes of `scores` (B, V), which it may change, of the same shape. Raises `ValueError` for another."""
+    out = processor(texts, scores)
     if not isinstance(out, torch.Tensor) or out.shape != scores.shape:
         found = f"a tensor of shape {list(out.shape)}" if isinstance(out, torch.Tensor) else f"a {type(out).__name__}"
         raise ValueError(

@@ -78,8 +78,11 @@ def for_row(processor: Any, row: int, batch: int) -> Any:
     """A processor that `keeps_rows` for row `row` of `batch` alone."""
     own, kind = copy.copy(processor), type(processor)
     if kind is PrefixConstrainedLogitsProcessor:
-        allowed, own._num_beams = own._prefix_allowed_tokens_fn, 1
-        own._prefix_allowed_tokens_fn = lambda _, ids: allowed(row, ids)
+        allowed, prompt = (
+            own._prefix_allowed_tokens_fn,
+            row // own._num_beams,
+        )  # of `num_return_sequences`, as Transformers counts
+        own._prefix_allowed_tokens_fn, own._num_beams = (lambda _, ids: allowed(prompt, ids)), 1
     elif kind is RepetitionPenaltyLogitsProcessor:
         own.prompt_ignore_length = own.prompt_ignore_length[row : row + 1]
     elif kind is EncoderRepetitionPenaltyLogitsProcessor:

@@ -6,6 +6,7 @@ So each place of a text has a snapshot of what the processors remember when they
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -18,17 +19,36 @@ from .snapshots import Snapshot
 WAY_OUT = "make it a function of input_ids and scores, or leave lossy_policy out"
 
 
+class RaisedAhead(Exception):
+    """A processor has raised at a drafted place; `__cause__` is what."""
+
+
 class TextState:
     """What the processors of one text remember at each of its places; put back to the decided text when a draft is rejected."""
 
     def __init__(self, processors: Sequence[Any], seeded: bool):
         """`seeded`: nothing but processors draws Torch's global random numbers, so these are put back, too."""
         self.processors, self.seeded = list(processors), seeded
-        self.among_others = False  # texts of other calls are written beside this one, with processors of their own
         self.draws = False  # whether a processor has drawn some
+        self.among_others = False  # texts of other calls are written beside this one, with processors of their own
         self.place: int | None = None  # the first one whose token is open: the number of tokens before it
         self.states: list[tuple[Snapshot, bytes]] = []  # on the way to that place, and to each behind it
-        self.live: Snapshot | None = None  # what they remember now
+        self.live: Snapshot | None = None  # what they remember now; None: a processor has raised in the middle
+        self.raised: tuple[int, Exception] | None = (
+            None  # the drafted place at which one has, for `generate` may never come there
+        )
+
+    def begin_among_others(self, holders: dict[int, Any]) -> None:
+        """Take what the processors remember when they are made. `holders`, by their id: what holds uncopied state of other texts' processors."""
+        self.among_others, self.live = True, self._snapshot(None)
+        found = {id(part.thing): part.thing for part in self.live.holders() if part.thing is not self.processors}
+        if not found.keys().isdisjoint(holders):
+            self.refuse("shares what it remembers with another text's")
+        holders |= found
+
+    def reaches(self, place: int) -> bool:
+        """Return whether `place` can be entered: no processor has raised before it."""
+        return self.place is None or place - self.place < len(self.states)
 
     @contextmanager
     def at(self, place: int, everyone: bool) -> Iterator[None]:
@@ -36,39 +56,47 @@ class TextState:
 
         Raises: `ValueError`, one line, for what cannot be copied.
         """
+        if self.among_others and self.live is not None and not (self.live.copies or self._unchanged(self.live)):
+            self.refuse("shares what it remembers with another text's")
         if self.place is None:
-            self.place, self.live = place, self._snapshot(None)
-            self.states = [(self.live, _random_numbers() if self.seeded else b"")]
+            self.place, self.live = place, self.live or self._snapshot(None)
+            self.states = [(self.live, self._random_numbers())]
         ahead = place - self.place
         assert 0 <= ahead < len(self.states), "places are entered in order"
+        if ahead == 0:
+            self.raised = None
         state, numbers = self.states[ahead]
         del self.states[ahead + 1 :]
-        assert self.live is not None, "set with the place"
-        if self.among_others and not (self.live.copies or self.live.unchanged()):
-            self.refuse("shares what it remembers with another text's")
         self._restore(state)
         if self.draws:
             torch.set_rng_state(torch.frombuffer(bytearray(numbers), dtype=torch.uint8))
-        before = _random_numbers() if self.seeded else b""
-        yield
-        after = _random_numbers() if self.seeded else b""
+        before = self._random_numbers()
+        try:
+            yield
+        except Exception as error:
+            self.live = None
+            if ahead:
+                self.raised = place, error
+                raise RaisedAhead from error
+            raise
+        after = self._random_numbers()
         self.draws |= after != before
         if self.draws and self.among_others:
             self.refuse("draws Torch's random numbers, which other texts draw, too")
-        with _named(self.processors):
-            unchanged = state.unchanged()
-        self.live = state if unchanged else self._snapshot(state)
+        self.live = state if self._unchanged(state) else self._snapshot(state)
         self.states.append((self.live, after))
 
     def commit(self, count: int) -> None:
-        """`count` tokens more are decided. Raises: `ValueError` where one of them lies where no processor was asked about the next."""
+        """`count` tokens more are decided. Raises what a processor raised about one of them.
+
+        Raises: `ValueError` where a token lies behind one that a processor forbade, as what it would remember is unknown.
+        """
         if self.place is None:
             return
+        if self.raised is not None and self.place + count > self.raised[0]:
+            raise self.raised[1]
         if count >= len(self.states) and any(state is not self.states[0][0] for state, _ in self.states):
-            raise ValueError(
-                f"logits_processor: the policy accepted a token that {_names(self.processors)} forbids, and what it remembers of that text "
-                f"is unknown: {WAY_OUT}"
-            )
+            self.refuse("forbids a token that the policy accepted, and remembers something from token to token")
         self.states = self.states[min(count, len(self.states) - 1) :]
         self.place += count
 
@@ -81,11 +109,18 @@ class TextState:
         if self.states:
             self._restore(self.states[0][0])
 
+    def _random_numbers(self) -> bytes:
+        return random_numbers() if self.seeded else b""
+
     def _restore(self, state: Snapshot) -> None:
         if self.live is not state:
             with _named(self.processors):
                 state.restore()
             self.live = state
+
+    def _unchanged(self, state: Snapshot) -> bool:
+        with _named(self.processors):
+            return state.unchanged()
 
     def _snapshot(self, before: Snapshot | None) -> Snapshot:
         with _named(self.processors):
@@ -113,15 +148,17 @@ class SharedState:
             for state in self.before:
                 state.restore()
             self.now = self.before
-        numbers = _random_numbers() if self.seeded else b""
+        numbers = random_numbers() if self.seeded else b""
         try:
             yield
         except Exception as error:
             # A grammar that was fed the tokens of several texts, or an error that its caller must hear of.
-            if isinstance(error, AssertionError) or not all(state.unchanged() for state in self.now):
-                self.refuse(f"raised {type(error).__name__}({str(error)!r})")
+            with _named(self.processors):
+                unchanged = all(state.unchanged() for state in self.now)
+            if isinstance(error, AssertionError) or not unchanged:
+                self.refuse(f"raised {error!r}")
             raise
-        if self.seeded and numbers != _random_numbers():
+        if self.seeded and numbers != random_numbers():
             raise ValueError(
                 f"logits_processor: {_names(self.processors)} draws Torch's random numbers, for several texts in another order than `generate`: "
                 "give it a torch.Generator, or pass prompts one by one"
@@ -133,6 +170,10 @@ class SharedState:
             self.now = [self._snapshot(p, state) if p in changed else state for p, state in pairs]
         elif changed:
             raise ValueError(_one_each(changed, "remembers something from token to token"))
+
+    def reaches(self, place: int) -> bool:
+        """Return that any place can be asked about."""
+        return True
 
     def commit(self, count: int) -> None:
         """Do nothing: later calls leave nothing behind."""
@@ -149,7 +190,7 @@ class SharedState:
             return Snapshot([processor], before)
 
 
-def _random_numbers() -> bytes:
+def random_numbers() -> bytes:
     """Return the state of Torch's global random numbers, which are fast to compare as bytes."""
     return torch.get_rng_state().numpy().tobytes()
 
@@ -168,7 +209,8 @@ def _names(processors: Sequence[Any]) -> str:
 def _name(processor: Any) -> str:
     if type(processor) is PrefixConstrainedLogitsProcessor:
         return "prefix_allowed_tokens_fn"
-    return getattr(processor, "__name__", type(processor).__name__)
+    name = getattr(type(processor), "__name__", "")
+    return processor.__name__ if isinstance(processor, FunctionType) else name
 
 
 @contextmanager

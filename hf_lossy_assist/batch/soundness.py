@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from ..round import Verified
+from ..vocabulary import looks_are_free
 
 
 def sound(verified: Verified) -> dict[str, torch.Tensor]:
@@ -36,7 +37,7 @@ def refuse_unsound(
 ) -> None:
     """Raise `ValueError` where one of the `taken` tokens of a round came from no distribution; `good`: `sound` of this row.
 
-    `blame` names the processor that leaves no token at a place of the round, if it was one. Where the text does not come to such a
+    `blame` says which processor makes no distribution at a place of the round, if it was one. Where the text does not come to such a
     place (behind a rejected draft, a grammar may have no way on), it is no error.
     """
     for model, places in good.items():
@@ -44,13 +45,14 @@ def refuse_unsound(
             continue
         processor = blame(places) if model == "target" else None
         what = (
-            f"the {model} model gave NaN or infinite logits" if processor is None else f"{processor} leaves no token"
+            f"the {model} model gave NaN or infinite logits" if processor is None else f"logits_processor: {processor}"
         )
-        where = f"in row {row}, after {written + places} new tokens"
-        raise ValueError(f"{what} {where}" if processor is None else f"logits_processor: {what} {where}")
+        raise ValueError(f"{what} in row {row}, after {written + places} new tokens")
 
 
 def something(scores: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
     """Where the processors left the draft none of the tokens that it knows, it is certain of token 0: any guess will do. (B, V) each."""
     nothing = (scores.amax(dim=-1) == float("-inf")) & raw.amax(dim=-1).isfinite()
+    if looks_are_free(nothing) and not bool(nothing.any()):
+        return scores
     return torch.cat([scores[:, :1].masked_fill(nothing[:, None], 0.0), scores[:, 1:]], dim=1)

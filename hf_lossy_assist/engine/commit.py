@@ -75,7 +75,7 @@ def write_down(
 
 
 def _blame(call: Call, b: int, length: int, raw: torch.Tensor | None, place: int) -> str | None:
-    """Return the name of the processor that left no token at a place of a round, where the model gave some in `raw` (γ + 1, V)."""
+    """Return which processor made no distribution at a place of a round, where the model gave one in `raw` (γ + 1, V)."""
     if raw is None or not bool(raw[place].amax().isfinite()):
         return None
     return call.processing.blame(call.rows.ids[b], length + place, raw[place], call.rows.index[b])

@@ -42,6 +42,7 @@ class Guests:
         """Arguments as of `generate_many`."""
         self.target, self.policy, self.tokenizer, self.settings = target, policy, tokenizer, settings
         self.seed = int(torch.randint(1 << 62, ())) if seed is None else seed
+        self.holders: dict[int, Any] = {}  # what holds state of prompts' processors that has to be copied
         self.again: dict[int | None, Again | None] = {}  # by the most new tokens of a text
 
     @property
@@ -72,7 +73,7 @@ class Guests:
             self.target, self.policy, runner_type=Preparing, input_ids=prompt, attention_mask=torch.ones_like(prompt),
             generator=[generator], tokenizer=self.tokenizer, **settings,
         )  # fmt: skip
-        call.processing.beside_others(apart="logits_processor" in made)
+        call.processing.beside_others("logits_processor" in made, self.holders)
         if most is not None and most not in self.again:
             if len(self.again) >= KEPT:
                 self.again.clear()

@@ -4,11 +4,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from transformers.generation import logits_process
 
+from ..batch.object_states import LIBRARIES
 from ..validation import one_line
 
 
@@ -31,8 +33,16 @@ def refusals_in_one_line(begun: Callable[[], bool], streamer: Any = None) -> Ite
         if innermost.is_relative_to(PACKAGE) or (begun() and innermost != PROCESSORS):
             raise
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if streamer is not None and any(frame.f_locals.get("self") is streamer for frame in frames):
+        if streamer is not None and any(
+            frame.f_locals.get("self") is streamer or _is_callers(frame) for frame in frames
+        ):
             raise
         kind = TypeError if isinstance(error, TypeError) else ValueError
         said = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
         raise kind(f"generate cannot run with these arguments: {said}{one_line(error, 300)}") from error
+
+
+def _is_callers(frame: FrameType) -> bool:
+    """Return whether a frame runs neither a library's code nor this package's."""
+    file = frame.f_code.co_filename
+    return not (file.startswith((*LIBRARIES, "<frozen")) or Path(file).resolve().is_relative_to(PACKAGE))

@@ -13,7 +13,7 @@ from typing import Any
 UNFINISHED = "\ufffd"  # a character of which not all bytes have come
 BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))  # tokens of byte fallback, whose runs are read as one
 CONTEXT = 16  # characters before new tokens that decide how these read, and tokens that are tried first
-REWRITTEN = 8  # characters at the end that `clean_up_tokenization_spaces` may rewrite: "n ' t" becomes "n't"
+REWRITTEN = 32  # characters at the end that `clean_up_tokenization_spaces` may rewrite: "n ' t" becomes "n't"
 LAG = 16  # tokens behind those that are not decoded again
 NONE: Mapping[int, str] = MappingProxyType({})
 

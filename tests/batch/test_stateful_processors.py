@@ -1,11 +1,12 @@
 """Logits processors that remember something between calls: `generate`'s text, or one line that names them; never another text."""
 
 import inspect
+import itertools
 
 import pytest
 import torch
 from support import eagle, small
-from support.stateful import FOLLOWED, REFUSED, Counting, Grammar, guidance
+from support.stateful import FOLLOWED, REFUSED, Counting, Grammar, guidance, pushed
 from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList, SynthIDTextWatermarkingConfig
 from transformers.generation import logits_process
 
@@ -129,6 +130,21 @@ def test_generate_many_refuses_state_that_the_texts_share(target, ways, name):
         )
 
 
+def test_generate_many_refuses_one_iterator_for_all_prompts(target, ways):
+    numbers = itertools.count(1)
+
+    class Drawing(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            return pushed(scores, next(numbers))
+
+    with pytest.raises(ValueError, match="^logits_processor: Drawing shares what it remembers"):
+        list(
+            hla.generate_many(
+                target, PROMPTS, max_rows=3, logits_processor=lambda ids: [Drawing()], **ways["model"], **SETTINGS
+            )
+        )
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_generate_many_refuses_one_object_for_all_prompts(target, ways, rows):
     for make in (Counting, FirstLength, Grammar):
@@ -152,6 +168,39 @@ def test_a_function_of_prefixes_that_counts(target, ways):
         assert torch.equal(out, expected), way
     with pytest.raises(ValueError, match="^logits_processor: prefix_allowed_tokens_fn remembers"):
         target.generate(**small.ragged(), **ways["model"], **SETTINGS, prefix_allowed_tokens_fn=make())
+
+
+@pytest.mark.parametrize("least", [-torch.inf, -1e9], ids=["never", "hardly"])
+def test_an_error_at_a_place_that_the_text_never_comes_to_is_none(target, ways, least):
+    """A draft may come where `generate` does not ask; where the text does come there, the error is the caller's own."""
+
+    class Strict(Grammar):
+        def __call__(self, input_ids, scores):
+            return super().__call__(input_ids, scores).clamp(min=least)
+
+    expected = stock(target, small.one(), Strict)
+    for way in WAYS:
+        out = target.generate(**small.one(), **ways[way], **SETTINGS, logits_processor=LogitsProcessorList([Strict()]))
+        assert torch.equal(out, expected), way
+
+    class Failing(Counting):
+        def __call__(self, input_ids, scores):
+            if self.calls == 6:
+                raise LookupError("the sixth")
+            return super().__call__(input_ids, scores)
+
+    for way in WAYS:
+        with pytest.raises(LookupError, match="^'?the sixth'?$"):
+            target.generate(**small.one(), **ways[way], **SETTINGS, logits_processor=LogitsProcessorList([Failing()]))
+
+
+def test_a_function_of_prefixes_is_given_the_prompts_number(target, ways):
+    """As Transformers counts: all sequences of a prompt have its number."""
+    settings = {"num_return_sequences": 2, "do_sample": True, "top_k": 1, "max_new_tokens": 6}
+    settings["prefix_allowed_tokens_fn"] = lambda prompt, ids: [[5, 6], [41, 42], [60, 61]][prompt]
+    expected = type(target).generate(target, **small.ragged(), **settings)
+    for way in ("model", "lookup", "eagle3"):
+        assert torch.equal(target.generate(**small.ragged(), **ways[way], **settings), expected), way
 
 
 def test_processors_beside_each_other_share_what_they_remember(target, ways):

@@ -2,8 +2,10 @@
 
 import functools
 import hashlib
+import io
 import random
-from collections import deque
+import types
+from collections import Counter, deque
 
 import numpy as np
 import torch
@@ -238,11 +240,79 @@ class LongTable(LogitsProcessor):
     """Grow a list that is too long to be watched."""
 
     def __init__(self):
-        self.table = [0] * 5000
+        self.table = [0] * 300_000
 
     def __call__(self, input_ids, scores):
         self.table.append(1)
         return pushed(scores, len(self.table))
+
+
+class Tally(LogitsProcessor):
+    """Count in a `Counter`, whose `update` is not a dict's, and in a list as long as a vocabulary."""
+
+    def __init__(self):
+        self.seen, self.counts = Counter(), [0] * 50_000
+
+    def __call__(self, input_ids, scores):
+        self.seen[int(input_ids[0, -1])] += 1
+        self.counts[int(input_ids[0, -1])] += 1
+        return pushed(scores, sum(self.seen.values()) + self.counts[11])
+
+
+class PastTheVersion(LogitsProcessor):
+    """Change a small tensor where Torch does not count it."""
+
+    def __init__(self):
+        self.calls = torch.zeros(1)
+
+    def __call__(self, input_ids, scores):
+        self.calls.data[0] += 1
+        self.calls.numpy()[0] += 1
+        return pushed(scores, self.calls)
+
+
+class Learning(LogitsProcessor):
+    """Learn a bias online, with momentum: the state is an optimizer's."""
+
+    def __init__(self):
+        self.bias = torch.nn.Parameter(torch.zeros(small.VOCAB, dtype=torch.float64))
+        self.optimizer = torch.optim.SGD([self.bias], 20.0, momentum=0.9)
+
+    def __call__(self, input_ids, scores):
+        self.optimizer.zero_grad()
+        with torch.enable_grad():
+            (self.bias + scores.detach()).softmax(dim=-1)[:, scores[0].argmax()].sum().backward()
+        self.optimizer.step()
+        return scores + self.bias.detach()
+
+
+class Shared(LogitsProcessor):
+    """Reach one list in two ways, one of which is no Python object; write into a buffer of C."""
+
+    def __init__(self):
+        calls = []
+        self.space, self.calls, self.log = types.SimpleNamespace(calls=calls), calls, io.StringIO()
+
+    def __call__(self, input_ids, scores):
+        self.space.calls.append(1)
+        self.log.write("x")
+        return pushed(scores, len(self.calls) + len(self.log.getvalue()))
+
+
+class AttributeDict(dict):
+    __getattr__ = dict.__getitem__
+
+
+class ByAttributes(LogitsProcessor):
+    """Keep a module within a module, and a dict that knows no missing attribute."""
+
+    def __init__(self):
+        self.settings = AttributeDict(calls=0)
+        self.network = torch.nn.Sequential(Recurrent())
+
+    def __call__(self, input_ids, scores):
+        self.settings["calls"] += 1
+        return pushed(scores, self.settings.calls + self.network[0]())
 
 
 def closure():
@@ -304,7 +374,8 @@ def guidance(target):
 FOLLOWED = {
     "count": Counting, "budget": Budget, "grammar": Grammar, "slots": InSlots, "class attribute": OfClass, "history": History,
     "tensor": Penalty, "tensor of a vocabulary": lambda: Penalty(150_000), "array": Array, "own noise": Noise,
-    "global noise": GlobalNoise, "Python's noise": PythonNoise, "fork": WithFork, "iterator": Iterating, "module": ByModule,
+    "global noise": GlobalNoise, "Python's noise": PythonNoise, "fork": WithFork, "iterator": Iterating, "module": ByModule, "tally": Tally, "past the version": PastTheVersion, "learning": Learning, "shared": Shared,
+    "attributes": ByAttributes,
     "closure": closure, "global": in_a_global, "attribute of a function": in_an_attribute, "partial": in_a_partial,
     "bound method": bound_method, "SynthID": synth_id,
 }  # fmt: skip

@@ -9,13 +9,14 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
-from typing import Any, NamedTuple
+from types import FunctionType
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 
 from ..validation import one_line
+from .signature import Signature, shared
 
 
 # Raised because somebody asked for it: `error_on_recompile`, `fail_on_recompile_limit_hit`.
@@ -23,14 +24,6 @@ LOUD = ("RecompileError", "FailOnRecompileLimitHit")
 FILTERS_GUARDS = (
     "guard_filter_fn" in inspect.signature(torch._dynamo.eval_frame._optimize).parameters
 )  # since torch 2.7
-# Transformers leaves its own hooks on a model that was once asked for its hidden states; they do nothing until it is asked again.
-CAPTURING = "transformers.utils.output_capturing"
-TRUSTED = (
-    "torch.nn.",
-    "transformers.",
-    "hf_lossy_assist.models.prepack",
-)  # whose modules are what their class, their tensors and their config make them
-PLAIN = (int, float, str, type(None))  # what a graph may have made a constant of
 # Names of what guards are about: a model's own, and the modules whose code is in a graph.
 OF_A_MODEL = re.compile(r"\b(target|draft|block)\.model\b")
 OF_LIBRARIES = re.compile(
@@ -67,65 +60,6 @@ class Compilation:
         return bool(options.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs))
 
 
-class Signature(NamedTuple):
-    """What a graph of a model relies on beside its inputs, read off the model once a call."""
-
-    key: int  # two models of one key, or one at two times, are alike to a graph
-    trusted: bool  # the key says all: every module is PyTorch's or Transformers' own, as it was made
-    hooked: str | None  # what a graph, once compiled, would not run again, or cannot be made of
-    devices: frozenset[torch.device]
-    tensors: dict[int, int]  # by the id of each tensor of the model, its number
-
-    @classmethod
-    def of(cls, model: torch.nn.Module) -> "Signature":
-        seen: list[Any] = [*_settings(getattr(model, "config", None))]
-        trusted, hooked, devices, tensors = True, None, set(), dict[int, int]()
-        if torch.nn.modules.module._global_forward_hooks or torch.nn.modules.module._global_forward_pre_hooks:
-            hooked = "a forward hook stands on every module"
-        waiting = [("", model)]
-        while waiting:
-            name, module = waiting.pop()
-            kind = type(module)
-            hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-            if "_hf_hook" in module.__dict__ or any(hook.__module__ != CAPTURING for hook in hooks):
-                hooked = hooked or f"a forward hook stands on {name or kind.__name__}"
-            if any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
-                hooked = (
-                    hooked
-                    or "its weights are packed by PyTorch's own quantisation, into which torch.compile cannot look"
-                )
-            trusted = trusted and kind.__module__.startswith(TRUSTED) and "forward" not in module.__dict__
-            seen += [kind, kind.forward, *_settings(module)]
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if tensor is not None:
-                    # Where one tensor stands twice, a graph reads it at the first place alone.
-                    seen += [tensor.shape, tensor.dtype, tensor.device, tensors.setdefault(id(tensor), len(tensors))]
-                    devices.add(tensor.device)
-            waiting += [
-                (f"{name}.{own}" if name else own, part) for own, part in module._modules.items() if part is not None
-            ]
-        return cls(_keys.setdefault(tuple(seen), len(_keys)), trusted, hooked, frozenset(devices), tensors)
-
-
-def _settings(owner: Any) -> list[tuple[str, Any]]:
-    """What a forward may read of its config or its module: an early exit, say, has another number of layers."""
-    return [(name, value) for name, value in vars(owner or object).items() if isinstance(value, PLAIN)]
-
-
-def shared(signatures: Sequence[Signature]) -> tuple[tuple[int, ...], ...]:
-    """Which tensors two models have in common, each as the models' and the tensor's numbers: a graph reads one of the two places."""
-    return tuple(
-        (i, j, number, other.tensors[tensor])
-        for (i, one), (j, other) in combinations(enumerate(signatures), 2)
-        if not one.tensors.keys().isdisjoint(other.tensors)
-        for tensor, number in one.tensors.items()
-        if tensor in other.tensors
-    )
-
-
-_keys: dict[Hashable, int] = {}  # by all that was read: a number is hashed faster
-
-
 def is_worth_checking(guard: Any) -> bool:
     """Whether torch.compile shall check this before each call: the inputs and what code of the caller's reads, not the models' insides."""
     unwanted = (OF_A_MODEL, OF_LIBRARIES, ONCE_SAID)
@@ -140,8 +74,7 @@ def compiled(
     `signatures`: of the models within it; the caller has another function for others.
     """
     known = inspect.signature(torch.compile).parameters
-    new = {"isolate_recompiles": True, "recompile_limit": 256}  # of torch 2.12
-    settings: dict[str, Any] = {name: value for name, value in new.items() if name in known}
+    settings = {"recompile_limit": 256} if "recompile_limit" in known else {}  # since torch 2.12
     options = dict(compilation.options)
     if all(signature.trusted for signature in signatures) and FILTERS_GUARDS:
         options.setdefault("guard_filter_fn", lambda guards: [is_worth_checking(guard) for guard in guards])
@@ -157,8 +90,10 @@ def compiled(
                 "cpp_wrapper_build_separate": True,
                 "aot_inductor.compile_wrapper_opt_level": "O0",
             } | options
+    # Graphs are found by their function's code: with the same code, guards that leave out the models would take another model's for this one's.
+    alone = FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__)
     made = torch.compile(
-        function,
+        alone,
         backend=compilation.backend,
         dynamic=compilation.dynamic,
         fullgraph=compilation.fullgraph,

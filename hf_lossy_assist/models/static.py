@@ -15,11 +15,12 @@ from transformers import PreTrainedModel
 from .architecture import Architecture
 from .cache_name import CACHE
 from .columns import Columns
-from .compilation import FAILURES, Compilation, Signature, compiled_once, failure, graphs_made
+from .compilation import FAILURES, Compilation, compiled_once, failure, graphs_made
 from .inspect import base_of, is_tested
 from .row_cache import SPARE
 from .row_model import RowModel
 from .static_cache import StaticRowCache
+from .signature import Signature
 from .storage import Loan
 
 

@@ -10,7 +10,7 @@ from support import tiny
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.compilation import Signature, shared
+from hf_lossy_assist.models.signature import Signature, shared
 from hf_lossy_assist.models.prepack import PackedLinear
 
 

@@ -1,0 +1,192 @@
+"""A model's signature: all that a compiled graph takes for granted of a model, read off it once a call.
+
+A graph that was compiled for one signature is never run on a model of another one. What cannot be read, code of the caller's, is left to
+`torch.compile`'s guards.
+"""
+
+import itertools
+import sys
+from collections.abc import Hashable, Sequence
+from enum import Enum
+from functools import partial
+from itertools import combinations
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+
+# Transformers leaves its own hooks on a model that was once asked for its hidden states; they do nothing until it is asked again.
+CAPTURING = "transformers.utils.output_capturing"
+# Whose modules are what their class, their tensors and their config make them, and whose functions read nothing else.
+TRUSTED = ("torch.nn.", "transformers.", "hf_lossy_assist.models.prepack")
+# Whose functions may stand in those modules' classes and files.
+LIBRARIES = sys.stdlib_module_names | {"torch", "transformers", "huggingface_hub", "safetensors", "hf_lossy_assist"}
+PLAIN = frozenset([bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device])
+TENSORS = (torch.Tensor, torch.nn.Parameter)
+TABLES = frozenset(vars(torch.nn.Module())) - {"training"}  # of every module: its parts, tensors and hooks, which are read by themselves
+UNREAD = {"generation_config", "generate", "warnings_issued"}  # attributes of a model that no forward reads
+EMPTY = CellType()
+ASIDE = set(PreTrainedModel.__mro__) - {torch.nn.Module}  # classes whose methods load, save and generate
+FUNCTIONS = FunctionType | BuiltinFunctionType
+
+
+class Signature(NamedTuple):
+    """What a graph of a model relies on beside its inputs, read off the model once a call."""
+
+    key: int  # two models of one key, or one at two times, are alike to a graph
+    trusted: bool  # the key says all; else torch.compile checks before each call what code of the caller's reads
+    hooked: str | None  # what a graph, once compiled, would not run again, or cannot be made of
+    devices: frozenset[torch.device]
+    tensors: dict[int, int]  # by the id of each tensor of the model, its number
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> "Signature":
+        reader = Reader()
+        if torch.nn.modules.module._global_forward_hooks or torch.nn.modules.module._global_forward_pre_hooks:
+            reader.hooked = "a forward hook stands on every module"
+        reader.read(model)
+        key = _keys.setdefault(tuple(reader.seen), len(_keys))
+        return cls(key, reader.trusted, reader.hooked, frozenset(reader.devices), reader.tensors)
+
+
+_keys: dict[Hashable, int] = {}  # by all that was read: a number is hashed faster
+
+
+class Reader:
+    """One reading of a model: plain values by value, tensors by what a kernel depends on, functions and other objects by number."""
+
+    def __init__(self) -> None:
+        self.seen: list[Hashable] = []
+        self.trusted = True
+        self.hooked: str | None = None
+        self.devices: set[torch.device] = set()
+        self.tensors: dict[int, int] = {}
+        self._known: dict[int, Hashable] = {}  # by `id`; all of them live as long as the model that is read
+        self._waiting: list[tuple[str, torch.nn.Module]] = []
+
+    def read(self, model: torch.nn.Module) -> None:
+        self.seen += [self.value(value) for value in vars(torch.nn.functional).values() if isinstance(value, FUNCTIONS)]
+        self.value(model)
+        while self._waiting:
+            self._module(*self._waiting.pop())
+
+    def value(self, value: Any, name: str = "") -> Hashable:
+        """Describe one value; `name` of the module that has it."""
+        kind = type(value)
+        if kind in PLAIN:
+            return kind, value
+        if id(value) not in self._known:
+            self._known[id(value)] = len(self._known)  # what leads back to itself ends here
+            self._known[id(value)] = self._described(value, kind, name)
+        return self._known[id(value)]
+
+    def _described(self, value: Any, kind: type, name: str) -> Hashable:
+        if isinstance(value, torch.nn.Module):
+            self._waiting.append((name, value))
+            return len(self._known)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, list | tuple):
+            return kind, *[self.value(part) for part in value]
+        if isinstance(value, dict):
+            return kind, *[(self.value(key), self.value(part)) for key, part in value.items()]
+        if isinstance(value, set | frozenset):
+            return kind, frozenset(self.value(part) for part in value)
+        if isinstance(value, MethodType):
+            return self.value(value.__func__), self.value(value.__self__)
+        if isinstance(value, partial):
+            return self.value(value.func), self.value(value.args), self.value(value.keywords)
+        if isinstance(value, FUNCTIONS):
+            return self._function(value)
+        if isinstance(value, Enum | type | ModuleType | torch.ScriptObject):
+            return number(value)
+        if is_of_a_library(kind.__module__) and hasattr(value, "__dict__"):
+            found = [number(kind), *[(key, self.value(part)) for key, part in vars(value).items()]]
+            if isinstance(value, PreTrainedConfig):
+                tables = (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)
+                found += [self.value(table.get(value._attn_implementation)) for table in tables]
+            return tuple(found)
+        self.trusted = False
+        return number(value)
+
+    def _function(self, function: Any) -> Hashable:
+        if isinstance(function, BuiltinFunctionType):
+            owner = function.__self__
+            self.trusted = self.trusted and isinstance(owner, ModuleType | type | None)
+            return number(function)
+        self.trusted = self.trusted and is_of_a_library(function.__globals__.get("__name__", ""))
+        held = [cell for cell in function.__closure__ or () if cell != EMPTY]
+        return number(function), function.__code__, *[self.value(cell.cell_contents) for cell in held]
+
+    def _tensor(self, tensor: torch.Tensor) -> Hashable:
+        self.trusted = self.trusted and type(tensor) in TENSORS
+        self.devices.add(tensor.device)
+        # Where one tensor stands twice, a graph reads it at the first place alone.
+        place = self.tensors.setdefault(id(tensor), len(self.tensors))
+        layout = (tensor.stride(), tensor.storage_offset()) if tensor.layout is torch.strided else tensor.layout
+        keys = torch._C._dispatch_keys(tensor).raw_repr()  # made in inference mode, conjugated, …
+        return place, tensor.shape, layout, tensor.dtype, tensor.device, keys
+
+    def _module(self, name: str, module: torch.nn.Module) -> None:
+        kind, own = type(module), vars(module)
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if "_hf_hook" in own or any(hook.__module__ != CAPTURING for hook in hooks):
+            self.hooked = self.hooked or f"a forward hook stands on {name or kind.__name__}"
+        self.seen.append(self._class(kind))
+        for key, value in own.items():
+            if key not in TABLES and key not in UNREAD:
+                if isinstance(value, torch.ScriptObject):
+                    reason = "its weights are packed by PyTorch's own quantisation, into which torch.compile cannot look"
+                    self.hooked = self.hooked or reason
+                self.seen += (key, self.value(value))
+        for tensors in (module._parameters, module._buffers):
+            self.seen += [(key, None if tensor is None else self.value(tensor)) for key, tensor in tensors.items()]
+        for key, part in module._modules.items():
+            self.seen += (key, None if part is None else self.value(part, f"{name}.{key}" if name else key))
+
+    def _class(self, kind: type) -> Hashable:
+        """A module's class with what may be replaced in it, and the functions beside it in its file."""
+        if id(kind) not in self._known:
+            self.trusted = self.trusted and kind.__module__.startswith(TRUSTED)
+            its = [value for part in kind.__mro__ if part not in ASIDE for value in vars(part).values()]
+            file = vars(sys.modules[kind.__module__]).values() if kind.__module__ in sys.modules else ()
+            its = [value for value in its if type(value) in PLAIN or isinstance(value, FunctionType)]
+            self._known[id(kind)] = number(kind)
+            self.seen += [self.value(value) for value in (*its, *(part for part in file if isinstance(part, FUNCTIONS)))]
+        return self._known[id(kind)]
+
+
+def is_of_a_library(module: str) -> bool:
+    return module.partition(".")[0] in LIBRARIES
+
+
+def number(thing: Any) -> int:
+    """The number of a function, a class or another object. Nothing else gets it, as an `id` may be another object's later."""
+    key = id(thing)
+    if key not in _numbers:
+        try:
+            alive = ref(thing, lambda _: _numbers.pop(key, None))
+        except TypeError:  # of a kind without weak references
+            alive = thing
+        _numbers[key] = next(_count), alive
+    return _numbers[key][0]
+
+
+_numbers: dict[int, tuple[int, Any]] = {}  # by `id`, as long as the object lives; beside the number what says so
+_count = itertools.count()
+
+
+def shared(signatures: Sequence[Signature]) -> tuple[tuple[int, ...], ...]:
+    """Which tensors two models have in common, each as the models' and the tensor's numbers: a graph reads one of the two places."""
+    return tuple(
+        (i, j, number, other.tensors[tensor])
+        for (i, one), (j, other) in combinations(enumerate(signatures), 2)
+        if not one.tensors.keys().isdisjoint(other.tensors)
+        for tensor, number in one.tensors.items()
+        if tensor in other.tensors
+    )

@@ -74,7 +74,7 @@ def compiled(
     `signatures`: of the models within it; the caller has another function for others.
     """
     known = inspect.signature(torch.compile).parameters
-    settings = {"recompile_limit": 256} if "recompile_limit" in known else {}  # since torch 2.12
+    settings: dict[str, Any] = {"recompile_limit": 256} if "recompile_limit" in known else {}  # since torch 2.12
     options = dict(compilation.options)
     if all(signature.trusted for signature in signatures) and FILTERS_GUARDS:
         options.setdefault("guard_filter_fn", lambda guards: [is_worth_checking(guard) for guard in guards])

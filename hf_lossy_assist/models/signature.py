@@ -28,8 +28,10 @@ TRUSTED = ("torch.nn.", "transformers.", "hf_lossy_assist.models.prepack")
 LIBRARIES = sys.stdlib_module_names | {"torch", "transformers", "huggingface_hub", "safetensors", "hf_lossy_assist"}
 PLAIN = frozenset([bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device])
 TENSORS = (torch.Tensor, torch.nn.Parameter)
-TABLES = frozenset(vars(torch.nn.Module())) - {"training"}  # of every module: its parts, tensors and hooks, which are read by themselves
+# Of every module: its parts, tensors and hooks, which are read by themselves.
+TABLES = frozenset(vars(torch.nn.Module())) - {"training"}
 UNREAD = {"generation_config", "generate", "warnings_issued"}  # attributes of a model that no forward reads
+PACKED = "its weights are packed by PyTorch's own quantisation, into which torch.compile cannot look"
 EMPTY = CellType()
 ASIDE = set(PreTrainedModel.__mro__) - {torch.nn.Module}  # classes whose methods load, save and generate
 FUNCTIONS = FunctionType | BuiltinFunctionType
@@ -70,7 +72,7 @@ class Reader:
         self._waiting: list[tuple[str, torch.nn.Module]] = []
 
     def read(self, model: torch.nn.Module) -> None:
-        self.seen += [self.value(value) for value in vars(torch.nn.functional).values() if isinstance(value, FUNCTIONS)]
+        self._functions(torch.nn.functional)
         self.value(model)
         while self._waiting:
             self._module(*self._waiting.pop())
@@ -141,8 +143,7 @@ class Reader:
         for key, value in own.items():
             if key not in TABLES and key not in UNREAD:
                 if isinstance(value, torch.ScriptObject):
-                    reason = "its weights are packed by PyTorch's own quantisation, into which torch.compile cannot look"
-                    self.hooked = self.hooked or reason
+                    self.hooked = self.hooked or PACKED
                 self.seen += (key, self.value(value))
         for tensors in (module._parameters, module._buffers):
             self.seen += [(key, None if tensor is None else self.value(tensor)) for key, tensor in tensors.items()]
@@ -152,16 +153,19 @@ class Reader:
     def _class(self, kind: type) -> Hashable:
         """A module's class with what may be replaced in it, and the functions beside it in its file."""
         if id(kind) not in self._known:
-            self.trusted = self.trusted and kind.__module__.startswith(TRUSTED)
-            its = [value for part in kind.__mro__ if part not in ASIDE for value in vars(part).values()]
-            file = vars(sys.modules[kind.__module__]).values() if kind.__module__ in sys.modules else ()
-            its = [value for value in its if type(value) in PLAIN or isinstance(value, FunctionType)]
             self._known[id(kind)] = number(kind)
-            self.seen += [self.value(value) for value in (*its, *(part for part in file if isinstance(part, FUNCTIONS)))]
+            self.trusted = self.trusted and kind.__module__.startswith(TRUSTED)
+            parts = [value for part in kind.__mro__ if part not in ASIDE for value in vars(part).values()]
+            self.seen += [self.value(part) for part in parts if type(part) in PLAIN or isinstance(part, FunctionType)]
+            self._functions(sys.modules.get(kind.__module__))
         return self._known[id(kind)]
+
+    def _functions(self, file: ModuleType | None) -> None:
+        self.seen += [self.value(part) for part in vars(file or object).values() if isinstance(part, FUNCTIONS)]
 
 
 def is_of_a_library(module: str) -> bool:
+    """Whether a module's code is PyTorch's, Transformers' or Python's own, and not the caller's."""
     return module.partition(".")[0] in LIBRARIES
 
 

@@ -19,8 +19,8 @@ from .compilation import FAILURES, Compilation, compiled_once, failure, graphs_m
 from .inspect import base_of, is_tested
 from .row_cache import SPARE
 from .row_model import RowModel
-from .static_cache import StaticRowCache
 from .signature import Signature
+from .static_cache import StaticRowCache
 from .storage import Loan
 
 

@@ -1,0 +1,114 @@
+"""Compiled rounds behind a change of a model: they write what eager ones write of the model as it is now, or run eagerly and say so."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from support import tiny
+from support.changes import CHANGES, SAME_TEXT
+from transformers import CompileConfig
+
+import hf_lossy_assist as hla
+
+
+pytestmark = pytest.mark.slow
+EAGER = CompileConfig(backend="eager")
+
+
+@pytest.fixture(autouse=True)
+def graphs_are_freed():
+    yield
+    torch._dynamo.reset()
+
+
+def pair(layers=1):
+    model = tiny.build("llama", eos_token_id=tiny.NEVER_EMITTED, num_hidden_layers=layers)
+    return hla.enable(model), tiny.noisy(tiny.build("llama", num_hidden_layers=layers), 0.05)
+
+
+def written(target, draft, rows, **how):
+    """The text, and how much of it was drafted and accepted; with the whole report."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out = target.generate(
+            **tiny.prompts((9, 4, 6, 7)[:rows]),
+            **{"do_sample": False, "max_new_tokens": 6, "num_assistant_tokens": 1} | how,
+            assistant_model=draft,
+            lossy_policy="strict",
+            return_dict_in_generate=True,
+        )
+    counts = [(row.num_draft_tokens, row.num_accepted_draft_tokens) for row in out.speculation.rows]
+    return (out.sequences.tolist(), counts), out.speculation
+
+
+def compare(models, rows, how=EAGER):
+    """Compiled against eager; returns what both wrote, and why the compiled call ran eagerly, if it did."""
+    found, report = written(*models, rows, compile_config=how)
+    eager, _ = written(*models, rows)
+    assert found == eager
+    assert report.num_compiled_rounds or report.eager_because
+    return found, report.eager_because
+
+
+@pytest.fixture
+def restored():
+    """Changes of classes, files and tables are undone."""
+    from transformers.models.llama import modeling_llama
+
+    mlp, half, silu = modeling_llama.LlamaMLP.forward, modeling_llama.rotate_half, torch.nn.functional.silu
+    yield
+    modeling_llama.LlamaMLP.forward, modeling_llama.rotate_half, torch.nn.functional.silu = mlp, half, silu
+
+
+@pytest.mark.thinned(16)
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", CHANGES)
+def test_rounds_behind_a_change(name, rows, restored):
+    """Of target and draft: a stale target would write another text, a stale draft have another number of tokens accepted."""
+    models = pair(2 if "layer" in name else 1)
+    before, reason = compare(models, rows)
+    assert reason is None
+    changes = [CHANGES[name](model) for model in models]
+    found, _ = compare(models, rows)
+    assert name in SAME_TEXT or found != before, "the change shows nothing"
+    if changes[0] is not None:
+        for change in reversed(changes):
+            change()
+        again, _ = compare(models, rows)
+        assert again != found, "the second change shows nothing"
+
+
+INDUCTOR = ("weights_with_other_strides", "weights_in_a_larger_storage", "weights_made_in_inference_mode", "closure")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", INDUCTOR)
+def test_inductor_behind_a_change(name):
+    models = pair()
+    compare(models, 1, CompileConfig())
+    for model in models:
+        CHANGES[name](model)
+    assert compare(models, 1, CompileConfig())[1] is None
+
+
+def test_two_models_in_turns_and_each_changed():
+    (one, draft), other = pair(), hla.enable(tiny.build("llama", 5, eos_token_id=tiny.NEVER_EMITTED))
+    for turn in range(2):
+        texts = [compare((model, draft), 1)[0] for model in (one, other)]
+        assert texts[0] != texts[1]
+        CHANGES["closure"]((one, other)[turn])
+
+
+def test_a_change_put_back_compiles_nothing():
+    models = pair()
+    compare(models, 1)
+    mlp = models[0].model.layers[0].mlp
+    for _ in range(2):
+        mlp.forward = lambda x: torch.zeros_like(x)
+        compare(models, 1)
+        del mlp.forward
+        _, report = written(*models, 1, compile_config=EAGER)
+        assert report.num_graphs == 0 and report.num_compiled_rounds
+    copied = copy.deepcopy(models[0])
+    assert written(copied, models[1], 1)[0] == written(*models, 1)[0]

@@ -1,0 +1,401 @@
+"""Kinds of change that a model may see between two calls, each a function of the model (Llama with two layers, float64).
+
+Those that return something have a second change in it, of what the first one has put there: a cell of a closure, an adapter's scale.
+"""
+
+import copy
+from functools import partial
+from types import MethodType
+
+import torch
+from torch.nn.utils import parametrize
+from transformers import AttentionInterface, LlamaConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
+
+
+FACTOR = 1.0  # read by a forward below
+
+
+def mlp_of(model):
+    return model.model.layers[-1].mlp
+
+
+# --- weights
+
+
+@torch.no_grad()
+def weights_in_place(model):
+    model.lm_head.weight.mul_(-1)
+
+
+def weights_by_data(model):
+    model.lm_head.weight.data = -model.lm_head.weight.data
+
+
+def weights_loaded(model):
+    model.load_state_dict({name: -tensor for name, tensor in model.state_dict().items()})
+
+
+def weights_assigned(model):
+    model.load_state_dict({name: -tensor for name, tensor in model.state_dict().items()}, assign=True)
+
+
+def weights_with_other_strides(model):
+    for part in (model.model.embed_tokens, mlp_of(model).up_proj):
+        part.weight.data = part.weight.data.t().contiguous().t()
+    return lambda: weights_in_place(model)
+
+
+def weights_in_a_larger_storage(model):
+    weight = model.lm_head.weight
+    weight.data = torch.cat([torch.zeros(3, weight.shape[1], dtype=weight.dtype), -weight.data])[3:]
+
+
+def weights_made_in_inference_mode(model):
+    with torch.inference_mode():
+        weight = torch.nn.Parameter(-model.lm_head.weight.clone(), requires_grad=False)
+    model.lm_head.weight = weight
+
+
+def weights_as_a_new_parameter(model):
+    model.lm_head.weight = torch.nn.Parameter(-model.lm_head.weight.detach())
+
+
+def head_tied(model):
+    model.lm_head.weight = model.model.embed_tokens.weight
+
+
+def bias_added(model):
+    model.lm_head.bias = torch.nn.Parameter(torch.linspace(-9, 9, len(model.lm_head.weight), dtype=model.dtype))
+
+
+def precision(model):
+    model.float()
+
+
+def weights_frozen(model):
+    model.requires_grad_(False)
+    return lambda: weights_in_place(model)
+
+
+# --- RoPE
+
+
+def frequencies_in_place(model):
+    model.model.rotary_emb.inv_freq.mul_(3.0)
+
+
+def frequencies_replaced(model):
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 3.0
+
+
+def attention_scaling(model):
+    model.model.rotary_emb.attention_scaling = 2.0
+
+
+def rope_of_another_base(model):
+    model.config.rope_parameters["rope_theta"] = 7.0
+    model.model.rotary_emb = LlamaRotaryEmbedding(model.config)
+
+
+def rope_linear(model):
+    model.config.rope_parameters |= {"rope_type": "linear", "factor": 9.0}
+    model.model.rotary_emb = LlamaRotaryEmbedding(model.config)
+
+
+def rope_dynamic(model):
+    model.config.rope_parameters |= {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 6}
+    model.model.rotary_emb = LlamaRotaryEmbedding(
+        LlamaConfig.from_dict(model.config.to_dict() | {"max_position_embeddings": 6})
+    )
+
+
+# --- modules
+
+
+class Other(torch.nn.Module):
+    """The caller's own, with a number that it reads."""
+
+    def __init__(self, part, factor=-0.5):
+        super().__init__()
+        self.part, self.factors = part, [factor]
+
+    def forward(self, x):
+        return self.part(x) * self.factors[0]
+
+
+class Negative(LlamaMLP):
+    def forward(self, x):
+        return -super().forward(x)
+
+
+def head_replaced(model):
+    model.lm_head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=False, dtype=model.dtype)
+
+
+def activation(model):
+    for layer in model.model.layers:
+        layer.mlp.act_fn = torch.nn.Tanh()
+
+
+def module_of_the_callers(model):
+    model.model.layers[-1].mlp = Other(mlp_of(model))
+    return lambda: mlp_of(model).factors.__setitem__(0, 2.0)
+
+
+def another_class(model):
+    mlp_of(model).__class__ = Negative
+
+
+def a_layer_less(model):
+    model.model.layers = model.model.layers[:1]
+    model.config.num_hidden_layers = 1
+
+
+def a_layer_more(model):
+    model.model.layers.append(copy.deepcopy(model.model.layers[0]))
+    model.model.layers[-1].self_attn.layer_idx = 2
+    model.config.num_hidden_layers = 3
+
+
+def layers_swapped(model):
+    model.model.layers = torch.nn.ModuleList(reversed(model.model.layers))
+    for number, layer in enumerate(model.model.layers):
+        layer.self_attn.layer_idx = number
+
+
+def parametrized(model):
+    parametrize.register_parametrization(model.lm_head, "weight", Other(torch.nn.Identity()))
+    return lambda: model.lm_head.parametrizations.weight[0].factors.__setitem__(0, 2.0)
+
+
+def in_training(model):
+    model.train()
+    return lambda: weights_in_place(model)
+
+
+# --- numbers
+
+
+def epsilon(model):
+    model.model.norm.variance_epsilon = model.model.layers[0].input_layernorm.variance_epsilon = 1e5
+
+
+def scaling(model):
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= 5
+
+
+# --- forwards
+
+
+def closure(model):
+    mlp, factor = mlp_of(model), -0.5
+    old = mlp.forward
+    mlp.forward = lambda x: old(x) * factor
+
+    def change():
+        nonlocal factor
+        factor = 2.0
+
+    return change
+
+
+def list_in_a_closure(model):
+    mlp, factors = mlp_of(model), [-0.5]
+    old = mlp.forward
+    mlp.forward = lambda x: old(x) * factors[0]
+    return lambda: factors.__setitem__(0, 2.0)
+
+
+def closure_again(model):
+    mlp = mlp_of(model)
+    old = type(mlp).forward
+    put = lambda factor: setattr(mlp, "forward", lambda x: old(mlp, x) * factor)  # noqa: E731
+    put(-0.5)
+    return lambda: put(2.0)
+
+
+def put_back(model):
+    mlp = mlp_of(model)
+    old = mlp.forward
+    mlp.forward = lambda x: old(x) * -0.5
+    return lambda: delattr(mlp, "forward")
+
+
+def global_number(model):
+    mlp = mlp_of(model)
+    globals()["FACTOR"] = -0.5
+    mlp.forward = MethodType(lambda self, x: LlamaMLP.forward(self, x) * FACTOR, mlp)
+    return lambda: globals().__setitem__("FACTOR", 2.0)
+
+
+def _halved(self, x):
+    return -0.5 * LlamaMLP.forward(self, x)
+
+
+def bound_method(model):
+    for layer in model.model.layers:
+        layer.mlp.forward = MethodType(_halved, layer.mlp)
+
+
+def partial_function(model):
+    mlp = mlp_of(model)
+    put = lambda factor: setattr(mlp, "forward", partial(_times, mlp, factor))  # noqa: E731
+    put(-0.5)
+    return lambda: put(2.0)
+
+
+def _times(mlp, factor, x):
+    return LlamaMLP.forward(mlp, x) * factor
+
+
+class Called:
+    def __init__(self, mlp):
+        self.mlp, self.factor = mlp, -0.5
+
+    def run(self, x):
+        return LlamaMLP.forward(self.mlp, x) * self.factor
+
+
+def method_of_an_object(model):
+    owner = Called(mlp_of(model))
+    mlp_of(model).forward = owner.run
+    return lambda: setattr(owner, "factor", 2.0)
+
+
+def tensor_in_a_closure(model):
+    mlp, factor = mlp_of(model), torch.tensor(-0.5, dtype=model.dtype)
+    old = mlp.forward
+    mlp.forward = lambda x: old(x) * factor
+    return lambda: factor.fill_(2.0)
+
+
+def of_a_class(model):
+    old = LlamaMLP.forward
+    LlamaMLP.forward = lambda self, x: old(self, x) * -0.5
+    return lambda: setattr(LlamaMLP, "forward", old)
+
+
+def function_of_a_file(model):
+    old = modeling_llama.rotate_half
+    modeling_llama.rotate_half = lambda x: -old(x)
+    return lambda: setattr(modeling_llama, "rotate_half", old)
+
+
+def function_of_pytorch(model):
+    old = torch.nn.functional.silu
+    torch.nn.functional.silu = lambda x, inplace=False: torch.tanh(x)
+    return lambda: setattr(torch.nn.functional, "silu", old)
+
+
+# --- hooks
+
+
+def hook(model):
+    handle = mlp_of(model).register_forward_hook(lambda module, inputs, out: out * -0.5)
+    return handle.remove
+
+
+def pre_hook(model):
+    handle = mlp_of(model).register_forward_pre_hook(lambda module, inputs: (inputs[0] * -0.5,))
+    return handle.remove
+
+
+def hook_of_accelerate(model):
+    from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+
+    class Half(ModelHook):
+        def post_forward(self, module, output):
+            return output * -0.5
+
+    add_hook_to_module(mlp_of(model), Half())
+    return lambda: remove_hook_from_module(mlp_of(model))
+
+
+# --- attention
+
+
+def attention_eager(model):
+    model.set_attn_implementation("eager")
+    return lambda: weights_in_place(model)
+
+
+def _attends(factor):
+    def attention(*args, **kwargs):
+        out, weights = sdpa_attention_forward(*args, **kwargs)
+        return out * factor, weights
+
+    return attention
+
+
+def attention_of_the_callers(model):
+    AttentionInterface.register("changed", _attends(-0.5))
+    model.set_attn_implementation("changed")
+    return lambda: AttentionInterface.register("changed", _attends(2.0))
+
+
+# --- adapters
+
+
+def adapter(model):
+    from peft import LoraConfig
+
+    model.add_adapter(LoraConfig(target_modules=["down_proj", "q_proj"], init_lora_weights=False, r=4))
+    model.double()
+    return model.disable_adapters
+
+
+def adapter_of_another_scale(model):
+    adapter(model)
+
+    def change():
+        for module in model.modules():
+            if hasattr(module, "scaling") and isinstance(module.scaling, dict):
+                module.set_scale("default", 5.0)
+
+    return change
+
+
+def adapter_deleted(model):
+    adapter(model)
+    return lambda: model.delete_adapter("default")
+
+
+def second_adapter(model):
+    from peft import LoraConfig
+
+    adapter(model)
+
+    def change():
+        model.add_adapter(LoraConfig(target_modules=["o_proj"], init_lora_weights=False, r=4), adapter_name="second")
+        model.double()
+        model.set_adapter("second")
+
+    return change
+
+
+def adapter_merged(model):
+    adapter(model)
+
+    def change():
+        for module in model.modules():
+            if hasattr(module, "merge") and hasattr(module, "lora_A"):
+                module.merge()
+        weights_in_place(model)
+
+    return change
+
+
+CHANGES = {
+    name: made
+    for name, made in list(globals().items())
+    if getattr(made, "__module__", None) == __name__
+    and not name.startswith("_")
+    and not isinstance(made, type)
+    and name != "mlp_of"
+}
+# Of the first change.
+SAME_TEXT = {"weights_with_other_strides", "weights_frozen", "in_training", "attention_eager", "precision"}

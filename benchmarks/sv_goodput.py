@@ -25,7 +25,7 @@ from sv_arms import Arm, Triple, arms_for, triples
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli.profile import PROFILED
-from hf_lossy_assist.methods.sprinter.flops import forward_flops
+from hf_lossy_assist.methods.sprinter.theory import forward_flops
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
 from hf_lossy_assist.stats.report import SpeculationStats

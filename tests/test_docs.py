@@ -19,7 +19,6 @@ EXAMPLES = {
     "generate.py": [],
     "autojudge.py": ["--problems", "4"],
     "sprinter.py": ["--problems", "2"],
-    "sprinter_figures.py": ["--out", "{tmp}"],
     "batches.py": [],
     "calibrate_svip.py": ["--problems", "8"],
     "fuzz.py": ["--cases", "20"],

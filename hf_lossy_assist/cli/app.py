@@ -22,7 +22,6 @@ from .fit_specdec import fit_specdec
 from .fit_sprinter import fit_sprinter
 from .generate import generate
 from .mine import mine
-from .plan import plan
 from .policies import policies
 from .profile import profile
 from .pull import pull
@@ -34,7 +33,7 @@ from .tune import tune
 
 
 ORDER = (
-    "compare", "generate", "serve", "tune", "policies", "collect", "mine", "fit", "profile", "plan", "evaluate", "eval", "quality", "report",
+    "compare", "generate", "serve", "tune", "policies", "collect", "mine", "fit", "profile", "evaluate", "eval", "quality", "report",
     "push", "pull",
 )  # fmt: skip
 
@@ -101,7 +100,6 @@ for command in (
     collect,
     mine,
     profile,
-    plan,
     evaluate,
     quality,
     report,

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..terminal import console, show, table
-from .made_with import hand_on, made_with_drafter
+from .made_with import hand_on
 from .options import FitSeed, Out, Width, needs, width_of
 from .verdict import show_verdict
 
@@ -56,6 +56,4 @@ def fit_sprinter(
     note = "; greedy distributions are 0 or 1, so every λ ≥ 1 gives the same labels" if same else ""
     show(f"{out}: the head for λ = {fitted.config.lam:g}, with its card and plots{note}")
     saved = next(r for r in reports if r.lam == fitted.config.lam)
-    # A plan replays texts, and what a drafter on the target's states says depends on the round.
-    plans = not made_with_drafter(out)
-    show_verdict(saved.evidence, f"hf-lossy plan --head {out}" if plans else f"hf-lossy evaluate {out}")
+    show_verdict(saved.evidence, f"hf-lossy compare --policies svip,sprinter:head={out}")

@@ -82,12 +82,6 @@ def recall(folder: str | Path) -> MadeWith | None:
     return made
 
 
-def made_with_drafter(folder: str | Path) -> bool:
-    """Whether a drafter was in the place of the assistant when this folder was written here; its models may be gone."""
-    made = _written(folder)
-    return made is not None and made.drafter is not None
-
-
 def _written(folder: str | Path) -> MadeWith | None:
     """The note in a folder, if it was written there; the models may be gone."""
     file = Path(folder) / MADE_WITH

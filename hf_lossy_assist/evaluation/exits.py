@@ -3,21 +3,28 @@
 An early exit needs no training and no memory (models/early_exit.py); whether it gains anything, the target's own text says.
 """
 
+import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from ..models.cache_name import CACHE
 from ..models.early_exit import early_exit
 from ..models.inspect import base_of, blocks_of, device_of, learned_positions
+from ..models.row_model import RowModel
+from ..stats.clock import wait_for
 from ..stats.intervals import Estimate, rate
 from ..terminal import Bar
 from ..validation import MOST_NEW_TOKENS, check_int, shown
-from .spread_costs import GAMMAS, Load, best_round
-from .spread_times import forward_seconds
+
+
+GAMMAS = range(1, 17)  # draft lengths that are tried
+WIDTHS = (1, 2, 4, 8, 17)  # tokens in the target's forwards that are timed; times between them are interpolated
 
 
 @dataclass(frozen=True)
@@ -89,19 +96,55 @@ def find_exit(
         raise ValueError("find_exit.layers: expected at least one number of layers")
     given = _read(base, tokenizer, prompts)
     texts = [(_written(base, ids, new_tokens), len(ids)) for ids in given]
-    load = Load(1, int(sum(len(text) for text, _ in texts) / len(texts)))
-    widths = sorted({1, 2, 4, 8, GAMMAS[-1] + 1})
-    seconds = forward_seconds(base, load, widths, repeats)
+    context = int(sum(len(text) for text, _ in texts) / len(texts))
+    blocks_took = forward_seconds(base, context, WIDTHS, repeats)
     found = []
     with Bar(len(exits), "trying exits", "exits") as bar:
         for done, (count, draft) in enumerate(exits.items()):
             right = [_right(draft, text, prompt) for text, prompt in texts]
             acceptance = rate([float(its.sum()) for its in right], [float(len(its)) for its in right])
-            step = forward_seconds(draft, load, (1,), repeats)(1)
-            best = best_round((seconds, lambda tokens: 0.0), step, acceptance.value)
-            found.append(Exit(count, acceptance, step, best.target_step, best.gamma, best.gain))
+            step = forward_seconds(draft, context, (1,), repeats)[0]
+            gamma, gain = best_draft_length(blocks_took, step, acceptance.value)
+            found.append(Exit(count, acceptance, step, blocks_took[0], gamma, gain))
             bar.to(done + 1)
     return Exits(tuple(found))
+
+
+@torch.inference_mode()
+def forward_seconds(model: Any, context: int, widths: Sequence[int], repeats: int) -> list[float]:
+    """Median seconds of one row's forwards over each number of tokens in `widths`, behind `context` cached ones; the first warms up."""
+    cached = RowModel(model, 1, context + max(widths))
+    ids = torch.randint(
+        model.config.get_text_config(decoder=True).vocab_size, (1, context + max(widths)), device=model.device
+    )
+    cached.feed(ids[:, :context], [context], keep=0)
+    medians = []
+    for width in widths:
+        took = []
+        for _ in range(repeats + 1):
+            cached.rollback([context])
+            wait_for(model.device)
+            began = time.perf_counter()
+            cached.feed(ids[:, -width:], [width])
+            wait_for(model.device)
+            took.append(time.perf_counter() - began)
+        medians.append(statistics.median(took[1:]))
+    return medians
+
+
+def best_draft_length(blocks_took: Sequence[float], step: float, acceptance: float) -> tuple[int, float]:
+    """The draft length γ of `GAMMAS` that gains most, and its gain: times the target alone.
+
+    blocks_took: seconds of the target's forwards over `WIDTHS` tokens; step: of a draft step; acceptance: chance of each drafted token.
+    """
+
+    def gain(gamma: int) -> float:
+        tokens = sum(acceptance**n for n in range(gamma + 1))
+        seconds = gamma * step + float(np.interp(gamma + 1, WIDTHS, blocks_took))
+        return tokens * blocks_took[0] / seconds
+
+    best = max(GAMMAS, key=gain)
+    return best, gain(best)
 
 
 def _read(base: Any, tokenizer: Any, prompts: Any) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from .serialise import spec_in
 CARD = "README.md"
 RECORDS = ("collect.json", "mine.json")  # what a dataset of `hf-lossy collect` or `mine` holds
 DATASET = "dataset_info.json"
-HEAD = rf"{re.escape(CONFIG)}|{re.escape(WEIGHTS)}|heldout\.safetensors|(?:reliability|roc(?:_\w+)?)\.png"
+HEAD = rf"{re.escape(CONFIG)}|{re.escape(WEIGHTS)}|(?:reliability|roc(?:_\w+)?)\.png"
 PROFILED = rf"{re.escape(PROFILE)}|{re.escape(TABLES)}|(?:cells|goodput)\.png"
 MODEL = (
     r"(?:generation_|preprocessor_|processor_)?config\.json|model(?:-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"

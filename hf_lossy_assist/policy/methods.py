@@ -44,7 +44,7 @@ def sprinter(
 
     Args:
         head (`Head`): from `hf-lossy fit sprinter`, or `Head.from_pretrained(…)`.
-        threshold: τ; lower drafts longer and loses more. None takes the head's own, or 0.5. `hf-lossy plan` measures which one pays.
+        threshold: τ; lower drafts longer and loses more. None takes the head's own, or 0.5. `hf-lossy compare` measures which one pays.
         max_draft: the most tokens of one round.
         patience: see `HeadStop`; matters in batches alone. 0, the default, ends the round for all rows when one stops: 1.15 ×
             strict acceptance in batches of 32 on the demo, where waiting for every row gives 0.80 × (docs/log.md). With 1 each

@@ -79,7 +79,7 @@ def test_what_does_not_belong_there_stays_here(hub, tmp_path, kind):
         push(folder, "org/it")
 
 
-@pytest.mark.parametrize("name", ["README.md", "roc.png", "heldout.safetensors", "config.json"])
+@pytest.mark.parametrize("name", ["README.md", "roc.png", "reliability.png", "config.json"])
 def test_what_a_link_leads_to_is_not_uploaded(hub, tmp_path, secret, name):
     folder = head(tmp_path / "head")
     if name in ("README.md", "config.json"):  # as these are read before

@@ -9,7 +9,6 @@ from huggingface_hub import constants, create_repo, hf_hub_download
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
 from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Profile, Sprinter, demo
-from hf_lossy_assist.methods.sprinter.held_out import read_held_out
 from hf_lossy_assist.policy.sharing import pull, push
 
 
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 SHIPPED = demo.FOLDER / "sprinter_head"
-LOADERS = (Head.from_pretrained, LossyPolicy.from_pretrained, Profile.from_pretrained, read_held_out, pull)
+LOADERS = (Head.from_pretrained, LossyPolicy.from_pretrained, Profile.from_pretrained, pull)
 
 
 def linear(seed: int = 0) -> LinearHead:

@@ -30,7 +30,6 @@ READERS = {  # the commands that read a file of prompts or problems, and how it 
     "mine": ["mine", "--out", "{tmp}/out", "--task"],
     "collect": ["collect", "--out", "{tmp}/out", "--prompts"],
     "generate": ["generate", "--prompts"],
-    "plan": ["plan", "--head", str(demo.FOLDER / "sprinter_head"), "--prompts"],
 }
 
 

@@ -1,4 +1,4 @@
-"""collect, fit, plan, push, pull and generate with a head, from the command line as a user types them: what comes out, and that
+"""collect, fit, push, pull and generate with a head, from the command line as a user types them: what comes out, and that
 what users can mend is one line and exit code 2."""
 
 import dataclasses
@@ -40,7 +40,7 @@ SMALL = ("--limit", "10", "--max-new-tokens", "6", "--batch-size", "5")
 # -- end to end -------------------------------------------------------------------------------------------------------
 
 
-def test_collect_fit_generate_plan_push_pull(hf_lossy, hub, tmp_path):
+def test_collect_fit_generate_push_pull(hf_lossy, hub, tmp_path):
     data, head = tmp_path / "data", tmp_path / "head"
     collected = hf_lossy("collect", "--out", data, *SMALL)
     assert collected.code == 0 and collected.out.count("\n") == 1
@@ -68,11 +68,6 @@ def test_collect_fit_generate_plan_push_pull(hf_lossy, hub, tmp_path):
     alone = hf_lossy("generate", "--policy", "target", "--max-new-tokens", 12, "--json", "--seed", 3).json
     assert [o["token_ids"] for o in never["outputs"]] == [o["token_ids"] for o in alone["outputs"]]
     assert never["speculation"]["num_unchecked_tokens"] == 0 < shipped["speculation"]["num_unchecked_tokens"]
-
-    planned = hf_lossy(
-        "plan", "--head", head, "--limit", 1, "--repeats", 1, "--max-new-tokens", 12, "--max-draft", 4, "--json"
-    ).json
-    assert len(planned["lines"]) == 19 and planned["advice"] and planned["strict_per_second"] > 0
 
     url = hf_lossy("push", head, "org/head", "--message", "a head")
     assert url.code == 0 and url.out.strip().splitlines()[-1].startswith(f"{hub.url}/org/head/commit/")
@@ -103,22 +98,9 @@ def test_foreign_models_go_all_the_way(hf_lossy, tmp_path):
     options = ("--policy", "sprinter", "--head", head, *DEMO, "--prompts", file, "--max-new-tokens", 8)
     assert len(hf_lossy("generate", *options, "--json").json["outputs"]) == 8
     assert recall(data) == recall(head) == MadeWith(DEMO[1], DEMO[3])
-    shown = hf_lossy(
-        "plan",
-        "--head",
-        head,
-        "--prompts",
-        file,
-        "--limit",
-        1,
-        "--repeats",
-        1,
-        "--max-new-tokens",
-        8,
-        "--max-draft",
-        3,
-    )
-    assert shown.code == 0 and "unchecked" in shown.out and "measured here" in shown.out and "…" not in shown.out
+    policies = ("--policies", f"sprinter:head={head}", "--no-static")
+    shown = hf_lossy("compare", *policies, "--prompts", file, "--limit", 1, "--max-new-tokens", 8)
+    assert shown.code == 0 and "unchecked" in shown.out and "…" not in shown.out
     assert f"models of {head}: --model {DEMO[1]} --assistant {DEMO[3]}" in shown.err
     assert "was trained for sampling, and this is greedy decoding" in shown.err
 
@@ -175,17 +157,6 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
         (["generate", "--policy", "sprinter", "--head", "nowhere"], "nowhere"),
         (["generate", "--policy", "sprinter", "--threshold", "-1"], "threshold"),
         (["generate", "--policy", "sprinter", "--threshold", "nan"], "threshold"),
-        (["plan", *DEMO], "--head"),
-        (["plan", *DEMO, "--head", str(SHIPPED)], "--prompts"),
-        (["plan", "--head", "nowhere"], "nowhere"),
-        (["plan", "--head", str(demo.FOLDER / "draft")], "head"),
-        (["plan", "--limit", "-1"], "-1"),
-        (["plan", "--limit", "0"], "limit"),
-        (["plan", *QUICK, "--repeats", "0"], "repeats"),
-        (["plan", *QUICK, "--repeats", "-1"], "repeats"),
-        (["plan", "--max-new-tokens", "1"], "--max-new-tokens"),
-        (["plan", "--max-draft", "0"], "--max-draft"),
-        (["plan", "--max-distance", "-0.1"], "--max-distance"),
         (["collect", "--out", "{tmp}/x", "--max-new-tokens", "0"], "--max-new-tokens"),
         (["collect", "--out", "{tmp}/x", "--batch-size", "-3"], "--batch-size"),
         (["collect", "--out", "{tmp}/x", "--limit", "-2"], "-2"),
@@ -214,7 +185,6 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
         (["collect", "--out", "{tmp}/x", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (["collect", "--out", "{tmp}/there"], "exists"),
         (["collect", "--out", "{tmp}/x", *DEMO[:2]], "--assistant"),
-        (["plan", "--head", str(SHIPPED), "--prompts", "{tmp}/prompts.jsonl", *DEMO[:2]], "--assistant"),
         (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/x"], "no collect.json"),
         (["fit", "sprinter", "{tmp}/nowhere", "--out", "{tmp}/x"], "nowhere"),
         (["fit", "sprinter", "{tmp}/there", "--out", "{tmp}/there"], "exists"),
@@ -269,22 +239,19 @@ def test_a_head_for_other_models_is_refused(hf_lossy, tmp_path):
     config = Head.from_pretrained(SHIPPED).config.to_dict() | {"kind": "linear", "width": None}
     config["target"]["num_layers"] = 3
     LinearHead(HeadConfig.from_dict(config)).eval().save_pretrained(tmp_path / "head")
-    shutil.copy(SHIPPED / "heldout.safetensors", tmp_path / "head")
-    for command in (("plan", "--limit", 1), ("generate", "--policy", "sprinter")):
-        line = hf_lossy(*command, "--head", tmp_path / "head").line
-        assert "num_layers" in line and "trained for the target" in line
+    line = hf_lossy("generate", "--policy", "sprinter", "--head", tmp_path / "head").line
+    assert "num_layers" in line and "trained for the target" in line
 
 
 def test_models_that_do_not_fit_the_given_head_are_refused(hf_lossy, tmp_path):
     companion = demo.FOLDER / "companion"
     pair = ("--model", demo.FOLDER / "target", "--assistant", companion, "--prompts", prompts_file(tmp_path))
-    assert "trained for the draft" in hf_lossy("plan", *pair, "--head", SHIPPED).line
     assert "trained for the draft" in hf_lossy("generate", *pair, "--policy", "sprinter", "--head", SHIPPED).line
 
 
 @pytest.mark.parametrize("what", ["head", "profile"])
 def test_another_tokenizer_than_a_head_or_profile_was_made_with_is_refused(hf_lossy, tmp_path, what):
-    """`generate` compares them, as `plan` and Python's `check` do: the sizes of the models may well agree."""
+    """`generate` compares them, as Python's `check` does: the sizes of the models may well agree."""
     made = demo.head("sprinter") if what == "head" else demo.profile()
     if what == "head":
         config = HeadConfig.from_dict(made.config.to_dict() | {"tokenizer_hash": "0" * 64})
@@ -319,10 +286,6 @@ def test_what_is_done_stands_behind_one_full_stop(tmp_path, said, line):
 
 def test_damaged_files_are_one_line(hf_lossy, tmp_path):
     head = Path(shutil.copytree(SHIPPED, tmp_path / "head"))
-    (head / "heldout.safetensors").write_bytes((head / "heldout.safetensors").read_bytes()[:900])
-    assert "heldout.safetensors" in hf_lossy("plan", "--head", head, "--limit", 1).line
-    (head / "heldout.safetensors").unlink()
-    assert "heldout.safetensors" in hf_lossy("plan", "--head", head, "--limit", 1).line
     (head / "model.safetensors").write_bytes(b"x")
     assert "model.safetensors" in hf_lossy("generate", "--policy", "sprinter", "--head", head).line
     (tmp_path / "data").mkdir()
@@ -370,7 +333,6 @@ def test_what_the_hub_refuses_is_one_line(hf_lossy, hub, tmp_path, monkeypatch):
         assert repo in hf_lossy("pull", repo, "--token", hub.other_token).line
         monkeypatch.setenv("HF_TOKEN", hub.other_token)
         assert repo in hf_lossy("generate", "--policy", repo).line
-        assert repo in hf_lossy("plan", "--head", repo).line
         monkeypatch.setenv("HF_TOKEN", hub.token)
     assert "403" in hf_lossy("push", SHIPPED, "other/x").line
     assert "exists" in hf_lossy("pull", "org/gated", "--out", tmp_path).line

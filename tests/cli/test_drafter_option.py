@@ -30,14 +30,13 @@ def test_sprinter_from_collecting_to_evaluating(hf_lossy, tmp_path):
     assert done.code == 0, done.err
     assert json.loads((data / "collect.json").read_text())["settings"]["places"] == 5
     done = hf_lossy("fit", "sprinter", data, "--out", head)
-    assert done.code == 0 and "hf-lossy plan" not in done.out, done.err
+    assert done.code == 0, done.err
     assert Head.from_pretrained(head).config.draft == IDENTITY and recall(head).drafter == "demo"
     done = hf_lossy("evaluate", head, "--threshold", 0.3, "--limit", 4, "--max-new-tokens", 8, "--json")
     arms = [its["arm"] for its in done.json["figures"]]
     assert arms == ["target", "svip", "sprinter:threshold=0.3"]
     wrote = hf_lossy("generate", "--policy", "sprinter", "--head", head, "--limit", 1, "--max-new-tokens", 8, "--json")
     assert wrote.json["drafter"] == "demo" and wrote.json["assistant"] is None
-    assert "depends on the round" in hf_lossy("plan", "--head", head).line
     assert (
         "trained for the draft" in hf_lossy("generate", "--policy", "sprinter", *WITH).line
     )  # the draft model's head

@@ -194,7 +194,7 @@ def options():
 
 
 ARGUMENTS = {  # what each command needs, and what an option needs beside it
-    "generate": [], "collect": ["--out", "OUT"], "fit sprinter": ["DATA", "--out", "OUT"], "plan": [], "mine": ["--out", "OUT"],
+    "generate": [], "collect": ["--out", "OUT"], "fit sprinter": ["DATA", "--out", "OUT"], "mine": ["--out", "OUT"],
     "fit autojudge": ["DATA", "--out", "OUT"], "fit specdec": ["DATA", "--out", "OUT"], "fit eagle3": ["DATA", "--out", "OUT"], "profile": ["--out", "OUT"],
     "compare": [], "tune": [], "evaluate": [str(demo.FOLDER / "autojudge_head")], "eval": ["--tasks", "sums"],
     "quality": ["DATA"], "serve": [],
@@ -202,7 +202,6 @@ ARGUMENTS = {  # what each command needs, and what an option needs beside it
 SERVER = ["--target-url", "http://127.0.0.1:9/v1", "--target-model", "x"]
 BESIDE = {
     "generate --gamma": ["--policy", "sv"], "generate --threshold": ["--policy", "sprinter"], "collect --mix": ["--for", "specdec"],
-    **{f"plan --{name}": ["--tp", "2"] for name in ("link", "hop-us", "memory", "tflops", "device-gb", "host-link", "context")},
     "generate --window": ["--policy", "autojudge"], "mine --per-minute": SERVER, "mine --timeout": SERVER,
     "mine --shots": ["--task", "gsm8k", "--data", "DATA"], "fit specdec --width": ["--head", "mlp"],
     "fit sprinter --width": ["--head", "mlp"],

@@ -6,10 +6,8 @@ import pytest
 
 from hf_lossy_assist.cli.figures import show_figures
 from hf_lossy_assist.cli.fit_autojudge import _comparison, _thresholds
-from hf_lossy_assist.cli.plan import _plan_text
 from hf_lossy_assist.cli.tune import _show
 from hf_lossy_assist.methods.autojudge.compare import CLASSIFIERS, TOKENS
-from hf_lossy_assist.methods.sprinter.plan import Line, Plan
 from hf_lossy_assist.stats.intervals import Estimate
 from hf_lossy_assist.terminal import console
 
@@ -55,15 +53,6 @@ def test_tune(capsys):
     step = SimpleNamespace(name=LONG)
     _show(SimpleNamespace(verdicts=[SimpleNamespace(step=step, tried=tried, harm=0.1234, net=0.1234, certified=True)]))
     whole(capsys.readouterr().out, "candidate", "harms", "certified", "12/10000", folded=1)
-
-
-def test_plan():
-    line = Line(0.05, 0.987, 0.012, 14.35, 13.35, 0.975, 0.0146, 12345.0, 10.25, 10.25, 10.25)
-    seconds = dict.fromkeys(("t_draft", "t_target", "t_verifier", "per_text", "per_round", "per_token"), 0.0123)
-    speeds = dict.fromkeys(("target_per_second", "strict_per_second", "svip_per_second", "strict_per_call"), 123.0)
-    text = _plan_text(Plan(**seconds, **speeds, acceptable=0.9, runs={1: 2}, lines=[line], advice="τ"))
-    table = text[text.index("predicted:") :]
-    whole(table, "unchecked", "tokens/s", "0.0146", "12345", "10.25")
 
 
 def test_fit_autojudge(capsys):

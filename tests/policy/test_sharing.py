@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import HfApi, constants, create_repo, hf_hub_download, model_info, upload_file
+from huggingface_hub import HfApi, constants, create_repo, model_info, upload_file
 from huggingface_hub.errors import (
-    EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
     LocalEntryNotFoundError,
@@ -21,8 +20,7 @@ from huggingface_hub.errors import (
 from support.hub_server import card_problems
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Sprinter, demo
-from hf_lossy_assist.methods.sprinter.held_out import HELD_OUT, read_held_out
+from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Profile, Sprinter, demo
 from hf_lossy_assist.policy.sharing import kind_of, pull, push
 
 
@@ -78,8 +76,6 @@ def test_a_head_goes_up_and_comes_down_bit_by_bit(hub, tmp_path):
     for back in (Head.from_pretrained(REPO), Head.from_pretrained(out)):
         assert (back.digest, back.config) == (own.digest, own.config)
     assert Head.from_pretrained(REPO).source == REPO
-    kept = read_held_out(REPO)
-    assert torch.equal(kept["v"], read_held_out(str(SHIPPED))["v"])
 
 
 def test_a_revision_is_pinned_by_either_spelling(hub, tmp_path):
@@ -377,10 +373,8 @@ def test_offline_a_policy_with_its_head(hub, monkeypatch):
 
 def test_a_missing_file_is_named(hub):
     linear().push_to_hub(REPO)
-    with pytest.raises(ValueError, match=HELD_OUT):
-        read_held_out(REPO)
-    with pytest.raises(EntryNotFoundError):
-        hf_hub_download(REPO, HELD_OUT)
+    with pytest.raises(ValueError, match=r"profile\.json"):
+        Profile.from_pretrained(REPO)
 
 
 def test_pull_overwrites_nothing_and_leaves_nothing_half_done(hub, tmp_path):

@@ -3,12 +3,10 @@
 Every kind of prefix weighs the same, and so may both labels (Zhong et al., §3.2 and A.5, huggingface.co/papers/2502.04557).
 """
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import safetensors.torch
 import torch
 
 from ...artifacts.cards import head_card, write_card
@@ -19,7 +17,6 @@ from ...training.curves import CURVES
 from ...training.dataset import Table, acceptable, read_table
 from ...validation import MOST_FACTOR, check_number
 from .figures import Report, measure
-from .held_out import DIGEST, HELD_OUT, held_out
 from .train import DEFAULTS, FitSettings, config_of, split, train_head
 
 
@@ -96,7 +93,7 @@ def fit_sprinter(
 ) -> tuple[Head, list[Report]]:
     """Fit a head for each λ, and write the one for the λ that the data was collected with (or else the first) to `out`.
 
-    The folder holds what `Head.save_pretrained` writes, plots, and the held-out records that `plan` replays.
+    The folder holds what `Head.save_pretrained` writes, and plots.
 
     Returns: the head that was written, and every λ's report in the order given. Raises: `ValueError`, one line.
     """
@@ -115,9 +112,6 @@ def fit_sprinter(
     others = {f"auroc_lambda_{r.lam:g}": r.auroc for _, r in fitted if r is not report}
     head.config.metrics.update(others)
     with new_folder(out) as folder:
-        records = safetensors.torch.save(held_out(table.of(split(table.prompt, settings.seed)[2]), head))
-        (folder / HELD_OUT).write_bytes(records)
-        head.config.training[DIGEST] = hashlib.sha256(records).hexdigest()
         head.write(folder)
         curves = {f"$\\lambda$ = {r.lam:g}": (*zip(*r.roc, strict=True), r.auroc) for _, r in fitted}
         roc_figure(curves, folder / "roc.png")  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from matplotlib.image import imread
 from support.fitting import MODEL, H, write
@@ -18,11 +17,11 @@ import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, MLPHead
 from hf_lossy_assist.methods.sprinter.figures import THRESHOLDS, Report, measure
 from hf_lossy_assist.methods.sprinter.fit import fit_head, fit_sprinter
-from hf_lossy_assist.methods.sprinter.held_out import HELD_OUT
 from hf_lossy_assist.methods.sprinter.train import FitSettings, split
 from hf_lossy_assist.training.curves import CURVES, Curves
 from hf_lossy_assist.training.dataset import KINDS, Table, acceptable, read_table
 from hf_lossy_assist.training.finished import digests
+from hf_lossy_assist.training.plots import roc_figure
 
 
 pytestmark = pytest.mark.slow
@@ -305,7 +304,7 @@ def test_records_that_are_none_are_refused(tmp_path, name, value, says):
 def test_a_heads_folder_is_whole(data, tmp_path, kind):
     head, (report,) = fit_sprinter(data, tmp_path / "deep" / "head", settings=FitSettings(kind=kind, width=8))
     folder = tmp_path / "deep" / "head"
-    names = {"README.md", "config.json", "model.safetensors", HELD_OUT, "roc.png", "reliability.png"}
+    names = {"README.md", "config.json", "model.safetensors", "roc.png", "reliability.png"}
     assert {p.name for p in folder.iterdir()} == names
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["head"]
     back = Head.from_pretrained(folder)
@@ -319,18 +318,6 @@ def test_a_heads_folder_is_whole(data, tmp_path, kind):
     assert card_problems(card) == ([], [])
     assert "](roc.png)" in card and "](reliability.png)" in card and "org/draft" in card
     assert f"| auroc | {report.auroc:.4g} |" in card
-
-    part = test_part(read_table(data))
-    kept = safetensors.torch.load_file(folder / HELD_OUT)
-    assert set(kept) == {"row", "kind", "v", "p", "q", "distance"}
-    assert (
-        torch.equal(kept["p"], part.p)
-        and torch.equal(kept["q"], part.q)
-        and torch.equal(kept["distance"], part.distance)
-    )
-    assert torch.allclose(kept["v"], back(part.features)) and kept["kind"].tolist() == part.kind.tolist()
-    pairs = set(zip(kept["row"].tolist(), part.prompt.tolist(), part.kind.tolist(), strict=True))
-    assert len(pairs) == len({row for row, *_ in pairs}) == 6 * len(KINDS)
     assert not [p for p in folder.iterdir() if str(tmp_path).encode() in p.read_bytes()]
 
 
@@ -424,3 +411,23 @@ def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypat
     with pytest.raises(OSError, match="no space"):
         fit_sprinter(data, tmp_path / "head")
     assert not list(tmp_path.iterdir())
+
+
+def test_roc_curves_are_drawn(tmp_path):
+    x = np.linspace(0, 1, 20)
+    path = tmp_path / "roc.png"
+    roc_figure({"a": (x, x**0.3, 0.77), "b": (x, x**0.5, 0.67)}, path)
+    assert path.read_bytes().startswith(b"\x89PNG") and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_figure_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "roc.png"
+    path.write_bytes(b"old")
+
+    def fail(*_, **__):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
+    with pytest.raises(OSError, match="no space left"):
+        roc_figure({}, path)
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

@@ -4,11 +4,9 @@ Each check is also given a formula or a procedure that is wrong, and must reject
 samples, and must come within 3 standard errors.
 """
 
-import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -17,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.blocks import decide, round_of
 from support.distributions import EXACT, SAMPLES, near
+from support.ideal_verifier import IIDVerifier, simulate_round
 
 from hf_lossy_assist import AcceptanceRule, Strict, Verified
-from hf_lossy_assist.methods.sprinter.ideal import IIDVerifier, simulate_round
 from hf_lossy_assist.methods.sprinter.theory import (
     accepted_probability,
     expected_accepted,
@@ -409,47 +407,3 @@ def test_a_higher_cap_lets_more_through(r, eta_tp, eta_fp, cap):
     values = [expected_accepted(r, eta_tp, eta_fp, c) for c in (cap, cap + 1, None)]
     assert all(a <= b * (1 + 1e-12) for a, b in zip(values, values[1:], strict=False))
     assert values[0] <= cap + 1e-9 and values[1] - values[0] <= 1 + 1e-9
-
-
-# -- the figures -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def figures():
-    path = Path(__file__).parent.parent.parent.parent / "examples" / "sprinter_figures.py"
-    spec = importlib.util.spec_from_file_location("sprinter_figures", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_figures_are_drawn(figures, tmp_path, capsys):
-    figures.main(["--out", str(tmp_path / "new")])
-    written = sorted((tmp_path / "new").iterdir())
-    names = ["figure3_roc.png", "figure5_accepted.png", "figure6_stop_time.png"]
-    assert [path.name for path in written] == names  # and no temporary file
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
-    printed = capsys.readouterr().out
-    assert all(str(path) in printed for path in written)
-    assert "1.000 tokens" in printed and "0.100 s" in printed
-
-
-def test_roc_curves_are_drawn(figures, tmp_path):
-    x = torch.linspace(0, 1, 20).numpy()
-    path = tmp_path / "roc.png"
-    figures.roc_figure({"a": (x, x**0.3, 0.77), "b": (x, x**0.5, 0.67)}, path)
-    assert path.read_bytes().startswith(b"\x89PNG") and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_figure_that_fails_leaves_the_old_one(figures, tmp_path, monkeypatch):
-    path = tmp_path / "roc.png"
-    path.write_bytes(b"old")
-
-    def fail(*_, **__):
-        raise OSError("no space left")
-
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
-    with pytest.raises(OSError, match="no space left"):
-        figures.roc_figure({}, path)
-    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

@@ -9,8 +9,8 @@ from fractions import Fraction
 import pytest
 import torch
 from support.distributions import EXACT, SAMPLES, near
+from support.ideal_verifier import IIDVerifier
 
-from hf_lossy_assist.methods.sprinter.ideal import IIDVerifier
 from hf_lossy_assist.methods.sprinter.theory import (
     accepted_probability,
     expected_accepted,

@@ -1,12 +1,12 @@
-"""The verifier of SPRINTER's theorems, whose every verdict is a coin, and tokens by its step: what `theory` is checked by."""
+"""The verifier of SPRINTER's theorems, whose every verdict is a coin, and tokens by its step: the formulas of `theory` are checked by it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
-from ...validation import check_int, check_number
-from .theory import check_laws
+from hf_lossy_assist.methods.sprinter.theory import check_laws
+from hf_lossy_assist.validation import check_int, check_number
 
 
 @dataclass(frozen=True)

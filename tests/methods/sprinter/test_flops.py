@@ -3,7 +3,7 @@
 import pytest
 from transformers import GPT2Config, GPTNeoConfig, LlamaConfig, T5Config
 
-from hf_lossy_assist.methods.sprinter.flops import forward_flops, sprinter_flops, strict_flops
+from hf_lossy_assist.methods.sprinter.theory import forward_flops, sprinter_flops, strict_flops
 
 
 pytestmark = pytest.mark.slow

@@ -10,10 +10,11 @@ from paper_tables import RATIOS, Check
 
 from hf_lossy_assist.evaluation.bounds import harm_bound
 from hf_lossy_assist.evaluation.measuring import Answer
-from hf_lossy_assist.evaluation.quality import rouge_of, versus
+from hf_lossy_assist.evaluation.quality import reference_of, versus
 from hf_lossy_assist.stats.intervals import Estimate, rate, ratio, wilson
 from hf_lossy_assist.tasks.answers import Problem
 from hf_lossy_assist.tasks.judging import QATask
+from hf_lossy_assist.tasks.rouge import rouge
 
 
 CONFIRMED, NOT_CONFIRMED, CANNOT = "confirmed", "not confirmed", "cannot be tested here"
@@ -106,14 +107,14 @@ def parts(figure: str, answers: Sequence[Answer], problems: Sequence[Problem]) -
     below: dict[int, float] = {}
     for its in answers:
         unit = its.unit if figure == "speed" else its.prompt
-        scores = rouge_of(problems[its.prompt], its) if figure == "rougeL" else None
+        reference = reference_of(problems[its.prompt]) if figure == "rougeL" else None
         pair = {
             "speed": (len(its.token_ids), its.seconds),
             "tokens_per_call": (len(its.token_ids), its.target_calls or 0),
             "accepted": (its.num_accepted_draft_tokens, its.num_draft_tokens),
             "verified": (its.num_draft_tokens, len(its.token_ids)),
             "right": (bool(its.right), 1),
-            "rougeL": (0.0 if scores is None else scores.rougeL, 1),
+            "rougeL": (0.0 if reference is None else rouge(reference, its.text).rougeL, 1),
         }[figure]
         above[unit] += pair[0]
         below[unit] = pair[1]
@@ -153,7 +154,7 @@ def _harm(check: Check, found: Measured) -> tuple[Estimate, str]:
 def _win_tie(check: Check, found: Measured, judge: QATask) -> tuple[Estimate, str]:
     """Texts of the arm that the judge finds better or as good, of those it gives a verdict on."""
     gains = [
-        versus(judge, found.problems[its.prompt], base, its)
+        versus(judge, found.problems[its.prompt].prompt, base, its)
         for its, base in zip(*(_arm(found, name, check.batch_size) for name in (check.arm, check.beside)), strict=True)
     ]
     read = [gain for gain in gains if gain is not None]

@@ -15,7 +15,6 @@ from . import exits
 from .collect import collect
 from .compare import compare
 from .eval import evaluate_tasks
-from .evaluate import evaluate
 from .fit_autojudge import fit_autojudge
 from .fit_eagle3 import fit_eagle3
 from .fit_specdec import fit_specdec
@@ -26,14 +25,13 @@ from .policies import policies
 from .profile import profile
 from .pull import pull
 from .push import push
-from .quality import quality
 from .report import report
 from .serve import serve
 from .tune import tune
 
 
 ORDER = (
-    "compare", "generate", "serve", "tune", "policies", "collect", "mine", "fit", "profile", "evaluate", "eval", "quality", "report",
+    "compare", "generate", "serve", "tune", "policies", "collect", "mine", "fit", "profile", "eval", "report",
     "push", "pull",
 )  # fmt: skip
 
@@ -100,8 +98,6 @@ for command in (
     collect,
     mine,
     profile,
-    evaluate,
-    quality,
     report,
     push,
     pull,

@@ -1,6 +1,5 @@
 """`hf-lossy compare`: which policy is fastest for a pair of models on these prompts, and what it costs."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,6 +34,8 @@ from .options import (
     chats,
     needs,
 )
+from .references import judge_of, references_in, show_quality
+from .servers import Servers
 
 
 DEFAULT = "strict,svip,svip+fallback"
@@ -71,6 +72,18 @@ def compare(
     static: Annotated[
         bool, typer.Option("--static/--no-static", help="measure the target compiled with a static cache")
     ] = True,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            help="compare texts with `task` (its reference texts: ROUGE) or an arm's (ROUGE, a judge); commas between"
+        ),
+    ] = None,
+    judge_url: Annotated[
+        str | None, typer.Option(help="OpenAI-compatible server with a judge model, for --reference ARM")
+    ] = None,
+    judge_model: Annotated[str | None, typer.Option(help="name of the judge on that server")] = None,
+    per_minute: Annotated[float | None, typer.Option(help="most requests a minute to the judge")] = None,
+    timeout: Annotated[float, typer.Option(help="seconds to wait for the judge's reply")] = 120.0,
     out: Annotated[
         Path | None, typer.Option(help="folder to write; must not exist (default: nothing is written)")
     ] = None,
@@ -98,12 +111,22 @@ def compare(
       hf-lossy compare --model M --assistant D --prompts questions.jsonl --chat --limit 16 --batch-size 1,8
 
       hf-lossy compare --model M --assistant D --task gsm8k --data test.jsonl --policies svip,top_k:k=4+svip --out found
+
+      hf-lossy compare --policies strict,autojudge
+
+      hf-lossy compare --policies strict,sprinter:head=head,threshold=0.7,sprinter:head=head,threshold=0.9 --no-static
+
+      hf-lossy compare --model M --assistant D --task lm1b --policies strict,sprinter:head=head --reference task
     """
     end_after(max_hours)
     needs("train", "scipy")
     check_draft(model, assistant, drafter)
     sizes = batch_sizes(batch_size)
     check_int("--gamma", gamma, 1, LONGEST_DRAFT)
+    servers = Servers(
+        target_url=None, target_model=None, judge_url=judge_url, judge_model=judge_model, per_minute=per_minute, timeout=timeout,
+    )  # fmt: skip
+    references = references_in(reference, servers)
     from ..evaluation.measuring import Decoding, Writer
 
     decoding = Decoding(
@@ -116,70 +139,87 @@ def compare(
     )
     check_decoding(decoding)
     check_out(out, resume)
-    from ..evaluation.advice import advice
     from ..evaluation.arms import make_arms, why_not_static
     from ..evaluation.comparing import Batches
     from ..evaluation.comparing import compare as run
+    from ..evaluation.quality import check_references, qualities
     from ..evaluation.scoring import score_answers
     from ..evaluation.store import Folder, Memory
     from ..training.processes import Processes
 
     processes = Processes.started()
-    chosen = _policies(policies, gamma)
+    chosen = _policies(policies, gamma, demo_models=model is None and assistant is None and drafter is None)
     parts = [part for policy in chosen.values() for part in parts_in(policy)]
     made = models_from(model, assistant, sources_in(parts), drafter)
     check_compiled(compile_rounds, made)
     texts, problems, its_task, source = prompts_of(prompts, task, data, made.model, limit, seed, shots)
     batches = Batches(len(texts), sizes)
     target, draft, tokenizer = load_made(made, dtype, device, overrides)
-    texts = chats(tokenizer, texts) if chat else texts
+    asked, texts = texts, chats(tokenizer, texts) if chat else texts
     left_out = {"target compiled": why} if (why := why_not_static(target)) and static else {}
     capacity = longest_of(tokenizer, texts) + max_new_tokens if static and not left_out else None
     arms = make_arms(
         target, draft, chosen, tokenizer=tokenizer, gamma=gamma, capacity=capacity, compiled=compile_rounds
     )
+    check_references(references, [arm.name for arm in arms], problems)
     store = None
     if out is not None:
         facts = facts_of(target, draft, arms, decoding, texts, source, sizes, problems)
         store = Folder(out, facts, resume, processes)
     left = processes.share([its for its in batches.all() if store is None or not store.has(its[0], its[1])])
     calls = len(arms) * (len(left) + len({size for size, _, _ in left}))
-    with resumable(store), progress("comparing", calls, quiet=not processes.first) as tell:
-        found = run(
-            Writer(target, tokenizer, decoding, its_task),
-            arms,
-            texts,
-            batches,
-            store=store or Memory(processes),
-            task=its_task,
-            problems=problems,
-            tell=tell,
-        )
-    if not processes.first:
-        return
-    left_out |= found.left_out
-    lines = {str(size): advice(found.figures, size) for size in sorted(set(sizes))}
+    with judge_of(servers) as judge:
+        with resumable(store), progress("comparing", calls, quiet=not processes.first) as tell:
+            found = run(
+                Writer(target, tokenizer, decoding, its_task), arms, texts, batches,
+                store=store or Memory(processes), task=its_task, problems=problems, tell=tell,
+            )  # fmt: skip
+        if not processes.first:
+            return
+        judged = qualities(found.answers, asked, references, problems=problems, judge=judge)
     if store is not None:
         score_answers(Writer(target, tokenizer, decoding), draft, chosen, store.answers, texts)
-        store.finish(found.figures, advice=lines, left_out=left_out, warm_up_seconds=found.warm_up_seconds)
     remark_on(parts, do_sample)
+    _finish(found, left_out | found.left_out, judged if references else None, sizes, store, as_json)
+
+
+def _finish(
+    found: Any, left_out: dict[str, str], judged: list[Any] | None, sizes: list[int], store: Any, as_json: bool
+) -> None:
+    """Write the figures into the folder of `store`, if there is one, and show them. `judged`: rows of `--reference`, where it was given."""
+    from ..evaluation.advice import advice
+
+    lines = {str(size): advice(found.figures, size) for size in sorted(set(sizes))}
+    quality = {} if judged is None else {"quality": [row.to_dict() for row in judged]}
+    if store is not None:
+        seconds = found.warm_up_seconds
+        store.finish(found.figures, advice=lines, left_out=left_out, warm_up_seconds=seconds, **quality)
     if as_json:
-        show_json({"figures": [its.to_dict() for its in found.figures], "advice": lines, "left_out": left_out})
+        figures = [row.to_dict() for row in found.figures]
+        show_json({"figures": figures, "advice": lines, "left_out": left_out, **quality})
         return
     show_figures(found.figures, lines, left_out)
-    if out is not None:
-        show(f"\n{out}: run.json, answers.jsonl (Spec-Bench's format), summary.csv")
+    if judged is not None:
+        show_quality(judged)
+    if store is not None:
+        show(f"\n{store.out}: run.json, answers.jsonl (Spec-Bench's format), summary.csv")
 
 
-def _policies(given: str | Mapping[str, Any], gamma: int) -> dict[str, Any]:
-    """`--policies`, each under the name that it was given, or those of another command. Strict acceptance drafts as many tokens as
-    Transformers' arm does.
+def _policies(given: str, gamma: int, demo_models: bool) -> dict[str, Any]:
+    """The policies in `--policies`, each under the name that it was given.
+
+    Strict acceptance drafts as many tokens as Transformers' arm does. On the demo's models a method's bare name takes the demo's head.
     """
+    from ..policy.forms import of_name
     from ..policy.short_form import split_policies
+    from ..registry import Names, method
 
     constant = hla.Constant(gamma)
     found: dict[str, Any] = {}
-    policies = {name: hla.as_policy(name) for name in split_policies(given)} if isinstance(given, str) else given
-    for name, policy in policies.items():
+    for name in split_policies(given):
+        if demo_models and name in Names("method") and method(name).needs == ("head",):
+            policy = of_name(name, {"head": hla.demo.head(name)})
+        else:
+            policy = hla.as_policy(name)
         found[name] = policy if policy.stop is not None else hla.LossyPolicy(policy.rule, constant, policy.filter)
     return found

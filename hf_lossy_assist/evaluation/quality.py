@@ -1,12 +1,12 @@
-"""How good texts are where no answer is right or wrong: ROUGE against a reference, and a judge model's wins and ties.
+"""How good texts are where no answer is right or wrong: ROUGE against reference texts, and a judge model's wins and ties.
 
 Both are what SPRINTER (Zhong et al. 2025, section 4, huggingface.co/papers/2502.04557) measures completions by. Nothing here runs a
 model of ours: the texts are those that a comparison wrote.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..stats.intervals import Estimate, mean, wilson
@@ -16,22 +16,25 @@ from ..tasks.rouge import Rouge, rouge
 from .measuring import Answer
 
 
-REFERENCE = "reference"  # the entry of a problem's `extra`
+TASK = "task"  # the name of a task's own reference texts, where another reference is an arm's
+REFERENCE = "reference"  # the entry of a problem's `extra` that holds one
 
 
 @dataclass(frozen=True)
 class Quality:
-    """One arm at one batch size.
+    """One arm's texts at one batch size, compared with one reference.
 
     Args:
-        rouge: means by name, with Student's intervals over the prompts; empty where no problem has a reference.
-        wins, ties, losses: beside the other arm's texts on the same prompts, by the judge in both orders; equal texts are ties, and
-            unreadable ones, to which the judge gave no verdict, are none of the three.
+        reference: `TASK`, or the arm whose texts on the same prompts are the reference.
+        rouge: means by name, with Student's intervals over the prompts; empty where no prompt has a reference text.
+        wins, ties, losses: beside the reference's texts, by the judge in both orders; equal texts are ties, and unreadable ones, to which
+            the judge gave no verdict, are none of the three.
         win_tie: (wins + ties) ÷ all judged, with Wilson's interval; None without a judge.
     """
 
     arm: str
     batch_size: int
+    reference: str
     prompts: int
     rouge: dict[str, Estimate]
     wins: int = 0
@@ -49,57 +52,70 @@ class Quality:
         return row
 
 
+def check_references(references: Sequence[str], arms: Collection[str], problems: Sequence[Problem]) -> None:
+    """Refuse a reference that is neither an arm nor `TASK` with reference texts. Raises: `ValueError`, one line."""
+    for name in references:
+        if name == TASK and not any(isinstance(problem.extra.get(REFERENCE), str) for problem in problems):
+            raise ValueError(
+                "--reference task: these prompts come with no reference texts: pass --task lm1b, wikitext or demo, or an arm's name"
+            )
+        if name != TASK and name not in arms:
+            raise ValueError(f"--reference: expected task or an arm ({', '.join(arms)}), got {name}")
+
+
 def qualities(
-    answers: Sequence[Answer], problems: Sequence[Problem], *, judge: QATask | None = None, against: str | None = None,
-    tell: Callable[[str], None] = lambda what: None,
+    answers: Sequence[Answer], prompts: Sequence[str], references: Sequence[str], *, problems: Sequence[Problem] = (),
+    judge: QATask | None = None, tell: Callable[[str], None] = lambda what: None,
 ) -> list[Quality]:  # fmt: skip
-    """Of every arm at every batch size, in the order in which they first wrote.
+    """Compare every arm's texts with each reference, at every batch size, in the order in which arms first wrote.
 
     Args:
-        problems: what the prompts are, by their places.
-        judge: a task with a judge; `against`: the arm whose texts the others' are compared with.
-        tell: called behind each pair that was judged.
-
-    Raises: `ValueError`, one line, for an arm that wrote nothing.
+        prompts, problems: by their places; problems may be none.
+        references: names that `check_references` lets through.
+        judge: a task with a judge, who is asked about texts of two arms. tell: called after each pair that was judged.
     """
     by: defaultdict[tuple[str, int], dict[int, Answer]] = defaultdict(dict)
     for answer in answers:
         by[answer.arm, answer.batch_size][answer.prompt] = answer
-    arms = list(dict.fromkeys(arm for arm, _ in by))
-    if judge is not None and against not in arms:
-        raise ValueError(f"against: expected an arm that wrote these texts ({', '.join(arms)}), got {against}")
     found = []
-    for (arm, size), its in by.items():
-        scores = [rouge_of(problems[place], answer) for place, answer in its.items()]
-        known = [score for score in scores if score is not None]
-        means = {name: mean([getattr(score, name) for score in known]) for name in Rouge._fields} if known else {}
-        beside = by.get((str(against), size), {})
-        if judge is None or arm == against or not beside:
-            found.append(Quality(arm, size, len(its), means))
-            continue
-        gains = []
-        for place, answer in its.items():
-            gains.append(versus(judge, problems[place], beside[place], answer))
-            tell(arm)
-        found.append(_judged(arm, size, means, gains))
+    for reference in references:
+        for (arm, size), texts in by.items():
+            beside = by.get((reference, size), {})
+            if arm == reference or (reference != TASK and not beside):
+                continue
+            scores = []
+            for place, answer in texts.items():
+                text = reference_of(problems[place]) if reference == TASK else beside[place].text
+                scores += [] if text is None else [rouge(text, answer.text)]
+            means = (
+                {name: mean([getattr(score, name) for score in scores]) for name in Rouge._fields} if scores else {}
+            )
+            gains: list[int | None] = []
+            if judge is not None and reference != TASK:
+                for place, answer in texts.items():
+                    gains.append(versus(judge, prompts[place], beside[place], answer))
+                    tell(arm)
+            found.append(_counted(Quality(arm, size, reference, len(texts), means), gains))
     return found
 
 
-def rouge_of(problem: Problem, answer: Answer) -> Rouge | None:
-    """ROUGE of an answer against the problem's reference; None where there is none."""
-    reference = problem.extra.get(REFERENCE)
-    return rouge(reference, answer.text) if isinstance(reference, str) else None
+def reference_of(problem: Problem) -> str | None:
+    """The problem's reference text; None where it has none."""
+    text = problem.extra.get(REFERENCE)
+    return text if isinstance(text, str) else None
 
 
-def versus(judge: QATask, problem: Problem, other: Answer, answer: Answer) -> int | None:
+def versus(judge: QATask, prompt: str, other: Answer, answer: Answer) -> int | None:
     """1 where `answer` is the better text, −1 where `other` is, 0 for a tie; None where the judge gives no verdict."""
     if squeeze(other.text) == squeeze(answer.text):
         return 0
-    return judge.versus(problem.prompt, other.text, answer.text)
+    return judge.versus(prompt, other.text, answer.text)
 
 
-def _judged(arm: str, size: int, means: dict[str, Estimate], gains: Sequence[int | None]) -> Quality:
+def _counted(quality: Quality, gains: Sequence[int | None]) -> Quality:
+    if not gains:
+        return quality
     wins, ties, losses = (sum(gain == side for gain in gains) for side in (1, 0, -1))
     read = wins + ties + losses
     share = wilson(wins + ties, read) if read else None
-    return Quality(arm, size, len(gains), means, wins, ties, losses, len(gains) - read, share)
+    return replace(quality, wins=wins, ties=ties, losses=losses, unreadable=len(gains) - read, win_tie=share)

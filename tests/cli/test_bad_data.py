@@ -21,12 +21,10 @@ BAD = {
     "an empty file": ("", "holds no "),
     "bytes": (b"\x89PNG\r\n\x1a\n\x00\xff", "line 1 is not JSON: not UTF-8"),
 }
-JUDGE = str(demo.FOLDER / "autojudge_head")
 READERS = {  # the commands that read a file of prompts or problems, and how it is passed
     "compare prompts": ["compare", "--prompts"],
     "compare task": ["compare", "--task"],
     "tune": ["tune", "--task"],
-    "evaluate": ["evaluate", JUDGE, "--task"],
     "mine": ["mine", "--out", "{tmp}/out", "--task"],
     "collect": ["collect", "--out", "{tmp}/out", "--prompts"],
     "generate": ["generate", "--prompts"],
@@ -61,27 +59,26 @@ def test_a_file_that_cannot_be_read(line, tmp_path, reader, bad):
     assert says in said and "rows.jsonl" in said and ("expected" in said or "is not JSON" in said), said
 
 
-@pytest.mark.parametrize("command", ["compare", "tune", "evaluate", "mine"])
+@pytest.mark.parametrize("command", ["compare", "tune", "mine"])
 def test_a_row_without_what_its_task_asks(line, tmp_path, command):
     (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n{"question": "2 + 2?"}\n')
-    more = {"evaluate": [JUDGE], "mine": ["--out", "{tmp}/out"]}.get(command, [])
+    more = ["--out", "{tmp}/out"] if command == "mine" else []
     said = line(command, *more, "--task", "gsm8k", "--data", tmp_path / "rows.jsonl", *DEMO)
     assert "line 2" in said and "'answer'" in said, said
 
 
-@pytest.mark.parametrize("command", [["tune"], ["evaluate", JUDGE]], ids=lambda words: words[0])
-def test_a_task_without_answers(line, tmp_path, command):
+def test_a_task_without_answers(line, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(GOOD + '{"prompt": "2 + 2?"}\n')
-    assert "rows.jsonl: problem 2 has no right answer" in (said := line(*command, "--task", file, *DEMO))
+    assert "rows.jsonl: problem 2 has no right answer" in (said := line("tune", "--task", file, *DEMO))
     assert "add `answer`" in said
 
 
-@pytest.mark.parametrize("command", [["compare"], ["tune"], ["evaluate", JUDGE]], ids=lambda words: words[0])
+@pytest.mark.parametrize("command", ["compare", "tune"])
 def test_tasks_whose_answers_are_not_counted(line, tmp_path, command):
     (tmp_path / "rows.jsonl").write_text(GOOD)
     for task, says in (("qa", "has no right answers, and its judge is for hf-lossy mine"), ("code", "hf-lossy mine")):
-        said = line(*command, "--task", task, "--data", tmp_path / "rows.jsonl", *DEMO)
+        said = line(command, "--task", task, "--data", tmp_path / "rows.jsonl", *DEMO)
         assert says in said and "pass demo, gsm8k, math or a JSON-lines file" in said
 
 
@@ -89,10 +86,6 @@ def test_no_judge(line, tmp_path):
     (tmp_path / "rows.jsonl").write_text(GOOD)
     mine = ["mine", "--out", "{tmp}/out", "--task", "qa", "--data", tmp_path / "rows.jsonl", *DEMO]
     assert "needs --judge-url and --judge-model: an OpenAI-compatible server" in line(*mine)
-
-
-def test_evaluate_counts_answers(line):
-    assert "evaluate counts right answers: pass --task" in line("evaluate", JUDGE, *DEMO)
 
 
 @pytest.fixture(scope="module")

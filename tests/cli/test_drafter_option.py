@@ -1,4 +1,4 @@
-"""`--drafter` of collect, mine, profile, compare, tune and evaluate, from the command line as a user types it."""
+"""`--drafter` of collect, mine, profile, compare and tune, from the command line as a user types it."""
 
 import json
 
@@ -24,7 +24,7 @@ WITH = ("--drafter", "demo")
 IDENTITY = demo.drafter().identity
 
 
-def test_sprinter_from_collecting_to_evaluating(hf_lossy, tmp_path):
+def test_sprinter_from_collecting_to_comparing(hf_lossy, tmp_path):
     data, head = tmp_path / "data", tmp_path / "head"
     done = hf_lossy("collect", *WITH, "--out", data, "--limit", 30, "--max-new-tokens", 24)
     assert done.code == 0, done.err
@@ -32,9 +32,10 @@ def test_sprinter_from_collecting_to_evaluating(hf_lossy, tmp_path):
     done = hf_lossy("fit", "sprinter", data, "--out", head)
     assert done.code == 0, done.err
     assert Head.from_pretrained(head).config.draft == IDENTITY and recall(head).drafter == "demo"
-    done = hf_lossy("evaluate", head, "--threshold", 0.3, "--limit", 4, "--max-new-tokens", 8, "--json")
-    arms = [its["arm"] for its in done.json["figures"]]
-    assert arms == ["target", "svip", "sprinter:threshold=0.3"]
+    name = f"sprinter:head={head},threshold=0.3"
+    short = ("--limit", 4, "--max-new-tokens", 8, "--no-static", "--json")
+    done = hf_lossy("compare", "--policies", f"svip,{name}", *short)
+    assert [row["arm"] for row in done.json["figures"]] == ["target", "svip", name]
     wrote = hf_lossy("generate", "--policy", "sprinter", "--head", head, "--limit", 1, "--max-new-tokens", 8, "--json")
     assert wrote.json["drafter"] == "demo" and wrote.json["assistant"] is None
     assert (

@@ -76,9 +76,7 @@ def test_the_same_thing_has_the_same_name():
         assert not {"--new-tokens", "--batch", "--greedy", "--n", "--count"} & given.keys(), words
         if "--temperature" in given:
             assert given["--do-sample"].secondary_opts == ["--greedy"], words
-        if {"--prompts", "--task", "--tasks", "--data"} & given.keys() and words != (
-            "quality",
-        ):  # which writes nothing anew
+        if {"--prompts", "--task", "--tasks", "--data"} & given.keys():
             assert {"--limit", "--model", "--assistant", "--dtype", "--device", "--chat"} <= given.keys(), words
             assert "--max-new-tokens" in given or words == ("eval",), words  # of lm-eval's own --gen-kwargs
     sampling = {

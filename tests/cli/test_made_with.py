@@ -126,8 +126,6 @@ def test_commands_take_them_and_say_so(hf_lossy, tmp_path, head):
             said.split(": ")[1]
         )
     assert "--prompt" in hf_lossy("generate", "--policy", "sprinter", "--head", head).line  # no demo problems for them
-    done = hf_lossy("evaluate", head)
-    assert said in done.err and "pass --task" in done.line
     file = prompts_file(tmp_path, 3)
     for command in ("tune", "compare"):
         done = hf_lossy(command, "--policies", f"svip,sprinter:head={head}", "--task", "demo")
@@ -183,7 +181,6 @@ def test_a_head_from_the_hub_loads_no_model(hf_lossy, hub, tmp_path, monkeypatch
             ("generate", "--policy", str(name)),
             ("compare", "--policies", f"sprinter:head={name}"),
             ("tune", "--policies", f"svip,sprinter:head={name}"),
-            ("evaluate", name),
         ):
             line = hf_lossy(*command).line
             assert f"{name} was made for the models org/target and org/draft: pass --model and --assistant" in line

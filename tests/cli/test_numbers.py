@@ -196,8 +196,8 @@ def options():
 ARGUMENTS = {  # what each command needs, and what an option needs beside it
     "generate": [], "collect": ["--out", "OUT"], "fit sprinter": ["DATA", "--out", "OUT"], "mine": ["--out", "OUT"],
     "fit autojudge": ["DATA", "--out", "OUT"], "fit specdec": ["DATA", "--out", "OUT"], "fit eagle3": ["DATA", "--out", "OUT"], "profile": ["--out", "OUT"],
-    "compare": [], "tune": [], "evaluate": [str(demo.FOLDER / "autojudge_head")], "eval": ["--tasks", "sums"],
-    "quality": ["DATA"], "serve": [],
+    "compare": [], "tune": [], "eval": ["--tasks", "sums"],
+    "serve": [],
 }  # fmt: skip
 SERVER = ["--target-url", "http://127.0.0.1:9/v1", "--target-model", "x"]
 BESIDE = {

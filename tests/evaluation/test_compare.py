@@ -105,13 +105,37 @@ def test_prompts_of_a_file_have_no_right_answers(hf_lossy, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-def test_a_head_is_evaluated_wherever_it_lies(hf_lossy, tmp_path):
-    """Not every folder's name can stand in the short form of a policy."""
+def test_a_heads_right_answers_beside_strict(hf_lossy):
+    """On the demo's models a method's bare name takes the demo's head; its thresholds are arms of one run."""
+    folder = hla.demo.FOLDER / "autojudge_head"
+    names = ["strict", "autojudge", f"autojudge:head={folder},threshold=0.5"]
+    short = ("--limit", 2, "--max-new-tokens", 64, "--no-static", "--json")
+    found = hf_lossy("compare", "--policies", ",".join(names), *short).json["figures"]
+    assert [row["arm"] for row in found][-3:] == names
+    strict, judged = found[-3], found[-2]
+    assert strict["lossless"] and not judged["lossless"]
+    assert (strict["right"], strict["judged"]) == (2, 2) and judged["judged"] == 2 and judged["p"] is not None
+
+
+def test_a_head_of_models_of_ones_own_is_named(hf_lossy, tmp_path):
+    pair = (
+        "--model",
+        hla.demo.FOLDER / "target",
+        "--assistant",
+        hla.demo.FOLDER / "draft",
+        "--prompts",
+        prompts_file(tmp_path, 1),
+    )
+    assert "autojudge needs a head" in hf_lossy("compare", *pair, "--policies", "autojudge").line
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_a_heads_folder_of_any_name(hf_lossy, tmp_path):
+    """Not every folder's name can stand in the short form of a policy; JSON takes it."""
     head = shutil.copytree(hla.demo.FOLDER / "autojudge_head", tmp_path / "a+b,c=d {e")
-    short = ("--limit", 1, "--max-new-tokens", 2, "--threshold", 0.25, "--threshold", 0.5, "--json")
-    found = hf_lossy("evaluate", head, *short).json
-    names = ["svip", "autojudge:threshold=0.25", "autojudge:threshold=0.5"]
-    assert [its["arm"] for its in found["figures"]][-3:] == names
+    spec = json.dumps(hla.AutoJudge(hla.Head.from_pretrained(head), 0.25).to_dict())
+    found = hf_lossy("compare", "--policies", spec, "--limit", 1, "--max-new-tokens", 2, "--no-static", "--json").json
+    assert found["figures"][-1]["arm"] == spec
 
 
 def test_an_arm_that_cannot_be_compiled_is_left_out(hf_lossy, monkeypatch):

@@ -1,10 +1,14 @@
 """ROUGE and wins and ties of texts that were compared, with the real rouge-score and a judge on loopback."""
 
+import json
+
 import pytest
 from support.openai_server import OpenAIServer
 
+from hf_lossy_assist.cli.references import show_quality
 from hf_lossy_assist.evaluation.measuring import Answer
-from hf_lossy_assist.evaluation.quality import qualities
+from hf_lossy_assist.evaluation.quality import Quality, check_references, qualities
+from hf_lossy_assist.stats.intervals import Estimate
 from hf_lossy_assist.tasks import answers as answers_module
 from hf_lossy_assist.tasks.answers import Problem
 from hf_lossy_assist.tasks.endpoint import Endpoint
@@ -16,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 REFERENCE = "the cat sat on the mat"
 PROBLEMS = [Problem("Go on:", None, {"reference": REFERENCE}) for _ in range(4)]
+PROMPTS = ["Go on:"] * 4
 
 
 def wrote(arm, *texts, size=1):
@@ -60,51 +65,74 @@ def test_rouge_without_its_library_is_one_line(monkeypatch):
 def test_wins_ties_and_losses_in_both_orders(judge):
     base = wrote("strict", "good text", "same", "some words", "words")
     other = wrote("lossy", "a much better text", "same", "word", "verbs")
-    strict, lossy = qualities([*base, *other], PROBLEMS, judge=judge(longer), against="strict")
+    [lossy] = qualities([*base, *other], PROMPTS, ["strict"], judge=judge(longer))
     assert (lossy.wins, lossy.ties, lossy.losses, lossy.unreadable) == (1, 2, 1, 0)
     assert lossy.win_tie.value == 0.75 and lossy.win_tie.low < 0.75 < lossy.win_tie.high
     assert len(judge.server.asked) == 2 * 3  # equal texts are a tie that nobody is asked for
-    assert strict.win_tie is None and strict.wins == 0
+    assert lossy.reference == "strict" and 0 < lossy.rouge["rougeL"].value < 1
 
 
 def test_a_judge_that_prefers_a_place_finds_ties_alone(judge):
-    found = qualities(
-        [*wrote("a", "one"), *wrote("b", "two")], PROBLEMS, judge=judge(lambda a, b: "[[A>>B]]"), against="a"
-    )
-    assert (found[1].wins, found[1].ties, found[1].losses) == (0, 1, 0)
+    found = qualities([*wrote("a", "one"), *wrote("b", "two")], PROMPTS, ["a"], judge=judge(lambda a, b: "[[A>>B]]"))
+    assert [(row.wins, row.ties, row.losses) for row in found] == [(0, 1, 0)]
 
 
 def test_a_judge_without_verdict_counts_for_nothing(judge):
     asked = judge(lambda a, b: "Hm.", attempts=1)
-    found = qualities([*wrote("a", "one"), *wrote("b", "two")], PROBLEMS, judge=asked, against="a")[1]
+    [found] = qualities([*wrote("a", "one"), *wrote("b", "two")], PROMPTS, ["a"], judge=asked)
     assert (found.wins, found.ties, found.losses, found.unreadable, found.win_tie) == (0, 0, 0, 1, None)
 
 
 def test_means_by_arm_and_batch_size():
     texts = [*wrote("a", REFERENCE, "the cat"), *wrote("a", "nothing", "nothing", size=2)]
-    one, two = qualities(texts, PROBLEMS)
+    one, two = qualities(texts, PROMPTS, ["task"], problems=PROBLEMS)
     assert one.rouge["rougeL"].value == pytest.approx(0.75) and two.rouge["rougeL"].value == 0
     assert one.to_dict()["rouge1"] == pytest.approx(0.75) and one.to_dict()["win_tie"] is None
-    assert qualities(wrote("a", "b"), [Problem("?")])[0].rouge == {}
-    with pytest.raises(ValueError, match=r"against: expected an arm that wrote these texts \(a\), got b"):
-        qualities(wrote("a", "b"), PROBLEMS, judge=QATask([]), against="b")
+    assert qualities(wrote("a", "b"), PROMPTS, ["task"], problems=[Problem("?")])[0].rouge == {}
+
+
+def test_a_judge_is_not_asked_about_the_tasks_own_texts(judge):
+    [found] = qualities(wrote("a", "the cat"), PROMPTS, ["task"], problems=PROBLEMS, judge=judge(longer))
+    assert found.win_tie is None and not judge.server.asked
+
+
+def test_references_that_are_none_are_refused():
+    check_references(["task", "a"], ["a", "b"], PROBLEMS)
+    with pytest.raises(ValueError, match=r"^--reference: expected task or an arm \(a, b\), got c$"):
+        check_references(["c"], ["a", "b"], PROBLEMS)
+    for problems in ([], [Problem("?")]):
+        with pytest.raises(ValueError, match="^--reference task: these prompts come with no reference texts: [^\n]*$"):
+            check_references(["task"], ["a"], problems)
 
 
 def test_the_command(hf_lossy, tmp_path, judge):
     judge(longer)
     found = tmp_path / "found"
     small = ("--limit", 2, "--max-new-tokens", 8, "--no-static", "--policies", "svip")
-    assert hf_lossy("compare", *small, "--out", found).code == 0
     asked = ("--judge-url", judge.server.url, "--judge-model", "judge")
-    done = hf_lossy("quality", found, "--json", *asked)
-    rows = {row["arm"]: row for row in done.json["quality"]}
-    assert rows["svip"]["ties"] == 2 and rows["svip"]["win_tie"] == 1  # lossless: the target's own texts
-    assert rows["target"]["rougeL"] == rows["svip"]["rougeL"] > 0
-    shown = hf_lossy("quality", found)
-    assert shown.code == 0 and "ROUGE-L" in shown.out
-    assert "demo has other problems now than when it was compared on" in hf_lossy("quality", found, "--seed", 1).line
+    done = hf_lossy("compare", *small, "--reference", "task,target", *asked, "--out", found, "--json")
+    rows = {(row["arm"], row["reference"]): row for row in done.json["quality"]}
+    svip = rows["svip", "target"]
+    assert svip["ties"] == 2 and svip["win_tie"] == svip["rougeL"] == 1  # lossless: the target's own texts
+    assert rows["target", "task"]["rougeL"] == rows["svip", "task"]["rougeL"] > 0
+    assert ("target", "target") not in rows
+    assert json.loads((found / "run.json").read_text())["found"]["quality"] == done.json["quality"]
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "How many"}\n')
-    assert hf_lossy("compare", "--prompts", tmp_path / "prompts.jsonl", *small, "--out", tmp_path / "other").code == 0
-    assert "was compared on prompts without a task" in hf_lossy("quality", tmp_path / "other").line
-    assert "was compared on demo, not on gsm8k" in hf_lossy("quality", found, "--task", "gsm8k").line
-    assert "needs --judge-url and --judge-model" in hf_lossy("quality", found, "--judge-url", judge.server.url).line
+    prompts = ("compare", "--prompts", tmp_path / "prompts.jsonl", *small)
+    assert hf_lossy(*prompts, "--reference", "target", "--json").json["quality"][-1]["arm"] == "svip"
+    assert "these prompts come with no reference texts" in hf_lossy(*prompts, "--reference", "task").line
+    assert "expected task or an arm (target" in hf_lossy("compare", *small, "--reference", "judge").line
+    assert "pass --reference" in hf_lossy("compare", *small, *asked).line
+    lonely = ("--reference", "target", "--judge-url", judge.server.url)
+    assert "needs --judge-url and --judge-model" in hf_lossy("compare", *small, *lonely).line
+
+
+def test_the_table_fits_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    figure = Estimate(0.123, 0.111, 0.134)
+    rouge = dict.fromkeys(("rouge1", "rouge2", "rougeL"), figure)
+    arm = f"autojudge:head=/a/{'Z' * 70},threshold=0.123456"
+    show_quality([Quality(arm, 8, "strict", 100, rouge, 20, 70, 10, 0, figure), Quality("svip", 8, "task", 100, {})])
+    shown = capsys.readouterr().out
+    assert "…" not in shown and shown.count("Z") == 140 and max(map(len, shown.splitlines())) <= 80
+    assert "0.12 (0.11–0.13)" in shown and "12% (11%–13%)" in shown

@@ -154,9 +154,8 @@ def test_conversations_have_no_answers(tmp_path):
             ask()
 
 
-@pytest.mark.parametrize("command", [["mine", "--out", "mined"], ["evaluate", "head"]])
-def test_commands_refuse_conversations_by_name(hf_lossy, command):
-    done = hf_lossy(*command, "--task", "sharegpt")
+def test_mine_refuses_conversations_by_name(hf_lossy):
+    done = hf_lossy("mine", "--out", "mined", "--task", "sharegpt")
     assert done.code == 2 and "the task sharegpt has prompts and no right answers" in done.err
 
 

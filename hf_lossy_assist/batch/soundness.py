@@ -23,7 +23,7 @@ def sound(verified: Verified) -> dict[str, torch.Tensor]:
 
 
 def _finite(x: torch.Tensor) -> torch.Tensor:
-    """As `isfinite`, in half as many operations: x − x is NaN for the others."""
+    """Return `isfinite` of each value in half as many operations: x − x is NaN for the others."""
     return (x - x) == 0
 
 

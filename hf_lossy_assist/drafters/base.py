@@ -107,12 +107,9 @@ def apart(assistant: Any, drafter: Any) -> tuple[Any, Any]:
 class DrafterRun:
     """A drafter at work in one generate call.
 
-    What a subclass says of itself: `gives_probs` as in the settings; `tokens_are_sure`, what it proposes needs no look;
-    `target_features` (`FeatureSpec`), the hidden states of the target that `learn` is given.
+    What a subclass says of itself: `gives_probs` as in the settings; `tokens_are_sure`, what it proposes needs no look.
     """
 
-    # Which hidden states of the target `learn` is given; None: none.
-    target_features: FeatureSpec | None = None
     gives_probs = False  # its drafts have distributions, which rules and filters may read
     reads_target = False  # it must see the target read each token: nothing that was read for another call may take a prompt's place
     # Its tokens cannot be other than the target's. False: the engine looks at each draft, which costs a device sync.
@@ -138,13 +135,8 @@ class DrafterRun:
         """Up to `limits[b]` tokens for row b."""
         raise NotImplementedError(f"{type(self).__name__} needs a method propose(rows, limits, randomness)")
 
-    def learn(
-        self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None
-    ) -> None:
-        """Told after each round how many drafted tokens of each row were accepted, with `rows` already grown by them.
-
-        `target_hidden` (B, γ + 1, H): the states of `target_features` at the token before the draft and at each drafted token.
-        """
+    def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
+        """Take note after each round of how many drafted tokens of each row were accepted; `rows` have grown by them already."""
 
     def select(self, keep: Sequence[int]) -> None:
         """Keep these rows only."""

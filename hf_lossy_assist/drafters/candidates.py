@@ -40,9 +40,7 @@ class CandidateRun(DrafterRun):
         """The text (1, n) with what the generator proposes behind it, and the logits that the tokens were chosen by."""
         return self.generator.get_candidates(text)
 
-    def learn(
-        self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None
-    ) -> None:
+    def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
         text = rows.texts()[0][None]
         self.generator.update_candidate_strategy(text, verified.logits, accepted[0])
 

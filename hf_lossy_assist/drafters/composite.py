@@ -102,11 +102,9 @@ class CompositeRun(DrafterRun):
         probs = torch.nn.functional.one_hot(draft.tokens, self.vocabulary)
         return replace(draft, probs=probs.to(torch.float32))
 
-    def learn(
-        self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None
-    ) -> None:
-        self.first.learn(rows, verified, accepted, target_hidden)
-        self.then.learn(rows, verified, accepted, target_hidden)
+    def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
+        self.first.learn(rows, verified, accepted)
+        self.then.learn(rows, verified, accepted)
 
     def select(self, keep: Sequence[int]) -> None:
         self.first.select(keep)

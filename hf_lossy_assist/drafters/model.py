@@ -201,9 +201,7 @@ class AssistantRun(DrafterRun):
         last = logits[:, -1] if even else logits[range(len(counts)), [c - 1 for c in counts]]
         return fit_vocabulary(last.to(device=device, dtype=torch.float32), self.vocabulary)
 
-    def learn(
-        self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None
-    ) -> None:
+    def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
         held = verified.selection.valid_prefix_lengths(rows.held(), accepted)
         self.model.rollback([min(a, b) for a, b in zip(self.model.lengths, held, strict=True)])
 

@@ -91,9 +91,7 @@ class StatesRun(AssistantRun):
         can = [limit if known > begin else 0 for limit, known, begin in rooms]
         return super().propose(rows, can, randomness)
 
-    def learn(
-        self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None
-    ) -> None:
+    def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
         states = self.target_states.take()
         assert states is not None, "the target has read the round"
         self.untold.append(states)

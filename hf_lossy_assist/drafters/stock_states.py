@@ -144,9 +144,7 @@ class StockStatesRun(CandidateRun):
         )  # fmt: skip
         return torch.cat([text[:, : self.begin], found], dim=1), logits
 
-    def learn(
-        self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None
-    ) -> None:
+    def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
         self._take(rows)
 
     def _take(self, rows: Rows) -> None:

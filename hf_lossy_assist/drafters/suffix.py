@@ -166,9 +166,7 @@ class SuffixRun(DrafterRun):
                 return tokens[: i + 1]
         return tokens
 
-    def learn(
-        self, rows: Rows, verified: Verified, accepted: Sequence[int], target_hidden: torch.Tensor | None = None
-    ) -> None:
+    def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
         if self.settings.memory is None:
             return
         self._read(rows)

@@ -42,7 +42,6 @@ class Call:
     pair: tuple[Any, Any, Hashable] | None = None  # what the stop was told of: target, draft, kind of call
     companion: RowModel | None = None  # that the filter reads
     tap: FeatureTap | None = None  # on the target, where the rule's head reads its hidden states
-    drafter_tap: FeatureTap | None = None  # on the target, where the drafter learns from its hidden states
     streamer: Any = None
     watch: Callable[[Verified, Verdict], None] | None = None  # is shown each round; for measuring
     compiled: bool = False  # rounds are to be compiled where they can be
@@ -69,7 +68,3 @@ class Call:
         for model in (self.target, *self.drafter.cached_models):
             if isinstance(model, StaticRowModel):
                 model.close()
-
-    def target_hidden(self) -> torch.Tensor | None:
-        """What `drafter_tap` holds of the latest target forward, (B, Q, H)."""
-        return None if self.drafter_tap is None else self.drafter_tap.value

@@ -117,7 +117,7 @@ def roll_back(call: Call, verified: Verified, accepted: list[int]) -> None:
     if companion is not None:
         valid = verified.selection.valid_prefix_lengths(rows.held(), accepted)
         companion.rollback([min(pair) for pair in zip(companion.lengths, valid, strict=True)])
-    call.drafter.learn(rows, verified, accepted, call.target_hidden())
+    call.drafter.learn(rows, verified, accepted)
 
 
 def drop_finished(call: Call) -> None:

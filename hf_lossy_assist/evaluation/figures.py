@@ -67,7 +67,7 @@ class Figures:
 
 
 class Described(Protocol):
-    """As much of an arm as its figures ask for."""
+    """The attributes of an arm that its figures need."""
 
     @property
     def name(self) -> str: ...

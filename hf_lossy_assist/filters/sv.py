@@ -1,6 +1,6 @@
 """SV's verify filter: a companion model says which drafted tokens are worth the target's time.
 
-Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328); the exact correction is ours (docs/design.md).
+Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328); the exact correction is ours (docs/explanation/sv-exactness.md).
 """
 
 from collections.abc import Mapping

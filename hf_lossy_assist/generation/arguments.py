@@ -1,6 +1,6 @@
 """Every argument and setting of Transformers' `generate`, in one of three lists: honoured, refused, or without effect here.
 
-docs/arguments.md is the same for readers; tests/test_arguments.py holds both against the installed Transformers, so that a
+docs/arguments.md is the same for readers; tests/generation/test_arguments.py holds both against the installed Transformers, so that a
 name that a new release brings is decided on before it is passed over.
 """
 
@@ -22,7 +22,7 @@ HONOURED = frozenset(
     "use_mtp speculation_type watermarking_config cache_implementation compile_config disable_compile synced_gpus".split()
 )  # watermarking_config: SynthID for one text at a time; cache_implementation: but for offloaded, quantised and paged ones
 
-# Where `checks` or `modes_asked_for` says no to a value that would change something.
+# Where `unsupported` says no to a value that would change something.
 REFUSED = frozenset(
     "custom_generate num_beams use_cache token_healing guidance_scale output_attentions "
     "output_hidden_states assistant_ensemble_weight penalty_alpha dola_layers num_beam_groups "

@@ -22,7 +22,7 @@ def in_the_right_mode(call: Call, model: Any, assistant: Any, lasting: bool | No
     lasting = lasts(call, model, assistant) if lasting is None else lasting
     # (`inference_mode(False)` will not do where tensors last: it switches gradients on.)
     with torch.no_grad() if lasting else torch.inference_mode(), ExitStack() as stack:
-        for tap in filter(None, (call.tap, call.drafter_tap, *call.drafter.taps)):
+        for tap in filter(None, (call.tap, *call.drafter.taps)):
             stack.enter_context(tap)
         stack.enter_context(without_checkpointing(model, assistant))
         yield

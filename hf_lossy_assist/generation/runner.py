@@ -218,7 +218,6 @@ class Runner:
                 vocabulary=vocabulary, sampling=sampling, pair=pair,
                 companion=None if companion is None else rowwise(companion, model, rows, vocabulary),
                 tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
-                drafter_tap=None if drafter.target_features is None else FeatureTap(model, drafter.target_features),
                 streamer=self.streamer, compiled=compilation is not None, sizes=sizes,
                 fixed_rows=len(rows.index) > 1 and any(has_fixed_rows(its) for its in (model, self.assistant, companion) if its is not None),
                 keep_scores=rows.keeps_scores,

@@ -15,7 +15,7 @@ from transformers.generation.utils import is_fsdp_managed_module
 
 from ..batch.rows import Rows
 from ..models.cached import CachedModel
-from ..models.in_step import SteppedModel, Steps, is_one_of_several, is_sharded
+from ..models.in_step import SteppedModel, Steps, is_one_of_several, is_sharded, is_zero3
 from ..models.inspect import base_of, device_of
 from ..models.led import END, FAILED, LedModel, OtherRankFailed, Ranks, follow, is_spread
 from ..models.row_model import RowModel
@@ -29,10 +29,12 @@ def refuse_spread(name: str, model: Any) -> None:
         raise ValueError(
             f"the {name} is spread over ranks (tensor parallelism), and the first rank alone runs it: load it whole, without tp_plan"
         )
-    if model is not None and is_sharded(model):
+    if model is not None and is_zero3(model):
         raise ValueError(
-            f"the {name} is spread over ranks (FSDP2 or ZeRO-3), and each rank runs it by itself: load it whole"
+            f"the {name} is sharded by DeepSpeed's ZeRO-3, which lossy_policy does not run: load it whole"
         )
+    if model is not None and is_sharded(model):
+        raise ValueError(f"the {name} is spread over ranks (FSDP2), and each rank runs it by itself: load it whole")
 
 
 def ranks_of(model: Any, synced: bool | None) -> Ranks | Steps | None:
@@ -43,6 +45,10 @@ def ranks_of(model: Any, synced: bool | None) -> Ranks | Steps | None:
     if not is_one_of_several():
         return None
     device, managed = device_of(model), synced is not False and not is_sharded(model)
+    if is_zero3(model):
+        raise ValueError(
+            "the target is sharded by DeepSpeed's ZeRO-3, which lossy_policy does not run: shard it with FSDP2 (fully_shard), or load it with tp_plan"
+        )
     if managed and is_fsdp_managed_module(base_of(model)):
         raise ValueError(
             "the target's weights are spread over ranks by the first FSDP, which lossy_policy does not run: shard it with FSDP2 (fully_shard), or pass synced_gpus=False where every rank has the same prompts and seed"

@@ -49,7 +49,7 @@ class StoppingCandidateGenerator(AssistedCandidateGenerator):
 
 
 def stock_generator(model: PreTrainedModel, stop: DraftStop) -> Any:
-    """A `_get_candidate_generator` for `model` that drafts with `stop`; see `integration.stock_stop`."""
+    """A `_get_candidate_generator` for `model` that drafts with `stop`; see `stock_stop`."""
 
     def get(
         generation_config: Any,

@@ -36,7 +36,7 @@ def target_of(
         )
     if isinstance(ranks, Steps) and not is_tested(base_of(model)):
         raise ValueError(
-            f"{type(base_of(model)).__name__} must be tried before it is decoded in blocks, and is spread over ranks (FSDP2 or ZeRO-3), which "
+            f"{type(base_of(model)).__name__} must be tried before it is decoded in blocks, and is spread over ranks (FSDP2), which "
             "do not try it together: load it whole"
         )
     given = model_kwargs.get(CACHE)

@@ -43,7 +43,7 @@ class BlockModel:
         self.said = 0  # places of it whose logits were asked for
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
-        """As `CachedModel.feed`, of the last token of each row alone: (B, 1, V)."""
+        """Return logits after the last token of each row alone, (B, 1, V)."""
         if self._block is None:
             last = torch.tensor(counts, device=tokens.device).clamp(min=1) - 1
             self._block = self._filled_in(tokens.gather(1, last[:, None]).to(self.device))
@@ -80,7 +80,7 @@ class BlockModel:
         return [known - begin for known, begin in zip(self.known, self._begins, strict=True)]
 
     def rollback(self, lengths: Sequence[int]) -> None:
-        """As `CachedModel.rollback`; the round's block is forgotten."""
+        """Go back to `lengths` cached tokens of each row, and forget the round's block."""
         self.lengths, self._block, self.said = list(lengths), None, 0
 
     def mark(self) -> Any:

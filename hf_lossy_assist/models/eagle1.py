@@ -68,7 +68,7 @@ class Eagle1Network(StatesNetwork):
     def forward(
         self, embeds: torch.Tensor, states: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor | None, cache: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """As `Eagle3Network`'s: what the next pair reads in place of states, and what the head reads, which are the same here."""
+        """Return the states that the next pair reads and those that the head reads, (B, T, H) each; they are the same here."""
         out = self.fc(torch.cat([embeds.to(states.dtype), states], dim=-1))
         given = {
             "position_embeddings": self.rotary_emb(out, position_ids),

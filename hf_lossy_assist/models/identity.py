@@ -169,7 +169,7 @@ _of_weights: WeakKeyDictionary[Any, tuple[str, str]] = (
 
 
 def weights_hash_once(model: Any) -> str:
-    """As `weights_hash`, worked out once for a model in one precision: training that goes on later is not seen."""
+    """Return `weights_hash`, computed once for a model in one precision: later training is not noticed."""
     base = base_of(model)
     if base not in _of_weights or _of_weights[base][0] != str(base.dtype):
         _of_weights[base] = str(base.dtype), weights_hash(base)

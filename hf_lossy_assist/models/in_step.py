@@ -1,4 +1,4 @@
-"""A target whose weights are sharded over ranks (FSDP2, or DeepSpeed's ZeRO-3): each rank decodes texts of its own, and all run its forwards together.
+"""A target whose weights are sharded over ranks (FSDP2): each rank decodes texts of its own, and all run its forwards together.
 
 Each forward gathers the weights from all ranks, so no rank can run one alone. Before each of them the ranks meet; one that is done goes on
 with forwards whose results nobody reads, until all are done.
@@ -97,10 +97,10 @@ def is_one_of_several() -> bool:
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether FSDP2 or DeepSpeed's ZeRO-3 spreads a model's weights, or those of a part of it, over several processes."""
-    if not is_one_of_several():
-        return False
-    base = base_of(model)
-    return any(isinstance(its, FSDPModule) for its in base.modules()) or any(
-        hasattr(its, "ds_id") for its in base.parameters()
-    )
+    """Tell whether FSDP2 spreads a model's weights, or those of a part of it, over several processes."""
+    return is_one_of_several() and any(isinstance(module, FSDPModule) for module in base_of(model).modules())
+
+
+def is_zero3(model: Any) -> bool:
+    """Tell whether DeepSpeed's ZeRO-3 has taken a model's weights apart; it marks each parameter."""
+    return is_one_of_several() and any(hasattr(weight, "ds_id") for weight in base_of(model).parameters())

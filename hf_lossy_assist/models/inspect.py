@@ -52,9 +52,8 @@ def device_of(model: Any) -> torch.device:
 
 
 def tokens_known(model: Any) -> int:
-    """How many token ids a model can read. DeepSpeed's ZeRO-3 leaves an empty tensor where the weights were, with their shape beside it."""
-    table = base_of(model).get_input_embeddings().weight
-    return int(getattr(table, "ds_shape", table.shape)[0])
+    """Return how many token ids a model can read."""
+    return int(base_of(model).get_input_embeddings().weight.shape[0])
 
 
 def has_fixed_rows(model: Any) -> bool:

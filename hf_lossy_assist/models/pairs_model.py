@@ -50,7 +50,7 @@ class PairsModel:
         self._kept = network.kept.to(self.device) if network.config.reduced else None
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
-        """As `CachedModel.feed`; logits of tokens that the network cannot propose are −inf."""
+        """Read tokens as `CachedModel.feed` does; logits of tokens that the network cannot propose are −inf."""
         tokens = tokens.to(self.device)
         width = tokens.shape[1]
         starts = [length - 1 for length in self.lengths]
@@ -114,7 +114,7 @@ class PairsModel:
         return states.gather(1, columns.clamp(0, states.shape[1] - 1)[..., None].expand(-1, -1, states.shape[2]))
 
     def rollback(self, lengths: Sequence[int]) -> None:
-        """As `CachedModel.rollback`, and no further than the target's states reach."""
+        """Go back to `lengths` cached tokens of each row, or to where the target's states end, if that is earlier."""
         self.lengths = [min(pair) for pair in zip(lengths, self._sound, strict=True)]
         self._sound = [min(pair) for pair in zip(self.lengths, self._sound, strict=True)]
 

@@ -15,12 +15,12 @@ def reads_together(models: Sequence[CachedModel]) -> bool:
 
 
 def joins(model: CachedModel) -> bool:
-    """As `RowModel.joins`."""
+    """Tell whether the model's row can join a batch; see `RowModel.joins`."""
     return isinstance(model, RowModel) and model.joins
 
 
 def keeps_prompts(model: CachedModel) -> bool:
-    """As `RowModel.keeps_prompts`."""
+    """Tell whether the model can copy a prompt that was read before; see `RowModel.keeps_prompts`."""
     return isinstance(model, RowModel) and model.keeps_prompts
 
 

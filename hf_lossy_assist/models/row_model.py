@@ -73,7 +73,7 @@ class RowModel:
 
     @property
     def reach(self) -> float:
-        """As `Architecture.reach`."""
+        """Return how many tokens every layer sees; see `Architecture.reach`."""
         return self.facts.reach
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
@@ -140,7 +140,7 @@ class RowModel:
         return layout.pad(out.logits, layout.width)
 
     def _mask(self, slots: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
-        """As `Masks.of`."""
+        """Return the attention mask for the tokens at `slots`; see `Masks.of`."""
         return self.masks.of(slots, self.cache.visible, len(self.lengths), self.cache.capacity)
 
     def stand_at(self, columns: Columns | None) -> None:

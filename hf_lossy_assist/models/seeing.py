@@ -52,7 +52,7 @@ class SeeingModel(RowModel):
     """
 
     def __init__(self, prompt: Prompt | None, model: Any, rows: int, limit: int, vocabulary: int | None = None):
-        """As `RowModel`; `prompt` has as many rows. None: what it goes on from is adopted."""
+        """Take `RowModel`'s arguments after `prompt`, which has as many rows; None where a filled cache is adopted."""
         super().__init__(model, rows, limit, vocabulary)
         if self.rope is not None:
             if limit > self.rope.changes_after:

@@ -1,6 +1,6 @@
 """What every acceptance rule answers: which drafted tokens to accept, and from which distribution to draw the token after them.
 
-One formalism for all (docs/design.md): a drafted token x ~ q is accepted with probability a(x), and after the first rejection
+One formalism for all (docs/explanation/what-is-lossy.md): a drafted token x ~ q is accepted with probability a(x), and after the first rejection
 the correction is drawn from a distribution r. The output distribution is then q·a + (1 − Σ q·a)·r. A rule of your own overrides
 `matches` (greedy) and `probability` (sampling), and `correction` where r is not the lossless one; rules that are one formula of p and q
 are shorter as `pointwise.Pointwise`.
@@ -125,19 +125,19 @@ class RuleRun:
         self.rule = rule
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
-        """As `AcceptanceRule.accepts`."""
+        """Decide which drafted tokens are accepted; shapes as in `AcceptanceRule.accepts`."""
         return self.rule.accepts(verified, coins)
 
     def unchecked(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor | None:
-        """As `AcceptanceRule.unchecked`."""
+        """Tell which accepted tokens were not verified; shapes as in `AcceptanceRule.unchecked`."""
         return self.rule.unchecked(verified)
 
     def choice(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
-        """As `AcceptanceRule.choice`."""
+        """Choose the token after a rejection in greedy decoding; shapes as in `AcceptanceRule.choice`."""
         return self.rule.choice(verified, at)
 
     def correction(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
-        """As `AcceptanceRule.correction`."""
+        """Return the distribution after a rejection; shapes as in `AcceptanceRule.correction`."""
         return self.rule.correction(verified, at)
 
     @property

@@ -155,7 +155,7 @@ class LimitedRun(RuleRun):
         return self._answer(verified, coins).closed.gather(1, at[:, None]).squeeze(1)
 
     def _answer(self, verified: Verified, coins: torch.Tensor | None) -> "Answer":
-        """As `_split`, which several stages of a round ask: the first of them pays for it."""
+        """Return `_split` of this round, computed by the first of the stages that need it."""
         known = self._known
         if known is not None and known[0] is verified and known[1] is coins:
             return known[2]

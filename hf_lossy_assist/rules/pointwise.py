@@ -42,7 +42,7 @@ class Pointwise(AcceptanceRule):
         return (p - q).clamp_(min=0.0)
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
-        """As `AcceptanceRule.accepts`.
+        """Decide which drafted tokens are accepted; shapes as in `AcceptanceRule.accepts`.
 
         Where looks are free, the formula is asked about those tokens alone that are sent and that strict acceptance rejects: what it says
         of the others changes nothing.

@@ -89,7 +89,7 @@ class HeadStop(HiddenStateStop):
     def should_stop(
         self, input_ids: torch.Tensor, scores: Any, features: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
-        """As `DraftStop.should_stop`; `features` (B, H): the draft's state that predicted the token."""
+        """Tell which rows end their draft, (B,) bool; `features` (B, H): the draft's state that predicted the token."""
         return ~(self.head(self.require_states(features)) >= self.threshold)  # NaN stops too
 
 
@@ -135,7 +135,7 @@ class SpecDecPPRun(StopRun):
     def after_token(
         self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As `StopRun.after_token`; `features` (B, H): the draft's state that predicted the token, which encodes the one before it."""
+        """Tell which rows end their draft, (B,) bool; `features` (B, H): the draft's state that predicted the token, which encodes the one before it."""
         states = self.settings.require_states(features)
         if self.all_accepted is None:  # the state encodes the last token of the text, which is not drafted
             self.all_accepted = torch.ones(states.shape[0], dtype=torch.float32, device=states.device)

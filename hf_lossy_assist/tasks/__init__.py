@@ -1,1 +1,1 @@
-"""Reading prompts and, later, scoring answers. Nothing in the runtime imports this."""
+"""Tasks: where prompts come from, and which answers are right. Nothing in the runtime imports this."""

@@ -97,7 +97,7 @@ class Row(NamedTuple):
         return found
 
     def optional(self, *names: str) -> str | None:
-        """As `text`, or None. The first entry of a list counts, as in Spec-Bench's `turns`."""
+        """Return the first text under one of these names, or None. The first entry of a list counts, as in Spec-Bench's `turns`."""
         for name in names:
             value = self.values.get(name)
             value = value[0] if isinstance(value, list) and value else value

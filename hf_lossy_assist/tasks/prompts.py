@@ -33,7 +33,7 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[str]:
 
 
 def read_texts(path: str | Path, limit: int | None = None) -> list[Text]:
-    """As `read_prompts`, with each line's `continuation`, `answer` (GSM8K) or first `reference` (Spec-Bench), if it has one."""
+    """Read prompts as `read_prompts` does, with each line's `continuation`, `answer` (GSM8K) or first `reference` (Spec-Bench), if it has one."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {shown(str(path), 200)}")

@@ -68,7 +68,7 @@ class Processes:
             raise said
 
     def others(self, value: T) -> list[T]:
-        """As `all`, without this process's own."""
+        """Return the values of the other processes, in the order of their ranks."""
         values = self.all(value)
         return values[: self.rank] + values[self.rank + 1 :]
 

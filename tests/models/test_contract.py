@@ -52,13 +52,13 @@ def parameters(function) -> list[str]:
 
 
 def test_generates_positional_parameters():
-    """integration: an enabled `generate` hands positional arguments on by these names."""
+    """An enabled `generate` hands positional arguments on by these names."""
     names = parameters(GenerationMixin.generate)
     assert names[:2] == ["self", "inputs"] and names[2] == "generation_config"
     for name in ("logits_processor", "stopping_criteria", "assistant_model", "streamer", "custom_generate", "kwargs"):
         assert name in names
     for name in ("tokenizer", "assistant_tokenizer", "prompt_lookup_num_tokens", "lossy_policy"):
-        assert name not in names  # read from the keyword arguments by `integration`
+        assert name not in names  # the runner reads it from the keyword arguments
 
 
 def run_custom(model, **kwargs) -> dict:
@@ -114,7 +114,7 @@ def test_custom_generate_with_a_mask_of_ones():
 
 
 def test_custom_generate_drops_the_draft_and_the_streamer():
-    """integration: which is why the runner carries them itself. If this changes, they could be handed over plainly."""
+    """So the runner carries them itself. If this changes, they could be handed over plainly."""
     got = run_custom(
         tiny.shared("llama"), **tiny.prompts((5,)), max_new_tokens=2, assistant_model=tiny.shared("gpt2"),
         tokenizer="a tokenizer",
@@ -176,7 +176,7 @@ def test_generation_config_knows_the_draft_settings():
 
 
 def test_generation_config_ignores_draft_settings_at_the_call():
-    """integration: they would otherwise be applied twice."""
+    """They would otherwise be applied twice."""
     names = parameters(GenerationMixin._get_candidate_generator)
     assert not {"num_assistant_tokens", "assistant_confidence_threshold"} & set(names)
 

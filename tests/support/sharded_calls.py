@@ -1,4 +1,4 @@
-"""Run by `torchrun`: calls on targets that FSDP2 or ZeRO-3 shards over the ranks, each rank with prompts and a length of its own."""
+"""Run by `torchrun`: calls on targets that FSDP2 shards over the ranks, each rank with prompts and a length of its own."""
 
 import json
 import os
@@ -38,18 +38,8 @@ def written(out):
     return [out.sequences.tolist(), stats["num_accepted_draft_tokens"], stats["num_lossy_accepts"]]
 
 
-ZERO3 = {
-    "train_micro_batch_size_per_gpu": 1,
-    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
-}
-
-
-def sharded(model, by):
-    """The model with each layer, and the rest, sharded over all ranks `by` "fsdp2" or "zero3"."""
-    if by == "zero3":
-        import deepspeed
-
-        return deepspeed.initialize(model=model, config=ZERO3)[0].module
+def sharded(model):
+    """The model with each layer, and the rest, sharded over all ranks."""
     for layer in model.model.layers:
         fully_shard(layer)
     return fully_shard(model)
@@ -70,20 +60,15 @@ def written_many(*args, **call):
 
 
 def main():
-    folder, rank, by = Path(sys.argv[1]), int(os.environ["RANK"]), sys.argv[3]
-    if by == "zero3":
-        import deepspeed
-
-        deepspeed.init_distributed("gloo")
-    else:
-        dist.init_process_group("gloo")
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    dist.init_process_group("gloo")
     found = {}
     for name in sys.argv[2].split(","):
         target, draft = (
             AutoModelForCausalLM.from_pretrained(folder / f"{name}{kind}", dtype=torch.float64).eval()
             for kind in ("", "-draft")
         )
-        hla.enable(sharded(target, by))
+        hla.enable(sharded(target))
         torch.manual_seed(rank)
         for kind, policy in policies(draft).items():
             for sampling in (False, True):
@@ -105,13 +90,18 @@ def main():
         found[f"{name} compiled"] = said(target.generate, **prompts(rank), **call | compiled)
         same = target.generate(**prompts(0), **call, do_sample=False, synced_gpus=False)
         found[f"{name} the same"] = same.tolist()
-        if by == "fsdp2":
-            target(prompts(0)["input_ids"]).logits.sum().backward()  # as between two steps of training
-            grads = [its.grad.full_tensor() for its in target.parameters()]
-            found[f"{name} gradients"] = all(bool(its.isfinite().all()) for its in grads)
+        target(prompts(0)["input_ids"]).logits.sum().backward()  # as between two steps of training
+        grads = [its.grad.full_tensor() for its in target.parameters()]
+        found[f"{name} gradients"] = all(bool(its.isfinite().all()) for its in grads)
     whole = AutoModelForCausalLM.from_pretrained(folder / f"{name}-draft", dtype=torch.float64).eval()
     out = hla.enable(whole).generate(**prompts(rank), **settings(rank, draft, "svip", False), synced_gpus=True)
     found["whole models in step"] = out.sequences.tolist()
+    for weight in whole.parameters():
+        weight.ds_id = 0  # as DeepSpeed does
+    found["zero3 target"] = said(whole.generate, **prompts(rank), assistant_model=draft, lossy_policy="svip")
+    found["zero3 draft"] = said(
+        hla.enable(draft).generate, **prompts(rank), assistant_model=whole, lossy_policy="svip"
+    )
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

@@ -84,7 +84,7 @@ class StatesChoices:
 
     @torch.inference_mode()
     def __call__(self, response: list[int], start: int) -> list[int]:
-        """As `DraftChoices`; behind a text of one token the drafter has no choice, and the response's own stands for it."""
+        """Return the drafter's choice at each token of `response` from `start` on. After a text of one token it has none, and the response's token stands there."""
         text, first = self.prompt + response, len(self.prompt) + start  # of the tokens to be chosen
         own = response[start : start + max(2 - first, 0)]
         first = max(first, 2)

@@ -55,7 +55,7 @@ class ProfileSettings:
         return decoding_of(asdict(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the settings in the types of JSON."""
         return asdict(self) | {"gamma": list(self.gamma), "batches": list(self.batches)}
 
 

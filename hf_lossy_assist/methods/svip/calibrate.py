@@ -160,7 +160,7 @@ def _logits(model: Any, ids: torch.Tensor, mask: torch.Tensor, new: int, target:
 def _logits_of_drafter(
     drafter: Eagle3Drafter, ids: torch.Tensor, mask: torch.Tensor, new: int, target: Any
 ) -> torch.Tensor:
-    """As `_logits`, of a drafter on the target's states; behind the end of a text anything."""
+    """Compute what `_logits` does for a drafter on the target's states; after the end of a text the values mean nothing."""
     reader, found = states_of(target, drafter.network), []
     for text, seen in zip(ids, mask.bool(), strict=True):
         end = int(seen.nonzero()[-1]) + 1  # the real ones of the new tokens are a prefix of them

@@ -3,7 +3,7 @@
     python benchmarks/gpu.py              # on CUDA all of it; on a CPU a small form that shows that it runs
     python benchmarks/gpu.py --no-all     # without compiled SVIP, which compiles five functions of each pair, and without `target loop`
 
-Writes docs/gpu/<device>.md. Arms as in benchmarks/compiled.py, and flashspec's where it is installed; they take turns, and the figures
+Writes docs/gpu/<device>.md. Arms as in benchmarks/compiled.py; they take turns, and the figures
 are medians. The synthetic pairs (benchmarks/synthetic.py) need no download: their sizes and kinds are real ones, their weights random,
 and the draft agrees with the target at a share of the tokens that `--agreement` sets. The limit of an arm is what its forwards must
 read, weights once each and the keys and values of the text, at the bandwidth that a copy on this device reaches.
@@ -15,17 +15,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import bandwidth
+import device
 import synthetic
 import torch
 from compiled import compiled_arms, row_of, warm_up
 from engine import Arm, one_repeat
-from environment import environment, name_of
-from flashspec_arm import MISSING, flashspec_arms
 from torch._dynamo.utils import counters
 
 import hf_lossy_assist as hla
@@ -88,9 +85,9 @@ def options() -> argparse.Namespace:
     return args
 
 
-def tests(device: str) -> str:
+def tests(where: str) -> str:
     """What the tests marked `gpu` said, in one line."""
-    if not device.startswith("cuda"):
+    if not where.startswith("cuda"):
         return "not run: they need CUDA"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"],
@@ -111,7 +108,7 @@ def pairs(args: argparse.Namespace, left_out: list[str]) -> Iterator[Pair]:
             continue
         needed = SPARE * synthetic.bytes_needed(sizes, dtype)
         if args.device.startswith("cuda") and needed > torch.cuda.mem_get_info()[0]:
-            left_out.append(f"synthetic {sizes.name}: needs about {needed / bandwidth.GIB:.0f} GiB")
+            left_out.append(f"synthetic {sizes.name}: needs about {needed / device.GIB:.0f} GiB")
             continue
         yield made(sizes, dtype, args)
 
@@ -137,7 +134,6 @@ def measure(pair: Pair, args: argparse.Namespace, speed: float) -> dict[str, Any
     """All arms in turns; `speed`: bytes a second."""
     target, draft = pair.target, pair.draft
     arms = [arm for arm in compiled_arms(target, draft, args, pair.ends) if not arm.name.endswith(" auto")]
-    arms += flashspec_arms(target, draft, args, pair.ends)
     arms = [arm for arm in arms if args.all or arm.name not in LONGEST]
     took, running, failed = [], [], []
     for arm in arms:
@@ -169,8 +165,8 @@ def measure(pair: Pair, args: argparse.Namespace, speed: float) -> dict[str, Any
         stats = SpeculationStats.merge(arm.calls) if arm.calls else None
         row["accepted"] = None if stats is None else stats.draft_acceptance_rate
         rows.append(row)
-    read = {"target": bandwidth.of_weights(target), "draft": bandwidth.of_weights(draft)}
-    cache = {"target": bandwidth.of_cache(target, length), "draft": bandwidth.of_cache(draft, length)}
+    read = {"target": device.of_weights(target), "draft": device.of_weights(draft)}
+    cache = {"target": device.of_cache(target, length), "draft": device.of_cache(draft, length)}
     found = {"title": pair.title, "rows": rows, "again": again, "failed": failed}
     return found | {"read": read, "cache": cache, "length": length}
 
@@ -185,9 +181,7 @@ def bytes_of(arm: Arm, pair: Pair, length: float) -> float | None:
         target, draft = arm.tokens / arm.batch_size, 0  # rows end together, or this is less than was read
     else:
         return None
-    of = {
-        m: bandwidth.of_weights(m) + arm.batch_size * bandwidth.of_cache(m, length) for m in (pair.target, pair.draft)
-    }
+    of = {m: device.of_weights(m) + arm.batch_size * device.of_cache(m, length) for m in (pair.target, pair.draft)}
     return target * of[pair.target] + draft * of[pair.draft]
 
 
@@ -212,12 +206,12 @@ def lines_of(found: dict[str, Any], args: argparse.Namespace) -> Iterator[str]:
 
 def main() -> None:
     args, left_out = options(), list[str]()
-    speed = bandwidth.measured(args.device)
-    facts = environment(args.device) | {
+    speed = device.measured(args.device)
+    facts = device.environment(args.device) | {
         "bandwidth of a copy": f"{speed / 1e9:.0f} GB/s",
         "mode": args.mode or "default",
     }
-    name = name_of(args.device)
+    name = device.name_of(args.device)
     said = tests(args.device) if args.tests else "left out"
     given = {key: value for key, value in vars(args).items() if key not in ("out", "svip", "capacity")}
     settings = ", ".join(f"{key} {shown(value)}" for key, value in given.items())
@@ -235,8 +229,6 @@ def main() -> None:
         if args.device.startswith("cuda"):
             torch.cuda.empty_cache()
     lines += [f"Left out: {reason}.\n" for reason in left_out]
-    if find_spec("flashspec") is None:
-        lines.append(f"{MISSING}.\n")
     path.write_text("\n".join(lines), encoding="utf-8")
     print("\n".join(lines))
 

@@ -21,11 +21,8 @@ EXAMPLES = {
     "sprinter.py": ["--problems", "2"],
     "batches.py": [],
     "calibrate_svip.py": ["--problems", "8"],
-    "fuzz.py": ["--cases", "20"],
-    "first_mistakes.py": [],
-    "wrong_uses.py": [],
-    "wrong_policies.py": [],
 }
+TOOLS = {"fuzz.py": ["--cases", "20"], "first_mistakes.py": [], "wrong_uses.py": [], "wrong_policies.py": []}
 # Of several processes: the command, with {out} for what it writes and {run} for `torchrun` of two.
 IN_PROCESSES = {
     "generate_dataset.py": "{run} {script} --limit 6 --max-new-tokens 24 --out {out}",
@@ -86,14 +83,17 @@ def test_the_pages_have_blocks_that_run():
 @pytest.mark.filterwarnings(
     "ignore:.*this policy is lossy:UserWarning"
 )  # which the wrong uses of some policies come to say
-@pytest.mark.parametrize("script", sorted(EXAMPLES))
-def test_example_runs(script, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("folder", "script"),
+    [*(("examples", name) for name in sorted(EXAMPLES)), *(("tools", name) for name in sorted(TOOLS))],
+)
+def test_example_runs(folder, script, tmp_path, monkeypatch, capsys):
     """In this process, as `python examples/…` runs it: an import of torch for each would take longer than the examples."""
-    arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in EXAMPLES[script]]
+    arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in (EXAMPLES | TOOLS)[script]]
     monkeypatch.setattr(sys, "argv", [script, *arguments])
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))  # they import each other
+    monkeypatch.syspath_prepend(str(ROOT / folder))  # they import each other
     try:
-        runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
+        runpy.run_path(str(ROOT / folder / script), run_name="__main__")
     except SystemExit as end:
         assert not end.code, capsys.readouterr().err[-2000:]
     assert capsys.readouterr().out.strip()
@@ -120,17 +120,7 @@ def test_no_example_is_forgotten():
     of_processes = {path.name for path in (ROOT / "examples" / "multi_gpu").glob("*.*")}
     assert of_processes == set(IN_PROCESSES) | {"job.slurm"}
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
-    of_models = {
-        "supported_models.py",
-        "model_table.py",
-        "model_processes.py",
-        "tiny_models.py",
-        "tiny_sizes.py",
-        "supported_vision.py",
-        "tiny_vision.py",
-    }  # tried by test_supported_models.py and test_vision_images.py
-    of_uses = {"right_use.py", "refused.py"}  # imported by wrong_uses.py
-    assert scripts == set(EXAMPLES) | of_models | of_uses | {"train_demo_models.py"}  # the last by test_demo.py
+    assert scripts == set(EXAMPLES) | {"train_demo_models.py"}  # by test_demo.py
 
 
 def test_the_readme_is_short_and_names_every_method():

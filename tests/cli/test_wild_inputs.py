@@ -1,4 +1,4 @@
-"""Names, files and replies that no right use has, each found by `examples/fuzz.py`: one line of this package."""
+"""Names, files and replies that no right use has, each found by `tools/fuzz.py`: one line of this package."""
 
 import hashlib
 import json

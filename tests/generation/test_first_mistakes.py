@@ -1,4 +1,4 @@
-"""`examples/first_mistakes.py`: each mistake's line names what was wrong and the way out; and policies by bare names."""
+"""`tools/first_mistakes.py`: each mistake's line names what was wrong and the way out; and policies by bare names."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Every wrong use of `examples/wrong_uses.py` and `wrong_policies.py` is refused in one line, by this package, and the script itself can fail."""
+"""Every wrong use of `tools/wrong_uses.py` and `wrong_policies.py` is refused in one line, by this package, and the script itself can fail."""
 
 import re
 

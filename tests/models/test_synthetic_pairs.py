@@ -2,7 +2,7 @@
 
 import argparse
 
-import bandwidth
+import device
 import gpu
 import pytest
 import synthetic
@@ -64,8 +64,8 @@ def test_what_a_forward_reads():
     target, _ = synthetic.models(TINY, 0.5)
     matrices = [p for name, p in target.named_parameters() if p.dim() == 2 and "embed_tokens" not in name]
     norms = [p for p in target.parameters() if p.dim() == 1]
-    assert bandwidth.of_weights(target) == sum(p.numel() * 4 for p in [*matrices, *norms])
-    assert bandwidth.of_cache(target, 10) == 10 * 2 * 2 * 2 * 32 * 4  # tokens, k and v, layers, heads, width, bytes
+    assert device.of_weights(target) == sum(p.numel() * 4 for p in [*matrices, *norms])
+    assert device.of_cache(target, 10) == 10 * 2 * 2 * 2 * 32 * 4  # tokens, k and v, layers, heads, width, bytes
     both = synthetic.bytes_needed(TINY, torch.float32)
     assert both == pytest.approx(sum(p.nbytes for m in synthetic.models(TINY, 0.5) for p in m.parameters()), rel=0.01)
 
@@ -77,7 +77,7 @@ def test_what_an_arm_had_to_read():
     args = argparse.Namespace(device="cpu", gamma=3, batch_sizes=[1], max_new_tokens=12)
     arms = {arm.name: arm for arm in arms_for(pair.target, pair.draft, args)}
     one_repeat(list(arms.values()), pair.tokenizer, pair.prompts, args, pair.ends)
-    of = [bandwidth.of_weights(model) + bandwidth.of_cache(model, 9) for model in (target, draft)]
+    of = [device.of_weights(model) + device.of_cache(model, 9) for model in (target, draft)]
     assert gpu.bytes_of(arms["target"], pair, 9) == 24 * of[0]
     assert gpu.bytes_of(arms["strict γ=3"], pair, 9) == 2 * (3 * of[0] + 9 * of[1])  # 4 tokens a round
     assert gpu.bytes_of(arms["assisted γ=3"], pair, 9) is None

@@ -1,4 +1,4 @@
-"""Tiny random encoder-decoders in float64 whose texts vary: of text (`examples/tiny_models.py`) and of sound, with inputs for each."""
+"""Tiny random encoder-decoders in float64 whose texts vary: of text (`tools/tiny_models.py`) and of sound, with inputs for each."""
 
 import copy
 from functools import cache

@@ -1,8 +1,8 @@
 """Wrong uses drawn at random, counted: refused in one line of this package, accepted and right, anything else.
 
-Run `python examples/fuzz.py --seed 0 --cases 1000` (`--only` for one area, `--case` for one case). The same seed draws the same cases. It
+Run `python tools/fuzz.py --seed 0 --cases 1000` (`--only` for one area, `--case` for one case). The same seed draws the same cases. It
 exits with 1 if anything else happens than a refusal in one line or what is right. Nothing is downloaded: models are random and tiny,
-servers are on loopback. The areas are files in `examples/fuzzing`.
+servers are on loopback. The areas are files in `tools/fuzzing`.
 """
 
 import argparse

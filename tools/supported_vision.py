@@ -1,6 +1,6 @@
 """Which models that see give Transformers' own text: a tiny random model of every image-text model type, with text alone and with pictures.
 
-`python examples/supported_vision.py` builds each (`tiny_models.py`, `tiny_vision.py`) and compares strict greedy decoding with
+`python tools/supported_vision.py` builds each (`tiny_models.py`, `tiny_vision.py`) and compares strict greedy decoding with
 `model.generate`, as `supported_models.py` does for models of text: one prompt, and prompts of different length in one left-padded batch;
 then one prompt with a picture, and three with one, two and none. Of the drafts, which see what the target sees, one is often right and one
 never. The table goes to docs/vision_models.md; it exits with 1 if a text differs. `--only llava gemma3` tries these alone.
@@ -133,7 +133,7 @@ def page(results: list[dict[str, Any]]) -> tuple[str, int]:
         "tokens beside one token at a time, and what does not agree is refused. `not shown`: nobody made pictures of its shape for this page, and that",
         "trial is what there is. `generate fails`: on this tiny model, or in this release, Transformers' own.",
         "",
-        f"Made by `python examples/supported_vision.py` ({sum(its['seconds'] for its in results) / 60:.0f} minutes of a CPU core), with",
+        f"Made by `python tools/supported_vision.py` ({sum(its['seconds'] for its in results) / 60:.0f} minutes of a CPU core), with",
         f"hf_lossy_assist {hla.__version__}, Transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}.",
         "",
         "| model type | class | attention | text | pictures | why |",

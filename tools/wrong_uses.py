@@ -1,6 +1,6 @@
 """Wrong uses, and the one line that each gets: names, types, shapes, devices, vocabularies and values.
 
-Run `python examples/wrong_uses.py` (those of heads, judges and profiles: `wrong_policies.py`). It exits with 1 if a wrong use is accepted, is refused in more than one line, or is found
+Run `python tools/wrong_uses.py` (those of heads, judges and profiles: `wrong_policies.py`). It exits with 1 if a wrong use is accepted, is refused in more than one line, or is found
 out only inside Transformers or torch. Nothing is downloaded: the models are random and tiny.
 """
 

@@ -1,6 +1,6 @@
 """Which models give Transformers' own text: a tiny random model of every causal and encoder-decoder model type, tried.
 
-`python examples/supported_models.py` builds each (`tiny_models.py`) with `sdpa` and with `eager` attention and compares strict
+`python tools/supported_models.py` builds each (`tiny_models.py`) with `sdpa` and with `eager` attention and compares strict
 greedy decoding with `model.generate`: one prompt, prompts of different length in one left-padded batch, prompts of equal length.
 Texts are longer than windows, chunks and RoPE's original length. One draft is often right, another never. The table goes to
 docs/models.md. It exits with 1 if a text differs or a model ends in a traceback. `--only llama bart` tries these alone.

@@ -1,6 +1,6 @@
 """Wrong heads, judges, profiles and companions, and the one line that each gets.
 
-Run `python examples/wrong_policies.py`. It exits with 1 as `wrong_uses.py` does. Nothing is downloaded: the models are random and tiny.
+Run `python tools/wrong_policies.py`. It exits with 1 as `wrong_uses.py` does. Nothing is downloaded: the models are random and tiny.
 """
 
 import dataclasses

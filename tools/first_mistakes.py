@@ -1,6 +1,6 @@
 """A new user's first mistakes, and the line that each prints.
 
-Run `python examples/first_mistakes.py`. Nothing is downloaded: the models are random and tiny.
+Run `python tools/first_mistakes.py`. Nothing is downloaded: the models are random and tiny.
 The first mistake's line is Transformers' own; nothing of Transformers is patched before `enable` is called.
 """
 

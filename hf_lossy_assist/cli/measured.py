@@ -143,7 +143,6 @@ def facts_of(
         "decoding": asdict(decoding),
         "source": source,
         "prompts": hash_of(texts, problems),
-        "problems": {"count": len(problems), "sha256": hash_of([its.prompt for its in problems], problems)},
         "batch_sizes": list(sizes),
         "machine": machine(target.device),
         "versions": versions(),

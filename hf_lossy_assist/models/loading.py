@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..validation import listed, one_line
 
@@ -26,12 +26,6 @@ def load_model(source: str, **settings: Any) -> Any:
                 f"{len(lacking)} of its weights are not in its files ({listed(lacking, 3)}): save the whole causal model"
             )
         return model
-
-
-def load_config(source: str) -> Any:
-    """The config of a model in a folder or on the Hub; errors as for `load_model`."""
-    with _in_one_line(source):
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
 
 
 def load_tokenizer(source: str, **settings: Any) -> Any:

@@ -8,7 +8,7 @@ import typer
 import hf_lossy_assist as hla
 
 from ..terminal import show, show_json
-from ..validation import LONGEST_DRAFT, check_int
+from ..validation import LONGEST_DRAFT, check_int, check_number
 from .drafters import Drafter, check_compiled, check_draft, load_made
 from .exits import end_after
 from .figures import show_figures
@@ -34,8 +34,7 @@ from .options import (
     chats,
     needs,
 )
-from .references import judge_of, references_in, show_quality
-from .servers import Servers
+from .references import opened_judge, references_in, show_quality
 
 
 DEFAULT = "strict,svip,svip+fallback"
@@ -82,8 +81,7 @@ def compare(
         str | None, typer.Option(help="OpenAI-compatible server with a judge model, for --reference ARM")
     ] = None,
     judge_model: Annotated[str | None, typer.Option(help="name of the judge on that server")] = None,
-    per_minute: Annotated[float | None, typer.Option(help="most requests a minute to the judge")] = None,
-    timeout: Annotated[float, typer.Option(help="seconds to wait for the judge's reply")] = 120.0,
+    timeout: Annotated[float, typer.Option(help="seconds of silence of the judge before it is asked again")] = 120.0,
     out: Annotated[
         Path | None, typer.Option(help="folder to write; must not exist (default: nothing is written)")
     ] = None,
@@ -123,10 +121,8 @@ def compare(
     check_draft(model, assistant, drafter)
     sizes = batch_sizes(batch_size)
     check_int("--gamma", gamma, 1, LONGEST_DRAFT)
-    servers = Servers(
-        target_url=None, target_model=None, judge_url=judge_url, judge_model=judge_model, per_minute=per_minute, timeout=timeout,
-    )  # fmt: skip
-    references = references_in(reference, servers)
+    check_number("--timeout", timeout, 0.001, 86400.0)
+    references = references_in(reference, judge_url, judge_model)
     from ..evaluation.measuring import Decoding, Writer
 
     decoding = Decoding(
@@ -168,7 +164,7 @@ def compare(
         store = Folder(out, facts, resume, processes)
     left = processes.share([its for its in batches.all() if store is None or not store.has(its[0], its[1])])
     calls = len(arms) * (len(left) + len({size for size, _, _ in left}))
-    with judge_of(servers) as judge:
+    with opened_judge(judge_url, judge_model, timeout) as judge:
         with resumable(store), progress("comparing", calls, quiet=not processes.first) as tell:
             found = run(
                 Writer(target, tokenizer, decoding, its_task), arms, texts, batches,

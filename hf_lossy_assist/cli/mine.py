@@ -11,7 +11,7 @@ import typer
 
 from ..artifacts.reading import read_object
 from ..terminal import show
-from ..validation import MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int
+from ..validation import MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int, check_number
 from .drafters import Drafter, check_draft, load_made
 from .exits import end_after, going_on
 from .made_with import MadeWith, remember
@@ -38,8 +38,8 @@ from .options import (
     demo_source,
     load,
     needs,
+    open_endpoint,
 )
-from .servers import Servers
 
 
 MINED = 64  # problems of `--task demo` without --limit
@@ -86,15 +86,10 @@ def mine(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
-    target_url: Annotated[
-        str | None, typer.Option(help="OpenAI-compatible server that runs the target; several with commas")
-    ] = None,
+    target_url: Annotated[str | None, typer.Option(help="OpenAI-compatible server that runs the target")] = None,
     target_model: Annotated[str | None, typer.Option(help="name of the target on that server")] = None,
-    judge_url: Annotated[
-        str | None, typer.Option(help="server with a judge model, for qa and the benches; several with commas")
-    ] = None,
+    judge_url: Annotated[str | None, typer.Option(help="server with a judge model, for qa and the benches")] = None,
     judge_model: Annotated[str | None, typer.Option(help="name of the judge on that server")] = None,
-    per_minute: Annotated[float | None, typer.Option(help="most requests a minute to each server")] = None,
     timeout: Annotated[float, typer.Option(help="seconds to wait for a server's reply")] = 120.0,
     dtype: DType = "float32",
     device: Device = "auto",
@@ -116,10 +111,9 @@ def mine(
     end_after(max_hours)
     needs("train", "accelerate", "datasets")
     check_out(out, resume)
-    servers = Servers(
-        target_url=target_url, target_model=target_model, judge_url=judge_url, judge_model=judge_model,
-        per_minute=per_minute, timeout=timeout,
-    )  # fmt: skip
+    if (target_url is None) != (target_model is None):
+        raise ValueError("--target-url and --target-model belong together")
+    check_number("--timeout", timeout, 0.001, 86400.0)
     _check_models(model, assistant, drafter, task, remote=target_url is not None)
     from ..tasks.conversations import NO_ANSWERS, ShareGPT
     from ..tasks.tasks import JUDGED, task_named
@@ -144,7 +138,9 @@ def mine(
         max_seconds=max_seconds, places=1 if drafter is None else PLACES,
     )  # fmt: skip
     with ExitStack() as opened:
-        judge = opened.enter_context(servers.open("judge")) if task in JUDGED else None
+        judge = (
+            opened.enter_context(open_endpoint("judge", judge_url, judge_model, timeout)) if task in JUDGED else None
+        )
         chosen = task_named(
             task, data=data, split="calibration", seed=seed, shots=shots, judge=judge, chat=chat,
             allow_code_execution=allow_code_execution,
@@ -153,7 +149,7 @@ def mine(
         made = MadeWith(model, assistant, dtype=dtype, chat=chat, drafter=drafter)
         target, draft, tokenizer = _models(made, device, target_url is not None, overrides)
         if target_url is not None:
-            target = opened.enter_context(servers.open("target"))
+            target = opened.enter_context(open_endpoint("target", target_url, target_model, timeout))
         wrap = (lambda text: chats(tokenizer, [text])[0]) if chat else str
         source = demo_source(seed) if task == DEMO else (data or Path(task)).name
         with going_on(out), _in_memory():

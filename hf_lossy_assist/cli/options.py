@@ -105,6 +105,23 @@ def needs(extra: str, *modules: str) -> None:
         raise ImportError(f"this command needs {', '.join(missing)}: pip install 'hf_lossy_assist[{extra}]'")
 
 
+def open_endpoint(role: str, url: str | None, model: str | None, timeout: float) -> Any:
+    """Connect to the server of --ROLE-url and --ROLE-model, role "target" or "judge"; it has answered once."""
+    from ..tasks.endpoint import Endpoint
+
+    if url is None or model is None:
+        raise ValueError(
+            f"this needs --{role}-url and --{role}-model: an OpenAI-compatible server and a model's name there"
+        )
+    endpoint = Endpoint(url, model, timeout=timeout)
+    try:
+        endpoint.check()
+    except BaseException:
+        endpoint.close()
+        raise
+    return endpoint
+
+
 def load(
     model: str | None, assistant: str | None, dtype: str, device: str, overrides: list[str] | None = None
 ) -> tuple[Any, Any, Any]:

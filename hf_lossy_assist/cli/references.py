@@ -6,19 +6,18 @@ from typing import Any
 
 from ..terminal import console, table
 from .figures import NONE
-from .options import needs
-from .servers import Servers
+from .options import needs, open_endpoint
 
 
 ROUGE = ("ROUGE-1", "ROUGE-2", "ROUGE-L")
 
 
-def references_in(given: str | None, servers: Servers) -> list[str]:
+def references_in(given: str | None, judge_url: str | None, judge_model: str | None) -> list[str]:
     """The names in `--reference`. Raises: `ValueError` or `ImportError`, one line, for a judge without one, and without ROUGE's library."""
     from ..policy.short_form import split_policies
 
     if given is None:
-        if servers.judge_url is not None or servers.judge_model is not None:
+        if judge_url is not None or judge_model is not None:
             raise ValueError(
                 "--judge-url and --judge-model compare texts with an arm's: pass --reference, or leave them out"
             )
@@ -28,14 +27,14 @@ def references_in(given: str | None, servers: Servers) -> list[str]:
 
 
 @contextmanager
-def judge_of(servers: Servers) -> Iterator[Any]:
-    """The judge model's task while this context lasts; None where no server is named."""
+def opened_judge(judge_url: str | None, judge_model: str | None, timeout: float) -> Iterator[Any]:
+    """Connect to a judge model while this context lasts: its task, or None where no server is named."""
     from ..tasks.judging import QATask
 
-    if servers.judge_url is None and servers.judge_model is None:
+    if judge_url is None and judge_model is None:
         yield None
         return
-    with servers.open("judge") as server:
+    with open_endpoint("judge", judge_url, judge_model, timeout) as server:
         yield QATask([], server)
 
 

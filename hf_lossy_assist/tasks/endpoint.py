@@ -1,21 +1,26 @@
-"""A model behind an OpenAI-compatible server: the target of AutoJudge's mining over an API (appendix R), or a
-judge."""
+"""A model behind an OpenAI-compatible server: the target of AutoJudge's mining over an API (appendix R), or a judge."""
 
+import asyncio
 import json
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from ..artifacts.reading import parse
 from ..validation import check_int, check_number, nearest, one_line, shown
-from .address import Address
-from .bounds import Bound, TooMuch, put_bound
-from .pace import Pace
-from .secrets import check_key, spellings, without
 
 
+LARGEST = 16 << 20  # bytes of one reply's body: some hundred times the longest response
 OVER = ("stop", "eos", "eos_token", "stop_sequence")  # OpenAI's and vLLM's word for it, and those of other servers
+
+REFUSALS: dict[int, tuple[type[Exception], str]] = {
+    401: (PermissionError, "pass the right key or set OPENAI_API_KEY"),
+    403: (PermissionError, "this key is not allowed it"),
+    404: (ValueError, "check the model's name, the address, and the /v1"),
+    429: (OSError, "fewer workers, or wait"),
+}
 
 
 class Completion(NamedTuple):
@@ -25,38 +30,22 @@ class Completion(NamedTuple):
     finished: bool
 
 
-def _in_utf8(response: Any) -> None:
-    """JSON is in UTF-8, whatever a server calls it: Python has codecs that are none of texts, "rot13" for example."""
-    response.encoding = "utf-8"
+class TooLarge(ValueError):
+    """A reply has more bytes than any that the API gives, or may unpack to more."""
 
 
 class Endpoint:
-    """`model` at `url` (with the /v1), usable from many threads. Every failure is one line with the address and the
-    way out.
+    """Ask `model` at `url` (with the /v1), from any number of threads. Every failure is one line with the address.
 
-    `key`: by default the environment's OPENAI_API_KEY, else "none", as local servers need none. A user and a password in
-    `url` are sent, and stand nowhere else: the attribute `url`, records and error lines are without them. `retries`: how
-    often a request is repeated after 408, 409, 429 (as its Retry-After says), 5xx, a timeout or a broken connection,
-    with growing pauses. `timeout`: seconds that one reply may take from the first to the last byte; it may have 16 MiB.
-    `per_minute`: the most requests in a minute, repeated ones included.
+    `key`: by default the environment's OPENAI_API_KEY, else "none", as local servers need none; no record and no error line
+    shows it. `retries`: how often the `openai` client repeats a request after 408, 409, 429, 5xx, silence or a broken
+    connection. `timeout`: seconds of silence after which it does; a whole reply may take twice as long and have 16 MiB.
 
-    `requests` counts what was sent, repeated ones included; `tokens` the completion tokens that the server reported.
-
-    Raises: `OSError` where the server cannot be reached, refuses or fails (`PermissionError` for a wrong key,
-    `TimeoutError` where it does not answer); `ValueError` for what it does not know and for replies that are not what
-    the API promises.
+    Raises: `OSError` where the server cannot be reached, refuses or fails (`PermissionError` for a wrong key, `TimeoutError`
+    where it does not answer); `ValueError` for what it does not know and for replies that are not what the API promises.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        *,
-        key: str | None = None,
-        retries: int = 5,
-        timeout: float = 60.0,
-        per_minute: float | None = None,
-    ):
+    def __init__(self, url: str, model: str, *, key: str | None = None, retries: int = 5, timeout: float = 60.0):
         try:
             import openai
         except ImportError:
@@ -64,41 +53,23 @@ class Endpoint:
         for name, text in (("url", url), ("model", model), ("key", "" if key is None else key)):
             if not isinstance(text, str):
                 raise TypeError(f"{name}: expected a text, got {shown(text)}")
-        self.url, user, password = Address.of(url)
+        check_url(url)
         check_int("retries", retries, 0)
         check_number("timeout", timeout, 0.001, 86400.0)
-        if per_minute is not None:
-            check_number("per_minute", per_minute, 0.001, 1e9)
-        self.model, self.retries, self.timeout = model, retries, timeout
-        self.requests = self.tokens = 0
-        self._lock, self._pace, self._bound = threading.Lock(), Pace(per_minute), Bound()
-        key = (key or os.environ.get("OPENAI_API_KEY") or "").strip() or "none"
-        check_key(key)
-        pair = f"{user}:{password}"
-        self._secrets = spellings([key, user, password, pair])
-        # A text may hold a user's name by chance; where there is no password, it is the secret.
-        self._unwritten = spellings([key, password or user, pair])
-        # The hooks see repeated requests too, which the client sends by itself.
-        http = openai.DefaultHttpxClient(
-            timeout=timeout,
-            event_hooks={"request": [self._sending], "response": [self._bound.check_encoding, _in_utf8]},
-            auth=(user, password) if user or password else None,
-            follow_redirects=False,  # prompts go to the server that was named, and to no other that it names
-        )
-        put_bound(http, self._bound)
-        self._client = openai.OpenAI(
-            base_url=self.url,
-            api_key=key,
-            max_retries=retries,
-            timeout=timeout,
-            http_client=http,
-            default_headers={"Accept-Encoding": "identity"},
-        )
-        try:
-            http.build_request("GET", self.url)
-        except Exception as error:  # the HTTP client's own kind, which differs by its version
-            http.close()
-            raise ValueError(f"url: {shown(self.url, 200)} is no address: {self._said(error)}") from None
+        self.url, self.model, self.timeout = url.rstrip("/"), model, timeout
+        self._tries = f"after {retries + 1} tries" if retries else "at the only try"
+        self._key = (key or os.environ.get("OPENAI_API_KEY") or "").strip() or "none"
+        if not (self._key.isascii() and self._key.isprintable()):
+            raise ValueError(
+                "key: it holds characters that no HTTP header can carry, such as a line end or an accent: check OPENAI_API_KEY or key="
+            )
+        self._client = openai.AsyncOpenAI(
+            base_url=self.url, api_key=self._key, max_retries=retries, timeout=timeout,
+            http_client=bounded_client(timeout), default_headers={"Accept-Encoding": "identity"},
+        )  # fmt: skip
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="hf-lossy-endpoint", daemon=True)
+        self._thread.start()
 
     def __enter__(self) -> "Endpoint":
         return self
@@ -107,133 +78,173 @@ class Endpoint:
         self.close()
 
     def close(self) -> None:
-        """Close the connections that are kept open."""
-        self._client.close()
+        """Close the connections and give up the requests under way."""
+
+        async def end() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._client.close()
+            self._loop.stop()
+
+        if not self._loop.is_closed():
+            asyncio.run_coroutine_threadsafe(end(), self._loop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
 
     def complete(
-        self,
-        prompt: str,
-        max_tokens: int,
-        temperature: float = 0.0,
-        stop: Sequence[str] | None = None,
-        seed: int | None = None,
+        self, prompt: str, max_tokens: int, temperature: float = 0.0, stop: Sequence[str] = (), seed: int | None = None
     ) -> Completion:
-        """The model's continuation of `prompt` (/v1/completions), without the text of `stop` that ended it."""
+        """Return the model's continuation of `prompt` (/v1/completions), without the text of `stop` that ended it."""
         body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature}
-        if stop:
-            body["stop"] = list(stop)
-        if seed is not None:
-            body["seed"] = seed
-        choice = self._first(self._send(self._client.completions.with_raw_response.create, body), "/completions")
-        return Completion(self._text(choice.get("text"), "/completions"), choice.get("finish_reason") in OVER)
+        body |= {"stop": list(stop)} if stop else {}
+        body |= {} if seed is None else {"seed": seed}
+        choice = self._first(self._send(self._client.completions.with_raw_response.create, body))
+        return Completion(self._text(choice.get("text")), choice.get("finish_reason") in OVER)
 
     def chat(self, messages: Iterable[dict[str, str]], max_tokens: int, temperature: float = 0.0) -> str:
-        """The model's reply to a conversation (/v1/chat/completions)."""
+        """Return the model's reply to a conversation (/v1/chat/completions)."""
         body = {"messages": list(messages), "max_tokens": max_tokens, "temperature": temperature}
-        choice = self._first(
-            self._send(self._client.chat.completions.with_raw_response.create, body), "/chat/completions"
-        )
-        message = choice.get("message")
-        return self._text(message.get("content") if isinstance(message, dict) else None, "/chat/completions")
+        message = self._first(self._send(self._client.chat.completions.with_raw_response.create, body)).get("message")
+        return self._text(message.get("content") if isinstance(message, dict) else None)
 
     def check(self) -> None:
-        """Raise unless the server can be reached and lists the model; one without a list (404, 405) is taken at its
-        word."""
-        import openai
-
-        try:
-            listed = self._send(self._client.models.with_raw_response.list, None)
-        except ValueError as error:
-            if isinstance(error.__cause__, openai.APIStatusError) and error.__cause__.status_code in (404, 405):
-                return
-            raise
+        """Raise unless the server can be reached and lists the model; one without a list (404, 405) is believed."""
+        if (listed := self._send(self._client.models.with_raw_response.list, None)) is None:
+            return
         rows = listed.get("data") if isinstance(listed, dict) else None
         if not isinstance(rows, list):
-            raise self._unlike("/models", "a list under 'data'", listed)
+            raise self._unlike("a list under 'data'", listed)
         names = [str(row["id"]) for row in rows if isinstance(row, dict) and "id" in row]
         if self.model not in names:
-            raise ValueError(f"{self.url}: {self._said(nearest('model', self.model, names), 500)}")
+            raise ValueError(f"{self.url}: {self._quote(nearest('model', self.model, names), 500)}")
 
-    def _sending(self, _: Any) -> None:
-        self._pace.wait()
-        with self._lock:
-            self.requests += 1
-        self._bound.start(self.timeout)
-
-    def _send(self, call: Any, body: dict[str, Any] | None) -> Any:
-        """The decoded reply to one request, sent as often as `retries` allows."""
+    def _send(self, call: Callable[..., Awaitable[Any]], body: dict[str, Any] | None) -> Any:
+        """Return the decoded reply; None where `body` is None and there is no such address."""
         import openai
 
+        async def ask() -> bytes:
+            return (await call(**({} if body is None else body | {"model": self.model}))).http_response.content
+
+        if self._loop.is_closed():
+            raise ConnectionError(f"{self.url}: this endpoint is closed")
         try:
-            data = call(**({} if body is None else body | {"model": self.model})).http_response.content
-        except TooMuch as error:
-            raise ValueError(f"{self.url} {error}; is this the API's address, with the /v1?") from None
-        except openai.OpenAIError as error:
-            raise self._failure(error) from error
-        except (ValueError, LookupError) as error:  # in headers that the client cannot read
-            raise ValueError(f"{self.url}: {self._said(error)}; is this the API's address, with the /v1?") from None
+            data = asyncio.run_coroutine_threadsafe(ask(), self._loop).result()
+        except openai.APIStatusError as error:
+            if body is None and error.status_code in (404, 405):
+                return None
+            raise self._refusal(error.status_code, self._quote(error.message)) from None
+        except (openai.OpenAIError, asyncio.TimeoutError, ValueError, LookupError) as error:
+            raise self._failure(error) from None
         try:
             return parse(data, self.url)
         except ValueError:
-            raise ValueError(
-                f"{self.url} answered {self._said(data.decode('utf-8', 'replace'), 60)!r} where JSON was expected; is this the API's address, with the /v1?"
-            ) from None
-
-    def _said(self, text: object, longest: int = 200) -> str:
-        """What the server said, as one line; a key or a password that it says back is left out."""
-        return one_line(without(str(text), self._secrets), longest)
+            raise self._unlike("JSON", data.decode("utf-8", "replace")) from None
 
     def _failure(self, error: Exception) -> Exception:
-        """What the client raised, as one line."""
         import openai
 
-        tries = f"after {self.retries + 1} tries" if self.retries else "at the only try"
-        if isinstance(error, openai.APITimeoutError):
+        cause = error.__cause__ or error
+        if isinstance(error, openai.APITimeoutError) or isinstance(cause, asyncio.TimeoutError):
             return TimeoutError(
-                f"{self.url} did not answer in {self.timeout:g} s, {tries}; wait longer (timeout) or look at it"
+                f"{self.url} did not answer in {self.timeout:g} s, {self._tries}; wait longer (timeout) or look at it"
             )
-        if isinstance(error, openai.APIConnectionError):
-            cause = self._said(error.__cause__ or error)
-            if isinstance(error.__cause__, TooMuch):  # older clients wrap whatever is raised in their connections
-                return ValueError(f"{self.url} {cause}; is this the API's address, with the /v1?")
+        reason = self._quote(cause)
+        if isinstance(error, openai.APIConnectionError) and not isinstance(cause, TooLarge):
             return ConnectionError(
-                f"{self.url} cannot be reached, {tries}: {cause}; check the address and that it runs"
+                f"{self.url} cannot be reached, {self._tries}: {reason}; check the address and that it runs"
             )
-        if not isinstance(error, openai.APIStatusError):
-            return ValueError(f"{self.url}: {self._said(error)}; check the address and the settings")
-        code, said = error.status_code, self._said(error.message)
-        if code in (401, 403):
-            return PermissionError(
-                f"{self.url} refused the key ({code}: {said}); pass the right one or set OPENAI_API_KEY"
-            )
-        if code == 404:
-            return ValueError(
-                f"{self.url} knows no model {shown(self.model)} or has no such address (404: {said}); check both, and the /v1"
-            )
-        if code == 429:
-            return OSError(f"{self.url} has had too many requests, {tries} ({said}); lower per_minute or wait")
-        if code >= 500:
-            return OSError(f"{self.url} failed, {tries} ({code}: {said}); look at the server's log")
-        return ValueError(f"{self.url} refused the request ({code}: {said})")
+        return ValueError(f"{self.url}: {reason}; is this the API's address, with the /v1?")
 
-    def _first(self, reply: Any, where: str) -> dict[str, Any]:
-        """The first choice of a reply, whose tokens are counted."""
+    def _refusal(self, code: int, message: str) -> Exception:
+        kind, advice = REFUSALS.get(
+            code, (OSError, "look at its log") if code >= 500 else (ValueError, "see its manual")
+        )
+        return kind(
+            f"{self.url} answered {code}, {self._tries}, for the model {shown(self.model)} ({message}); {advice}"
+        )
+
+    def _quote(self, text: object, longest: int = 200) -> str:
+        """Return the server's text as one line without the key."""
+        return one_line(self._without_key(str(text)), longest)
+
+    def _without_key(self, text: str) -> str:
+        return text if self._key == "none" else text.replace(self._key, "…")
+
+    def _first(self, reply: Any) -> dict[str, Any]:
         choices = reply.get("choices") if isinstance(reply, dict) else None
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-            raise self._unlike(where, "a list under 'choices'", reply)
-        usage = reply.get("usage")
-        used = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        if isinstance(used, int):
-            with self._lock:
-                self.tokens += used
+            raise self._unlike("a list under 'choices'", reply)
         return choices[0]
 
-    def _text(self, text: Any, where: str) -> str:
+    def _text(self, text: Any) -> str:
         if not isinstance(text, str):
-            raise self._unlike(where, "a text in the first choice", text)
-        return without(text, self._unwritten)  # it may be recorded
+            raise self._unlike("a text in the first choice", text)
+        return self._without_key(text)  # it may be recorded
 
-    def _unlike(self, where: str, expected: str, given: Any) -> ValueError:
+    def _unlike(self, expected: str, given: Any) -> ValueError:
+        text = given if isinstance(given, str) else json.dumps(given)
         return ValueError(
-            f"{self.url}{where}: expected {expected}, got {self._said(json.dumps(given), 80)}; is this an OpenAI-compatible API?"
+            f"{self.url}: expected {expected}, got {self._quote(text, 80)!r}; is this an OpenAI-compatible API, with the /v1?"
         )
+
+
+def served(target: Any) -> bool:
+    """Return whether a target stands behind an API."""
+    return isinstance(target, Endpoint)
+
+
+def check_url(url: str) -> None:
+    """Refuse what is no plain address, without showing what may be a password in it."""
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        (parts.hostname or "").encode("idna")
+    except ValueError:  # a port that is no number, a bracket that is not closed, a label that is empty or too long
+        whole = False
+    # `urlsplit` drops line ends and tabs; what is left of them and of spaces, no client sends.
+    if not whole or not url.isprintable() or " " in url or url.count("://") != 1 or set("@?#") & set(url):
+        part = url.rpartition("@")[2].partition("?")[0].partition("#")[0]
+        raise ValueError(
+            f"url: expected one address such as http://localhost:8000/v1, without a user, a password or what stands behind ? and #, got {part!r}; "
+            "a key goes into OPENAI_API_KEY, several servers behind a proxy such as LiteLLM"
+        )
+
+
+def bounded_client(seconds: float) -> Any:
+    """Make an HTTP client that reads each reply whole, within twice `seconds` and `LARGEST` bytes.
+
+    Its own timeout starts again with every byte that comes, and alone would let a server drip; it reads a body of any size.
+    """
+    import openai
+
+    class BoundedClient(openai.DefaultAsyncHttpxClient):
+        async def send(self, request: Any, **options: Any) -> Any:
+            return await asyncio.wait_for(self._read(request, options | {"stream": True}), 2 * seconds)
+
+        async def _read(self, request: Any, options: dict[str, Any]) -> Any:
+            response = await super().send(request, **options)
+            try:
+                if response.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+                    raise TooLarge("it sent a compressed reply, which was not asked for")
+                body = bytearray()
+                async for part in response.aiter_raw():
+                    body += part
+                    if len(body) > LARGEST:
+                        raise TooLarge(f"it sent more than {LARGEST >> 20} MiB in one reply")
+            finally:
+                await response.aclose()
+            whole = type(response)(
+                response.status_code, headers=response.headers, content=bytes(body), request=request
+            )
+            whole.encoding = (
+                "utf-8"  # JSON is, whatever a server calls it: Python has codecs of no text, such as rot13
+            )
+            return whole
+
+    # Prompts go to the server that was named, and to no other that it names.
+    return BoundedClient(timeout=seconds, follow_redirects=False)

@@ -123,7 +123,7 @@ def test_a_server_that_answers_badly():
         thread.start()
         for _ in replies:
             with Endpoint(f"http://127.0.0.1:{server.server_port}/v1", "target", retries=0) as endpoint:
-                assert "where JSON was expected" in refusal(endpoint.check)
+                assert "expected JSON" in refusal(endpoint.check)
         server.shutdown()
         thread.join()
 

@@ -98,7 +98,7 @@ class Latin(OpenAIServer):
 
 def test_a_reply_that_is_no_utf_8():
     with Latin() as server, Endpoint(server.url, "target", retries=0) as endpoint:
-        refused(lambda: endpoint.complete("a", 1), "where JSON was expected")
+        refused(lambda: endpoint.complete("a", 1), "expected JSON")
 
 
 def test_anything_can_be_shown():

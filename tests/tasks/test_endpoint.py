@@ -2,14 +2,12 @@
 
 import socket
 import threading
-import time
 
 import pytest
 from support.openai_server import OpenAIServer, demo_completions
 
 from hf_lossy_assist import demo
 from hf_lossy_assist.tasks.endpoint import Completion, Endpoint
-from hf_lossy_assist.tasks.pace import Pace
 
 
 pytestmark = pytest.mark.slow
@@ -52,12 +50,11 @@ def line(excinfo):
     return text
 
 
-def test_completions_chat_and_counters(server, endpoint):
+def test_completions_and_chat(server, endpoint):
     endpoint.check()
     assert endpoint.complete("count from 6", 20) == Completion(" 7 8 9", True)
     assert endpoint.complete("count from 1", 2, stop=["x"], seed=7) == Completion(" 2 3", False)
     assert endpoint.chat([{"role": "user", "content": "hello"}], 5, 0.5) == "hello (0.5)"
-    assert (endpoint.requests, endpoint.tokens) == (4, 3 + 2 + 2)
     assert server.asked[2].body == {
         "model": "target",
         "prompt": "count from 1",
@@ -88,25 +85,25 @@ def test_the_demo_target_behind_the_api_is_the_demo_target(server, endpoint):
 def test_what_passes_is_tried_again_and_counted(server, endpoint, fault):
     server.fail(fault)
     assert endpoint.complete("count from 7", 9).text == " 8 9"
-    assert endpoint.requests == len(server.asked) == 2
+    assert len(server.asked) == 2
 
 
 def test_a_server_that_hangs_once_is_asked_again(server):
     server.fail("hang")
     with Endpoint(server.url, "target", retries=1, timeout=0.3) as endpoint:
         assert endpoint.complete("count from 7", 9).text == " 8 9"
-        assert endpoint.requests == 2
+        assert len(server.asked) == 2
 
 
 @pytest.mark.parametrize(
     "fault, kind, expected",
     [
-        ("500", OSError, "failed, at the only try (500: Error code: 500"),
-        ("429", OSError, "lower per_minute"),
+        ("500", OSError, "answered 500, at the only try, for the model 'target' (Error code: 500"),
+        ("429", OSError, "fewer workers"),
         ("close", ConnectionError, "cannot be reached"),
         ("hang", TimeoutError, "did not answer in 0.3 s"),
-        ("html", ValueError, "answered '<html> <body>Welcome</body></html>' where JSON was expected"),
-        ("no_choices", ValueError, 'expected a list under \'choices\', got {"id": "1"}'),
+        ("html", ValueError, "expected JSON, got '<html> <body>Welcome</body></html>'"),
+        ("no_choices", ValueError, "expected a list under 'choices', got"),
         ("no_text", ValueError, "expected a text in the first choice"),
     ],
 )
@@ -145,10 +142,10 @@ def test_keys(monkeypatch):
     with OpenAIServer(words, key="right") as server:
         with Endpoint(server.url, "target", key="wrong") as endpoint:
             for ask in (endpoint.check, lambda: endpoint.complete("count from 7", 9)):
-                with pytest.raises(PermissionError, match="refused the key.*OPENAI_API_KEY") as excinfo:
+                with pytest.raises(PermissionError, match="answered 401.*OPENAI_API_KEY") as excinfo:
                     ask()
-                assert "right" not in line(excinfo).replace("the right one", "")
-            assert endpoint.requests == 2  # a wrong key stays wrong
+                assert "right" not in line(excinfo).replace("the right key", "")
+            assert len(server.asked) == 2  # a wrong key stays wrong
         monkeypatch.setenv("OPENAI_API_KEY", "right\n")
         with Endpoint(server.url, "target") as endpoint:
             endpoint.check()
@@ -159,7 +156,7 @@ def test_models(server):
     with Endpoint(server.url, "targets", retries=0) as endpoint:
         with pytest.raises(ValueError, match="unknown model 'targets'; there are target. Did you mean 'target'?"):
             endpoint.check()
-        with pytest.raises(ValueError, match="knows no model 'targets'") as excinfo:
+        with pytest.raises(ValueError, match="for the model 'targets'") as excinfo:
             endpoint.complete("count from 7", 9)
         assert "404" in line(excinfo)
     server.listed = False
@@ -174,12 +171,10 @@ def test_models(server):
 
 
 def test_settings_are_checked_before_anything_is_sent(server):
-    with pytest.raises(ValueError, match="url: expected an address such as"):
+    with pytest.raises(ValueError, match="url: expected one address such as"):
         Endpoint("localhost:8000", "target")
     with pytest.raises(ValueError, match="retries: expected a whole number"):
         Endpoint(server.url, "target", retries=-1)
-    with pytest.raises(ValueError, match="per_minute"):
-        Endpoint(server.url, "target", per_minute=0)
     with pytest.raises(ValueError, match="timeout"):
         Endpoint(server.url, "target", timeout=0)
     assert server.asked == []
@@ -204,22 +199,4 @@ def test_many_threads_get_their_own_replies(server, endpoint):
     server.fail("500", 2)
     results = threads(lambda i: endpoint.complete(f"count from {i}", 1), 8)
     assert [result.text for result in results] == [f" {i + 1}" for i in range(8)]
-    assert (endpoint.requests, endpoint.tokens) == (10, 8)
-
-
-def test_the_rate_holds_over_threads_and_for_repeated_requests(server):
-    server.fail("429")
-    with Endpoint(server.url, "target", per_minute=600) as endpoint:
-        began = time.monotonic()
-        threads(lambda i: endpoint.complete("count from 7", 9), 5)
-        assert endpoint.requests == len(server.asked) == 6
-    times = sorted(asked.at - began for asked in server.asked)
-    # The n-th request leaves no earlier than n gaps of 0.1 s after the first; only how long they travel varies.
-    assert all(at >= 0.1 * n - 0.01 for n, at in enumerate(times))
-
-
-def test_turns_are_evenly_spaced_and_unlimited_ones_are_not():
-    pace, began = Pace(3000), time.monotonic()
-    turns = threads(lambda i: (pace.wait(), time.monotonic() - began)[1], 6)
-    assert all(at >= 0.02 * n - 0.001 for n, at in enumerate(sorted(turns)))
-    assert Pace(None).gap == 0
+    assert len(server.asked) == 10

@@ -1,13 +1,12 @@
 """Servers that mean ill or are broken: replies that drip, or never end; and secrets, which stand in no record and no line."""
 
 import ast
-import base64
 import gzip
 import json
 import socket
 import threading
 import time
-import urllib.parse
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from support.openai_server import OpenAIServer, demo_completions
 from hf_lossy_assist import demo
 from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
-from hf_lossy_assist.tasks import bounds
+from hf_lossy_assist.tasks import endpoint as endpoint_file
 from hf_lossy_assist.tasks.endpoint import Completion, Endpoint
 from hf_lossy_assist.tasks.tasks import DemoTask
 
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 BODY = json.dumps({"choices": [{"text": " ok", "finish_reason": "stop"}]}).encode()
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
-PASSWORD = "s3cr3t-w0rd"
+KEY = "s3cr3t-w0rd"
 
 
 @pytest.fixture(autouse=True)
@@ -119,13 +118,12 @@ def endless(connection: socket.socket) -> None:
 
 
 def test_a_reply_that_does_not_end_is_too_much(raw, monkeypatch):
-    monkeypatch.setattr(bounds, "LARGEST", 1 << 20)
+    monkeypatch.setattr(endpoint_file, "LARGEST", 1 << 20)
     url = raw(endless)
     with Endpoint(url, "target", retries=3, timeout=20) as endpoint:
         with pytest.raises(ValueError, match="sent more than 1 MiB in one reply") as error:
             endpoint.complete("a", 9)
         assert "\n" not in str(error.value) and url in str(error.value)
-        assert endpoint.requests == 1  # asking again would bring as much
 
 
 def test_a_server_cannot_send_the_prompt_elsewhere(raw):
@@ -133,7 +131,7 @@ def test_a_server_cannot_send_the_prompt_elsewhere(raw):
         there = HEAD.replace(b"200 OK", b"307 There") + f"Location: {other.url}/completions\r\n".encode()
         url = raw(lambda connection: connection.sendall(there + b"Content-Length: 0\r\n\r\n"))
         with Endpoint(url, "target", retries=0, timeout=20) as endpoint:
-            with pytest.raises(ValueError, match="refused the request .307") as error:
+            with pytest.raises(ValueError, match="answered 307") as error:
                 endpoint.complete("a", 9)
         assert "\n" not in str(error.value) and url in str(error.value) and other.asked == []
 
@@ -143,7 +141,7 @@ def test_a_small_reply_that_unpacks_to_a_large_one_is_refused(raw):
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
     url = raw(lambda connection: connection.sendall(head + packed))
     with Endpoint(url, "target", retries=0, timeout=20) as endpoint:
-        with pytest.raises(ValueError, match="sent a compressed reply, which was not asked for"):
+        with pytest.raises(ValueError, match="it sent a compressed reply, which was not asked for"):
             endpoint.complete("a", 9)
 
 
@@ -151,14 +149,14 @@ def test_a_small_reply_that_unpacks_to_a_large_one_is_refused(raw):
 def test_json_that_cannot_be_read_is_one_line(raw, body):
     url = raw(lambda connection: connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body))
     with Endpoint(url, "target", retries=0, timeout=20) as endpoint:
-        with pytest.raises(ValueError, match="where JSON was expected") as error:
+        with pytest.raises(ValueError, match="expected JSON") as error:
             endpoint.complete("a", 9)
     assert "\n" not in str(error.value) and len(str(error.value)) < 300
 
 
 def test_no_other_client_speaks_to_a_server():
     """The Hub's own client aside, everything goes through `Endpoint`, which is bounded."""
-    package = Path(bounds.__file__).parent.parent
+    package = Path(endpoint_file.__file__).parent.parent
     for file in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = [
@@ -176,109 +174,45 @@ def test_no_other_client_speaks_to_a_server():
 # -- secrets ----------------------------------------------------------------------------------------------------------
 
 
-def with_secret(url: str) -> str:
-    return url.replace("http://", f"http://user:{PASSWORD}@")
-
-
-def test_a_password_in_the_address_is_sent_and_shown_nowhere(tmp_path):
-    models = demo.load()
-    with OpenAIServer(complete=demo_completions(models.target, models.tokenizer)) as server:
-        with Endpoint(with_secret(server.url), "target") as endpoint:
-            assert PASSWORD not in endpoint.url and "@" not in endpoint.url
-            mine(
-                endpoint, models.draft, models.tokenizer, DemoTask("calibration", 3), DemoTask("calibration", 3).problems(1),
-                tmp_path / "mined", MineSettings(max_new_tokens=8),
-            )  # fmt: skip
-        sent = server.asked[0].key.removeprefix("Basic ")
-        assert base64.b64decode(sent).decode() == f"user:{PASSWORD}"
-        written = [p for p in Path(tmp_path).rglob("*") if p.is_file()]
-        assert {"mine.json", "README.md"} <= {p.name for p in written}
-        for file in written:
-            assert PASSWORD.encode() not in file.read_bytes(), file
-        assert json.loads((tmp_path / "mined" / "mine.json").read_text())["served_at"] == server.url
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        f"http://user:{PASSWORD}@127.0.0.1:9/v1",
-        f"user:{PASSWORD}@127.0.0.1:9/v1",
-        f"ftp://user:{PASSWORD}@127.0.0.1:9/v1",
-        f"http://user:{PASSWORD}@127.0.0.1:port/v1",
-        f"http://user:{PASSWORD}@",
-        f"http://127.0.0.1:9/v1?key={PASSWORD}",
-        f"http://127.0.0.1:9/v1#{PASSWORD}",
-    ],
-)
-def test_no_error_line_shows_a_secret_of_the_address(url):
-    with pytest.raises((ValueError, OSError)) as error, Endpoint(url, "target", retries=0, timeout=2) as endpoint:
-        endpoint.check()
-    shown = error.getrepr(style="value")
-    assert "127.0.0.1:9" in str(error.value) or "expected an address" in str(error.value)
-    assert PASSWORD not in str(error.value) and PASSWORD not in str(shown) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("how", ["key", "password"])
-def test_what_a_server_says_back_does_not_show_a_secret(raw, how):
-    body = json.dumps({"error": {"message": f"bad credentials {PASSWORD} given"}}).encode()
-    answer = HEAD.replace(b"200 OK", b"401 No") + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    url = raw(lambda connection: connection.sendall(answer))
-    with Endpoint(
-        with_secret(url) if how == "password" else url, "target", key=PASSWORD if how == "key" else None, retries=0
-    ) as endpoint:
-        with pytest.raises(PermissionError, match="bad credentials … given") as error:
-            endpoint.check()
-    assert PASSWORD not in str(error.value)
-
-
 def reply(text: str, status: bytes = b"200 OK") -> bytes:
     body = text.encode()
     return HEAD.replace(b"200 OK", status) + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-ODD = "s3cr\"e't\\w0rd"  # a key with whatever JSON and Python escape
-ACCENT = "s3crét w0rd/é"
+def test_a_key_is_sent_and_shown_nowhere(tmp_path):
+    models, task = demo.load(), DemoTask("calibration", 3)
+    with OpenAIServer(complete=demo_completions(models.target, models.tokenizer), key=KEY) as server:
+        with Endpoint(server.url, "target", key=KEY) as endpoint:
+            mine(
+                endpoint, models.draft, models.tokenizer, task, task.problems(1), tmp_path / "mined", MineSettings(max_new_tokens=8),
+            )  # fmt: skip
+            assert KEY not in repr(endpoint)
+        assert {asked.key for asked in server.asked} == {KEY}
+        written = [p for p in Path(tmp_path).rglob("*") if p.is_file()]
+        assert {"mine.json", "README.md"} <= {p.name for p in written}
+        for file in written:
+            assert KEY.encode() not in file.read_bytes(), file
+        assert json.loads((tmp_path / "mined" / "mine.json").read_text())["served_at"] == server.url
 
 
-@pytest.mark.parametrize("secret", [PASSWORD, ODD, ACCENT, 'a"b"c"d"e', "it's'it's"])
-@pytest.mark.parametrize(
-    "spelt",
-    [
-        str,
-        json.dumps,
-        lambda text: json.dumps(text, ensure_ascii=False),
-        repr,
-        lambda text: repr(text + "'\""),
-        ascii,
-        urllib.parse.quote,
-        lambda text: base64.b64encode(text.encode()).decode(),
-        lambda text: base64.b64encode(f"user:{text}".encode()).decode(),
-        lambda text: json.dumps({"sent": json.dumps({"key": text})}),
-    ],
-    ids=["plain", "JSON", "JSON in UTF-8", "repr", "repr with quotes", "ascii", "address", "base64", "basic", "JSON in JSON"],
-)  # fmt: skip
-def test_no_spelling_of_a_secret_is_shown_or_recorded(raw, secret, spelt):
-    said = f"no: {spelt(secret)} given"
+def test_a_key_that_a_server_repeats_is_neither_shown_nor_recorded(raw):
+    repeated = f"no: {KEY} given"
     failures = [
-        reply(json.dumps({"error": {"message": said}}), b"401 No"),
-        reply(json.dumps({"message": said}), b"500 No"),
-        reply(json.dumps({"nothing": said})),
+        reply(json.dumps({"error": {"message": repeated}}), b"401 No"),
+        reply(json.dumps({"error": {"message": repeated}}), b"404 No"),
+        reply(json.dumps({"message": repeated}), b"500 No"),
+        reply(json.dumps({"nothing": repeated})),
+        reply(f"<html>{repeated}"),
     ]
-    text = reply(json.dumps({"choices": [{"text": f" the key is {secret}!"}]}))
-    replies = iter([*failures, text, text])
-    url = raw(lambda connection: connection.sendall(next(replies)))
-    within = url.replace("http://", f"http://user:{urllib.parse.quote(secret, safe='')}@")
-    with Endpoint(within, "target", retries=0) as endpoint:
+    replies = iter([*failures, reply(json.dumps({"choices": [{"text": f" the key is {KEY}!"}]}))])
+    with Endpoint(raw(lambda connection: connection.sendall(next(replies))), "target", key=KEY, retries=0) as endpoint:
         for _ in failures:
             with pytest.raises((ValueError, OSError)) as error:
                 endpoint.complete("a", 9)
-            shown = str(error.value)
-            assert "…" in shown and "\n" not in shown
-            assert spelt(secret).strip("\"'").rstrip("=") not in shown and secret not in shown
+            assert "…" in str(error.value) and "\n" not in str(error.value)
+            # Nor does the traceback that a debugger or a log shows, with the client's own errors in it.
+            assert KEY not in "".join(traceback.format_exception(error.value))
         assert endpoint.complete("a", 9).text == " the key is …!"
-    if secret.isascii():
-        with Endpoint(url, "target", key=secret) as endpoint:
-            assert endpoint.complete("a", 9).text == " the key is …!"
 
 
 @pytest.mark.parametrize("key", ["sk-line\nend-1", "sk-\x1bescape-1", "sk-accént-1"])
@@ -301,16 +235,34 @@ def test_a_blank_key_is_none(monkeypatch):
 @pytest.mark.parametrize(
     "url",
     [
-        f"http://u:12345/{PASSWORD}@127.0.0.1:9/v1",
-        f"http://u:12345/x?{PASSWORD}@127.0.0.1:9/v1",
-        f"http://u:12345/{PASSWORD}#y@127.0.0.1:9/v1",
-        f"http://u:{PASSWORD}/x@127.0.0.1:9/v1",
+        f"http://user:{KEY}@127.0.0.1:9/v1",
+        f"user:{KEY}@127.0.0.1:9/v1",
+        f"ftp://user:{KEY}@127.0.0.1:9/v1",
+        f"http://user:{KEY}@127.0.0.1:port/v1",
+        f"http://user:{KEY}@",
+        f"http://u:12345/x?{KEY}@127.0.0.1:9/v1",
+        f"http://u:{KEY}/x@127.0.0.1:9/v1",
+        f"http://127.0.0.1:9/v1?key={KEY}",
+        f"http://127.0.0.1:9/v1#{KEY}",
     ],
 )
-def test_a_password_that_is_not_escaped_is_no_path(url):
-    with pytest.raises(ValueError, match="expected an address|behind the host") as error:
+def test_an_address_with_a_password_is_refused_and_not_shown(url):
+    with pytest.raises(ValueError, match="url: expected one address .* without a user, a password") as error:
         Endpoint(url, "target")
-    assert PASSWORD not in str(error.value) and "\n" not in str(error.value)
+    assert KEY not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_several_servers_are_refused():
+    with pytest.raises(ValueError, match="several servers behind a proxy"):
+        Endpoint("http://127.0.0.1:9/v1,http://127.0.0.1:10/v1", "target")
+
+
+def test_a_closed_endpoint_says_so():
+    endpoint = Endpoint("http://127.0.0.1:9/v1", "target")
+    endpoint.close()
+    endpoint.close()
+    with pytest.raises(ConnectionError, match="is closed"):
+        endpoint.complete("a", 9)
 
 
 @pytest.mark.parametrize(
@@ -335,6 +287,6 @@ def test_a_reply_in_a_charset_of_no_text_is_read_as_json_is(raw, charset, status
         if status == b"200 OK":
             assert endpoint.complete("a", 9) == Completion(" ok", True)
         else:
-            with pytest.raises(ValueError, match="refused the request .400") as error:
+            with pytest.raises(ValueError, match="answered 400") as error:
                 endpoint.complete("a", 9)
             assert url in str(error.value) and "\n" not in str(error.value)

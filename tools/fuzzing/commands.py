@@ -46,7 +46,7 @@ MEANT = {
     "--lambda": ["1.2", "3"], "--prompt": ["w1 w2 w3", "w4"], "--head": ["linear", "mlp"], "--max-draft": ["3"], "--shots": ["0", "2"],
     "--features": ["draft", "target", "both"], "--position": ["token", "predicting"], "--folds": ["0", "3"], "--recall": ["0.9"],
     "--width": ["4"], "--weight": ["6"], "--workers": ["1", "2"], "--max-mismatches": ["1"], "--max-seconds": ["5"], "--max-distance": ["0.1"],
-    "--timeout": ["0.4"], "--per-minute": ["1000"], "--revision": ["main"], "--message": ["m"], "--token": ["hf_x"], "--target-model": ["target"],
+    "--timeout": ["0.4"], "--revision": ["main"], "--message": ["m"], "--token": ["hf_x"], "--target-model": ["target"],
 }  # fmt: skip
 
 

@@ -149,9 +149,7 @@ def case(random: Random, folder: Path) -> Case:
         whole = reply(body)
         pieces = [(whole[: random.randrange(len(whole))], 0.0)]
     elif how == "settings":
-        settings = {
-            random.choice(["timeout", "retries", "per_minute", "key", "url", "model"]): random.choice(_SETTINGS)
-        }
+        settings = {random.choice(["timeout", "retries", "key", "url", "model"]): random.choice(_SETTINGS)}
     pieces = pieces or [(reply(body), 0.0)]
     what = (
         f"{kind} from a server, {how}: {shown(settings) if settings else b''.join(data for data, _ in pieces)[:250]!r}"

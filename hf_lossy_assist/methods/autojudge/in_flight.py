@@ -9,7 +9,7 @@ from typing import Any
 from ...drafters.eagle3 import Eagle3Drafter
 from ...models.inspect import vocabulary_of
 from ...models.texts import continuation, special_in
-from ...tasks.pool import served
+from ...tasks.endpoint import served
 from ...tasks.tasks import AnswerTask, Problem
 from .continuing import Batch, Choice, Continuer
 from .draft_choices import DraftChoices, StatesChoices

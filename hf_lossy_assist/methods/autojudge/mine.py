@@ -14,7 +14,7 @@ from typing import Any
 
 from ...artifacts.files import naming
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
-from ...tasks.pool import served
+from ...tasks.endpoint import served
 from ...tasks.tasks import AnswerTask, Problem
 from ...terminal import Bar
 from ...training.jobs import folders, key_of
@@ -42,7 +42,7 @@ def mine(
     as one that was not (but for a time limit, and for near-ties that half precision decides by what shares a batch). Under `accelerate launch` the processes share the problems among them.
 
     Args:
-        target: a loaded model, or an `Endpoint` or a `Pool` that serves it.
+        target: a loaded model, or an `Endpoint` that serves it.
         problems: what `task` gave, or some of it.
         batch_size: problems in flight; decides the speed alone (in half precision also near-ties).
         workers: threads for requests to servers, and for tasks that run programs.

@@ -10,7 +10,7 @@ from ...drafters.states import StatesDrafter, refuse_models
 from ...models.inspect import base_of, vocabulary_of
 from ...models.rope import ChangingRope
 from ...models.trials import why_not_prefixes
-from ...tasks.pool import served
+from ...tasks.endpoint import served
 from .continuing import decoding_processors
 from .mine_settings import MineSettings
 from .reading import why_not_searched

@@ -53,9 +53,7 @@ def mine(
     drafter: Drafter = None,
     task: Annotated[
         str,
-        typer.Option(
-            help="demo, gsm8k, math, code, livecodebench, qa, mt_bench, spec_bench, or a file of JSON lines (exact match)"
-        ),
+        typer.Option(help="demo, gsm8k, math, code, qa, mt_bench, spec_bench, or a file of JSON lines (exact match)"),
     ] = DEMO,
     data: Annotated[
         Path | None, typer.Option(help="the problems of --task (default: an installed package's, or the Hub's)")
@@ -70,8 +68,11 @@ def mine(
         bool,
         typer.Option(
             "--allow-code-execution",
-            help="run the programs that a model writes for code and livecodebench (docs/security.md)",
+            help="run the programs that a model writes for --task code (docs/security.md)",
         ),
+    ] = False,
+    no_sandbox: Annotated[
+        bool, typer.Option("--no-sandbox", help="run them with your rights where there is no bubblewrap")
     ] = False,
     workers: Annotated[int, typer.Option(help="threads for servers and for running programs")] = 4,
     resume: Resume = False,
@@ -143,7 +144,7 @@ def mine(
         )
         chosen = task_named(
             task, data=data, split="calibration", seed=seed, shots=shots, judge=judge, chat=chat,
-            allow_code_execution=allow_code_execution,
+            allow_code_execution=allow_code_execution, sandbox=not no_sandbox,
         )  # fmt: skip
         problems = chosen.problems(MINED if limit is None and task == DEMO else limit)
         made = MadeWith(model, assistant, dtype=dtype, chat=chat, drafter=drafter)

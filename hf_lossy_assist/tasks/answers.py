@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-from ..artifacts.reading import LONGEST, lines, parse
+from ..artifacts.reading import lines, parse
 from ..validation import one_line, shown
 
 
@@ -111,8 +111,8 @@ class Row(NamedTuple):
 Data = str | Path | Iterable[Row]  # a JSON-lines file, or rows that were read already
 
 
-def read_rows(path: str | Path, longest: int = LONGEST) -> Iterator[Row]:
-    """The JSON objects of a JSON-lines file (`.gz`: compressed), one by one; `longest`: bytes that a line may have.
+def read_rows(path: str | Path) -> Iterator[Row]:
+    """The JSON objects of a JSON-lines file (`.gz`: compressed), one by one.
 
     Raises: `FileNotFoundError`; `ValueError` with file and line where a line is not a JSON object, or where there is
     none.
@@ -120,7 +120,7 @@ def read_rows(path: str | Path, longest: int = LONGEST) -> Iterator[Row]:
     path, empty = existing(path), True
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            for where, line in lines(cast(IO[bytes], file), str(path), longest):
+            for where, line in lines(cast(IO[bytes], file), str(path)):
                 values = parse(line, where)
                 if not isinstance(values, dict):
                     raise ValueError(f"{where}: expected a JSON object, got {shown(values)}")
@@ -144,14 +144,12 @@ class FileTask(AnswerTask):
     """A task whose problems are the rows of a JSON-lines file, or rows from elsewhere; a missing file is refused at once, a bad
     row when read."""
 
-    longest = LONGEST  # bytes of a line
-
     def __init__(self, path: Data):
         self.path = existing(path) if isinstance(path, str | Path) else path
 
     def rows(self) -> Iterator[Row]:
         """All rows, one by one."""
-        return read_rows(self.path, self.longest) if isinstance(self.path, Path) else iter(self.path)
+        return read_rows(self.path) if isinstance(self.path, Path) else iter(self.path)
 
     def problems(self, limit: int | None = None) -> list[Problem]:
         return [self.problem(row) for row in islice(self.rows(), limit)]

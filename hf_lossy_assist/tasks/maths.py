@@ -2,18 +2,19 @@
 them."""
 
 import re
+import threading
 from fractions import Fraction
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
 from ..validation import check_int
 from .answers import Data, FileTask, Problem, Row, existing, first, read_rows, require, squeeze
 from .shots import SHOTS
-from .workers import ask
 
 
 LONGEST = 300  # characters; a longer answer is compared as text
-SECONDS = 8.0  # for one comparison of two formulas; `worker.py` gives the library two for each of its three steps
+SECONDS = 2  # of math-verify, for reading each formula and for comparing them
 
 _DIGITS = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 _NUMBER = re.compile(rf"-?\s*{_DIGITS}(?:(?:\s*/\s*|\s\*\s|\*\*?|\^){_DIGITS})*")
@@ -87,10 +88,11 @@ def exact(text: str) -> Fraction | None:
 def equal(reference: str, answer: str) -> bool:
     """Whether two formulas have the same value: 1.5, 3/2 and 1,500/1000 do.
 
-    The same text and plain numbers are settled here. The rest goes to math-verify in a process of its own (see
-    `workers`), so that this may be called from any thread, and a formula such as 9**9**9**9 costs seconds and never
-    hangs the caller; what is not settled in that time counts as different. Beyond `LONGEST` characters only equal
-    texts are the same.
+    The same text and plain numbers are settled here. The rest goes to math-verify, which has `SECONDS` to read each and
+    to compare them, so that 9**9**9**9 does not hang; what is not settled by then counts as different. Beyond `LONGEST`
+    characters only equal texts are the same.
+
+    Raises: `RuntimeError` outside the main thread, where math-verify's limit, a signal, would not hold.
     """
     texts = [squeeze(text) for text in (reference, answer)]
     if texts[0] == texts[1]:
@@ -103,8 +105,11 @@ def equal(reference: str, answer: str) -> bool:
             return False  # else math-verify decides whether 0.333333 is close enough to 1/3
     if max(map(len, texts)) > LONGEST:
         return False
-    pair = {"reference": _latex(reference), "answer": _latex(answer)}
-    return bool(ask("formulas", pair, SECONDS))
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("formulas are compared in the main thread alone: the time limit of math-verify is a signal")
+    library = import_module("math_verify")
+    sides = [library.parse(f"${_latex(text)}$", parsing_timeout=SECONDS) for text in (reference, answer)]
+    return bool(all(sides) and library.verify(*sides, timeout_seconds=SECONDS))
 
 
 def _latex(text: str) -> str:

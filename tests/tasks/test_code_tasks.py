@@ -1,4 +1,4 @@
-"""What the tests of a program say of it, with the real HumanEval runner: endless loops, many threads, programs to be completed."""
+"""What the tests of a program say of it, with the real runner: endless loops, many threads, programs to be completed."""
 
 import gzip
 import json
@@ -7,17 +7,14 @@ import threading
 import pytest
 from support.task_files import ANY, in_thread, rows
 
+from hf_lossy_assist.tasks.programs import why_no_sandbox
 from hf_lossy_assist.tasks.tasks import CodeTask, task_named
 
 
-# Where bubblewrap is missing, all but what tests/test_sandbox.py says of it is to hold.
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:the task code runs programs with your rights:UserWarning"),
-]
+pytestmark = pytest.mark.slow
 
 
-ALLOWED = {"allow_code_execution": True}
+ALLOWED = {"allow_code_execution": True, "sandbox": why_no_sandbox() is None}
 ADD = {
     "prompt": 'def add(a: int, b: int) -> int:\n    """The sum of a and b."""\n',
     "test": "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(0, 0) == 0\n",
@@ -51,7 +48,7 @@ FENCED = "Sure, here it is:\n\n```python\n{}\n```\n\nIt adds `a` and `b`."
         (FENCED.format("def add(a, b):\n    return a - b"), "failed"),
         (FENCED.format("def add(a, b):\n    raise KeyError('no\\nway')"), "failed: 'no\\nway'"),
         (FENCED.format("def add(a, b) return a + b"), "failed: expected ':'"),
-        (FENCED.format("def add(a, b):\n    exit()"), "failed: 'NoneType' object is not callable"),
+        (FENCED.format("def add(a, b):\n    exit()"), "failed: None"),
         (FENCED.format("def add(a, b):\n    import os\n    os._exit(0)"), "failed: it ended before its tests did"),
         (FENCED.format("def add(a, b):\n    return len(b' ' * (1 << 40))"), "failed"),
         (FENCED.format(""), None),

@@ -105,7 +105,7 @@ def test_rows_of_the_hub_are_named_in_errors(monkeypatch):
 
 
 def test_all_names_are_tasks():
-    assert set(SOURCES) < set(NAMES) and {"livecodebench", "mt_bench", "spec_bench", "sharegpt"} < set(NAMES)
+    assert set(SOURCES) < set(NAMES) and {"mt_bench", "spec_bench", "sharegpt"} < set(NAMES)
 
 
 # Questions with categories

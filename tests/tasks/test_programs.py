@@ -2,20 +2,19 @@
 
 import json
 import os
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from hf_lossy_assist.tasks import programs, sandbox, workers
-from hf_lossy_assist.tasks.programs import CodeTask
+from hf_lossy_assist.tasks import programs
+from hf_lossy_assist.tasks.programs import CodeTask, why_no_sandbox
 
 
 pytestmark = pytest.mark.slow
 
 
-PLACES = [False] if sandbox.why_not() else [True, False]
+PLACES = [False] if why_no_sandbox() else [True, False]
 NAMES = {True: "sandbox", False: "bare"}
 ROW = {
     "prompt": "def add(a, b):\n",
@@ -92,78 +91,38 @@ def _read(file: Path) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize("after", ["return a + b", "while True: pass", "posix._exit(0)"])
-def test_no_process_is_left(task, after):
-    task.timeout = 2.0 if "while" in after else 5.0
-    found = outcome(task, *DAEMON, "import time; time.sleep(0.3)", after)
-    assert (found == "passed") == (after == "return a + b") and not running(MARK)
+def test_no_process_is_left(task):
+    daemon = (
+        DAEMON if task.sandbox else DAEMON[:2] + DAEMON[4:5]
+    )  # without a sandbox one may leave the group that is killed
+    assert outcome(task, *daemon, "import time; time.sleep(0.3)", "return a + b") == "passed"
+    for _ in range(100):  # the kernel ends them, after the program
+        if not running(MARK):
+            return
+        time.sleep(0.05)
+    raise AssertionError("it still runs")
 
 
 def test_no_folder_is_left(task, tmp_path, monkeypatch):
-    monkeypatch.setattr(workers.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(programs.tempfile, "tempdir", str(tmp_path))
     before = sorted(tmp_path.iterdir())
     assert outcome(task, "open('left', 'w').write('x')", "import posix", "posix._exit(0)").startswith("failed")
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_folders_in_folders_are_deleted_however_deep(task, tmp_path, monkeypatch):
-    """`shutil.rmtree` ended the run with a RecursionError, and left them."""
-    monkeypatch.setattr(workers.tempfile, "tempdir", str(tmp_path))
-    before = sorted(tmp_path.iterdir())
-    deep = ["import posix", "for n in range(3000):", "    posix.mkdir('d' * 9)", "    posix.chdir('d' * 9)"]
-    outside = "posix.chdir('/proc/self/cwd')"
-    for last in ("posix._exit(0)", f"{outside}; return a + b"):
-        assert outcome(task, *deep, last).startswith(("failed", "passed"))
-        assert sorted(tmp_path.iterdir()) == before
+def test_folders_within_folders_do_not_end_the_run(task):
+    deep = ["import posix", "for n in range(3000):", "    posix.mkdir('d')", "    posix.chdir('d')"]
+    assert outcome(task, *deep, "return a + b") == "passed"
 
 
-def test_a_folder_is_deleted_whatever_is_in_it(tmp_path):
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / "file").write_text("x")
-    folder = tmp_path / "folder"
-    (folder / "a" / "b" / "c").mkdir(parents=True)
-    (folder / "a" / "b" / "file").write_text("x")
-    (folder / "a" / "link").symlink_to(kept)
-    (folder / "loop").symlink_to(folder)
-    (folder / "a" / "b").chmod(0)
-    (folder / "a").chmod(0)
-    workers.delete(str(folder))
-    assert not folder.exists() and (kept / "file").read_text() == "x"
-
-
-STOP = "posix.kill(posix.getppid(), 19)"  # SIGSTOP
-
-
-@pytest.mark.parametrize("again", ["time.sleep(60)", f"while True: {STOP}"], ids=["once", "always"])
-def test_a_program_that_stops_its_runner_is_late_and_ended(task, monkeypatch, again):
-    """It cost half a minute, which is here as good as for ever, and went on by itself."""
-    monkeypatch.setattr(programs, "SLACK", 1e6)
-    task.timeout = 1.0
-    mark = f"posix.execv(sys.executable, [sys.executable, '-c', 'import posix, time; {again}', '{MARK}'])"
-    if again.startswith("while"):
-        mark = mark.replace("posix.getppid()", "int(sys.argv[1])").replace(
-            f"'{MARK}'", f"str(posix.getppid()), '{MARK}'"
-        )
-        mark = mark.replace("import posix, time", "import posix, sys")
-    lines = ["import posix, sys", f"if posix.fork() == 0: {mark}", STOP, "while True: pass"]
-    assert outcome(task, *lines).startswith("failed") and not running(MARK)
-
-
-def test_a_kept_process_outlives_the_thread_that_asked_first():
-    def ask() -> None:
-        assert workers.ask("formulas", {"reference": "1", "answer": "1"}, 60.0) is True
-
-    workers.stop_all()
-    for _ in range(3):
-        thread = threading.Thread(target=ask)
-        thread.start()
-        thread.join()
-        time.sleep(0.1)
-    [kept] = workers._idle[os.getpid(), "formulas"]
-    assert kept.number == 3 and kept.process.poll() is None
-    workers.stop_all()
-    assert kept.process.poll() is not None and not Path(kept.folder).exists()
+def test_what_prevents_an_end_is_killed(task, monkeypatch):
+    task.timeout = 0.5
+    assert outcome(task, "import time; time.sleep(60)") == "failed: timed out"
+    catch = ["while True:", "    try:", "        while True: pass", "    except BaseException: pass"]
+    assert outcome(task, *catch) == "failed: timed out"  # by the limit on processor time
+    monkeypatch.setattr(programs, "SLACK", 2.0)
+    stopped = ["import posix, signal", "signal.setitimer(signal.ITIMER_REAL, 0)", "posix.kill(posix.getpid(), 19)"]
+    assert outcome(task, *stopped) == "failed: timed out"
 
 
 # -- with a sandbox ---------------------------------------------------------------------------------------------------
@@ -198,24 +157,22 @@ def test_a_sandbox_has_no_network_no_home_and_no_other_process(tmp_path, closed,
     assert closed is False or not list((tmp_path / "home").iterdir())
 
 
-def test_where_there_is_no_sandbox_a_line_says_so(tmp_path, monkeypatch):
+def test_where_there_is_no_sandbox_the_task_is_refused(tmp_path, monkeypatch):
     (tmp_path / "code.jsonl").write_text(json.dumps(ROW))
     settings = {"path": tmp_path / "code.jsonl", "allow_code_execution": True}
     monkeypatch.setenv("PATH", str(tmp_path))
-    sandbox.why_not.cache_clear()
+    why_no_sandbox.cache_clear()
     try:
-        with pytest.warns(UserWarning, match=r"your rights, not in a sandbox: bubblewrap \(bwrap\) is not installed"):
-            assert CodeTask(**settings).sandbox is False
-        with pytest.raises(ValueError, match="has no sandbox here: bubblewrap .* is not installed"):
-            CodeTask(**settings, sandbox=True)
+        with pytest.raises(ValueError, match=r"no sandbox here: bubblewrap .* is not installed; .* \(--no-sandbox\)"):
+            CodeTask(**settings)
+        assert CodeTask(**settings, sandbox=False).sandbox is False
         (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions' >&2\nexit 1\n")
         (tmp_path / "bwrap").chmod(0o755)
-        sandbox.why_not.cache_clear()
-        with pytest.warns(UserWarning, match="bubblewrap does not work here .bwrap: No permissions."):
-            assert CodeTask(**settings).sandbox is False
-        assert CodeTask(**settings, sandbox=False).sandbox is False  # asked for: nothing to say
+        why_no_sandbox.cache_clear()
+        with pytest.raises(ValueError, match="bubblewrap does not work here .bwrap: No permissions."):
+            CodeTask(**settings)
     finally:
-        sandbox.why_not.cache_clear()
+        why_no_sandbox.cache_clear()
 
 
 def test_no_process_of_this_package_inherits_the_environment():
@@ -230,7 +187,7 @@ def test_no_process_of_this_package_inherits_the_environment():
                 given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 assert not called.startswith(("os.system", "os.popen", "os.exec", "os.spawn")), file
                 found += [(file.name, given.get("env"))] if called.startswith("subprocess.") else []
-    assert found == [("sandbox.py", "{}"), ("workers.py", "{}")]
+    assert found == [("programs.py", "{}")] * 2
 
 
 def test_without_the_flag_nothing_runs(tmp_path):

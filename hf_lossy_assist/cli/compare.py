@@ -13,7 +13,16 @@ from .drafters import Drafter, check_compiled, check_draft, load_made
 from .exits import end_after
 from .figures import show_figures
 from .made_with import models_from, parts_in, remark_on, sources_in
-from .measured import check_decoding, check_out, facts_of, longest_of, progress, prompts_of, resumable
+from .measured import (
+    check_decoding,
+    check_out,
+    facts_of,
+    longest_of,
+    progress,
+    prompts_of,
+    resumable,
+    say_what_makes_an_interval,
+)
 from .options import (
     AsJson,
     Assistant,
@@ -139,8 +148,8 @@ def compare(
     from ..evaluation.comparing import Batches
     from ..evaluation.comparing import compare as run
     from ..evaluation.quality import check_references, qualities
-    from ..evaluation.scoring import score_answers
     from ..evaluation.store import Folder, Memory
+    from ..models.identity import dtype_of
     from ..training.processes import Processes
 
     processes = Processes.started()
@@ -150,6 +159,8 @@ def compare(
     check_compiled(compile_rounds, made)
     texts, problems, its_task, source = prompts_of(prompts, task, data, made.model, limit, seed, shots)
     batches = Batches(len(texts), sizes)
+    if not as_json:
+        say_what_makes_an_interval(len(texts), sizes)
     target, draft, tokenizer = load_made(made, dtype, device, overrides)
     asked, texts = texts, chats(tokenizer, texts) if chat else texts
     left_out = {"target compiled": why} if (why := why_not_static(target)) and static else {}
@@ -173,16 +184,24 @@ def compare(
         if not processes.first:
             return
         judged = qualities(found.answers, asked, references, problems=problems, judge=judge)
-    if store is not None:
-        score_answers(Writer(target, tokenizer, decoding), draft, chosen, store.answers, texts)
     remark_on(parts, do_sample)
-    _finish(found, left_out | found.left_out, judged if references else None, sizes, store, as_json)
+    skipped, rounds = left_out | found.left_out, dtype_of(target) != "float32"
+    _finish(found, skipped, judged if references else None, sizes, store, rounds, as_json)
 
 
 def _finish(
-    found: Any, left_out: dict[str, str], judged: list[Any] | None, sizes: list[int], store: Any, as_json: bool
+    found: Any,
+    left_out: dict[str, str],
+    judged: list[Any] | None,
+    sizes: list[int],
+    store: Any,
+    rounds: bool,
+    as_json: bool,
 ) -> None:
-    """Write the figures into the folder of `store`, if there is one, and show them. `judged`: rows of `--reference`, where it was given."""
+    """Write the figures into the folder of `store`, if there is one, and show them.
+
+    judged: rows of `--reference`, where it was given. rounds: whether the models compute with fewer digits than float32.
+    """
     from ..evaluation.advice import advice
 
     lines = {str(size): advice(found.figures, size) for size in sorted(set(sizes))}
@@ -194,7 +213,7 @@ def _finish(
         figures = [row.to_dict() for row in found.figures]
         show_json({"figures": figures, "advice": lines, "left_out": left_out, **quality})
         return
-    show_figures(found.figures, lines, left_out)
+    show_figures(found.figures, lines, left_out, rounds=rounds)
     if judged is not None:
         show_quality(judged)
     if store is not None:

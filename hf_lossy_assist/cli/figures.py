@@ -12,13 +12,16 @@ if TYPE_CHECKING:
 NONE = "–"
 
 
-def show_figures(found: "Sequence[Figures]", lines: dict[str, str], left_out: dict[str, str]) -> None:
-    """Two tables for each batch size, and the line of advice that `lines` has for it."""
+def show_figures(
+    found: "Sequence[Figures]", lines: dict[str, str], left_out: dict[str, str], rounds: bool = False
+) -> None:
+    """Print the tables of each batch size, and the line of advice that `lines` has for it. `rounds`: the models' precision is below float32."""
     screen = console(highlight=False)
     for size, line in lines.items():
         here = [its for its in found if str(its.batch_size) == size]
         screen.print(f"\nbatch size {size}, {here[0].prompts} prompts; in brackets 95 % intervals\n")
-        for columns in (SPEED, ACCEPTANCE, ANSWERS):
+        guarantee = {"guarantee": lambda its: its.guarantee(rounds).replace(" up", "\nup")}
+        for columns in (SPEED, ACCEPTANCE | guarantee, ANSWERS):
             cells = {name: [cell(its) for its in here] for name, cell in columns.items()}
             shown = {name: its for name, its in cells.items() if any(text != NONE for text in its)}
             if not shown:

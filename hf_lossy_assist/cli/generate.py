@@ -31,6 +31,7 @@ from .options import (
     TopK,
     TopP,
     chats,
+    needs,
 )
 from .policy_options import PolicyOptions
 from .writing import Decoding, write
@@ -85,9 +86,7 @@ def generate(
     overrides: Overrides = None,
     chat: Chat = False,
     stream: Annotated[bool, typer.Option("--stream", help="print each text as it is written (batch size 1)")] = False,
-    html: Annotated[
-        Path | None, typer.Option(help="write the texts as a page, each token with its source, p and q")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="write the texts as a page, each token with its source")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue prompts with a draft model's help, and say how much it helped.
@@ -111,6 +110,7 @@ def generate(
         fallback=fallback,
     )  # fmt: skip
     if html is not None:
+        needs("train", "jinja2", "matplotlib")
         check_file("--html", html)
     if stream and (as_json or batch_size > 1):
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
@@ -136,7 +136,7 @@ def generate(
     if not Processes.started().first:
         return
     if html is not None:
-        write_page(html, outputs, tokenizer, policy, (target, draft), chosen)
+        write_page(html, outputs, tokenizer, policy)
     remark_on(parts, do_sample)
     remark_on_companion(chosen, batch_size)
     if as_json:

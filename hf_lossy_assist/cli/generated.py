@@ -59,28 +59,17 @@ def json_report(written: Written, tokenizer: Any, names: dict[str, Any]) -> dict
     return names | {"seconds": round(written.seconds, 4), "speculation": speculation, "outputs": texts}
 
 
-def write_page(
-    file: Path, outputs: list[Output], tokenizer: Any, name: str, models: tuple[Any, Any], policy: Any
-) -> None:
-    """The texts as HTML, each token with its source as a colour and as a mark, p, q and what heads say of it.
-
-    name: of the policy, as it was asked for. models: the target, and the draft if one drafted. policy: None for the target alone.
-    """
+def write_page(file: Path, outputs: list[Output], tokenizer: Any, name: str) -> None:
+    """Write the texts as a page, each token with its source as a colour and as a mark. `name`: of the policy."""
     from ..artifacts.files import write_text
-    from ..evaluation.page import page, paragraph
-    from ..evaluation.scoring import score
-    from ..evaluation.text_view import legend, text_view
+    from ..evaluation.page import Section, html, text_of
 
-    target, draft = models if policy is not None else (models[0], None)
-    heads = {} if policy is None else policy.heads()
-    body = [legend()]
-    special = special_tokens(tokenizer)
+    special, texts = special_tokens(tokenizer), []
     for output in outputs:
-        prompt = _prompt(output, tokenizer)
-        scores = score(target, draft, heads, prompt, output.ids, output.sources)
-        body.append(paragraph(output.prompt.strip(), "prompt"))
-        body.append(text_view(pieces(tokenizer, prompt, output.ids, special), output.sources, scores))
-    write_text(file, page(f"hf-lossy generate --policy {name}", body))
+        tokens = pieces(tokenizer, _prompt(output, tokenizer), output.ids, special)
+        texts.append(text_of(output.prompt.strip(), tokens, output.sources))
+    title = f"hf-lossy generate --policy {name}"
+    write_text(file, html(title, [Section(f"{len(texts)} texts", [], texts=[("texts", texts)])]))
 
 
 def show_outputs(outputs: list[Output], tokenizer: Any, problems: list[Any], streamed: bool) -> None:

@@ -104,6 +104,17 @@ def check_answers(problems: Sequence[Any], source: str) -> None:
         )
 
 
+def say_what_makes_an_interval(prompts: int, sizes: Sequence[int]) -> None:
+    """Say before a run if its speeds will have no interval, and how many prompts would give one."""
+    from ..stats.intervals import FEWEST
+
+    if few := sorted({size for size in sizes if prompts // size < FEWEST}):
+        which = ", ".join(map(str, few))
+        show(
+            f"{prompts} prompts make no interval at batch size {which}: use --limit {FEWEST * few[-1]} or more for one"
+        )
+
+
 def longest_of(tokenizer: Any, texts: Sequence[str]) -> int:
     """Tokens of the longest text."""
     return max(len(ids) for ids in tokenizer(list(texts))["input_ids"])

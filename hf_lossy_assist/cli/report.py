@@ -21,13 +21,15 @@ def report(
 
       hf-lossy report found tuned head --out report.html
     """
-    needs("train", "scipy")
+    needs("train", "scipy", "jinja2", "matplotlib")
     if out.suffix not in (".html", ".md"):
         raise ValueError(f"--out: expected a name that ends in .html or .md, got {str(out)!r}")
     from ..artifacts.files import check_file, write_text
-    from ..evaluation.report import html, markdown, read
+    from ..evaluation.page import html, markdown
+    from ..evaluation.report import read, sections, title_of
 
     check_file("--out", out)
     found = [read(folder) for folder in folders]
-    write_text(out, markdown(found) if out.suffix == ".md" else html(found))
+    write = markdown if out.suffix == ".md" else html
+    write_text(out, write(title_of(found), sections(found)))
     show(f"{out}: {len(found)} {'folder' if len(found) == 1 else 'folders'}, {out.stat().st_size // 1024 + 1} KB")

@@ -107,7 +107,6 @@ def tune(
     from ..artifacts.sampling_settings import shaping_at
     from ..evaluation.arms import make_arms
     from ..evaluation.ladders import field_of
-    from ..evaluation.scoring import score_answers
     from ..evaluation.store import Folder, Memory
     from ..evaluation.tuning import Search, promise
     from ..evaluation.tuning import tune as run
@@ -149,8 +148,6 @@ def tune(
         )
     if not processes.first:
         return
-    if store is not None:
-        score_answers(Writer(target, tokenizer, decoding), draft, field.policies, store.answers, texts)
     _tell(
         found,
         field,

@@ -52,6 +52,12 @@ class Figures:
     worse: int
     p: float | None
 
+    def guarantee(self, rounds: bool) -> str:
+        """Say what holds of the texts. `rounds`: the models' precision is below float32."""
+        if not self.lossless:
+            return "lossy"
+        return "lossless" + " up to rounding" * (rounds and self.kind == "policy")
+
     def to_dict(self) -> dict[str, Any]:
         """One flat row, in plain numbers; the speeds' names are also Spec-Bench's and vLLM's."""
         row: dict[str, Any] = {}

@@ -1,21 +1,17 @@
 """The folder of a fitted head, as a part of the report: AUROC, ROC and reliability on held-out tokens, each with its interval and its number."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.cards import escaped
 from ..artifacts.head_config import HeadConfig
 from ..artifacts.heads import CONFIG, Head
 from ..stats.intervals import Estimate
 from ..training.curves import CURVES, Curves
 from ..validation import check_number
-from .page import paragraph, table
+from .page import Section, Table
 
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 360, 330, 40, 16, 28, 56
 NONE = f"no ROC and no reliability: this head's config has no {CURVES}; heads that this version's fit sprinter or fit autojudge writes have them"
 AS_IF = "Wilson's intervals, as if the tokens of one text were independent"
 
@@ -77,37 +73,30 @@ def read_head(folder: Path) -> FoundHead:
         raise ValueError(f"{folder / CONFIG}: metrics: {error}: fit the head again, or get its files again") from None
 
 
-def html_of(found: FoundHead) -> list[str]:
-    """The parts of the page."""
-    parts = [f"<h2>{escape(found.name)}</h2>", paragraph(found.about(), "small")]
-    parts += [paragraph(line, "advice") for line in found.said()]
+def section_of(found: FoundHead) -> Section:
+    """Make its part of the report."""
+    from ..training.plots import as_data_uri, draw_reliability, draw_roc
+
+    notes = list(found.said())
     if found.curves is None:
-        return [*parts, paragraph(found.separates(), "small"), paragraph(NONE, "small")]
+        return Section(found.name, [found.about(), found.separates(), NONE], notes)
     label, other = found.labels
-    reliability = f"Reliability: of tokens of about one probability, the share that is {label}; {AS_IF}; below, how many tokens they are"
-    parts.append(
-        '<div class="pair">'
-        + _figure(_roc(found.curves, label, other), f"ROC: {found.separates()}")
-        + _figure(_reliability(found.curves, label), reliability)
-        + "</div>"
+    false, true = zip(*found.curves.roc, strict=True)
+    auroc = float("nan") if found.auroc is None else found.auroc.value
+    roc = draw_roc(
+        {"the head": (false, true, auroc)}, "ROC", f"share of {other} tokens above a threshold",
+        f"share of {label} tokens above it",
+    )  # fmt: skip
+    bins = found.curves.reliability
+    reliability = draw_reliability(
+        [(its.mean, its.share.value, its.tokens) for its in bins], f"share that is {label}", "Reliability",
+        [(its.share.low or 0.0, its.share.high or 1.0) for its in bins],
+    )  # fmt: skip
+    charts = [(as_data_uri(roc), f"ROC: {found.separates()}"), (as_data_uri(reliability), f"Reliability; {AS_IF}")]
+    heads, rows = cells(found.curves, label)
+    return Section(
+        found.name, [found.about(), found.separates()], notes, [Table(f"Reliability; {AS_IF}", heads, rows, charts)]
     )
-    parts.append(table(*cells(found.curves, label)))
-    return parts
-
-
-def markdown_of(found: FoundHead) -> list[str]:
-    """The same without charts, a part for each paragraph."""
-    parts = [
-        f"## {escaped(found.name)}",
-        escaped(found.about()),
-        *(f"**{escaped(line)}**" for line in found.said()),
-        escaped(found.separates()),
-    ]
-    if found.curves is None:
-        return [*parts, NONE]
-    heads, rows = cells(found.curves, found.labels[0])
-    lines = ["| " + " | ".join(row) + " |" for row in (heads, ["---"] * len(heads), *rows)]
-    return [*parts, f"Reliability; {AS_IF}:", "\n".join(lines)]
 
 
 def cells(curves: Curves, label: str) -> tuple[list[str], list[list[str]]]:
@@ -130,63 +119,3 @@ def _auroc(metrics: Any) -> Estimate | None:
     check_number("auroc_low", low, 0.0, value)
     check_number("auroc_high", high, value, 1.0)
     return Estimate(value, low, high)
-
-
-def _figure(chart: str, caption: str) -> str:
-    return f"<figure>{chart}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def _across(x: float) -> float:
-    return LEFT + (WIDTH - LEFT - RIGHT) * x
-
-
-def _down(y: float) -> float:
-    return TOP + (HEIGHT - TOP - BOTTOM) * (1 - y)
-
-
-def _roc(curves: Curves, label: str, other: str) -> str:
-    line = " ".join(f"{_across(x):.1f},{_down(y):.1f}" for x, y in curves.roc)
-    return _square(
-        [f'<polyline class="curve" points="{line}"/>'],
-        f"share of {other} tokens above a threshold",
-        f"share of {label} tokens above it",
-    )
-
-
-def _reliability(curves: Curves, label: str) -> str:
-    parts = []
-    for its in curves.reliability:
-        at, share = _across(its.mean), its.share
-        assert share.low is not None and share.high is not None, "Wilson's interval has both ends for any count"
-        ends = f'y1="{_down(share.low):.1f}" y2="{_down(share.high):.1f}"'
-        parts.append(f'<line class="bar" x1="{at:.1f}" x2="{at:.1f}" {ends}/>')
-        parts.append(f'<circle class="point" cx="{at:.1f}" cy="{_down(share.value):.1f}" r="4"/>')
-        # Numbers stand in the middles of tenths, since means of neighbours may meet.
-        middle = _across((min(int(its.mean * 10), 9) + 0.5) / 10)
-        parts.append(
-            f'<text class="count" x="{middle:.1f}" y="{HEIGHT - 24}" text-anchor="middle">{_short(its.tokens)}</text>'
-        )
-    return _square(parts, f"mean P({label}), and the number of tokens", f"share that is {label}")
-
-
-def _square(parts: Sequence[str], x: str, y: str) -> str:
-    """A chart whose axes go from 0 to 1, with its diagonal."""
-    left, right, top, floor = _across(0), _across(1), _down(1), _down(0)
-    around = [
-        f'<line class="axis" x1="{left}" y1="{floor}" x2="{right}" y2="{floor}"/>',
-        f'<line class="axis" x1="{left}" y1="{top}" x2="{left}" y2="{floor}"/>',
-        f'<line class="even" x1="{left}" y1="{floor}" x2="{right}" y2="{top}"/>',
-        f'<text x="4" y="12">{escape(y)}</text>',
-        f'<text x="{right}" y="{HEIGHT - 6}" text-anchor="end">{escape(x)}</text>',
-    ]
-    for share in (0.0, 0.5, 1.0):
-        around.append(f'<text x="{_across(share):.0f}" y="{floor + 15}" text-anchor="middle">{share:g}</text>')
-        around.append(f'<text x="{left - 6}" y="{_down(share) + 4:.0f}" text-anchor="end">{share:g}</text>')
-    inside = "\n".join([*around, *parts])
-    about = escape(f"{y} against {x}")
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{about}">\n{inside}\n</svg>'
-
-
-def _short(count: int) -> str:
-    """A number in four characters; the table has it whole."""
-    return str(count) if count < 10_000 else f"{count / 1000:.0f}k" if count < 1_000_000 else f"{count / 1e6:.0f}M"

@@ -51,7 +51,6 @@ class Answer:
         target_calls: of the row's rounds; None where nothing counts them.
         accept_lengths: tokens of each round, the target's own included, as Spec-Bench counts them.
         sources: of each token, an index into `stats.row.SOURCES`; pieces: its text. Of policies alone.
-        p, q, heads: of each token, as `evaluation.scoring.Scores` has them. Of the texts that a report shows alone.
         right: whether the task calls the answer right; None where it does not know.
     """
 
@@ -71,9 +70,6 @@ class Answer:
     num_unchecked_tokens: int = 0
     sources: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
-    p: list[float] = field(default_factory=list)
-    q: list[float] = field(default_factory=list)
-    heads: dict[str, list[float | None]] = field(default_factory=dict)
     right: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,30 +1,26 @@
-"""What `compare` and `tune` wrote, and what heads are worth, as a page and as Markdown."""
+"""What `compare` and `tune` wrote, and what heads are worth, as sections of a report."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.cards import escaped
 from ..artifacts.reading import lines, read_object
 from ..policy.short_form import without_paths
 from ..terminal import digits
 from ..training.jobs import key_of, unsealed
 from ..validation import one_line
-from .chart import Point, front
 from .figures import Figures, figures
-from .heads import FoundHead, html_of, is_head, markdown_of, read_head
+from .heads import FoundHead, is_head, read_head, section_of
 from .measuring import Answer
-from .page import page, paragraph, table
-from .scoring import scores_of, shown
+from .page import NONE, Section, Table, Text, text_of
 from .store import ANSWERS, RECORD
-from .text_view import legend, text_view
 
 
-Cells = tuple[list[str], list[list[str]]]
+FIRST = 4  # prompts whose texts are shown
+POSITIONS = "share of rounds that keep at least so many tokens, the target's own included"
 
 
 @dataclass(frozen=True)
@@ -38,6 +34,11 @@ class Found:
     @property
     def answers(self) -> list[Answer]:
         return [answer for part in self.parts for answer in part.answers]
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the models' precision is below float32."""
+        return bool(self.record["dtype"] != "float32")
 
 
 @dataclass(frozen=True)
@@ -103,40 +104,29 @@ def _of_this_version(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def html(found: Sequence[Found | FoundHead]) -> str:
-    """The page."""
-    body: list[str] = []
-    for its in found:
-        if isinstance(its, FoundHead):
-            body += html_of(its)
-            continue
-        body.append(f"<h2>{escape(its.name)}</h2>")
-        body.append(paragraph(_about(its), "small"))
-        body += [paragraph(line, "advice") for line in _advice(its)]
-        for part, size, here in _tables(its):
-            body.append(f"<h3>batch size {size}, {here[0].prompts} prompts{part.title}</h3>")
-            body.append(table(*cells(here)))
-            body.append(front(_points(here), "right answers" if here[0].accuracy else "texts equal to the target's"))
-            if positions := by_position(part.answers, size):
-                body.append("<h3>share of rounds that keep at least so many tokens, the target's own included</h3>")
-                body.append(table(*positions))
-        body += _texts(its)
-    return page(_title(found), body)
+def sections(found: Sequence[Found | FoundHead]) -> list[Section]:
+    """Make a part of the report for each folder."""
+    return [section_of(its) if isinstance(its, FoundHead) else _section(its) for its in found]
 
 
-def markdown(found: Sequence[Found | FoundHead]) -> str:
-    """The same without charts and texts."""
-    parts: list[str] = [f"# {_title(found)}"]
-    for its in found:
-        if isinstance(its, FoundHead):
-            parts += markdown_of(its)
-            continue
-        parts += [f"## {escaped(its.name)}", escaped(_about(its)), *(f"**{escaped(line)}**" for line in _advice(its))]
-        for part, size, here in _tables(its):
-            heads, rows = cells(here)
-            lines_ = ["| " + " | ".join(row) + " |" for row in ([*heads], ["---"] * len(heads), *escaped(rows))]
-            parts += [f"Batch size {size}{part.title}:", "\n".join(lines_)]
-    return "\n\n".join(parts) + "\n"
+def title_of(found: Sequence[Found | FoundHead]) -> str:
+    """Return the report's title."""
+    if all(isinstance(its, FoundHead) for its in found):
+        return "What the heads are worth"
+    return "Which policy, how fast, at what cost"
+
+
+def _section(its: Found) -> Section:
+    from ..training.plots import as_data_uri, draw_speed_and_quality
+
+    tables = []
+    for part, size, here in _tables(its):
+        about = f"batch size {size}, {here[0].prompts} prompts{part.title}"
+        chart = as_data_uri(draw_speed_and_quality(*_points(here)))
+        tables.append(Table(about, *cells(here, its.rounds), [(chart, f"{about}: speed and {_points(here)[1]}")]))
+        if positions := by_position(part.answers, size):
+            tables.append(Table(f"{about}: {POSITIONS}", *positions))
+    return Section(its.name, [_about(its)], _advice(its), tables, _texts(its))
 
 
 def _tables(its: Found) -> Iterator[tuple[Part, int, list[Figures]]]:
@@ -146,32 +136,21 @@ def _tables(its: Found) -> Iterator[tuple[Part, int, list[Figures]]]:
             yield part, size, [line for line in part.figures if line.batch_size == size]
 
 
-def cells(here: Sequence[Figures]) -> Cells:
-    """The table of one batch size."""
-    heads = [
-        "",
-        "tokens/s",
-        "× target",
-        "× assisted",
-        "tokens a call",
-        "accepted",
-        "lossy",
-        "unchecked",
-        "same text",
-        "right",
-    ]
+def cells(here: Sequence[Figures], rounds: bool) -> tuple[list[str], list[list[str]]]:
+    """Make the table of one batch size. `rounds`: the models' precision is below float32."""
+    heads = ["", "tokens/s", "× target", "× assisted", "tokens a call", "accepted", "guarantee", "lossy", "unchecked", "same text", "right"]  # fmt: skip
     rows = []
     for its in here:
         rows.append([
             without_paths(its.arm), _with(its.tokens_per_second, f".{digits(its.tokens_per_second.value)}f"), _with(its.of_target, ".2f"),
-            "–" if its.of_assisted is None else f"{its.of_assisted.value:.2f}", _or(its.tokens_per_target_call, ".2f"),
-            _or(its.acceptance, ".0%"), _or(its.lossy, ".1%"), _or(its.unchecked, ".1%"), f"{its.equal}/{its.prompts}",
-            "–" if its.accuracy is None else f"{its.right}/{its.judged}, {_with(its.accuracy, '.0%')}",
+            NONE if its.of_assisted is None else f"{its.of_assisted.value:.2f}", _or(its.tokens_per_target_call, ".2f"),
+            _or(its.acceptance, ".0%"), its.guarantee(rounds), _or(its.lossy, ".1%"), _or(its.unchecked, ".1%"), f"{its.equal}/{its.prompts}",
+            NONE if its.accuracy is None else f"{its.right}/{its.judged}, {_with(its.accuracy, '.0%')}",
         ])  # fmt: skip
     return heads, rows
 
 
-def by_position(answers: Sequence[Answer], size: int) -> Cells | None:
+def by_position(answers: Sequence[Answer], size: int) -> tuple[list[str], list[list[str]]] | None:
     """Of each policy: the share of its rounds that keep at least 1, 2, … tokens. None where no arm has rounds."""
     rounds: defaultdict[str, list[int]] = defaultdict(list)
     for answer in answers:
@@ -192,34 +171,28 @@ def by_position(answers: Sequence[Answer], size: int) -> Cells | None:
     return heads, rows
 
 
-def _points(here: Sequence[Figures]) -> list[Point]:
+def _points(here: Sequence[Figures]) -> tuple[list[tuple[str, float, float, tuple[float, float] | None]], str]:
+    """Make what `draw_speed_and_quality` takes."""
     found = []
     for its in here:
-        y = its.accuracy or (its.equal / its.prompts, None, None)
-        found.append(Point(without_paths(its.arm), its.tokens_per_second.value, y[0], y[1], y[2], its.lossless))
-    return found
+        share, low, high = its.accuracy or (its.equal / its.prompts, None, None)
+        name = without_paths(its.arm) + ("" if its.lossless else " (lossy)")
+        interval = None if low is None or high is None else (low, high)
+        found.append((name, its.tokens_per_second.value, share, interval))
+    return found, "right answers" if here[0].accuracy else "texts equal to the target's"
 
 
-def _texts(its: Found) -> list[str]:
-    """The first prompts' texts; those behind the first are folded up, so that the Tab key passes them."""
-    by: defaultdict[int, list[Answer]] = defaultdict(list)
-    for answer in shown(its.answers):
-        by[answer.prompt].append(answer)
-    parts = ["<h3>Texts</h3>", legend()] if by else []
-    for prompt, answers in sorted(by.items()):
-        parts.append(f"<details{'' if prompt > min(by) else ' open'}><summary>prompt {prompt + 1}</summary>")
-        for answer in answers:
+def _texts(its: Found) -> list[tuple[str, list[Text]]]:
+    """The first prompts' texts by policies, at the smallest batch size."""
+    found = [answer for answer in its.answers if answer.sources and answer.prompt < FIRST]
+    smallest = min((answer.batch_size for answer in found), default=None)
+    by: defaultdict[int, list[Text]] = defaultdict(list)
+    for answer in found:
+        if answer.batch_size == smallest:
             verdict = "" if answer.right is None else ", right" if answer.right else ", wrong"
-            parts.append(paragraph(f"prompt {prompt + 1}, {without_paths(answer.arm)}{verdict}", "prompt"))
-            parts.append(text_view(answer.pieces, answer.sources, scores_of(answer)))
-        parts.append("</details>")
-    return parts
-
-
-def _title(found: Sequence[Found | FoundHead]) -> str:
-    if all(isinstance(its, FoundHead) for its in found):
-        return "What the heads are worth"
-    return "Which policy, how fast, at what cost"
+            title = f"prompt {answer.prompt + 1}, {without_paths(answer.arm)}{verdict}"
+            by[answer.prompt].append(text_of(title, answer.pieces, answer.sources))
+    return [(f"prompt {prompt + 1}", by[prompt]) for prompt in sorted(by)]
 
 
 def _about(its: Found) -> str:
@@ -240,4 +213,4 @@ def _with(figure: Any, form: str) -> str:
 
 
 def _or(value: float | None, form: str) -> str:
-    return format(value, form) if value else "–"
+    return format(value, form) if value else NONE

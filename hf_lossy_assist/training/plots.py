@@ -1,11 +1,14 @@
-"""Plots of fitted verifiers and judges, as PNG files."""
+"""Plots of fitted verifiers and judges and of comparisons, as PNG files or for a page."""
 
+import base64
+import io
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 
@@ -27,6 +30,14 @@ def roc_curve_of(said: Any, labels: Any, auroc: float) -> tuple[Any, Any, float]
     return false_positive[thin], true_positive[thin], auroc
 
 
+def as_data_uri(figure: Figure) -> str:
+    """Return the figure as an SVG within an address, for a page that asks nobody for anything."""
+    text = io.BytesIO()
+    with rc_context({"svg.hashsalt": "hf-lossy"}):  # the same figure is the same text
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(text.getvalue()).decode()
+
+
 def roc_figure(
     curves: Mapping[str, tuple[Any, Any, float]],
     path: Path,
@@ -34,19 +45,19 @@ def roc_figure(
     xlabel: str = "false-positive rate $\\eta_{FP}$",
     ylabel: str = "true-positive rate $\\eta_{TP}$",
 ) -> None:
-    """Of each classifier, by its name, false-positive and true-positive rates (arrays) and their AUROC.
+    """Write the plot of `draw_roc`. The defaults make the SPRINTER paper's Figure 3."""
+    save(draw_roc(curves, title, xlabel, ylabel), path)
 
-    The defaults make the SPRINTER paper's Figure 3.
-    """
-    figure = Figure(figsize=(5, 4.6), layout="constrained")
-    axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel, title=title)
+
+def draw_roc(curves: Mapping[str, tuple[Any, Any, float]], title: str, xlabel: str, ylabel: str) -> Figure:
+    """Plot of each classifier, by its name, false-positive and true-positive rates (arrays) and their AUROC."""
+    figure, axes = _square(title, xlabel, ylabel)
     axes.plot([0, 1], [0, 1], "--", color="gray", label="chance (0.50)")
     for name, (false_positive, true_positive, auroc) in curves.items():
-        axes.plot(false_positive, true_positive, label=f"{name} (AUROC {auroc:.2f})")
-    axes.set(xlim=(0, 1), ylim=(0, 1.01), aspect="equal")
-    axes.grid(alpha=0.3)
+        area = "" if np.isnan(auroc) else f" (AUROC {auroc:.2f})"
+        axes.plot(false_positive, true_positive, label=name + area)
     axes.legend(loc="lower right")
-    save(figure, path)
+    return figure
 
 
 def reliability_figure(
@@ -55,14 +66,46 @@ def reliability_figure(
     ylabel: str = "share acceptable",
     title: str = "Reliability of the verifier",
 ) -> None:
-    """Whether V means what it says: of each bin, the mean of V, the share that was acceptable, and how many records it has."""
-    figure = Figure(figsize=(5, 4.6), layout="constrained")
-    axes = figure.add_subplot(xlabel="mean V of the bin", ylabel=ylabel, title=title)
+    """Write the plot of `draw_reliability`."""
+    save(draw_reliability(points, ylabel, title), path)
+
+
+def draw_reliability(
+    points: Sequence[tuple[float, float, int]], ylabel: str, title: str, intervals: Sequence[tuple[float, float]] = ()
+) -> Figure:
+    """Plot whether V means what it says: the mean of V, the share that was acceptable and the number of records of each bin, and
+    the `intervals` (low, high) of the shares."""
+    figure, axes = _square(title, "mean V of the bin", ylabel)
     axes.plot([0, 1], [0, 1], "--", color="gray", label="calibrated")
     axes.plot([v for v, _, _ in points], [share for _, share, _ in points], "o-", label="held-out prompts")
+    for (v, _, _), (low, high) in zip(points, intervals, strict=False):
+        axes.vlines(v, low, high, color="C0", alpha=0.6)
     for v, share, count in points:
         axes.annotate(str(count), (v, share), textcoords="offset points", xytext=(4, -10), fontsize=7)
-    axes.set(xlim=(0, 1), ylim=(0, 1.02))
-    axes.grid(alpha=0.3)
     axes.legend(loc="upper left")
-    save(figure, path)
+    return figure
+
+
+def draw_speed_and_quality(
+    points: Sequence[tuple[str, float, float, tuple[float, float] | None]], ylabel: str
+) -> Figure:
+    """Plot of each policy, by its name, tokens per second, a share, and the share's interval; names stand below."""
+    figure = Figure(figsize=(5, 3.4 + 0.22 * len(points)), layout="constrained")
+    axes = figure.add_subplot(xlabel="tokens per second", ylabel=ylabel)
+    for number, (name, speed, share, interval) in enumerate(points):
+        marker, colour = "osD^vP*X"[number % 8], f"C{number % 10}"
+        if interval is not None:
+            axes.vlines(speed, *interval, color=colour, alpha=0.6)
+        axes.plot(speed, share, marker, color=colour, label=name.replace("$", "\\$"))
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower left", frameon=False)
+    return figure
+
+
+def _square(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(5, 4.6), layout="constrained")
+    axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel, title=title)
+    axes.set(xlim=(0, 1), ylim=(0, 1.02), aspect="equal")
+    axes.grid(alpha=0.3)
+    return figure, axes

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import groupby
 
 import pytest
 
@@ -133,13 +134,11 @@ def test_a_page_shows_each_tokens_source(hf_lossy, tmp_path):
     page = tmp_path / "texts.html"
     found = hf_lossy("generate", "--policy", "svip", "--max-new-tokens", 16, "--html", page, "--json").json
     text = page.read_text()
-    sources = [source for output in found["outputs"] for source in output["speculation"]["token_sources"]]
-    assert text.count('class="t"') == len(sources) and "--policy svip" in text and text.count('class="text"') == 3
-    said = re.findall(r'title="([\w-]+), p ([\d.e-]+), q ([\d.e-]+)"', text)
-    assert [source for source, *_ in said] == sources
-    assert all(0 < float(p) <= 1 and 0 <= float(q) <= 1 for _, p, q in said)
+    runs = [name for output in found["outputs"] for name, _ in groupby(output["speculation"]["token_sources"])]
+    assert re.findall(r'<span class="[\w-]+" title="([\w-]+)">', text) == runs
+    assert "--policy svip" in text and text.count('class="text"') == 3
     assert hf_lossy("generate", "--policy", "target", "--limit", 1, "--max-new-tokens", 4, "--html", page).code == 0
-    assert len(re.findall(r'title="target alone, p [\d.e-]+"', page.read_text())) == 4
+    assert 'title="target alone"' in page.read_text()
 
 
 def test_one_policy_in_full(hf_lossy):

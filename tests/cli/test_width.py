@@ -34,8 +34,9 @@ def test_compare(capsys):
         "unchecked": 0.456, "equal": 1000, "right": 900, "judged": 1000, "accuracy": Estimate(0.9, 0.88, 0.92), "better": 100, "worse": 100,
         "p": 0.00012,
     }  # fmt: skip
+    wide["guarantee"] = lambda rounds: "lossless up to rounding" if rounds else "lossless"
     arms = [SimpleNamespace(arm=name, **wide) for name in ("target", "assisted γ=5", LONG)]
-    show_figures(arms, {"8": "use svip"}, {})
+    show_figures(arms, {"8": "use svip"}, {}, rounds=True)
     whole(
         capsys.readouterr().out,
         "tokens/s",
@@ -44,6 +45,7 @@ def test_compare(capsys):
         "12345 (11234–13456)",
         "unchecked",
         "won, lost, p",
+        "up to rounding",
         folded=3,
     )
 

@@ -1,15 +1,22 @@
 """A head's folder on the page: what stands there is what its config holds, old heads say so in a line, damaged ones are refused in one."""
 
-import re
-
 import numpy as np
 import pytest
 from support.heads import FIGURES, edit, full_config, linear, save
 from support.pages import Checked, read_page
 from support.refusals import refused
 
-from hf_lossy_assist.evaluation.report import html, markdown, read
+from hf_lossy_assist.evaluation import page as pages
+from hf_lossy_assist.evaluation.report import read, sections, title_of
 from hf_lossy_assist.training.curves import CURVES, curves_of
+
+
+def html(found):
+    return pages.html(title_of(found), sections(found))
+
+
+def markdown(found):
+    return pages.markdown(title_of(found), sections(found))
 
 
 def metrics(**changes):
@@ -39,11 +46,7 @@ def test_a_head_with_curves(tmp_path):
     ):
         assert said in text, said
     assert curves.positives + curves.negatives == 30_000
-    assert page.count("<polyline") == 1 and page.count("<circle") == page.count('class="bar"') == len(
-        curves.reliability
-    )
-    [line] = re.findall(r'<polyline class="curve" points="([^"]+)"', page)
-    assert len(line.split()) == len(curves.roc)
+    assert page.count("<img src=") == 2
     for its in curves.reliability:
         row = [
             f"{its.mean:.3f}",
@@ -51,21 +54,9 @@ def test_a_head_with_curves(tmp_path):
             f"{its.share.value:.3f}",
             f"{its.share.low:.3f}–{its.share.high:.3f}",
         ]
-        assert "".join(f"<td>{cell}</td>" for cell in row) in page
+        assert all(f">{cell}</td>" in page for cell in row)
         assert "| " + " | ".join(row) + " |" in markdown([found])
     assert "AUROC 0.871 (95 %: 0.851–0.890;" in markdown([found])
-    numbers = re.findall(r'class="count"[^>]*>(\w+)<', page)
-    assert len(numbers) == len(curves.reliability) and max(len(number) for number in numbers) <= 4
-
-
-def test_points_stand_where_they_should(tmp_path):
-    """Corners of a ROC that is a square, and a bin of a known share, in pixels."""
-    given = {"roc": [[0, 0], [0, 1], [1, 1]], "reliability": [[0.25, 1, 4], [0.75, 4, 4]]}
-    page = html([read(folder(tmp_path / "head", metrics=metrics(**{CURVES: given})))])
-    assert 'points="40.0,274.0 40.0,28.0 344.0,28.0"' in page
-    assert (
-        '<circle class="point" cx="116.0" cy="212.5"' in page and '<circle class="point" cx="268.0" cy="28.0"' in page
-    )
 
 
 def test_an_old_head_says_so_in_a_line(tmp_path, hf_lossy):
@@ -73,7 +64,11 @@ def test_an_old_head_says_so_in_a_line(tmp_path, hf_lossy):
     done = hf_lossy("report", old, "--out", tmp_path / "page.html")
     assert done.code == 0, done
     text = read_page((tmp_path / "page.html").read_text())
-    assert "this head's config has no curves" in text and "AUROC 0.812 (no interval)" in text and "<svg" not in text
+    assert (
+        "this head's config has no curves" in text
+        and "AUROC 0.812 (no interval)" in text
+        and "<img" not in (tmp_path / "page.html").read_text()
+    )
     assert "this head's config has no curves" in markdown([read(old)])
     edit(old, metrics={})
     assert "no AUROC in its config" in read_page(html([read(old)]))

@@ -187,8 +187,6 @@ def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypa
     texts = []
     for folder in ("whole", "found"):
         lines = [json.loads(line) for line in (tmp_path / folder / "answers.jsonl").read_text().splitlines()]
-        shown = [line for line in lines if line["question_id"] < 2 and line["sources"]]
-        assert len(shown) == 4 and all(len(line["p"]) == len(line["q"]) == len(line["token_ids"]) for line in shown)
         texts.append({(line["model_id"], line["question_id"]): (line["token_ids"], line["right"]) for line in lines})
         assert json.loads((tmp_path / folder / "run.json").read_text())["found"]["advice"].startswith(
             ("use ", "do not draft here")

@@ -4,6 +4,7 @@ import re
 from html.parser import HTMLParser
 
 
+DATA = "data:image/svg+xml;base64,"
 REQUESTS = re.compile(r"url\(|@import|https?:|\b(src|href|srcset|action)\s*=")
 
 
@@ -15,14 +16,12 @@ class Checked(HTMLParser):
         self.open, self.text = [], ""
 
     def handle_starttag(self, tag, attrs):
-        assert tag not in ("script", "link", "img", "iframe") and not any(
-            name in ("src", "href") or name.startswith("on") for name, _ in attrs
+        assert tag not in ("script", "link", "iframe") and not any(
+            name == "href" or name.startswith("on") or (name == "src" and not value.startswith(DATA))
+            for name, value in attrs
         )
-        if tag != "meta":
+        if tag not in ("meta", "img"):
             self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        assert not any(name in ("src", "href") for name, _ in attrs)
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -35,5 +34,5 @@ def read_page(page: str) -> str:
     """The text of a page, which acts nowhere and asks nobody for anything."""
     checked = Checked()
     checked.feed(page)
-    assert checked.open == [] and not REQUESTS.search(page)
+    assert checked.open == [] and not REQUESTS.search(page.replace(f'src="{DATA}', ""))
     return checked.text

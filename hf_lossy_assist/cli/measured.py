@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.files import check_new
-from ..terminal import Bar
+from ..terminal import Bar, show
 from ..validation import MOST_NEW_TOKENS, check_int, check_positive
 from .exits import going_on
 from .options import DEMO, check_sampling

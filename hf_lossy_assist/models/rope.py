@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import DynamicCache
@@ -23,8 +22,6 @@ from .cache_name import CACHE
 from .replaced import Replacing
 
 
-# Of each model, the modules whose frequencies change.
-_modules: WeakKeyDictionary[Any, list[torch.nn.Module]] = WeakKeyDictionary()
 _current: ContextVar["tuple[ChangingRope, torch.Tensor] | None"] = ContextVar("current_rope", default=None)
 
 
@@ -68,9 +65,10 @@ class ChangingRope:
     @classmethod
     def of(cls, base: Any, rows: int) -> "ChangingRope | None":
         """None for a model whose RoPE, if it has one, is the same for texts of all lengths: nearly all models."""
-        if base not in _modules:
-            _modules[base] = [module for module in base.modules() if changing_kind(module) is not None]
-        return cls(base, _modules[base], rows) if _modules[base] else None
+        changing = [
+            module for module in base.modules() if changing_kind(module) is not None
+        ]  # a model may get another RoPE
+        return cls(base, changing, rows) if changing else None
 
     @property
     def changes_after(self) -> int:

@@ -7,7 +7,9 @@ import pytest
 import torch
 from support import tiny
 from support.changes import CHANGES, SAME_TEXT
-from transformers import CompileConfig
+from transformers import AttentionInterface, CompileConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama import modeling_llama
 
 import hf_lossy_assist as hla
 
@@ -33,7 +35,7 @@ def written(target, draft, rows, **how):
         warnings.simplefilter("ignore")
         out = target.generate(
             **tiny.prompts((9, 4, 6, 7)[:rows]),
-            **{"do_sample": False, "max_new_tokens": 6, "num_assistant_tokens": 1} | how,
+            **{"do_sample": False, "max_new_tokens": 14, "num_assistant_tokens": 1} | how,
             assistant_model=draft,
             lossy_policy="strict",
             return_dict_in_generate=True,
@@ -54,10 +56,9 @@ def compare(models, rows, how=EAGER):
 @pytest.fixture
 def restored():
     """Changes of classes, files and tables are undone."""
-    from transformers.models.llama import modeling_llama
-
     mlp, half, silu = modeling_llama.LlamaMLP.forward, modeling_llama.rotate_half, torch.nn.functional.silu
     yield
+    AttentionInterface.register("sdpa", sdpa_attention_forward)
     modeling_llama.LlamaMLP.forward, modeling_llama.rotate_half, torch.nn.functional.silu = mlp, half, silu
 
 
@@ -112,3 +113,18 @@ def test_a_change_put_back_compiles_nothing():
         assert report.num_graphs == 0 and report.num_compiled_rounds
     copied = copy.deepcopy(models[0])
     assert written(copied, models[1], 1)[0] == written(*models, 1)[0]
+
+
+def test_a_rope_that_comes_to_change_with_the_length_is_seen():
+    """Compiled or not: which rotary modules do is no lasting fact of a model."""
+    target, draft = pair()
+    written(target, draft, 4)
+    CHANGES["rope_dynamic"](target)
+    (texts, _), report = written(target, draft, 4, compile_config=EAGER)
+    assert report.eager_because == "LlamaForCausalLM's RoPE changes with the length of the text"
+    for text, length in zip(texts, (9, 4, 6, 7), strict=True):
+        target.model.rotary_emb = type(target.model.rotary_emb)(
+            target.model.rotary_emb.config
+        )  # it keeps the longest text's
+        prompt = torch.tensor([text[9 - length : 9]])
+        assert target.generate(prompt, do_sample=False, max_new_tokens=14).tolist() == [text[9 - length :]]

@@ -4,6 +4,7 @@ Those that return something have a second change in it, of what the first one ha
 """
 
 import copy
+import warnings
 from functools import partial
 from types import MethodType
 
@@ -96,17 +97,17 @@ def attention_scaling(model):
 
 
 def rope_of_another_base(model):
-    model.config.rope_parameters["rope_theta"] = 7.0
+    model.config.rope_parameters["rope_theta"] = 1.5
     model.model.rotary_emb = LlamaRotaryEmbedding(model.config)
 
 
 def rope_linear(model):
-    model.config.rope_parameters |= {"rope_type": "linear", "factor": 9.0}
+    model.config.rope_parameters |= {"rope_type": "linear", "factor": 0.05}
     model.model.rotary_emb = LlamaRotaryEmbedding(model.config)
 
 
 def rope_dynamic(model):
-    model.config.rope_parameters |= {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 6}
+    model.config.rope_parameters |= {"rope_type": "dynamic", "factor": 1e4, "original_max_position_embeddings": 6}
     model.model.rotary_emb = LlamaRotaryEmbedding(
         LlamaConfig.from_dict(model.config.to_dict() | {"max_position_embeddings": 6})
     )
@@ -281,7 +282,7 @@ def of_a_class(model):
 
 def function_of_a_file(model):
     old = modeling_llama.rotate_half
-    modeling_llama.rotate_half = lambda x: -old(x)
+    modeling_llama.rotate_half = lambda x: -9 * old(x)
     return lambda: setattr(modeling_llama, "rotate_half", old)
 
 
@@ -332,58 +333,61 @@ def _attends(factor):
 
 
 def attention_of_the_callers(model):
-    AttentionInterface.register("changed", _attends(-0.5))
-    model.set_attn_implementation("changed")
-    return lambda: AttentionInterface.register("changed", _attends(2.0))
+    AttentionInterface.register("sdpa", _attends(-0.5))
+    return lambda: AttentionInterface.register("sdpa", _attends(2.0))
 
 
 # --- adapters
 
 
-def adapter(model):
-    from peft import LoraConfig
+def _with_adapter(model, parts, name="first"):
+    """As Transformers loads one: the layers are replaced, the model's class is not."""
+    from peft import LoraConfig, inject_adapter_in_model
 
-    model.add_adapter(LoraConfig(target_modules=["down_proj", "q_proj"], init_lora_weights=False, r=4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a second one
+        inject_adapter_in_model(LoraConfig(target_modules=parts, init_lora_weights=False, r=4), model, name)
     model.double()
-    return model.disable_adapters
+
+
+def _each_layer(model, change):
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            change(module)
+
+
+def adapter(model):
+    _with_adapter(model, ["down_proj", "q_proj"])
+    return lambda: _each_layer(model, lambda layer: layer.enable_adapters(False))
 
 
 def adapter_of_another_scale(model):
-    adapter(model)
-
-    def change():
-        for module in model.modules():
-            if hasattr(module, "scaling") and isinstance(module.scaling, dict):
-                module.set_scale("default", 5.0)
-
-    return change
+    _with_adapter(model, ["down_proj", "q_proj"])
+    return lambda: _each_layer(model, lambda layer: layer.set_scale("first", 9.0))
 
 
 def adapter_deleted(model):
-    adapter(model)
-    return lambda: model.delete_adapter("default")
+    _with_adapter(model, ["down_proj", "q_proj"])
+    return lambda: _each_layer(model, lambda layer: layer.delete_adapter("first"))
 
 
 def second_adapter(model):
-    from peft import LoraConfig
-
-    adapter(model)
+    _with_adapter(model, ["down_proj"])
 
     def change():
-        model.add_adapter(LoraConfig(target_modules=["o_proj"], init_lora_weights=False, r=4), adapter_name="second")
-        model.double()
-        model.set_adapter("second")
+        _with_adapter(model, ["down_proj"], "second")
+        _each_layer(model, lambda layer: layer.set_adapter("second"))
 
     return change
 
 
 def adapter_merged(model):
-    adapter(model)
+    _with_adapter(model, ["down_proj", "q_proj"])
 
     def change():
-        for module in model.modules():
-            if hasattr(module, "merge") and hasattr(module, "lora_A"):
-                module.merge()
+        _each_layer(model, lambda layer: layer.merge())
         weights_in_place(model)
 
     return change
@@ -398,4 +402,11 @@ CHANGES = {
     and name != "mlp_of"
 }
 # Of the first change.
-SAME_TEXT = {"weights_with_other_strides", "weights_frozen", "in_training", "attention_eager", "precision"}
+SAME_TEXT = {
+    "weights_with_other_strides",
+    "weights_frozen",
+    "in_training",
+    "attention_eager",
+    "precision",
+    "rope_dynamic",
+}

@@ -6,7 +6,7 @@ export TOKENIZERS_PARALLELISM := false
 # Each of the many processes that tests start would compile all of torch and transformers again: 18 seconds in place of 6.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install check fix test test-fast test-thorough test-machines docs demo reproduce bench-smoke clean
+.PHONY: install check fix test test-all nightly test-machines docs demo reproduce bench-smoke clean
 
 install: $(VENV)/installed
 
@@ -26,16 +26,21 @@ fix: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Two processes of one thread each: tiny models, two cores. A test over LIMIT seconds of CPU time fails in `make test`; LIMIT= on a slow machine.
+LIMIT ?= 2
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Every room, every entrance and every mechanism once: what breaks when a user's line breaks, in minutes.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal  # two processes of one thread each: tiny models, two cores
+	$(TEST) $(if $(LIMIT),--cpu-limit $(LIMIT))
 
-# Something of every room but tasks, in a minute: for while one works.
-test-fast: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow and not thorough"
+# With the tests marked `full`: what CI runs.
+test-all: install
+	$(TEST) -m "not nightly"
 
-# With the cases that `make test` leaves out: all architectures compiled.
-test-thorough: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m ""
+# With those marked `nightly`, too: all architectures compiled, jobs killed and gone on with.
+nightly: install
+	$(TEST) -m ""
 
 # What another machine may change: its instruction set, its threads, the order of tests, a shell that ignores interrupts.
 test-machines: install

@@ -1,7 +1,6 @@
 """What every test runs under: no network, as many threads as OMP_NUM_THREADS says (one), the same hypothesis examples each time."""
 
 import os
-from collections import Counter
 
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -11,6 +10,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from support.commands import hf_lossy  # noqa: F401  (a fixture)
+from support.sets import *  # noqa: F403  (hooks of pytest)
+from support.two_processes import two_processes  # noqa: F401  (a fixture)
 
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
@@ -20,27 +21,6 @@ settings.register_profile(
     "ci", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci")
-
-
-def pytest_ignore_collect(collection_path, config):
-    """`make test-fast` does not import files of slow tests alone: more than half of the files, and much of the time."""
-    if config.option.markexpr != "not slow and not thorough" or collection_path.suffix != ".py":
-        return None
-    return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text(encoding="utf-8") or None
-
-
-@pytest.hookimpl(tryfirst=True)  # before the cases that are left out are taken away
-def pytest_collection_modifyitems(items):
-    """Of a test that is `thinned(n)` every n-th case runs in `make test`, the others in `make test-thorough`."""
-    seen = Counter()
-    for item in items:
-        mark = item.get_closest_marker("thinned")
-        if mark is None or item.get_closest_marker("thorough") is not None:
-            continue
-        test = item.nodeid.partition("[")[0]
-        if seen[test] % mark.args[0]:
-            item.add_marker("thorough")
-        seen[test] += 1
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,6 @@ from hf_lossy_assist import demo
 from hf_lossy_assist.tasks import demo as task
 
 
-pytestmark = pytest.mark.slow
-
-
 ROOT = Path(__file__).parent.parent
 
 
@@ -107,7 +104,7 @@ def texts(out, padding):
     return [row[row != padding].tolist() for row in out]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("first", range(0, 200, 40))
 def test_strict_and_svip_equal_the_target_on_200_unseen_problems_in_ragged_batches_and_on_some_alone(models, first):
     """The target's own texts are made once, 40 at a time, where no choice is so close that other batches' rounding could turn it."""
@@ -130,6 +127,7 @@ def test_package_data_stays_under_15_mb():
     assert sum(path.stat().st_size for path in demo.FOLDER.rglob("*") if path.is_file()) < 15e6
 
 
+@pytest.mark.full
 def test_a_killed_training_resumes_to_the_same_weights(tmp_path, monkeypatch):
     """Only what is killed needs a process of its own, with as many threads as this one: sums round by their number."""
     script = ROOT / "examples" / "train_demo_models.py"
@@ -154,6 +152,7 @@ def test_a_killed_training_resumes_to_the_same_weights(tmp_path, monkeypatch):
     assert not (tmp_path / "part" / "draft.checkpoint.pt").exists()
 
 
+@pytest.mark.full
 def test_a_hybrid_pair_is_trained_too(tmp_path, monkeypatch):
     """A few steps of the draft: a Transformers folder with the demo's tokenizer, which is a target's draft."""
     script = ROOT / "examples" / "train_demo_models.py"

@@ -9,9 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-
-pytestmark = pytest.mark.slow
+from support.two_processes import JOBS
 
 
 ROOT = Path(__file__).parent.parent
@@ -23,13 +21,10 @@ EXAMPLES = {
     "calibrate_svip.py": ["--problems", "8"],
 }
 TOOLS = {"fuzz.py": ["--cases", "20"], "first_mistakes.py": [], "wrong_uses.py": [], "wrong_policies.py": []}
-# Of several processes: the command, with {out} for what it writes and {run} for `torchrun` of two.
-IN_PROCESSES = {
-    "generate_dataset.py": "{run} {script} --limit 6 --max-new-tokens 24 --out {out}",
-    "train_head.py": "{run} {script} --epochs 3 --out {out}",
-    "tensor_parallel.py": "{run} {script} --max-new-tokens 12",
-    "mine.sh": "{script} {out} {out}.head --limit 24 --max-new-tokens 80",
-    "compare.sh": "{script} {out} --limit 4 --max-new-tokens 16 --no-static --policies svip",
+# Of several processes: by support/two_processes.py, and these, which call torchrun themselves.
+SHELL = {
+    "mine.sh": "{out} {out}.head --limit 24 --max-new-tokens 80",
+    "compare.sh": "{out} --limit 4 --max-new-tokens 16 --no-static --policies svip",
 }
 
 
@@ -48,6 +43,7 @@ def blocks(page):
     return found
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
 @pytest.mark.filterwarnings("ignore:the profile's seconds were taken on another machine:UserWarning")
 @pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning")
@@ -79,6 +75,7 @@ def test_the_pages_have_blocks_that_run():
     assert guides and guides <= {page.stem for page in PAGES if blocks(page)}
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("default")  # examples are for people, who see warnings; `make test` makes them errors
 @pytest.mark.filterwarnings(
     "ignore:.*this policy is lossy:UserWarning"
@@ -99,26 +96,28 @@ def test_example_runs(folder, script, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.strip()
 
 
-MINING = pytest.param(
-    "mine.sh", marks=pytest.mark.thorough
-)  # which tests/training/test_processes.py does in two processes, too
+@pytest.mark.full
+@pytest.mark.parametrize("script", sorted(name for name in JOBS if "." in name))
+def test_example_runs_in_two_processes(script, two_processes):
+    done, folder = two_processes(script)
+    assert done.out.strip()
+    assert (folder / "out").exists() or script == "tensor_parallel.py"
 
 
-@pytest.mark.parametrize("script", [MINING if name == "mine.sh" else name for name in sorted(IN_PROCESSES)])
-def test_example_runs_in_two_processes(script, tmp_path):
-    run = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2"
+@pytest.mark.nightly  # tests/training/test_processes.py does the same in two processes
+@pytest.mark.parametrize("script", sorted(SHELL))
+def test_shell_script_runs_in_two_processes(script, tmp_path):
     path, out = ROOT / "examples" / "multi_gpu" / script, tmp_path / "out"
-    words = IN_PROCESSES[script].format(run=run, script=path, out=out).split()
     bin_ = Path(sys.executable).parent
     paths = {"PATH": os.pathsep.join([str(bin_), os.environ["PATH"]]), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = [path, *SHELL[script].format(out=out).split()]
     ran = subprocess.run(words, env=os.environ | paths, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert ran.returncode == 0 and ran.stdout.strip(), ran.stderr[-3000:]
-    assert out.exists() or script == "tensor_parallel.py"
+    assert ran.returncode == 0 and ran.stdout.strip() and out.exists(), ran.stderr[-3000:]
 
 
 def test_no_example_is_forgotten():
     of_processes = {path.name for path in (ROOT / "examples" / "multi_gpu").glob("*.*")}
-    assert of_processes == set(IN_PROCESSES) | {"job.slurm"}
+    assert of_processes == {name for name in JOBS if "." in name} | set(SHELL) | {"job.slurm"}
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
     assert scripts == set(EXAMPLES) | {"train_demo_models.py"}  # by test_demo.py
 

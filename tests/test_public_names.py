@@ -11,9 +11,6 @@ import pytest
 import hf_lossy_assist as hla
 
 
-pytestmark = pytest.mark.slow
-
-
 SOURCE = Path(hla.__file__)
 
 
@@ -66,6 +63,7 @@ print(len(sys.argv) - 1)
 """
 
 
+@pytest.mark.full
 def test_every_module_can_be_imported_first_and_patches_nothing():
     """No module leans on another one having been imported before it: a package is the first that its modules import.
 

@@ -12,9 +12,6 @@ from hf_lossy_assist import SVIP, Head, HeadConfig, Judge, LinearHead, LossyPoli
 from hf_lossy_assist.policy.sharing import pull, push
 
 
-pytestmark = pytest.mark.slow
-
-
 SHIPPED = demo.FOLDER / "sprinter_head"
 
 
@@ -158,7 +155,7 @@ DAMAGED = {
 }
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("case", DAMAGED)
 def test_a_damaged_folder_is_not_pushed_and_not_pulled(hub, tmp_path, case):
     make, name, data, says = DAMAGED[case]

@@ -21,9 +21,6 @@ from hf_lossy_assist.drafters.model import AssistantRun
 from hf_lossy_assist.models.cache_name import CACHE
 
 
-pytestmark = pytest.mark.slow
-
-
 RAGGED = (9, 1, 4, 14)
 LAST, RAW, FIRST = FeatureSpec(), FeatureSpec(norm=False), FeatureSpec(layer=1, norm=False)
 FINAL_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "embedding_norm")
@@ -241,7 +238,7 @@ def varied(records: list[Drafted]) -> None:
     assert len(lengths) > 2 and len(records) > 4, "drafts of one length prove little"
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("kind", ["often", "rarely", "always"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "gemma3", "mistral"])
 def test_ragged_rows(name, kind, record):

@@ -12,9 +12,6 @@ from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Profile, 
 from hf_lossy_assist.policy.sharing import pull, push
 
 
-pytestmark = pytest.mark.slow
-
-
 SHIPPED = demo.FOLDER / "sprinter_head"
 LOADERS = (Head.from_pretrained, LossyPolicy.from_pretrained, Profile.from_pretrained, pull)
 

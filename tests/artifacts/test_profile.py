@@ -266,6 +266,7 @@ def test_latency_beyond_the_batches():
     np.testing.assert_allclose(one.of(4, GAMMA), one.of(16, GAMMA)[::4] / 4, rtol=1e-12)
 
 
+@pytest.mark.full
 @given(st.data())
 def test_latency_never_falls(data):
     """Above 0, and not falling in the number of tokens, whatever was measured: the scheduler relies on it."""

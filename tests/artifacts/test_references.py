@@ -17,9 +17,6 @@ from hf_lossy_assist.policy.forms import as_policy
 from hf_lossy_assist.policy.sharing import pull, push
 
 
-pytestmark = pytest.mark.slow
-
-
 PACKAGE = Path(hla.__file__).parent
 
 

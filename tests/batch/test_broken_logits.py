@@ -41,6 +41,7 @@ def written(target, draft, policy="strict", inputs=None, **settings):
     return hla.enable(target).generate(**inputs, assistant_model=draft, lossy_policy=policy, **settings)
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("kind", VALUES)

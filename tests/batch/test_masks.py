@@ -63,6 +63,7 @@ def sees(kind):
 SIGHT = ("xxx.x.....xx.xxxx.xx", "...xxx.xxxxxxx...xxx", ".x.................x", "xxxxxxxxxxxxxxxxxxxx")
 
 
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize(
     "name, kind",
     [("mistral", "often"), ("mistral", "never"), ("gemma3", "often"), ("gemma3", "rarely"), ("chunks", "often")],
@@ -129,6 +130,7 @@ def test_sampling_with_holes_has_the_law_of_the_row_without_them():
 PADDED = {"padding": ("....xxxxxxxx",), "holes": ("..xx.xxx.xxx",)}
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("rows", PADDED.values(), ids=PADDED)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2"])
 def test_a_cache_goes_on_between_this_package_and_transformers_either_way(name, rows):
@@ -156,6 +158,7 @@ BATCHES = {
 }
 
 
+@pytest.mark.full(every=7)
 @pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "lfm2", "bare"])
 def test_a_cache_of_several_rows(name, rows, monkeypatch):

@@ -56,6 +56,7 @@ def test_the_global_generator_is_left_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_row_with_a_seed_of_its_own_does_not_depend_on_the_rows_beside_it(policy):
     inputs = tiny.prompts(PROMPTS)

@@ -50,6 +50,8 @@ def stock(target, inputs, make, **settings):
     )
 
 
+@pytest.mark.full(every=12)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_one_text_is_that_of_generate(target, ways, name, way):
@@ -59,6 +61,7 @@ def test_one_text_is_that_of_generate(target, ways, name, way):
     assert torch.equal(out, expected)
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("way", WAYS)
 def test_guidance_runs_the_target_between_rounds(target, ways, way):
     expected = stock(target, small.one(), lambda: guidance(target))
@@ -76,6 +79,8 @@ def test_what_cannot_be_put_back_is_refused_by_name(target, ways, name, way):
         target.generate(**small.one(), **ways[way], **SETTINGS, logits_processor=LogitsProcessorList([kind()]))
 
 
+@pytest.mark.full(every=6)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("inputs", [small.ragged(), small.ragged((0, 0))], ids=["ragged", "even"])
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_one_object_for_several_rows_is_refused(target, ways, name, inputs):
@@ -107,6 +112,8 @@ def test_what_the_first_call_leaves_may_serve_all_rows(target, ways, way):
 PROMPTS = [small.one(6 + n, seed=n)["input_ids"][0].tolist() for n in range(4)]
 
 
+@pytest.mark.full(every=9)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("way", ["model", "stops", "suffix", "eagle3"])
 @pytest.mark.parametrize("name", [name for name in FOLLOWED if name not in ("class attribute", "global", "Python's noise", "global noise")])  # fmt: skip
 def test_generate_many_makes_one_for_each_prompt(target, ways, name, way):

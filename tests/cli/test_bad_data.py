@@ -11,8 +11,6 @@ from hf_lossy_assist import demo
 from hf_lossy_assist.models import loading
 
 
-pytestmark = pytest.mark.slow
-
 GOOD = json.dumps({"prompt": "1 + 1?", "answer": "2"}) + "\n"
 BAD = {
     "a missing field": (GOOD + '{"text": "1 + 1?"}\n', "line 2: expected a text under one of prompt, question, turns"),

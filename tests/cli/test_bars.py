@@ -19,9 +19,6 @@ from hf_lossy_assist.terminal import Bar
 from hf_lossy_assist.training import shards
 
 
-pytestmark = pytest.mark.slow
-
-
 def test_a_bar_shows_parts_and_what_is_left(capsys):
     with Bar(8, "mining", "problems") as bar:
         for done in (0.25, 3.4, 2.0):

@@ -11,14 +11,12 @@ import pytest
 from hf_lossy_assist import demo
 
 
-pytestmark = pytest.mark.slow
-
-
 def hf_lossy(*arguments):
     command = [sys.executable, "-m", "hf_lossy_assist.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.full
 def test_the_demo_solves_its_problems_and_shows_statistics():
     done = hf_lossy("generate", "--policy", "svip", "--batch-size", "3")
     assert done.returncode == 0, done.stderr
@@ -54,6 +52,7 @@ def test_policies_agree_with_the_target_alone_and_a_policy_may_be_json_or_a_file
     assert all(t == texts[0] for t in texts)
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("drafter", ["suffix", "composite", '{"name": "suffix", "min_match": 3}'])
 def test_a_drafter_of_the_registry_writes_the_targets_text(hf_lossy, drafter):
     call = ("generate", "--max-new-tokens", 24, "--batch-size", 3, "--json")
@@ -63,6 +62,7 @@ def test_a_drafter_of_the_registry_writes_the_targets_text(hf_lossy, drafter):
     assert report["assistant"] == ("demo/draft" if drafter == "composite" else None)
 
 
+@pytest.mark.full
 def test_sampling_is_reproducible_by_seed(hf_lossy):
     sampled = ("generate", "--do-sample", "--temperature", 1.5, "--json")
     runs = [hf_lossy(*sampled, "--seed", seed).json["outputs"] for seed in (1, 1, 2)]
@@ -111,6 +111,7 @@ def test_wrong_arguments_give_one_line_and_exit_code_2(hf_lossy, arguments, says
     assert says in line and "Traceback" not in done.err
 
 
+@pytest.mark.full
 def test_a_wrong_argument_ends_the_process_with_2():
     done = hf_lossy("generate", "--policy", "svpi")
     assert done.returncode == 2 and done.stdout == ""
@@ -118,6 +119,7 @@ def test_a_wrong_argument_ends_the_process_with_2():
     assert line.startswith("hf-lossy:") and "svip" in line
 
 
+@pytest.mark.full
 def test_the_target_alone_is_not_the_policy_that_came_with_it(hf_lossy, tmp_path):
     models = demo.load()
     models.target.generation_config.lossy_policy = {"rule": {"name": "top_k", "k": 50}}

@@ -26,7 +26,6 @@ from hf_lossy_assist.training.dataset import read_table
 
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning"),
     pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning"),
     pytest.mark.filterwarnings("ignore:the profile's .* may differ:UserWarning"),
@@ -83,6 +82,7 @@ def test_collect_fit_generate_push_pull(hf_lossy, hub, tmp_path):
     assert theirs["policy"]["stop"]["threshold"] == 0.2
 
 
+@pytest.mark.full
 def test_foreign_models_go_all_the_way(hf_lossy, tmp_path):
     """The demo's own folders as a user's models, with prompts of the user's own."""
     file = prompts_file(tmp_path, 8)
@@ -114,6 +114,7 @@ cli.main()
 """
 
 
+@pytest.mark.full
 def test_an_interrupted_collection_says_how_to_go_on(tmp_path):
     """A process of its own: pressing Ctrl-C, then --resume."""
     command = [sys.executable, "-c", INTERRUPTIBLE, "collect", "--out", str(tmp_path / "data"), "--limit", "400",
@@ -134,6 +135,7 @@ def test_an_interrupted_collection_says_how_to_go_on(tmp_path):
     assert "--resume" in out + err and (tmp_path / "data.partial").is_dir() and not (tmp_path / "data").exists()
 
 
+@pytest.mark.full
 def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
     data, head = tmp_path / "data", tmp_path / "head"
     assert hf_lossy("collect", "--out", data, "--greedy", "--limit", 12, "--max-new-tokens", 40).code == 0

@@ -12,7 +12,6 @@ from hf_lossy_assist.drafters.eagle3_saving import save_drafter
 
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning"),
     pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning"),
     pytest.mark.filterwarnings("ignore:this profile was made with other sampling settings:UserWarning"),
@@ -24,6 +23,7 @@ WITH = ("--drafter", "demo")
 IDENTITY = demo.drafter().identity
 
 
+@pytest.mark.full
 def test_sprinter_from_collecting_to_comparing(hf_lossy, tmp_path):
     data, head = tmp_path / "data", tmp_path / "head"
     done = hf_lossy("collect", *WITH, "--out", data, "--limit", 30, "--max-new-tokens", 24)
@@ -43,6 +43,7 @@ def test_sprinter_from_collecting_to_comparing(hf_lossy, tmp_path):
     )  # the draft model's head
 
 
+@pytest.mark.full
 def test_specdec(hf_lossy, tmp_path):
     data, head = tmp_path / "data", tmp_path / "head"
     assert (
@@ -54,6 +55,7 @@ def test_specdec(hf_lossy, tmp_path):
     assert wrote.json["drafter"] == "demo"
 
 
+@pytest.mark.full
 def test_autojudge(hf_lossy, tmp_path):
     """With a worse drafter than the demo's, of a folder: the demo's own differs from its target in figures alone, which all matter."""
     mined, judge, folder = tmp_path / "mined", tmp_path / "judge", tmp_path / "noisy"
@@ -75,6 +77,7 @@ def test_autojudge(hf_lossy, tmp_path):
     assert hf_lossy("generate", *options, "--json").json["drafter"] == str(folder)
 
 
+@pytest.mark.full
 def test_profile(hf_lossy, tmp_path):
     out = tmp_path / "profile"
     quick = ("--limit", 64, "--max-new-tokens", 24, "--gamma", 3, "--batch-size", 1, "--rounds", 3)
@@ -86,6 +89,7 @@ def test_profile(hf_lossy, tmp_path):
     assert hf_lossy("generate", *options, "--json").json["drafter"] == "demo"
 
 
+@pytest.mark.full
 def test_compare_and_tune(hf_lossy, tmp_path):
     found, tuned = tmp_path / "found", tmp_path / "tuned"
     short = ("--limit", 4, "--max-new-tokens", 12)
@@ -122,6 +126,7 @@ def test_a_head_of_another_drafter_is_refused(hf_lossy, tmp_path):
     assert "another target's" in hf_lossy("compare", *target, "--drafter", folder, "--no-static").line
 
 
+@pytest.mark.full
 def test_eval_and_serve(hf_lossy):
     done = hf_lossy("eval", *WITH, "--limit", 4, "--batch-size", 2, "--json")
     assert done.code == 0, done.err

@@ -34,7 +34,7 @@ def test_a_command_alone_shows_its_help(hf_lossy, arguments):
     assert done.code == 2 and done.err == "" and "--help" in done.out
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_job_whose_time_is_over_is_gone_on_with(hf_lossy, tmp_path):
     """`--max-hours` ends it as SIGTERM does, which schedulers send: nothing is lost, and no handler or timer stays."""
     before = signal.getsignal(signal.SIGTERM)

@@ -9,9 +9,7 @@ from fuzzing.verdicts import ELSE, REFUSED, RIGHT, Case, Refused, Wrong, judge
 from hf_lossy_assist import SVIP
 
 
-pytestmark = pytest.mark.slow
-
-
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("area", fuzz.AREAS)
 def test_a_short_run(area, capsys):
     fuzz.quiet()

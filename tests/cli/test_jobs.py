@@ -34,9 +34,6 @@ from hf_lossy_assist.training.dataset import read_table
 from hf_lossy_assist.training.jobs import read_part, write_part
 
 
-pytestmark = pytest.mark.slow
-
-
 @cache
 def models():
     target = small.llama()
@@ -270,6 +267,7 @@ RECORDS = [
 ]
 
 
+@pytest.mark.full(every=5)
 @pytest.mark.parametrize("text", RECORDS, ids=lambda text: text[:20])
 def test_a_record_that_is_none(job, text):
     job.left()
@@ -359,6 +357,7 @@ def test_a_folder_of_the_users_own_is_not_taken(job):
     assert not job.out.exists()
 
 
+@pytest.mark.full(every=2)
 def test_files_of_the_users_own_beside_a_run_stay(job):
     job.left()
     own = {"notes.txt", "mine.part", "data.parquet", ".config.json", f".{job.record}"}
@@ -371,6 +370,7 @@ def test_files_of_the_users_own_beside_a_run_stay(job):
     assert job.out.is_dir() and {file.name for file in job.part.iterdir()} == own
 
 
+@pytest.mark.full(every=4)
 def test_a_run_leaves_nothing_behind(job):
     job.left()
     (job.part / f".{job.record}.part").write_text("")  # as when it was killed while it wrote

@@ -25,7 +25,6 @@ from hf_lossy_assist.policy.sharing import pull, push
 
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning"),
     pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning"),
 ]

@@ -32,9 +32,6 @@ from hf_lossy_assist.stops import STOPS
 from hf_lossy_assist.validation import shown
 
 
-pytestmark = pytest.mark.slow
-
-
 NUMBERS = {
     "0": 0, "-1": -1, "NaN": math.nan, "inf": math.inf, "-inf": -math.inf, "2**31": 2**31, "10**20": 10**20, "10**30": 10**30,
     "10**400": 10**400, "10**5000": 10**5000, "1e308": 1e308, "1e-320": 1e-320, "1.5": 1.5, "True": True, "'3'": "3",
@@ -105,6 +102,7 @@ def runs(policy):
             out.speculation.to_json(rows=True)
 
 
+@pytest.mark.full(every=6)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
 @pytest.mark.parametrize(("kind", "name", "field"), list(parts()))
 def test_every_field_of_a_policy(kind, name, field):
@@ -208,6 +206,7 @@ BESIDE = {
 } | {f"{command} {option}": ["--do-sample"] for command in ("generate", "mine", "compare", "tune") for option in ("--temperature", "--top-k", "--top-p")}  # fmt: skip
 
 
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize(("words", "option", "fraction"), list(options()), ids=str)
 def test_every_number_of_the_command_line(words, option, fraction, tmp_path, monkeypatch):
     """Refused by its name, before a model is loaded or a file is written."""

@@ -19,6 +19,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("command", [
     ("generate", "--prompt", "1 + 1", "--policy", "strict"),
     ("compare", "--policies", "strict", "--limit", 2, "--no-static", "--batch-size", 1, "--prompts"),

@@ -18,9 +18,6 @@ from hf_lossy_assist.terminal import console, plain_warnings, show, show_json, s
 from hf_lossy_assist.validation import listed, one_line, visible
 
 
-pytestmark = pytest.mark.slow
-
-
 PACKAGE = Path(hla.__file__).parent
 WILD = "\x1b]0;title\x07\x1b[31mred\x9b2J\r\x7f\u202eeno"  # sets a title, a colour, clears the screen, turns the text around
 ACTS = ("\x1b", "\x07", "\x9b", "\r", "\x7f", "\u202e")
@@ -119,6 +116,7 @@ def test_generate_shows_prompts_paths_and_texts_as_text(hf_lossy, tmp_path):
     assert quiet(told.out) and told.json["outputs"][0]["prompt"] == prompt
 
 
+@pytest.mark.full
 def test_warnings_of_a_command_are_one_line(tmp_path):
     import subprocess
 

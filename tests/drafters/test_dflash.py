@@ -20,8 +20,6 @@ from hf_lossy_assist.drafters.dflash import DFlashDrafter
 from hf_lossy_assist.models.block_model import BlockModel
 
 
-pytestmark = pytest.mark.slow
-
 FOLDERS = sorted(its for its in Path(__file__).with_name("dflash_golden").iterdir() if its.is_dir())
 RAGGED = (9, 1, 4, 14)
 
@@ -85,6 +83,7 @@ def test_what_is_drafted_is_the_networks_block(monkeypatch, flags, inputs):
     assert drafted > 12
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_neox"])
 def test_greedy_is_generate(name):
     model, width = tiny.shared(name), max(RAGGED)
@@ -104,6 +103,7 @@ def sampling_drafter(kept):
     return DFlashDrafter(network(pair()[0], block=3, kept=kept))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kept", [None, 3], ids=["whole", "reduced"])
 def test_samples_have_the_targets_law(kept):
     counts = sample(hla.LossyPolicy(hla.Strict(), hla.Constant(2)), {"temperature": 0.7, "assistant_model": sampling_drafter(kept)}, 3)  # fmt: skip

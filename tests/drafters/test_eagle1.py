@@ -33,6 +33,7 @@ def chain(target, net, text, gamma):
     return tokens[len(text) - 1 :]
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.parametrize("inputs", [small.one(), small.ragged()], ids=["one", "ragged"])
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ def target():
     return hla.enable(small.llama(layers=3))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.full(every=8)
+@pytest.mark.nightly(every=2)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.parametrize("inputs", [small.one(), small.ragged(), small.ragged((0, 0))], ids=["one", "ragged", "even"])
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
@@ -52,6 +53,7 @@ def test_a_chain_is_the_networks_own_without_caches(target, monkeypatch, flags, 
     assert drafted > 12
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("inputs", [small.one(), small.ragged((0, 3, 5, 1))], ids=["one", "ragged"])
 @pytest.mark.parametrize(
     "stop", [hla.Constant(4), hla.Constant(1), hla.SVIP(), hla.Heuristic(3), hla.DISCO()], ids=str

@@ -15,7 +15,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.registry import entries
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 
 PROMPTS = (9, 1, 4, 14)
 
@@ -34,7 +34,8 @@ def write(policy, mode, **more):
     return tiny.assisted(tiny.shared("llama"), tiny.prompts(PROMPTS), drafts, policy, **settings)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.full(every=15)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize(("name", "mode"), [(name, mode) for name, case in CASES.items() for mode in case.modes])
 def test_rules(name, mode):
     case = CASES[name]

@@ -14,8 +14,6 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.models.cache_name import CACHE
 
 
-pytestmark = pytest.mark.slow
-
 RAGGED = (9, 1, 4, 14)
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gpt_neox")
 
@@ -28,7 +26,8 @@ def drafter_for(name, kind):
     return eagle.trained(model, tiny.prompts(RAGGED), tiny.NEW, kept=70)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.full
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("kind", ["random", "trained"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_is_generate(name, kind):
@@ -56,7 +55,8 @@ def sampling_drafter(kept):
     return eagle.drafter(target, kept=kept, target_layers=(0, 1, 2))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.full
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("stop", [hla.Constant(2), hla.SVIP(h=0.45)], ids=str)
 @pytest.mark.parametrize(("settings", "warpers"), [({"temperature": 0.7}, (TemperatureLogitsWarper(0.7),)), ({"top_p": 0.8}, (TopPLogitsWarper(0.8),))], ids=["temperature", "top_p"])  # fmt: skip
 @pytest.mark.parametrize("kept", [None, 3], ids=["whole", "reduced"])
@@ -66,6 +66,7 @@ def test_samples_have_the_targets_law(kept, settings, warpers, stop):
     assert goodness(counts, target_law(warpers)) > REJECT
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_that_law_can_be_missed():
     policy = hla.LossyPolicy(hla.TopK(3), hla.Constant(2))

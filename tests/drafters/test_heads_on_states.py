@@ -13,7 +13,7 @@ from hf_lossy_assist.drafters.dflash import DFlashDrafter
 from hf_lossy_assist.models.block_model import BlockModel
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy")
 
 SPECS = {
     "predicting": hla.FeatureSpec(), "token": hla.FeatureSpec(position="token"), "before the norm": hla.FeatureSpec(norm=False),
@@ -43,6 +43,7 @@ def own_states(target, net, text, gamma, spec):
     return states[1:] if spec.position == "token" else states[:-1]
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("inputs", [small.one(), small.ragged((0, 3, 5, 1))], ids=["one", "ragged"])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_a_rule_reads_the_drafters_states(target, monkeypatch, spec, inputs):
@@ -63,6 +64,7 @@ def test_a_rule_reads_the_drafters_states(target, monkeypatch, spec, inputs):
     assert read > 12
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])
 def test_a_stop_reads_the_drafters_states(monkeypatch, name):
     """A draft ends where the head doubts the state that the network has there, and the text is the target's."""

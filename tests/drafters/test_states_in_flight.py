@@ -25,6 +25,7 @@ def target():
     return hla.enable(target)
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("max_rows", [1, 3, 16])
 def test_greedy_texts_are_those_of_generate(target, kind, max_rows, recwarn):
@@ -34,6 +35,7 @@ def test_greedy_texts_are_those_of_generate(target, kind, max_rows, recwarn):
     assert not [its for its in recwarn if "one text at a time" in str(its.message)]
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_drafts_what_it_drafts_alone(target, kind, monkeypatch):
     """Whatever stood in its place before: the same tokens with the same distributions, prompts of one and two tokens included."""
@@ -62,6 +64,7 @@ def test_a_row_drafts_what_it_drafts_alone(target, kind, monkeypatch):
             torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.full
 def test_a_trained_drafter_is_right_in_every_place(target):
     """Right drafts are what states of the wrong prompt would spoil; sampled texts go by their numbers."""
     texts = prompts((9, 9, 9, 9, 9, 9))

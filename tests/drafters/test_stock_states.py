@@ -61,7 +61,8 @@ def prompt(seed, length=7):
     return torch.randint(2, SIZE, (1, length), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.full
+@pytest.mark.nightly(every=3)
 def test_drafts_are_those_of_transformers_own_loop(case, monkeypatch):
     target, given = case
     seen, kept = drafted(monkeypatch), []
@@ -81,6 +82,7 @@ def test_drafts_are_those_of_transformers_own_loop(case, monkeypatch):
     assert len(set(kept)) > 1, "some rounds accept a token, and some do not"
 
 
+@pytest.mark.full(every=9)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.parametrize("policy", ["strict", {"stop": {"name": "constant", "gamma": 2}}, hla.LossyPolicy(hla.TopK(1), hla.Constant(3))], ids=["strict", "short", "top 1"])  # fmt: skip
 def test_greedy_is_generate(case, policy):
@@ -141,7 +143,8 @@ def law_of(target, warpers):
     return law
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.full
+@pytest.mark.nightly(every=6)
 def test_samples_have_the_targets_distribution(case):
     target, given = case
     settings = {"max_new_tokens": NEW, "do_sample": True, "temperature": 0.7, "top_k": 0, "eos_token_id": None}
@@ -153,6 +156,7 @@ def test_samples_have_the_targets_distribution(case):
     assert goodness(counts, law_of(target, (TemperatureLogitsWarper(0.7),))) > REJECT
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("several", [False, True])
 def test_a_generator_decides_the_draft_too(case, several):
     target, given = case

@@ -12,9 +12,6 @@ from hf_lossy_assist.drafters.base import as_drafter
 from hf_lossy_assist.drafters.suffix import IndexedText, SuffixRun
 
 
-pytestmark = pytest.mark.slow
-
-
 PROMPTS = (9, 1, 4, 14)
 
 
@@ -57,6 +54,7 @@ def test_earlier_texts_are_remembered_and_the_oldest_forgotten():
     assert memory.tokens == 0 and not memory.texts
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("lengths", [(9,), PROMPTS])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
 def test_greedy_text_is_the_targets_own(name, lengths):
@@ -87,7 +85,8 @@ def test_prompt_lookup_drafts_for_batches_too():
         tiny.assisted(target, inputs, None, "strict", **size)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("both", [False, True], ids=["suffix", "composite"])
 def test_samples_have_the_targets_distribution(both):
     settings = {"drafter": hla.SuffixDrafter(min_match=1), "assistant_model": None}

@@ -13,8 +13,6 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.drafters import translated
 
 
-pytestmark = pytest.mark.slow
-
 NEVER = {"eos_token_id": tiny.NEVER_EMITTED}
 ENDS = {"eos_token_id": list(range(4, 24)), "pad_token_id": 0}
 KINDS = {"often": 0.02, "rarely": 0.3, "never": 0.0}
@@ -41,7 +39,8 @@ def ours(target, inputs, draft, **settings):
     return hla.enable(target).generate(**inputs, assistant_model=draft, **tokenizers() | given | settings)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.full
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("window", ["whole texts", "windows"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ragged_batches_write_the_targets_text(kind, window, monkeypatch):
@@ -139,6 +138,7 @@ def test_sampling_with_an_early_exit_has_the_targets_law():
 # -- early exits by name ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3"])
 def test_an_early_exit_in_ragged_batches(name):
     model, inputs = tiny.shared(name), tiny.prompts((9, 1, 4, 14))

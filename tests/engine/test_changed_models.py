@@ -14,9 +14,6 @@ from hf_lossy_assist.models.prepack import PackedLinear
 from hf_lossy_assist.models.signature import Signature, shared
 
 
-pytestmark = pytest.mark.slow
-
-
 @pytest.fixture(scope="module", autouse=True)
 def graphs_are_freed():
     """They would stay with the process as long as it runs."""
@@ -44,7 +41,8 @@ def convert(model):
     model.double()
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("change", [head, convert])
 def test_rounds_after_a_change_are_those_of_the_new_model(change):
     """Of a model whose head had been its embedding as well: a graph reads a tensor that stands twice at one place."""

@@ -23,9 +23,8 @@ from hf_lossy_assist.models.cache_name import CACHE, cache_of
 from hf_lossy_assist.models.int8 import quantised
 
 
-pytestmark = pytest.mark.slow
 GRAPHS = CompileConfig(backend="eager")
-QUICK = {"gemma2"}  # softcapping with windows; `make test-thorough` has all architectures
+QUICK = {"gemma2"}  # softcapping with windows; `make nightly` has all architectures
 AS_AUTOGRAD_SEES_THEM = {"llama", "gpt2"}  # rotary, learned positions: this backend takes three times as long
 RAGGED = (9, 4, 6, 7)
 
@@ -65,9 +64,10 @@ def graphs_are_freed():
     torch._dynamo.reset()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in sorted(tiny.BATCHED)],
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in sorted(tiny.BATCHED)],
 )
 def test_every_tested_architecture_writes_what_generate_writes(name):
     """Every row to its full length: a graph for each number of rows would be compiled otherwise."""
@@ -99,7 +99,8 @@ RULES = {
 }
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.full
+@pytest.mark.nightly(every=18)
 @pytest.mark.parametrize(
     ("rule", "sampling"),
     [(name, mode == "sampling") for name, rule in RULES.items() for mode in rule.modes],
@@ -131,8 +132,9 @@ STOPS = {
 }
 
 
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize("sampling", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.full
+@pytest.mark.nightly(every=2)
+@pytest.mark.parametrize("sampling", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("stop", STOPS)
 def test_stops_that_look_at_each_token_decide_the_same(stop, sampling):
     seeds = lambda: [torch.Generator().manual_seed(seed) for seed in range(4)]  # noqa: E731
@@ -152,6 +154,7 @@ def test_stops_that_look_at_each_token_decide_the_same(stop, sampling):
     assert len(theirs["acceptance_histogram_by_draft_length"]) > 2  # drafts of several lengths
 
 
+@pytest.mark.full
 def test_warpers_of_transformers_are_in_the_graph():
     settings = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "lengths": (9, 5)}
     seeds = lambda: [torch.Generator().manual_seed(seed) for seed in (1, 2)]  # noqa: E731
@@ -159,7 +162,8 @@ def test_warpers_of_transformers_are_in_the_graph():
     assert torch.equal(one.sequences, other.sequences) and other.speculation.num_compiled_rounds > 2
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("policy", ["strict", "svip"])
 def test_rounds_upload_nothing_while_no_row_ends(monkeypatch, policy):
     """On a GPU each tensor that the host makes is a copy, and each look at the device waits for it."""
@@ -189,6 +193,7 @@ def test_rounds_upload_nothing_while_no_row_ends(monkeypatch, policy):
     assert all(looks <= 1 + drafted // 4 for _, looks, drafted in between)
 
 
+@pytest.mark.full
 def test_what_a_model_is_made_of_is_not_checked_before_each_round(monkeypatch):
     """A pair of small models has thousands of such checks, a fifth of a round."""
     own, seen = compilation.is_worth_checking, {True: [], False: []}
@@ -220,6 +225,7 @@ def test_prompts_of_any_length_are_filled_in_by_one_graph(monkeypatch):
             assert torch.equal(out.sequences, stage_by_stage(lengths=lengths).sequences)
 
 
+@pytest.mark.full
 def test_texts_of_other_lengths_compile_nothing_again():
     for lengths in ((9,), (5, 8)):
         written(lengths=lengths)
@@ -231,6 +237,7 @@ def test_texts_of_other_lengths_compile_nothing_again():
                     )
 
 
+@pytest.mark.full
 def test_a_text_that_outgrows_its_storage(monkeypatch):
     """Once: each size is a graph of its own."""
     grown, reserve = set(), static_cache.StaticRowCache.reserve
@@ -247,6 +254,7 @@ def test_a_text_that_outgrows_its_storage(monkeypatch):
     assert torch.equal(out.sequences, alone.sequences) and out.speculation.num_compiled_rounds > 5
 
 
+@pytest.mark.full
 def test_rows_that_end_leave_the_batch_in_powers_of_two():
     settings = {"max_new_tokens": 60}  # rows come to their end tokens one after the other
     out = written(**settings)
@@ -254,7 +262,8 @@ def test_rows_that_end_leave_the_batch_in_powers_of_two():
     assert len({row.num_new_tokens for row in out.speculation.rows}) > 1
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.full
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -275,6 +284,7 @@ def test_what_a_round_of_tensors_cannot_do_runs_stage_by_stage(settings, reason)
     assert reason in out.speculation.eager_because and out.speculation.num_compiled_rounds == 0
 
 
+@pytest.mark.full
 def test_models_of_many_layers_are_compiled_block_by_block(monkeypatch):
     monkeypatch.setattr(compiled, "MOST_LAYERS", 3)
     out = written()
@@ -283,6 +293,7 @@ def test_models_of_many_layers_are_compiled_block_by_block(monkeypatch):
     assert out.speculation.num_compiled_rounds == 0 and out.speculation.num_compiled_forwards > 2
 
 
+@pytest.mark.full
 def test_a_hook_is_run():
     model, _ = pair("llama")
     seen = []
@@ -300,6 +311,7 @@ class Hot(LogitsProcessor):
         return scores * 1.5
 
 
+@pytest.mark.full
 def test_the_callers_processors_are_asked():
     settings = {"logits_processor": LogitsProcessorList([Hot()]), "do_sample": True, "lengths": (9,)}
     out = written(**settings)
@@ -310,6 +322,7 @@ def broken(graph, inputs):
     raise RuntimeError("no way\nno how")
 
 
+@pytest.mark.full
 def test_a_compiler_that_fails_costs_a_line_and_no_text():
     with pytest.warns(
         UserWarning, match=r"torch.compile could not compile it .*: what was to be compiled runs eagerly"
@@ -319,6 +332,7 @@ def test_a_compiler_that_fails_costs_a_line_and_no_text():
     assert out.speculation.num_compiled_rounds == 0
 
 
+@pytest.mark.full
 def test_a_rule_that_dynamo_cannot_guard_runs_eagerly():
     limit = np.array([0.1])
     policy = hla.LossyPolicy(rule=hla.OwnRule(lambda dists: dists.px > float(limit[0])))
@@ -342,6 +356,7 @@ def test_dynamic_int8_is_not_tried(recwarn):
     assert not [str(its.message) for its in recwarn if "could not compile" in str(its.message)]
 
 
+@pytest.mark.full
 def test_an_interrupted_compilation_leaves_nothing_behind(monkeypatch):
     """The next call compiles what was not, and writes the same."""
     impatient, made = [True], []
@@ -377,6 +392,7 @@ def test_static_caches_are_asked_for_by_their_name(monkeypatch):
     assert out.speculation.num_compiled_rounds > 2
 
 
+@pytest.mark.full
 def test_a_cache_goes_on_with_transformers():
     model, _ = pair("llama")
     out = written(lengths=(9,), max_new_tokens=10)
@@ -384,6 +400,7 @@ def test_a_cache_goes_on_with_transformers():
     assert torch.equal(more, model.generate(out.sequences, max_new_tokens=6, do_sample=False))
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_inductor_writes_the_same_and_its_kernels_are_kept(tmp_path):
     model, draft = pair("llama")

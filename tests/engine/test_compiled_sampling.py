@@ -7,7 +7,6 @@ from support.distributions import PROMPT, REJECT, goodness, pair, sample, target
 from transformers import CompileConfig, TemperatureLogitsWarper
 
 
-pytestmark = pytest.mark.slow
 SETTINGS = {"compile_config": CompileConfig(backend="eager"), "num_assistant_tokens": 2, "top_k": 0}
 
 
@@ -17,6 +16,7 @@ def graphs_are_freed():
     torch._dynamo.reset()
 
 
+@pytest.mark.full
 def test_the_distribution_is_the_targets():
     counts = sample("strict", SETTINGS, calls=2)
     assert goodness(counts, target_law(())) > REJECT

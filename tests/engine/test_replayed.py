@@ -17,7 +17,6 @@ from hf_lossy_assist.models import compilation, static, storage
 from hf_lossy_assist.models.cache_name import cache_of
 
 
-pytestmark = pytest.mark.slow
 LENGTHS = (9, 5)
 BACKEND = Replaying()  # of all tests, so that each function is traced once
 
@@ -63,7 +62,7 @@ def drawn(call, lengths):
     return call | {"generator": [torch.Generator().manual_seed(seed) for seed in range(len(lengths))]}
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("call", CALLS)
 def test_the_texts_of_many_calls(replaying, monkeypatch, call):
     monkeypatch.setattr("hf_lossy_assist.engine.compiled.BLOCK", 2)  # so that short drafts are several blocks

@@ -69,7 +69,7 @@ def test_a_certificate_is_pushed_with_its_policy(tmp_path):
     assert files_of("policy", tmp_path / "policy") == (["README.md", "certificate.json", "policy.json"], [])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_next_policy_in_its_repository_has_no_certificate(hub, tmp_path):
     replace(POLICY, certificate=a_certificate()).push_to_hub("org/tuned")
     assert "certificate.json" in hub.files("org/tuned")

@@ -23,7 +23,6 @@ from hf_lossy_assist.evaluation.store import Memory
 from hf_lossy_assist.tasks.maths import GSM8K
 
 
-pytestmark = pytest.mark.slow
 SHORT = ("compare", "--limit", 2, "--max-new-tokens", 24)
 
 

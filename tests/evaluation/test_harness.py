@@ -17,9 +17,9 @@ from hf_lossy_assist.models import loading
 
 
 lm_eval = pytest.importorskip("lm_eval.tasks")
-pytestmark = pytest.mark.slow
 
 
+@pytest.mark.full
 def test_the_command():
     """In a process of its own, as it stands: the demo is a task as well."""
     command = [sys.executable, "-m", "hf_lossy_assist.cli", "eval", "--limit", "4", "--batch-size", "2", "--json"]

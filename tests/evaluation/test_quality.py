@@ -16,8 +16,6 @@ from hf_lossy_assist.tasks.judging import QATask
 from hf_lossy_assist.tasks.rouge import _scorer, rouge
 
 
-pytestmark = pytest.mark.slow
-
 REFERENCE = "the cat sat on the mat"
 PROBLEMS = [Problem("Go on:", None, {"reference": REFERENCE}) for _ in range(4)]
 PROMPTS = ["Go on:"] * 4

@@ -18,8 +18,6 @@ from hf_lossy_assist.stats.intervals import Estimate
 from hf_lossy_assist.tasks.tasks import NAMES
 
 
-pytestmark = pytest.mark.slow
-
 FOLDER = Path(__file__).parents[2] / "examples" / "reproduce"
 MODULES = ("paper_tables", "demo_runs", "claims", "results_page", "run")
 HEADLINES = {

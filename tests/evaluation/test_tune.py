@@ -164,7 +164,7 @@ def test_what_is_promised_beforehand():
 SHORT = ("tune", "--limit", 6, "--first", 2, "--max-new-tokens", 72, "--policies", "svip,top_k:k=3+svip")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypatch):
     whole = hf_lossy(*SHORT, "--out", tmp_path / "whole")

@@ -18,9 +18,6 @@ from hf_lossy_assist.filters import staged as staging
 from hf_lossy_assist.round import Verdict
 
 
-pytestmark = pytest.mark.slow
-
-
 def outcomes(tokens, q, c):
     """What strict acceptance of `tokens` by the laws c can say, by the formulas: (accepted, token, probability)."""
     alive = 1.0
@@ -94,7 +91,7 @@ def test_greedy_text_is_the_targets_own(name, kinds):
             assert total.num_accepted_draft_tokens == total.num_draft_tokens > 0
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("stop", [hla.Constant(2), hla.Confidence(0.3)], ids=["constant", "confidence"])
 def test_samples_have_the_targets_law(stop):
     target, draft = pair()

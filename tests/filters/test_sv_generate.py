@@ -15,9 +15,6 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.profile_tables import Bins
 
 
-pytestmark = pytest.mark.slow
-
-
 @pytest.fixture(scope="module")
 def models():
     found = hla.demo.load()
@@ -64,7 +61,7 @@ def exactly(exact: str, cost: float = 0.3):
     return hla.SpeculativeVerification(made, companion, 2, exact)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("exact", ["full", "prefix"])
 def test_samples_have_the_targets_law(exact):
     torch.manual_seed(0)

@@ -30,9 +30,6 @@ from hf_lossy_assist.generation.drafting import _lookup
 from hf_lossy_assist.generation.state_settings import STATES
 
 
-pytestmark = pytest.mark.slow
-
-
 NEW = 16
 LISTS = {"Honoured": HONOURED, "Refused": REFUSED, "Without effect": frozenset(WITHOUT_EFFECT)}
 

@@ -17,9 +17,6 @@ from transformers.generation.streamers import BaseStreamer
 import hf_lossy_assist as hla
 
 
-pytestmark = pytest.mark.slow
-
-
 FOLDER = Path(__file__).parent.parent.parent / "hub_cards" / "custom_generate"
 REPO = "org/hf-lossy-assist"
 GREEDY = {"max_new_tokens": 24, "do_sample": False}

@@ -21,8 +21,6 @@ from hf_lossy_assist.models.cache_name import CACHE, cache_of
 from hf_lossy_assist.models.encoded import EncodedRowModel
 
 
-pytestmark = pytest.mark.slow
-
 NEW, NEVER = 20, 102
 TEXT_LIKE = tuple(name for name in (*encoded.TEXT, *encoded.SOUND) if name != "whisper")  # it has a file of its own
 SETTINGS = {
@@ -64,7 +62,7 @@ def assisted(model, inputs, draft, policy="strict", **settings):
 # -- batches ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("kind", ["often", "rarely", "never"])
 @pytest.mark.parametrize("name", TEXT_LIKE)
 def test_a_batch_is_generates_own_text_row_by_row(name, kind):

@@ -27,9 +27,6 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.models.row_cache import RowCache
 
 
-pytestmark = pytest.mark.slow
-
-
 RAGGED = (9, 1, 4, 14)  # prompt lengths of the batch: one row starts from a single token
 GAMMAS = (1, 2, 5, 13, 40)
 
@@ -51,7 +48,7 @@ def draft_for(name: str, kind: str) -> Any:
 # -- batches ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", tiny.BATCHED)
 def test_ragged_batch(name, kind):
@@ -72,7 +69,7 @@ def test_ragged_batch(name, kind):
         assert torch.equal(assisted(model, inputs, draft, constant(gamma), eos_token_id=eos).sequences, ended), gamma
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("name", tiny.BATCHED)
 def test_one_row(name):
     model = tiny.shared(name)
@@ -85,7 +82,7 @@ def test_one_row(name):
             assert torch.equal(out.sequences, expected), (length, kind, gamma)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize(
     "policy",
@@ -149,7 +146,7 @@ def test_text_that_fills_the_learned_positions():
 # -- one row: encoder-decoders, convolution states, candidate generators ----------------------------------------------------
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", tiny.ONE_ROW)
 def test_models_of_one_row(name, kind):
@@ -296,7 +293,7 @@ def test_unusual_attention_is_right_or_refused(make, lengths):
 # -- processors, criteria, settings ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize(
     "settings",
     [

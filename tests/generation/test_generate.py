@@ -24,9 +24,6 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.models.cache_name import CACHE, cache_of
 
 
-pytestmark = pytest.mark.slow
-
-
 PROMPTS = {"one": one(), "ragged": ragged()}
 NEW = 24
 

@@ -13,9 +13,6 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.models.cache_name import CACHE
 
 
-pytestmark = pytest.mark.slow
-
-
 def turns(seed, rows):
     """A second turn behind a first, in which row 0 ended two tokens early."""
     ids = torch.randint(4, 89, (rows, 20), generator=torch.Generator().manual_seed(seed))

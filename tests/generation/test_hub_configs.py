@@ -16,7 +16,6 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.cli.overrides import override
 
 
-pytestmark = pytest.mark.slow
 NEW = 12
 
 
@@ -49,7 +48,7 @@ def test_there_are_enough_families():
     assert len(FILES) >= 40 and len({its[0] for its in FILES.values()}) >= 40
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.nightly(every=5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", FILES)
 def test_a_familys_file_runs_or_meets_a_documented_limit(family, tmp_path):

@@ -13,7 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 import hf_lossy_assist as hla
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 
 
 PAIR = ["qwen3_5_text", "nemotron_h"]
@@ -31,7 +31,7 @@ def few(kind):
 # -- sampling -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("stop", [hla.Constant(2), hla.SVIP(0.45)], ids=["constant", "svip"])
 @pytest.mark.parametrize("pads", [(0,), (0, 2)], ids=["one", "ragged"])
 @pytest.mark.parametrize("kind", PLAIN)
@@ -69,7 +69,7 @@ def test_sampled_texts_have_the_targets_law(kind, gamma):
 # -- judges and statistics --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("spec", [hla.FeatureSpec("target", "predicting"), hla.FeatureSpec("both", "token")], ids=str)
 @pytest.mark.parametrize("kind", PLAIN)
 def test_a_judges_texts_and_statistics_are_the_papers_loops(kind, spec):

@@ -12,7 +12,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.models.cache_name import CACHE, cache_of
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 
 
 NEW = {"max_new_tokens": 18, "do_sample": False}
@@ -23,7 +23,7 @@ def enabled(kind):
     return hla.enable(copy.deepcopy(hybrids.model(kind)))
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("kind", hybrids.KINDS)
 def test_ragged_rows_have_generates_text(kind):
     """Drafts that are right often, rarely and never, of 1 to 12 tokens, and of a stop that ends rows at different places."""
@@ -38,7 +38,7 @@ def test_ragged_rows_have_generates_text(kind):
         assert torch.equal(own, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy="svip")), right
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.parametrize("right", ["often", "rarely", "never"])
 @pytest.mark.parametrize("kind", hybrids.KINDS)
 def test_every_length_of_a_draft(kind, right):

@@ -14,9 +14,6 @@ from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin
 import hf_lossy_assist as hla
 
 
-pytestmark = pytest.mark.slow
-
-
 NEW = 20
 ENDS = {"max_new_tokens": NEW, "do_sample": False}
 

@@ -24,8 +24,6 @@ from hf_lossy_assist.generation.unsupported import TEXT_INPUTS, refuse_extra_inp
 from hf_lossy_assist.models.cache_name import CACHE, cache_of
 
 
-pytestmark = pytest.mark.slow
-
 CROPS_STATIC = hasattr(StaticLayer, "crop")  # since Transformers 5.24
 
 

@@ -11,7 +11,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist import StockRule
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 
 GREEDY = [
     hla.TopK(0), hla.TopK(3), hla.RelaxedTopK(4, 0.5), hla.TopKTolerance(3, 2.0), hla.Typical(0.2, 0.5), hla.Lenience(0.3),
@@ -29,7 +29,7 @@ def models(kind: str):
     return model, draft
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("rule", GREEDY, ids=str)
 def test_greedy_texts_are_those_of_this_package(rule):
     """With drafts that are often and rarely right; one processor serves all calls."""

@@ -21,8 +21,6 @@ from hf_lossy_assist.generation.sight import refuse_sight
 from hf_lossy_assist.models.cache_name import CACHE, cache_of
 
 
-pytestmark = pytest.mark.slow
-
 FAMILIES = (
     "llava", "llava_next", "gemma3", "paligemma", "mistral3", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v",
     "internvl",

@@ -14,7 +14,6 @@ from hf_lossy_assist.generation import warmup as module
 from hf_lossy_assist.models import static_cache
 
 
-pytestmark = pytest.mark.slow
 GRAPHS = CompileConfig(backend="eager")
 
 
@@ -46,6 +45,7 @@ def warm(policy="strict", sizes=(1, 2), **settings):
     return hla.warmup(*pair(), policy, sizes, **settings)
 
 
+@pytest.mark.full
 def test_later_calls_run_compiled_unasked_and_compile_nothing(pays):
     assert written().speculation.num_compiled_rounds == 0
     found = warm()
@@ -58,6 +58,7 @@ def test_later_calls_run_compiled_unasked_and_compile_nothing(pays):
             assert torch.equal(out.sequences, written(lengths, disable_compile=True).sequences)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "settings",
     [
@@ -76,6 +77,7 @@ def test_calls_of_another_kind_run_eagerly(pays, settings):
     assert written(**settings).speculation.num_compiled_rounds == 0
 
 
+@pytest.mark.full
 def test_stops_that_look_at_each_token_are_compiled_in_all_their_widths(pays):
     stop = hla.SVIP(h=0.7, max_draft=11)
     warm(stop, (2,), num_assistant_tokens=None)
@@ -85,6 +87,7 @@ def test_stops_that_look_at_each_token_are_compiled_in_all_their_widths(pays):
             assert out.speculation.num_compiled_rounds > 0 and out.speculation.num_graphs == 0
 
 
+@pytest.mark.full
 def test_texts_as_long_as_their_storage_compile_nothing(pays, monkeypatch):
     """Their last rounds have no room for a whole draft in it."""
     monkeypatch.setattr(static_cache, "LEAST", 32)
@@ -95,6 +98,7 @@ def test_texts_as_long_as_their_storage_compile_nothing(pays, monkeypatch):
     assert out.speculation.num_compiled_rounds > 0 and out.speculation.num_graphs == 0
 
 
+@pytest.mark.full
 def test_prompts_are_what_is_measured(pays, monkeypatch):
     """Cut to their ends where they are too long, one after the other where a batch has more rows."""
     seen, own = [], module.WarmingRunner.__call__
@@ -113,6 +117,7 @@ def test_prompts_are_what_is_measured(pays, monkeypatch):
         assert written((9, 5, 4)).speculation.num_compiled_rounds > 0
 
 
+@pytest.mark.full
 def test_what_is_timed_is_the_calls_and_not_what_is_run_ahead(pays, monkeypatch):
     ran = []
     monkeypatch.setattr(
@@ -124,6 +129,7 @@ def test_what_is_timed_is_the_calls_and_not_what_is_run_ahead(pays, monkeypatch)
     assert ran == [64, 64]
 
 
+@pytest.mark.full
 def test_prompts_of_one_token_are_enough(pays):
     [found] = warm(sizes=(1,), lengths=(64,), prompts=[[7]])
     assert found.num_graphs > 0 and found.eager_because is None
@@ -135,11 +141,13 @@ def test_where_it_does_not_pay_calls_run_eagerly(monkeypatch):
     assert written().speculation.num_compiled_rounds == 0
 
 
+@pytest.mark.full
 def test_what_cannot_be_compiled_is_said(pays):
     [found] = warm(sizes=(1,), repetition_penalty=1.2)
     assert found.eager_because == "a logits processor reads the text"
 
 
+@pytest.mark.full
 def test_random_numbers_are_as_before(pays):
     pair()  # which draws its weights
     torch.manual_seed(5)

@@ -13,8 +13,6 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.generation.output import cuts_outputs
 
 
-pytestmark = pytest.mark.slow
-
 SHORT, LONG = 100, 330  # frames; 100 are what the encoder reads at once
 TIMES = {"return_timestamps": True}
 DICT = {"return_dict_in_generate": True}
@@ -84,7 +82,7 @@ def cases():
                     yield pytest.param(name, rows, frames, id=f"{name}-{rows}-{frames}")
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.nightly(every=5)
 @pytest.mark.parametrize("name, rows, frames", list(cases()))
 def test_it_writes_generates_own_ids(name, rows, frames):
     inputs = audio(rows, frames) | CASES[name] | (TIMES if frames > SHORT else {})
@@ -92,7 +90,7 @@ def test_it_writes_generates_own_ids(name, rows, frames):
         assert torch.equal(heard(assisted(kind, **inputs)), reference(name, rows, frames)), kind
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("policy", [{"stop": {"name": "constant", "gamma": 12}}, hla.SVIP(h=0.5)], ids=["12", "svip"])
 @pytest.mark.parametrize("kind", ["often", "rarely", "never", "distilled"])
 def test_drafts_of_every_kind(kind, policy):

@@ -9,9 +9,6 @@ from hf_lossy_assist import Head
 from hf_lossy_assist.training.dataset import KINDS, REPLACED, Table
 
 
-pytestmark = pytest.mark.slow
-
-
 def table(kinds, prompts, each, strength, seed=0):
     """Records that are acceptable with the odds e^(strength · x_0 + 1.5)."""
     generator = torch.Generator().manual_seed(seed)
@@ -33,6 +30,7 @@ def table(kinds, prompts, each, strength, seed=0):
     )  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "kinds", "each"),
     [("sprinter", list(KINDS), 5), ("specdec", [REPLACED], 20)],

@@ -14,9 +14,6 @@ from hf_lossy_assist.models.row_cache import STEP, RowCache, visibility
 from hf_lossy_assist.models.row_model import RowModel
 
 
-pytestmark = pytest.mark.slow
-
-
 ROWS, LIMIT = 3, 64
 
 
@@ -53,7 +50,8 @@ class Mirror:
         self.texts = [self.texts[b] for b in keep]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gemma2"])
 @settings(max_examples=60)
 @given(data=st.data())

@@ -15,8 +15,6 @@ from hf_lossy_assist.models.encoded import EncodedRowModel, each_tensor, reads_e
 from hf_lossy_assist.models.encoded_trials import why_not_encoded_rows
 
 
-pytestmark = pytest.mark.slow
-
 NAMES = (*encoded.TEXT, *encoded.SOUND)
 
 

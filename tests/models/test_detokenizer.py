@@ -41,6 +41,7 @@ def streamed(tokenizer, prompt, new, stops, rng):
     return "".join(out)
 
 
+@pytest.mark.full(every=2)
 def test_streamed_is_whole_is_the_difference(tokenizer):
     for rng, prompt, new in continuations(tokenizer):
         want = difference(tokenizer, prompt, new)
@@ -60,6 +61,7 @@ def test_stop_texts_with_spaces_at_either_end(tokenizer):
         assert streamed(tokenizer, prompt, new, stops, rng) == text[:end], (prompt, new, stops)
 
 
+@pytest.mark.full(every=2)
 def test_a_token_at_a_time_ends_where_the_text_first_has_a_stop_text(tokenizer):
     for rng, prompt, new in continuations(tokenizer):
         text, place = difference(tokenizer, prompt, new), rng.randint(0, 40)

@@ -26,6 +26,7 @@ def test_it_is_the_model_without_its_last_blocks(name):
     assert model.config.num_hidden_layers == 2
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("name", tiny.BATCHED)
 def test_it_drafts_for_the_model_in_batches(name):
     model = tiny.shared(name)

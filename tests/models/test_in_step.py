@@ -1,33 +1,26 @@
 """A target that FSDP2 shards over ranks: each rank's texts are those of one process, though the ranks finish at different times."""
 
 import json
-from pathlib import Path
 
 import pytest
-from support import launched, sharded_calls, tiny
+from support import sharded_calls, tiny
 from support.spread_calls import policies
+from support.two_processes import SHARDED
 
 import hf_lossy_assist as hla
 
 
-pytestmark = pytest.mark.slow
-TYPES = ("llama", "qwen3")
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(two_processes):
     """What each of two gloo ranks returned."""
-    folder = tmp_path_factory.mktemp("sharded")
-    for name in TYPES:
-        target = tiny.build(name)
-        target.save_pretrained(folder / name)
-        tiny.noisy(target, 0.05).save_pretrained(folder / f"{name}-draft")
-    ran = launched.script(Path(sharded_calls.__file__), 2, str(folder), ",".join(TYPES))
-    assert ran.code == 0, ran.err[-3000:]
+    _, folder = two_processes("sharded")
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", SHARDED)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_texts_are_those_of_one_process(found, name):
     target = tiny.build(name)
@@ -45,7 +38,7 @@ def test_texts_are_those_of_one_process(found, name):
 
 
 def test_an_error_on_one_rank_ends_the_other(found):
-    for name in TYPES:
+    for name in SHARDED:
         assert found[0][f"{name} an error"] == "RuntimeError: a criterion failed"
         assert found[0][f"{name} a refusal"].startswith("ValueError: input_ids")
         assert found[0][f"{name} a refusal of Runner"].startswith("ValueError: num_assistant_tokens is 4")
@@ -59,7 +52,7 @@ def test_what_cannot_be_is_said_on_every_rank(found):
         "many": "the target of generate_many is spread over ranks (FSDP2)",
         "compiled": "a target that is spread over ranks cannot be compiled here",
     }
-    for name in TYPES:
+    for name in SHARDED:
         for rank in found:
             for what, reason in reasons.items():
                 assert rank[f"{name} {what}"].startswith(f"ValueError: {reason}"), what
@@ -73,13 +66,13 @@ def test_zero3_is_refused_by_name(found):
 
 
 def test_training_goes_on_behind_a_call(found):
-    assert all(rank[f"{name} gradients"] is True for rank in found for name in TYPES)
+    assert all(rank[f"{name} gradients"] is True for rank in found for name in SHARDED)
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_synced_gpus_as_transformers_has_it(found):
     """False: every rank makes the same call, and none waits; True: whole models run in step too."""
-    for name in TYPES:
+    for name in SHARDED:
         target = tiny.build(name)
         call = {"assistant_model": tiny.noisy(target, 0.05), "lossy_policy": "svip", "max_new_tokens": 8}
         alone = hla.enable(target).generate(**sharded_calls.prompts(0), **call, do_sample=False).tolist()

@@ -1,29 +1,22 @@
 """A target that tensor parallelism spreads over ranks: the text of one process, on every rank."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
-from support import launched, small, spread_calls, tiny
+from support import small, spread_calls, tiny
+from support.two_processes import SPREAD
 
 import hf_lossy_assist as hla
 
 
-pytestmark = pytest.mark.slow
-TYPES = ("llama", "qwen2", "qwen3")
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What each of two gloo ranks returned; and the folder of the models."""
-    folder = tmp_path_factory.mktemp("spread")
-    for name in TYPES:
-        target = tiny.build(name)
-        target.save_pretrained(folder / name)
-        tiny.noisy(target, 0.05).save_pretrained(folder / f"{name}-draft")
-    ran = launched.script(Path(spread_calls.__file__), 2, str(folder), ",".join(TYPES), HF_LOSSY_CHECK_RANKS="1")
-    assert ran.code == 0, ran.err[-3000:]
+def found(two_processes):
+    """What each of two gloo ranks returned."""
+    _, folder = two_processes("spread")
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -32,15 +25,16 @@ CALLS = ("strict", "svip", "staged", "sprinter", "judge", "top_k")
 
 def test_all_ranks_return_the_same(found):
     """Also where texts are sampled, though the ranks' own random numbers differ."""
-    for name in TYPES:
+    for name in SPREAD:
         for kind in CALLS:
             for how in ("greedy", "sampled"):
                 key = f"{name} {kind} {how}"
                 assert found[0][key] == found[1][key], key
-    assert len({json.dumps(its) for its in found[0].values()}) > 2 * len(TYPES)
+    assert len({json.dumps(its) for its in found[0].values()}) > 2 * len(SPREAD)
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.full(every=2)
+@pytest.mark.parametrize("name", SPREAD)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_greedy_texts_are_those_of_one_process(found, name):
     target = tiny.build(name)
@@ -58,7 +52,7 @@ def test_greedy_texts_are_those_of_one_process(found, name):
 
 
 def test_what_cannot_be_is_said_on_every_rank(found):
-    for name in TYPES:
+    for name in SPREAD:
         for rank in found:
             assert rank[f"{name} other prompts"].startswith(
                 "ValueError: prompts, lengths or policies differ between the ranks"

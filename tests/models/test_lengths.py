@@ -65,6 +65,7 @@ def build(name: str) -> Any:
     return model
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("name", ["llama4", "ministral3"])
 @pytest.mark.parametrize("kind, gamma", [("often", 5), ("never", 2)])
 def test_attention_temperature(name, kind, gamma):

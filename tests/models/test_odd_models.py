@@ -18,9 +18,6 @@ from hf_lossy_assist.generation import pairs
 from hf_lossy_assist.models.inspect import learned_positions
 
 
-pytestmark = pytest.mark.slow
-
-
 NEW = {"max_new_tokens": 16, "do_sample": False}
 
 
@@ -193,6 +190,7 @@ def test_models_whose_weights_are_offloaded(which):
     assert torch.equal(ours(**models, inputs=ragged()), stock(llama(), ragged()))
 
 
+@pytest.mark.full
 def test_compiled_models_are_run_as_transformers_runs_them():
     """`torch.compile(model).generate` is the inner model's."""
     target, draft = llama(), near(llama())

@@ -9,7 +9,6 @@ from hf_lossy_assist import demo
 
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*this policy is lossy"),
     pytest.mark.filterwarnings("ignore:the head.s .* may differ"),
 ]
@@ -30,6 +29,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("disk", [range(6, 12), range(12)], ids=["half on disk", "all on disk"])
 def test_tokens_are_those_of_the_whole_model(tmp_path, disk):
     whole, draft, _, tokenizer = demo.load()

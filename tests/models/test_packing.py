@@ -22,9 +22,6 @@ from hf_lossy_assist.models.trials import why_not_rows
 from hf_lossy_assist.round import Selection
 
 
-pytestmark = pytest.mark.slow
-
-
 LIMIT = 64
 PACKING = [name for name in tiny.BATCHED if RowModel(tiny.shared(name), 2, LIMIT).packs]
 
@@ -115,6 +112,7 @@ def test_packed_is_padded(name, taken):
     both.feed([3], 3)
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 @settings(max_examples=25)
 @given(data=st.data())
@@ -292,7 +290,8 @@ class Staircase(VerifyFilter):
         return Selection(draft, torch.minimum(draft.lengths, (number + self.first) % self.steps))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.full(every=9)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("name", PACKING)
 def test_generate_with_rows_cut_to_different_lengths(name, taken):
     """Rows end at different times, so caches are narrowed as well; with one step nothing is ever verified."""

@@ -19,8 +19,6 @@ from hf_lossy_assist.models.places import tables_of
 from hf_lossy_assist.models.trials import why_not_rows
 
 
-pytestmark = pytest.mark.slow
-
 RAGGED = (9, 1, 4, 14)
 NEVER = {"eos_token_id": tiny.NEVER_EMITTED, "use_cache": True}
 COUNTING = ["bart", "marian", "trocr"]  # a table that is asked by the cache's length
@@ -50,8 +48,9 @@ def constant(gamma):
     return {"stop": {"name": "constant", "gamma": gamma}}
 
 
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize("name", [*COUNTING, *ALIBI, pytest.param("whisper", marks=pytest.mark.thorough)])
+@pytest.mark.full
+@pytest.mark.nightly(every=2)
+@pytest.mark.parametrize("name", [*COUNTING, *ALIBI, pytest.param("whisper", marks=pytest.mark.nightly)])
 def test_ragged_batches_write_the_text_of_generate(name):
     model, inputs, whole = model_of(name), tiny.prompts(RAGGED), reference(name, tiny.NEVER_EMITTED)
     assert why_not_rows(model) is None
@@ -92,7 +91,7 @@ def masked(*rows):
     return {"input_ids": ids, "attention_mask": mask}
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("name", ["bart", "marian", "bloom", "mpt", "falcon+alibi"])
 def test_holes(name):
     """BART counts the columns of hidden tokens; biases by the cache's length would count them too, so such a row runs alone."""
@@ -109,6 +108,7 @@ def test_holes(name):
         assert torch.equal(tiny.assisted(model, inputs, draft, constant(4), **NEVER).sequences, wanted)
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("name, field", [("bart", "max_position_embeddings"), ("mpt", "max_seq_len")])
 def test_a_text_may_fill_the_table_and_not_outgrow_it(name, field):
     """Padding of a block's short rows reaches beyond it, and padded columns have positions of BART's."""

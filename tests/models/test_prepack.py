@@ -60,6 +60,7 @@ def test_every_linear_layer_is_packed_and_its_weight_given_up():
     assert sum(p.numel() for p in target.parameters()) < before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_packed_pair_writes_what_it_wrote_eagerly_and_compiled(compiled):
     inputs, settings = small.one(), {"do_sample": False, "max_new_tokens": 12}
@@ -74,6 +75,7 @@ def test_a_packed_pair_writes_what_it_wrote_eagerly_and_compiled(compiled):
     assert bool(out.speculation.num_compiled_rounds) is compiled, out.speculation.eager_because
 
 
+@pytest.mark.full
 def test_copies_share_the_weights_and_the_last_one_takes_them_along():
     layer = module.PackedLinear(linear())
     number = layer.weights.number

@@ -11,8 +11,6 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.models.trials import why_not_rows
 
 
-pytestmark = pytest.mark.slow
-
 RAGGED = (9, 1, 4, 14)
 NEVER = {"eos_token_id": tiny.NEVER_EMITTED}
 
@@ -61,7 +59,8 @@ def check(target, draft, gammas=(1, 4, 12), policy="strict", lowest=0.0):
     return whole
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.full(every=6)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("which", ["target", "draft", "both", "with the head"])
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_linear_layers_of_another_class(name, which):
@@ -109,7 +108,8 @@ def test_torchao(kind, which):
 # -- adapters -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.full
+@pytest.mark.nightly(every=3)
 @peft_warns
 @pytest.mark.parametrize("which", ["target", "draft", "both"])
 def test_lora_for_every_length_of_a_draft(which):

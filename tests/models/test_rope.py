@@ -37,9 +37,6 @@ from hf_lossy_assist.tasks.prompts import Text
 from hf_lossy_assist.training.dataset import KINDS
 
 
-pytestmark = pytest.mark.slow
-
-
 RAGGED = (20, 30, 24, 5)
 BOTH, EDGES = [(9,), RAGGED], [(ORIGINAL,), (ORIGINAL + 1,)]
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
@@ -120,7 +117,8 @@ def ours(model: Any, lengths: tuple[int, ...], draft: Any, gamma: int) -> list[l
     return out.sequences[:, max(lengths) :].tolist()
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.full(every=12)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("kind, gamma, cases", [("often", 1, BOTH), ("often", 7, EDGES + BOTH), ("never", 3, BOTH)])
 def test_texts_that_cross_the_original_length(name, kind, gamma, cases):
@@ -154,6 +152,7 @@ def test_a_model_that_has_seen_longer_texts_writes_the_same_and_keeps_its_state(
     assert "forward" not in vars(rotary)
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "phi3"])
 @pytest.mark.parametrize(
     "first", [6, 40]

@@ -15,9 +15,6 @@ from hf_lossy_assist.models.together import together
 from hf_lossy_assist.models.trials import RECURRENT, why_not_prefixes, why_not_rows
 
 
-pytestmark = pytest.mark.slow
-
-
 WIDTH = 5  # tokens of a block
 PROMPTS = (7, 4, 6, 5, 7, 2)  # of a row each
 # Transformers' own float32 forwards of these are up to 7e-6 from float64 ones, and so are ours (median 2e-6, both), but for a few that reach 2e-5.
@@ -50,7 +47,8 @@ def fed(model, texts, **settings):
     return rows
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.full(every=24)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("together", [True, False], ids=["block", "one by one"])
 @pytest.mark.parametrize("kind", hybrids.KINDS)
 @torch.no_grad()
@@ -79,9 +77,10 @@ def fresh(kind, held, prompt):
 QUICK = ["qwen3_5_text", "nemotron_h", "lfm2"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind, gap",
-    [*((kind, 10) for kind in QUICK), *(pytest.param(kind, 1, marks=pytest.mark.thorough) for kind in hybrids.KINDS)],
+    [*((kind, 10) for kind in QUICK), *(pytest.param(kind, 1, marks=pytest.mark.nightly) for kind in hybrids.KINDS)],
 )
 @torch.no_grad()
 def test_two_hundred_random_rounds(kind, gap):
@@ -161,6 +160,7 @@ def test_a_modelling_file_is_as_it_was_behind_a_forward():
     assert {name: getattr(module, name) for name in own} == own
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("kind", hybrids.KINDS)
 def test_each_passes_its_trial_and_shares_no_beginnings(kind):
     assert why_not_rows(hybrids.model(kind)) is None
@@ -170,7 +170,8 @@ def test_each_passes_its_trial_and_shares_no_beginnings(kind):
 HALF = [torch.bfloat16, torch.float16]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.full(every=15)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("kind", hybrids.KINDS)
 def test_each_passes_its_trial_in_half_precision(kind, dtype, monkeypatch):

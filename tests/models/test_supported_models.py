@@ -18,9 +18,6 @@ from hf_lossy_assist.models.cache_name import CACHE, CACHE_NAMES
 from hf_lossy_assist.models.trials import RECURRENT, why_not_rows
 
 
-pytestmark = pytest.mark.slow
-
-
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "models.md"
 # Models with a peculiar feature each, and the first seed whose reference text varies.
 SAMPLE = {
@@ -52,7 +49,8 @@ def stated():
     return found
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.full(every=16)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_model_has_the_verdict_that_the_page_states(name):
     result = supported_models.examine(*name.split("/"), "eager", first=SAMPLE[name])

@@ -20,9 +20,6 @@ from hf_lossy_assist.rules import RULES
 from hf_lossy_assist.stops import STOPS
 
 
-pytestmark = pytest.mark.slow
-
-
 INF = math.inf
 unit, counts = st.floats(0, 1), st.integers(1, 6)
 ids = st.integers(0, tiny.VOCABULARY - 1)
@@ -139,6 +136,7 @@ def saved(tmp_path_factory):
     return folder(tmp_path_factory.mktemp("saved"))
 
 
+@pytest.mark.full
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_json_round_trip(saved, data):
@@ -149,7 +147,8 @@ def test_json_round_trip(saved, data):
     assert back.lossless == policy.lossless and back.filter == policy.filter and back == policy
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.full
+@pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("part", range(4))  # of 250 each
 @settings(
     max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
@@ -184,6 +183,7 @@ def test_a_thousand_combinations_generate_and_stop(saved, part, data):
         assert torch.equal(out.sequences, tiny.greedy(target(), inputs, **more))
 
 
+@pytest.mark.full
 def test_no_name_is_left_out(saved):
     """A rule or stop that is not in these strategies would never be combined."""
     # The first that is found will do: making it smaller takes most of the time.

@@ -14,9 +14,6 @@ from hf_lossy_assist.registry import reading, register_rule
 from hf_lossy_assist.rules import RULES
 
 
-pytestmark = pytest.mark.slow
-
-
 @dataclasses.dataclass(frozen=True)
 class Half(hla.TopK):
     """A rule of one's own."""
@@ -130,6 +127,7 @@ print([method.name for method in registry.entries("method")])
 """
 
 
+@pytest.mark.full
 def test_the_first_registration_takes_no_name_of_this_package():
     done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, timeout=200)
     assert "'sprinter', 'autojudge', 'specdec', 'sv'" in done.stdout, done.stderr

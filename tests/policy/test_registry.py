@@ -17,9 +17,6 @@ from hf_lossy_assist.registry import register_rule, register_stop
 from hf_lossy_assist.rules import RULES
 
 
-pytestmark = pytest.mark.slow
-
-
 def doubting():
     """A head that says P(acceptable) = 0.5 of the state that predicts a token."""
     return hla.LinearHead(hla.HeadConfig(SIZE)).eval()
@@ -57,7 +54,8 @@ def neutral(entry):
 LOSSY = [e for kind in ("rule", "method") for e in registry.entries(kind) if e.neutral is not None and e.name != "sv"]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.full(every=12)
+@pytest.mark.nightly(every=3)
 @pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 @pytest.mark.parametrize("entry", LOSSY, ids=lambda e: f"{e.kind} {e.name}")
 def test_the_neutral_setting_is_strict_acceptance(entry):

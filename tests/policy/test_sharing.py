@@ -24,9 +24,6 @@ from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Profile, 
 from hf_lossy_assist.policy.sharing import kind_of, pull, push
 
 
-pytestmark = pytest.mark.slow
-
-
 ROOT = Path(__file__).parent.parent.parent
 SHIPPED = demo.FOLDER / "sprinter_head"
 REPO = "org/head"
@@ -112,6 +109,7 @@ def test_a_push_may_go_to_a_branch(hub, tmp_path):
     assert Head.from_pretrained(REPO, revision="next", force_download=True).digest == first.digest
 
 
+@pytest.mark.full
 def test_pushing_again_uploads_nothing(hub, folder):
     push(folder, REPO)
     before, asked = commits(hub), len(written(hub))

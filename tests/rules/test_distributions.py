@@ -200,6 +200,7 @@ def test_no_rule_keeps_all_probabilities(name, mode):
         assert "p" not in vars(block)
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize(("name", "mode"), ON_BLOCKS)
 def test_some_places_or_all_the_verdict_is_the_same(name, mode, monkeypatch):
     """As in a graph, and on devices where looking costs more than it saves."""

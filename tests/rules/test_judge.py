@@ -30,9 +30,6 @@ from hf_lossy_assist import (
 from hf_lossy_assist.rules import draw
 
 
-pytestmark = pytest.mark.slow
-
-
 INF = math.inf
 
 
@@ -303,6 +300,7 @@ RULES = {
 }  # fmt: skip
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
 @pytest.mark.parametrize("name", RULES)
 def test_law_by_enumeration(name, certain):
@@ -362,6 +360,7 @@ def test_top_k_in_the_engine():
     assert rates[0] == rates[1] < rates[2] < rates[3] == 1.0
 
 
+@pytest.mark.full
 def test_it_says_once_that_it_is_lossy(monkeypatch, tmp_path):
     monkeypatch.setattr("hf_lossy_assist.generation.enable._announced", set())
     target, draft, head = tiny.shared("llama"), tiny.draft_of(tiny.shared("llama"), "rarely"), head_of()

@@ -18,9 +18,6 @@ from hf_lossy_assist import AcceptanceRule, Strict
 from hf_lossy_assist.rules import draw
 
 
-pytestmark = pytest.mark.slow
-
-
 # -- exact enumeration ----------------------------------------------------------------------------------------------------
 
 
@@ -74,7 +71,8 @@ SETTINGS = {
 }
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.full
+@pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize(
     "stop",
@@ -92,7 +90,7 @@ def test_samples_have_the_targets_law(name, stop, monkeypatch):
     assert goodness(counts, law) < REJECT, "the samples cannot tell a wrong rule from the target"
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 def test_the_samples_find_a_rule_that_is_nearly_right(monkeypatch):
     monkeypatch.setattr("hf_lossy_assist.generation.enable.announce", lambda policy: None)
     for name, (settings, warpers) in SETTINGS.items():

@@ -28,7 +28,7 @@ from hf_lossy_assist.rules import RULES
 from hf_lossy_assist.stops import STOPS
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy")
 CLOSE = 2e-6  # the engine's laws are float32
 FAR = 1e-3  # a bias that these texts would show
 

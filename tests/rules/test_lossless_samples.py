@@ -13,9 +13,6 @@ from support.registry_models import END, SIZE, extreme, models, prompts, shipped
 import hf_lossy_assist as hla
 
 
-pytestmark = pytest.mark.slow
-
-
 NEW = 3
 
 

@@ -21,7 +21,7 @@ from hf_lossy_assist.rules import draw
 from hf_lossy_assist.rules.accepting import prefix
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 
 # -- block verification ---------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ def test_one_outcome_may_be_shorter():
     assert lengths[1].double().mean() > lengths[0].double().mean() + 0.01
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("stop", [None, hla.SVIP(h=0.45)], ids=["constant", "svip"])
 def test_samples_of_blocks_have_the_targets_law(stop):
     """Through generate, drafts of one length and of many."""

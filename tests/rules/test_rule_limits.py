@@ -18,7 +18,7 @@ from hf_lossy_assist import AllButLast, Limited, LossyPolicy, Strict, TopK, Unio
 from hf_lossy_assist.rules.spans import at_end, within
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 
 
 # -- spans ----------------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ LIMITS = [
 ]  # fmt: skip
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("gamma", [4, 130], ids=["short", "longer than the window"])
 @pytest.mark.parametrize("limits", LIMITS, ids=lambda value: value if isinstance(value, str) else None)
 def test_limits_over_many_rounds(limits, gamma):

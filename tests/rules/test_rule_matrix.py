@@ -24,7 +24,7 @@ from hf_lossy_assist.rules import RULES, AcceptanceRule
 from hf_lossy_assist.rules.accepting import prefix
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 
 
 ELSEWHERE = {"all_but_last": "test_sprinter.py", "judge": "test_judge.py"}  # they need a stop and a head
@@ -88,7 +88,7 @@ def write(policy: Any, mode: str, seed: int = 0, draft: str = "often", **setting
     return tiny.assisted(model, tiny.prompts(PROMPTS), tiny.draft_of(model, draft), policy, **settings)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize(("name", "mode"), [x for x in RULE_MODES if CASES[x[0]].neutral is not None])
 def test_neutral_is_strict_end_to_end(name, mode):
     own, strict = write(CASES[name].neutral, mode), write("strict", mode)
@@ -223,7 +223,7 @@ def test_lenience_when_greedy():
 # -- looser, and never less than strict -----------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.nightly(every=2)
 @settings(max_examples=10)
 @given(st.integers(0, 2**31))
 @pytest.mark.parametrize(("name", "mode"), [x for x in ON_BLOCKS if CASES[x[0]].monotone])
@@ -252,7 +252,7 @@ def test_every_rule_with_a_threshold_has_a_ladder():
     assert without == {"all_but_last", "synthetic_for_benchmarks"}
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.nightly(every=2)
 @settings(max_examples=10)
 @given(st.integers(0, 2**31))
 @pytest.mark.parametrize(("name", "mode"), [x for x in ON_BLOCKS if CASES[x[0]].above_strict])

@@ -18,9 +18,6 @@ from hf_lossy_assist.rules.distributions import kept_of
 from hf_lossy_assist.rules.mentored import split
 
 
-pytestmark = pytest.mark.slow
-
-
 def laws(seed: int, size: int, holes: float) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed)
     out = []

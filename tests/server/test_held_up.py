@@ -17,7 +17,6 @@ from hf_lossy_assist.server.engine import Latest, Written
 from hf_lossy_assist.server.listening import MOST_OTHERS, log, most_connections
 
 
-pytestmark = pytest.mark.slow
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 ASKED = {"prompt": "How many", "max_tokens": 60, "temperature": 1.8}
 

@@ -20,7 +20,6 @@ import hf_lossy_assist as hla
 from hf_lossy_assist import demo
 
 
-pytestmark = pytest.mark.slow
 CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 
 
@@ -317,6 +316,7 @@ def test_the_first_text_of_a_stream_is_timed(models):
         assert "hf_lossy_first_token_seconds_count 2.0" in page
 
 
+@pytest.mark.full
 def test_the_command_ends_what_it_writes_and_then_itself(models):
     """SIGTERM in the middle of a stream: it is sent to its end, and nothing new is taken."""
     command = [sys.executable, "-m", "hf_lossy_assist.cli", "serve", "--port", "0", "--max-new-tokens", "200"]

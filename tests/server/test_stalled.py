@@ -16,7 +16,7 @@ from support.stalling import STALLS, half_head
 from hf_lossy_assist.server.connections import Bounds
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 GRACE, LATER = 5, 10  # seconds; LATER: docs/how-to/serve.md
 MEGABYTE = 2**20
 GIVEN = {"model": "demo", "prompt": "How many legs have six ants?", "max_tokens": 32, "temperature": 0}
@@ -91,7 +91,7 @@ def settle(its):
     return texts.pop(), its.memory("VmRSS"), its.lines()
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.parametrize("key", [None, "secret"])
 @pytest.mark.parametrize("kind", STALLS)
 def test_64_clients_who_stall(tmp_path, kind, key):
@@ -102,6 +102,7 @@ def test_64_clients_who_stall(tmp_path, kind, key):
         print(f"\n{kind}, {'a' if key else 'no'} key: {check_end(its, 64, idle, before)}")
 
 
+@pytest.mark.full
 def test_all_kinds_at_once_and_more_connections_than_files(tmp_path):
     with process(tmp_path, "secret", files=100) as its, ExitStack() as stack:
         text, idle, before = settle(its)

@@ -17,7 +17,6 @@ from hf_lossy_assist.models.texts import continuation, special_tokens
 from hf_lossy_assist.tasks.tasks import ExactTask
 
 
-pytestmark = pytest.mark.slow
 PROMPT, WIDTH = "The capital of France is", 96
 CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}<|im_end|>"
 

@@ -33,9 +33,6 @@ from hf_lossy_assist import (
 )
 
 
-pytestmark = pytest.mark.slow
-
-
 RAGGED = (9, 1, 4, 14)
 
 
@@ -223,7 +220,7 @@ EVERY = {
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("name", EVERY)
 def test_samples_have_the_targets_law(name, monkeypatch):
     """At 0.7, over all 216 texts of three tokens; the same counts must find a rule that is wrong."""

@@ -13,9 +13,6 @@ from hf_lossy_assist import Constant, Fallback, LossyPolicy, as_policy
 from hf_lossy_assist.stops.fallback import FallbackRun
 
 
-pytestmark = pytest.mark.slow
-
-
 GAMMA = 5
 
 

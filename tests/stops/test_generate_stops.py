@@ -15,9 +15,6 @@ from transformers.generation.streamers import BaseStreamer
 import hf_lossy_assist as hla
 
 
-pytestmark = pytest.mark.slow
-
-
 PROMPTS = {"one": one(), "ragged": ragged()}
 NEW = 40
 NEVER = {

@@ -28,9 +28,6 @@ from hf_lossy_assist.stops import DraftStop, StopRun
 from hf_lossy_assist.stops.goodput import choose_for_batch, choose_for_rows
 
 
-pytestmark = pytest.mark.slow
-
-
 def sent(row) -> int:
     return sum(length * rounds for (length, _), rounds in row.steps.items())
 

@@ -22,8 +22,6 @@ from hf_lossy_assist.stops.costs import EACH, SIZES, Measured, Seconds
 from hf_lossy_assist.stops.joint import JointRun
 
 
-pytestmark = pytest.mark.slow
-
 SURE, TORN = [0.99, 0.01], [0.5, 0.5]  # H = .056 and .693 nats, √H = .237 and .833: bins 1 and 6
 WHOLE = {"eos_token_id": tiny.NEVER_EMITTED}
 

@@ -18,9 +18,6 @@ from hf_lossy_assist import LossyPolicy, as_policy
 from hf_lossy_assist.stops import STOPS, DraftStop, StopRun
 
 
-pytestmark = pytest.mark.slow
-
-
 RAGGED = (9, 1, 4, 14)
 WHOLE = {"eos_token_id": tiny.NEVER_EMITTED}
 LONGEST = [name for name, case in CASES.items() if case.longest is not None]
@@ -117,7 +114,7 @@ def test_the_longest_setting_never_stops_early(name):
 # -- in the engine --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_text_is_the_targets(name, kind):
@@ -148,7 +145,7 @@ def test_a_row_drafts_as_it_would_alone(name):
         assert row.steps == together[b].steps and row.token_sources == together[b].token_sources
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", CASES)
 def test_in_transformers_own_loop(name, kind):

@@ -35,9 +35,6 @@ from huggingface_hub.errors import (
 from support.hub_server import HubServer, card_problems
 
 
-pytestmark = pytest.mark.slow
-
-
 CARD = "---\nlicense: apache-2.0\nlibrary_name: transformers\ntags:\n- test\n---\n\n# A card\n"
 REPO = "org/things"
 

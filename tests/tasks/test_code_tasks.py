@@ -11,9 +11,6 @@ from hf_lossy_assist.tasks.programs import why_no_sandbox
 from hf_lossy_assist.tasks.tasks import CodeTask, task_named
 
 
-pytestmark = pytest.mark.slow
-
-
 ALLOWED = {"allow_code_execution": True, "sandbox": why_no_sandbox() is None}
 ADD = {
     "prompt": 'def add(a: int, b: int) -> int:\n    """The sum of a and b."""\n',

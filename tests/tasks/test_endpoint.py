@@ -10,9 +10,6 @@ from hf_lossy_assist import demo
 from hf_lossy_assist.tasks.endpoint import Completion, Endpoint
 
 
-pytestmark = pytest.mark.slow
-
-
 def words(prompt, max_tokens, body):
     """Counts up from the number that the prompt ends with, to 9."""
     start = int(prompt.split()[-1]) + 1

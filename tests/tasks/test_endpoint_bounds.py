@@ -21,9 +21,6 @@ from hf_lossy_assist.tasks.endpoint import Completion, Endpoint
 from hf_lossy_assist.tasks.tasks import DemoTask
 
 
-pytestmark = pytest.mark.slow
-
-
 BODY = json.dumps({"choices": [{"text": " ok", "finish_reason": "stop"}]}).encode()
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
 KEY = "s3cr3t-w0rd"

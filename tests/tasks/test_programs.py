@@ -11,9 +11,6 @@ from hf_lossy_assist.tasks import programs
 from hf_lossy_assist.tasks.programs import CodeTask, why_no_sandbox
 
 
-pytestmark = pytest.mark.slow
-
-
 PLACES = [False] if why_no_sandbox() else [True, False]
 NAMES = {True: "sandbox", False: "bare"}
 ROW = {

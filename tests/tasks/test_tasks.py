@@ -18,9 +18,6 @@ from hf_lossy_assist.tasks.shots import SHOTS
 from hf_lossy_assist.tasks.tasks import GSM8K, DemoTask, ExactTask, MathTask, Problem, QATask, task_named
 
 
-pytestmark = pytest.mark.slow
-
-
 @pytest.fixture
 def gsm(tmp_path):
     return rows(

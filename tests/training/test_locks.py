@@ -11,7 +11,6 @@ from support.held import held, names_holder
 from hf_lossy_assist.training.locks import Lock, begun
 
 
-pytestmark = pytest.mark.slow
 FACTS, RECORD = {"settings": {"seed": 0}}, "run.json"
 
 

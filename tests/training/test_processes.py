@@ -18,7 +18,6 @@ from support.commands import prompts_file
 from hf_lossy_assist.artifacts.profile import Profile
 
 
-pytestmark = pytest.mark.slow
 COMPARE = ("compare", "--limit", 5, "--max-new-tokens", 24, "--no-static", "--policies", "svip", "--batch-size", "1,2")
 GENERATE = ("generate", "--policy", "svip", "--do-sample", "--max-new-tokens", 16, "--batch-size", 2, "--json")
 COLLECT = ("collect", "--prompts", "demo", "--limit", 6, "--max-new-tokens", 12, "--batch-size", 2)
@@ -46,8 +45,9 @@ def bins(folder: Path):
     return {name: np.asarray(its).tolist() for name, its in vars(Profile.from_pretrained(folder).bins).items()}
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_several_processes_do_what_one_does(hf_lossy, tmp_path, count):
     prompts = prompts_file(tmp_path, 5)
     generate = (*GENERATE, "--prompts", prompts)
@@ -107,8 +107,8 @@ def both_have_lines(part):
 @pytest.mark.parametrize(
     ("command", "parts"),
     [
-        pytest.param((*COLLECT, "--limit", 40), "*.parquet", id="collect", marks=pytest.mark.thorough),
-        pytest.param((*MINE, "--limit", 24), "*.jsonl", id="mine", marks=pytest.mark.thorough),
+        pytest.param((*COLLECT, "--limit", 40), "*.parquet", id="collect", marks=pytest.mark.nightly),
+        pytest.param((*MINE, "--limit", 24), "*.jsonl", id="mine", marks=pytest.mark.nightly),
     ],
 )
 def test_one_of_three_killed_and_gone_on_with_by_two(hf_lossy, tmp_path, command, parts):
@@ -132,7 +132,7 @@ def test_one_of_three_killed_and_gone_on_with_by_two(hf_lossy, tmp_path, command
     assert rows[0] == rows[1] and rows[0]
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc as Linux has it")
 def test_killed_in_the_middle_and_gone_on_with_alone(hf_lossy, tmp_path):
     """kill -9 of one of two ends the job at once; one process goes on, and nothing is done twice or lost."""
@@ -149,7 +149,7 @@ def test_killed_in_the_middle_and_gone_on_with_alone(hf_lossy, tmp_path):
     assert all(any(answer.items() <= line.items() for line in kept) for answer in old), "with the seconds they took"
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc as Linux has it")
 def test_tuning_killed_in_the_middle_and_gone_on_with_by_three(hf_lossy, tmp_path):
@@ -165,7 +165,7 @@ def test_tuning_killed_in_the_middle_and_gone_on_with_by_three(hf_lossy, tmp_pat
     assert 2 <= begun < 24, "it was killed in the middle"
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc as Linux has it")
 def test_profiling_killed_in_the_middle_and_gone_on_with_by_three(hf_lossy, tmp_path):
     """The bins are those of one process, and what was sampled is not sampled again."""

@@ -27,9 +27,6 @@ from hf_lossy_assist.methods.autojudge.in_flight import ended
 from hf_lossy_assist.tasks.maths import GSM8K
 
 
-pytestmark = pytest.mark.slow
-
-
 NOTHING = LogitsProcessorList()
 
 
@@ -59,7 +56,8 @@ def choosing(model: Any, budget: int) -> tuple[Choice, Callable]:
 HYBRIDS = ["qwen3_5_text", "falcon_h1", "nemotron_h", "lfm2"]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.full(every=10)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("name", ["demo", "llama", "qwen2", "gpt2", "gemma2", *HYBRIDS])
 def test_continuations_are_those_of_generate(name):
     """Places are started at different times with texts of every relation to what they held before, used again, and given up."""
@@ -243,7 +241,8 @@ def one_by_one(model: Any, prompt: list[int], response: list[int], start: int, s
     return out
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.full(every=12)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("chunk", [3, 256])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", *HYBRIDS])
 def test_draft_choices_are_those_of_single_steps(name, chunk, monkeypatch):

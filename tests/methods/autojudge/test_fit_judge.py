@@ -29,9 +29,6 @@ from hf_lossy_assist.methods.autojudge.splits import split
 from hf_lossy_assist.models.identity import ModelIdentity, tokenizer_hash
 
 
-pytestmark = pytest.mark.slow
-
-
 PROBLEMS = 96
 QUICK = JudgeSettings(grid=(1e-2, 1e-4))
 SETTINGS = {
@@ -153,6 +150,7 @@ def judged(data, tmp_path_factory):
 # -- the head -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_known_labelling_is_found(data, judged):
     head, report, _ = judged
     mined, x = read_mined(data), features(data)
@@ -334,6 +332,7 @@ def test_folds_under_a_strong_penalty_speak_on_one_scale(data, tmp_path):
     assert recall >= 0.85 and accepted > 0.5
 
 
+@pytest.mark.full
 def test_a_comparison(data, tmp_path):
     settings = JudgeSettings(head="mlp", model="target", position="predicting", grid=(1e-1, 1e-3))
     head, report = fit(data, tmp_path / "head", settings, compare=True)

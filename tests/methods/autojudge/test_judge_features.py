@@ -32,7 +32,7 @@ from support.tiny import NEVER_EMITTED, assisted, greedy, prompts
 from hf_lossy_assist import SVIP, AutoJudge, Constant, FeatureSpec, HeadConfig, LinearHead
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 
 
 @pytest.fixture
@@ -41,7 +41,8 @@ def rounds(monkeypatch):
     return record_rounds(monkeypatch)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.full(every=6)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize(("name", "spec"), EACH, ids=ids_of)
 def test_features_are_those_of_plain_forwards(name, spec, rounds):
     """Prompts of one length, whose first block brings them along, and ragged ones; rows that end at different times."""
@@ -96,6 +97,7 @@ def test_features_on_transformers_own_cache(name, spec, rounds):
     assert check_features(rounds, head, target, draft, **more) >= 10
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("settings", [{"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}], ids=str)
 @pytest.mark.parametrize("position", POSITIONS)
 def test_features_with_transformers_candidate_generators(settings, position, rounds):

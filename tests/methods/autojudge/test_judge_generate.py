@@ -39,7 +39,7 @@ from hf_lossy_assist import SVIP, AutoJudge, Constant, FeatureSpec, HeadConfig, 
 from hf_lossy_assist.artifacts.features import FeatureTap
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 
 
 @pytest.fixture
@@ -51,6 +51,7 @@ def rounds(monkeypatch):
 # -- the loop, slowly -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize(
     ("name", "threshold", "window", "spec"),
     [("llama", 0.5, 5, spec) for spec in SPECS] + [("llama", 0.7, 32, BOTH), ("gpt2", 0.4, 9, BOTH)],
@@ -78,6 +79,7 @@ def test_greedy_is_the_papers_loop(name, threshold, window, spec):
 # -- neutral --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "gpt_neox", "t5", "lfm2"])
 def test_threshold_zero_is_strict(name, sampled):
@@ -139,6 +141,7 @@ def test_samples_have_the_rules_law():
 # -- statistics -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("spec", SPECS, ids=ids_of)
 @pytest.mark.parametrize("stop", [Constant(5), SVIP(h=0.6)], ids=["constant", "svip"])
 def test_forwards(spec, stop, rounds):

@@ -50,9 +50,6 @@ from hf_lossy_assist.tasks.endpoint import Endpoint
 from hf_lossy_assist.tasks.tasks import DemoTask, ExactTask
 
 
-pytestmark = pytest.mark.slow
-
-
 # -- what the labels mean -----------------------------------------------------------------------------------------------
 
 
@@ -98,6 +95,7 @@ def assert_replays(one: Mined, choice: Choice) -> None:
     assert TASK.extract(Problem(""), text_of(one.response)) == one.target_answer
 
 
+@pytest.mark.full
 def test_the_response_replays():
     for one in local():
         assert_replays(one, Choice(LogitsProcessorList(), None))
@@ -124,11 +122,13 @@ def test_a_wrong_draft_means_an_important_token():
     assert answers(texts, [len(text) for text in texts], m.target) == [one.target_answer for one in local()]
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("batch_size, count", [(1, 1), (3, 4)])
 def test_the_batch_decides_the_speed_alone(batch_size, count):
     assert found(None, TASK.problems(count), batch_size=batch_size) == local()[:count]
 
 
+@pytest.mark.full
 def test_sampling_by_gumbel_max():
     settings = replace(SETTINGS, do_sample=True, temperature=1.3, seed=1)
     together = found(None, TASK.problems(2), settings, batch_size=2)
@@ -140,6 +140,7 @@ def test_sampling_by_gumbel_max():
         assert_replays(one, Choice(LogitsProcessorList([TemperatureLogitsWarper(1.3)]), 1))
 
 
+@pytest.mark.full
 def test_naive_and_caps():
     naive = found(None, TASK.problems(1), replace(SETTINGS, naive=True))
     for one, full in zip(naive, local(), strict=False):
@@ -163,6 +164,7 @@ class Slow(DemoTask):
         return super().extract(problem, response)
 
 
+@pytest.mark.full
 def test_answers_worked_out_in_threads():
     assert found(None, TASK.problems(3), task=Slow("calibration"), batch_size=2, workers=2) == local()[:3]
 
@@ -280,6 +282,7 @@ def lines(part: Path) -> list[bytes]:
     return [line for file in sorted(part.glob("*.jsonl")) for line in file.read_bytes().split(b"\n")[:-1]]
 
 
+@pytest.mark.full
 def test_a_killed_run_resumes_to_the_dataset_of_an_undisturbed_one(tmp_path):
     part = tmp_path / "data.partial"
     command = [sys.executable, "-m", "hf_lossy_assist.cli", *COMMAND, str(tmp_path / "data")]
@@ -309,22 +312,8 @@ def test_a_killed_run_resumes_to_the_dataset_of_an_undisturbed_one(tmp_path):
         one_line(error, "exists")
 
 
-RUN = """
-import resource, sys
-sys.path.insert(0, "tests")
-from support import small
-from hf_lossy_assist.tasks.tasks import ExactTask
-from hf_lossy_assist.methods.autojudge.mine import mine
-from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
-task, target = ExactTask(sys.argv[1]), small.llama()
-if len(sys.argv) > 3:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-try:
-    mine(target, small.near(target, 0.3), small.tokenizer(), task, task.problems(), sys.argv[2], MineSettings(8), batch_size=4)
-except OSError as error:
-    print("OSError", error)
-"""
-ROOT = Path(__file__).parent.parent.parent.parent
+RUN = [sys.executable, "-m", "support.mining_script"]
+ROOT = Path(__file__).parents[3]
 
 
 def exact(where: Path, count: int) -> Path:
@@ -333,9 +322,11 @@ def exact(where: Path, count: int) -> Path:
     return where / "tasks" / "p.jsonl"
 
 
+@pytest.mark.full
 def test_a_full_disk(tmp_path):
     task, out = exact(tmp_path, 20), tmp_path / "data"
-    ran = subprocess.run([sys.executable, "-c", RUN, task, out, "4000"], cwd=ROOT, capture_output=True, text=True)
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    ran = subprocess.run([*RUN, task, out, "4000"], env=paths, capture_output=True, text=True)
     assert ran.stdout.startswith("OSError"), ran.stderr
     part = tmp_path / "data.partial"
     before, done = (part / "00000.jsonl").read_bytes(), lines(part)
@@ -390,22 +381,12 @@ def test_killed_after_its_last_rename(tmp_path):
     assert load_from_disk(str(out)).to_list() == rows
 
 
-def test_two_processes_share_the_problems(tmp_path):
-    task, script = exact(tmp_path, 7), tmp_path / "two.py"
-    # Each writes a file of its own: what two processes print on one pipe comes out mixed.
-    script.write_text(
-        RUN
-        + "from pathlib import Path\nfrom accelerate import PartialState\nits = PartialState()\n"
-        + f"Path({str(tmp_path)!r}, f'part-{{its.process_index}}').write_text(str(its.num_processes))\n"
-    )
-    launch = "-m torch.distributed.run --standalone --nproc-per-node 2"  # `accelerate launch --cpu` starts one process alone
-    command = [sys.executable, *launch.split(), str(script), str(task), str(tmp_path / "two")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    took_part = {path.name: path.read_text() for path in tmp_path.glob("part-*")}
+@pytest.mark.full
+def test_two_processes_share_the_problems(two_processes, tmp_path):
+    _, folder = two_processes("mined")
+    took_part = {path.name: path.read_text() for path in folder.glob("part-*")}
     assert took_part == {"part-0": "2", "part-1": "2"}, "both took part"
-    assert same_dataset(tmp_path / "two", small_mine(tmp_path / "one", ExactTask(task)))
+    assert same_dataset(folder / "data", small_mine(tmp_path / "one", ExactTask(folder / "p.jsonl")))
 
 
 # -- wrong uses -----------------------------------------------------------------------------------------------------------

@@ -17,9 +17,6 @@ from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 from hf_lossy_assist.tasks.tasks import DemoTask
 
 
-pytestmark = pytest.mark.slow
-
-
 KINDS = ["qwen3_5_text", "falcon_h1", "kimi_linear"]
 NEW, COUNT = 24, 6
 SETTINGS = MineSettings(NEW)
@@ -54,7 +51,8 @@ def found(kind, count=COUNT, batch_size=3):
     return sorted(mined, key=lambda one: one.problem)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_the_response_replays(kind):
@@ -72,7 +70,8 @@ def test_the_response_replays(kind):
     assert True in labels and False in labels and len(labels) > 20
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_labels_are_what_generate_says(kind):
     for one in found(kind):
@@ -87,10 +86,12 @@ def test_the_labels_are_what_generate_says(kind):
             assert mismatch.important == (mismatch.answer != one.target_answer)
 
 
+@pytest.mark.full
 def test_the_batch_decides_the_speed_alone():
     assert found("qwen3_5_text", batch_size=1) == found("qwen3_5_text")
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
 def test_a_judge_is_fitted_and_decides(tmp_path):
     target, draft = pair("qwen3_5_text")

@@ -35,9 +35,6 @@ from hf_lossy_assist.tasks.endpoint import Endpoint
 from hf_lossy_assist.tasks.tasks import DemoTask
 
 
-pytestmark = pytest.mark.slow
-
-
 @cache
 def served() -> Callable[..., tuple[str, str]]:
     m, known = loaded(), {}
@@ -58,6 +55,7 @@ def server() -> Iterator[OpenAIServer]:
         yield server
 
 
+@pytest.mark.full
 def test_a_server_gives_what_the_model_gives(server):
     for fault in ("500", "429", "close"):
         server.fail(fault)

@@ -14,9 +14,6 @@ from hf_lossy_assist.methods.autojudge.mined import RECORD
 from hf_lossy_assist.training.finished import BESIDE
 
 
-pytestmark = pytest.mark.slow
-
-
 def said(folder, **models):
     """The line that a fit refuses a set with."""
     m = loaded()

@@ -7,9 +7,7 @@ import pytest
 import hf_lossy_assist as hla
 
 
-pytestmark = pytest.mark.slow
-
-
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:generate_many writes one text at a time")
 def test_collect_fit_generate(hf_lossy, tmp_path):
     data, out = tmp_path / "texts", tmp_path / "drafter"

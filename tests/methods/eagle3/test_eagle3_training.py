@@ -20,8 +20,6 @@ from hf_lossy_assist.models.int8 import quantised
 from hf_lossy_assist.models.pairs_model import PairsModel
 
 
-pytestmark = pytest.mark.slow
-
 PROMPTS = [f"w{3 + i} w{7 + i % 5} w{11 + 2 * i}" for i in range(20)]
 SETTINGS = CollectSettings(new_tokens=16, layers=(0, 1, 2), likely=60, batch_size=6)
 SHORT = FitSettings(steps=3, epochs=2, batch_size=5, vocabulary=30, save_every=3, held_out=0.2, intermediate_size=48)
@@ -127,6 +125,7 @@ def test_states_begin_as_those_of_the_last_layer_that_is_read(target, data):
     assert torch.nn.functional.cosine_similarity(fused, last, dim=-1).min() > 0.9
 
 
+@pytest.mark.full
 def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):
     settings = FitSettings(**vars(SHORT) | {"epochs": 60, "learning_rate": 3e-3})
     drafter, report = fit_eagle3(target, data, tmp_path / "drafter", settings)
@@ -149,6 +148,7 @@ def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):
     assert facts["tokens"] == texts.answered(train) and len(facts["acceptance"]) == settings.steps
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps", [2, 3])
 def test_the_calls_in_the_figures_are_those_of_generate(target, data, tmp_path, steps):
     """Text by text, in a ragged batch, whose prompts have a forward of their own: so the first round has a draft."""
@@ -194,6 +194,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps", [3, 5])
 def test_a_killed_run_goes_on_to_the_same_weights(target, data, tmp_path, monkeypatch, steps):
     fit_eagle3(target, data, tmp_path / "whole", SHORT)
@@ -263,6 +264,7 @@ def test_what_cannot_be_trained_on(target, data, tmp_path):
     assert not (tmp_path / "deep.partial").exists()
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_target_in_half_precision(target, tmp_path, dtype):
     """The network is trained in float32 all the same."""

@@ -25,9 +25,6 @@ from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.training.dataset import REPLACED, Table, read_table
 
 
-pytestmark = pytest.mark.slow
-
-
 TOKEN = FeatureSpec(position="token")
 QUICK = FitSettings("linear", learning_rate=0.01)
 
@@ -42,6 +39,7 @@ def states(model: Any, text: list[int], *columns: torch.Tensor) -> Any:
     return model(torch.cat([torch.tensor([text]).expand(len(ends), -1), ends], dim=1), output_hidden_states=True)
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("mix", [0.0, 0.5, 1.0])
 def test_states_laws_and_replaced_tokens_by_plain_forwards(tmp_path, mix):
     """Each record is the draft's token, with its own state, behind a text of which the share `mix` is the target's own draw."""
@@ -215,6 +213,7 @@ def test_the_folder(tmp_path):
 # -- from the command line to the demo --------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_collect_fit_generate(hf_lossy, tmp_path):
     data, head = tmp_path / "data", tmp_path / "head"
     collected = hf_lossy(

@@ -135,6 +135,7 @@ def test_no_forward_is_spent_on_the_head():
 # -- lossless, each row for itself ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_samples_have_the_targets_law(monkeypatch):
     target, draft = pair()
     settings, warpers = {"temperature": 0.7}, (TemperatureLogitsWarper(0.7),)

@@ -26,9 +26,6 @@ from hf_lossy_assist.tasks.prompts import Text, read_texts
 from hf_lossy_assist.training.dataset import KINDS, acceptable, read_table
 
 
-pytestmark = pytest.mark.slow
-
-
 ORIGINAL, DRAFT, TARGET, MIXED = range(4)
 NEW = 12
 
@@ -130,6 +127,7 @@ def test_greedy_every_kind_by_plain_forwards(tmp_path):
     assert {r["p"] for row in rows.values() for r in row} == {0.0, 1.0}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "laws",
     [{}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.6, "top_p": 0.8}, {"lam": 0.5, "temperature": 2.0}],
@@ -170,6 +168,7 @@ def rebuilt(draft: Any, text: list[int], features: list[float]) -> int:
     return int(off.argmin())
 
 
+@pytest.mark.full(every=3)
 @torch.no_grad()
 @pytest.mark.parametrize("lam", [0.3, 1.2, 3.0])
 def test_what_rows_go_on_with_has_the_right_law(tmp_path, lam):
@@ -310,6 +309,7 @@ def command(tmp_path: Path, *more: str, start: tuple[str, ...] = ("-m", "hf_loss
     return [sys.executable, *start, *COMMAND, str(tmp_path / "data"), *more]
 
 
+@pytest.mark.full
 def test_a_killed_run_resumes_to_the_rows_of_an_undisturbed_one(tmp_path):
     count = 8
     m, given = models(), texts(count, seed=3)

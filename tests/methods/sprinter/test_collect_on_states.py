@@ -18,7 +18,7 @@ from hf_lossy_assist.methods.sprinter.train import FitSettings
 from hf_lossy_assist.models.block_model import BlockModel
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy")
 
 NEW, PLACES = 7, 3
 PROMPTS = word_prompts(5, 9, 4)
@@ -91,6 +91,7 @@ def test_places_of_a_block(target, tmp_path):
     assert seen > 2 * NEW
 
 
+@pytest.mark.full
 def test_a_head_remembers_its_drafter(target, tmp_path):
     drafter = eagle.trained(target, small.ragged((0, 1, 2, 3, 4, 0)), rounds=30)
     prompts = word_prompts(*range(4, 24))

@@ -24,9 +24,6 @@ from hf_lossy_assist.training.finished import digests
 from hf_lossy_assist.training.plots import roc_figure
 
 
-pytestmark = pytest.mark.slow
-
-
 W = torch.tensor([1.5, -1.0, 0.5, 0.0, 2.0, -0.5])
 BIAS = 1.0
 SCALE = torch.tensor([0.1, 1.0, 5.0, 20.0, 0.5, 1.0])  # features of very different spread, far from 0
@@ -105,7 +102,8 @@ def brier(v: torch.Tensor, y: torch.Tensor) -> float:
 # -- the law ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 @pytest.mark.parametrize("balance", [True, False])
 def test_a_known_law_is_found(kind, balance):
@@ -121,6 +119,7 @@ def test_a_known_law_is_found(kind, balance):
     assert abs(float(v.mean()) - float(y.float().mean())) < 0.03
 
 
+@pytest.mark.full
 def test_a_linear_head_reads_raw_features():
     head, _ = fit_head(big(), 1.2)
     assert isinstance(head, LinearHead)
@@ -136,7 +135,8 @@ def test_only_a_hidden_layer_bends():
     assert best > 0.75 and mlp > best - 0.02 and linear < 0.6
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("lam", [0.3, 8.0])
 def test_balancing_moves_the_training_and_not_what_the_head_says(lam):
     part = test_part(big())
@@ -145,6 +145,7 @@ def test_balancing_moves_the_training_and_not_what_the_head_says(lam):
     assert (plain - bayes(part, lam)).abs().mean() < 0.03
 
 
+@pytest.mark.full
 def test_balancing_goes_with_kinds_of_unequal_size():
     """Kinds weigh the same in all; so the intercept must move back by the labels' weights, not by their counts."""
     given = table(prompts=200, each=12)
@@ -180,6 +181,7 @@ def test_a_seed_names_a_head():
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+@pytest.mark.full
 def test_early_stopping_keeps_the_best_epoch():
     """A wide network learns few records by heart: its validation loss falls and rises, and the lowest must stay."""
     small = table(prompts=40, each=2, seed=3)
@@ -204,6 +206,7 @@ def test_early_stopping_keeps_the_best_epoch():
 # -- the figures ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_figures_are_what_they_are_called():
     head, report = fit_head(big(), 0.7)
     part = test_part(big())
@@ -300,6 +303,7 @@ def test_records_that_are_none_are_refused(tmp_path, name, value, says):
     assert "\n" not in str(error.value) and str(folder) in str(error.value)
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 def test_a_heads_folder_is_whole(data, tmp_path, kind):
     head, (report,) = fit_sprinter(data, tmp_path / "deep" / "head", settings=FitSettings(kind=kind, width=8))
@@ -336,6 +340,7 @@ def test_what_a_head_records(data, tmp_path):
     json.dumps(config.to_dict())
 
 
+@pytest.mark.full
 def test_of_several_lambdas_the_datas_own_is_kept(data, tmp_path):
     head, reports = fit_sprinter(data, tmp_path / "1", [0.5, 1.2, 3.0])
     alone, (own,) = fit_sprinter(data, tmp_path / "2")
@@ -349,6 +354,7 @@ def test_of_several_lambdas_the_datas_own_is_kept(data, tmp_path):
     assert other.config.lam == 3.0 and other.config.metrics["auroc"] == first.auroc
 
 
+@pytest.mark.full
 def test_greedy_laws_give_one_labelling(tmp_path):
     given = table(prompts=30, each=4, do_sample=False)
     given.p, given.q = (given.q <= given.p).float(), torch.ones(len(given))

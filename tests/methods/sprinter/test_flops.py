@@ -6,9 +6,6 @@ from transformers import GPT2Config, GPTNeoConfig, LlamaConfig, T5Config
 from hf_lossy_assist.methods.sprinter.theory import forward_flops, sprinter_flops, strict_flops
 
 
-pytestmark = pytest.mark.slow
-
-
 def llama_flops(c, t: int, past: int) -> int:
     d, wide, narrow = c.hidden_size, c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
     projections = 2 * t * (d * wide + 2 * d * narrow + wide * d)
@@ -45,6 +42,7 @@ def test_flops_tell_grouped_heads_and_leave_the_config_alone():
     assert config.to_dict() == before and config._attn_implementation != "eager"
 
 
+@pytest.mark.full
 def test_the_papers_table_of_flops():
     """Its four figures cannot be met by one count, for two models with equal layers differ in it; its ratios nearly can."""
     neo = {"vocab_size": 50257, "max_position_embeddings": 2048}

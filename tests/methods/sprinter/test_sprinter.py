@@ -33,7 +33,7 @@ def Sprinter(head, threshold=0.5, max_draft=20, patience=1.0):  # patience 1: ea
     return hla.Sprinter(head, threshold, max_draft, patience)
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 
 RAGGED = (9, 1, 4, 14)
 DRAFT, CORRECTION, BONUS = 0, 2, 3  # places in SOURCES; 1 is lossy
@@ -114,7 +114,8 @@ def texts(out: Any, width: int) -> list[list[int]]:
     ]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.full(every=18)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("threshold", [0.0, 0.35, 0.5, 0.7, 1.01])
 @pytest.mark.parametrize(
     ("name", "kind"), [("llama", "often"), ("llama", "rarely"), ("gemma3", "often"), ("gpt2", "rarely")]
@@ -139,6 +140,7 @@ def test_greedy_is_the_papers_loop(name, kind, threshold):
                 assert texts(alone, n) == [expected[b][0]] and alone.speculation.rows == [expected[b][1]]
 
 
+@pytest.mark.full
 def test_those_loops_are_worth_comparing():
     """Drafts of many lengths, texts that are not the target's, and end tokens that were drafted and verified."""
     lengths, ended, lossy = set(), 0, 0
@@ -176,6 +178,7 @@ def test_threshold_zero_drafts_the_longest():
             assert dict(row.steps) in ({(longest, longest): 1}, {(longest, longest - 1): 1, (0, 0): 1})
 
 
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "t5", "lfm2"])
 def test_a_threshold_above_one_is_strict_with_one_token(name, sampled):
@@ -205,6 +208,7 @@ def test_a_head_of_nan_doubts_everything():
     assert out.speculation.num_unchecked_tokens == 0
 
 
+@pytest.mark.full
 def test_real_models():
     """The demo's models and prompts: a batch is its rows, and the head alone is lossless."""
     target, draft, _, tokenizer = hla.demo.load()
@@ -252,7 +256,8 @@ def rounds(monkeypatch):
     return out
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.full(every=15)
+@pytest.mark.nightly(every=5)
 @pytest.mark.parametrize("patience", [0.0, 0.2, 0.5, 0.6, 0.75, 0.8, 0.9, 1.0])
 @pytest.mark.parametrize("plan", [[2, 7, 1, 5, 3], [6, 6, 6, 6, 1], [9, 2, 9, 9, 9], [3, 1], [4]], ids=str)
 def test_patience_ends_the_round(plan, patience, rounds):
@@ -334,6 +339,7 @@ def test_sampled_blocks():
     torch.testing.assert_close(AllButLast().probability(certain)[0], torch.tensor([1.0, 1.0, 0.3]))
 
 
+@pytest.mark.full
 @given(st.integers(0, 2**31), st.booleans())
 def test_never_less_than_strict(seed, dropped):
     block = random_block(seed)
@@ -366,6 +372,7 @@ def test_law_by_enumeration(certain):
             torch.testing.assert_close(first_two(AllButLast(), tables, gamma, certain), law, atol=1e-12, rtol=0)
 
 
+@pytest.mark.full
 def test_samples_have_that_law():
     """Through `generate`, with two drafted tokens: q, p, p. The last one has no room for a draft or is the bonus."""
     target, draft = pair()
@@ -386,7 +393,8 @@ def test_samples_have_that_law():
 # -- lossless alone -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.full(every=15)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("threshold", [0.0, 0.4, 0.6, 2.0])
 @pytest.mark.parametrize("name", ["llama", "mistral", "t5", "lfm2"])
 def test_the_head_alone_is_lossless(name, threshold):

@@ -72,6 +72,7 @@ def test_the_papers_closed_forms(r, eta_tp, eta_fp):
     assert expected_stop_time(r, eta_tp, eta_fp, 1.0) == pytest.approx(eq_4, abs=EXACT)
 
 
+@pytest.mark.full(every=3)
 @each_round
 def test_simulated_rounds(r, eta_tp, eta_fp):
     n = simulated(r, eta_tp, eta_fp)

@@ -14,14 +14,12 @@ from hf_lossy_assist.artifacts.profile import PROFILE, Profile
 from hf_lossy_assist.methods.sv.alternatives import advice, compared
 
 
-pytestmark = pytest.mark.slow
-
-
 COMPANION = ("--companion", demo.FOLDER / "companion")
 SMALL = ("--gamma", 3, "--max-new-tokens", 24, "--sample-batch-size", 20, "--batch-size", "2,1", "--rounds", 3)
 PROMPTS = 52
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:the profile's seconds were taken on another machine:UserWarning")
 def test_the_demo(hf_lossy, tmp_path):
     """The README's commands, in small."""
@@ -64,6 +62,7 @@ def test_the_demo(hf_lossy, tmp_path):
     assert "up to 3 tokens" in hf_lossy("generate", *given, "--profile", tmp_path / "p", "--gamma", 5).line
 
 
+@pytest.mark.full
 def test_models_of_ones_own(hf_lossy, tmp_path):
     """The demo's own folders, with prompts from a file, greedy."""
     file = prompts_file(tmp_path, PROMPTS)

@@ -24,9 +24,6 @@ from hf_lossy_assist.methods.sv.round_costs import LEVELS, measure
 from hf_lossy_assist.methods.sv.sampling import collect
 
 
-pytestmark = pytest.mark.slow
-
-
 QUICK = ProfileSettings(gamma=(2, 4), new_tokens=24, batch_size=20, batches=(1, 2), rounds=3)
 PROMPTS = 40
 
@@ -233,6 +230,7 @@ def test_samples(models, plain):
     assert len(other.x) != len(one.x) or not np.array_equal(other.x, one.x)
 
 
+@pytest.mark.full
 def test_samples_where_two_models_are_one(models, plain):
     alike = collected(models, companion=models.draft)
     np.testing.assert_allclose(alike.s, 1.0, atol=1e-4)
@@ -258,6 +256,7 @@ def test_greedy_samples_count_what_strict_decoding_accepts(models):
     assert len(found.x) == total.num_draft_tokens
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("gamma", "batches"), [((1,), (1, 3)), ((3,), (2, 3))])
 def test_seconds(models, gamma, batches):
     """Short drafts of few rows have fewer numbers of tokens to time, and all batch sizes get as many of them."""
@@ -272,6 +271,7 @@ def test_seconds(models, gamma, batches):
     assert (table.noise >= 0).all()
 
 
+@pytest.mark.full
 def test_timed_rounds_are_whole(models, monkeypatch):
     """Every timed round verified as many tokens as it is filed under, with the companion in all rounds of a call or in none."""
     calls, begin = [], round_costs.run
@@ -340,6 +340,7 @@ def made(models, tmp_path_factory):
     return own, out
 
 
+@pytest.mark.full
 def test_a_made_profile(models, made):
     own, out = made
     assert {p.name for p in out.parent.iterdir()} == {"profile"} and {p.name for p in out.iterdir()} >= {
@@ -367,6 +368,7 @@ def test_a_made_profile(models, made):
     back.check(models.target, models.draft, models.companion, models.tokenizer)
 
 
+@pytest.mark.full
 def test_what_a_made_profile_predicts(models, made):
     """On rounds of the largest γ of the held-out prompts, which another run with this seed finds again."""
     own, _ = made

@@ -16,9 +16,6 @@ from hf_lossy_assist.methods.svip.bounds import ENTROPY_FLOOR, bounds, chosen_c,
 from hf_lossy_assist.methods.svip.calibrate import calibrate_svip
 
 
-pytestmark = pytest.mark.slow
-
-
 VOCAB = 40
 
 
@@ -188,6 +185,7 @@ def test_a_long_replay_agrees_with_the_known_mean():
     )
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("max_draft", [3, 40])
 def test_the_replay_counts_the_rounds_of_the_engine(target, draft, prompts, max_draft):
     found = calibrate(target, draft, prompts, thresholds=[0.2, 0.35, 0.5], max_draft=max_draft)
@@ -207,6 +205,7 @@ def test_the_replay_counts_the_rounds_of_the_engine(target, draft, prompts, max_
 # the whole
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True}, {"do_sample": True, "temperature": 0.6}])
 @pytest.mark.parametrize("form", ["bound", "entropy"])
 def test_calibration_of_tiny_models(target, draft, prompts, sampling, form):

@@ -1,0 +1,32 @@
+"""Run as a process of its own, or by `torchrun`: mines a file of prompts; where a number of bytes is given, on a disk with so much room."""
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+from hf_lossy_assist.methods.autojudge.mine import mine
+from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
+from hf_lossy_assist.tasks.tasks import ExactTask
+from support import small
+
+
+def main() -> None:
+    task, target = ExactTask(Path(sys.argv[1])), small.llama()
+    if len(sys.argv) > 3:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    draft, settings = small.near(target, 0.3), MineSettings(8)
+    try:
+        mine(target, draft, small.tokenizer(), task, task.problems(), Path(sys.argv[2]), settings, batch_size=4)
+    except OSError as error:
+        print("OSError", error)
+    if "RANK" in os.environ:
+        from accelerate import PartialState
+
+        # Each writes a file of its own: what two processes print on one pipe comes out mixed.
+        state = PartialState()
+        Path(f"part-{state.process_index}").write_text(str(state.num_processes))
+
+
+if __name__ == "__main__":
+    main()

@@ -67,9 +67,3 @@ def test_a_test_over_the_limit_fails_unless_it_is_marked(inner):
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["*s of CPU time, at most 0.15 in `make test`: mark it `full`"])
     inner.runpytest_inprocess().assert_outcomes(passed=3)
-
-
-def test_a_file_that_is_full_is_not_imported(inner):
-    inner.makepyfile(test_all_of_it="import pytest\n\n\npytestmark = pytest.mark.full\nraise RuntimeError\n")
-    assert inner.runpytest_inprocess("-m", "not full and not nightly").ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert inner.runpytest_inprocess("-m", "not nightly").ret == pytest.ExitCode.INTERRUPTED

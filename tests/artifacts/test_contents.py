@@ -155,6 +155,7 @@ DAMAGED = {
 }
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("case", DAMAGED)
 def test_a_damaged_folder_is_not_pushed_and_not_pulled(hub, tmp_path, case):

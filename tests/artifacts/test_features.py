@@ -238,6 +238,7 @@ def varied(records: list[Drafted]) -> None:
     assert len(lengths) > 2 and len(records) > 4, "drafts of one length prove little"
 
 
+@pytest.mark.full(every=6)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("kind", ["often", "rarely", "always"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "gemma3", "mistral"])
@@ -258,6 +259,7 @@ def test_ragged_rows(name, kind, record):
         assert hooks(draft) == 0 and hooks(target) == 0
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 @pytest.mark.parametrize("lengths", [(9,), (1,), (6, 6, 6)], ids=str)
 def test_rows_of_one_length(name, lengths, record):

@@ -113,7 +113,7 @@ def test_another_number_of_entries_is_refused():
         )
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("draft", ["always", "rarely", "never"])
 @pytest.mark.parametrize("limits", [(14, 11, 19), (19, 19, 12), (10, 10, 10), (99, 12, 99)], ids=str)
 def test_without_an_end_token_ended_rows_are_written_on(limits, draft):

@@ -42,6 +42,7 @@ def ways(target):
 
 
 WAYS = ("model", "stops", "lookup", "early exit", "suffix", "eagle3", "compiled")
+EACH_WAY = (*WAYS[:-1], pytest.param("compiled", marks=pytest.mark.full))
 
 
 def stock(target, inputs, make, **settings):
@@ -52,7 +53,7 @@ def stock(target, inputs, make, **settings):
 
 @pytest.mark.full(every=12)
 @pytest.mark.nightly(every=3)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_one_text_is_that_of_generate(target, ways, name, way):
     inputs, make = small.one(), FOLLOWED[name]
@@ -62,7 +63,7 @@ def test_one_text_is_that_of_generate(target, ways, name, way):
 
 
 @pytest.mark.full(every=2)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 def test_guidance_runs_the_target_between_rounds(target, ways, way):
     expected = stock(target, small.one(), lambda: guidance(target))
     assert not torch.equal(expected, target.generate(**small.one(), **SETTINGS))
@@ -79,7 +80,7 @@ def test_what_cannot_be_put_back_is_refused_by_name(target, ways, name, way):
         target.generate(**small.one(), **ways[way], **SETTINGS, logits_processor=LogitsProcessorList([kind()]))
 
 
-@pytest.mark.full(every=6)
+@pytest.mark.full
 @pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("inputs", [small.ragged(), small.ragged((0, 0))], ids=["ragged", "even"])
 @pytest.mark.parametrize("name", FOLLOWED)
@@ -159,6 +160,7 @@ def test_generate_many_refuses_one_object_for_all_prompts(target, ways, rows):
             list(hla.generate_many(target, PROMPTS, max_rows=rows, logits_processor=LogitsProcessorList([make()]), **ways["model"], **SETTINGS))  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_function_of_prefixes_that_counts(target, ways):
     def make():
         calls = []
@@ -177,6 +179,7 @@ def test_a_function_of_prefixes_that_counts(target, ways):
         target.generate(**small.ragged(), **ways["model"], **SETTINGS, prefix_allowed_tokens_fn=make())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("least", [-torch.inf, -1e9], ids=["never", "hardly"])
 def test_an_error_at_a_place_that_the_text_never_comes_to_is_none(target, ways, least):
     """A draft may come where `generate` does not ask; where the text does come there, the error is the caller's own."""
@@ -210,6 +213,7 @@ def test_a_function_of_prefixes_is_given_the_prompts_number(target, ways):
         assert torch.equal(target.generate(**small.ragged(), **ways[way], **settings), expected), way
 
 
+@pytest.mark.full
 def test_processors_beside_each_other_share_what_they_remember(target, ways):
     """Two that read and change one list, with one of Transformers' between them."""
 
@@ -230,6 +234,7 @@ def test_processors_beside_each_other_share_what_they_remember(target, ways):
         assert torch.equal(out, expected), way
 
 
+@pytest.mark.full
 def test_afterwards_an_object_remembers_the_text_alone(target, ways):
     """As after `generate`: its caller may read it, or go on with it."""
     for way in WAYS:

@@ -66,6 +66,7 @@ def typed(lengths, of=2, seed=0):
     return inputs | {"token_type_ids": types}
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_types_are_handed_on_as_generate_does(kind):
     """In batches too, where the model runs in them; CTRL makes types of its own and takes none from outside."""

@@ -39,6 +39,7 @@ SMALL = ("--limit", "10", "--max-new-tokens", "6", "--batch-size", "5")
 # -- end to end -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_collect_fit_generate_push_pull(hf_lossy, hub, tmp_path):
     data, head = tmp_path / "data", tmp_path / "head"
     collected = hf_lossy("collect", "--out", data, *SMALL)

@@ -45,6 +45,7 @@ def examples(command):
     return [shlex.split(line)[1:] for line in lines if line.startswith("hf-lossy ")]
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_help_has_examples_that_the_command_takes(hf_lossy, words):
     done = hf_lossy(*words, "-h")

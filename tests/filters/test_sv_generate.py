@@ -22,6 +22,7 @@ def models():
     return found
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")  # the paper's form is, but not in greedy decoding
 @pytest.mark.parametrize("exact", ["full", "prefix", "off"])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])

@@ -75,6 +75,7 @@ def cases(batch, gamma, size, count=4):
         yield profile(bins(random), seconds, batch, gamma), q, c, p
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("corrections", [True, False])
 @pytest.mark.parametrize("exact", ["full", "prefix"])
 @pytest.mark.parametrize(("batch", "gamma", "size"), SHAPES)

@@ -48,6 +48,7 @@ def draft_for(name: str, kind: str) -> Any:
 # -- batches ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=24)
 @pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", tiny.BATCHED)
@@ -82,6 +83,7 @@ def test_one_row(name):
             assert torch.equal(out.sequences, expected), (length, kind, gamma)
 
 
+@pytest.mark.full(every=9)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize(
@@ -146,6 +148,7 @@ def test_text_that_fills_the_learned_positions():
 # -- one row: encoder-decoders, convolution states, candidate generators ----------------------------------------------------
 
 
+@pytest.mark.full(every=9)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", tiny.ONE_ROW)
@@ -176,6 +179,7 @@ def test_target_and_draft_of_different_kinds():
     assert torch.equal(out.sequences, reference("t5", (14,), NEVER_EMITTED))
 
 
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize(
     "drafter", [None, hla.CompositeDrafter(first=hla.SuffixDrafter(min_match=1))], ids=["model", "composite"]
 )

@@ -49,6 +49,7 @@ def test_the_script_prints_them_all(capsys, monkeypatch):
     assert first_mistakes.main() == 1
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize(("seam", "name"), [(seam, name) for seam in SEAMS for name in Names(seam)])
 def test_a_bare_name_is_a_policy_or_is_told_how_to_write_it(seam, name):
     try:

@@ -83,6 +83,7 @@ GREEDY = {
 }  # fmt: skip
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("shape", PROMPTS)
 @pytest.mark.parametrize("name", GREEDY)
 def test_greedy_text_and_scores_are_transformers_own(target, draft, name, shape):
@@ -131,6 +132,7 @@ WARPERS = {
 }
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("shape", PROMPTS)
 @pytest.mark.parametrize("name", WARPERS)
 def test_sampling_filters_are_applied_once_at_every_position(target, name, shape):

@@ -48,6 +48,7 @@ def test_there_are_enough_families():
     assert len(FILES) >= 40 and len({its[0] for its in FILES.values()}) >= 40
 
 
+@pytest.mark.full(every=20)
 @pytest.mark.nightly(every=5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", FILES)
@@ -71,6 +72,7 @@ def test_a_familys_file_runs_or_meets_a_documented_limit(family, tmp_path):
 CACHES = ["hybrid", "hybrid_chunked", "sliding_window", "paged", "dynamic"]
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.filterwarnings("ignore:.*max_new_tokens.*")
 @pytest.mark.parametrize("where", ["generate", "generate_many", "a runner"])
 @pytest.mark.parametrize("name", CACHES)

@@ -24,6 +24,7 @@ def pair():
     return enabled_pair()
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("max_rows", [1, 3, 16])
 @pytest.mark.parametrize(
     "policy",

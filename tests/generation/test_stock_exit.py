@@ -53,6 +53,7 @@ def test_a_number_of_layers_that_the_model_has_not_got_is_refused(value):
     )
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
 def test_every_architecture_leaves_early_or_says_why_not(name):
     """GPT-2 always runs all its blocks, whatever its config says; T5 has an encoder; LFM2 needs its attention layers."""

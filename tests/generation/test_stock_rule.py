@@ -67,6 +67,7 @@ SAMPLING = [
 ]  # fmt: skip
 
 
+@pytest.mark.full(every=5)
 @pytest.mark.parametrize(
     ("rule", "formula"), SAMPLING, ids=lambda x: str(x) if isinstance(x, hla.AcceptanceRule) else ""
 )

@@ -27,6 +27,7 @@ FAMILIES = (
 )  # fmt: skip
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_text_behind_pictures_is_the_one_that_generate_writes(name):
     """One picture; two in one row and none in the other; a draft that sees them."""
@@ -38,6 +39,7 @@ def test_the_text_behind_pictures_is_the_one_that_generate_writes(name):
         assert out.speculation.draft_acceptance_rate > 0
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_text_alone_is_written_by_models_that_see(name):
     for counts in ((0,), (0, 0, 0)):
@@ -64,6 +66,7 @@ DRAFTS = {
 }
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("drafts", DRAFTS.values(), ids=list(DRAFTS))
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3"])
 def test_whatever_drafts(name, drafts):

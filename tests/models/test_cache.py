@@ -169,6 +169,7 @@ def test_select_takes_rows_in_order():
     RowModel(tiny.shared("llama"), 2, LIMIT).select([1])  # before anything was written
 
 
+@pytest.mark.full
 def test_going_on_from_a_cache():
     """The cache of one call serves the next one, here and in Transformers, also behind a sliding window."""
     for name in ("llama", "mistral", "gemma3", "lfm2"):

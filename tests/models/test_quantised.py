@@ -120,6 +120,7 @@ def test_lora_for_every_length_of_a_draft(which):
     assert which == "draft" or not torch.equal(text, tiny.greedy(base, tiny.prompts(RAGGED), **NEVER))
 
 
+@pytest.mark.full
 @peft_warns
 def test_adapters_that_are_switched_between_calls():
     """Each call is written by the adapter that is on, also on the draft; merged into the weights it writes the same."""

@@ -113,6 +113,7 @@ def test_the_table_has_every_name_and_no_other():
     assert sorted(MADE) == sorted(NAMES)
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_says_lossless_has_the_targets_law(name):
     policy = made(name)

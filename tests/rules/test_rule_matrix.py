@@ -98,6 +98,7 @@ def test_neutral_is_strict_end_to_end(name, mode):
     assert 0 < strict.speculation.draft_acceptance_rate < 1
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize(("name", "mode"), RULE_MODES)
 def test_the_loosest_setting_works_end_to_end(name, mode):
     """And accepts what strict acceptance would not, where the rule is lossy at all."""

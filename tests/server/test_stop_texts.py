@@ -132,6 +132,7 @@ def test_what_commands_write(setting):
     assert rows([mined], setting.tokenizer)[0]["response"] == TEXT
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("ends", [None, (" and",), (STOP,), (" Paris",)])
 def test_what_compare_writes(setting, ends, tmp_path):
     file = tmp_path / "rows.jsonl"

@@ -116,6 +116,7 @@ def test_drafting_gets_dear_for_fewer_rows():
 # -- in the engine --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("inner", [Constant(GAMMA), hla.SVIP(), hla.AtLeast(hla.SVIP(), 2), hla.Heuristic()])
 @pytest.mark.parametrize("kind", DRAFTS)
 def test_greedy_text_is_the_targets(kind, inner):

@@ -56,6 +56,7 @@ def ends_at(places, target, prompts):
     return [int(text[row, place - 1]) for row, place in enumerate(places[: len(text)])]
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("draft", ["itself", "near"])
 @pytest.mark.parametrize("shape", PROMPTS)
 @pytest.mark.parametrize("places", [(1, 2, 1), (3, 17, 30), (20, 5, 21), (40, 40, 39)], ids=str)
@@ -226,6 +227,7 @@ def test_a_streamer_with_several_rows_is_refused_in_one_line(target, drafts, set
         strict(target, drafts["near"], prompts, streamer=Recorder(), **settings)
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("shape", PROMPTS)
 @pytest.mark.parametrize("new", [1, 2, 3, 20, 21, 22])
 def test_a_text_ends_exactly_at_its_length_whatever_the_draft_length(target, drafts, shape, new):

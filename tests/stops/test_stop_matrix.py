@@ -125,6 +125,7 @@ def test_greedy_text_is_the_targets(name, kind):
     assert [row.steps for row in first.speculation.rows] == [row.steps for row in second.speculation.rows]
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("name", CASES)
 def test_rounds_differ_in_length(name):
     """What the test above would not notice: a stop that never stops, or always."""
@@ -134,6 +135,7 @@ def test_rounds_differ_in_length(name):
     assert max(sent) <= CASES[name].stop.longest
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.rows_apart])
 def test_a_row_drafts_as_it_would_alone(name):
     """With end tokens off, so that what a row has learnt is its own in each of its rounds."""
@@ -145,6 +147,7 @@ def test_a_row_drafts_as_it_would_alone(name):
         assert row.steps == together[b].steps and row.token_sources == together[b].token_sources
 
 
+@pytest.mark.full(every=12)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", CASES)

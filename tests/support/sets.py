@@ -16,13 +16,6 @@ def pytest_addoption(parser):
     )
 
 
-def pytest_ignore_collect(collection_path, config):
-    """`make test` does not import files of which no test is in it: a third of the seconds that collecting takes."""
-    if "not full" not in config.option.markexpr or collection_path.suffix != ".py":
-        return None
-    return "\npytestmark = pytest.mark.full\n" in collection_path.read_text(encoding="utf-8") or None
-
-
 def columns(item) -> list[list[str]]:
     """The names of a test's parameters, those that one `parametrize` sets together in one list."""
     given = [mark.args[0] for mark in item.iter_markers("parametrize")]

@@ -27,6 +27,7 @@ def code(tmp_path):
 FENCED = "Sure, here it is:\n\n```python\n{}\n```\n\nIt adds `a` and `b`."
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize(
     "response, answer",
     [

@@ -104,6 +104,7 @@ def test_what_prompts_begin_with_is_read_once(name):
     assert sum(width > 50 for width in widths) == (3 if name == "mistral" else 1), widths
 
 
+@pytest.mark.full
 def test_the_demo_models():
     models = demo.load()
     problems = demo.problems(3, 0, "calibration")

@@ -264,7 +264,7 @@ def test_what_cannot_be_trained_on(target, data, tmp_path):
     assert not (tmp_path / "deep.partial").exists()
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_target_in_half_precision(target, tmp_path, dtype):
     """The network is trained in float32 all the same."""

@@ -189,6 +189,7 @@ def test_nothing_to_learn_is_refused(value, words):
     refused(lambda: fit_head(table(10, 2), weight=0), "--weight")
 
 
+@pytest.mark.full
 def test_the_folder(tmp_path):
     data = write(table(40, 25), tmp_path / "data")
     head, report = fit_specdec(data, tmp_path / "head", FitSettings("mlp", 8), weight=3.0)

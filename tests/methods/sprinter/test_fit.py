@@ -127,6 +127,7 @@ def test_a_linear_head_reads_raw_features():
     assert head.logit(3 * SCALE).item() == pytest.approx(BIAS + np.log(1.2), abs=0.25)
 
 
+@pytest.mark.full
 def test_only_a_hidden_layer_bends():
     bent = table(bend=True)
     part = test_part(bent)

@@ -25,6 +25,7 @@ def tiny_llama(**other):
     return LlamaConfig(**(sizes | {"num_attention_heads": 4, "num_key_value_heads": 2} | other))
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("tokens, past", [(1, 0), (3, 0), (1, 9), (4, 9)])
 def test_flops_by_hand(tokens, past):
     for config in (tiny_llama(), tiny_llama(num_key_value_heads=4), tiny_llama(tie_word_embeddings=True)):

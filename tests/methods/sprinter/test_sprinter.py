@@ -114,7 +114,7 @@ def texts(out: Any, width: int) -> list[list[int]]:
     ]
 
 
-@pytest.mark.full(every=18)
+@pytest.mark.full
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("threshold", [0.0, 0.35, 0.5, 0.7, 1.01])
 @pytest.mark.parametrize(

@@ -370,6 +370,7 @@ def two_laws(draw) -> tuple[torch.Tensor, torch.Tensor]:
     return law(*pair[0]), law(*pair[1])
 
 
+@pytest.mark.full
 @given(two_laws(), rates, rates)
 def test_any_laws_by_enumeration(laws, eta_tp, eta_fp):
     p, q = laws

@@ -214,6 +214,7 @@ def plain(models):
     return collected(models)
 
 
+@pytest.mark.full
 def test_samples(models, plain):
     one = plain
     assert set(one.text) == set(range(6)) and set(one.gamma) == {2, 4}
@@ -384,6 +385,7 @@ def test_what_a_made_profile_predicts(models, made):
     assert np.array_equal(bins.accept, own.bins.accept)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:this profile was made with other sampling settings")
 def test_a_made_profile_decodes(models, made):
     back = Profile.from_pretrained(made[1])

@@ -34,7 +34,7 @@ def diagonal(item, places) -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before the cases that are left out are taken away
 def pytest_collection_modifyitems(items):
-    """Under `full(every=n)` or `nightly(every=n)` each n-th diagonal goes without the mark: so all values of each parameter stay."""
+    """Under `full(every=n)` or `nightly(every=n)` each n-th diagonal of a test's cases goes without the mark."""
     places = defaultdict(dict)
     for item in items:
         if any("every" in mark.kwargs for mark in item.own_markers):

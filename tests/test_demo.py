@@ -83,6 +83,7 @@ def test_the_tokenizer_is_lossless_on_the_task(models):
         assert models.tokenizer.decode(models.tokenizer(text).input_ids) == text
 
 
+@pytest.mark.full
 def test_the_models_are_as_good_as_promised_and_the_target_obeys_the_card(models):
     problems = demo.problems(200, seed=31337)
     inputs = models.tokenizer([p.prompt for p in problems], return_tensors="pt", padding=True)
@@ -104,6 +105,7 @@ def texts(out, padding):
     return [row[row != padding].tolist() for row in out]
 
 
+@pytest.mark.full
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("first", range(0, 200, 40))
 def test_strict_and_svip_equal_the_target_on_200_unseen_problems_in_ragged_batches_and_on_some_alone(models, first):

@@ -32,6 +32,7 @@ def read(folder):
     return lines, rows, json.loads((folder / "run.json").read_text())
 
 
+@pytest.mark.full
 def test_the_demo_alone(hf_lossy, tmp_path, monkeypatch):
     """Every arm of the default, the compiled target among them; lossless arms write the target's text."""
     monkeypatch.setattr(arms, "CompileConfig", functools.partial(CompileConfig, backend="eager"))
@@ -60,6 +61,7 @@ def test_the_demo_alone(hf_lossy, tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_an_interrupted_run_goes_on_to_the_same_texts(hf_lossy, tmp_path, monkeypatch):
     more = ("--no-static", "--policies", "svip,top_k:k=2+svip", "--batch-size", "1,2")
@@ -102,6 +104,7 @@ def test_prompts_of_a_file_have_no_right_answers(hf_lossy, tmp_path):
     assert list(found["advice"]) == ["1"]
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_a_heads_right_answers_beside_strict(hf_lossy):
     """On the demo's models a method's bare name takes the demo's head; its thresholds are arms of one run."""
@@ -115,6 +118,7 @@ def test_a_heads_right_answers_beside_strict(hf_lossy):
     assert (strict["right"], strict["judged"]) == (2, 2) and judged["judged"] == 2 and judged["p"] is not None
 
 
+@pytest.mark.full
 def test_a_head_of_models_of_ones_own_is_named(hf_lossy, tmp_path):
     pair = (
         "--model",
@@ -127,6 +131,7 @@ def test_a_head_of_models_of_ones_own_is_named(hf_lossy, tmp_path):
     assert "autojudge needs a head" in hf_lossy("compare", *pair, "--policies", "autojudge").line
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_a_heads_folder_of_any_name(hf_lossy, tmp_path):
     """Not every folder's name can stand in the short form of a policy; JSON takes it."""
@@ -136,6 +141,7 @@ def test_a_heads_folder_of_any_name(hf_lossy, tmp_path):
     assert found["figures"][-1]["arm"] == spec
 
 
+@pytest.mark.full
 def test_an_arm_that_cannot_be_compiled_is_left_out(hf_lossy, monkeypatch):
     def broken(graph, inputs):
         raise RuntimeError("no way\nno how")

@@ -16,6 +16,7 @@ def population():
     return read()
 
 
+@pytest.mark.full
 def test_the_table_is_of_the_settings_that_it_names(population):
     field = field_of(certificates.POLICIES)
     assert population.names == [*field.lossless, *(step.name for step in field.steps)]
@@ -25,6 +26,7 @@ def test_the_table_is_of_the_settings_that_it_names(population):
     assert population.harm.shape[1] >= 200 and len(limits(population)) >= 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", ORDERS[:2])
 def test_users_who_draw_real_problems_are_kept_to(population, order):
     """At limits just below true rates of harm, a low and a high one, and at one that all settings keep."""
@@ -35,6 +37,7 @@ def test_users_who_draw_real_problems_are_kept_to(population, order):
     assert found[-1].near >= 0.95 and found[-1].broken == 0
 
 
+@pytest.mark.full
 def test_a_certificate_that_promises_too_much_would_show(population, monkeypatch):
     """At δ = 0.3 and the same promise users are let down, and the test above would see it."""
     own = certificates.verdicts
@@ -42,6 +45,7 @@ def test_a_certificate_that_promises_too_much_would_show(population, monkeypatch
     assert outcome(population, limits(population)[2], ORDERS[0]).broken > MOST
 
 
+@pytest.mark.full
 def test_a_known_population():
     """Two settings: one without harm that is a tenth faster, one that harms a fifth and is twice as fast."""
     steps = field_of(["svip", "top_k:k=2+svip", "top_k:k=3+svip"]).steps

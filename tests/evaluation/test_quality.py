@@ -103,6 +103,7 @@ def test_references_that_are_none_are_refused():
             check_references(["task"], ["a"], problems)
 
 
+@pytest.mark.full
 def test_the_command(hf_lossy, tmp_path, judge):
     judge(longer)
     found = tmp_path / "found"

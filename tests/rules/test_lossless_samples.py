@@ -49,6 +49,7 @@ def worst(policy: hla.LossyPolicy, lengths: tuple[int, ...], calls: int) -> floa
 STOPPING = {"constant": hla.Constant(2), "confidence": hla.Confidence(0.45, 2)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("lengths", "exact", "stop", "profile"), [
     ((4,), "full", "constant", "steep"),
     ((4, 2, 5), "full", "confidence", "steep"),

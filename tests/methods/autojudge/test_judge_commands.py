@@ -16,6 +16,7 @@ from hf_lossy_assist.methods.autojudge.mined import RECORD
 
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning"),
     pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning"),
 ]
@@ -34,7 +35,6 @@ def mined(tmp_path_factory):
     return out
 
 
-@pytest.mark.full
 def test_mine_fit_generate_push_pull(hf_lossy, hub, mined, tmp_path):
     facts = json.loads((mined / RECORD).read_text())
     found = facts["found"]
@@ -72,7 +72,6 @@ def test_mine_fit_generate_push_pull(hf_lossy, hub, mined, tmp_path):
     assert LossyPolicy.from_pretrained("org/judge") == AutoJudge(Head.from_pretrained("org/judge"))
 
 
-@pytest.mark.full
 def test_mine_with_a_served_target(hf_lossy, mined, tmp_path):
     models = demo.load()
     with OpenAIServer(complete=demo_completions(models.target, models.tokenizer)) as server:
@@ -115,7 +114,6 @@ def test_mine_free_text_with_a_judge(hf_lossy, tmp_path):
     assert "needs --judge-url and --judge-model" in hf_lossy(*arguments, "--out", tmp_path / "n").line
 
 
-@pytest.mark.full
 def test_mine_goes_on(hf_lossy, mined, tmp_path):
     """An unfinished run is refused without --resume, and with other settings; with --resume it ends as if never stopped."""
     part = tmp_path / "m.partial"

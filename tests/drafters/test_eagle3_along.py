@@ -55,6 +55,7 @@ def test_choices_along_responses_that_change(target, places):
     assert short(one, 0)[0] == one[0] and len(short(one, 0)) == len(one)
 
 
+@pytest.mark.full
 def test_calibrated_over_a_reduced_vocabulary(target):
     pytest.importorskip("scipy")
     drafter = eagle.trained(target, small.ragged(), rounds=40, kept=60)

@@ -39,6 +39,7 @@ def fed(monkeypatch):
     return seen
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize(
     "policy", ["strict", "svip", hla.LossyPolicy(stop=hla.Constant(7))], ids=["strict", "svip", "7"]
 )

@@ -138,7 +138,7 @@ def test_sampling_with_an_early_exit_has_the_targets_law():
 # -- early exits by name ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full(every=6)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3"])
 def test_an_early_exit_in_ragged_batches(name):
     model, inputs = tiny.shared(name), tiny.prompts((9, 1, 4, 14))

@@ -209,6 +209,7 @@ def test_what_a_model_is_made_of_is_not_checked_before_each_round(monkeypatch):
     assert {"plan.gamma", "state.last", "target.cache.layers[0].keys"} <= set(seen[True])
 
 
+@pytest.mark.full
 def test_prompts_of_any_length_are_filled_in_by_one_graph(monkeypatch):
     filled = []
     monkeypatch.setattr(
@@ -343,6 +344,7 @@ def test_a_rule_that_dynamo_cannot_guard_runs_eagerly():
     assert out.speculation.num_compiled_rounds > 0 or any("runs eagerly" in str(w.message) for w in said)
 
 
+@pytest.mark.full
 def test_dynamic_int8_is_not_tried(recwarn):
     """PyTorch packs its weights into an object that dynamo cannot trace: it would fail anew at every call."""
     model, draft = pair("llama")

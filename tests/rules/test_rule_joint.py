@@ -104,6 +104,7 @@ def test_one_outcome_may_be_shorter():
     assert lengths[1].double().mean() > lengths[0].double().mean() + 0.01
 
 
+@pytest.mark.full
 @pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("stop", [None, hla.SVIP(h=0.45)], ids=["constant", "svip"])
 def test_samples_of_blocks_have_the_targets_law(stop):

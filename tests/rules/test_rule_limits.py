@@ -75,6 +75,7 @@ LIMITS = [
 ]  # fmt: skip
 
 
+@pytest.mark.full(every=12)
 @pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("gamma", [4, 130], ids=["short", "longer than the window"])
 @pytest.mark.parametrize("limits", LIMITS, ids=lambda value: value if isinstance(value, str) else None)
@@ -149,6 +150,7 @@ def rows_of(out) -> list[dict]:
     return [out.speculation.summary(row, sources=True) for row in out.speculation.rows]
 
 
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize(
     "rule",
     [
@@ -180,6 +182,7 @@ def test_a_row_of_a_batch_is_what_it_would_be_alone(rule):
     assert lossy > 0
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("sampling", [False, True])
 def test_lossy_tokens_stay_where_they_may_be(sampling):
     """With a draft that is never right every accepted token is a lossy one, or the target means the same by chance."""

@@ -88,6 +88,7 @@ def write(policy: Any, mode: str, seed: int = 0, draft: str = "often", **setting
     return tiny.assisted(model, tiny.prompts(PROMPTS), tiny.draft_of(model, draft), policy, **settings)
 
 
+@pytest.mark.full(every=9)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize(("name", "mode"), [x for x in RULE_MODES if CASES[x[0]].neutral is not None])
 def test_neutral_is_strict_end_to_end(name, mode):
@@ -98,7 +99,7 @@ def test_neutral_is_strict_end_to_end(name, mode):
     assert 0 < strict.speculation.draft_acceptance_rate < 1
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize(("name", "mode"), RULE_MODES)
 def test_the_loosest_setting_works_end_to_end(name, mode):
     """And accepts what strict acceptance would not, where the rule is lossy at all."""
@@ -149,6 +150,7 @@ def edges_of(formula) -> Callable[[Verified], torch.Tensor]:
     return edges
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("gamma", [1, 2])
 @pytest.mark.parametrize(("name", "i"), LAWS)
 def test_its_law_is_its_formula(name, i, gamma):

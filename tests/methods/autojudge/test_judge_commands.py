@@ -92,6 +92,7 @@ def test_mine_with_a_served_target(hf_lossy, mined, tmp_path):
     assert server.url in away.line and not list(tmp_path.glob("n*"))
 
 
+@pytest.mark.full
 def test_mine_free_text_with_a_judge(hf_lossy, tmp_path):
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(json.dumps({"question": p.prompt}) + "\n" for p in demo.problems(2, 9)))
@@ -133,6 +134,7 @@ def test_mine_goes_on(hf_lossy, mined, tmp_path):
     assert "exists" in hf_lossy(*MINE, "--out", tmp_path / "m").line
 
 
+@pytest.mark.full
 def test_wrong_uses(hf_lossy, mined, tmp_path):
     out = ("--out", tmp_path / "x")
     file = tmp_path / "file.jsonl"

@@ -123,6 +123,7 @@ def test_threshold_one_keeps_all(sampled):
     assert all(torch.equal(outs[0].sequences, out.sequences) for out in outs[1:])
 
 
+@pytest.mark.full
 def test_samples_have_the_rules_law():
     """Threshold 1 and two drafted tokens: q, q and then p as the bonus. Threshold 0: the target's."""
     target, draft = pair()
@@ -205,6 +206,7 @@ class Half(hla.VerifyFilter):
         return hla.Selection(draft, (draft.lengths + 1) // 2)
 
 
+@pytest.mark.full
 def test_with_other_stops_and_filters(rounds):
     """SVIP, SPRINTER's head as the stop, a rule alone, a filter: features stay right, and each part does its own."""
     target, draft, spec = tiny.shared("llama"), draft_of("llama"), BOTH
@@ -235,6 +237,7 @@ def test_with_other_stops_and_filters(rounds):
     assert max(sent for sent, _ in out.speculation.total().steps) == 4, "the call's own setting wins"
 
 
+@pytest.mark.full
 def test_the_demo(rounds):
     target, draft, _, tokenizer = hla.demo.load()
     batch = tokenizer([p.prompt for p in hla.demo.problems(4, seed=3)], return_tensors="pt", padding=True)

@@ -103,6 +103,7 @@ def test_the_response_replays():
     assert True in labels and False in labels and len(labels) > 20
 
 
+@pytest.mark.full
 def test_the_labels_are_what_generate_says():
     m, rows = loaded(), [(one, mismatch) for one in local() for mismatch in one.mismatches]
     prompts = [len(one.prompt_ids) for one, _ in rows]

@@ -75,6 +75,7 @@ class Stopping(DemoTask):
         return sums[-1] if sums else None
 
 
+@pytest.mark.full
 def test_a_task_with_end_texts_over_a_server(server):
     task = Stopping("calibration")
     here = found(None, TASK.problems(2), task=task)
@@ -123,6 +124,7 @@ def test_other_spellings_are_counted():
     assert sorted(asked) == sorted([("ca", 3), ("cc", 3), ("a", 2), ("cca", 5), ("b", 2)])
 
 
+@pytest.mark.full
 def test_a_server_that_dies_is_gone_on_with(tmp_path, server):
     m = loaded()
 

@@ -14,7 +14,7 @@ from transformers.models.llama import modeling_llama
 import hf_lossy_assist as hla
 
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 EAGER = CompileConfig(backend="eager")
 
 
@@ -62,7 +62,7 @@ def restored():
     modeling_llama.LlamaMLP.forward, modeling_llama.rotate_half, torch.nn.functional.silu = mlp, half, silu
 
 
-@pytest.mark.thinned(16)
+@pytest.mark.nightly(every=16)
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("name", CHANGES)
 def test_rounds_behind_a_change(name, rows, restored):
@@ -83,7 +83,7 @@ def test_rounds_behind_a_change(name, rows, restored):
 INDUCTOR = ("weights_with_other_strides", "weights_in_a_larger_storage", "weights_made_in_inference_mode", "closure")
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", INDUCTOR)
 def test_inductor_behind_a_change(name):
     models = pair()

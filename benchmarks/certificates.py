@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import binom
 
-from hf_lossy_assist.evaluation.bounds import harms_allowed
 from hf_lossy_assist.evaluation.choosing import Step, Tried, candidates, fastest, verdicts
 from hf_lossy_assist.evaluation.ladders import field_of
+from hf_lossy_assist.stats.intervals import harms_allowed
 
 
 TABLE = Path(__file__).with_suffix(".json")
@@ -76,7 +76,7 @@ def make(problems: int, file: Path = TABLE) -> None:
     import torch
 
     from hf_lossy_assist import demo
-    from hf_lossy_assist.artifacts.machine import machine
+    from hf_lossy_assist.artifacts.conditions import describe_machine
     from hf_lossy_assist.evaluation.arms import make_arms
     from hf_lossy_assist.evaluation.comparing import Batches, compare
     from hf_lossy_assist.evaluation.measuring import Decoding, Writer
@@ -100,7 +100,7 @@ def make(problems: int, file: Path = TABLE) -> None:
         "problems": problems,
         "seed": SEED,
         "batch_size": BATCH,
-        "machine": machine(torch.device("cpu")),
+        "machine": describe_machine(torch.device("cpu")),
         "versions": versions(),
     }
     rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(its)}" for name, its in table.items())

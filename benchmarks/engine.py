@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import GenerationConfig
 
-from hf_lossy_assist.stats.report import SpeculationStats
+from hf_lossy_assist.stats.speculation import SpeculationStats
 
 
 class Arm:

@@ -26,7 +26,7 @@ from engine import Arm, one_repeat
 from torch._dynamo.utils import counters
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.stats.report import SpeculationStats
+from hf_lossy_assist.stats.speculation import SpeculationStats
 from hf_lossy_assist.validation import one_line, shown
 
 

@@ -22,8 +22,8 @@ from rich.table import Table
 from rule_arms import GREEDY, SAMPLING, STRICT, Arm, arms_for
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.policy.catalog import catalog
-from hf_lossy_assist.stats.report import SpeculationStats
+from hf_lossy_assist.registry.registry import build_catalog
+from hf_lossy_assist.stats.speculation import SpeculationStats
 from hf_lossy_assist.tasks.tasks import AnswerTask, Problem, task_named
 
 
@@ -93,7 +93,7 @@ def chance(rows: list[dict[str, Any]]) -> str:
 
 
 def markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
-    guarantees = {e.name: e.guarantee for e in catalog() if e.kind == "rule"}
+    guarantees = {e.name: e.guarantee for e in build_catalog() if e.kind == "rule"}
     lines = [
         "# Rules side by side", "",
         f"Made by `python benchmarks/policies.py --out docs` on {machine(args.device)}: the demo pair, {args.problems} problems that no head was trained on,",
@@ -121,7 +121,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Right answers against tokens per target call; the front as a line."""
     from matplotlib.figure import Figure
 
-    from hf_lossy_assist.training.plots import save
+    from hf_lossy_assist.training.charts import save_figure
 
     figure = Figure(figsize=(11, 5), layout="constrained")
     for i, mode in enumerate((GREEDY, SAMPLING)):
@@ -136,7 +136,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axes.plot(*zip(*front, strict=True), "k--", linewidth=0.8, label="front")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def main() -> None:

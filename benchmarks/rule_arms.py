@@ -9,7 +9,7 @@ import torch
 from pairs import synchronize
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.stats.report import SpeculationStats
+from hf_lossy_assist.stats.speculation import SpeculationStats
 
 
 GREEDY, SAMPLING = "greedy", "sampling"

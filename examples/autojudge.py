@@ -7,7 +7,7 @@ import argparse
 import warnings
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.stats.report import SpeculationStats
+from hf_lossy_assist.stats.speculation import SpeculationStats
 
 
 WINDOW = 16

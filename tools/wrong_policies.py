@@ -14,7 +14,7 @@ from refused import PACKAGE, main
 from right_use import draft, generate, llama, t5, target
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.artifacts.machine import machine
+from hf_lossy_assist.artifacts.conditions import describe_machine
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 
 
@@ -125,7 +125,7 @@ def profile(gamma: int = 4, tokens: Any = (0, 2, 4), accept: float = 0.5, **fact
     identities = {name: hla.ModelIdentity.of(model) for name, model in own.items()}
     cells = np.full((2, 2), accept)
     bins = Bins(np.zeros(1, np.float32), np.zeros((2, 1), np.float32), cells, cells[0], np.ones((2, 2), np.int64))
-    here = {"tokenizer_hash": "", "decoding": {}, "machine": machine(torch.device("cpu"))}
+    here = {"tokenizer_hash": "", "decoding": {}, "machine": describe_machine(torch.device("cpu"))}
     return hla.Profile(bins, latency, gamma, np.ones(1), **identities | here | facts)
 
 

@@ -1,6 +1,6 @@
 """Pages that the package itself writes, made anew at every build: policies, papers, commands, and the public Python names.
 
-Nothing in them is typed twice: they come from `catalog()`, from the typer app and from `hf_lossy_assist.__all__`.
+Nothing in them is typed twice: they come from `build_catalog()`, from the typer app and from `hf_lossy_assist.__all__`.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 
 import hf_lossy_assist
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.policy.catalog import catalog
+from hf_lossy_assist.registry.registry import build_catalog
 
 
 KINDS = {
@@ -70,7 +70,7 @@ def policies_page() -> str:
         "[Rules side by side](../policies.md) has each lossy rule measured on the demo; "
         "[choose a policy](../how-to/choose-a-policy.md) says which to try first.",
     ]
-    entries = catalog()
+    entries = build_catalog()
     for kind in [*KINDS, *sorted({e.kind for e in entries} - set(KINDS))]:
         title, lead = KINDS.get(kind, (kind.capitalize(), ""))
         out += [f"## {title}", lead]
@@ -93,7 +93,7 @@ def facts(entry: Any) -> str:
 
 def papers_page() -> str:
     by_source: dict[str, list[Any]] = {}
-    for e in catalog():
+    for e in build_catalog():
         by_source.setdefault(e.source, []).append(e)
     papers = {s: found for s, found in by_source.items() if s.startswith("huggingface.co/")}
     out = [

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.artifacts.heads import KINDS
+from hf_lossy_assist.artifacts.head import KINDS
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
 from hf_lossy_assist.methods.sprinter.figures import measure
 from hf_lossy_assist.methods.sprinter.train import FitSettings, config_of, fold_scaler, split
 from hf_lossy_assist.tasks.prompts import Text
-from hf_lossy_assist.training.dataset import acceptable, read_table
+from hf_lossy_assist.training.dataset import label_acceptable, read_dataset
 
 
 class Logits(torch.nn.Module):
@@ -49,8 +49,8 @@ def main() -> None:
 
     accelerator = Accelerator(cpu=not torch.accelerator.is_available())
     data = args.data or collected(args.out.with_name(f"{args.out.name}.data"))
-    table, settings = read_table(data), FitSettings(kind="mlp", width=args.width)
-    labels = acceptable(table.p, table.q, args.lam).float()
+    table, settings = read_dataset(data), FitSettings(kind="mlp", width=args.width)
+    labels = label_acceptable(table.p, table.q, args.lam).float()
     train, _, test = split(table.prompt, settings.seed)
     mean, scale = table.features[train].mean(dim=0), table.features[train].std(dim=0).clamp(min=1e-6)
 

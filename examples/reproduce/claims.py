@@ -8,10 +8,9 @@ from typing import Any
 from demo_runs import Measured
 from paper_tables import RATIOS, Check
 
-from hf_lossy_assist.evaluation.bounds import harm_bound
 from hf_lossy_assist.evaluation.measuring import Answer
 from hf_lossy_assist.evaluation.quality import reference_of, versus
-from hf_lossy_assist.stats.intervals import Estimate, rate, ratio, wilson
+from hf_lossy_assist.stats.intervals import Estimate, harm_bound, rate, ratio, wilson
 from hf_lossy_assist.tasks.answers import Problem
 from hf_lossy_assist.tasks.judging import QATask
 from hf_lossy_assist.tasks.rouge import rouge

@@ -93,12 +93,12 @@ def measure_all(tables: dict[str, PaperTable], chosen: dict[str, PaperTable], ar
     from results_page import page
 
     import hf_lossy_assist as hla
-    from hf_lossy_assist.artifacts.files import json_text, write_text
-    from hf_lossy_assist.artifacts.machine import machine
+    from hf_lossy_assist.artifacts.conditions import describe_machine
+    from hf_lossy_assist.artifacts.files import format_json, write_text
     from hf_lossy_assist.models.identity import versions
 
     args.out.mkdir(parents=True, exist_ok=True)
-    where = {"machine": machine(torch.device("cpu")), "versions": versions()}
+    where = {"machine": describe_machine(torch.device("cpu")), "versions": versions()}
     place = Place(hla.demo.load(), args.out)
     target_page = args.page or (args.out / "results.md" if args.problems else ROOT / "docs" / "results.md")
     with ExitStack() as opened:
@@ -110,7 +110,7 @@ def measure_all(tables: dict[str, PaperTable], chosen: dict[str, PaperTable], ar
                 print(f"[{number}/{len(chosen)}] {table.name}: {table.paper}, {table.where}", file=sys.stderr)
                 found = where | _result(table, place, judge, args) | {"key": key}
                 kept = ("seconds", "date", "note") if known.get("key") == key else ()  # of the measuring
-                write_text(file, json_text(found | {name: known[name] for name in kept}))
+                write_text(file, format_json(found | {name: known[name] for name in kept}))
             results = {
                 name: json.loads(path.read_text(encoding="utf-8"))
                 for name in tables

@@ -1,1 +1,1 @@
-"""What lies on disk or on the Hub: files, heads, profiles, cards."""
+"""Files on disk and on the Hub: heads, profiles, certificates, cards."""

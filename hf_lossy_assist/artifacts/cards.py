@@ -12,7 +12,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..models.identity import ModelIdentity, named_int8, plain_name
-from ..registry import Names, method
+from ..registry import Names, find_method
 from ..validation import visible
 from .head_config import HeadConfig
 
@@ -23,7 +23,7 @@ ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")  # what `base_model` may hold
 
 
 _MADE_HERE = re.compile(r"(?P<text>.*\n)\n<!-- made by hf_lossy_assist (?P<digest>[0-9a-f]{16}) -->\n", re.DOTALL)
-# What begins HTML, a link, an image, code or a table's cell, or ends the text of a line of Python.
+# Characters that begin HTML, a link, an image, code or a table's cell, or end the text of a line of Python.
 _ACTS = re.compile(r"[&<>\"\\`\[\]|]")
 # Where GitHub-style Markdown links by itself: before the mark that makes an address of what stands there. Renderers look for it in the
 # text behind the entities too, so a comment has to stand between.
@@ -33,24 +33,24 @@ _LINKS = re.compile(
 APART = "<!-- -->"
 # Rows of `metrics.thresholds`: the figures of one of these groups, and of `metrics.comparison`.
 ROWS = (("threshold", "recall", "accepted"), ("threshold", "drafted", "accepted"), ("threshold", "eta_tp", "eta_fp"))
-SAID = ("verdict", "warning")  # lines of `training.evidence` about the figures
+REMARKS = ("verdict", "warning")  # lines of `training.evidence` about the figures
 COMPARED = ("auroc", "auroc_train")
 LARGEST = 1e300
 
 
-def escaped(value: Any) -> Any:
-    """A value for a card's text: names and recorded texts, wherever they stand in it, are shown and never act. Also of a
-    mapping, a list or a dataclass, with all that is in it."""
+def escape(value: Any) -> Any:
+    """Escape a value for a card's text, so that names and recorded texts are shown and never act: a text, or a mapping, a list or a
+    dataclass with all texts in it."""
     if isinstance(value, str):
         text = _ACTS.sub(lambda found: f"&#{ord(found[0])};", visible(" ".join(value.split())))
         return _LINKS.sub(APART, text)
     if isinstance(value, Mapping):
-        return {escaped(key): escaped(its) for key, its in value.items()}
+        return {escape(key): escape(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [escaped(its) for its in value]
+        return [escape(entry) for entry in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.replace(
-            value, **{f.name: escaped(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            value, **{f.name: escape(getattr(value, f.name)) for f in dataclasses.fields(value)}
         )
     return value
 
@@ -64,7 +64,7 @@ def write_card(card: ModelCard, file: Path) -> None:
 def save_card(card: ModelCard, folder: Path, goal: Path) -> None:
     """Write a card into `folder`, whose files will take their place in `goal`; a README.md that somebody wrote there stays."""
     there = goal / README
-    if there.is_file() and not _as_written(there.read_text(encoding="utf-8", errors="replace")):
+    if there.is_file() and not _is_unchanged(there.read_text(encoding="utf-8", errors="replace")):
         warnings.warn(
             f"{there} stays as it is, and is not the card of what was saved beside it: delete it and save again to have that",
             stacklevel=3,
@@ -73,8 +73,8 @@ def save_card(card: ModelCard, folder: Path, goal: Path) -> None:
     write_card(card, folder / README)
 
 
-def _as_written(text: str) -> bool:
-    """Whether this is a card of `write_card` that nobody changed."""
+def _is_unchanged(text: str) -> bool:
+    """Return whether this is a card of `write_card` that nobody changed."""
     found = _MADE_HERE.fullmatch(text)
     return found is not None and _digest(found["text"]) == found["digest"]
 
@@ -84,16 +84,16 @@ def _digest(text: str) -> str:
 
 
 def head_card(config: HeadConfig, plots: Sequence[str] = (), **extra: Any) -> ModelCard:
-    """The card of a head. `plots`: names of image files that lie beside it."""
-    config = dataclasses.replace(config, metrics=figures(config.metrics))
-    metrics, training, shown = config.metrics, config.training, escaped(config)
+    """Return the card of a head. `plots`: names of image files that lie beside it."""
+    config = dataclasses.replace(config, metrics=select_metrics(config.metrics))
+    metrics, training, shown = config.metrics, config.training, escape(config)
     found = (
-        method(config.method) if config.method in Names("method") else None
+        find_method(config.method) if config.method in Names("method") else None
     )  # a later version's, or a package's that is not here
     paper, link, recipe = (
         (found.title, f"https://{found.source}", found.make.__name__) if found else (shown.method, "", "")
     )
-    data = _data(
+    data = _make_data(
         [plain_name(m.id) for m in (config.target, config.draft) if m is not None],
         tags=["hf_lossy_assist", "speculative-decoding", "assisted-generation", config.method],
         results=[
@@ -104,48 +104,47 @@ def head_card(config: HeadConfig, plots: Sequence[str] = (), **extra: Any) -> Mo
     )  # fmt: skip
     return ModelCard.from_template(
         data, template_path=str(TEMPLATES / "head.md"), c=shown, paper=paper, link=link, recipe=recipe,
-        target=_loaded(config.target, "TARGET"), draft=_loaded(config.draft, "DRAFT"),
+        target=_format_loading(config.target, "TARGET"), draft=_format_loading(config.draft, "DRAFT"),
         lossless=found is not None and found.guarantee == "lossless",
-        metrics=shown.metrics, training=shown.training, plots=list(plots), decoding=_pairs(shown.decoding), **extra,
+        metrics=shown.metrics, training=shown.training, plots=list(plots), decoding=_format_pairs(shown.decoding), **extra,
     )  # fmt: skip
 
 
-def _loaded(model: ModelIdentity | None, otherwise: str) -> str:
-    """The Python that loads a model as it was used. `otherwise`: its name where none is known."""
+def _format_loading(model: ModelIdentity | None, otherwise: str) -> str:
+    """Return the Python that loads a model as it was used. `otherwise`: the name to show for an unknown model."""
     name = otherwise if model is None else model.id
     plain = plain_name(name)
     precision = ', dtype="float32"' if named_int8(name) else ""
-    loaded = f'AutoModelForCausalLM.from_pretrained("{escaped(plain)}"{precision})'
+    loaded = f'AutoModelForCausalLM.from_pretrained("{escape(plain)}"{precision})'
     for change in re.findall(r":int8|\[:\d+\]", name[len(plain) :]):
         loaded = f"quantised({loaded})" if change == ":int8" else f"hla.early_exit({loaded}, {change[2:-1]})"
     return loaded
 
 
-def figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """What a card shows of `metrics`: the numbers, what is said of them, and the tables whose rows are what the package writes; the rest
-    may be anybody's."""
+def select_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Select what a card shows of `metrics`: numbers, remarks, and the tables whose rows the package writes; the rest may be anybody's."""
     tables = ("thresholds", "comparison")
-    found: dict[str, Any] = {str(k): value for k, value in metrics.items() if _number(value) and k not in tables}
+    found: dict[str, Any] = {str(k): value for k, value in metrics.items() if _is_number(value) and k not in tables}
     rows = metrics.get("thresholds")
-    if rows is not None and any(_table(rows, names) for names in ROWS):
-        found["thresholds"] = [{name: value for name, value in row.items() if _number(value)} for row in rows]
-    found |= {name: metrics[name] for name in SAID if isinstance(metrics.get(name), str)}
+    if rows is not None and any(_is_table(rows, names) for names in ROWS):
+        found["thresholds"] = [{name: value for name, value in row.items() if _is_number(value)} for row in rows]
+    found |= {name: metrics[name] for name in REMARKS if isinstance(metrics.get(name), str)}
     rows = metrics.get("comparison")
-    if rows is not None and _table(rows, COMPARED):
+    if rows is not None and _is_table(rows, COMPARED):
         if all(isinstance(row.get(name), str) for row in rows for name in ("group", "input")):
             found["comparison"] = rows
     return found
 
 
-def _table(rows: Any, names: Sequence[str]) -> bool:
-    """Whether these are rows, each with a number under every one of `names`."""
+def _is_table(rows: Any, names: Sequence[str]) -> bool:
+    """Return whether these are rows, each with a number under every one of `names`."""
     if not isinstance(rows, list | tuple) or not rows:
         return False
-    return all(isinstance(row, Mapping) and all(_number(row.get(name)) for name in names) for row in rows)
+    return all(isinstance(row, Mapping) and all(_is_number(row.get(name)) for name in names) for row in rows)
 
 
-def _number(value: Any) -> bool:
-    """Whether this is a number that a float holds, and a hundred times it."""
+def _is_number(value: Any) -> bool:
+    """Return whether this is a number that a float holds, and a hundred times it."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return -LARGEST <= value <= LARGEST  # NaN is not
@@ -154,10 +153,10 @@ def _number(value: Any) -> bool:
 def policy_card(
     spec: dict[str, Any], lossless: bool, heads: Sequence[Any] = (), measured: Sequence[tuple[str, str]] = ()
 ) -> ModelCard:
-    """The card of a policy in its JSON form `spec`. `measured`: rows (what, figure) for its table of figures."""
-    configs = [dataclasses.replace(head.config, metrics=figures(head.config.metrics)) for head in heads]
+    """Return the card of a policy in its JSON form `spec`. `measured`: rows (what, figure) for its table of figures."""
+    configs = [dataclasses.replace(head.config, metrics=select_metrics(head.config.metrics)) for head in heads]
     models = [plain_name(m.id) for c in configs for m in (c.target, c.draft) if m is not None]
-    data = _data(
+    data = _make_data(
         models,
         tags=["hf_lossy_assist", "speculative-decoding", "assisted-generation"],
         results=[],
@@ -165,21 +164,21 @@ def policy_card(
         measured_on="",
     )
     return ModelCard.from_template(
-        data, template_path=str(TEMPLATES / "policy.md"), lossless=lossless, heads=escaped(configs), measured=escaped(measured),
+        data, template_path=str(TEMPLATES / "policy.md"), lossless=lossless, heads=escape(configs), measured=escape(measured),
         json=json.dumps(spec, indent=2, ensure_ascii=False),
     )  # fmt: skip
 
 
 def drafter_card(target: ModelIdentity, **shown: Any) -> ModelCard:
-    """The card of a trained drafter for `target`; `shown`: what its template asks for."""
+    """Return the card of a trained drafter for `target`; `shown`: what its template asks for."""
     tags = ["hf_lossy_assist", "speculative-decoding", "assisted-generation", "eagle3"]
-    data = _data([plain_name(target.id)], tags=tags, results=[], name="drafter", measured_on="")
+    data = _make_data([plain_name(target.id)], tags=tags, results=[], name="drafter", measured_on="")
     return ModelCard.from_template(
-        data, template_path=str(TEMPLATES / "drafter.md"), target=escaped(target), loaded=_loaded(target, "TARGET"), **escaped(shown)
+        data, template_path=str(TEMPLATES / "drafter.md"), target=escape(target), loaded=_format_loading(target, "TARGET"), **escape(shown)
     )  # fmt: skip
 
 
-def _data(
+def _make_data(
     models: Sequence[str], tags: list[str], results: Sequence[tuple[str, str, Any]], name: str, measured_on: str
 ) -> ModelCardData:
     on_the_hub = sorted({m for m in models if ON_THE_HUB.fullmatch(m)})
@@ -204,5 +203,5 @@ def _data(
     )
 
 
-def _pairs(settings: dict[str, Any]) -> str:
+def _format_pairs(settings: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items()) or "not recorded"

@@ -1,4 +1,4 @@
-"""What a certificate says, and the file that carries it beside a policy."""
+"""Certificates: a bound on what a policy costs, and the file that stores it with the policy."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -7,8 +7,8 @@ from typing import Any
 
 from ..models.identity import ModelIdentity, dtype_of, weights_hash_once
 from ..validation import check_int, check_number, check_positive, shown
-from .files import json_text, write_text
-from .reading import read_object
+from .files import format_json, write_text
+from .json_io import read_object
 
 
 CERTIFICATE = "certificate.json"
@@ -58,11 +58,11 @@ class Certificate:
 
     def write(self, folder: Path) -> None:
         """Write certificate.json."""
-        write_text(folder / CERTIFICATE, json_text(asdict(self)))
+        write_text(folder / CERTIFICATE, format_json(asdict(self)))
 
     @classmethod
     def read(cls, folder: Path) -> "Certificate":
-        """What `write` wrote. Raises: `ValueError`, one line, for other entries, types and what no search finds; `OSError`."""
+        """Read the file that `write` wrote. Raises: `ValueError`, one line, for other entries, types and what no search finds; `OSError`."""
         file = folder / CERTIFICATE
         found, names = read_object(file, "an object, a certificate"), [f.name for f in fields(cls)]
         if sorted(found) != sorted(names):
@@ -76,7 +76,7 @@ class Certificate:
     def doubts(
         self, models: Mapping[str, Any], decoding: Mapping[str, Any], fingerprint: str | None = None
     ) -> list[str]:
-        """What differs from that which the certificate is of; one line each.
+        """Return the differences from the run that the certificate is for, one line each.
 
         Args:
             models: by role; None where there is none. decoding: arguments of `generate`, as many as are known. `max_new_tokens`: of
@@ -145,8 +145,8 @@ class Certificate:
         )
 
 
-def keep(certificate: Certificate | None, folder: Path, goal: Path) -> None:
-    """Write a policy's certificate into `folder`, whose files will take their place in `goal`; what lies there of another policy goes."""
+def write_certificate(certificate: Certificate | None, folder: Path, goal: Path) -> None:
+    """Write a policy's certificate into `folder`, whose files will replace those in `goal`; remove the certificate of another policy there."""
     if certificate is None:
         (goal / CERTIFICATE).unlink(missing_ok=True)
     else:
@@ -172,12 +172,12 @@ def _check(found: Mapping[str, Any]) -> None:
     for name in ("models", "decoding", "versions"):
         if not isinstance(found[name], Mapping):
             raise TypeError(f"{name}: expected an object, got {shown(found[name])}")
-    for role, its in found["models"].items():
-        if not isinstance(its, Mapping):
-            raise TypeError(f"models: {shown(role)}: expected an object, got {shown(its)}")
+    for role, model in found["models"].items():
+        if not isinstance(model, Mapping):
+            raise TypeError(f"models: {shown(role)}: expected an object, got {shown(model)}")
         for name in OF_WEIGHTS:
-            _check_text(f"models: {shown(role)}: {name}", its.get(name))
-        ModelIdentity.from_dict({name: value for name, value in its.items() if name not in OF_WEIGHTS})
+            _check_text(f"models: {shown(role)}: {name}", model.get(name))
+        ModelIdentity.from_dict({name: value for name, value in model.items() if name not in OF_WEIGHTS})
     for name, value in found["decoding"].items():
         if not isinstance(value, bool | int | float):
             raise TypeError(f"decoding: {shown(name)}: expected a number, true or false, got {shown(value)}")

@@ -1,4 +1,4 @@
-"""What a trained head reads: a typed spec, and the hook that captures it. Training and decoding use this same code."""
+"""Specify the hidden state that a trained head reads, and capture it with a hook. Training and decoding use this same code."""
 
 import threading
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ POSITIONS = ("predicting", "token")
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """Which hidden state, (…, H): of which model, at which position, of which layer.
+    """Specify a hidden state, (…, H): the model, the position and the layer.
 
     Args:
         model: "draft", "target", "both" (the draft's numbers, then the target's) or "companion". Of a drafter on the target's states
@@ -49,7 +49,7 @@ class FeatureSpec:
                 )
 
     def reads(self, model: str) -> bool:
-        """Whether the numbers of "draft" or of "target" are among what is read."""
+        """Return whether the numbers of "draft" or of "target" are among what is read."""
         return self.model in (model, "both")
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class FeatureTap:
     def __init__(self, model: Any, spec: FeatureSpec):
         self.spec = spec
         self.value: torch.Tensor | None = None
-        self._module = _module(base_of(model), spec)
+        self._module = _find_module(base_of(model), spec)
         self.listening = True  # False: while somebody else's forward of the model runs
         self._thread: int | None = None
         self._handle: Any = None
@@ -99,15 +99,15 @@ class FeatureTap:
         return self.value
 
     def at(self, columns: torch.Tensor | int) -> torch.Tensor:
-        """Of the latest forward, the features at column `columns` (or at `columns[b]` of row b): (B, H)."""
+        """Return the latest forward's features at column `columns`, or at `columns[b]` of row b: (B, H)."""
         states = self.latest
         if isinstance(columns, int):
             return states[:, columns]
         return states[torch.arange(states.shape[0], device=states.device), columns.to(states.device)]
 
 
-def _module(base: Any, spec: FeatureSpec) -> torch.nn.Module:
-    """The module whose output is the hidden state: the decoder stack itself (its output is normed), or one block; a drafter's network knows its own."""
+def _find_module(base: Any, spec: FeatureSpec) -> torch.nn.Module:
+    """Return the module whose output is the hidden state: the decoder stack itself (its output is normed), or one block; a drafter's network knows its own."""
     if isinstance(base, StatesNetwork):
         return base.state_module(spec.layer, spec.norm)
     decoder = base.get_decoder()

@@ -13,14 +13,14 @@ from typing import Any
 from ..validation import one_line
 
 
-# What a file system says of a disk or a quota that is full, or that fails: Python's line names no file where it happens at a write.
+# Errors of a disk or quota that is full or fails: Python's line names no file when it happens at a write.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 MADE_WITH = ".made-with.json"  # in a folder: with which models it was made on this machine; never shared, and taken from nobody
 
 
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary folder beside `path`; when the block ends without an error, its files take their place in `path`.
+    """Yield a temporary folder beside `path`; when the block ends without an error, its files take their place in `path`.
 
     A new folder comes with one rename. Into an existing one each file is renamed; others there stay.
     """
@@ -30,7 +30,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         os.chmod(made, 0o755)  # mkdtemp makes it private
-        with naming(path):
+        with name_full_disk(path):
             yield made
         if path.exists():
             for file in sorted(p for p in made.rglob("*") if p.is_file()):
@@ -44,8 +44,8 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def readable(what: str, folder: Path) -> Iterator[None]:
-    """For the block that writes files into a temporary `folder` and reads them back, before they replace what can be read.
+def check_readable(what: str, folder: Path) -> Iterator[None]:
+    """Guard the block that writes files into a temporary `folder` and reads them back, before they replace readable ones.
 
     Raises: `ValueError`, one line, where that fails; it names `what` and not the temporary folder.
     """
@@ -54,13 +54,13 @@ def readable(what: str, folder: Path) -> Iterator[None]:
     except RecursionError:
         raise ValueError(f"{what} could not be read back: lists and objects without end inside one another") from None
     except (TypeError, ValueError) as error:
-        said = str(error).replace(f"{folder}{os.sep}", "")
-        raise ValueError(f"{what} could not be read back, so nothing was saved: {one_line(said, 400)}") from None
+        line = str(error).replace(f"{folder}{os.sep}", "")
+        raise ValueError(f"{what} could not be read back, so nothing was saved: {one_line(line, 400)}") from None
 
 
 @contextmanager
-def naming(path: str | Path) -> Iterator[None]:
-    """For a block that writes `path`: the error of a full or failing disk, of which Python does not say where it was met, names it."""
+def name_full_disk(path: str | Path) -> Iterator[None]:
+    """Guard a block that writes `path`: name it in the error of a full or failing disk, which Python reports without a path."""
     try:
         yield
     except Exception as error:  # `datasets` wraps what it meets in an error of its own
@@ -106,8 +106,8 @@ def _check_folder(folder: Path, what: str | Path) -> None:
         raise ValueError(f"{what}: nothing can be written into {folder}: choose another place")
 
 
-def json_text(value: Any) -> str:
-    """`value` as our JSON files have it. `ValueError` or `TypeError` for what JSON does not have, NaN among it."""
+def format_json(value: Any) -> str:
+    """Format `value` as the text of a JSON file. `ValueError` or `TypeError` for values that JSON lacks, such as NaN."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -121,7 +121,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     path = Path(path)
     part = path.with_name(f".{path.name}.part")
     try:
-        with naming(path):
+        with name_full_disk(path):
             part.write_bytes(data)
     except OSError:
         part.unlink(missing_ok=True)  # what a full disk took of it

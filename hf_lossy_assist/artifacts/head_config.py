@@ -1,4 +1,4 @@
-"""What a head's config.json says: what it reads, what it was made for, how it was trained."""
+"""The content of a head's config.json: the state it reads, the models it was made for, how it was trained."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ SHAPES = ("linear", "mlp")
 POLARITIES = ("acceptable", "important")  # what the probability is of: SPRINTER's label, AutoJudge's
 
 
-# What a field that is nothing but kept may be.
+# Types of the fields that are only stored.
 FIELDS: dict[str, tuple[type, str]] = {
     "width": (int, "a whole number"),
     "features": (FeatureSpec, "a FeatureSpec"),
@@ -90,7 +90,7 @@ class HeadConfig:
         return self.hidden_size * (self.width if self.kind == "mlp" and self.width is not None else 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -111,13 +111,13 @@ class HeadConfig:
             for name in ("decoding", "training", "metrics", "versions"):
                 if not isinstance(values.get(name, {}), Mapping):
                     raise TypeError(f"{name}: expected an object, got {shown(values[name])}")
-            return cls(**_moved(values))
+            return cls(**_move_fields(values))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
 
 
-def _moved(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` with the threshold and λ of older versions where they are now."""
+def _move_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Move the threshold and λ of older versions' configs to their present fields."""
     for name, place, entry in MOVED:
         old = dict(values.get(place, {}))
         if values.get(name) is None and entry in old:

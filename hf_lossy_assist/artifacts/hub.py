@@ -25,15 +25,15 @@ AGAIN = "force_download=True, or hf-lossy pull --force-download"  # past the cac
 
 @contextmanager
 def hub_errors(repo: str) -> Iterator[None]:
-    """The Hub client's errors keep their kinds, for callers to tell apart, and become one line each, with a way out."""
+    """Shorten the Hub client's errors to one line each, with a way out; their types stay, for callers to tell apart."""
     try:
         yield
     except UnicodeEncodeError as error:  # of a header, of which the error holds all
         raise ValueError(f"{repo}: the Hub was not asked: {unreached(error)}") from None
     except (OSError, ValueError) as error:
-        said = error.args[0] if error.args else None
-        if isinstance(said, str):
-            error.args = (_line(error, repo, said), *error.args[1:])
+        text = error.args[0] if error.args else None
+        if isinstance(text, str):
+            error.args = (_explain(error, repo, text), *error.args[1:])
         raise
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in HTTP_CLIENTS:
@@ -41,20 +41,20 @@ def hub_errors(repo: str) -> Iterator[None]:
         raise ConnectionError(f"{repo}: the Hub was not reached: {unreached(error)}") from None
 
 
-def _line(error: Exception, repo: str, said: str) -> str:
+def _explain(error: Exception, repo: str, text: str) -> str:
     if isinstance(error, GatedRepoError):  # a kind of the next
         return f"{repo} is gated on the Hub: ask for access on its page there, then pass token=… or set HF_TOKEN"
     if isinstance(error, RepositoryNotFoundError):
         return f"{repo} is not on the Hub, or private and not for this token: check the name, pass token=… or set HF_TOKEN"
     if isinstance(error, RevisionNotFoundError):
         return f"{repo} on the Hub has no such revision: check the branch, tag or commit after @ or in revision=…"
-    return one_line(said, 1000)
+    return one_line(text, 1000)
 
 
 def fetch(
     source: str, names: Sequence[str], *, revision: str | None = None, subfolder: str = "", **kwargs: Any
 ) -> list[Path]:
-    """The local paths of the files `names` of `source`: a folder, or a model repository on the Hub.
+    """Return the local paths of the files `names` of `source`: a folder, or a model repository on the Hub.
 
     `org/name@revision` pins a revision as `revision=` does. Keyword arguments: `token`, `cache_dir`, `local_files_only`,
     `force_download`. Raises: `ValueError` where a file is missing; `huggingface_hub`'s errors for the repository itself.
@@ -95,8 +95,8 @@ def fetch(
         ) from None
 
 
-def holds(source: str, name: str, **kwargs: Any) -> bool:
-    """Whether a folder, or a repository on the Hub, has the file `name`; keyword arguments as for `fetch`."""
+def has_file(source: str, name: str, **kwargs: Any) -> bool:
+    """Return whether a folder, or a repository on the Hub, has the file `name`; keyword arguments as for `fetch`."""
     if os.path.isdir(source):
         return Path(source, name).is_file()
     try:

@@ -45,11 +45,11 @@ class Bins:
             )
 
     def of_s(self, s: torch.Tensor) -> torch.Tensor:
-        """The cell of S of each position, int64."""
+        """Return the cell of S of each position, int64."""
         return torch.bucketize(s, self._edges(s.device)[0], right=True)
 
     def of_a(self, s_cell: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-        """The cell of A, int64: `a` (…, N) of positions whose cell of S is `s_cell` (…)."""
+        """Return the cell of A, int64: `a` (…, N) of positions whose cell of S is `s_cell` (…)."""
         edges = self._edges(a.device)[1][s_cell]  # (…, L − 1)
         return torch.searchsorted(edges, a.contiguous(), right=True)
 
@@ -111,7 +111,7 @@ class Latency:
             )
 
     def of(self, batch: int, gamma: int) -> np.ndarray:
-        """Seconds of a round of `batch` rows that drafts and then verifies 0, 1, … `batch`·`gamma` tokens, float64.
+        """Return the seconds of a round of `batch` rows that drafts and then verifies 0, 1, … `batch`·`gamma` tokens, float64.
 
         Between measured batch sizes on the line through both; beyond them as at the nearest, in proportion to the rows.
         """
@@ -122,7 +122,7 @@ class Latency:
         return self._between(batch, curves + (self.companion + gamma * self.step)[:, None])
 
     def unobserved(self, batch: int, gamma: int) -> float:
-        """Seconds of a round that asks no companion and verifies all of its γ tokens a row."""
+        """Return the seconds of a round that asks no companion and verifies all of its γ tokens a row."""
         return float(self.of(batch, gamma)[-1] - self._between(batch, self.companion))
 
     def _between(self, batch: int, values: np.ndarray) -> np.ndarray:

@@ -193,7 +193,7 @@ def _recorded(method: str, mix: float | None) -> dict[str, Any]:
     """The settings in which the methods' data differ: whose state is kept, and what the rows go on from."""
     from ..artifacts.features import FeatureSpec
 
-    kind = registry.method(method).head_kind
+    kind = registry.find_method(method).head_kind
     assert kind is not None and kind.position is not None, "the entries of METHODS name both"
     return (
         {}

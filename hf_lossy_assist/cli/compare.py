@@ -225,9 +225,10 @@ def _policies(given: str, gamma: int, demo_models: bool) -> dict[str, Any]:
 
     Strict acceptance drafts as many tokens as Transformers' arm does. On the demo's models a method's bare name takes the demo's head.
     """
-    from ..policy.forms import of_name
+    from ..policy.parse import make_named_policy as of_name
     from ..policy.short_form import split_policies
-    from ..registry import Names, method
+    from ..registry import Names
+    from ..registry import find_method as method
 
     constant = hla.Constant(gamma)
     found: dict[str, Any] = {}

@@ -73,7 +73,7 @@ def read_drafter(given: str | None, policy: str, model: str | None, assistant: s
 
     Raises: one line where it does not fit the rest.
     """
-    from ..artifacts.reading import parse
+    from ..artifacts.json_io import parse_json as parse
     from ..drafters.base import as_drafter
 
     drafter: hla.Drafter | None = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..artifacts.files import check_new
-from ..artifacts.reading import read_object
+from ..artifacts.json_io import read_object
 from ..terminal import console, show, table
 from .drafters import Drafter, check_draft, load_made
 from .made_with import MadeWith, Source, models_from, remember

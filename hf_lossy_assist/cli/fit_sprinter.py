@@ -32,7 +32,7 @@ def fit_sprinter(
     needs("train", "datasets", "sklearn", "matplotlib")
     from ..methods.sprinter.fit import fit_sprinter as run
     from ..methods.sprinter.train import FitSettings
-    from ..training.evidence import share
+    from ..training.head_quality import format_share as share
 
     fitted, reports = run(
         data, out, lam or (), FitSettings(kind=head, balance=balance, seed=seed, **width_of(head, width))

@@ -15,7 +15,7 @@ from ..terminal import console
 
 
 if TYPE_CHECKING:
-    from ..stats.report import SpeculationStats
+    from ..stats.speculation import SpeculationStats
 
 COLOURS = ("green", "magenta", "bold yellow", "cyan")  # of stats.report.SOURCES
 
@@ -93,7 +93,7 @@ def show_outputs(outputs: list[Output], tokenizer: Any, problems: list[Any], str
 
 def show_report(written: Written, policy: str) -> None:
     """Statistics of all texts, and the speed."""
-    from ..stats.row import SOURCES
+    from ..stats.speculation import SOURCES
 
     screen = console(highlight=False)
     if written.stats is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..artifacts.files import MADE_WITH, write_text
-from ..artifacts.reading import read_object
+from ..artifacts.json_io import read_object
 from ..terminal import show
 from ..validation import one_line, shown
 
@@ -129,8 +129,8 @@ def models_from(
 
 def parts_in(policy: Any) -> Iterator[Any]:
     """The heads and profiles of a policy, however deep they are in it."""
-    from ..artifacts.heads import Head
-    from ..artifacts.profile import Profile
+    from ..artifacts.head import Head
+    from ..artifacts.sv_profile import Profile
 
     if isinstance(policy, Head | Profile):
         yield policy
@@ -159,7 +159,7 @@ def folder_of(policy: str) -> list[Source]:
 
 def remark_on(parts: Iterable[Any], do_sample: bool) -> None:
     """Say of each head that was trained on another kind of decoding than this run's that it was."""
-    from ..artifacts.heads import Head
+    from ..artifacts.head import Head
 
     here, there = ("sampling", "greedy decoding") if do_sample else ("greedy decoding", "sampling")
     for head in {part.source: part for part in parts if isinstance(part, Head)}.values():

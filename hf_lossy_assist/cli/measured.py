@@ -131,9 +131,9 @@ def facts_of(
     problems: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """What a run is of, for its record: a run is gone on with where all of it is the same."""
-    from ..artifacts.machine import machine
+    from ..artifacts.conditions import describe_machine as machine
     from ..models.identity import ModelIdentity, dtype_of, versions, weights_hash
-    from ..policy.fingerprint import fingerprint
+    from ..policy.policy import compute_fingerprint as fingerprint
 
     return {
         "target": ModelIdentity.of(target).to_dict(),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..artifacts.reading import read_object
+from ..artifacts.json_io import read_object
 from ..terminal import show
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int, check_number
 from .drafters import Drafter, check_draft, load_made

@@ -6,8 +6,10 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from ..policy.catalog import Line, catalog
-from ..registry import KINDS, REQUIRED, entry
+from ..registry import KINDS, REQUIRED
+from ..registry import find_entry as entry
+from ..registry.registry import CatalogEntry as Line
+from ..registry.registry import build_catalog as catalog
 from ..terminal import console, show, show_json
 from ..validation import nearest
 from .options import AsJson

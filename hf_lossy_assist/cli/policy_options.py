@@ -7,7 +7,9 @@ from typing import Any
 
 import hf_lossy_assist as hla
 
-from ..registry import Method, Names, entries, method
+from ..registry import Method, Names
+from ..registry import find_method as method
+from ..registry import list_entries as entries
 from ..validation import LONGEST_DRAFT, check_int
 from .made_with import parts_in
 from .options import TARGET, load_companion
@@ -57,7 +59,7 @@ class PolicyOptions:
         return lambda *models: self._finished(policy), [*parts_in(policy)]
 
     def _of_method(self, found: Method, demo_models: bool) -> tuple[Finish, list[Any]]:
-        from ..policy.forms import of_name
+        from ..policy.parse import make_named_policy as of_name
 
         for need in found.needs:
             if getattr(self, need) is None and not demo_models:

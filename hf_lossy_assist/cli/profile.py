@@ -98,7 +98,7 @@ def profile(
     sizes = batch_sizes(batch_size)
     check_int("--sample-batch-size", sample_batch_size, 1, MOST_ROWS)
     check_new(out, "profile again")  # before models are loaded
-    from ..artifacts.profile import LONGEST_PROFILED
+    from ..artifacts.sv_profile import LONGEST_PROFILED
     from ..methods.sv.instrument import ProfileSettings
     from ..methods.sv.profiling import profile as run
 

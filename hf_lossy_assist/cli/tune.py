@@ -104,7 +104,7 @@ def tune(
     )  # fmt: skip
     check_decoding(decoding)
     check_out(out, resume)
-    from ..artifacts.sampling_settings import shaping_at
+    from ..artifacts.conditions import read_shaping as shaping_at
     from ..evaluation.arms import make_arms
     from ..evaluation.ladders import field_of
     from ..evaluation.store import Folder, Memory

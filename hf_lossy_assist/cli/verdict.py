@@ -6,7 +6,7 @@ from ..terminal import show
 
 
 if TYPE_CHECKING:
-    from ..training.evidence import Evidence
+    from ..training.head_quality import Evidence
 
 
 def show_verdict(evidence: "Evidence", command: str, what: str = "how fast it is") -> None:

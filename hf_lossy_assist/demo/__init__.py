@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..artifacts.heads import Head
-from ..artifacts.profile import Profile
+from ..artifacts.head import Head
+from ..artifacts.sv_profile import Profile
 from ..drafters.eagle3 import Eagle3Drafter
 from ..drafters.loading import load_drafter
 from ..models.loading import load_model, load_tokenizer

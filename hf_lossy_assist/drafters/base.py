@@ -15,7 +15,7 @@ from ..batch.processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.cached import CachedModel, NotJoined
-from ..registry import entry, set_base
+from ..registry import find_entry, set_base
 from ..round import Draft, Verified
 from ..stats.clock import Clock
 from ..stops import StopRun
@@ -83,7 +83,10 @@ def as_drafter(given: Any) -> Drafter | None:
         raise TypeError(
             f"drafter: expected a drafter such as SuffixDrafter(), its name, or a dict with its name, got {shown(given)}"
         )
-    found, settings = entry("drafter", given["name"], "drafter: "), {k: v for k, v in given.items() if k != "name"}
+    found, settings = (
+        find_entry("drafter", given["name"], "drafter: "),
+        {k: v for k, v in given.items() if k != "name"},
+    )
     what = f"drafter {found.name}"
     unknown = [str(name) for name in settings if name not in found.parameters]
     if unknown:

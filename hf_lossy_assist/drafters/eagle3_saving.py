@@ -6,7 +6,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from ..artifacts.files import json_text, new_folder, readable, write_bytes
+from ..artifacts.files import check_readable, format_json, new_folder, write_bytes
 from ..models.eagle3 import Eagle3Config
 from ..models.identity import ModelIdentity
 from ..models.inspect import base_of
@@ -77,7 +77,7 @@ def save_drafter(drafter: Eagle3Drafter, folder: str | Path, target: Any = None,
             },
         },
     }  # fmt: skip
-    with new_folder(folder) as made, readable("this drafter", made):
-        (made / CONFIG).write_text(json_text(spec), encoding="utf-8")
+    with new_folder(folder) as made, check_readable("this drafter", made):
+        (made / CONFIG).write_text(format_json(spec), encoding="utf-8")
         write_bytes(made / WEIGHTS, safetensors.torch.save(weights))  # `save_file` raises its own error on a full disk
         load_drafter(made)

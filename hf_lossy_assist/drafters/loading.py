@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.hub import fetch
-from ..artifacts.reading import read_json
+from ..artifacts.json_io import read_json
 from ..validation import check_flag, shown
 from . import dflash_files, eagle1_files, eagle3_files
 from .dflash import DFlashDrafter

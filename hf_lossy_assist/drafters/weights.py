@@ -9,8 +9,8 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from ..artifacts.hub import AGAIN, fetch, holds
-from ..artifacts.reading import read_object
+from ..artifacts.hub import AGAIN, fetch, has_file
+from ..artifacts.json_io import read_object
 from ..validation import check_int, listed, one_line, shown
 
 
@@ -57,12 +57,12 @@ def unloaded(make: Callable[[], Network], rotary: Callable[[], Any], where: str)
 
 def read_weights(source: str, pickle: bool, **kwargs: Any) -> tuple[dict[str, torch.Tensor], str]:
     """The tensors of a folder or repository, and the name of their file. Raises: `ValueError`, one line."""
-    if holds(source, WEIGHTS, **kwargs):
+    if has_file(source, WEIGHTS, **kwargs):
         file = fetch(source, [WEIGHTS], **kwargs)[0]
         return _read(file), str(file)
-    if holds(source, INDEX, **kwargs):
+    if has_file(source, INDEX, **kwargs):
         return _read_shards(source, fetch(source, [INDEX], **kwargs)[0], **kwargs)
-    if not holds(source, PICKLE, **kwargs):
+    if not has_file(source, PICKLE, **kwargs):
         raise ValueError(f"{source} has neither {WEIGHTS} nor {INDEX} nor {PICKLE}: there are no weights to load")
     if not pickle:
         raise ValueError(

@@ -7,8 +7,7 @@ import torch
 
 from ..batch.soundness import refuse_unsound, sound
 from ..round import Verdict, Verified
-from ..stats.report import SpeculationStats
-from ..stats.row import Record
+from ..stats.speculation import Record, SpeculationStats
 from .call import Call
 
 

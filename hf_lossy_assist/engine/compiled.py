@@ -14,7 +14,7 @@ from ..filters import VerifyAll
 from ..models.compilation import FAILURES, compiled_once, failure, graphs_made
 from ..models.static import Block, StaticRowModel
 from ..round import BEHIND_THE_DRAFT
-from ..stats.report import SpeculationStats
+from ..stats.speculation import SpeculationStats
 from ..stops import StopRun
 from .call import Call
 from .commit import MODELS, write_down

@@ -14,8 +14,7 @@ from ..models.static import StaticRowModel
 from ..round import Draft, Selection, Verified
 from ..rules import accept
 from ..stats.clock import Clock
-from ..stats.report import SpeculationStats
-from ..stats.row import RowStats
+from ..stats.speculation import RowStats, SpeculationStats
 from ..stops import DraftStop
 from ..stops.fallback import Fallback
 from ..validation import check_int, shown

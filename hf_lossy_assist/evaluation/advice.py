@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..policy.short_form import FALLBACK, is_short_form, part_names
+from ..policy.short_form import FALLBACK, is_short_form, list_parts
 from ..stats.intervals import FEWEST, Estimate
 from .arms import COMPILED, STATIC
 from .figures import Figures
@@ -65,7 +65,7 @@ def _falls_back(its: Figures) -> bool:
     """Whether an arm stops drafting where that does not pay: it shows what the target does, not what drafting does."""
     name = its.arm.removesuffix(COMPILED)
     if is_short_form(name):
-        return any(part == FALLBACK for part, _ in part_names(name))
+        return any(part == FALLBACK for part, _ in list_parts(name))
     return name.endswith(FALLBACK) or f'"{FALLBACK}"' in name  # a stop by its name, or a policy's JSON form
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..artifacts.certificate import Certificate
-from ..policy.fingerprint import fingerprint
-from ..policy.short_form import without_paths
+from ..policy.policy import compute_fingerprint
+from ..policy.short_form import strip_paths
 from .arms import TARGET
 from .ladders import Field
 from .tuning import Search, Tuned
@@ -28,8 +28,8 @@ def certificate_of(
         for role, dtype in (("target", "dtype"), ("draft", "draft_dtype"))
     }
     return Certificate(
-        policy=without_paths(best.step.name),
-        fingerprint=fingerprint(field.policies[best.step.name]),
+        policy=strip_paths(best.step.name),
+        fingerprint=compute_fingerprint(field.policies[best.step.name]),
         task=facts["source"],
         problems=best.tried.problems,
         right=target.right or 0,

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .bounds import gain_bound, harm_bound, net_bound
+from ..stats.intervals import gain_bound, harm_bound, net_bound
 
 
 DOUBT = 0.1  # a setting is not a candidate where its harm on the first problems is above the limit at this level

@@ -13,9 +13,9 @@ import torch
 from ..generation.enable import enable
 from ..generation.many import generate_many
 from ..models.texts import continuation
-from ..policy.forms import as_policy
+from ..policy.parse import as_policy
 from ..stats.clock import wait_for
-from ..stats.report import SpeculationStats
+from ..stats.speculation import SpeculationStats
 from ..terminal import Bar
 from ..validation import one_line
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..artifacts.head import CONFIG, Head
 from ..artifacts.head_config import HeadConfig
-from ..artifacts.heads import CONFIG, Head
 from ..stats.intervals import Estimate
-from ..training.curves import CURVES, Curves
+from ..training.head_quality import CURVES, Curves
 from ..validation import check_number
 from .page import Section, Table
 
@@ -75,7 +75,7 @@ def read_head(folder: Path) -> FoundHead:
 
 def section_of(found: FoundHead) -> Section:
     """Make its part of the report."""
-    from ..training.plots import as_data_uri, draw_reliability, draw_roc
+    from ..training.charts import draw_reliability, draw_roc, encode_as_uri
 
     notes = list(found.said())
     if found.curves is None:
@@ -92,7 +92,7 @@ def section_of(found: FoundHead) -> Section:
         [(its.mean, its.share.value, its.tokens) for its in bins], f"share that is {label}", "Reliability",
         [(its.share.low or 0.0, its.share.high or 1.0) for its in bins],
     )  # fmt: skip
-    charts = [(as_data_uri(roc), f"ROC: {found.separates()}"), (as_data_uri(reliability), f"Reliability; {AS_IF}")]
+    charts = [(encode_as_uri(roc), f"ROC: {found.separates()}"), (encode_as_uri(reliability), f"Reliability; {AS_IF}")]
     heads, rows = cells(found.curves, label)
     return Section(
         found.name, [found.about(), found.separates()], notes, [Table(f"Reliability; {AS_IF}", heads, rows, charts)]

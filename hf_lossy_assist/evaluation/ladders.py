@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..policy.forms import as_policy
+from ..policy.parse import as_policy
 from ..policy.policy import LossyPolicy
-from ..policy.short_form import is_short_form, part_names, with_parameter
-from ..registry import Entry, Kind, Names, entry
+from ..policy.short_form import add_parameter, is_short_form, list_parts
+from ..registry import Entry, Kind, Names, find_entry
 from .choosing import Step
 
 
@@ -48,18 +48,18 @@ def expanded(text: str) -> list[str]:
     """The settings that a text stands for, from strict to lax; the text itself where it names no ladder."""
     if not (is_short_form(text) or text in Names("rule") or text in Names("method")):
         return [text]
-    for name, given in part_names(text):
+    for name, given in list_parts(text):
         found = _with_ladder(name)
         if found is not None and found.ladder is not None and found.ladder[0] not in given:
             parameter, values = found.ladder
-            return [with_parameter(text, name, parameter, value) for value in values]
+            return [add_parameter(text, name, parameter, value) for value in values]
     return [text]
 
 
 def _with_ladder(name: str) -> Entry | None:
     for kind in KINDS:
         if name in Names(kind):
-            found = entry(kind, name)
+            found = find_entry(kind, name)
             if found.ladder is not None:
                 return found
     return None
@@ -67,5 +67,5 @@ def _with_ladder(name: str) -> Entry | None:
 
 def _ladder_of(name: str) -> str:
     """Single settings of one rule, in the order in which they were given, are a ladder as well."""
-    names = [part for part, _ in part_names(name)] if is_short_form(name) else [name]
+    names = [part for part, _ in list_parts(name)] if is_short_form(name) else [name]
     return next((part for part in names if _with_ladder(part) is not None), name)

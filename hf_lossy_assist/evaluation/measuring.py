@@ -50,7 +50,7 @@ class Answer:
         first_token: seconds until the first new token; None in batches.
         target_calls: of the row's rounds; None where nothing counts them.
         accept_lengths: tokens of each round, the target's own included, as Spec-Bench counts them.
-        sources: of each token, an index into `stats.row.SOURCES`; pieces: its text. Of policies alone.
+        sources: of each token, an index into `stats.speculation.SOURCES`; pieces: its text. Of policies alone.
         right: whether the task calls the answer right; None where it does not know.
     """
 

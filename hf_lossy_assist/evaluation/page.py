@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-from ..artifacts.cards import escaped
-from ..stats.row import SOURCES
+from ..artifacts.cards import escape
+from ..stats.speculation import SOURCES
 
 
 NONE = "–"  # a cell without a figure
@@ -66,9 +66,9 @@ def markdown(title: str, sections: Sequence[Section]) -> str:
     """Write the same without charts and texts."""
     parts = [f"# {title}"]
     for section in sections:
-        parts += [f"## {escaped(section.title)}", *(escaped(line) for line in section.about)]
-        parts += [f"**{escaped(line)}**" for line in section.notes]
+        parts += [f"## {escape(section.title)}", *(escape(line) for line in section.about)]
+        parts += [f"**{escape(line)}**" for line in section.notes]
         for table in section.tables:
-            lines = [table.heads, ["---"] * len(table.heads), *escaped(table.rows)]
+            lines = [table.heads, ["---"] * len(table.heads), *escape(table.rows)]
             parts += [f"{table.title}:", "\n".join("| " + " | ".join(row) + " |" for row in lines)]
     return "\n\n".join(parts) + "\n"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.reading import lines, read_object
-from ..policy.short_form import without_paths
+from ..artifacts.json_io import read_lines, read_object
+from ..policy.short_form import strip_paths
 from ..terminal import digits
-from ..training.jobs import key_of, unsealed
+from ..training.resumable import compute_key, open_sealed_line
 from ..validation import one_line
 from .figures import Figures, figures
 from .heads import FoundHead, is_head, read_head, section_of
@@ -72,11 +72,11 @@ def read_run(folder: Path) -> Found:
                 f"{folder} holds no {name}: expected a folder that hf-lossy compare or tune wrote with --out, or a head's"
             )
     record = read_object(folder / RECORD, "an object, the record of a run")
-    key, answers = key_of(folder / RECORD), []
+    key, answers = compute_key(folder / RECORD), []
     with _of_this_version(folder):
         with open(folder / ANSWERS, "rb") as file:
-            for where, line in lines(file, str(folder / ANSWERS)):
-                answers.append(Answer.from_dict(unsealed(line, where, key)))
+            for where, line in read_lines(file, str(folder / ANSWERS)):
+                answers.append(Answer.from_dict(open_sealed_line(line, where, key)))
         arms = [_Arm(name, its["kind"], its["lossless"]) for name, its in record["arms"].items()]
         found = Found(folder.name, record, _parts(answers, arms, record.get("first", 0)))
         _about(found), _advice(found)  # what they ask for is there
@@ -117,12 +117,12 @@ def title_of(found: Sequence[Found | FoundHead]) -> str:
 
 
 def _section(its: Found) -> Section:
-    from ..training.plots import as_data_uri, draw_speed_and_quality
+    from ..training.charts import draw_speed_and_quality, encode_as_uri
 
     tables = []
     for part, size, here in _tables(its):
         about = f"batch size {size}, {here[0].prompts} prompts{part.title}"
-        chart = as_data_uri(draw_speed_and_quality(*_points(here)))
+        chart = encode_as_uri(draw_speed_and_quality(*_points(here)))
         tables.append(Table(about, *cells(here, its.rounds), [(chart, f"{about}: speed and {_points(here)[1]}")]))
         if positions := by_position(part.answers, size):
             tables.append(Table(f"{about}: {POSITIONS}", *positions))
@@ -142,7 +142,7 @@ def cells(here: Sequence[Figures], rounds: bool) -> tuple[list[str], list[list[s
     rows = []
     for its in here:
         rows.append([
-            without_paths(its.arm), _with(its.tokens_per_second, f".{digits(its.tokens_per_second.value)}f"), _with(its.of_target, ".2f"),
+            strip_paths(its.arm), _with(its.tokens_per_second, f".{digits(its.tokens_per_second.value)}f"), _with(its.of_target, ".2f"),
             NONE if its.of_assisted is None else f"{its.of_assisted.value:.2f}", _or(its.tokens_per_target_call, ".2f"),
             _or(its.acceptance, ".0%"), its.guarantee(rounds), _or(its.lossy, ".1%"), _or(its.unchecked, ".1%"), f"{its.equal}/{its.prompts}",
             NONE if its.accuracy is None else f"{its.right}/{its.judged}, {_with(its.accuracy, '.0%')}",
@@ -162,7 +162,7 @@ def by_position(answers: Sequence[Answer], size: int) -> tuple[list[str], list[l
     heads = ["", "rounds", *map(str, range(1, longest + 1))]
     rows = [
         [
-            without_paths(arm),
+            strip_paths(arm),
             str(len(kept)),
             *(f"{sum(n >= place for n in kept) / len(kept):.0%}" for place in range(1, longest + 1)),
         ]
@@ -176,7 +176,7 @@ def _points(here: Sequence[Figures]) -> tuple[list[tuple[str, float, float, tupl
     found = []
     for its in here:
         share, low, high = its.accuracy or (its.equal / its.prompts, None, None)
-        name = without_paths(its.arm) + ("" if its.lossless else " (lossy)")
+        name = strip_paths(its.arm) + ("" if its.lossless else " (lossy)")
         interval = None if low is None or high is None else (low, high)
         found.append((name, its.tokens_per_second.value, share, interval))
     return found, "right answers" if here[0].accuracy else "texts equal to the target's"
@@ -190,7 +190,7 @@ def _texts(its: Found) -> list[tuple[str, list[Text]]]:
     for answer in found:
         if answer.batch_size == smallest:
             verdict = "" if answer.right is None else ", right" if answer.right else ", wrong"
-            title = f"prompt {answer.prompt + 1}, {without_paths(answer.arm)}{verdict}"
+            title = f"prompt {answer.prompt + 1}, {strip_paths(answer.arm)}{verdict}"
             by[answer.prompt].append(text_of(title, answer.pieces, answer.sources))
     return [(f"prompt {prompt + 1}", by[prompt]) for prompt in sorted(by)]
 

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.files import json_text, naming, write_text
-from ..artifacts.reading import lines
-from ..training.jobs import folders, key_of, prepare, read_record, sealed_line, unsealed
-from ..training.locks import Lock
-from ..training.processes import ALONE, Processes
+from ..artifacts.files import format_json, name_full_disk, write_text
+from ..artifacts.json_io import read_lines
+from ..training.processes import ALONE, Lock, Processes
+from ..training.resumable import compute_key, folders, open_sealed_line, prepare, read_record, seal_line
 from .figures import Figures
 from .measuring import Answer
 
@@ -65,7 +64,7 @@ class Folder(Memory):
         processes.on_first(self._lock.acquire)
         try:
             processes.on_first(lambda: prepare(self.out, self.part, facts, resume, RECORD))
-            self._file, self._key = self.part / BATCHES.format(processes.rank or ""), key_of(self.part / RECORD)
+            self._file, self._key = self.part / BATCHES.format(processes.rank or ""), compute_key(self.part / RECORD)
             for file in sorted(self.part.glob(BATCHES.format("*"))):
                 self._read(file)
         except BaseException:
@@ -80,20 +79,20 @@ class Folder(Memory):
     def add(self, batch_size: int, unit: int, answers: Sequence[Answer]) -> None:
         super().add(batch_size, unit, answers)
         line = {"batch_size": batch_size, "unit": unit, "answers": [answer.to_dict() for answer in answers]}
-        with naming(self._file), open(self._file, "a", encoding="utf-8") as file:
-            file.write(sealed_line(line, self._key))
+        with name_full_disk(self._file), open(self._file, "a", encoding="utf-8") as file:
+            file.write(seal_line(line, self._key))
             file.flush()
             os.fsync(file.fileno())
 
     def _read(self, path: Path) -> None:
         whole = 0  # bytes of whole lines: a run that was killed leaves a torn one
         with open(path, "rb") as file:
-            for where, line in lines(file, str(path), LONGEST):
+            for where, line in read_lines(file, str(path), LONGEST):
                 file.seek(-1, os.SEEK_CUR)
                 if file.read(1) != b"\n":
                     break
                 whole = file.tell()
-                batch = unsealed(line, where, self._key)
+                batch = open_sealed_line(line, where, self._key)
                 if self.has(batch["batch_size"], batch["unit"]):  # answers that count twice would narrow every bound
                     raise ValueError(f"{where}: the batch stands here twice: delete {self.part} and start again")
                 self.take(batch["batch_size"], batch["unit"], [Answer.from_dict(its) for its in batch["answers"]])
@@ -107,9 +106,9 @@ class Folder(Memory):
         """
         ordered = sorted(self.answers, key=lambda a: (a.batch_size, a.arm, a.prompt))
         try:
-            write_text(self.part / ANSWERS, "".join(sealed_line(answer.to_dict(), self._key) for answer in ordered))
+            write_text(self.part / ANSWERS, "".join(seal_line(answer.to_dict(), self._key) for answer in ordered))
             write_text(self.part / SUMMARY, as_csv(found, trial))
-            write_text(self.part / RECORD, json_text(read_record(self.part / RECORD) | {"found": more}))
+            write_text(self.part / RECORD, format_json(read_record(self.part / RECORD) | {"found": more}))
             os.rename(self.part, self.out)
         finally:
             self.release()

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..policy.policy import LossyPolicy
-from ..stats.intervals import FEWEST
+from ..stats.intervals import FEWEST, harm_bound, harms_allowed, problems_needed
 from ..tasks.answers import AnswerTask, Problem
 from .arms import TARGET, Arm, make_arms
-from .bounds import harm_bound, harms_allowed, problems_needed
 from .choosing import Tried, Verdict, candidates, fastest, verdicts
 from .comparing import Batches, Comparison, Tell, compare
 from .figures import Figures, gain_over

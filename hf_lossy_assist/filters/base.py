@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..registry import SharedByCopies, register_filter, set_base
+from ..registry import NoDeepCopy, register_filter, set_base
 from ..round import Draft, Selection
 from ..rules.accepting import Randomness
 
 
 @dataclass(frozen=True)
-class VerifyFilter(SharedByCopies):
+class VerifyFilter(NoDeepCopy):
     """Decides after drafting and before the target runs. `VerifyAll` is the neutral one."""
 
     lossless: ClassVar[bool] = True

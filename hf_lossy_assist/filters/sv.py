@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..artifacts.profile import Profile
+from ..artifacts.sv_profile import Profile
 from ..models.inspect import base_of
 from ..registry import register_filter
 from ..round import Draft, Selection

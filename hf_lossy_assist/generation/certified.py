@@ -3,9 +3,8 @@
 import warnings
 from typing import Any
 
-from ..artifacts.sampling_settings import decoding_at, shaping_at
-from ..policy.fingerprint import fingerprint
-from ..policy.policy import LossyPolicy
+from ..artifacts.conditions import read_sampling, read_shaping
+from ..policy.policy import LossyPolicy, compute_fingerprint
 from ..validation import listed
 
 
@@ -16,8 +15,8 @@ def warn_of_doubts(policy: LossyPolicy, models: dict[str, Any], config: Any, new
     """Say once what differs from the policy, the models and the decoding of the certificate. `new_tokens`: most of this call."""
     if policy.certificate is None:
         return
-    decoding = decoding_at(config) | shaping_at(config, bool(config.do_sample)) | {"max_new_tokens": new_tokens}
-    found = policy.certificate.doubts(models, decoding, fingerprint(policy))
+    decoding = read_sampling(config) | read_shaping(config, bool(config.do_sample)) | {"max_new_tokens": new_tokens}
+    found = policy.certificate.doubts(models, decoding, compute_fingerprint(policy))
     if found and tuple(found) not in _said:
         _said.add(tuple(found))
         warnings.warn(

@@ -20,7 +20,7 @@ from ..models.cache_name import passed_as
 from ..models.in_step import Steps
 from ..models.inspect import base_of
 from ..models.led import Ranks
-from ..policy.forms import as_policy
+from ..policy.parse import as_policy
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, shown
 from .asked import settings_in

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from ..stats.clock import Clock
-from ..stats.estimate import alone_in_flight
-from ..stats.report import SpeculationStats
+from ..stats.clock import Clock, estimate_in_flight
+from ..stats.speculation import SpeculationStats
 
 
 LATEST = 4096  # forwards that the estimate of the target alone looks at
@@ -52,7 +51,7 @@ class Ended:
         together = self.together
         if together is not None:
             seconds = self.clock.seconds()
-            alone = alone_in_flight(self.clock.reads, together.rows[0].num_new_tokens, seconds.get("prefill", 0.0))
+            alone = estimate_in_flight(self.clock.reads, together.rows[0].num_new_tokens, seconds.get("prefill", 0.0))
             together = replace(together, forwards=dict(self.clock.forwards), seconds=seconds, alone=alone)
         return _summed(together, self.apart)
 

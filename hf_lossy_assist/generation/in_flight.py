@@ -15,8 +15,7 @@ from ..engine.loop import decode, open_round, run_stages
 from ..models.cached import NotJoined
 from ..models.inspect import device_of
 from ..stats.clock import Clock
-from ..stats.report import SpeculationStats
-from ..stats.row import RowStats
+from ..stats.speculation import RowStats, SpeculationStats
 from ..stops.fallback import Fallback
 from ..validation import one_line
 from .ended import Ended, Result

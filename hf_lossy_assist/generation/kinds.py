@@ -4,9 +4,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from ..artifacts.heads import Head
-from ..artifacts.profile import Profile
-from ..artifacts.sampling_settings import decoding_at
+from ..artifacts.conditions import read_sampling
+from ..artifacts.head import Head
+from ..artifacts.sv_profile import Profile
 from ..drafters.base import Drafter
 from ..policy.policy import LossyPolicy
 
@@ -19,7 +19,7 @@ def kind_of(policy: LossyPolicy, drafter: Drafter | None, config: Any, *where: A
     Args:
         drafter: what drafts in place of the assistant alone. config: the call's `GenerationConfig`. where: device, precision and the like.
     """
-    decoding = tuple((name, round(value, 1)) for name, value in decoding_at(config).items())
+    decoding = tuple((name, round(value, 1)) for name, value in read_sampling(config).items())
     return (
         tuple(_settings_of(part) for part in (policy.rule, policy.filter, drafter)),
         decoding,

@@ -7,8 +7,8 @@ from typing import Any
 from ..drafters.base import apart
 from ..models.cache_name import CACHE_NAMES
 from ..models.inspect import base_of
-from ..policy.forms import as_policy
-from ..stats.report import SpeculationStats
+from ..policy.parse import as_policy
+from ..stats.speculation import SpeculationStats
 from ..validation import MOST_ROWS, check_int, shown
 from .ended import Result
 from .guests import Guests

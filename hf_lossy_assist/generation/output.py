@@ -11,7 +11,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 from ..engine.call import Call
 from ..engine.commit import new_tokens_first
 from ..models.cache_name import CACHE
-from ..stats.report import SpeculationStats
+from ..stats.speculation import SpeculationStats
 
 
 @dataclass

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
+from ..artifacts.conditions import read_sampling
 from ..artifacts.features import FeatureTap
-from ..artifacts.sampling_settings import decoding_at
 from ..batch.positions import Positions
 from ..batch.processing import Processing
 from ..batch.randomness import Randomness, check_generator
@@ -22,9 +22,9 @@ from ..models.in_step import Steps
 from ..models.inspect import base_of, device_of, has_fixed_rows, vocabulary_of
 from ..models.led import Ranks
 from ..models.lengths import refuse_by_length
-from ..policy.forms import as_policy
+from ..policy.parse import as_policy
 from ..stats.clock import Clock
-from ..stats.report import SpeculationStats
+from ..stats.speculation import SpeculationStats
 from ..stops import DraftStop
 from ..validation import check_int, shown
 from .asked import Asked
@@ -169,7 +169,7 @@ class Runner:
         refuse_modes({}, Settings({}, *configs))
         warn_of_models(model, self.assistant)
         self.policy.rule.check_mode(bool(generation_config.do_sample))
-        self.policy.filter.check_decoding(decoding_at(generation_config))
+        self.policy.filter.check_decoding(read_sampling(generation_config))
         draft = self.assistant if self.drafter is None else self.drafter if hasattr(self.drafter, "identity") else None
         most = generation_config.max_length - input_ids.shape[1]
         warn_of_doubts(self.policy, {"target": model, "draft": draft}, generation_config, most)

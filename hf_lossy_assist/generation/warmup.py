@@ -15,7 +15,7 @@ from ..engine.call import Call
 from ..engine.compiled import WholeRounds
 from ..models.compilation import graphs_made
 from ..models.inspect import vocabulary_of
-from ..stats.report import SpeculationStats
+from ..stats.speculation import SpeculationStats
 from ..validation import check_int, shown
 from .compiling import Kind, compilation_of, forget, remember
 from .draft_stop import DRAFT_SETTINGS

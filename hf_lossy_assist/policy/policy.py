@@ -1,5 +1,6 @@
 """`LossyPolicy`: a rule, a stop and a filter in one frozen bundle, and its files."""
 
+import hashlib
 import json
 import os
 import tempfile
@@ -11,30 +12,30 @@ from typing import Any
 from huggingface_hub import HfApi
 
 from ..artifacts.cards import policy_card, save_card
-from ..artifacts.certificate import CERTIFICATE, Certificate, keep
-from ..artifacts.files import new_folder, readable
-from ..artifacts.heads import CONFIG, Head
-from ..artifacts.hub import fetch, holds, hub_errors
-from ..artifacts.profile import Profile
-from ..artifacts.reading import check_depth
-from ..artifacts.references import check_shareable, load_parts
+from ..artifacts.certificate import CERTIFICATE, Certificate, write_certificate
+from ..artifacts.files import check_readable, new_folder
+from ..artifacts.head import CONFIG, Head
+from ..artifacts.hub import fetch, has_file, hub_errors
+from ..artifacts.json_io import check_depth
+from ..artifacts.safe_references import check_shareable, load_parts
+from ..artifacts.sv_profile import Profile
 from ..filters.base import VerifyAll, VerifyFilter
-from ..registry import Kind, Method, SharedByCopies, method
+from ..registry import Kind, Method, NoDeepCopy, find_method
 from ..rules import AcceptanceRule, Strict
 from ..rules.joint import BlockVerification
 from ..stops import DraftStop
 from ..stops.basic import Constant
 from ..stops.fallback import Fallback
 from ..validation import listed, shown
-from .serialise import SAVED, as_text, parts_in, plain, spec_from, spec_in, walk
+from .serialise import SAVED, build_parts, format_spec, parse_spec, read_spec, serialise, walk_parts
 
 
 POLICY = "policy.json"
 
 
 @dataclass(frozen=True)
-class LossyPolicy(SharedByCopies):
-    """What a round does beyond lossless speculative decoding: nothing, unless you say so.
+class LossyPolicy(NoDeepCopy):
+    """Bundle what a round does beyond lossless speculative decoding: nothing, by default.
 
     Args:
         rule (`AcceptanceRule`): which drafted tokens to accept; neutral: `Strict()`.
@@ -82,7 +83,7 @@ class LossyPolicy(SharedByCopies):
         return self.rule.lossless and self.filter.lossless
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; `from_dict` reads it back to an equal policy.
+        """Return the JSON form; `from_dict` reads it back to an equal policy.
 
         Raises: `ValueError`, one line, for a part without a name and for a head that was never saved.
         """
@@ -95,24 +96,24 @@ class LossyPolicy(SharedByCopies):
         A head is named by its folder (first looked for inside `folder`) or its repository on the Hub, and loaded. Where a part is
         made of others of its kind, they stand in its entry in the same form: `{"name": "any_of", "stops": ["svip", …]}`.
         """
-        return cls(**parts_in(spec, folder))
+        return cls(**build_parts(spec, folder))
 
     def heads(self) -> dict[str, Head]:
-        """The trained heads in this policy, by the name of the subfolder that each is saved in."""
+        """Return the trained heads in this policy, by the name of the subfolder that each is saved in."""
         return {name: part for name, part in self._saved().items() if isinstance(part, Head)}
 
     def _saved(self) -> dict[str, Head | Profile]:
-        """Everything that is saved in a subfolder of its own, by that folder's name: "stop_head", "stop_0_head" of a part's first part."""
-        parts = [*walk("rule", self.rule), *walk("stop", self.stop), *walk("filter", self.filter)]
+        """Return the parts that are saved in a subfolder each, by its name: "stop_head", "stop_0_head" for a part's first part."""
+        parts = [*walk_parts("rule", self.rule), *walk_parts("stop", self.stop), *walk_parts("filter", self.filter)]
         found = {f"{name}_{what}": getattr(part, what, None) for name, part in parts for what in SAVED}
         return {name: part for name, part in found.items() if isinstance(part, Head | Profile)}
 
     def _spec(self, names: Mapping[int, str]) -> dict[str, Any]:
-        """The JSON form, in which heads and profiles have these names, by their `id`, or else that of where they came from."""
+        """Return the JSON form. `names`: by `id`, names of heads and profiles that replace the paths they were loaded from."""
         parts: tuple[tuple[Kind, Any, Any], ...] = (
             ("rule", self.rule, Strict()), ("stop", self.stop, None), ("filter", self.filter, VerifyAll()),
         )  # fmt: skip
-        return {kind: plain(part, kind, names) for kind, part, neutral in parts if part != neutral}
+        return {kind: serialise(part, kind, names) for kind, part, neutral in parts if part != neutral}
 
     def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
         """Refuse models that a head in this policy was not trained for (`Head.check`), and what its filter was not made for.
@@ -126,7 +127,7 @@ class LossyPolicy(SharedByCopies):
         self.filter.check(target, draft, tokenizer, longest)
 
     def with_fallback(self, **settings: Any) -> "LossyPolicy":
-        """The same policy, whose drafting switches itself off while it does not pay; `settings` as of `Fallback`."""
+        """Return the same policy, whose drafting switches itself off while it does not pay; `settings` as of `Fallback`."""
         return LossyPolicy(self.rule, Fallback(self.stop or Constant(), **settings), self.filter)
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -149,10 +150,10 @@ class LossyPolicy(SharedByCopies):
                 (folder / name).mkdir()
                 part.write(folder / name)
             spec = self._spec({id(part): name for name, part in saved.items()})
-            with readable("this policy", folder):
-                (folder / POLICY).write_text(as_text(spec), encoding="utf-8")
-                check_depth(spec_in(folder / POLICY), POLICY)
-            keep(self.certificate, folder, goal)
+            with check_readable("this policy", folder):
+                (folder / POLICY).write_text(format_spec(spec), encoding="utf-8")
+                check_depth(read_spec(folder / POLICY), POLICY)
+            write_certificate(self.certificate, folder, goal)
             save_card(policy_card(spec, self.lossless, list(self.heads().values()), measured), folder, goal)
 
     def push_to_hub(
@@ -189,20 +190,20 @@ class LossyPolicy(SharedByCopies):
         Raises: `ValueError`, one line, for what is missing or damaged; `huggingface_hub`'s errors for the repository itself.
         """
         source = str(pretrained_model_name_or_path)
-        if not holds(source, POLICY, **kwargs):
-            if os.path.isdir(source) and not holds(source, CONFIG):
+        if not has_file(source, POLICY, **kwargs):
+            if os.path.isdir(source) and not has_file(source, CONFIG):
                 found = listed(sorted(os.listdir(source))) or "nothing"
                 raise ValueError(f"{source} holds no policy ({POLICY}) and no head ({CONFIG}); it holds {found}")
             if companion is not None:
                 raise ValueError(
                     f"{shown(source)} holds a head, and no policy with a companion: leave companion=… out"
                 )
-            return of_head(Head.from_pretrained(source, **kwargs))
+            return make_head_policy(Head.from_pretrained(source, **kwargs))
         [file] = fetch(source, [POLICY], **kwargs)
-        spec = spec_in(file)
+        spec = read_spec(file)
         load_parts(spec, source, file.parent, companion=companion, **kwargs)
         policy = cls.from_dict(spec)
-        if not holds(source, CERTIFICATE, **kwargs):
+        if not has_file(source, CERTIFICATE, **kwargs):
             return policy
         [file] = fetch(source, [CERTIFICATE], **kwargs)
         return replace(policy, certificate=Certificate.read(file.parent))
@@ -214,23 +215,23 @@ class LossyPolicy(SharedByCopies):
             return repr(self)
 
 
-def of_head(head: Head) -> LossyPolicy:
-    """The policy that a head was trained for, by the method that its config names, with its own settings.
+def make_head_policy(head: Head) -> LossyPolicy:
+    """Return the policy that a head was trained for, by the method that its config names, with its own settings.
 
     Raises: `ValueError`, one line, for a method that nobody registered and for a head that says something else than the method's heads.
     """
-    found = method(head.config.method, "this head's config names an ")
+    found = find_method(head.config.method, "this head's config names an ")
     kind, polarity = found.head_kind, head.config.polarity
     if kind is None or kind.polarity != polarity:
-        of_its = "it has no heads" if kind is None else f"its heads say P({kind.polarity})"
+        mismatch = "it has no heads" if kind is None else f"its heads say P({kind.polarity})"
         raise ValueError(
-            f"this head says P({polarity}), and its config names the method {found.name!r}: {of_its}. Give HeadConfig(method=…) its own"
+            f"this head says P({polarity}), and its config names the method {found.name!r}: {mismatch}. Give HeadConfig(method=…) its own"
         )
-    return made_by(found, head)
+    return run_recipe(found, head)
 
 
-def made_by(found: Method, *given: Any, **settings: Any) -> LossyPolicy:
-    """The policy that a method's recipe makes. Raises: what the recipe raises, and one line where it makes another than it promised."""
+def run_recipe(found: Method, *given: Any, **settings: Any) -> LossyPolicy:
+    """Run a method's recipe and return its policy. Raises: what the recipe raises, and one line where the policy breaks the entry's guarantee."""
     made = found.make(*given, **settings)
     if not isinstance(made, LossyPolicy):
         raise TypeError(
@@ -244,6 +245,21 @@ def made_by(found: Method, *given: Any, **settings: Any) -> LossyPolicy:
     return made
 
 
-def parse(text: str, where: str, folder: Path | None = None) -> LossyPolicy:
-    """The policy whose JSON form a text holds; `where`: what the text is, for errors."""
-    return LossyPolicy.from_dict(spec_from(text, where), folder)
+def parse_policy(text: str, where: str, folder: Path | None = None) -> LossyPolicy:
+    """Parse a policy's JSON form; `where` names the text in errors."""
+    return LossyPolicy.from_dict(parse_spec(text, where), folder)
+
+
+def compute_fingerprint(policy: LossyPolicy) -> str:
+    """SHA-256 of the JSON form, in which each head and profile stands by its content and not by where it lies.
+
+    Raises: `ValueError`, one line, for a part without a name.
+    """
+    names = {id(part): _hash_content(part) for part in policy._saved().values()}
+    return hashlib.sha256(json.dumps(policy._spec(names), sort_keys=True).encode()).hexdigest()
+
+
+def _hash_content(part: Head | Profile) -> str:
+    if isinstance(part, Head):
+        return part.digest
+    return hashlib.sha256(repr(part._content()).encode()).hexdigest()

@@ -8,11 +8,11 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..artifacts.heads import Head
-from ..artifacts.profile import Profile
-from ..artifacts.reading import check_depth, parse, read_json
+from ..artifacts.head import Head
+from ..artifacts.json_io import check_depth, parse_json, read_json
+from ..artifacts.sv_profile import Profile
 from ..filters.base import VerifyFilter
-from ..registry import Kind, Names, name_of
+from ..registry import Kind, Names, find_name
 from ..rules import AcceptanceRule
 from ..stops import DraftStop
 from ..validation import nearest, shown
@@ -30,8 +30,8 @@ SAVED: dict[str, type[Head] | type[Profile]] = {
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def plain(value: Any, kind: Kind, names: Mapping[int, str]) -> Any:
-    """A part of a policy, or a parameter of one, as JSON.
+def serialise(value: Any, kind: Kind, names: Mapping[int, str]) -> Any:
+    """Convert a part of a policy, or a parameter of one, to JSON values.
 
     Args:
         kind: what a part is: "rule", "stop" or "filter".
@@ -40,15 +40,15 @@ def plain(value: Any, kind: Kind, names: Mapping[int, str]) -> Any:
     Raises: `ValueError`, one line, for what has no JSON form: a part without a name, a head that was never saved, an object.
     """
     if isinstance(value, ANY_PART):
-        name = name_of(kind, type(value))
+        name = find_name(kind, type(value))
         if name is None:
             raise ValueError(
                 f"{type(value).__name__} has no name: register_{kind}(…) gives it one, and a JSON form with it"
             )
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {"name": name} | {parameter: plain(v, kind, names) for parameter, v in fields.items()}
+        return {"name": name} | {parameter: serialise(v, kind, names) for parameter, v in fields.items()}
     if isinstance(value, tuple):
-        return [plain(v, kind, names) for v in value]
+        return [serialise(v, kind, names) for v in value]
     if isinstance(value, PreTrainedModel):
         return value.config.name_or_path
     if isinstance(value, Head | Profile):
@@ -62,8 +62,8 @@ def plain(value: Any, kind: Kind, names: Mapping[int, str]) -> Any:
     raise ValueError(f"{shown(value)} has no JSON form: pass a number, a text or the name of a folder")
 
 
-def walk(name: str, part: Any) -> Iterator[tuple[str, Any]]:
-    """A rule, stop or filter and, if it is made of others, those as well, each with a name."""
+def walk_parts(name: str, part: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a rule, stop or filter and, if it is made of others, those as well, each with a name."""
     if part is None:
         return
     yield name, part
@@ -72,14 +72,14 @@ def walk(name: str, part: Any) -> Iterator[tuple[str, Any]]:
         v for value in inside for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, ANY_PART)
     ]
     for i, value in enumerate(nested):
-        yield from walk(f"{name}_{i}", value)
+        yield from walk_parts(f"{name}_{i}", value)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def parts_in(spec: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-    """The parts that a policy's JSON form names; heads and profiles are looked for inside `folder` first.
+def build_parts(spec: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """Build the parts that a policy's JSON form names; look for heads and profiles inside `folder` first.
 
     Raises: `ValueError`, one line with the nearest match, for unknown entries, names and parameters.
     """
@@ -90,13 +90,13 @@ def parts_in(spec: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
     return {kind: _build(kind, spec[kind], folder) for kind in PARTS if spec.get(kind) is not None}
 
 
-def spec_from(text: str, where: str) -> dict[str, Any]:
-    """The JSON form in a text."""
-    return _object(parse(text, f"lossy_policy: {where}", infinite=True), where)
+def parse_spec(text: str, where: str) -> dict[str, Any]:
+    """Parse the JSON form in a text."""
+    return _object(parse_json(text, f"lossy_policy: {where}", infinite=True), where)
 
 
-def spec_in(file: Path) -> dict[str, Any]:
-    """The JSON form in a file."""
+def read_spec(file: Path) -> dict[str, Any]:
+    """Read the JSON form in a file."""
     where = f"the file {shown(str(file), 200)}"
     return _object(read_json(file, f"lossy_policy: {where}", infinite=True, longest=LONGEST), where)
 
@@ -140,6 +140,6 @@ def _build(kind: Kind, spec: Any, folder: Path | None) -> Any:
         raise ValueError(f"lossy_policy: {kind} {name!r} needs {', '.join(sorted(missing))}") from None
 
 
-def as_text(spec: dict[str, Any]) -> str:
-    """A JSON form as policy.json has it."""
+def format_spec(spec: dict[str, Any]) -> str:
+    """Format a JSON form as the text of policy.json."""
     return json.dumps(spec, indent=2, ensure_ascii=False) + "\n"  # with Infinity, which policies may hold

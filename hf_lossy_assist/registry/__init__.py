@@ -1,15 +1,16 @@
-"""One registry of everything that has a name: `entry` says what a name stands for, `names` registers and looks up, `reading` imports what registers,
-`shared` is what a policy and its parts have in common."""
+"""Register everything that has a name: `entry` describes what a name stands for, `registry` registers and looks up, `discovery` imports what registers."""
 
+from .discovery import PLUGINS
 from .entry import KINDS, NEEDS, REQUIRED, Entry, Guarantee, HeadKind, Kind, Method, Need
-from .names import (
+from .registry import (
     Names,
-    entries,
-    entry,
+    NoDeepCopy,
+    find_entry,
+    find_method,
+    find_method_for_head,
+    find_name,
     forget,
-    method,
-    method_of_head,
-    name_of,
+    list_entries,
     register_drafter,
     register_filter,
     register_method,
@@ -17,13 +18,11 @@ from .names import (
     register_stop,
     set_base,
 )
-from .reading import PLUGINS
-from .shared import SharedByCopies
 
 
 __all__ = [
     "KINDS", "NEEDS", "PLUGINS", "REQUIRED", "Entry", "Guarantee", "HeadKind", "Kind", "Method", "Names", "Need",
-    "SharedByCopies", "entries", "entry",
-    "forget", "method", "method_of_head", "name_of", "register_drafter", "register_filter", "register_method", "register_rule",
+    "NoDeepCopy", "find_entry",
+    "forget", "find_method", "find_method_for_head", "find_name", "list_entries", "register_drafter", "register_filter", "register_method", "register_rule",
     "register_stop", "set_base",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from ..artifacts.features import FeatureSpec
-from ..registry import SharedByCopies, register_rule, set_base
+from ..registry import NoDeepCopy, register_rule, set_base
 from ..round import Verdict, Verified
 from ..vocabulary import argmax, at_places
 
@@ -32,7 +32,7 @@ def race(probs: torch.Tensor, exponentials: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class AcceptanceRule(SharedByCopies):
+class AcceptanceRule(NoDeepCopy):
     """The base of every rule; what it does not override is strict acceptance. Settings only: what a rule counts during a call stands in
     its `RuleRun`.
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from ..artifacts.features import FeatureSpec
-from ..artifacts.heads import Head
+from ..artifacts.head import Head
 from ..registry import register_rule
 from ..round import Verified
 from ..validation import check_number

@@ -1,1 +1,1 @@
-"""What a call did, and what it would have taken without drafts."""
+"""Statistics of generate calls: counts, seconds, estimates and their intervals."""

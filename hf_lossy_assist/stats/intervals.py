@@ -1,9 +1,15 @@
-"""Intervals and tests of what was measured, each named by its method."""
+"""Compute intervals, bounds and tests of what was measured, each named by its method.
+
+*Harm* is an answer that the target has right and the policy wrong. Its rate is never below the net loss of accuracy, which also counts what
+the policy has right and the target wrong. The bounds on both are exact, so right for every number of problems."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from ..validation import check_int, check_number
 
 
 RESAMPLES = 2000
@@ -20,7 +26,7 @@ class Estimate(NamedTuple):
 
 
 def wilson(hits: int, count: int, confidence: float = 0.95) -> Estimate:
-    """The share `hits` / `count` with Wilson's score interval. `count` ≥ 1."""
+    """Return the share `hits` / `count` with Wilson's score interval. `count` ≥ 1."""
     from scipy.stats import binomtest
 
     found = binomtest(hits, count).proportion_ci(confidence, method="wilson")
@@ -28,14 +34,14 @@ def wilson(hits: int, count: int, confidence: float = 0.95) -> Estimate:
 
 
 def mcnemar(better: int, worse: int) -> float:
-    """The exact two-sided p-value of McNemar's test: of the pairs that differ, as many are better as are worse."""
+    """Return the exact two-sided p-value of McNemar's test: of the pairs that differ, as many are better as are worse."""
     from scipy.stats import binomtest
 
     return 1.0 if better + worse == 0 else float(binomtest(worse, better + worse).pvalue)
 
 
 def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """The mean of numbers from 0 to 1, with Student's t interval, which ends there at the latest.
+    """Return the mean of numbers from 0 to 1, with Student's t interval, which ends there at the latest.
 
     None below `FEWEST` numbers, and where none differs from another. Of such numbers `rate` has no interval where all but one are 0, and
     one that reaches beyond 1 elsewhere.
@@ -62,7 +68,7 @@ def ratio(
     other_seconds: Sequence[float],
     confidence: float = 0.95,
 ) -> Estimate:
-    """How many times the second rate the first one is, on the same units, of which each is left out in both at once."""
+    """Return how many times the second rate the first one is, on the same units, of which each is left out in both at once."""
     return _log_t(_ratio, (amounts, seconds, other_amounts, other_seconds), confidence)
 
 
@@ -75,7 +81,7 @@ def _ratio(amounts: np.ndarray, seconds: np.ndarray, others: np.ndarray, their_s
 
 
 def _log_t(statistic: Any, samples: tuple[Sequence[float], ...], confidence: float) -> Estimate:
-    """A statistic of sums, with Student's t interval of its logarithm, whose standard error is the jackknife's.
+    """Return a statistic of sums, with Student's t interval of its logarithm, whose standard error is the jackknife's.
 
     A percentile bootstrap over the units holds the true ratio of 4 units in 77 % and of 8 in 88 % of 400 runs for a nominal 95 %, this in 95 %.
     None below `FEWEST` units, where an honest interval says nothing, where no unit differs from another, and where one unit has all
@@ -89,9 +95,56 @@ def _log_t(statistic: Any, samples: tuple[Sequence[float], ...], confidence: flo
     if units < FEWEST or all(np.ptp(array) == 0 for array in arrays):
         return Estimate(value, None, None)
     left = [total - array for total, array in zip(sums, arrays, strict=True)]
-    if any((its <= 0).any() for its in left):
+    if any((sums <= 0).any() for sums in left):
         return Estimate(value, None, None)
     without = np.log(statistic(*left))
     error = float(np.sqrt((units - 1) / units * ((without - without.mean()) ** 2).sum()))
     factor = float(np.exp(t.ppf((1 + confidence) / 2, units - 1) * error))
     return Estimate(value, value / factor, value * factor)
+
+
+@cache
+def harm_bound(harms: int, problems: int, delta: float) -> float:
+    """Clopper and Pearson's upper bound (1934) on the rate of harm; the truth is above it with probability δ at most."""
+    from scipy.stats import binomtest
+
+    if problems == 0:
+        return 1.0
+    return float(binomtest(harms, problems, alternative="less").proportion_ci(1 - delta, method="exact").high)
+
+
+@cache
+def gain_bound(gains: int, problems: int, delta: float) -> float:
+    """Return the lower bound of the same kind, on the rate of answers that the policy has right and the target wrong."""
+    from scipy.stats import binomtest
+
+    if problems == 0:
+        return 0.0
+    return float(binomtest(gains, problems, alternative="greater").proportion_ci(1 - delta, method="exact").low)
+
+
+def net_bound(harms: int, gains: int, problems: int, delta: float) -> float:
+    """Return an upper bound on the loss of accuracy, harm minus gain: one bound on each, δ/2 for either."""
+    return harm_bound(harms, problems, delta / 2) - gain_bound(gains, problems, delta / 2)
+
+
+def problems_needed(harms: int, max_loss: float, delta: float) -> int:
+    """Return the fewest problems with which `harms` of them certify a harm rate of at most `max_loss`."""
+    check_int("harms", harms, 0)
+    check_number("max_loss", max_loss, 1e-9, 1.0)
+    low, high = harms, max(harms, 1)
+    while harm_bound(harms, high, delta) > max_loss:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if harm_bound(harms, middle, delta) <= max_loss else (middle, high)
+    return high
+
+
+def harms_allowed(problems: int, max_loss: float, delta: float) -> int:
+    """Return the most harms among `problems` that still certify `max_loss`; −1 where not even none do."""
+    low, high = -1, problems
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if harm_bound(middle, problems, delta) <= max_loss else (low, middle - 1)
+    return low

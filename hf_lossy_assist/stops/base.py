@@ -8,7 +8,7 @@ import torch
 from transformers import StoppingCriteria
 
 from ..artifacts.features import FeatureSpec
-from ..registry import SharedByCopies, set_base
+from ..registry import NoDeepCopy, set_base
 from ..validation import check_nesting, shown
 
 
@@ -19,7 +19,7 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class DraftStop(SharedByCopies):
+class DraftStop(NoDeepCopy):
     """The settings of a stop: immutable, and with a JSON form through the names and values of its fields.
 
     A stop without state overrides `longest` and one method: `should_stop`, which is asked after each drafted token, or `limits`,

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..artifacts.profile import LONGEST_PROFILED, Profile
+from ..artifacts.sv_profile import LONGEST_PROFILED, Profile
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, MOST_FACTOR, check_int, check_number, check_positive, shown
 from .base import DraftStop, StopRun

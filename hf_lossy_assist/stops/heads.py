@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..artifacts.features import FeatureSpec
-from ..artifacts.heads import Head
+from ..artifacts.head import Head
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, check_number
 from .base import DraftStop, StopRun

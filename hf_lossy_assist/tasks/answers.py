@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-from ..artifacts.reading import lines, parse
+from ..artifacts.json_io import parse_json, read_lines
 from ..validation import one_line, shown
 
 
@@ -120,8 +120,8 @@ def read_rows(path: str | Path) -> Iterator[Row]:
     path, empty = existing(path), True
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            for where, line in lines(cast(IO[bytes], file), str(path)):
-                values = parse(line, where)
+            for where, line in read_lines(cast(IO[bytes], file), str(path)):
+                values = parse_json(line, where)
                 if not isinstance(values, dict):
                     raise ValueError(f"{where}: expected a JSON object, got {shown(values)}")
                 empty = False

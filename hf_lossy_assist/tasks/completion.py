@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.reading import lines
+from ..artifacts.json_io import read_lines
 from ..validation import check_int, check_positive, shown
 from .answers import Data, Problem, Row
 from .judging import Judge, QATask
@@ -69,7 +69,7 @@ class WikiText(CompletionTask):
 def _text_lines(path: Any) -> Iterator[Row]:
     """The lines of a text file that are not blank, each as the row that a JSON file would have."""
     with path.open("rb") as file:
-        for where, line in lines(file, str(path)):
+        for where, line in read_lines(file, str(path)):
             try:
                 yield Row({"text": line.decode("utf-8")}, where)
             except UnicodeDecodeError as error:

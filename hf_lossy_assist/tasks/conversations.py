@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from ..artifacts.reading import LONGEST, parse
+from ..artifacts.json_io import LONGEST, parse_json
 from ..validation import shown
 from .answers import FileTask, Problem, Row
 
@@ -49,7 +49,7 @@ def _entries(file: IO[str], where: str) -> Iterator[tuple[str, Any]]:
             end = 0
         if 0 < end < len(text):
             number += 1
-            yield f"{where}, entry {number}", parse(text[place:end], f"{where}, entry {number}")
+            yield f"{where}, entry {number}", parse_json(text[place:end], f"{where}, entry {number}")
             place = end
             continue
         more = file.read(BLOCK)  # the entry may go on there

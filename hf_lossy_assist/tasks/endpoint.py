@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from ..artifacts.reading import parse
+from ..artifacts.json_io import parse_json
 from ..validation import check_int, check_number, nearest, one_line, shown
 
 
@@ -141,7 +141,7 @@ class Endpoint:
         except (openai.OpenAIError, asyncio.TimeoutError, ValueError, LookupError) as error:
             raise self._failure(error) from None
         try:
-            return parse(data, self.url)
+            return parse_json(data, self.url)
         except ValueError:
             raise self._unlike("JSON", data.decode("utf-8", "replace")) from None
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..artifacts.reading import lines, parse
+from ..artifacts.json_io import parse_json, read_lines
 from ..validation import shown
 from .conversations import FIELD, first_turn, is_array, objects
 
@@ -70,8 +70,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         yield from objects(path)
         return
     with path.open("rb") as file:
-        for where, line in lines(file, str(path)):
-            yield where, parse(line, where)
+        for where, line in read_lines(file, str(path)):
+            yield where, parse_json(line, where)
 
 
 def _first(row: Any, fields: Sequence[str]) -> str | None:

@@ -12,16 +12,15 @@ import numpy as np
 import torch
 from huggingface_hub import DatasetCard, DatasetCardData
 
-from ..artifacts.cards import TEMPLATES, escaped
+from ..artifacts.cards import TEMPLATES, escape
+from ..artifacts.conditions import check_decoding
 from ..artifacts.features import FeatureSpec
 from ..artifacts.files import new_folder, write_text
-from ..artifacts.reading import read_object
-from ..artifacts.sampling_settings import check_decoding
+from ..artifacts.json_io import read_object
 from ..models.identity import ModelIdentity
-from ..registry import method_of_head
+from ..registry import find_method_for_head
 from ..validation import MOST_FACTOR, check_int, check_number
-from .finished import check_entries, check_files, seal
-from .jobs import WHOLE, clear, key_of, read_part
+from .resumable import WHOLE, check_entries, check_files, clear, compute_key, read_part, seal_dataset
 
 
 KINDS = ("original", "draft", "target", "mixed")  # SPRINTER's
@@ -30,13 +29,13 @@ RECORD = "collect.json"
 ROUNDING = 1e-3  # by which a probability in float32, summed up over a vocabulary, may be above 1
 
 
-def acceptable(p: torch.Tensor, q: torch.Tensor, lam: float) -> torch.Tensor:
+def label_acceptable(p: torch.Tensor, q: torch.Tensor, lam: float) -> torch.Tensor:
     """SPRINTER's label: q(x) ≤ λ·p(x) (§3.2; λ = 1.2 in the paper's experiments)."""
     return q <= lam * p
 
 
-def schema(hidden_size: int, kinds: Sequence[str] = KINDS) -> Any:
-    """The columns of the dataset."""
+def make_schema(hidden_size: int, kinds: Sequence[str] = KINDS) -> Any:
+    """Return the columns of the dataset."""
     from datasets import ClassLabel, Features, List, Value
 
     return Features(
@@ -56,15 +55,15 @@ def schema(hidden_size: int, kinds: Sequence[str] = KINDS) -> Any:
 # -- writing ------------------------------------------------------------------------------------------------------------
 
 
-def data_card(facts: dict[str, Any], data: Any) -> str:
-    """The README.md of a dataset, as text."""
-    facts = escaped(facts)
+def make_data_card(facts: dict[str, Any], data: Any) -> str:
+    """Return the README.md of a dataset, as text."""
+    facts = escape(facts)
     p, q, kind = (torch.tensor(data[name][:]) for name in ("p", "q", "kind"))
-    fits = acceptable(p, q, facts["settings"]["lam"]).float()
+    fits = label_acceptable(p, q, facts["settings"]["lam"]).float()
     counts = [(name, kind == k) for k, name in enumerate(data.features["kind"].names)]
-    table = [(name, int(mine.sum()), float(fits[mine].sum() / mine.sum().clamp(min=1))) for name, mine in counts]
+    table = [(name, int(rows.sum()), float(fits[rows].sum() / rows.sum().clamp(min=1))) for name, rows in counts]
     features = FeatureSpec(**facts["settings"]["features"])
-    found = method_of_head("acceptable", features.position)
+    found = find_method_for_head("acceptable", features.position)
     card = DatasetCard.from_template(
         DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", found.name], task_categories=["text-classification"]),
         template_path=str(TEMPLATES / "data.md"), table=table, method=found, tokens=len(data), facts=facts,
@@ -77,10 +76,10 @@ def data_card(facts: dict[str, Any], data: Any) -> str:
 
 
 def assemble(out: Path, part: Path, facts: dict[str, Any], count: int) -> None:
-    """Put the files of `count` batches together, in order, and take them away."""
+    """Put the files of `count` batches together, in order, and remove them."""
     from datasets import Dataset, concatenate_datasets
 
-    key = key_of(part / RECORD)
+    key = compute_key(part / RECORD)
     with new_folder(part / WHOLE) as folder:
         cache, files = folder / "cache", [part / f"{number:05d}.parquet" for number in range(count)]
         for file in files:
@@ -88,9 +87,9 @@ def assemble(out: Path, part: Path, facts: dict[str, Any], count: int) -> None:
                 raise ValueError(f"{file} is missing: resume")
         data = concatenate_datasets([Dataset.from_parquet(str(file), cache_dir=str(cache)) for file in files])
         data.save_to_disk(str(folder))
-        facts = facts | {"files": seal(folder)}
+        facts = facts | {"files": seal_dataset(folder)}
         write_text(folder / RECORD, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
-        write_text(folder / "README.md", data_card(facts, data))
+        write_text(folder / "README.md", make_data_card(facts, data))
         shutil.rmtree(cache)
     os.rename(part / WHOLE, out)
     clear(part, RECORD)
@@ -100,7 +99,7 @@ def assemble(out: Path, part: Path, facts: dict[str, Any], count: int) -> None:
 
 
 @dataclass
-class Table:
+class VerifierDataset:
     """A collected dataset as tensors, N records of rows in order."""
 
     features: torch.Tensor  # (N, H) float32
@@ -113,10 +112,10 @@ class Table:
     kinds: list[str]
     facts: dict[str, Any]  # collect.json
 
-    def of(self, rows: torch.Tensor) -> "Table":
-        """The records that `rows` (N,) bool names."""
+    def of(self, rows: torch.Tensor) -> "VerifierDataset":
+        """Return the records that `rows` (N,) bool names."""
         parts = {n: getattr(self, n)[rows] for n in ("features", "p", "q", "distance", "prompt", "kind", "position")}
-        return Table(**parts, kinds=self.kinds, facts=self.facts)
+        return VerifierDataset(**parts, kinds=self.kinds, facts=self.facts)
 
     def __len__(self) -> int:
         return len(self.p)
@@ -125,14 +124,14 @@ class Table:
         """Refuse data whose states are not at the position that this method's head reads."""
         spec = FeatureSpec(**self.facts["settings"]["features"])
         if spec.position != position:
-            other = method_of_head("acceptable", spec.position).name
+            other = find_method_for_head("acceptable", spec.position).name
             raise ValueError(
                 f"this dataset holds the {spec}: it is for hf-lossy fit {other}. Collect again with --for {method}"
             )
 
 
-def read_table(path: str | Path) -> Table:
-    """The dataset that `collect` wrote.
+def read_dataset(path: str | Path) -> VerifierDataset:
+    """Return the dataset that `collect` wrote.
 
     Raises: `ValueError`, one line, where the folder is another thing, unfinished or damaged.
     """
@@ -143,9 +142,9 @@ def read_table(path: str | Path) -> Table:
         )
         raise ValueError(f"{path} is no dataset of hf-lossy collect: no {RECORD} in it{hint}")
     facts = read_object(path / RECORD, "an object, the record of a collection")
-    _check(facts, path / RECORD)
+    _check_record(facts, path / RECORD)
     check_files(path, facts)
-    kinds, column = _columns(path)
+    kinds, column = _read_columns(path)
     check_records(column, kinds, f"{path}: ")
     if column["features"].shape[1:] != (facts["hidden_size"],):
         raise ValueError(
@@ -160,7 +159,7 @@ def read_table(path: str | Path) -> Table:
             raise ValueError(
                 f"{path}: {name} is from {column[name].min()} to {column[name].max()}, expected 0 to {most - 1}: collect it again"
             )
-    return Table(
+    return VerifierDataset(
         features=column["features"].float(),
         **{name: column[name].float() for name in ("p", "q", "distance")},
         **{name: column[name].long() for name in ("prompt", "kind", "position")},
@@ -179,8 +178,8 @@ def check_records(columns: Mapping[str, torch.Tensor], kinds: Sequence[str], whe
         raise ValueError(f"{where}kind is not from 0 to {len(kinds) - 1} everywhere: collect or fit it again")
 
 
-def _columns(path: Path) -> tuple[list[str], dict[str, torch.Tensor]]:
-    """The names of the kinds of rows, and every column."""
+def _read_columns(path: Path) -> tuple[list[str], dict[str, torch.Tensor]]:
+    """Return the names of the kinds of rows, and every column."""
     from datasets import load_from_disk
 
     try:
@@ -189,14 +188,14 @@ def _columns(path: Path) -> tuple[list[str], dict[str, torch.Tensor]]:
         data = data.with_format("numpy")
         return kinds, {
             name: torch.from_numpy(np.stack(data[name][:]) if name == "features" else np.asarray(data[name][:]))
-            for name in schema(1)
+            for name in make_schema(1)
         }
     except Exception as error:  # `datasets` raises whatever its reader meets in a damaged file
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ValueError(f"{path} cannot be read ({said}): collect it again") from None
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"{path} cannot be read ({reason}): collect it again") from None
 
 
-def _check(facts: dict[str, Any], where: Path) -> None:
+def _check_record(facts: dict[str, Any], where: Path) -> None:
     """Refuse a record that lacks what fitting reads."""
     texts = dict.fromkeys(("tokenizer_hash", "source"), str)
     objects = dict.fromkeys(("settings", "target", "draft", "versions"), dict)

@@ -1,10 +1,21 @@
-"""The processes that `accelerate launch` started for one job: who does what, and what all of them know in the end."""
+"""Coordinate the processes of one job, which `accelerate launch` started, and lock its folder against other jobs."""
 
+import json
 import os
+import platform
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TypeVar
+
+from filelock import FileLock, Timeout
+
+from ..artifacts.files import write_text
+from ..artifacts.json_io import read_object
+from ..validation import one_line
 
 
 T = TypeVar("T")
@@ -20,7 +31,7 @@ class Processes:
 
     @classmethod
     def started(cls) -> "Processes":
-        """Those that `accelerate launch` (or torchrun) started, connected to each other."""
+        """Connect the processes that `accelerate launch` (or torchrun) started, and return this one."""
         if int(os.environ.get("WORLD_SIZE", "1")) < 2:
             return cls()
         import torch
@@ -39,15 +50,15 @@ class Processes:
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> list[T]:
-        """What this process does of `items`: every `count`-th."""
+        """Return this process's share of `items`: every `count`-th."""
         return list(items[self.rank :: self.count])
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait until all processes are here."""
         self.all(None)
 
     def all(self, value: T) -> list[T]:
-        """The `value` of each process, in their order; until all are here."""
+        """Wait for all processes and return the `value` of each, in the order of ranks."""
         if self.count == 1:
             return [value]
         from torch.distributed import all_gather_object
@@ -57,15 +68,15 @@ class Processes:
         return values  # type: ignore[return-value]
 
     def on_first(self, work: Callable[[], object]) -> None:
-        """`work` in the first process; what it refuses there, all refuse."""
+        """Run `work` in the first process; raise its error in all of them."""
         refusal: Exception | None = None
         if self.first:
             try:
                 work()
             except (ValueError, OSError) as error:
                 refusal = error
-        if (said := self.all(refusal)[0]) is not None:
-            raise said
+        if (raised := self.all(refusal)[0]) is not None:
+            raise raised
 
     def others(self, value: T) -> list[T]:
         """Return the values of the other processes, in the order of their ranks."""
@@ -74,3 +85,56 @@ class Processes:
 
 
 ALONE = Processes()
+
+
+class Lock:
+    """The right to write a folder, held from `acquire` to `release`. Meanwhile two hidden files lie beside the folder: the lock, and who holds it."""
+
+    def __init__(self, folder: Path):
+        """`folder`: need not exist."""
+        self.folder = folder
+        self.file = folder.with_name(f".{folder.name}.lock")
+        self.holder = folder.with_name(
+            f"{self.file.name}.json"
+        )  # another file: on Windows a locked one cannot be read
+        self._lock = FileLock(self.file, thread_local=False)  # a finalizer may run in any thread
+
+    def acquire(self) -> None:
+        """Take the lock. Raises: `ValueError`, one line, where another process has it, with that process."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            holder = self._holder()
+            there = f" ({holder})" if holder else ""
+            raise ValueError(
+                f"another process is at {self.folder}{there}: wait for it, or choose another --out"
+            ) from None
+        except NotImplementedError:
+            warnings.warn(
+                f"the file system of {self.folder.parent} has no locks: see to it that no other process writes {self.folder}",
+                stacklevel=2,
+            )
+        facts = {
+            "pid": os.getpid(),
+            "host": platform.node(),
+            "since": datetime.now().astimezone().isoformat(" ", "seconds"),
+        }
+        write_text(self.holder, json.dumps(facts) + "\n")
+
+    def release(self) -> None:
+        """Release the lock and remove its files; do nothing if it is not held."""
+        if not self._lock.is_locked:
+            return
+        self.holder.unlink(missing_ok=True)
+        with suppress(PermissionError):  # Windows deletes no open file
+            self.file.unlink(missing_ok=True)
+        self._lock.release()
+
+    def _holder(self) -> str:
+        """Return the process that holds the lock; nothing where it has not written that down yet."""
+        try:
+            facts = read_object(self.holder)
+        except (OSError, ValueError):
+            return ""
+        return one_line(f"pid {facts.get('pid')} on {facts.get('host')}, since {facts.get('since')}")

@@ -7,7 +7,7 @@ import torch
 from support.hub_server import card_problems
 
 from hf_lossy_assist import HeadConfig, HeadStop, LinearHead, LossyPolicy, Sprinter, demo
-from hf_lossy_assist.artifacts.cards import escaped, head_card
+from hf_lossy_assist.artifacts.cards import escape, head_card
 from hf_lossy_assist.methods.autojudge import mined
 from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.training import dataset
@@ -62,12 +62,12 @@ def test_nothing_in_a_datasets_card_acts(tmp_path):
     from datasets import Dataset
 
     rows = {"prompt": [0], "kind": [0], "position": [0], "token": [1], "p": [0.5], "q": [0.5], "distance": [0.0]}
-    data = Dataset.from_dict(rows | {"features": [[0.0] * 4]}, features=dataset.schema(4))
+    data = Dataset.from_dict(rows | {"features": [[0.0] * 4]}, features=dataset.make_schema(4))
     facts = {
         "target": MODEL.to_dict(), "draft": MODEL.to_dict(), "settings": {"lam": 1.2, "features": {}, WILD: WILD},
         "versions": TEXTS, "source": WILD, "prompts": 1, "hidden_size": 4,
     }  # fmt: skip
-    check(dataset.data_card(facts, data).partition("\n---\n")[2])
+    check(dataset.make_data_card(facts, data).partition("\n---\n")[2])
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_nothing_in_a_datasets_card_acts(tmp_path):
 )  # fmt: skip
 def test_an_address_is_no_link(text):
     """GitHub-style Markdown links it without any brackets."""
-    shown = escaped(text)
+    shown = escape(text)
     assert shown.replace("<!-- -->", "") == text
     assert not re.search(r"(?i)(https?|ftp)://|www\.|mailto:|xmpp:|\w@\w", shown), shown
 
@@ -121,7 +121,7 @@ def test_metrics_that_are_none_are_left_out_of_the_card(tmp_path, metrics, metho
 
 def test_plain_names_stay_as_they_are():
     for name in ("Qwen/Qwen2.5-0.5B", "my_model", "τ = 0.5 (d_TV), 90 %", "a * b - c # d", "日本語"):
-        assert escaped(name) == name
+        assert escape(name) == name
     config = demo.head().config
-    assert config.target.id in head_card(config).text and escaped(config.target) == config.target
-    assert escaped(WILD).count("&") == len(re.findall(r'[<>"\[\]`|\\]', WILD.replace("\x1b", "\\x1b")))
+    assert config.target.id in head_card(config).text and escape(config.target) == config.target
+    assert escape(WILD).count("&") == len(re.findall(r'[<>"\[\]`|\\]', WILD.replace("\x1b", "\\x1b")))

@@ -21,7 +21,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, Head, HeadConfig, HeadStop, LinearHead, MLPHead, ModelIdentity
 from hf_lossy_assist.artifacts.files import new_folder, write_text
 from hf_lossy_assist.models.identity import tokenizer_hash
-from hf_lossy_assist.policy.sharing import kind_of
+from hf_lossy_assist.policy.sharing import detect_kind
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
@@ -183,7 +183,7 @@ def test_an_error_while_saving_leaves_what_was(there, error, tmp_path, monkeypat
         assert (next(tmp_path.glob(".head.*")) / "model.safetensors").is_file()
         raise error("disk full")
 
-    monkeypatch.setattr("hf_lossy_assist.artifacts.heads.head_card", fail)
+    monkeypatch.setattr("hf_lossy_assist.artifacts.head.head_card", fail)
     with pytest.raises(error):
         head.save_pretrained(goal)
     assert contents(tmp_path) == before and names(tmp_path) == ({"head"} if there else set())
@@ -353,22 +353,22 @@ def test_a_card_of_local_models_names_no_base_model(tmp_path):
 
 
 def test_what_a_folder_holds(saved, tmp_path):
-    assert kind_of(saved) == "head"
+    assert detect_kind(saved) == "head"
     hla.Sprinter(linear()).save_pretrained(tmp_path / "policy")
-    assert kind_of(tmp_path / "policy") == "policy"
+    assert detect_kind(tmp_path / "policy") == "policy"
     hla.LossyPolicy(stop=hla.SVIP()).save_pretrained(tmp_path / "plain")
-    assert kind_of(tmp_path / "plain") == "policy"
-    assert kind_of(hla.demo.FOLDER / "draft") == kind_of(hla.demo.FOLDER) == "models"
+    assert detect_kind(tmp_path / "plain") == "policy"
+    assert detect_kind(hla.demo.FOLDER / "draft") == detect_kind(hla.demo.FOLDER) == "models"
     (tmp_path / "repo" / "custom_generate").mkdir(parents=True)
     (tmp_path / "repo" / "custom_generate" / "generate.py").touch()
-    assert kind_of(tmp_path / "repo") == "custom_generate"
+    assert detect_kind(tmp_path / "repo") == "custom_generate"
     (tmp_path / "empty").mkdir()
-    refused(lambda: kind_of(tmp_path / "empty"), "is no head.*it holds nothing")
-    refused(lambda: kind_of(tmp_path / "missing"), "there is no folder")
+    refused(lambda: detect_kind(tmp_path / "empty"), "is no head.*it holds nothing")
+    refused(lambda: detect_kind(tmp_path / "missing"), "there is no folder")
     for folder in (saved, tmp_path / "policy" / "stop_head"):  # damaged ones are found out
         rewrite(folder, b"no weights")
-    refused(lambda: kind_of(saved), "safetensors")
-    refused(lambda: kind_of(tmp_path / "policy"), "safetensors")
+    refused(lambda: detect_kind(saved), "safetensors")
+    refused(lambda: detect_kind(tmp_path / "policy"), "safetensors")
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "int8", "bool", "F8_E8M0", "float8_e4m3fn"])

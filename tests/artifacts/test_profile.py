@@ -19,11 +19,11 @@ from support.small import tokenizer, words
 from support.tiny import assisted, greedy, prompts
 
 from hf_lossy_assist import Confidence, Constant, Heuristic, LossyPolicy, as_policy
-from hf_lossy_assist.artifacts.profile import PROFILE, TABLES, Profile
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
+from hf_lossy_assist.artifacts.sv_profile import PROFILE, TABLES, Profile
 from hf_lossy_assist.filters.sv import Verification
 from hf_lossy_assist.methods.sv.cells import Samples, cells
-from hf_lossy_assist.policy.methods import SpeculativeVerification
+from hf_lossy_assist.policy.recipes import SpeculativeVerification
 
 
 # -- files ----------------------------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ import refused
 from support.profiles import profile
 
 from hf_lossy_assist import LossyPolicy, as_policy, demo
-from hf_lossy_assist.artifacts.heads import CONFIG, WEIGHTS, Head
-from hf_lossy_assist.artifacts.profile import PROFILE, Profile
-from hf_lossy_assist.artifacts.reading import DEEPEST, parse
+from hf_lossy_assist.artifacts.head import CONFIG, WEIGHTS, Head
+from hf_lossy_assist.artifacts.json_io import DEEPEST, parse_json
+from hf_lossy_assist.artifacts.sv_profile import PROFILE, Profile
 from hf_lossy_assist.tasks.endpoint import Endpoint
 from hf_lossy_assist.tasks.prompts import read_prompts
 from hf_lossy_assist.tasks.tasks import ExactTask
@@ -140,9 +140,9 @@ def test_a_policy_given_as_a_dict_may_not_be_bottomless():
 
 def test_what_is_right_is_read():
     text = '{"a": [1, -2.5e3, true, null, "\\ud83d\\ude00 [[{{"], "b": {"c": "' + "[" * 500 + '"}}'
-    assert parse(text, "here") == json.loads(text)
-    assert parse("[" * DEEPEST + "]" * DEEPEST, "here") == json.loads("[" * DEEPEST + "]" * DEEPEST)
-    assert parse("1" * 308, "here") == int("1" * 308)
+    assert parse_json(text, "here") == json.loads(text)
+    assert parse_json("[" * DEEPEST + "]" * DEEPEST, "here") == json.loads("[" * DEEPEST + "]" * DEEPEST)
+    assert parse_json("1" * 308, "here") == int("1" * 308)
 
 
 def test_a_file_without_an_end_is_not_read_to_it():

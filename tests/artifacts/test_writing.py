@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hf_lossy_assist.artifacts.files import check_file, check_new, naming, new_folder, write_text
+from hf_lossy_assist.artifacts.files import check_file, check_new, name_full_disk, new_folder, write_text
 
 
 FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")
@@ -83,12 +83,12 @@ def test_what_a_library_made_of_a_full_disk_names_the_folder(tmp_path):
         except OSError as error:
             raise RuntimeError("while generating the dataset") from error
 
-    with pytest.raises(OSError, match=r"No space left on device: '[^']*data'$"), naming(tmp_path / "data"):
+    with pytest.raises(OSError, match=r"No space left on device: '[^']*data'$"), name_full_disk(tmp_path / "data"):
         generates()
 
 
 def test_other_errors_stay_what_they_are(tmp_path):
-    with pytest.raises(ConnectionRefusedError) as error, naming(tmp_path):
+    with pytest.raises(ConnectionRefusedError) as error, name_full_disk(tmp_path):
         raise ConnectionRefusedError(111, "refused")
     assert error.value.filename is None
 

@@ -8,9 +8,9 @@ from support import small
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.artifacts.machine import machine
-from hf_lossy_assist.artifacts.profile import Profile
+from hf_lossy_assist.artifacts.conditions import describe_machine
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
+from hf_lossy_assist.artifacts.sv_profile import Profile
 from hf_lossy_assist.models.identity import ModelIdentity
 
 
@@ -87,7 +87,9 @@ def free(target, draft, companion):
     tokens = torch.arange(9).numpy()
     latency = Latency(torch.tensor([1]).numpy(), tokens[None], torch.ones(1, 9).double().numpy(), *torch.zeros(3, 1).double().numpy())  # fmt: skip
     models = (ModelIdentity.of(m) for m in (target, draft, companion))
-    return Profile(ones, latency, 8, torch.full((1,), 2.0).numpy(), *models, "", {}, machine(torch.device("cpu")))
+    return Profile(
+        ones, latency, 8, torch.full((1,), 2.0).numpy(), *models, "", {}, describe_machine(torch.device("cpu"))
+    )
 
 
 class Forbidding(LogitsProcessor):

@@ -16,7 +16,7 @@ from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
 from hf_lossy_assist.methods.sv import sampling
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.terminal import Bar
-from hf_lossy_assist.training import shards
+from hf_lossy_assist.training import resumable as shards
 
 
 def test_a_bar_shows_parts_and_what_is_left(capsys):

@@ -22,7 +22,7 @@ import hf_lossy_assist
 from hf_lossy_assist import Head, HeadConfig, LinearHead, Sprinter, demo
 from hf_lossy_assist.cli.made_with import MadeWith, recall
 from hf_lossy_assist.methods.autojudge.mine import _resumable
-from hf_lossy_assist.training.dataset import read_table
+from hf_lossy_assist.training.dataset import read_dataset
 
 
 pytestmark = [
@@ -45,7 +45,7 @@ def test_collect_fit_generate_push_pull(hf_lossy, hub, tmp_path):
     collected = hf_lossy("collect", "--out", data, *SMALL)
     assert collected.code == 0 and collected.out.count("\n") == 1
     assert f"{data}: {10 * 4 * 6} tokens of 10 prompts" in collected.out
-    assert len(read_table(data)) == 240
+    assert len(read_dataset(data)) == 240
 
     fitted = hf_lossy(
         "fit", "sprinter", data, "--out", head, "--lambda", 1.2, "--lambda", 3, "--head", "mlp", "--width", 8
@@ -140,7 +140,7 @@ def test_an_interrupted_collection_says_how_to_go_on(tmp_path):
 def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
     data, head = tmp_path / "data", tmp_path / "head"
     assert hf_lossy("collect", "--out", data, "--greedy", "--limit", 12, "--max-new-tokens", 40).code == 0
-    assert set(read_table(data).q.tolist()) == {1.0}
+    assert set(read_dataset(data).q.tolist()) == {1.0}
     fitted = hf_lossy("fit", "sprinter", data, "--out", head, "--lambda", 1.2, "--lambda", 2)
     assert fitted.code == 0 and "every λ ≥ 1 gives the same labels" in fitted.out
     one = hf_lossy("fit", "sprinter", data, "--out", tmp_path / "one")

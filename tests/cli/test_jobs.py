@@ -30,8 +30,8 @@ from hf_lossy_assist.models import identity
 from hf_lossy_assist.models.identity import ModelIdentity, weights_hash
 from hf_lossy_assist.tasks.prompts import Text
 from hf_lossy_assist.tasks.tasks import ExactTask
-from hf_lossy_assist.training.dataset import read_table
-from hf_lossy_assist.training.jobs import read_part, write_part
+from hf_lossy_assist.training.dataset import read_dataset
+from hf_lossy_assist.training.resumable import read_part, write_part
 
 
 @cache
@@ -281,7 +281,7 @@ def finished(tmp_path_factory):
     where = tmp_path_factory.mktemp("finished")
     found = {}
     with pytest.MonkeyPatch.context() as patch:
-        for name, read in (("collect", read_table), ("mine", read_mined)):
+        for name, read in (("collect", read_dataset), ("mine", read_mined)):
             (where / name).mkdir()
             found[name] = Job(name, where / name, patch)(), read
     return found
@@ -439,7 +439,7 @@ def test_a_record_without_what_fitting_reads(finished, tmp_path):
     changes += [{"versions": 5}, {"hidden_size": 7}, {"hidden_size": True}, {"prompts": -1}]
     for change in changes:
         (folder / "collect.json").write_text(json.dumps(facts | change))
-        error = refused.refusal(lambda: read_table(folder))
+        error = refused.refusal(lambda: read_dataset(folder))
         assert error is not None and refused.fault(error) is None, f"{change}: {error!r}"
         assert next(iter(change)) in str(error) or "collect.json" in str(error), f"{change}: {error!r}"
 

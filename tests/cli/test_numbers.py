@@ -26,7 +26,7 @@ from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
 from hf_lossy_assist.methods.sprinter.train import FitSettings
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
-from hf_lossy_assist.registry import KINDS, entries
+from hf_lossy_assist.registry import KINDS, list_entries
 from hf_lossy_assist.rules import RULES
 from hf_lossy_assist.stops import STOPS
 from hf_lossy_assist.validation import shown
@@ -69,7 +69,7 @@ def parts():
 
 def example(cls, name):
     """What the registry's entry of a rule, stop or filter gives for a parameter without a default."""
-    return next((e.example.get(name) for kind in KINDS for e in entries(kind) if e.make is cls), None)
+    return next((e.example.get(name) for kind in KINDS for e in list_entries(kind) if e.make is cls), None)
 
 
 def built(cls, name, field, value):

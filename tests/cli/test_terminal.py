@@ -13,7 +13,7 @@ import torch
 import hf_lossy_assist as hla
 from hf_lossy_assist import HeadConfig, LinearHead, demo
 from hf_lossy_assist.models.identity import ModelIdentity
-from hf_lossy_assist.policy.sharing import kind_of
+from hf_lossy_assist.policy.sharing import detect_kind
 from hf_lossy_assist.terminal import console, plain_warnings, show, show_json, streamer
 from hf_lossy_assist.validation import listed, one_line, visible
 
@@ -141,7 +141,7 @@ def test_warnings_of_a_command_are_one_line(tmp_path):
 def test_names_from_outside_are_listed_in_one_line(tmp_path):
     (tmp_path / f"a{WILD.replace('/', '')}\nb").write_text("")
     with pytest.raises(ValueError, match="is no head") as error:
-        kind_of(tmp_path)
+        detect_kind(tmp_path)
     assert quiet(str(error.value)) and "\n" not in str(error.value)
     shown = str(ModelIdentity(f"org/{WILD}\nx", None, WILD, 1, 1, 1))
     assert quiet(shown) and "\n" not in shown

@@ -23,11 +23,11 @@ from hf_lossy_assist import (
     as_policy,
     demo,
 )
-from hf_lossy_assist.artifacts.heads import CONFIG, WEIGHTS
+from hf_lossy_assist.artifacts.head import CONFIG, WEIGHTS
 from hf_lossy_assist.methods.autojudge.mined import RECORD, read_lines
-from hf_lossy_assist.policy.contents import kind_of
+from hf_lossy_assist.policy.sharing import detect_kind
 from hf_lossy_assist.tasks.endpoint import Endpoint
-from hf_lossy_assist.training.jobs import prepare
+from hf_lossy_assist.training.resumable import prepare
 from hf_lossy_assist.validation import shown
 
 
@@ -83,7 +83,7 @@ def test_models_are_looked_for_where_they_may_lie_alone(tmp_path):
     deep = tmp_path / "a" / "b" / "model.safetensors"
     deep.parent.mkdir(parents=True)
     deep.write_bytes(b"")
-    refused(lambda: kind_of(tmp_path), "is no head")
+    refused(lambda: detect_kind(tmp_path), "is no head")
 
 
 @pytest.mark.parametrize("settings", [{"model": float("nan")}, {"key": -1}, {"url": 10**400}, {"url": b"http://x"}])

@@ -12,7 +12,7 @@ from support.sv_models import steep
 from support.tiny import NEVER_EMITTED
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.registry import entries
+from hf_lossy_assist.registry import list_entries
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
@@ -51,7 +51,7 @@ MADE = {"moving_average": {"step": 0.1}}  # what has to be said of some; None: o
 
 def stops():
     """Every registered stop that can be made of its defaults, and some that hold others."""
-    for entry in entries("stop"):
+    for entry in list_entries("stop"):
         made = MADE.get(entry.name, {})
         if made is not None and not set(entry.required) - set(made):
             yield entry.make(**made)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from hf_lossy_assist.evaluation.bounds import harm_bound, harms_allowed, net_bound, problems_needed
 from hf_lossy_assist.evaluation.choosing import Step, Tried, candidates, fastest, verdicts
+from hf_lossy_assist.stats.intervals import harm_bound, harms_allowed, net_bound, problems_needed
 
 
 def test_how_many_problems_a_certificate_needs():

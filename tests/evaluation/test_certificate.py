@@ -11,9 +11,9 @@ from hf_lossy_assist.artifacts.certificate import Certificate
 from hf_lossy_assist.cli.measured import facts_of
 from hf_lossy_assist.evaluation.measuring import Decoding
 from hf_lossy_assist.models.identity import ModelIdentity, dtype_of, weights_hash
-from hf_lossy_assist.policy.contents import files_of
-from hf_lossy_assist.policy.fingerprint import fingerprint
-from hf_lossy_assist.policy.short_form import without_paths
+from hf_lossy_assist.policy.policy import compute_fingerprint
+from hf_lossy_assist.policy.sharing import list_files
+from hf_lossy_assist.policy.short_form import strip_paths
 
 
 POLICY = hla.LossyPolicy(hla.TopK(4), hla.SVIP())
@@ -21,7 +21,7 @@ POLICY = hla.LossyPolicy(hla.TopK(4), hla.SVIP())
 
 def a_certificate(**more):
     known = {
-        "policy": "top_k:k=4+svip", "fingerprint": fingerprint(POLICY), "task": "demo", "problems": 320, "right": 250, "harms": 1, "gains": 2,
+        "policy": "top_k:k=4+svip", "fingerprint": compute_fingerprint(POLICY), "task": "demo", "problems": 320, "right": 250, "harms": 1, "gains": 2,
         "harm_bound": 0.0147, "net_bound": 0.01, "confidence": 0.95, "max_loss": 0.02, "tried": 4, "batch_size": 8, "speed": 900.0, "of_target": 2.5, "models": {},
         "decoding": {"do_sample": False}, "data": "0" * 64, "machine": "a machine", "versions": {},
     }  # fmt: skip
@@ -66,7 +66,7 @@ def test_another_policy_in_its_folder_has_no_certificate(tmp_path):
 
 def test_a_certificate_is_pushed_with_its_policy(tmp_path):
     replace(POLICY, certificate=a_certificate()).save_pretrained(tmp_path / "policy")
-    assert files_of("policy", tmp_path / "policy") == (["README.md", "certificate.json", "policy.json"], [])
+    assert list_files("policy", tmp_path / "policy") == (["README.md", "certificate.json", "policy.json"], [])
 
 
 @pytest.mark.full
@@ -80,19 +80,19 @@ def test_the_next_policy_in_its_repository_has_no_certificate(hub, tmp_path):
 def test_a_path_of_this_machine_is_not_published(tmp_path, monkeypatch):
     folder = tmp_path / "private" / "judge"
     folder.mkdir(parents=True)
-    assert without_paths(f"autojudge:head={folder},threshold=0.5+svip") == "autojudge:head=judge,threshold=0.5+svip"
+    assert strip_paths(f"autojudge:head={folder},threshold=0.5+svip") == "autojudge:head=judge,threshold=0.5+svip"
     (tmp_path / "e").mkdir()
     monkeypatch.chdir(tmp_path)  # a folder whose name occurs in other words
-    assert without_paths("autojudge:head=e,threshold=1e-3+svip") == "autojudge:head=e,threshold=1e-3+svip"
-    assert without_paths(f"autojudge:head={tmp_path}/e/../e") == "autojudge:head=e"
+    assert strip_paths("autojudge:head=e,threshold=1e-3+svip") == "autojudge:head=e,threshold=1e-3+svip"
+    assert strip_paths(f"autojudge:head={tmp_path}/e/../e") == "autojudge:head=e"
     monkeypatch.chdir("e")
-    assert without_paths("autojudge:head=.,threshold=0.5") == "autojudge:head=e,threshold=0.5"
+    assert strip_paths("autojudge:head=.,threshold=0.5") == "autojudge:head=e,threshold=0.5"
     for name in ("autojudge:head=org/name+svip", "top_k:k=4", "svip", '{"rule": "strict"}', "x" * 5000):
-        assert without_paths(name) == name
+        assert strip_paths(name) == name
     (folder / "policy.json").write_text("{}")
-    assert (without_paths(str(folder)), without_paths(f"{folder}/policy.json")) == ("judge", "policy.json")
+    assert (strip_paths(str(folder)), strip_paths(f"{folder}/policy.json")) == ("judge", "policy.json")
     spec = {"rule": {"name": "union", "rules": [{"name": "judge", "head": str(folder)}, "strict"]}}
-    assert json.loads(without_paths(json.dumps(spec))) == json.loads(json.dumps(spec).replace(str(folder), "judge"))
+    assert json.loads(strip_paths(json.dumps(spec))) == json.loads(json.dumps(spec).replace(str(folder), "judge"))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_another_model_or_decoding_is_doubted(models):
     assert mine.doubts(here, {"do_sample": True}) == ["do_sample False there, True here"]
     assert mine.doubts(here, {"max_new_tokens": 9}) == ["texts of up to 8 new tokens there, longer ones here"]
     assert mine.doubts(here | {"draft": None}, {}) == ["no draft model by itself"]
-    assert mine.doubts(here, {}, fingerprint(hla.LossyPolicy(hla.TopK(40), hla.SVIP())))[0].startswith(
+    assert mine.doubts(here, {}, compute_fingerprint(hla.LossyPolicy(hla.TopK(40), hla.SVIP())))[0].startswith(
         "another policy than "
     )
 
@@ -197,20 +197,20 @@ def test_a_policy_edited_by_hand_is_doubted(models, tmp_path):
     """k = 4 was certified; the file says 40."""
     replace(POLICY, certificate=of_models(models)).save_pretrained(tmp_path / "policy")
     same = hla.LossyPolicy.from_pretrained(tmp_path / "policy")
-    assert fingerprint(same) == same.certificate.fingerprint
+    assert compute_fingerprint(same) == same.certificate.fingerprint
     file = tmp_path / "policy" / "policy.json"
     file.write_text(file.read_text().replace('"k": 4', '"k": 40'))
     edited = hla.LossyPolicy.from_pretrained(tmp_path / "policy")
     assert edited.rule == hla.TopK(40)
-    assert edited.certificate.doubts({}, {}, fingerprint(edited))[0].startswith("another policy than ")
+    assert edited.certificate.doubts({}, {}, compute_fingerprint(edited))[0].startswith("another policy than ")
 
 
 def test_a_fingerprint_is_of_what_a_head_says_and_not_of_where_it_lies(tmp_path):
     head = hla.demo.head()
     first = hla.sprinter(head)
     first.save_pretrained(tmp_path / "policy")
-    assert fingerprint(hla.LossyPolicy.from_pretrained(tmp_path / "policy")) == fingerprint(first)
-    before = fingerprint(first)
+    assert compute_fingerprint(hla.LossyPolicy.from_pretrained(tmp_path / "policy")) == compute_fingerprint(first)
+    before = compute_fingerprint(first)
     with torch.no_grad():
         next(head.parameters()).add_(1)
-    assert fingerprint(first) != before
+    assert compute_fingerprint(first) != before

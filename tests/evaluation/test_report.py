@@ -12,7 +12,7 @@ from hf_lossy_assist.evaluation.figures import figures
 from hf_lossy_assist.evaluation.page import Table, text_of
 from hf_lossy_assist.evaluation.report import read, sections, title_of
 from hf_lossy_assist.evaluation.store import Folder
-from hf_lossy_assist.training.plots import draw_speed_and_quality
+from hf_lossy_assist.training.charts import draw_speed_and_quality
 
 
 FACTS = {

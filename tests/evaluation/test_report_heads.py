@@ -8,7 +8,7 @@ from support.refusals import refused
 
 from hf_lossy_assist.evaluation import page as pages
 from hf_lossy_assist.evaluation.report import read, sections, title_of
-from hf_lossy_assist.training.curves import CURVES, curves_of
+from hf_lossy_assist.training.head_quality import CURVES, compute_curves
 
 
 def html(found):
@@ -24,7 +24,7 @@ def metrics(**changes):
     said = generator.beta(0.6, 0.3, 30_000)
     return FIGURES | {
         "auroc": 0.8712, "auroc_low": 0.8512, "auroc_high": 0.8899,
-        CURVES: curves_of(said, said, generator.random(len(said)) < said).to_dict(),
+        CURVES: compute_curves(said, said, generator.random(len(said)) < said).to_dict(),
     } | changes  # fmt: skip
 
 

@@ -11,8 +11,7 @@ import typer
 
 from hf_lossy_assist.cli.app import app
 from hf_lossy_assist.evaluation.measuring import Answer
-from hf_lossy_assist.policy.names import SEAMS
-from hf_lossy_assist.policy.short_form import part_names, split_policies
+from hf_lossy_assist.policy.short_form import SEAMS, list_parts, split_policies
 from hf_lossy_assist.registry import Names
 from hf_lossy_assist.stats.intervals import Estimate
 from hf_lossy_assist.tasks.tasks import NAMES
@@ -39,7 +38,7 @@ def of():
 
 
 def names_in(policies):
-    return {name for policy in policies for name, _ in part_names(policy)}
+    return {name for policy in policies for name, _ in list_parts(policy)}
 
 
 # The files

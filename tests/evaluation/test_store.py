@@ -15,7 +15,7 @@ from hf_lossy_assist.evaluation.figures import figures
 from hf_lossy_assist.evaluation.measuring import Decoding
 from hf_lossy_assist.evaluation.store import Folder
 from hf_lossy_assist.tasks.answers import Problem
-from hf_lossy_assist.training.jobs import key_of, sealed_line
+from hf_lossy_assist.training.resumable import compute_key, seal_line
 
 
 FACTS = {"target": {"id": "T"}, "arms": {}}
@@ -78,7 +78,7 @@ def test_a_batch_does_not_count_twice(tmp_path):
     part = tmp_path / "found.partial"
     line = {"batch_size": 1, "unit": 0, "answers": [its.to_dict() for its in a_run() if its.unit == 0]}
     with open(part / "batches.jsonl", "a") as file:
-        file.write(sealed_line(line, key_of(part / "run.json")))
+        file.write(seal_line(line, compute_key(part / "run.json")))
     assert len({json.dumps(row) for row in (part / "batches.jsonl").read_text().splitlines()}) == 2
     with pytest.raises(ValueError, match=r"line 3: the batch stands here twice: delete [^\n]*$"):
         Folder(tmp_path / "found", FACTS, True)

@@ -7,10 +7,10 @@ from support.commands import prompts_file
 
 from hf_lossy_assist.evaluation import tuning
 from hf_lossy_assist.evaluation.arms import Arm
-from hf_lossy_assist.evaluation.bounds import harm_bound
 from hf_lossy_assist.evaluation.ladders import field_of
 from hf_lossy_assist.evaluation.measuring import Answer, Writer
 from hf_lossy_assist.evaluation.tuning import Search, promise, tune
+from hf_lossy_assist.stats.intervals import harm_bound
 from hf_lossy_assist.tasks.answers import AnswerTask, Problem
 
 

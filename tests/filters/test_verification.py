@@ -10,8 +10,8 @@ import torch
 from support.blocks import draft_of
 from support.cells import bins, distance, laws
 
-from hf_lossy_assist.artifacts.profile import Profile
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
+from hf_lossy_assist.artifacts.sv_profile import Profile
 from hf_lossy_assist.batch.randomness import Randomness
 from hf_lossy_assist.filters.sv import Verification, acceptance, similarity
 from hf_lossy_assist.models.identity import ModelIdentity

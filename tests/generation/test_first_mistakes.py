@@ -9,7 +9,7 @@ import refused
 import right_use
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.policy.names import SEAMS
+from hf_lossy_assist.policy.short_form import SEAMS
 from hf_lossy_assist.registry import Names
 
 

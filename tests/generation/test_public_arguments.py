@@ -10,7 +10,7 @@ import torch
 from support.small import tokenizer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.registry import KINDS, entries
+from hf_lossy_assist.registry import KINDS, list_entries
 
 
 def head(**config):
@@ -87,7 +87,7 @@ def given(name):
 @functools.cache
 def examples(its):
     """What the registry's entry of a rule, stop or filter gives for parameters that are not in `GIVEN`."""
-    found = [entry.example for kind in KINDS for entry in entries(kind) if entry.make is its]
+    found = [entry.example for kind in KINDS for entry in list_entries(kind) if entry.make is its]
     return {name: value for example in found for name, value in example.items() if name not in GIVEN}
 
 

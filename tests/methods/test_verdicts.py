@@ -6,7 +6,7 @@ from support.fitting import MODEL, H, write
 from support.hub_server import card_problems
 
 from hf_lossy_assist import Head
-from hf_lossy_assist.training.dataset import KINDS, REPLACED, Table
+from hf_lossy_assist.training.dataset import KINDS, REPLACED, VerifierDataset
 
 
 def table(kinds, prompts, each, strength, seed=0):
@@ -24,7 +24,7 @@ def table(kinds, prompts, each, strength, seed=0):
         "settings": settings, "target": MODEL | {"id": "org/target", "hidden_size": 32}, "draft": MODEL | {"id": "org/draft", "hidden_size": H},
         "tokenizer_hash": "0" * 64, "hidden_size": H, "prompts": prompts, "source": "numbers drawn at random", "versions": {},
     }  # fmt: skip
-    return Table(
+    return VerifierDataset(
         features=x, p=1 / (1 + ratio), q=ratio / (1 + ratio), distance=torch.zeros(count), prompt=places // (len(kinds) * each),
         kind=places // each % len(kinds), position=places % each, kinds=list(kinds), facts=facts,
     )  # fmt: skip

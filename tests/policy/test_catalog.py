@@ -8,13 +8,13 @@ from support.rule_cases import CASES
 
 from hf_lossy_assist import as_policy
 from hf_lossy_assist.filters import FILTERS
-from hf_lossy_assist.policy.catalog import catalog
-from hf_lossy_assist.registry import KINDS, REQUIRED, Names, entry
+from hf_lossy_assist.registry import KINDS, REQUIRED, Names, find_entry
+from hf_lossy_assist.registry.registry import build_catalog
 from hf_lossy_assist.rules import RULES
 from hf_lossy_assist.stops import STOPS
 
 
-ENTRIES = {(entry.kind, entry.name): entry for entry in catalog()}
+ENTRIES = {(entry.kind, entry.name): entry for entry in build_catalog()}
 
 
 def test_everything_is_in_it():
@@ -26,7 +26,7 @@ def test_everything_is_in_it():
         ("filter", "all"),
         ("drafter", "model"),
     } <= expected
-    assert set(ENTRIES) == expected and len(ENTRIES) == len(catalog())
+    assert set(ENTRIES) == expected and len(ENTRIES) == len(build_catalog())
 
 
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=lambda e: f"{e.kind} {e.name}")
@@ -42,7 +42,7 @@ def test_each_entry_is_whole(entry):
 
 @pytest.mark.parametrize("name", [name for name in CASES if name in RULES])
 def test_the_guarantee_is_that_of_the_rule(name):
-    guarantee = entry("rule", name).guarantee
+    guarantee = find_entry("rule", name).guarantee
     for rule in CASES[name].ladder:
         assert guarantee == "depends" or rule.lossless == (guarantee == "lossless")
 

@@ -10,7 +10,8 @@ from support.refusals import refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import registry
-from hf_lossy_assist.registry import reading, register_rule
+from hf_lossy_assist.registry import discovery as reading
+from hf_lossy_assist.registry import register_rule
 from hf_lossy_assist.rules import RULES
 
 
@@ -70,7 +71,7 @@ def test_a_broken_entry_point_is_named_by_every_look_up(plugins, error):
     plugins(broken)
     line = f"entry point mine = my_package.rules of .*{type(error).__name__}: {error}; mend its package, or uninstall"
     for _ in range(2):
-        for look_up in (lambda: hla.as_policy("svip"), lambda: list(RULES), lambda: registry.entries("stop")):
+        for look_up in (lambda: hla.as_policy("svip"), lambda: list(RULES), lambda: registry.list_entries("stop")):
             refused(look_up, line, ImportError)
 
 
@@ -114,7 +115,7 @@ def own(h=0.3): return hla.LossyPolicy(stop=hla.SVIP(h))
 
 sys.modules["hf_lossy_assist.rules.thresholds"] = None  # a room that cannot be read, for now
 for _ in range(2):
-    try: registry.entries("rule")
+    try: registry.list_entries("rule")
     except ImportError as error: assert "thresholds" in str(error)
     else: raise AssertionError("read")
 del sys.modules["hf_lossy_assist.rules.thresholds"]
@@ -123,7 +124,7 @@ for recipe in (own, hla.svip):
     except ValueError as error: assert "'sprinter' is the name of hf_lossy_assist" in str(error)
     else: raise AssertionError("taken")
 for name in ("svip", "typical", "heuristic"): hla.as_policy(name)
-print([method.name for method in registry.entries("method")])
+print([method.name for method in registry.list_entries("method")])
 """
 
 

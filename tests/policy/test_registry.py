@@ -51,7 +51,9 @@ def neutral(entry):
     return hla.LossyPolicy.from_dict(spec)
 
 
-LOSSY = [e for kind in ("rule", "method") for e in registry.entries(kind) if e.neutral is not None and e.name != "sv"]
+LOSSY = [
+    e for kind in ("rule", "method") for e in registry.list_entries(kind) if e.neutral is not None and e.name != "sv"
+]
 
 
 @pytest.mark.full(every=12)
@@ -87,8 +89,8 @@ def half():
 def test_a_rule_of_ones_own_has_a_name(half):
     policy = hla.LossyPolicy(Half(0.5))
     assert policy.to_dict() == {"rule": {"name": "half", "share": 0.5}} and hla.as_policy(policy.to_dict()) == policy
-    assert RULES["half"] is Half and registry.entry("rule", "half").source == Half.__module__
-    assert registry.entry("rule", "limited").source == "this package"
+    assert RULES["half"] is Half and registry.find_entry("rule", "half").source == Half.__module__
+    assert registry.find_entry("rule", "limited").source == "this package"
     refused(lambda: hla.as_policy("half"), "needs share.*half:share=0.5")
     refused(lambda: hla.as_policy("hafl"), "Did you mean 'half'")
 
@@ -226,7 +228,7 @@ def test_the_stops_of_others_are_lossless_too():
 
     register_stop("two", Two, summary="For a test.")
     try:
-        assert registry.entry("stop", "two").guarantee == "lossless"
+        assert registry.find_entry("stop", "two").guarantee == "lossless"
         assert json.loads(str(hla.as_policy("two"))) == {"stop": {"name": "two", "gamma": 2}}
     finally:
         registry.forget("stop", "two")

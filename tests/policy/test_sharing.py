@@ -21,7 +21,7 @@ from support.hub_server import card_problems
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Profile, Sprinter, demo
-from hf_lossy_assist.policy.sharing import kind_of, pull, push
+from hf_lossy_assist.policy.sharing import detect_kind, pull, push
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -159,7 +159,7 @@ def test_a_policy_takes_its_head_along(hub, tmp_path):
         back = LossyPolicy.from_pretrained(name, **more)
         assert back == policy and back.stop.head.digest == head.digest
     assert LossyPolicy.from_pretrained(pull("org/policy", tmp_path / "copy")) == policy
-    assert kind_of(tmp_path / "copy") == "policy"
+    assert detect_kind(tmp_path / "copy") == "policy"
     push(tmp_path / "copy", "org/again")
     assert LossyPolicy.from_pretrained("org/again") == policy
     assert head.source is None
@@ -257,7 +257,7 @@ def test_broken_models_are_refused(hub, tmp_path):
     """`push` says that what it sends loads."""
     folder = Path(shutil.copytree(demo.FOLDER / "draft", tmp_path / "draft"))
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    assert kind_of(folder) == "models"
+    assert detect_kind(folder) == "models"
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
     with pytest.raises(ValueError, match="model.safetensors") as error:
@@ -281,7 +281,7 @@ def test_the_custom_generate_folder_can_be_pushed(hub, tmp_path):
     held = {name: data for name, data in hub.files("org/custom").items() if name != ".gitattributes"}
     wanted = {name: data for name, data in contents(own).items() if "__pycache__" not in name}
     assert held == wanted and "custom_generate/generate.py" in held
-    assert kind_of(pull("org/custom", tmp_path / "copy")) == "custom_generate"
+    assert detect_kind(pull("org/custom", tmp_path / "copy")) == "custom_generate"
 
 
 def test_the_demo_models_can_be_pushed_with_their_card(hub, tmp_path):

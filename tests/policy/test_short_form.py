@@ -4,7 +4,7 @@ import pytest
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.policy.short_form import split_policies
-from hf_lossy_assist.registry import entries
+from hf_lossy_assist.registry import list_entries
 
 
 FORMS = {
@@ -35,7 +35,7 @@ def test_a_method_with_its_head():
 def test_every_name_whose_parameters_are_numbers_has_one():
     tried = 0
     for kind in ("rule", "stop"):
-        for found in entries(kind):
+        for found in list_entries(kind):
             values = {name: found.example.get(name) for name in found.required}
             if values and all(isinstance(value, int | float) for value in values.values()):
                 text = f"{found.name}:" + ",".join(f"{name}={value}" for name, value in values.items())

@@ -19,11 +19,11 @@ from support.rule_cases import CASES
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.features import FeatureSpec
+from hf_lossy_assist.artifacts.head import LinearHead
 from hf_lossy_assist.artifacts.head_config import HeadConfig
-from hf_lossy_assist.artifacts.heads import LinearHead
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.filters import FILTERS
-from hf_lossy_assist.registry import Names, entry
+from hf_lossy_assist.registry import Names, find_entry
 from hf_lossy_assist.rules import RULES
 from hf_lossy_assist.stops import STOPS
 
@@ -119,7 +119,7 @@ def test_what_says_lossless_has_the_targets_law(name):
     policy = made(name)
     kinds = {**dict.fromkeys(STOPS, "stop"), **dict.fromkeys(FILTERS, "filter")} | dict.fromkeys(RULES, "rule")
     kind = "method" if name.startswith("method ") else kinds[name]
-    guarantee = entry(kind, name.removeprefix("method ")).guarantee
+    guarantee = find_entry(kind, name.removeprefix("method ")).guarantee
     assert policy.lossless == (guarantee != "lossy"), "what is made here says something else than the registry"
     target, draft, _ = models()
     if not policy.lossless:

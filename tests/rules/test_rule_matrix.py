@@ -19,7 +19,7 @@ from support.rule_cases import CASES, GREEDY, SAMPLING
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import LossyPolicy, Strict, Verified
-from hf_lossy_assist.registry import Names, entries, entry
+from hf_lossy_assist.registry import Names, find_entry, list_entries
 from hf_lossy_assist.rules import RULES, AcceptanceRule
 from hf_lossy_assist.rules.accepting import prefix
 
@@ -240,10 +240,10 @@ def test_looser_accepts_a_superset(name, mode, seed):
 @given(st.integers(0, 2**31))
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [x for x in ON_BLOCKS if CASES[x[0]].monotone and x[0] in Names("rule") and entry("rule", x[0]).ladder],
+    [x for x in ON_BLOCKS if CASES[x[0]].monotone and x[0] in Names("rule") and find_entry("rule", x[0]).ladder],
 )
 def test_a_ladder_climbs_from_strict_to_lax(name, mode, seed):
-    found, block = entry("rule", name), make(seed, mode)
+    found, block = find_entry("rule", name), make(seed, mode)
     parameter, values = found.ladder
     rules = [found.make(**{**found.example, parameter: value}) for value in values]
     lengths = torch.stack([run(rule, block, seed).accepted for rule in (Strict(), *rules)])
@@ -251,7 +251,7 @@ def test_a_ladder_climbs_from_strict_to_lax(name, mode, seed):
 
 
 def test_every_rule_with_a_threshold_has_a_ladder():
-    without = {its.name for its in entries("rule") if its.guarantee == "lossy" and its.ladder is None}
+    without = {its.name for its in list_entries("rule") if its.guarantee == "lossy" and its.ladder is None}
     assert without == {"all_but_last", "synthetic_for_benchmarks"}
 
 

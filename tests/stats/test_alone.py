@@ -7,21 +7,28 @@ from support import small
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import RowStats, SpeculationStats
-from hf_lossy_assist.stats.estimate import Read, TargetAlone, target_alone
+from hf_lossy_assist.stats.clock import ForwardRecord, TargetAlone, estimate_target_alone
 
 
-PROMPT = Read(2, 40, 1.0)
+PROMPT = ForwardRecord(2, 40, 1.0)
 
 
-def linear(rows: int, tokens: int, start: float = 0.1, token: float = 0.01) -> Read:
+def linear(rows: int, tokens: int, start: float = 0.1, token: float = 0.01) -> ForwardRecord:
     """A forward that takes `start` and `token` for each token it reads."""
-    return Read(rows, tokens, start + token * tokens)
+    return ForwardRecord(rows, tokens, start + token * tokens)
 
 
 def test_rounds_without_drafts_are_the_measure():
     """2 rows of 4 and 6 tokens: the first comes with the prompt, then 3 rounds of both rows and 2 of one."""
-    reads = [PROMPT, Read(2, 12, 0.9), Read(2, 2, 0.3), Read(2, 2, 0.2), Read(2, 2, 9.0), Read(1, 6, 0.5)]
-    found = target_alone(reads, [4, 6], prefill=0.5)
+    reads = [
+        PROMPT,
+        ForwardRecord(2, 12, 0.9),
+        ForwardRecord(2, 2, 0.3),
+        ForwardRecord(2, 2, 0.2),
+        ForwardRecord(2, 2, 9.0),
+        ForwardRecord(1, 6, 0.5),
+    ]
+    found = estimate_target_alone(reads, [4, 6], prefill=0.5)
     assert found.kind == "measured"
     assert found.seconds == pytest.approx(0.5 + 1.0 + 5 * 0.3)  # the median; for one row it is taken for as much
 
@@ -29,7 +36,7 @@ def test_rounds_without_drafts_are_the_measure():
 def test_a_line_through_blocks_of_different_sizes():
     """8 rows, blocks of 48 tokens and, as limits shrink, of fewer: 0.1 + 0.01 n seconds, so a round of 8 tokens takes 0.18."""
     reads = [PROMPT] + [linear(8, n) for n in (48, 48, 48, 48, 40, 32, 24, 48)]
-    found = target_alone(reads, [11] * 8)
+    found = estimate_target_alone(reads, [11] * 8)
     assert found.kind == "fitted" and found.seconds == pytest.approx(1.0 + 10 * 0.18)
 
 
@@ -37,22 +44,28 @@ def test_a_line_through_blocks_of_different_sizes():
 def test_a_line_is_not_followed_beyond_reason(token, start, one):
     """A token costs its share of a block at least, and a block at most."""
     reads = [PROMPT] + [linear(8, n, start, token) for n in (48,) * 8 + (16,)]
-    assert target_alone(reads, [2] * 8).seconds == pytest.approx(1.0 + (one or 0.5 - 0.048))
+    assert estimate_target_alone(reads, [2] * 8).seconds == pytest.approx(1.0 + (one or 0.5 - 0.048))
 
 
-@pytest.mark.parametrize("reads", [[Read(8, 48, 0.6)] * 20, [Read(8, 48, 0.6), Read(8, 16, 0.2), Read(8, 48, 0.8)]])
+@pytest.mark.parametrize(
+    "reads",
+    [
+        [ForwardRecord(8, 48, 0.6)] * 20,
+        [ForwardRecord(8, 48, 0.6), ForwardRecord(8, 16, 0.2), ForwardRecord(8, 48, 0.8)],
+    ],
+)
 def test_where_nothing_tells_them_apart_a_block_is_the_bound(reads):
-    assert target_alone([PROMPT, *reads], [3] * 8) == TargetAlone(1.0 + 2 * 0.6, "at most")
+    assert estimate_target_alone([PROMPT, *reads], [3] * 8) == TargetAlone(1.0 + 2 * 0.6, "at most")
 
 
 def test_rounds_of_far_fewer_rows_do_not_count_as_measured():
-    reads = [PROMPT] + [Read(8, 48, 0.6)] * 9 + [Read(1, 1, 0.1)]
-    found = target_alone(reads, [2] * 8)
+    reads = [PROMPT] + [ForwardRecord(8, 48, 0.6)] * 9 + [ForwardRecord(1, 1, 0.1)]
+    found = estimate_target_alone(reads, [2] * 8)
     assert found.kind == "fitted" and 1.1 < found.seconds < 1.6
 
 
 def test_one_round_is_too_little():
-    assert target_alone([PROMPT], [1, 1]) is None and target_alone([], [0]) is None
+    assert estimate_target_alone([PROMPT], [1, 1]) is None and estimate_target_alone([], [0]) is None
 
 
 # -- what the statistics say ----------------------------------------------------------------------------------------------

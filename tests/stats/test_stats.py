@@ -13,7 +13,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import RowStats, SpeculationStats
-from hf_lossy_assist.stats.row import SOURCES
+from hf_lossy_assist.stats.speculation import SOURCES
 
 
 @pytest.fixture

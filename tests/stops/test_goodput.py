@@ -19,9 +19,9 @@ from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import BatchSchedule, LossyPolicy, MovingAverage, as_policy
-from hf_lossy_assist.artifacts.machine import machine
-from hf_lossy_assist.artifacts.profile import Profile
+from hf_lossy_assist.artifacts.conditions import describe_machine
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
+from hf_lossy_assist.artifacts.sv_profile import Profile
 from hf_lossy_assist.methods.sv.sampling import ObserveOnlyFilter
 from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.stops import DraftStop, StopRun
@@ -114,7 +114,7 @@ def profile_of(seconds, step, companion=0.0, gamma=3, models=("llama", "often"))
         np.zeros(0, np.float32), np.zeros((1, 0), np.float32), np.ones((1, 1)), np.ones(1), np.ones((1, 1), np.int64)
     )
     me = [ModelIdentity.of(model) for model in (target, draft, draft)]
-    return Profile(bins, latency, gamma, np.ones(1), *me, "", {}, machine(torch.device("cpu")))
+    return Profile(bins, latency, gamma, np.ones(1), *me, "", {}, describe_machine(torch.device("cpu")))
 
 
 def test_seconds_of_a_profile_leave_the_companion_out():

@@ -18,8 +18,7 @@ from hf_lossy_assist.engine.loop import open_round, read
 from hf_lossy_assist.generation.runner import Runner
 from hf_lossy_assist.rules import AcceptanceRule, Strict, accept
 from hf_lossy_assist.rules.accepting import next_distribution, prefix
-from hf_lossy_assist.stats.report import SpeculationStats
-from hf_lossy_assist.stats.row import RowStats
+from hf_lossy_assist.stats.speculation import RowStats, SpeculationStats
 
 
 class Choices:

@@ -11,7 +11,7 @@ from pathlib import Path
 HOLDS = """
 import sys
 from pathlib import Path
-from hf_lossy_assist.training.locks import Lock
+from hf_lossy_assist.training.processes import Lock
 
 lock = Lock(Path(sys.argv[1]))
 lock.acquire()

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from hf_lossy_assist import ModelIdentity
-from hf_lossy_assist.artifacts.machine import machine
-from hf_lossy_assist.artifacts.profile import Profile
+from hf_lossy_assist.artifacts.conditions import describe_machine
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
+from hf_lossy_assist.artifacts.sv_profile import Profile
 from hf_lossy_assist.models.identity import tokenizer_hash
 from support import tiny
 from support.small import tokenizer
@@ -61,7 +61,7 @@ def profile(**changes):
         "bins": bins(), "latency": latency(), "gamma": GAMMA, "pays": np.array([0.9, 1.1, 1.3]),
         "target": ModelIdentity.of(target()), "draft": ModelIdentity.of(draft()), "companion": ModelIdentity.of(companion()),
         "tokenizer_hash": tokenizer_hash(tokenizer()), "decoding": {"do_sample": False},
-        "machine": machine(torch.device("cpu")), "training": {"prompts": 40, "source": "γ"}, "metrics": {"samples": 1234},
+        "machine": describe_machine(torch.device("cpu")), "training": {"prompts": 40, "source": "γ"}, "metrics": {"samples": 1234},
         "versions": {"torch": "2.9"},
     }  # fmt: skip
     return Profile(**fields | changes)

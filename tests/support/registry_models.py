@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.artifacts.machine import machine
-from hf_lossy_assist.artifacts.profile import Profile
+from hf_lossy_assist.artifacts.conditions import describe_machine
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
+from hf_lossy_assist.artifacts.sv_profile import Profile
 from hf_lossy_assist.models.identity import ModelIdentity
 from support import tiny
 
@@ -51,4 +51,4 @@ def of_these(cells: Bins, latency: Latency, size: int) -> Profile:
     own = (ModelIdentity.of(m) for m in models(size))
     pays = np.full(latency.batches.size, 2.0)
     gamma = int(latency.tokens[0, -1] // latency.batches[0])  # where the table ends
-    return Profile(cells, latency, gamma, pays, *own, "", {}, machine(torch.device("cpu")))
+    return Profile(cells, latency, gamma, pays, *own, "", {}, describe_machine(torch.device("cpu")))

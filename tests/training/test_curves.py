@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 from support.refusals import refused
 
-from hf_lossy_assist.training.curves import BINS, POINTS, Bin, Curves, curves_of
+from hf_lossy_assist.training.head_quality import BINS, POINTS, Bin, Curves, compute_curves
 
 
 def drawn(count=1000, seed=0, digits=8):
@@ -20,7 +20,7 @@ def drawn(count=1000, seed=0, digits=8):
 @pytest.mark.parametrize("digits", [8, 1])  # of probabilities: with one, most are equal
 def test_a_short_roc_has_the_area_of_the_whole(digits):
     said, positive = drawn(digits=digits)
-    curves = curves_of(said, said, positive)
+    curves = compute_curves(said, said, positive)
     assert len(curves.roc) <= POINTS and (curves.roc[0], curves.roc[-1]) == ((0, 0), (1, 1))
     area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in zip(curves.roc, curves.roc[1:], strict=False))
     assert area == pytest.approx(roc_auc_score(positive, said), abs=0.003)
@@ -34,19 +34,19 @@ def test_a_short_roc_has_the_area_of_the_whole(digits):
 
 def test_bins_hold_every_token_once():
     said, positive = drawn()
-    curves = curves_of(-said, said, positive)  # what is ranked and what is said may be on two scales
+    curves = compute_curves(-said, said, positive)  # what is ranked and what is said may be on two scales
     assert (curves.positives, curves.negatives) == (positive.sum(), (~positive).sum())
     for i, its in enumerate(curves.reliability):
         inside = (said > i / BINS) & (said <= (i + 1) / BINS) | ((i == 0) & (said == 0))
         assert (its.hits, its.tokens) == (positive[inside].sum(), inside.sum())
         assert its.mean == pytest.approx(said[inside].mean(), abs=1e-6)
         assert its.share.low < its.mean < its.share.high  # of true probabilities
-    assert curves_of(said, said, positive).roc != curves.roc
+    assert compute_curves(said, said, positive).roc != curves.roc
 
 
 def test_empty_bins_are_left_out():
     said = np.array([0.05, 0.05, 0.95, 1.0])
-    curves = curves_of(said, said, np.array([False, True, True, True]))
+    curves = compute_curves(said, said, np.array([False, True, True, True]))
     assert curves.reliability == [Bin(0.05, 1, 2), Bin(0.975, 2, 2)]
     assert curves.roc == [(0, 0), (0, 0.333333), (0, 0.666667), (1, 1)]
     assert curves.reliability[0].share == pytest.approx((0.5, 0.0945, 0.9055), abs=1e-4)  # Wilson's of 1 in 2
@@ -54,7 +54,7 @@ def test_empty_bins_are_left_out():
 
 def test_curves_come_back_from_json():
     said, positive = drawn(300)
-    curves = curves_of(said, said, positive)
+    curves = compute_curves(said, said, positive)
     text = json.dumps(curves.to_dict())
     assert Curves.from_dict(json.loads(text)) == curves and len(text) < 3000
 

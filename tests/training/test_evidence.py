@@ -3,7 +3,7 @@
 import pytest
 
 from hf_lossy_assist.stats.intervals import Estimate
-from hf_lossy_assist.training.evidence import FEWEST, Evidence, share, with_intervals
+from hf_lossy_assist.training.head_quality import FEWEST, Evidence, add_intervals, format_share
 
 
 MORE = {"important": "mine more problems", "unimportant": "mine other problems"}
@@ -16,18 +16,18 @@ def evidence(important=80, unimportant=300, auroc=(0.9, 0.8, 0.95), texts=7):
 
 
 def test_a_share_has_its_counts_and_its_interval():
-    assert share(6, 6) == "6 of 6 (100 %; 95 %: at least 61 %)"
-    assert share(0, 6) == "0 of 6 (0 %; 95 %: at most 39 %)"
-    assert share(81, 263) == "81 of 263 (30.8 %; 95 %: 25.5 % to 36.6 %)"  # Newcombe (1998), Table I
-    assert share(0, 0) == "0 of 0"
+    assert format_share(6, 6) == "6 of 6 (100 %; 95 %: at least 61 %)"
+    assert format_share(0, 6) == "0 of 6 (0 %; 95 %: at most 39 %)"
+    assert format_share(81, 263) == "81 of 263 (30.8 %; 95 %: 25.5 % to 36.6 %)"  # Newcombe (1998), Table I
+    assert format_share(0, 0) == "0 of 0"
 
 
 def test_rows_get_the_ends_of_each_share():
-    [row] = with_intervals([{"threshold": 0.3, "recall": 1.0, "accepted": 81 / 263}], {"recall": 6, "accepted": 263})
+    [row] = add_intervals([{"threshold": 0.3, "recall": 1.0, "accepted": 81 / 263}], {"recall": 6, "accepted": 263})
     assert row["threshold"] == 0.3 and row["recall"] == 1.0
     assert (row["recall_low"], row["recall_high"]) == pytest.approx((0.60967, 1.0), abs=1e-5)
     assert (row["accepted_low"], row["accepted_high"]) == pytest.approx((0.2553, 0.3662), abs=5e-5)
-    assert with_intervals([{"recall": 0.5}], {"recall": 0}) == [{"recall": 0.5}]
+    assert add_intervals([{"recall": 0.5}], {"recall": 0}) == [{"recall": 0.5}]
 
 
 def test_few_tokens_of_either_label_are_warned_of():

@@ -8,7 +8,8 @@ from support.collecting import word_prompts
 from support.commands import prompts_file
 from support.held import held, names_holder
 
-from hf_lossy_assist.training.locks import Lock, begun
+from hf_lossy_assist.training.processes import Lock
+from hf_lossy_assist.training.resumable import start_run
 
 
 FACTS, RECORD = {"settings": {"seed": 0}}, "run.json"
@@ -16,7 +17,7 @@ FACTS, RECORD = {"settings": {"seed": 0}}, "run.json"
 
 def run(where, resume=False):
     """A run that leaves its folder unfinished."""
-    with begun(where / "out", where / "out.partial", FACTS, RECORD, resume=resume) as unfinished:
+    with start_run(where / "out", where / "out.partial", FACTS, RECORD, resume=resume) as unfinished:
         assert unfinished
         (where / "out.partial" / "00000.parquet").write_bytes(b"")
 
@@ -41,17 +42,17 @@ def test_a_process_that_was_killed_is_in_nobodys_way(tmp_path):
 
 
 def test_two_runs_of_one_process_are_two(tmp_path):
-    with begun(tmp_path / "out", tmp_path / "out.partial", FACTS, RECORD):
+    with start_run(tmp_path / "out", tmp_path / "out.partial", FACTS, RECORD):
         with pytest.raises(ValueError, match=rf"another process is at .*\(pid {os.getpid()} on "):
             run(tmp_path, resume=True)
     run(tmp_path, resume=True)
 
 
 def test_an_error_releases_the_folder_and_a_finished_run_leaves_no_file(tmp_path):
-    with pytest.raises(KeyboardInterrupt), begun(tmp_path / "out", tmp_path / "out.partial", FACTS, RECORD):
+    with pytest.raises(KeyboardInterrupt), start_run(tmp_path / "out", tmp_path / "out.partial", FACTS, RECORD):
         raise KeyboardInterrupt
     assert os.listdir(tmp_path) == ["out.partial"]
-    with begun(tmp_path / "out", tmp_path / "out.partial", FACTS, RECORD, resume=True):
+    with start_run(tmp_path / "out", tmp_path / "out.partial", FACTS, RECORD, resume=True):
         (tmp_path / "out.partial").rename(tmp_path / "out")
     assert os.listdir(tmp_path) == ["out"]
     with pytest.raises(ValueError, match="out exists"):

@@ -15,7 +15,7 @@ from datasets import load_from_disk
 from support import launched
 from support.commands import prompts_file
 
-from hf_lossy_assist.artifacts.profile import Profile
+from hf_lossy_assist.artifacts.sv_profile import Profile
 
 
 COMPARE = ("compare", "--limit", 5, "--max-new-tokens", 24, "--no-static", "--policies", "svip", "--batch-size", "1,2")

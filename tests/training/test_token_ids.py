@@ -13,8 +13,8 @@ from hf_lossy_assist.methods.eagle3 import collect as eagle3
 from hf_lossy_assist.methods.eagle3.data import Texts
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
-from hf_lossy_assist.training.dataset import RECORD, read_table
-from hf_lossy_assist.training.jobs import key_of, write_part
+from hf_lossy_assist.training.dataset import RECORD, read_dataset
+from hf_lossy_assist.training.resumable import compute_key, write_part
 
 
 PROMPTS = word_prompts(5, 6)
@@ -37,7 +37,7 @@ def test_a_set_for_heads(collected, tmp_path, column, value):
     with pytest.raises(
         ValueError, match=rf"^[^\n]*{column} is from {value} to {value}, expected 0 to \d+: collect it again$"
     ):
-        read_table(tmp_path)
+        read_dataset(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_texts_for_a_drafter(tmp_path, name, value, says):
     file = out / "00000.safetensors"
     tensors = safetensors.torch.load(file.read_bytes())
     tensors[name].view(-1)[0] = value
-    write_part(file, safetensors.torch.save(tensors), key_of(out / eagle3.RECORD))
+    write_part(file, safetensors.torch.save(tensors), compute_key(out / eagle3.RECORD))
     with pytest.raises(ValueError) as error:
         Texts(out, target)
     assert says in str(error.value) and str(error.value).startswith(str(file)) and "\n" not in str(error.value)

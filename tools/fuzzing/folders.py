@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.artifacts.profile import PROFILE, TABLES
-from hf_lossy_assist.policy.policy import of_head
+from hf_lossy_assist.artifacts.sv_profile import PROFILE, TABLES
+from hf_lossy_assist.policy.policy import make_head_policy
 
 from .made import copied
 from .models import HIDDEN, checked, pair, prompts, short
@@ -104,7 +104,7 @@ def _load_head(folder: Path, inputs: dict[str, Any]) -> None:
         raise Wrong(f"its logits are {logit}")
     if not head.generate_model_card().content.strip():
         raise Wrong("its card is empty")
-    policy = of_head(head)
+    policy = make_head_policy(head)
     lossless = hla.LossyPolicy(stop=policy.stop)  # a stop alone changes no text
     for one in (policy, lossless):
         checked("llama", partial(_call, one, inputs))

@@ -21,8 +21,8 @@ from hf_lossy_assist.methods.sv.profiling import facts
 from hf_lossy_assist.methods.sv.sampling import STARTED, collect
 from hf_lossy_assist.tasks.prompts import Text
 from hf_lossy_assist.tasks.tasks import ExactTask
-from hf_lossy_assist.training.dataset import read_table
-from hf_lossy_assist.training.jobs import prepare
+from hf_lossy_assist.training.dataset import read_dataset
+from hf_lossy_assist.training.resumable import prepare
 
 from .made import home
 from .models import pair, tokenizer
@@ -227,7 +227,7 @@ def _same_samples(part: Path, whole: Path) -> None:
 
 
 def _read(out: Path, whole: Path) -> None:
-    table, right = read_table(out), read_table(whole)
+    table, right = read_dataset(out), read_dataset(whole)
     for field in dataclasses.fields(right):
         one, other = getattr(table, field.name), getattr(right, field.name)
         same = one.shape == other.shape and bool((one == other).all()) if hasattr(one, "shape") else one == other

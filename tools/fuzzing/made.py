@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.artifacts.machine import machine
+from hf_lossy_assist.artifacts.conditions import describe_machine
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 
 from .models import HIDDEN, pair, tokenizer
@@ -50,7 +50,7 @@ def profile(gamma: int = 4) -> hla.Profile:
         name: hla.ModelIdentity.of(model)
         for name, model in (("target", target), ("draft", draft), ("companion", draft))
     }
-    facts |= {"tokenizer_hash": "", "decoding": {}, "machine": machine(torch.device("cpu"))}
+    facts |= {"tokenizer_hash": "", "decoding": {}, "machine": describe_machine(torch.device("cpu"))}
     return hla.Profile(bins, latency, gamma, np.array([1.5, 1.5]), **facts)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.filters import FILTERS
-from hf_lossy_assist.policy.forms import as_policy
+from hf_lossy_assist.policy.parse import as_policy
 from hf_lossy_assist.rules import RULES
 from hf_lossy_assist.stops import STOPS
 

@@ -14,8 +14,8 @@ import torch
 from huggingface_hub.utils import tqdm
 
 from ...artifacts.features import POSITIONS
+from ...artifacts.head import KINDS, Head
 from ...artifacts.head_config import HeadConfig
-from ...artifacts.heads import KINDS, Head
 from ...validation import check_int, check_number, check_positive, shown
 from .splits import Parts
 

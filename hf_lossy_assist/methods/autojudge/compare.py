@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...training.plots import roc_curve_of
+from ...training.charts import compute_roc
 from .classifiers import SOURCES, JudgeSettings, Trained, inputs, train
 from .splits import Parts
 
@@ -60,7 +60,7 @@ def compare_all(
     plots = {
         f"roc_{group}.png": (
             f", by {group}",
-            {name: roc_curve_of(np.concatenate(t.said), held, t.auroc) for name, t in variants.items()},
+            {name: compute_roc(np.concatenate(t.said), held, t.auroc) for name, t in variants.items()},
         )
         for group, variants in groups.items()
     }

@@ -15,7 +15,7 @@ import torch
 
 from ...artifacts.cards import head_card, write_card
 from ...artifacts.files import check_new, new_folder
-from ...artifacts.heads import Head
+from ...artifacts.head import Head
 from ...drafters.states import StatesDrafter
 from .classifiers import (
     PAPER,
@@ -53,7 +53,7 @@ def fit_autojudge(
 
     Returns: the head, in evaluation mode, and the report. Raises: `ValueError`, one line.
     """
-    from ...training.plots import roc_curve_of
+    from ...training.charts import compute_roc
     from .compare import compare_all
 
     out = Path(out)
@@ -93,7 +93,7 @@ def fit_autojudge(
     aligned = np.concatenate([moved(p, scale, scales[0]) for p, scale in zip(said, scales[1:], strict=True)])
     report = report_of(mined, parts, said, aligned, trained, grid, c if linear else None, settings)
     report.unconverged += late
-    curve = roc_curve_of(aligned, held_rows(y, parts), report.auroc)
+    curve = compute_roc(aligned, held_rows(y, parts), report.auroc)
     plots: dict[str, tuple[str, dict[str, Any]]] = {"roc.png": ("", {settings.head: curve})}
     if compare:
         report.comparison, more = compare_all(states, y, parts, settings, grid, c)
@@ -120,12 +120,12 @@ def _parts(mined: MinedTable, y: np.ndarray, problem: np.ndarray, settings: Judg
 
 def _write(out: Path, fitted: Head, folds: Sequence[Head], plots: dict[str, tuple[str, dict[str, Any]]]) -> None:
     """The folder: the head, its card, the plots (by file name: what they compare, the curves) and the folds' heads."""
-    from ...training.plots import roc_figure
+    from ...training.charts import write_roc
 
     axes = "unimportant tokens rejected", "important tokens rejected"
     with new_folder(out) as folder:
         for name, (what, curves) in plots.items():
-            roc_figure(curves, folder / name, f"ROC of the judge{what}", *axes)
+            write_roc(curves, folder / name, f"ROC of the judge{what}", *axes)
         fitted.write(folder)
         write_card(head_card(fitted.config, plots=list(plots)), folder / "README.md")
         for k, head in enumerate(folds):

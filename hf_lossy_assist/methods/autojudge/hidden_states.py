@@ -16,9 +16,9 @@ import torch
 from huggingface_hub.utils import tqdm
 
 from ...artifacts.features import FeatureSpec, FeatureTap
-from ...artifacts.reading import read_object
+from ...artifacts.json_io import read_object
 from ...models.layer_kinds import keeps_states
-from ...training.finished import check_files
+from ...training.resumable import check_files
 from ...validation import MOST, shown
 from .at_once import AtOnce
 from .mined import RECORD, why_nothing

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from ...artifacts.conditions import select_sampling
 from ...artifacts.features import FeatureSpec
 from ...artifacts.head_config import HeadConfig
-from ...artifacts.sampling_settings import decoding_of
 from ...models.identity import ModelIdentity, versions
-from ...training.curves import CURVES, curves_of
+from ...training.head_quality import CURVES, compute_curves
 from .classifiers import WIDTH, JudgeSettings
 from .hidden_states import MinedTable
 from .report import JudgeReport, evidence_of
@@ -37,7 +37,7 @@ def config_of(
         target=identities["target"],
         draft=identities["draft"],
         tokenizer_hash=facts["tokenizer_hash"],
-        decoding=decoding_of(mine),
+        decoding=select_sampling(mine),
         versions=versions() | {"scikit-learn": sklearn.__version__},
     )
 
@@ -96,6 +96,6 @@ def of_fold(
         **evidence_of([said], y, problem).metrics(),
         "brier": float(np.mean((said.astype(np.float64) - y) ** 2)),
         "held_out_mismatches": len(y),
-        CURVES: curves_of(said, said, y).to_dict(),
+        CURVES: compute_curves(said, said, y).to_dict(),
     }
     return dataclasses.replace(config, threshold=threshold, training=training, metrics=metrics)

@@ -12,14 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...artifacts.files import naming
+from ...artifacts.files import name_full_disk
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ...tasks.endpoint import served
 from ...tasks.tasks import AnswerTask, Problem
 from ...terminal import Bar
-from ...training.jobs import folders, key_of
-from ...training.locks import begun
 from ...training.processes import Processes
+from ...training.resumable import compute_key, folders, start_run
 from ...validation import MOST_ROWS, MOST_THREADS, check_int
 from .in_flight import mine_problems
 from .mine_inputs import prepared
@@ -63,7 +62,7 @@ def mine(
     prepared(target, draft, tokenizer, texts, settings)  # before anything is written
     facts = _facts(target, draft, tokenizer, task, contents, settings, source)
     processes = Processes.started()
-    with begun(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
+    with start_run(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
         if unfinished:
             options = {"batch_size": batch_size, "workers": workers, "wrap": wrap}
             _mine(target, draft, tokenizer, task, problems, part, settings, processes, options)
@@ -76,7 +75,7 @@ def _mine(
     settings: MineSettings, processes: Processes, options: dict[str, Any],
 ) -> None:  # fmt: skip
     """Mine this process's share of the problems that no line in `part` is of; `options`: of `mine_problems`."""
-    key = key_of(part / RECORD)
+    key = compute_key(part / RECORD)
     done = {mined.problem for mined in read_lines(part)}
     processes.wait()  # reading takes torn lines away; nobody writes before all have read
     todo = processes.share([n for n in range(len(problems)) if n not in done])
@@ -91,7 +90,7 @@ def _mine(
         numbers=todo, tell=tell, **options,
     )  # fmt: skip
     path, first = part / f"{processes.rank:05d}.jsonl", list[Mined]()
-    with _resumable(part), bar, naming(path), open(path, "a", encoding="utf-8") as file:
+    with _resumable(part), bar, name_full_disk(path), open(path, "a", encoding="utf-8") as file:
         for mined in found:
             file.write(line_of(mined, key))
             file.flush()

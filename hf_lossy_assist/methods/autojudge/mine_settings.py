@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...artifacts.sampling_settings import check_sampling, decoding_of
+from ...artifacts.conditions import check_sampling, select_sampling
 from ...validation import LONGEST_DRAFT, MOST_FACTOR, MOST_NEW_TOKENS, check_flag, check_int, check_number
 
 
@@ -37,7 +37,7 @@ class MineSettings:
 
     def decoding(self) -> dict[str, Any]:
         """The settings of the models' distributions, as `generate` names them."""
-        return decoding_of(asdict(self))
+        return select_sampling(asdict(self))
 
 
 DEFAULTS = MineSettings()

@@ -9,12 +9,11 @@ from typing import Any
 
 from huggingface_hub import DatasetCard, DatasetCardData
 
-from ...artifacts.cards import TEMPLATES, escaped
+from ...artifacts.cards import TEMPLATES, escape
 from ...artifacts.files import new_folder, write_text
 from ...models.identity import ModelIdentity
 from ...models.texts import continuation
-from ...training.finished import seal
-from ...training.jobs import WHOLE, clear, key_of, sealed_line, unsealed
+from ...training.resumable import WHOLE, clear, compute_key, open_sealed_line, seal_dataset, seal_line
 from ...validation import listed
 from .search import Mined, Mismatch
 
@@ -48,7 +47,7 @@ def schema() -> Any:
 
 def line_of(mined: Mined, key: str) -> str:
     """A problem as the line of an unfinished run. `ValueError`, one line, where it is longer than what is read back."""
-    line = sealed_line(asdict(mined), key)
+    line = seal_line(asdict(mined), key)
     if len(line) > LONGEST or len(line.encode("utf-8")) > LONGEST:
         raise ValueError(
             f"problem {mined.problem} has {len(mined.mismatches)} mismatches, more than fit into a line of {LONGEST} bytes: mine "
@@ -62,10 +61,10 @@ def read_lines(part: Path) -> list[Mined]:
 
     Raises: `ValueError`, one line, for a line that is not what was written, or of another run.
     """
-    found, key = {}, key_of(part / RECORD)
+    found, key = {}, compute_key(part / RECORD)
     for file in sorted(part.glob("*.jsonl")):
         for number, line in enumerate(_whole_lines(file), 1):
-            spec = unsealed(line, f"{file}, line {number}", key)
+            spec = open_sealed_line(line, f"{file}, line {number}", key)
             spec["mismatches"] = [Mismatch(**m) for m in spec["mismatches"]]
             found[spec["problem"]] = Mined(**spec)
     return [found[n] for n in sorted(found)]
@@ -103,7 +102,7 @@ def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: Any) -> No
         found, columns = rows(mined, tokenizer), schema()
         data = Dataset.from_dict({name: [row[name] for row in found] for name in columns}, features=columns)
         data.save_to_disk(str(folder), num_shards=1)  # one even for no rows: none at all could not be read back
-        facts = facts | {"files": seal(folder)}
+        facts = facts | {"files": seal_dataset(folder)}
         write_text(folder / RECORD, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
         write_text(folder / "README.md", card(facts))
     os.rename(part / WHOLE, out)
@@ -146,7 +145,7 @@ def summary(mined: Sequence[Mined], max_new_tokens: int) -> dict[str, Any]:
 
 def card(facts: dict[str, Any]) -> str:
     """The README.md of a mined dataset, as text."""
-    facts = escaped(facts)
+    facts = escape(facts)
     found = facts["found"]
     return str(
         DatasetCard.from_template(

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ...stats.separation import auroc
-from ...training.curves import Curves, curves_of
-from ...training.evidence import Evidence, share, with_intervals
+from ...stats.auroc import auroc
+from ...training.head_quality import Curves, Evidence, add_intervals, compute_curves, format_share
 from .classifiers import JudgeSettings, Trained, threshold_table
 from .hidden_states import MinedTable
 from .splits import FOLDS, Parts
@@ -45,7 +44,7 @@ class JudgeReport:
         """`at`, each share with its counts and its interval."""
         counts = self.held_out_important, self.held_out - self.held_out_important
         recall, accepted = (
-            share(round(part * count), count) for part, count in zip(self.at(threshold), counts, strict=True)
+            format_share(round(part * count), count) for part, count in zip(self.at(threshold), counts, strict=True)
         )
         return recall, accepted
 
@@ -83,10 +82,10 @@ def report_of(
         held_out=len(held_y),
         held_out_important=int(held_y.sum()),
         threshold=threshold,
-        thresholds=with_intervals(
+        thresholds=add_intervals(
             table, {"recall": evidence.counts["important"], "accepted": evidence.counts["unimportant"]}
         ),
-        curves=curves_of(aligned, says, held_y),
+        curves=compute_curves(aligned, says, held_y),
         c=c,
         curve=[{"C": c, "auroc": t.auroc, "auroc_train": t.auroc_train} for c, t in grid.items()],
         folds=settings.folds or 0,

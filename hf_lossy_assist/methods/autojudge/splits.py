@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...training.evidence import FEWEST
+from ...training.head_quality import FEWEST
 
 
 HELD_OUT = 0.1  # of the problems, without folds

@@ -6,8 +6,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from ...training.jobs import SEAL, read_part, write_part
-from ...training.shards import shard_name
+from ...training.resumable import SEAL, name_shard, read_part, write_part
 
 
 class Checkpoints:
@@ -25,7 +24,7 @@ class Checkpoints:
             for moment in ("exp_avg", "exp_avg_sq"):
                 tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment].cpu().contiguous()
         before = self._all()
-        write_part(self.folder / shard_name(step, "safetensors"), safetensors.torch.save(tensors), self.key)
+        write_part(self.folder / name_shard(step, "safetensors"), safetensors.torch.save(tensors), self.key)
         for file in before:
             file.unlink()
             file.with_name(file.name + SEAL).unlink(missing_ok=True)

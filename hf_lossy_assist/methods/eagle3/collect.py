@@ -14,15 +14,13 @@ import safetensors.torch
 import torch
 from transformers import GenerationConfig
 
-from ...artifacts.sampling_settings import check_sampling, decoding_of
+from ...artifacts.conditions import check_sampling, select_sampling
 from ...models.eagle3 import default_layers
 from ...models.identity import ModelIdentity, dtype_of, tokenizer_hash, versions, weights_hash
 from ...models.inspect import base_of, blocks_of
 from ...models.layer_states import LayerStates
-from ...training.jobs import folders
-from ...training.locks import begun
 from ...training.processes import Processes
-from ...training.shards import Tell, write_shards
+from ...training.resumable import Tell, folders, start_run, write_shards
 from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int
 from .heard import Heard
 
@@ -99,7 +97,7 @@ def collect(
         )
 
     count = -(-len(prompts) // settings.batch_size)
-    with begun(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
+    with start_run(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
         if unfinished:
             write_shards(part / RECORD, count, SHARDS, make, processes, settings.seed, target.device)
             processes.on_first(lambda: part.rename(out))
@@ -118,7 +116,7 @@ def answers(
     ends = target.generation_config.eos_token_id
     config = GenerationConfig(
         max_new_tokens=settings.new_tokens, pad_token_id=pad, eos_token_id=ends, disable_compile=True,
-        **decoding_of(asdict(settings)),
+        **select_sampling(asdict(settings)),
     )  # fmt: skip
     with heard:
         new = type(target).generate(target, padded, attention_mask=mask, generation_config=config)[:, width:].tolist()

@@ -12,9 +12,7 @@ from safetensors import safe_open
 
 from ...models.identity import ModelIdentity, check_weights, dtype_of
 from ...models.layer_states import LayerStates
-from ...training.finished import check_entries
-from ...training.jobs import key_of, read_part, read_record
-from ...training.shards import shard_name
+from ...training.resumable import check_entries, compute_key, name_shard, read_part, read_record
 from ...validation import check_int, shown
 from .collect import RECORD, SHARDS, CollectSettings
 from .heard import states_of
@@ -79,7 +77,7 @@ class Texts:
         """`target`: the model that wrote them. Raises: `ValueError`, one line, for another model or damaged files."""
         self.folder = Path(folder)
         self.facts = facts_of(self.folder)
-        self.settings, key = self.facts["settings"], key_of(self.folder / RECORD)
+        self.settings, key = self.facts["settings"], compute_key(self.folder / RECORD)
         recorded, here = ModelIdentity.from_dict(self.facts["target"]), ModelIdentity.of(target)
         if (conflict := recorded.conflict(here)) is not None:
             raise ValueError(f"{self.folder} was collected with the target {recorded}, and this is {here}: {conflict}")
@@ -89,7 +87,7 @@ class Texts:
         self.ids: list[torch.Tensor] = []
         self.prompts: list[int] = []
         for number in range(-(-self.facts["prompts"] // self.settings["batch_size"])):
-            file = self.folder / shard_name(number, SHARDS)
+            file = self.folder / name_shard(number, SHARDS)
             data = read_part(file, key)
             if data is None:
                 raise ValueError(f"{file} is missing: collect again")

@@ -13,9 +13,8 @@ from ...drafters.eagle3 import Eagle3Drafter
 from ...drafters.eagle3_saving import save_drafter
 from ...models.identity import ModelIdentity, versions
 from ...stats.intervals import Estimate
-from ...training.jobs import clear, folders, key_of
-from ...training.locks import begun
 from ...training.processes import Processes
+from ...training.resumable import clear, compute_key, folders, start_run
 from .checkpoints import Checkpoints
 from .data import Texts
 from .fit import Report, check_lengths, fit, record_of
@@ -52,10 +51,10 @@ def fit_eagle3(
             write_card(card(facts, report), folder / "README.md")
         clear(part, RECORD)
 
-    with begun(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
+    with start_run(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
         if not unfinished:
             raise ValueError(f"{out} is finished: there is nothing to go on with")
-        checkpoints = Checkpoints(part, key_of(part / RECORD))
+        checkpoints = Checkpoints(part, compute_key(part / RECORD))
         drafter, report = fit(target, texts, settings, checkpoints, processes, accelerator)
         processes.on_first(write)
     return drafter, report

@@ -13,12 +13,12 @@ import torch
 
 from ...artifacts.cards import head_card, write_card
 from ...artifacts.files import check_new, new_folder
+from ...artifacts.head import Head
 from ...artifacts.head_config import HeadConfig
-from ...artifacts.heads import Head
-from ...stats.separation import auroc
-from ...training.dataset import Table, read_table
-from ...training.evidence import Evidence
-from ...training.plots import reliability_figure
+from ...stats.auroc import auroc
+from ...training.charts import write_reliability
+from ...training.dataset import VerifierDataset, read_dataset
+from ...training.head_quality import Evidence
 from ...validation import check_number
 from ..sprinter.train import FitSettings, config_of, split, train_head
 
@@ -46,13 +46,13 @@ class SpecDecReport:
         return self.evidence.auroc.value
 
 
-def labels_of(table: Table) -> torch.Tensor:
+def labels_of(table: VerifierDataset) -> torch.Tensor:
     """The probability that strict acceptance keeps each drafted token, min(1, p/q), (N,) float32."""
     return (table.p / table.q).clamp(max=1.0)
 
 
 def fit_head(
-    table: Table, settings: FitSettings = SETTINGS, weight: float = WEIGHT, calibrated: bool = True
+    table: VerifierDataset, settings: FitSettings = SETTINGS, weight: float = WEIGHT, calibrated: bool = True
 ) -> tuple[Head, SpecDecReport]:
     """Fit one head.
 
@@ -103,7 +103,7 @@ def fit_head(
 
 
 @torch.no_grad()
-def measure(head: Head, table: Table) -> SpecDecReport:
+def measure(head: Head, table: VerifierDataset) -> SpecDecReport:
     """AUROC and Brier score of coins that fall as the labels say, KL, reliability, and replayed rounds."""
     said, y = head(table.features).double().numpy(), labels_of(table).double().numpy()
     expected = round(float(y.sum()))
@@ -132,7 +132,7 @@ def _kl_term(y: np.ndarray, said: np.ndarray) -> np.ndarray:
     return np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / said.clip(1e-12)), 0.0)
 
 
-def replay(table: Table, said: np.ndarray, y: np.ndarray) -> list[dict[str, float]]:
+def replay(table: VerifierDataset, said: np.ndarray, y: np.ndarray) -> list[dict[str, float]]:
     """For each threshold h, how many tokens a round drafts and how many of them are accepted on average.
 
     A round starts at every position with `LONGEST` more behind it in its row. Token k ends it (k ≥ 2, for a token is judged one step
@@ -165,12 +165,12 @@ def fit_specdec(
     """
     out = Path(out)
     check_new(out, "fit again")
-    table = read_table(data)
+    table = read_dataset(data)
     table.check_for("specdec", "token")
     head, report = fit_head(table, settings, **loss)
     with new_folder(out) as folder:
         head.write(folder)
-        reliability_figure(
+        write_reliability(
             report.reliability, folder / "reliability.png", "acceptance rate", "Reliability of the acceptance head"
         )
         write_card(head_card(head.config, plots=["reliability.png"]), folder / "README.md")

@@ -22,11 +22,9 @@ from transformers import GenerationConfig
 from ...drafters.states import StatesDrafter, refuse_models
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ...tasks.prompts import Text
-from ...training.dataset import RECORD, assemble, schema
-from ...training.jobs import folders
-from ...training.locks import begun
+from ...training.dataset import RECORD, assemble, make_schema
 from ...training.processes import Processes
-from ...training.shards import Tell, write_shards
+from ...training.resumable import Tell, folders, start_run, write_shards
 from .collect_settings import DEFAULTS, CollectSettings
 from .walk import Walk
 
@@ -74,11 +72,11 @@ def collect(
             target, draft, tokenizer, chosen, settings, first, lambda done: tell(done / settings.new_tokens)
         )
         data = io.BytesIO()
-        Dataset.from_dict(rows, features=schema(facts["hidden_size"], settings.kinds)).to_parquet(data)
+        Dataset.from_dict(rows, features=make_schema(facts["hidden_size"], settings.kinds)).to_parquet(data)
         return data.getvalue()
 
     count = -(-len(texts) // settings.batch_size)
-    with begun(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
+    with start_run(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
         if unfinished:
             write_shards(part / RECORD, count, "parquet", make, processes, settings.seed, target.device)
             processes.on_first(lambda: assemble(out, part, facts, count))

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ...artifacts.conditions import check_sampling, select_sampling
 from ...artifacts.features import FeatureSpec
-from ...artifacts.sampling_settings import check_sampling, decoding_of
 from ...training.dataset import KINDS, REPLACED
 from ...validation import (
     LONGEST_DRAFT,
@@ -59,7 +59,7 @@ class CollectSettings:
 
     def decoding(self) -> dict[str, Any]:
         """The settings of the distributions p and q, as `generate` names them."""
-        return decoding_of(asdict(self))
+        return select_sampling(asdict(self))
 
 
 DEFAULTS = CollectSettings()

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ...artifacts.heads import Head
-from ...stats.separation import auroc
-from ...training.curves import Curves, curves_of
-from ...training.dataset import Table, acceptable
-from ...training.evidence import Evidence, with_intervals
+from ...artifacts.head import Head
+from ...stats.auroc import auroc
+from ...training.dataset import VerifierDataset, label_acceptable
+from ...training.head_quality import Curves, Evidence, add_intervals, compute_curves
 
 
 THRESHOLDS = tuple(round(0.05 * i, 2) for i in range(1, 20))
@@ -42,13 +41,13 @@ class Report:
 
 
 @torch.no_grad()
-def measure(head: Head, table: Table, lam: float) -> Report:
+def measure(head: Head, table: VerifierDataset, lam: float) -> Report:
     """AUROC, ROC, (η_TP, η_FP) by threshold, Brier score and reliability of `head` on the records of `table`."""
     from sklearn.calibration import calibration_curve
     from sklearn.metrics import brier_score_loss, roc_auc_score, roc_curve
 
     v = head(table.features)
-    y = acceptable(table.p, table.q, lam)
+    y = label_acceptable(table.p, table.q, lam)
     fpr, tpr, _ = roc_curve(y.numpy(), v.numpy())
     thin = np.unique(np.linspace(0, len(fpr) - 1, 200).astype(int))
     share, mean = calibration_curve(y.numpy(), v.numpy(), n_bins=10)
@@ -76,8 +75,8 @@ def measure(head: Head, table: Table, lam: float) -> Report:
         brier=float(brier_score_loss(y.numpy(), v.numpy())),
         acceptable=float(y.float().mean()),
         auroc_by_kind=by_kind,
-        thresholds=with_intervals(rows, {"eta_tp": held["acceptable"], "eta_fp": held["unacceptable"]}),
-        curves=curves_of(v.numpy(), v.numpy(), y.numpy()),
+        thresholds=add_intervals(rows, {"eta_tp": held["acceptable"], "eta_fp": held["unacceptable"]}),
+        curves=compute_curves(v.numpy(), v.numpy(), y.numpy()),
         roc=[(float(a), float(b)) for a, b in zip(fpr[thin], tpr[thin], strict=True)],
         reliability=[(float(m), float(s), int(c)) for m, s, c in zip(mean, share, counts[counts > 0], strict=True)],
     )

@@ -11,16 +11,16 @@ import torch
 
 from ...artifacts.cards import head_card, write_card
 from ...artifacts.files import check_new, new_folder
+from ...artifacts.head import Head
 from ...artifacts.head_config import HeadConfig
-from ...artifacts.heads import Head
-from ...training.curves import CURVES
-from ...training.dataset import Table, acceptable, read_table
+from ...training.dataset import VerifierDataset, label_acceptable, read_dataset
+from ...training.head_quality import CURVES
 from ...validation import MOST_FACTOR, check_number
 from .figures import Report, measure
 from .train import DEFAULTS, FitSettings, config_of, split, train_head
 
 
-def fit_head(table: Table, lam: float, settings: FitSettings = DEFAULTS) -> tuple[Head, Report]:
+def fit_head(table: VerifierDataset, lam: float, settings: FitSettings = DEFAULTS) -> tuple[Head, Report]:
     """Fit one head to the labels q ≤ λ·p.
 
     Returns: the head, in evaluation mode, with its figures in its config, and the full report on the test prompts.
@@ -28,7 +28,7 @@ def fit_head(table: Table, lam: float, settings: FitSettings = DEFAULTS) -> tupl
     Raises: `ValueError` where a part of the split has only one of the two labels.
     """
     check_number("--lambda", lam, 0.0, MOST_FACTOR)
-    labels = acceptable(table.p, table.q, lam)
+    labels = label_acceptable(table.p, table.q, lam)
     parts = split(table.prompt, settings.seed)
     for name, part in zip(("training", "early stopping", "test"), parts, strict=True):
         if labels[part].unique().numel() < 2:
@@ -47,7 +47,9 @@ def fit_head(table: Table, lam: float, settings: FitSettings = DEFAULTS) -> tupl
     return _with_figures(head, report, table, settings, [int(part.sum()) for part in parts]), report
 
 
-def _weights(table: Table, y: torch.Tensor, train: torch.Tensor, balance: bool) -> tuple[torch.Tensor, float]:
+def _weights(
+    table: VerifierDataset, y: torch.Tensor, train: torch.Tensor, balance: bool
+) -> tuple[torch.Tensor, float]:
     """(N,): every kind of prefix counts the same in all (§3.2), and with `balance` each label as well; mean 1 over training.
 
     Also the share of acceptable tokens where only the kinds are weighted.
@@ -64,7 +66,9 @@ def _weights(table: Table, y: torch.Tensor, train: torch.Tensor, balance: bool) 
     return weight / weight[train].mean(), share
 
 
-def _with_figures(head: Head, report: Report, table: Table, settings: FitSettings, sizes: Sequence[int]) -> Head:
+def _with_figures(
+    head: Head, report: Report, table: VerifierDataset, settings: FitSettings, sizes: Sequence[int]
+) -> Head:
     """The same head with how it was trained and what it reaches in its config."""
     facts = table.facts
     training = {
@@ -97,13 +101,13 @@ def fit_sprinter(
 
     Returns: the head that was written, and every λ's report in the order given. Raises: `ValueError`, one line.
     """
-    from ...training.plots import reliability_figure, roc_figure
+    from ...training.charts import write_reliability, write_roc
 
     out = Path(out)
     check_new(out, "fit again")
     for lam in lambdas:
         check_number("--lambda", lam, 0.0, MOST_FACTOR)
-    table = read_table(data)
+    table = read_dataset(data)
     table.check_for("sprinter", "predicting")
     collected = float(table.facts["settings"]["lam"])
     lambdas = list(lambdas) or [collected]
@@ -114,8 +118,8 @@ def fit_sprinter(
     with new_folder(out) as folder:
         head.write(folder)
         curves = {f"$\\lambda$ = {r.lam:g}": (*zip(*r.roc, strict=True), r.auroc) for _, r in fitted}
-        roc_figure(curves, folder / "roc.png")  # type: ignore[arg-type]
-        reliability_figure(report.reliability, folder / "reliability.png")
+        write_roc(curves, folder / "roc.png")  # type: ignore[arg-type]
+        write_reliability(report.reliability, folder / "reliability.png")
         write_card(head_card(head.config, plots=["roc.png", "reliability.png"]), folder / "README.md")
     head.source = str(out)
     return head, [r for _, r in fitted]

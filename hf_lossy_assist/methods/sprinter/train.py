@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from ...artifacts.conditions import select_sampling
 from ...artifacts.features import FeatureSpec
+from ...artifacts.head import KINDS, Head
 from ...artifacts.head_config import WIDEST, HeadConfig
-from ...artifacts.heads import KINDS, Head
-from ...artifacts.sampling_settings import decoding_of
 from ...models.identity import ModelIdentity, versions
-from ...training.dataset import Table
+from ...training.dataset import VerifierDataset
 from ...validation import check_flag, check_int, check_number, shown
 
 
@@ -107,7 +107,7 @@ def fold_scaler(head: Head, mean: torch.Tensor, scale: torch.Tensor) -> None:
     first.bias.sub_(first.weight @ mean)
 
 
-def config_of(table: Table, settings: FitSettings, method: str, label: str) -> HeadConfig:
+def config_of(table: VerifierDataset, settings: FitSettings, method: str, label: str) -> HeadConfig:
     """The config of a head for this data, without figures."""
     facts = table.facts
     collected = facts["settings"]
@@ -122,6 +122,6 @@ def config_of(table: Table, settings: FitSettings, method: str, label: str) -> H
         target=ModelIdentity.from_dict(facts["target"]),
         draft=ModelIdentity.from_dict(facts["draft"]),
         tokenizer_hash=facts["tokenizer_hash"],
-        decoding=decoding_of(collected),
+        decoding=select_sampling(collected),
         versions=versions(),
     )

@@ -14,10 +14,9 @@ from ...models.rope import renew
 from ...policy.policy import LossyPolicy
 from ...round import Selection, Verified
 from ...rules import RuleRun, Strict, accept, draw
-from ...stats.report import SpeculationStats
-from ...stats.row import RowStats
+from ...stats.speculation import RowStats, SpeculationStats
 from ...stops.basic import Constant
-from ...training.dataset import REPLACED, acceptable
+from ...training.dataset import REPLACED, label_acceptable
 from .collect_settings import CollectSettings
 
 
@@ -68,7 +67,7 @@ class Walk(Runner):
             # The place behind the drafted token is never looked at.
             verified = Verified(Selection(draft, draft.lengths), scores.expand(-1, 2, -1))
             x, p_x, q_x, distance = judged(verified)
-            fits = acceptable(p_x, q_x, self.wanted.lam)
+            fits = label_acceptable(p_x, q_x, self.wanted.lam)
             verdict = accept(RuleRun(Strict()), verified, call.randomness)
             corrected = torch.where(fits | (verdict.accepted == 1), x, verdict.token)
             own = draw(verified.p[:, 0]) if verified.sampling else verified.argmax[:, 0]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...artifacts.profile import Profile
+from ...artifacts.sv_profile import Profile
 from ...generation.runner import Runner
 from ...policy.policy import LossyPolicy
 from ...stats.clock import wait_for

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ...artifacts.profile import LONGEST_PROFILED
-from ...artifacts.sampling_settings import check_sampling, decoding_of
+from ...artifacts.conditions import check_sampling, select_sampling
+from ...artifacts.sv_profile import LONGEST_PROFILED
 from ...engine.call import Call
 from ...engine.loop import decode
 from ...generation.runner import Runner
 from ...policy.policy import LossyPolicy
 from ...round import Verified
-from ...stats.report import SpeculationStats
+from ...stats.speculation import SpeculationStats
 from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, shown
 
 
@@ -52,7 +52,7 @@ class ProfileSettings:
 
     def decoding(self) -> dict[str, Any]:
         """The settings of the distributions, as `generate` names them."""
-        return decoding_of(asdict(self))
+        return select_sampling(asdict(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in the types of JSON."""

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from ...artifacts.profile_tables import Bins, Latency
 from ...filters.scheduling import choose
-from ...training.plots import save
+from ...training.charts import save_figure
 
 
 def cells_figure(bins: Bins, path: Path) -> None:
@@ -21,7 +21,7 @@ def cells_figure(bins: Bins, path: Path) -> None:
         mesh = axes.pcolormesh(s[k : k + 2], a, row[:, None], vmin=0, vmax=1, cmap="viridis")
     assert mesh is not None, "a profile has at least one cell"
     figure.colorbar(mesh, label="$\\hat{P}$(accepted by the target)")
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def goodput_figure(accept: np.ndarray, latency: Latency, path: Path) -> None:
@@ -44,4 +44,4 @@ def goodput_figure(accept: np.ndarray, latency: Latency, path: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend()
     figure.suptitle(f"one round of {batch} rows, γ = {gamma}")
-    save(figure, path)
+    save_figure(figure, path)

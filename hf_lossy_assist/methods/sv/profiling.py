@@ -12,16 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from ...artifacts.conditions import describe_machine
 from ...artifacts.files import check_new, new_folder
-from ...artifacts.machine import machine
-from ...artifacts.profile import MODELS, Profile
+from ...artifacts.sv_profile import MODELS, Profile
 from ...drafters.states import refuse_models
 from ...generation.runner import Runner
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ...policy.policy import LossyPolicy
-from ...training.jobs import clear, folders
-from ...training.locks import begun
 from ...training.processes import Processes
+from ...training.resumable import clear, folders, start_run
 from .alternatives import ALTERNATIVES
 from .alternatives import measure as measure_alternatives
 from .cells import build
@@ -61,7 +60,7 @@ def profile(
     Runner(LossyPolicy(filter=ObserveOnlyFilter(companion)), draft).validate(target)
     processes = Processes.started()
     here = facts(target, draft, companion, tokenizer, texts, settings)
-    with begun(out, part, here, STARTED, resume=resume, processes=processes):
+    with start_run(out, part, here, STARTED, resume=resume, processes=processes):
         return _profile((target, draft, companion), tokenizer, texts, out, part, settings, processes, source)
 
 
@@ -96,7 +95,7 @@ def _profile(
         companion=ModelIdentity.of(companion),
         tokenizer_hash=tokenizer_hash(tokenizer),
         decoding=settings.decoding(),
-        machine=machine(target.device),
+        machine=describe_machine(target.device),
         training={"prompts": len(texts), "source": source, "settings": settings.to_dict()},
         metrics=metrics,
         versions=versions(),

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...artifacts.profile import Profile
 from ...artifacts.profile_tables import Bins, Latency
+from ...artifacts.sv_profile import Profile
 from ...engine.call import Call
 from ...filters.base import VerifyFilter
 from ...filters.scheduling import choose

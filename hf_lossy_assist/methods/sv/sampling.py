@@ -19,8 +19,8 @@ from ...round import Draft, Selection, Verified
 from ...rules.accepting import Randomness
 from ...stops.basic import Constant
 from ...terminal import Bar
-from ...training.jobs import key_of, read_part, write_part
 from ...training.processes import ALONE, Processes
+from ...training.resumable import compute_key, read_part, write_part
 from .cells import Samples
 from .instrument import InstrumentedRunner, ProfileSettings, run
 
@@ -57,7 +57,7 @@ def collect(
     its share of the batches, and all return all samples.
     """
     own: dict[tuple[int, int], dict[str, np.ndarray]] = {}
-    key = "" if kept is None else key_of(kept / STARTED)
+    key = "" if kept is None else compute_key(kept / STARTED)
     for longest in settings.gamma:
         firsts = processes.share(range(0, len(texts), settings.batch_size))
         with Bar(len(firsts), f"γ = {longest}", "batches", quiet=not processes.first) as bar:

@@ -476,7 +476,7 @@ def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypat
     def fails(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("hf_lossy_assist.training.plots.Figure.savefig", fails)
+    monkeypatch.setattr("hf_lossy_assist.training.charts.Figure.savefig", fails)
     with pytest.raises(OSError, match="no space"):
         fit(data, tmp_path / "deep" / "head", JudgeSettings(grid=(1e-3,)))
     assert not list((tmp_path / "deep").iterdir())

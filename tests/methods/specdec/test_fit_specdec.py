@@ -22,7 +22,7 @@ from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
 from hf_lossy_assist.methods.sprinter.train import FitSettings, split
 from hf_lossy_assist.models.identity import ModelIdentity
-from hf_lossy_assist.training.dataset import REPLACED, Table, read_table
+from hf_lossy_assist.training.dataset import REPLACED, VerifierDataset, read_dataset
 
 
 TOKEN = FeatureSpec(position="token")
@@ -76,7 +76,7 @@ def test_states_laws_and_replaced_tokens_by_plain_forwards(tmp_path, mix):
 
 def test_what_is_collected_says_what_it_is_for(tmp_path):
     run(tmp_path, tiny_pair(), word_prompts(5, 8), new_tokens=4, features=TOKEN, mix=0.15)
-    given, card = read_table(tmp_path / "data"), (tmp_path / "data" / "README.md").read_text()
+    given, card = read_dataset(tmp_path / "data"), (tmp_path / "data" / "README.md").read_text()
     assert given.kinds == [REPLACED] and len(given) == 8 and given.facts["settings"]["mix"] == 0.15
     assert card_problems(card) == ([], []) and "hf-lossy fit specdec" in card and "SPRINTER" not in card
     refused(lambda: CollectSettings(mix=0.15), "a SpecDec.. head reads the draft's state that encodes a token")
@@ -96,7 +96,7 @@ def test_what_is_collected_says_what_it_is_for(tmp_path):
 # -- fitting --------------------------------------------------------------------------------------------------------------
 
 
-def table(prompts: int = 100, each: int = 40, seed: int = 0) -> Table:
+def table(prompts: int = 100, each: int = 40, seed: int = 0) -> VerifierDataset:
     """Records that are accepted with probability sigmoid(2·x_0 + 1)."""
     generator = torch.Generator().manual_seed(seed)
     count = prompts * each
@@ -110,7 +110,7 @@ def table(prompts: int = 100, each: int = 40, seed: int = 0) -> Table:
         "settings": settings, "target": MODEL | {"id": "org/target", "hidden_size": 32}, "draft": MODEL | {"id": "org/draft", "hidden_size": H},
         "tokenizer_hash": "0" * 64, "hidden_size": H, "prompts": prompts, "source": "numbers drawn at random", "versions": {},
     }  # fmt: skip
-    return Table(
+    return VerifierDataset(
         features=5 * x - 7, p=q * (2 * x[:, 0] + 1).sigmoid(), q=q, distance=torch.zeros(count),
         prompt=places // each, kind=torch.zeros_like(places), position=places % each, kinds=[REPLACED], facts=facts,
     )  # fmt: skip

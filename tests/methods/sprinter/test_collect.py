@@ -23,7 +23,7 @@ from hf_lossy_assist import FeatureSpec, ModelIdentity, demo
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
 from hf_lossy_assist.tasks.prompts import Text, read_texts
-from hf_lossy_assist.training.dataset import KINDS, acceptable, read_table
+from hf_lossy_assist.training.dataset import KINDS, label_acceptable, read_dataset
 
 
 ORIGINAL, DRAFT, TARGET, MIXED = range(4)
@@ -98,7 +98,7 @@ def test_columns_rows_and_what_is_recorded(tmp_path):
     m = models()
     assert facts["settings"]["new_tokens"] == NEW and facts["settings"]["seed"] == 4 and facts["prompts"] == 3
     assert [facts[n] for n in ("target", "draft")] == [ModelIdentity.of(x).to_dict() for x in (m.target, m.draft)]
-    table = read_table(tmp_path / "data")
+    table = read_dataset(tmp_path / "data")
     assert len(table) == 3 * 4 * NEW and table.features.shape == (len(table), facts["hidden_size"])
     assert table.p.tolist() == data["p"][:] and table.prompt.tolist() == data["prompt"][:]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data"]
@@ -151,7 +151,9 @@ def test_sampled_every_kind_by_plain_forwards(tmp_path, laws):
                 kept = text[-1] == before["token"]
                 went_on.append((kind, kept))
                 assert kind != DRAFT or kept
-                if kind == MIXED and acceptable(torch.tensor(before["p"]), torch.tensor(before["q"]), settings.lam):
+                if kind == MIXED and label_acceptable(
+                    torch.tensor(before["p"]), torch.tensor(before["q"]), settings.lam
+                ):
                     assert kept
         compare(pair, text[: at + NEW - 1], at, records, settings)
     assert {(TARGET, False), (MIXED, True), (MIXED, False)} <= set(went_on)
@@ -250,8 +252,8 @@ def test_another_layer_is_read_where_it_is_asked_for(tmp_path):
 
 def test_label_and_settings():
     p, q = torch.tensor([0.5, 0.5, 0.5, 0.0, 0.0]), torch.tensor([0.5, 0.625, 0.75, 0.1, 0.0])
-    assert acceptable(p, q, 1.25).tolist() == [True, True, False, False, True]
-    assert acceptable(p, q, 1.0).tolist() == [True, False, False, False, True]
+    assert label_acceptable(p, q, 1.25).tolist() == [True, True, False, False, True]
+    assert label_acceptable(p, q, 1.0).tolist() == [True, False, False, False, True]
     for wrong in (
         {"new_tokens": 0}, {"batch_size": -1}, {"top_k": -1}, {"top_p": 1.5}, {"top_p": 0.0}, {"temperature": 0.0}, {"temperature": -1.0},
         {"lam": float("nan")}, {"lam": -0.1}, {"features": FeatureSpec(model="target")},
@@ -300,7 +302,7 @@ KILLED_WHILE_ASSEMBLING = """
 import os, signal, sys
 from hf_lossy_assist import cli
 from hf_lossy_assist.training import dataset
-dataset.data_card = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+dataset.make_data_card = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 cli.main()
 """
 
@@ -418,7 +420,7 @@ def test_the_card_counts_what_is_there(tmp_path):
     collect(*tiny_pair(), given, tmp_path / "data", CollectSettings(new_tokens=6, lam=1.5), source="three prompts")
     card = (tmp_path / "data" / "README.md").read_text()
     assert card_problems(card) == ([], [])
-    table = read_table(tmp_path / "data")
+    table = read_dataset(tmp_path / "data")
     assert f"{len(table)} tokens of 3 prompts (three prompts)" in card
     for k, name in enumerate(KINDS):
         mine = table.kind == k

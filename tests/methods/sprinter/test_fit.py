@@ -18,10 +18,10 @@ from hf_lossy_assist import Head, HeadConfig, LinearHead, MLPHead
 from hf_lossy_assist.methods.sprinter.figures import THRESHOLDS, Report, measure
 from hf_lossy_assist.methods.sprinter.fit import fit_head, fit_sprinter
 from hf_lossy_assist.methods.sprinter.train import FitSettings, split
-from hf_lossy_assist.training.curves import CURVES, Curves
-from hf_lossy_assist.training.dataset import KINDS, Table, acceptable, read_table
-from hf_lossy_assist.training.finished import digests
-from hf_lossy_assist.training.plots import roc_figure
+from hf_lossy_assist.training.charts import write_roc
+from hf_lossy_assist.training.dataset import KINDS, VerifierDataset, label_acceptable, read_dataset
+from hf_lossy_assist.training.head_quality import CURVES, Curves
+from hf_lossy_assist.training.resumable import hash_files
 
 
 W = torch.tensor([1.5, -1.0, 0.5, 0.0, 2.0, -0.5])
@@ -46,7 +46,7 @@ def facts(prompts: int, **settings: Any) -> dict[str, Any]:
     }
 
 
-def table(prompts: int = 160, each: int = 10, seed: int = 0, bend: bool = False, **settings: Any) -> Table:
+def table(prompts: int = 160, each: int = 10, seed: int = 0, bend: bool = False, **settings: Any) -> VerifierDataset:
     """Records whose q/p is e^(−s), s = w·x + b + logistic noise: so P(q ≤ λ·p | x) = sigmoid(w·x + b + log λ) for every λ."""
     generator = torch.Generator().manual_seed(seed)
     count = prompts * len(KINDS) * each
@@ -54,7 +54,7 @@ def table(prompts: int = 160, each: int = 10, seed: int = 0, bend: bool = False,
     noise = torch.rand(count, generator=generator).logit()
     ratio = (-(law(x, bend) + noise)).exp()
     places = torch.arange(count)
-    return Table(
+    return VerifierDataset(
         features=x * SCALE + 3 * SCALE,
         p=1 / (1 + ratio),
         q=ratio / (1 + ratio),
@@ -72,17 +72,17 @@ def law(x: torch.Tensor, bend: bool) -> torch.Tensor:
     return 3 * x[:, 0].abs() - 2.4 if bend else x @ W + BIAS
 
 
-def bayes(part: Table, lam: float, bend: bool = False) -> torch.Tensor:
+def bayes(part: VerifierDataset, lam: float, bend: bool = False) -> torch.Tensor:
     """P(acceptable) of each record."""
     return (law((part.features - 3 * SCALE) / SCALE, bend) + np.log(lam)).sigmoid()
 
 
 @cache
-def big() -> Table:
+def big() -> VerifierDataset:
     return table()
 
 
-def test_part(given: Table, seed: int = 0) -> Table:
+def test_part(given: VerifierDataset, seed: int = 0) -> VerifierDataset:
     return given.of(split(given.prompt, seed)[2])
 
 
@@ -109,7 +109,7 @@ def brier(v: torch.Tensor, y: torch.Tensor) -> float:
 def test_a_known_law_is_found(kind, balance):
     head, report = fit_head(big(), 1.2, FitSettings(kind=kind, balance=balance))
     part = test_part(big())
-    best, y = bayes(part, 1.2), acceptable(part.p, part.q, 1.2)
+    best, y = bayes(part, 1.2), label_acceptable(part.p, part.q, 1.2)
     with torch.no_grad():
         v = head(part.features)
     assert isinstance(head, {"linear": LinearHead, "mlp": MLPHead}[kind]) and not head.training
@@ -131,7 +131,7 @@ def test_a_linear_head_reads_raw_features():
 def test_only_a_hidden_layer_bends():
     bent = table(bend=True)
     part = test_part(bent)
-    best = auroc(bayes(part, 1.2, bend=True), acceptable(part.p, part.q, 1.2))
+    best = auroc(bayes(part, 1.2, bend=True), label_acceptable(part.p, part.q, 1.2))
     linear, mlp = (fit_head(bent, 1.2, FitSettings(kind=kind, width=16))[1].auroc for kind in ("linear", "mlp"))
     assert best > 0.75 and mlp > best - 0.02 and linear < 0.6
 
@@ -187,21 +187,21 @@ def test_early_stopping_keeps_the_best_epoch():
     """A wide network learns few records by heart: its validation loss falls and rises, and the lowest must stay."""
     small = table(prompts=40, each=2, seed=3)
     valid = split(small.prompt, 0)[1]
-    x, y = small.features[valid], acceptable(small.p, small.q, 1.2)[valid].float()
+    x, y = small.features[valid], label_acceptable(small.p, small.q, 1.2)[valid].float()
     settings = {"kind": "mlp", "balance": False, "learning_rate": 0.05, "batch_size": 32}
-    losses, digests = [], []
+    losses, hash_files = [], []
     for epochs in range(1, 16):
         head, _ = fit_head(small, 1.2, FitSettings(**settings, max_epochs=epochs, patience=100))
         losses.append(torch.nn.functional.binary_cross_entropy(head(x), y).item())
-        digests.append(head.digest)
+        hash_files.append(head.digest)
     assert all(after <= before + 1e-5 for before, after in zip(losses, losses[1:], strict=False))
-    assert digests[-1] == digests[-2] == digests[-3], "the last epochs should not have been better"
-    assert len(set(digests)) > 1, "the first epoch should not have been the best"
+    assert hash_files[-1] == hash_files[-2] == hash_files[-3], "the last epochs should not have been better"
+    assert len(set(hash_files)) > 1, "the first epoch should not have been the best"
     patient, _ = fit_head(small, 1.2, FitSettings(**settings, max_epochs=200, patience=100))
     hasty, _ = fit_head(small, 1.2, FitSettings(**settings, max_epochs=200, patience=1))
-    assert patient.digest == digests[-1]
-    worse = next(i for i, (a, b) in enumerate(zip(digests, digests[1:], strict=False)) if a == b)
-    assert hasty.digest == digests[worse], "patience 1 ends at the first epoch that is no better"
+    assert patient.digest == hash_files[-1]
+    worse = next(i for i, (a, b) in enumerate(zip(hash_files, hash_files[1:], strict=False)) if a == b)
+    assert hasty.digest == hash_files[worse], "patience 1 ends at the first epoch that is no better"
 
 
 # -- the figures ------------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_a_record_on_the_edge_of_a_bin_is_counted_once():
     logits = torch.tensor([0.0, 0.0, 0.2, 0.2, 3.0, -3.0])  # V: ½ twice, and twice in (½, 0.6)
     q = torch.tensor([0.1, 0.9, 0.1, 0.9, 0.1, 0.9])
     count = len(q)
-    given = Table(
+    given = VerifierDataset(
         features=logits[:, None], p=torch.full((count,), 0.5), q=q, distance=torch.zeros(count), prompt=torch.arange(count),
         kind=torch.zeros(count, dtype=torch.long), position=torch.zeros(count, dtype=torch.long), kinds=list(KINDS), facts={},
     )  # fmt: skip
@@ -276,10 +276,10 @@ def data(tmp_path_factory):
 
 
 def test_a_dataset_comes_back_as_it_was(data):
-    given, back = table(prompts=40, each=5), read_table(data)
+    given, back = table(prompts=40, each=5), read_dataset(data)
     for name in ("features", "p", "q", "distance", "prompt", "kind", "position"):
         assert torch.equal(getattr(given, name), getattr(back, name)), name
-    assert (back.kinds, back.facts) == (given.kinds, given.facts | {"files": digests(data)})
+    assert (back.kinds, back.facts) == (given.kinds, given.facts | {"files": hash_files(data)})
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_what_a_head_records(data, tmp_path):
     assert (config.method, config.polarity, config.hidden_size) == ("sprinter", "acceptable", H)
     assert config.label == "q(x) ≤ 1.2·p(x)" and config.lam == 1.2 and config.training["seed"] == 2
     assert (config.target.id, config.draft.id, config.tokenizer_hash) == ("org/target", "org/draft", "0" * 64)
-    sizes = [int(part.sum()) for part in split(read_table(data).prompt, 2)]
+    sizes = [int(part.sum()) for part in split(read_dataset(data).prompt, 2)]
     assert config.training["tokens"].startswith(
         f"{sizes[0]} for training, {sizes[1]} for early stopping, {sizes[2]} for the figures"
     )
@@ -365,7 +365,7 @@ def test_greedy_laws_give_one_labelling(tmp_path):
 
 
 def refusals(tmp_path: Path) -> dict[str, tuple[Any, dict[str, Any], str]]:
-    def all_one(given: Table) -> Table:
+    def all_one(given: VerifierDataset) -> VerifierDataset:
         given.q = given.p.clone()
         return given
 
@@ -378,7 +378,7 @@ def refusals(tmp_path: Path) -> dict[str, tuple[Any, dict[str, Any], str]]:
     }
 
 
-def one_sided() -> Table:
+def one_sided() -> VerifierDataset:
     given = table(prompts=20, each=2)
     mine = split(given.prompt, 0)[2]
     given.q[mine] = given.p[mine]
@@ -414,7 +414,7 @@ def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypat
     def fails(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("hf_lossy_assist.training.plots.Figure.savefig", fails)
+    monkeypatch.setattr("hf_lossy_assist.training.charts.Figure.savefig", fails)
     with pytest.raises(OSError, match="no space"):
         fit_sprinter(data, tmp_path / "head")
     assert not list(tmp_path.iterdir())
@@ -423,7 +423,7 @@ def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypat
 def test_roc_curves_are_drawn(tmp_path):
     x = np.linspace(0, 1, 20)
     path = tmp_path / "roc.png"
-    roc_figure({"a": (x, x**0.3, 0.77), "b": (x, x**0.5, 0.67)}, path)
+    write_roc({"a": (x, x**0.3, 0.77), "b": (x, x**0.5, 0.67)}, path)
     assert path.read_bytes().startswith(b"\x89PNG") and list(tmp_path.iterdir()) == [path]
 
 
@@ -436,5 +436,5 @@ def test_a_figure_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
     with pytest.raises(OSError, match="no space left"):
-        roc_figure({}, path)
+        write_roc({}, path)
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

@@ -10,7 +10,7 @@ from support.small import tokenizer as other_tokenizer
 from support.small import words
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.artifacts.profile import PROFILE, Profile
+from hf_lossy_assist.artifacts.sv_profile import PROFILE, Profile
 from hf_lossy_assist.methods.sv.alternatives import advice, compared
 
 

@@ -13,8 +13,8 @@ from support.profiles import arrays
 from support.refusals import refused
 
 from hf_lossy_assist import SpeculativeVerification, demo, enable
-from hf_lossy_assist.artifacts.profile import PROFILE, TABLES, Profile
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
+from hf_lossy_assist.artifacts.sv_profile import PROFILE, TABLES, Profile
 from hf_lossy_assist.methods.sv import profiling, round_costs, sampling
 from hf_lossy_assist.methods.sv.cells import PRIOR, Samples, build, cells, cross_entropy, edges, entropies, quantiles
 from hf_lossy_assist.methods.sv.held_out import SHAPES, predicted

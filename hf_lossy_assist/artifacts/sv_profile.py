@@ -1,4 +1,4 @@
-"""What SV knows before it starts: how often the target accepts a token of given S and A, and what verifying costs on this machine.
+"""Profiles of SV: how often the target accepts a token of given S and A, and what verifying costs on this machine.
 
 Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328). S = Σ min(q, c) is how much draft and companion agree at a
 position, A = min(1, c(x)/q(x)) how readily the companion would accept the drafted token (§4.2). A profile is profile.json and
@@ -19,11 +19,11 @@ from safetensors import SafetensorError
 
 from ..models.identity import ModelIdentity, tokenizer_hash
 from ..validation import check_int, nearest, one_line, shown
-from .files import json_text, new_folder, readable
+from .conditions import describe_machine
+from .files import check_readable, format_json, new_folder
 from .hub import AGAIN, fetch
-from .machine import machine
+from .json_io import read_json, read_whole
 from .profile_tables import Bins, Latency
-from .reading import read_json, read_whole
 
 
 PROFILE, TABLES = "profile.json", "profile.safetensors"
@@ -41,7 +41,7 @@ FACTS = {
 
 @dataclass(eq=False, repr=False)
 class Profile:
-    """What `SpeculativeVerification` decides by. Made by `hf-lossy profile`, loaded by `Profile.from_pretrained`.
+    """Table by which `SpeculativeVerification` decides. Made by `hf-lossy profile`, loaded by `Profile.from_pretrained`.
 
     `gamma` is the longest draft that was profiled, `decoding` the sampling settings of the distributions, `machine` where the seconds were
     taken, `pays[i]` the predicted speed against strict acceptance at `latency.batches[i]` rows (1.1: a tenth faster).
@@ -103,7 +103,7 @@ class Profile:
         )
 
     def worthwhile(self, batch: int) -> bool:
-        """Whether a companion is expected to pay for itself with so many rows, by more than the noise of the seconds."""
+        """Return whether a companion is expected to pay for itself with so many rows, by more than the noise of the seconds."""
         gain = self.pays - self.latency.noise
         return bool(np.interp(batch, self.latency.batches, gain) > 1.0)
 
@@ -119,7 +119,7 @@ class Profile:
             raise ValueError(
                 "this profile was made with another tokenizer: token ids mean other words (hf-lossy profile)"
             )
-        here = machine(target.device)
+        here = describe_machine(target.device)
         if here != self.machine:
             warnings.warn(
                 f"the profile's seconds were taken on another machine ({one_line(self.machine)}; this is {here}): what pays may differ",
@@ -162,9 +162,9 @@ class Profile:
         }
         facts |= {name: facts[name].to_dict() for name in MODELS}
         facts["tables_sha256"] = hashlib.sha256(data).hexdigest()
-        with readable("this profile", folder):
+        with check_readable("this profile", folder):
             (folder / TABLES).write_bytes(data)
-            (folder / PROFILE).write_text(json_text(facts), encoding="utf-8")
+            (folder / PROFILE).write_text(format_json(facts), encoding="utf-8")
             Profile.from_pretrained(folder)
 
     def save_pretrained(self, save_directory: str | Path) -> None:
@@ -199,7 +199,7 @@ COUNTED = ("bins.counts", "latency.batches", "latency.tokens")  # int64; the oth
 
 
 def _read_tables(data: bytes, file: Path) -> dict[str, np.ndarray]:
-    """Every table of profile.safetensors, each of a dtype that it may have been saved with."""
+    """Return every table of profile.safetensors, each of a dtype that it may have been saved with."""
     try:
         tables: dict[str, np.ndarray] = safetensors.numpy.load(data)
     except SafetensorError as error:
@@ -217,7 +217,7 @@ def _read_tables(data: bytes, file: Path) -> dict[str, np.ndarray]:
 
 
 def _read_facts(file: Path) -> dict[str, Any]:
-    """Every entry of profile.json, of the type that it was saved with."""
+    """Return every entry of profile.json, of the type that it was saved with."""
     facts = read_json(file)
     kinds = dict.fromkeys(MODELS, dict) | FACTS
     if not isinstance(facts, dict):

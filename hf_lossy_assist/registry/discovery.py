@@ -1,4 +1,4 @@
-"""What registers is read when a name is first looked up: this package's own rooms, and the entry points of others."""
+"""Import what registers, when a name is first looked up: the modules of this package and the entry points of others."""
 
 import importlib
 import pkgutil
@@ -15,38 +15,38 @@ from .entry import KINDS, Entry, Kind
 
 PACKAGE = __name__.split(".")[0]
 PLUGINS = "hf_lossy_assist"  # the group of entry points that register more
-ROOMS = (
+BUILTIN = (
     "rules",
     "stops",
     "filters",
     "drafters",
-    "policy.methods",
+    "policy.recipes",
 )  # every file of these is read for what it registers
 
 ENTRIES: dict[Kind, dict[str, Entry]] = {kind: {} for kind in KINDS}  # by kind and name
 _loaded: set[str] = set()
-_reading = threading.local()  # .now: this thread is importing what registers
+_state = threading.local()  # .now: this thread is importing what registers
 
 
-def of_a_room_being_read(make: Any) -> bool:
-    """Whether a file of this package registers it, in its last lines: to read all rooms then would be to read it within itself."""
+def is_initialising(make: Any) -> bool:
+    """Return whether the module that defines `make` is still being imported: importing all modules then would import it within itself."""
     name = str(getattr(make, "__module__", ""))
     spec = getattr(sys.modules.get(name), "__spec__", None)
     return name.startswith(f"{PACKAGE}.") and getattr(spec, "_initializing", False)
 
 
-def load() -> None:
-    """Import what registers: this package's own rooms, and the entry points of others. Once, and when a name is first looked up:
-    an entry stands above this file in the layers. What could not be imported is tried again at the next look-up.
+def import_entries() -> None:
+    """Import what registers, once: the modules of this package and the entry points of others. A failed import is tried again at the
+    next look-up.
 
     Raises: `ImportError`, one line, for an entry point that cannot be loaded.
     """
-    load_rooms()
-    if PLUGINS in _loaded or getattr(_reading, "now", False):
+    import_builtin_entries()
+    if PLUGINS in _loaded or getattr(_state, "now", False):
         return
     for point in entry_points(group=PLUGINS):
         try:
-            with _reading_on():
+            with _collecting():
                 point.load()
         except (Exception, SystemExit) as error:
             raise ImportError(
@@ -56,13 +56,13 @@ def load() -> None:
     _loaded.add(PLUGINS)
 
 
-def load_rooms() -> None:
-    """The first half of `load`: each file of this package's own rooms. Nothing where it is called while such a file is imported."""
-    if getattr(_reading, "now", False):
+def import_builtin_entries() -> None:
+    """Import every module of this package that registers; do nothing during such an import."""
+    if getattr(_state, "now", False):
         return
-    for room in ROOMS:
+    for room in BUILTIN:
         if room not in _loaded:
-            with _reading_on():
+            with _collecting():
                 made = importlib.import_module(f"{PACKAGE}.{room}")
                 for file in pkgutil.iter_modules(getattr(made, "__path__", ())):
                     importlib.import_module(f"{made.__name__}.{file.name}")
@@ -70,10 +70,10 @@ def load_rooms() -> None:
 
 
 @contextmanager
-def _reading_on() -> Iterator[None]:
-    """Import in here. Where that fails, names go that came with a module which Python took back: it will register them once more."""
+def _collecting() -> Iterator[None]:
+    """Import inside this context. If the import fails, unregister the names of modules that Python removed, so that a retry can register them."""
     before = {kind: set(names) for kind, names in ENTRIES.items()}
-    _reading.now = True
+    _state.now = True
     try:
         yield
     except BaseException:
@@ -83,4 +83,4 @@ def _reading_on() -> Iterator[None]:
                     del names[name]
         raise
     finally:
-        _reading.now = False
+        _state.now = False

@@ -1,4 +1,4 @@
-"""How well scores tell two labels apart, with an interval for tokens that come in whole texts."""
+"""Measure how well scores tell two labels apart, with an interval for tokens that come in whole texts."""
 
 import math
 
@@ -13,7 +13,7 @@ NEAR = 1e-9  # of an AUROC: nearer to 0 or 1 it is there
 def auroc(
     scores: np.ndarray, positive: np.ndarray, texts: np.ndarray, parts: np.ndarray | None = None, confidence: float = 0.95
 ) -> Estimate:  # fmt: skip
-    """The chance that a positive token is scored above a negative one, a tie counting half, and an interval of it.
+    """Return the chance that a positive token is scored above a negative one, a tie counting half, and an interval of it.
 
     The interval is the wider one, at each end, of two. One is a percentile bootstrap that resamples whole texts, since the
     tokens of one text are alike. The other is Newcombe's, by the numbers of tokens (`newcombe`): where no resample has a pair in the wrong
@@ -47,7 +47,7 @@ def auroc(
 
 
 def newcombe(value: float, positives: float, negatives: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Both bounds of an AUROC from the numbers of its positives and negatives.
+    """Return both bounds of an AUROC from the numbers of its positives and negatives.
 
     Method 5 of Newcombe, "Confidence intervals for an effect size measure based on the Mann-Whitney statistic", part 2, Statistics in
     Medicine 25 (2006): the θ with |value − θ| = z·s(θ), where s is Hanley and McNeil's standard error with the mean of both
@@ -76,14 +76,14 @@ class _Ranked:
         self.rank = np.unique(scores[mask], return_inverse=True)[1]
 
     def auroc(self, weights: np.ndarray) -> float:
-        """With these weights of all tokens; NaN where a label has none."""
-        mine = weights[self.mask]
-        above, below = (np.bincount(self.rank, mine * label) for label in (self.positive, 1 - self.positive))
+        """Return the AUROC under `weights` (N,) of all tokens; NaN where a label has no weight."""
+        inside = weights[self.mask]
+        above, below = (np.bincount(self.rank, inside * label) for label in (self.positive, 1 - self.positive))
         pairs = float(above.sum() * below.sum())
         return float((above * (below.cumsum() - below / 2)).sum()) / pairs if pairs else math.nan
 
 
 def _mean(ranked: list[_Ranked], weights: np.ndarray) -> float:
-    """Over the parts that have both labels."""
+    """Return the mean over the parts that have both labels."""
     found = [value for value in (part.auroc(weights) for part in ranked) if not math.isnan(value)]
     return sum(found) / len(found) if found else math.nan

@@ -12,7 +12,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 
-def save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     """Write a PNG, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".figure-") as folder:
@@ -21,16 +21,16 @@ def save(figure: Figure, path: Path) -> None:
         draft.replace(path)
 
 
-def roc_curve_of(said: Any, labels: Any, auroc: float) -> tuple[Any, Any, float]:
-    """What `roc_figure` draws, of probabilities (N,) and labels (N,) bool; thinned, since a curve has few pixels."""
+def compute_roc(scores: Any, labels: Any, auroc: float) -> tuple[Any, Any, float]:
+    """Compute the curve that `write_roc` draws from probabilities (N,) and labels (N,) bool, thinned to 500 points."""
     from sklearn.metrics import roc_curve
 
-    false_positive, true_positive, _ = roc_curve(labels, said)
+    false_positive, true_positive, _ = roc_curve(labels, scores)
     thin = np.unique(np.linspace(0, len(false_positive) - 1, 500).astype(int))
     return false_positive[thin], true_positive[thin], auroc
 
 
-def as_data_uri(figure: Figure) -> str:
+def encode_as_uri(figure: Figure) -> str:
     """Return the figure as an SVG within an address, for a page that asks nobody for anything."""
     text = io.BytesIO()
     with rc_context({"svg.hashsalt": "hf-lossy"}):  # the same figure is the same text
@@ -38,7 +38,7 @@ def as_data_uri(figure: Figure) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(text.getvalue()).decode()
 
 
-def roc_figure(
+def write_roc(
     curves: Mapping[str, tuple[Any, Any, float]],
     path: Path,
     title: str = "ROC of the verifier",
@@ -46,12 +46,12 @@ def roc_figure(
     ylabel: str = "true-positive rate $\\eta_{TP}$",
 ) -> None:
     """Write the plot of `draw_roc`. The defaults make the SPRINTER paper's Figure 3."""
-    save(draw_roc(curves, title, xlabel, ylabel), path)
+    save_figure(draw_roc(curves, title, xlabel, ylabel), path)
 
 
 def draw_roc(curves: Mapping[str, tuple[Any, Any, float]], title: str, xlabel: str, ylabel: str) -> Figure:
     """Plot of each classifier, by its name, false-positive and true-positive rates (arrays) and their AUROC."""
-    figure, axes = _square(title, xlabel, ylabel)
+    figure, axes = _make_square(title, xlabel, ylabel)
     axes.plot([0, 1], [0, 1], "--", color="gray", label="chance (0.50)")
     for name, (false_positive, true_positive, auroc) in curves.items():
         area = "" if np.isnan(auroc) else f" (AUROC {auroc:.2f})"
@@ -60,14 +60,14 @@ def draw_roc(curves: Mapping[str, tuple[Any, Any, float]], title: str, xlabel: s
     return figure
 
 
-def reliability_figure(
+def write_reliability(
     points: Sequence[tuple[float, float, int]],
     path: Path,
     ylabel: str = "share acceptable",
     title: str = "Reliability of the verifier",
 ) -> None:
     """Write the plot of `draw_reliability`."""
-    save(draw_reliability(points, ylabel, title), path)
+    save_figure(draw_reliability(points, ylabel, title), path)
 
 
 def draw_reliability(
@@ -75,7 +75,7 @@ def draw_reliability(
 ) -> Figure:
     """Plot whether V means what it says: the mean of V, the share that was acceptable and the number of records of each bin, and
     the `intervals` (low, high) of the shares."""
-    figure, axes = _square(title, "mean V of the bin", ylabel)
+    figure, axes = _make_square(title, "mean V of the bin", ylabel)
     axes.plot([0, 1], [0, 1], "--", color="gray", label="calibrated")
     axes.plot([v for v, _, _ in points], [share for _, share, _ in points], "o-", label="held-out prompts")
     for (v, _, _), (low, high) in zip(points, intervals, strict=False):
@@ -103,7 +103,7 @@ def draw_speed_and_quality(
     return figure
 
 
-def _square(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Any]:
+def _make_square(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Any]:
     figure = Figure(figsize=(5, 4.6), layout="constrained")
     axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel, title=title)
     axes.set(xlim=(0, 1), ylim=(0, 1.02), aspect="equal")

@@ -1,15 +1,67 @@
-"""What a generate call reports about its speculation. Names as vLLM's, plus what only a lossy engine has to tell."""
+"""Report what a generate call's speculation did, by row and in all. Names as vLLM's, and what only a lossy engine has to tell."""
 
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import Any
+from typing import Any, NamedTuple
 
-from .clock import Clock
-from .estimate import TargetAlone, target_alone
-from .row import SOURCES, Record, RowStats
+from .clock import Clock, TargetAlone, estimate_target_alone
+
+
+SOURCES = ("draft", "draft-lossy", "correction", "bonus")  # what a token's entry in `token_sources` means
+
+
+class Record(NamedTuple):
+    """One row's part in one round: `accepted` by the rule, `taken` tokens committed (accepted + 1, or fewer where the row ended).
+
+    `lossy[i]` is 1 where accepted token i needed the rule, `unchecked[i]` where the rule did not look at it.
+    """
+
+    drafted: int
+    sent: int
+    accepted: int
+    lossy: Sequence[int]
+    taken: int
+    unchecked: Sequence[int] = ()
+
+
+@dataclass
+class RowStats:
+    """One row of the batch. Counts are of tokens, except `num_spec_steps` (rounds in which the row took part)."""
+
+    num_new_tokens: int = 0
+    num_spec_steps: int = 0
+    num_plain_steps: int = 0  # of these: nothing was drafted, the target wrote alone
+    num_draft_tokens: int = 0  # sent to the target
+    num_dropped_tokens: int = 0  # drafted, but not sent: the verify filter dropped them
+    num_accepted_draft_tokens: int = 0  # committed; not what a stop condition cut off behind an accepted token
+    num_lossy_accepts: int = 0  # of these: strict acceptance would have rejected them
+    num_unchecked_tokens: int = 0  # of the accepted: taken without a look at what the target says of them
+    steps: Counter[tuple[int, int]] = field(default_factory=Counter)  # (tokens sent, tokens accepted) → rounds
+    lossy_by_position: Counter[int] = field(default_factory=Counter)  # place in the draft (from 0) → lossy accepts
+    token_sources: list[int] = field(default_factory=list)  # index into SOURCES, one for each new token
+
+    def record(
+        self, drafted: int, sent: int, accepted: int, lossy: Sequence[int], taken: int, unchecked: Sequence[int] = ()
+    ) -> None:
+        """Add one round; arguments as of `Record`."""
+        committed = min(accepted, taken)
+        self.num_spec_steps += 1
+        self.num_plain_steps += drafted == 0
+        self.num_new_tokens += taken
+        self.num_draft_tokens += sent
+        self.num_dropped_tokens += drafted - sent
+        self.num_accepted_draft_tokens += committed
+        self.num_unchecked_tokens += sum(unchecked[:committed])
+        self.steps[sent, committed] += 1
+        for place in range(committed):
+            self.num_lossy_accepts += lossy[place]
+            self.lossy_by_position[place] += lossy[place]
+            self.token_sources.append(lossy[place])
+        if taken > accepted:
+            self.token_sources.append(3 if accepted == sent else 2)
 
 
 # What `to_dict` says and no attribute of its own does; each is an attribute all the same, of all rows together.
@@ -59,11 +111,11 @@ class SpeculationStats:
         """Take over what `clock` has counted, once the call's rounds are over."""
         self.forwards, self.seconds = dict(clock.forwards), clock.seconds()
         lengths = [row.num_new_tokens for row in self.rows]
-        self.alone = target_alone(clock.reads, lengths, self.seconds.get("prefill", 0.0))
+        self.alone = estimate_target_alone(clock.reads, lengths, self.seconds.get("prefill", 0.0))
 
     @classmethod
     def merge(cls, calls: Sequence["SpeculationStats"]) -> "SpeculationStats":
-        """Several calls of one policy as one: their rows side by side, forwards and seconds added up."""
+        """Merge several calls of one policy: put their rows side by side, add up forwards and seconds."""
         forwards: Counter[str] = Counter()
         seconds: defaultdict[str, float] = defaultdict(float)
         for call in calls:
@@ -85,7 +137,7 @@ class SpeculationStats:
         )
 
     def total(self) -> RowStats:
-        """All rows together (without `token_sources`)."""
+        """Return all rows together (without `token_sources`)."""
         out = RowStats()
         for row in self.rows:
             for name in (
@@ -104,7 +156,7 @@ class SpeculationStats:
         return out
 
     def summary(self, row: RowStats | None = None, sources: bool = False) -> dict[str, Any]:
-        """The JSON form of one row, or of all rows together."""
+        """Return the JSON form of one row, or of all rows together."""
         r = self.total() if row is None else row
         lengths = range(self.num_spec_tokens + 1)
         by_length: dict[int, list[int]] = {}
@@ -134,7 +186,7 @@ class SpeculationStats:
         return out
 
     def to_dict(self, rows: bool = False, sources: bool = False) -> dict[str, Any]:
-        """The JSON form of the call; with `rows`, each row's own under "rows"; with `sources`, one for each token."""
+        """Return the JSON form of the call; with `rows`, each row's own under "rows"; with `sources`, one for each token."""
         out = self.summary() | {
             "lossless": self.lossless,
             "num_compiled_rounds": self.num_compiled_rounds,
@@ -161,7 +213,7 @@ class SpeculationStats:
         return None if self.alone is None or spent == 0 else self.alone.seconds / spent
 
     def advice(self) -> str | None:
-        """A line where drafting lost more than `MARGIN` against the target alone, as far as that can be estimated."""
+        """Return a line where drafting lost more than `MARGIN` against the target alone, as far as that can be estimated."""
         if self.worth is None or self.alone is None or self.worth >= 1 - MARGIN:
             return None
         spent, about = sum(self.seconds.values()), "at most" if self.alone.kind == "at most" else "about"
@@ -201,7 +253,7 @@ class SpeculationStats:
         return sum(row.num_unchecked_tokens for row in self.rows)
 
     def table(self) -> Any:
-        """A `rich.table.Table` of the call."""
+        """Return a `rich.table.Table` of the call."""
         from rich.table import Table
 
         s, parts = self.summary(), sorted(self.forwards)
@@ -227,7 +279,7 @@ class SpeculationStats:
         return table
 
     def _repr_html_(self) -> str:
-        """The table, for notebooks."""
+        """Return the table, for notebooks."""
         from ..terminal import console
 
         screen = console(width=100, record=True, file=StringIO())

@@ -1,4 +1,4 @@
-"""Reading JSON that others wrote: files, the Hub's, a server's. One reader, so that each place refuses the same things.
+"""Read JSON that others wrote: files, the Hub's, a server's. One reader, so that each caller refuses the same things.
 
 Refused in one line that names the place: more than `LONGEST` bytes, more than `DEEPEST` lists and objects inside one another, a key that
 an object has twice, NaN and infinities, numbers that no float holds, halves of a surrogate pair, and bytes that are not UTF-8.
@@ -23,16 +23,16 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_json(path: str | Path, where: str | None = None, *, infinite: bool = False, longest: int = LONGEST) -> Any:
-    """The value in a JSON file. `where`: its name in errors, by default the path; `infinite`: Infinity may stand in it.
+    """Read the value in a JSON file. `where`: its name in errors, by default the path; `infinite`: Infinity may stand in it.
 
     Raises: `ValueError`, one line; `OSError` of a file that cannot be read.
     """
     where = str(path) if where is None else where
-    return parse(read_whole(path, longest, where), where, infinite=infinite)
+    return parse_json(read_whole(path, longest, where), where, infinite=infinite)
 
 
 def read_whole(path: str | Path, most: int = LONGEST, where: str | None = None) -> bytes:
-    """A file's bytes. `ValueError`, one line, where there are more than `most`: no more are read, and no memory is taken for them.
+    """Return a file's bytes. `ValueError`, one line, where there are more than `most`: no more are read, and no memory is taken for them.
 
     `where`: the file's name in errors, by default the path.
     """
@@ -50,15 +50,15 @@ def read_whole(path: str | Path, most: int = LONGEST, where: str | None = None) 
 
 
 def read_object(path: str | Path, what: str = "an object") -> dict[str, Any]:
-    """The object in a JSON file; `ValueError`, one line, where it holds something else than `what` is expected to be."""
+    """Read the object in a JSON file; `ValueError`, one line, where it holds something else than `what` is expected to be."""
     found = read_json(path)
     if not isinstance(found, dict):
         raise ValueError(f"{path}: expected {what}, got {shown(found)}")
     return found
 
 
-def lines(file: IO[bytes], where: str, longest: int = LONGEST) -> Iterator[tuple[str, bytes]]:
-    """The lines of a JSON-lines file that are not blank, each with its name for errors, read one by one."""
+def read_lines(file: IO[bytes], where: str, longest: int = LONGEST) -> Iterator[tuple[str, bytes]]:
+    """Yield the lines of a JSON-lines file that are not blank, each with its name for errors, read one by one."""
     number = 0
     while line := file.readline(longest + 1):
         number += 1
@@ -68,8 +68,8 @@ def lines(file: IO[bytes], where: str, longest: int = LONGEST) -> Iterator[tuple
             yield f"{where}, line {number}", line.rstrip(b"\r\n")
 
 
-def parse(data: str | bytes, where: str, *, infinite: bool = False) -> Any:
-    """The value of a JSON text; `where` names it in errors."""
+def parse_json(data: str | bytes, where: str, *, infinite: bool = False) -> Any:
+    """Parse a JSON text; `where` names it in errors."""
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -78,8 +78,8 @@ def parse(data: str | bytes, where: str, *, infinite: bool = False) -> Any:
         raise ValueError(f"{where}: more than {DEEPEST} lists and objects inside one another")
     try:
         value = json.loads(
-            text, object_pairs_hook=_object, parse_int=_whole, parse_float=_number,
-            parse_constant=_infinity if infinite else _constant,
+            text, object_pairs_hook=_build_object, parse_int=_parse_int, parse_float=_parse_float,
+            parse_constant=_parse_infinity if infinite else _refuse_constant,
         )  # fmt: skip
         if _HALF.search(text):
             json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -103,7 +103,7 @@ def check_depth(value: Any, where: str) -> None:
 
 
 def _depth(text: str) -> int:
-    """How many brackets are open at once, outside of texts."""
+    """Return how many brackets are open at once, outside of texts."""
     if text.count("[") + text.count("{") <= DEEPEST:
         return 0
     deepest = depth = 0
@@ -122,7 +122,7 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
@@ -131,22 +131,22 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _whole(digits: str) -> int:
+def _parse_int(digits: str) -> int:
     if len(digits) > DIGITS:
         raise ValueError(f"a whole number of {len(digits)} digits")
     return int(digits)
 
 
-def _number(digits: str) -> float:
+def _parse_float(digits: str) -> float:
     number = float(digits)
     if abs(number) == float("inf"):
         raise ValueError(f"the number {shown(digits)} is too large")
     return number
 
 
-def _constant(name: str) -> float:
+def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _infinity(name: str) -> float:
-    return _constant(name) if name == "NaN" else float(name)
+def _parse_infinity(name: str) -> float:
+    return _refuse_constant(name) if name == "NaN" else float(name)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ..artifacts.heads import Head
-from ..artifacts.profile import Profile
+from ..artifacts.head import Head
+from ..artifacts.sv_profile import Profile
 from ..filters.sv import Verification
 from ..registry import HeadKind, register_method
 from ..rules.learned import AllButLast, Judge
@@ -53,7 +53,7 @@ def sprinter(
     Raises: `TypeError` or `ValueError`, one line, for another head and for values out of their range.
     """
     return LossyPolicy(
-        AllButLast(), HeadStop(head, _threshold(head, threshold, HeadStop.threshold), max_draft, patience)
+        AllButLast(), HeadStop(head, _choose_threshold(head, threshold, HeadStop.threshold), max_draft, patience)
     )
 
 
@@ -62,7 +62,7 @@ def specdec(head: Head, threshold: float | None = None, max_draft: int = SpecDec
 
     Huang et al. (huggingface.co/papers/2405.19715). Lossless. `threshold`: the paper's h; None takes the head's own, or 0.7.
     """
-    return LossyPolicy(stop=SpecDecPP(head, _threshold(head, threshold, SpecDecPP.threshold), max_draft))
+    return LossyPolicy(stop=SpecDecPP(head, _choose_threshold(head, threshold, SpecDecPP.threshold), max_draft))
 
 
 def autojudge(
@@ -115,7 +115,7 @@ def sv(
 Sprinter, AutoJudge, SpeculativeVerification = sprinter, autojudge, sv  # as the papers write them
 
 
-def _threshold(head: Head, given: float | None, default: float) -> float:
+def _choose_threshold(head: Head, given: float | None, default: float) -> float:
     if given is None and isinstance(head, Head):
         given = head.config.threshold
     return default if given is None else given

@@ -1,4 +1,4 @@
-"""What the files of a policy may name: sub-folders of its own and repositories on the Hub, and no other place on this disk.
+"""Restrict what the files of a policy may name: its sub-folders and repositories on the Hub, and no other place on this disk.
 
 A policy's folder may come from anybody. A head that it took from elsewhere on the disk would be uploaded with the next push.
 """
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ..validation import shown
-from .heads import CONFIG, WEIGHTS, Head
-from .profile import PROFILE, TABLES, Profile
+from .head import CONFIG, WEIGHTS, Head
+from .sv_profile import PROFILE, TABLES, Profile
 
 
-OWN = re.compile(r"\w[\w.-]*")  # one folder, beside policy.json
+SUBFOLDER = re.compile(r"\w[\w.-]*")  # one folder, beside policy.json
 ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 KINDS: tuple[tuple[str, type[Head] | type[Profile], tuple[str, str]], ...] = (
     ("head", Head, (CONFIG, WEIGHTS)),
@@ -22,18 +22,18 @@ KINDS: tuple[tuple[str, type[Head] | type[Profile], tuple[str, str]], ...] = (
 )
 
 
-def entries(spec: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a policy's JSON form."""
+def walk_objects(spec: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object in a policy's JSON form."""
     if isinstance(spec, dict):
         yield spec
     for value in spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ():
-        yield from entries(value)
+        yield from walk_objects(value)
 
 
-def own_folders(spec: Any) -> set[str]:
-    """The sub-folders that a policy's JSON form names as its heads and profiles."""
-    names = [part.get(key) for part in entries(spec) for key, _, _ in KINDS]
-    return {name for name in names if isinstance(name, str) and OWN.fullmatch(name)}
+def list_subfolders(spec: Any) -> set[str]:
+    """Return the sub-folders that a policy's JSON form names as its heads and profiles."""
+    names = [part.get(key) for part in walk_objects(spec) for key, _, _ in KINDS]
+    return {name for name in names if isinstance(name, str) and SUBFOLDER.fullmatch(name)}
 
 
 def load_parts(spec: Any, source: str, folder: Path, *, companion: Any = None, **kwargs: Any) -> None:
@@ -44,13 +44,13 @@ def load_parts(spec: Any, source: str, folder: Path, *, companion: Any = None, *
         companion: takes the place of every companion that the policy names; the caller's own, so it may be anything.
         kwargs: as for `hub.fetch`.
     """
-    if companion is not None and not any("companion" in part for part in entries(spec)):
+    if companion is not None and not any("companion" in part for part in walk_objects(spec)):
         raise ValueError(f"{source}: this policy has no companion: leave companion=… out")
-    for part in entries(spec):
+    for part in walk_objects(spec):
         for key, kind, files in KINDS:
             if isinstance(name := part.get(key), str):
-                if OWN.fullmatch(name) and os.path.isdir(source):
-                    _check_own(folder / name, files, f"{source}: the {key} {shown(name)}")
+                if SUBFOLDER.fullmatch(name) and os.path.isdir(source):
+                    _check_subfolder(folder / name, files, f"{source}: the {key} {shown(name)}")
                 part[key] = _load(kind, key, name, source, folder, kwargs)
         if "companion" in part and companion is not None:
             part["companion"] = companion
@@ -60,13 +60,13 @@ def load_parts(spec: Any, source: str, folder: Path, *, companion: Any = None, *
 
 def check_shareable(spec: Any) -> None:
     """Refuse a policy that, on the Hub, would name a place on this disk."""
-    for part in entries(spec):
+    for part in walk_objects(spec):
         if isinstance(name := part.get("companion"), str):
             _check_on_the_hub("companion", name)
 
 
 def _load(kind: Any, key: str, name: str, source: str, folder: Path, kwargs: dict[str, Any]) -> Any:
-    if OWN.fullmatch(name):
+    if SUBFOLDER.fullmatch(name):
         found = kind.from_pretrained(source, subfolder=name, **kwargs)
         found.source = str(folder / name)
         return found
@@ -74,25 +74,25 @@ def _load(kind: Any, key: str, name: str, source: str, folder: Path, kwargs: dic
     return kind.from_pretrained(name, **{key: value for key, value in kwargs.items() if key != "revision"})
 
 
-def _check_own(own: Path, files: Iterable[str], what: str) -> None:
+def _check_subfolder(subfolder: Path, files: Iterable[str], what: str) -> None:
     """Refuse a sub-folder that is a link, or one of whose files is: it would be another place on this disk.
 
     Files of the Hub's cache are links to the blobs beside its snapshots, which is where the client put them.
     """
-    snapshot = own.parent.resolve()
+    snapshot = subfolder.parent.resolve()
     blobs = snapshot.parent.parent / "blobs" if snapshot.parent.name == "snapshots" else None
-    for path in (own, *(own / name for name in files)):
-        if path.is_symlink() and (path == own or path.resolve().parent != blobs):
-            its = "" if path == own else f": its {path.name}"
-            raise ValueError(f"{what}{its} is a link to another place: put a copy in its place")
+    for path in (subfolder, *(subfolder / name for name in files)):
+        if path.is_symlink() and (path == subfolder or path.resolve().parent != blobs):
+            where = "" if path == subfolder else f": its {path.name}"
+            raise ValueError(f"{what}{where} is a link to another place: put a copy in its place")
 
 
 def _check_on_the_hub(key: str, name: str) -> None:
     if not ON_THE_HUB.fullmatch(name):
-        own = "" if key == "companion" else "one of its own sub-folders or "
+        alternative = "" if key == "companion" else "one of its own sub-folders or "
         way_out = ": pass one on this disk yourself, from_pretrained(…, companion=…)" if key == "companion" else ""
         raise ValueError(
-            f"a policy's folder names as its {key} {own}a repository on the Hub (org/name), not {shown(name)}{way_out}"
+            f"a policy's folder names as its {key} {alternative}a repository on the Hub (org/name), not {shown(name)}{way_out}"
         )
     if os.path.exists(name):
         raise ValueError(

@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from ..models.identity import ModelIdentity, tokenizer_hash
 from ..validation import listed, one_line
 from .cards import head_card, save_card
-from .files import json_text, new_folder, readable
+from .files import check_readable, format_json, new_folder
 from .head_config import HeadConfig
 from .hub import AGAIN, fetch, hub_errors
-from .reading import read_json, read_whole
+from .json_io import read_json, read_whole
 
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -130,10 +130,10 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
     def write(self, folder: Path) -> None:
         """config.json and model.safetensors alone. `ValueError`, one line, where `read` would refuse them."""
         data = safetensors.torch.save(self.weights)
-        with readable("this head", folder):
+        with check_readable("this head", folder):
             config = self.config.to_dict() | {"weights_sha256": hashlib.sha256(data).hexdigest()}
             (folder / WEIGHTS).write_bytes(data)
-            (folder / CONFIG).write_text(json_text(config), encoding="utf-8")
+            (folder / CONFIG).write_text(format_json(config), encoding="utf-8")
             self.read(folder / CONFIG, folder / WEIGHTS)
 
     @classmethod
@@ -157,7 +157,7 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
 
     @staticmethod
     def read(config_file: Path, weights_file: Path) -> "Head":
-        """A head from its two files."""
+        """Return a head from its two files."""
         spec = read_json(config_file)
         if not isinstance(spec, dict) or "hidden_size" not in spec or "weights_sha256" not in spec:
             raise ValueError(f"{config_file} is not the config of a head (no hidden_size and weights_sha256 in it)")
@@ -194,7 +194,7 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
         return head.eval()
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
-        """The README.md of this head, from its config."""
+        """Return the README.md of this head, from its config."""
         return head_card(self.config, **kwargs)
 
     def __repr__(self) -> str:

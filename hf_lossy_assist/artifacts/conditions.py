@@ -1,25 +1,45 @@
-"""On which distributions p and q something was measured: sampling settings, as `generate` names them."""
+"""Record the conditions of a measurement: the machine, and the sampling settings of p and q as `generate` names them."""
 
+import platform
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from ..validation import MOST_FACTOR, check_flag, check_int, check_positive
 
 
-def decoding_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of `settings` that shapes p and q; greedy distributions have no other setting than that."""
+def describe_machine(device: torch.device) -> str:
+    """Return the name of the machine that seconds are taken on: the GPU, or the processor and torch's number of threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_find_processor()}, {torch.get_num_threads()} threads"
+
+
+@cache
+def _find_processor() -> str:
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def select_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the part of `settings` that shapes p and q; greedy distributions have no other setting than that."""
     names = ("do_sample", "temperature", "top_k", "top_p") if settings.get("do_sample") else ("do_sample",)
     return {name: settings.get(name, False) for name in names}
 
 
-# What else of a `GenerationConfig` shapes p and q, with the value that changes nothing; the second only where it samples.
+# Other settings of a `GenerationConfig` that shape p and q, with the value that changes nothing; the second only in sampling.
 NEUTRAL: tuple[dict[str, float], dict[str, float]] = (
     {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0},
     {"min_p": 0.0, "typical_p": 1.0},
 )
 
 
-def shaping_at(config: Any, sampling: bool) -> dict[str, float]:
+def read_shaping(config: Any, sampling: bool) -> dict[str, float]:
     """Settings beside those of `decoding_at`, where None stands for one that changes nothing."""
     neutral = NEUTRAL[0] | (NEUTRAL[1] if sampling else {})
     given = {name: getattr(config, name, None) for name in neutral}
@@ -35,7 +55,7 @@ def check_sampling(settings: Any, greedy: str = "pass do_sample=False (--greedy)
 
 
 def check_decoding(settings: Mapping[str, Any]) -> None:
-    """Refuse `settings` that a file says and no run had. Raises: `ValueError` or `TypeError`, one line."""
+    """Refuse `settings` of a file that no run can have had. Raises: `ValueError` or `TypeError`, one line."""
     check_flag("do_sample", settings.get("do_sample"))
     if settings["do_sample"]:
         check_positive("temperature", settings.get("temperature"))
@@ -43,10 +63,10 @@ def check_decoding(settings: Mapping[str, Any]) -> None:
         check_int("top_k", settings.get("top_k"), 0)
 
 
-def decoding_at(config: Any) -> dict[str, Any]:
-    """The same of a call's `GenerationConfig`, where None stands for a setting that changes nothing."""
+def read_sampling(config: Any) -> dict[str, Any]:
+    """Read the same settings from a call's `GenerationConfig`, where None stands for a setting that changes nothing."""
     given = {"do_sample": bool(config.do_sample), "top_k": config.top_k or 0}
     given |= {
         name: 1.0 if getattr(config, name) is None else getattr(config, name) for name in ("temperature", "top_p")
     }
-    return decoding_of(given)
+    return select_sampling(given)

@@ -18,8 +18,14 @@ from typing import Any
 import numpy as np
 from scipy.stats import binom
 
-from hf_lossy_assist.evaluation.choosing import Step, Tried, candidates, fastest, verdicts
-from hf_lossy_assist.evaluation.ladders import field_of
+from hf_lossy_assist.evaluation.tuning import (
+    Candidate,
+    TrialResult,
+    certify,
+    choose_candidates,
+    find_fastest,
+    parse_search_space,
+)
 from hf_lossy_assist.stats.intervals import harms_allowed
 
 
@@ -42,7 +48,7 @@ class Population:
     gain: np.ndarray
     tokens: np.ndarray
     seconds: np.ndarray
-    steps: list[Step]
+    steps: list[Candidate]
 
     @property
     def rates(self) -> np.ndarray:
@@ -58,7 +64,7 @@ class Population:
 def read(file: Path = TABLE) -> Population:
     """The population in a table that `make` wrote."""
     table = json.loads(file.read_text(encoding="utf-8"))["settings"]
-    field = field_of(POLICIES)
+    field = parse_search_space(POLICIES)
     names = [*field.lossless, *(step.name for step in field.steps)]
     right = {name: np.array([mark == "1" for mark in its["right"]]) for name, its in table.items()}
     return Population(
@@ -79,14 +85,14 @@ def make(problems: int, file: Path = TABLE) -> None:
     from hf_lossy_assist.artifacts.conditions import describe_machine
     from hf_lossy_assist.evaluation.arms import make_arms
     from hf_lossy_assist.evaluation.comparing import Batches, compare
-    from hf_lossy_assist.evaluation.measuring import Decoding, Writer
+    from hf_lossy_assist.evaluation.measuring import DecodingSettings, Writer
     from hf_lossy_assist.models.identity import versions
-    from hf_lossy_assist.tasks.tasks import DemoTask
+    from hf_lossy_assist.tasks.load import DemoTask
 
     models, task = demo.load(), DemoTask(seed=SEED)
     drawn = task.problems(problems)
-    arms = make_arms(models.target, models.draft, field_of(POLICIES).policies, assisted=False)
-    writer = Writer(models.target, models.tokenizer, Decoding(max_new_tokens=NEW_TOKENS))
+    arms = make_arms(models.target, models.draft, parse_search_space(POLICIES).policies, assisted=False)
+    writer = Writer(models.target, models.tokenizer, DecodingSettings(max_new_tokens=NEW_TOKENS))
     found = compare(writer, arms, [p.prompt for p in drawn], Batches(problems, [BATCH]), task=task, problems=drawn)
     table: dict[str, dict[str, Any]] = {}
     for arm in arms:
@@ -107,7 +113,7 @@ def make(problems: int, file: Path = TABLE) -> None:
     file.write_text(f'{{"made": {json.dumps(made)},\n"settings": {{\n{rows}\n}}}}\n', encoding="utf-8")
 
 
-def ordered(steps: Sequence[Step], order: str) -> list[Step]:
+def ordered(steps: Sequence[Candidate], order: str) -> list[Candidate]:
     """The same steps, each ladder climbed in this order."""
     random = np.random.default_rng(SEED)
     places = {ladder: [s.place for s in steps if s.ladder == ladder] for ladder in {s.ladder for s in steps}}
@@ -128,14 +134,16 @@ def limits(population: Population) -> list[float]:
     ]
 
 
-def drawn(population: Population, users: int, problems: int, random: np.random.Generator) -> Iterator[list[Tried]]:
+def drawn(
+    population: Population, users: int, problems: int, random: np.random.Generator
+) -> Iterator[list[TrialResult]]:
     """Of each user: what comes of every setting on problems drawn with replacement."""
     n = population.harm.shape[1]
     times = random.multinomial(problems, np.full(n, 1 / n), size=users).T.astype(float)  # (N, users)
     harms, gains = (np.rint(its.astype(float) @ times).astype(int).T for its in (population.harm, population.gain))
     speeds = ((population.tokens @ times) / (population.seconds @ times)).T
     for user in zip(speeds.tolist(), harms.tolist(), gains.tolist(), strict=True):
-        yield [Tried(speed, harm, gain, problems) for speed, harm, gain in zip(*user, strict=True)]
+        yield [TrialResult(speed, harm, gain, problems) for speed, harm, gain in zip(*user, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -169,8 +177,8 @@ def outcome(population: Population, limit: float, order: str, users: int = USERS
     trying, later = (drawn(population, users, problems, random) for problems in (FIRST, REST))
     for first, rest in zip(trying, later, strict=True):
         tried, found = (dict(zip(population.names, its, strict=True)) for its in (first, rest))
-        its = verdicts(candidates(steps, tried, tried[lossless].speed, limit), found, limit, DELTA)
-        best = fastest(its)
+        its = certify(choose_candidates(steps, tried, tried[lossless].speed, limit), found, limit, DELTA)
+        best = find_fastest(its)
         if best is not None and best.tried.speed <= found[lossless].speed:
             best = None
         broken += any(v.certified and rate[v.step.name] > limit for v in its)
@@ -188,7 +196,7 @@ def outcome(population: Population, limit: float, order: str, users: int = USERS
     )
 
 
-def known(population: Population, steps: Sequence[Step], limit: float) -> str | None:
+def known(population: Population, steps: Sequence[Candidate], limit: float) -> str | None:
     """The fastest setting that one who knows all rates could have certified with these problems: it and all below it on its ladder pass
     together for 99 of 100 users, and it is faster than the lossless one."""
     rate, speed = (

@@ -22,10 +22,10 @@ from transformers import PreTrainedModel
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.eagle3 import PLACES
+from hf_lossy_assist.evaluation.arm_metrics import ArmMetrics
 from hf_lossy_assist.evaluation.arms import TARGET, Arm, make_arms
 from hf_lossy_assist.evaluation.comparing import Batches, compare
-from hf_lossy_assist.evaluation.figures import Figures
-from hf_lossy_assist.evaluation.measuring import Decoding, Writer
+from hf_lossy_assist.evaluation.measuring import DecodingSettings, Writer
 from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
 from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
 from hf_lossy_assist.methods.autojudge.mine import mine
@@ -38,9 +38,9 @@ from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
 from hf_lossy_assist.methods.svip.calibrate import calibrate_svip
 from hf_lossy_assist.models.loading import load_model
-from hf_lossy_assist.tasks.demo import problems
-from hf_lossy_assist.tasks.prompts import Text
-from hf_lossy_assist.tasks.tasks import DemoTask, task_named
+from hf_lossy_assist.tasks.load import DemoTask, load_task
+from hf_lossy_assist.tasks.prompts import PromptText
+from hf_lossy_assist.tasks.word_problems import problems
 
 
 GAMMA, WINDOW = 5, 8  # drafted tokens; AutoJudge's on EAGLE-2 (its Appendix J)
@@ -54,7 +54,7 @@ class Fits:
     def __init__(self, models: hla.demo.Demo, drafter: Any, work: Path, prompts: int, seed: int):
         self.models, self.drafter, self.work, self.seed = models, drafter, work, seed
         self.places = 1 if isinstance(drafter, PreTrainedModel) else PLACES
-        self.texts = [Text(its.prompt, its.solution) for its in problems(prompts, seed, "calibration")]
+        self.texts = [PromptText(its.prompt, its.solution) for its in problems(prompts, seed, "calibration")]
 
     @property
     def pair(self) -> tuple[Any, Any, Any]:
@@ -104,13 +104,15 @@ def pair_in(folder: Path) -> hla.demo.Demo:
     return hla.demo.load()._replace(target=target, draft=draft)
 
 
-def svip_for(models: hla.demo.Demo, draft: Any, texts: list[Text]) -> hla.SVIP:
+def svip_for(models: hla.demo.Demo, draft: Any, texts: list[PromptText]) -> hla.SVIP:
     """SVIP with the threshold that should be fastest for this draft."""
     prompts = [its.prompt for its in texts[:64]]
     return calibrate_svip(models.target, draft, prompts, tokenizer=models.tokenizer).stop
 
 
-def recipes(models: hla.demo.Demo, draft: Any, fits: Fits | None, texts: list[Text]) -> dict[str, Callable[[], Any]]:
+def recipes(
+    models: hla.demo.Demo, draft: Any, fits: Fits | None, texts: list[PromptText]
+) -> dict[str, Callable[[], Any]]:
     """What makes the policy of each method, by its name. `fits`: None where the shipped heads and profile stand."""
     head = hla.demo.head if fits is None else fits.head
     judge = (lambda: hla.demo.head("autojudge")) if fits is None else fits.judge
@@ -137,7 +139,7 @@ def policies(name: str, made: dict[str, Callable[[], Any]]) -> dict[str, Any]:
     return found
 
 
-def show(found: list[Figures]) -> None:
+def show(found: list[ArmMetrics]) -> None:
     print(f"{'':26}{'accepted':>9}{'a call':>8}{'right':>9}{'lossy':>8}{'unseen':>8}{'tokens/s':>10}")
     for its in found:
         accepted = "–" if its.acceptance is None else f"{its.acceptance:.1%}"
@@ -181,11 +183,11 @@ def main() -> None:
             chosen = policies(name, recipes(models, draft, fitted, fits.texts))
             made = make_arms(models.target, draft, chosen, tokenizer=models.tokenizer, assisted=False)
             arms += [arm for arm in made if arm.name != TARGET or not arms]
-        task = task_named("demo", seed=args.seed)
+        task = load_task("demo", seed=args.seed)
         asked = task.problems(args.problems)
         prompts, writer = (
             [its.prompt for its in asked],
-            Writer(models.target, models.tokenizer, Decoding(max_new_tokens=96), task),
+            Writer(models.target, models.tokenizer, DecodingSettings(max_new_tokens=96), task),
         )
         found = compare(writer, arms, prompts, Batches(len(prompts), [args.batch_size]), task=task, problems=asked)
         show(found.figures)

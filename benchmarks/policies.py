@@ -24,7 +24,7 @@ from rule_arms import GREEDY, SAMPLING, STRICT, Arm, arms_for
 import hf_lossy_assist as hla
 from hf_lossy_assist.registry.registry import build_catalog
 from hf_lossy_assist.stats.speculation import SpeculationStats
-from hf_lossy_assist.tasks.tasks import AnswerTask, Problem, task_named
+from hf_lossy_assist.tasks.load import AnswerTask, Problem, load_task
 
 
 def measured(models: Any, problems: Sequence[Problem], args: argparse.Namespace) -> list[Arm]:
@@ -155,7 +155,7 @@ def main() -> None:
 
     models = hla.demo.load(device=args.device)
     hla.enable(models.target)
-    task = task_named("demo", split="test", seed=args.seed)
+    task = load_task("demo", split="test", seed=args.seed)
     problems = task.problems(args.problems)
     rows = figures(models, task, problems, measured(models, problems, args))
     table = Table("rule", "setting", "mode", "right", "tokens / call", "lossy", "× strict")

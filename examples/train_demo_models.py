@@ -37,7 +37,7 @@ from transformers import (
 )
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from hf_lossy_assist.tasks import demo as task
+from hf_lossy_assist.tasks import word_problems as task
 
 
 PAD, EOS = "<pad>", "<eos>"
@@ -81,7 +81,7 @@ HYBRIDS = {
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    ids = {token: i for i, token in enumerate([PAD, EOS, *task.vocabulary()])}
+    ids = {token: i for i, token in enumerate([PAD, EOS, *task.list_vocabulary()])}
     core = Tokenizer(models.WordLevel(ids, unk_token=PAD))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(task.TOKEN_PATTERN), behavior="isolated")
     core.decoder = decoders.Fuse()
@@ -134,7 +134,7 @@ def short_chunks() -> Iterator[None]:
 def batch_of(step: int, recipe: Recipe, ids: dict[str, int], share: slice) -> tuple[torch.Tensor, torch.Tensor]:
     """Texts of one step: `input_ids` and `labels`, both (batch, longest text); labels cover the solution and the end."""
     rows, labels = [], []
-    for problem in list(islice(task.stream("train", recipe.seed * 1_000_000 + step), recipe.batch))[share]:
+    for problem in list(islice(task.generate_problems("train", recipe.seed * 1_000_000 + step), recipe.batch))[share]:
         prompt = [ids[t] for t in re.findall(task.TOKEN_PATTERN, problem.prompt)]
         solution = [ids[t] for t in re.findall(task.TOKEN_PATTERN, problem.solution)] + [ids[EOS]]
         rows.append(torch.tensor(prompt + solution))

@@ -21,7 +21,7 @@ from .drafters.model import AssistantDrafter as AssistantDrafter
 from .drafters.stock_states import MTPDrafter as MTPDrafter
 from .drafters.suffix import SuffixDrafter as SuffixDrafter
 from .drafters.suffix import SuffixMemory as SuffixMemory
-from .evaluation.exits import find_exit as find_exit
+from .evaluation.early_exit_search import find_exit as find_exit
 from .filters.base import VerifyAll as VerifyAll
 from .filters.base import VerifyFilter as VerifyFilter
 from .filters.staged import Staged as Staged

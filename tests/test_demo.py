@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import demo
-from hf_lossy_assist.tasks import demo as task
+from hf_lossy_assist.tasks import word_problems as task
 
 
 ROOT = Path(__file__).parent.parent
@@ -175,4 +175,4 @@ def test_a_hybrid_pair_is_trained_too(tmp_path, monkeypatch):
 
 
 def test_streams_do_not_end():
-    assert len(list(islice(task.stream("test", 0), 1000))) == 1000
+    assert len(list(islice(task.generate_problems("test", 0), 1000))) == 1000

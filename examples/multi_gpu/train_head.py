@@ -20,7 +20,7 @@ from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
 from hf_lossy_assist.methods.sprinter.figures import measure
 from hf_lossy_assist.methods.sprinter.train import FitSettings, config_of, fold_scaler, split
-from hf_lossy_assist.tasks.prompts import Text
+from hf_lossy_assist.tasks.prompts import PromptText
 from hf_lossy_assist.training.dataset import label_acceptable, read_dataset
 
 
@@ -87,7 +87,7 @@ def collected(out: Path) -> Path:
     """A small dataset of the demo pair, collected by all processes together."""
     if not out.exists():
         target, draft, _, tokenizer = hla.demo.load()
-        texts = [Text(problem.prompt) for problem in hla.demo.problems(24, seed=0)]
+        texts = [PromptText(problem.prompt) for problem in hla.demo.problems(24, seed=0)]
         collect(target, draft, tokenizer, texts, out, CollectSettings(new_tokens=24, batch_size=4))
     return out
 

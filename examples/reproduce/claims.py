@@ -8,12 +8,11 @@ from typing import Any
 from demo_runs import Measured
 from paper_tables import RATIOS, Check
 
-from hf_lossy_assist.evaluation.measuring import Answer
-from hf_lossy_assist.evaluation.quality import reference_of, versus
+from hf_lossy_assist.evaluation.measuring import ArmOutput
+from hf_lossy_assist.evaluation.quality import get_reference, judge_pair
 from hf_lossy_assist.stats.intervals import Estimate, harm_bound, rate, ratio, wilson
-from hf_lossy_assist.tasks.answers import Problem
-from hf_lossy_assist.tasks.judging import QATask
-from hf_lossy_assist.tasks.rouge import rouge
+from hf_lossy_assist.tasks.base import Problem
+from hf_lossy_assist.tasks.open_ended import QATask, compute_rouge
 
 
 CONFIRMED, NOT_CONFIRMED, CANNOT = "confirmed", "not confirmed", "cannot be tested here"
@@ -83,7 +82,7 @@ def _verdict(check: Check, figure: Estimate) -> tuple[str, str]:
     )
 
 
-def _arm(found: Measured, arm: str | None, size: int | None) -> list[Answer]:
+def _arm(found: Measured, arm: str | None, size: int | None) -> list[ArmOutput]:
     """An arm's answers at a batch size, by default (and in a trial) the smallest, in the order of the prompts."""
     sizes = {answer.batch_size for answer in found.answers}
     here = size if size in sizes else min(sizes)
@@ -100,20 +99,20 @@ def _same_work(check: Check, found: Measured) -> bool:
     return ours == theirs
 
 
-def parts(figure: str, answers: Sequence[Answer], problems: Sequence[Problem]) -> Parts:
+def parts(figure: str, answers: Sequence[ArmOutput], problems: Sequence[Problem]) -> Parts:
     """What a figure is a share of, by unit: speed by batches, whose seconds all their rows share, the others by prompts."""
     above: defaultdict[int, float] = defaultdict(float)
     below: dict[int, float] = {}
     for its in answers:
         unit = its.unit if figure == "speed" else its.prompt
-        reference = reference_of(problems[its.prompt]) if figure == "rougeL" else None
+        reference = get_reference(problems[its.prompt]) if figure == "rougeL" else None
         pair = {
             "speed": (len(its.token_ids), its.seconds),
             "tokens_per_call": (len(its.token_ids), its.target_calls or 0),
             "accepted": (its.num_accepted_draft_tokens, its.num_draft_tokens),
             "verified": (its.num_draft_tokens, len(its.token_ids)),
             "right": (bool(its.right), 1),
-            "rougeL": (0.0 if reference is None else rouge(reference, its.text).rougeL, 1),
+            "rougeL": (0.0 if reference is None else compute_rouge(reference, its.text).rougeL, 1),
         }[figure]
         above[unit] += pair[0]
         below[unit] = pair[1]
@@ -153,7 +152,7 @@ def _harm(check: Check, found: Measured) -> tuple[Estimate, str]:
 def _win_tie(check: Check, found: Measured, judge: QATask) -> tuple[Estimate, str]:
     """Texts of the arm that the judge finds better or as good, of those it gives a verdict on."""
     gains = [
-        versus(judge, found.problems[its.prompt].prompt, base, its)
+        judge_pair(judge, found.problems[its.prompt].prompt, base, its)
         for its, base in zip(*(_arm(found, name, check.batch_size) for name in (check.arm, check.beside)), strict=True)
     ]
     read = [gain for gain in gains if gain is not None]

@@ -15,18 +15,18 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.cli.measured import facts_of, progress
 from hf_lossy_assist.evaluation.arms import make_arms
 from hf_lossy_assist.evaluation.comparing import Batches, compare
-from hf_lossy_assist.evaluation.measuring import Answer, Decoding, Writer
-from hf_lossy_assist.evaluation.report import read_run
-from hf_lossy_assist.evaluation.store import Folder
+from hf_lossy_assist.evaluation.measuring import ArmOutput, DecodingSettings, Writer
+from hf_lossy_assist.evaluation.report_sections import read_run
+from hf_lossy_assist.evaluation.results import ResultFolder
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
 from hf_lossy_assist.methods.sprinter.train import FitSettings
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
-from hf_lossy_assist.tasks.demo import GAINS, LOSSES, stream
-from hf_lossy_assist.tasks.prompts import Text
-from hf_lossy_assist.tasks.tasks import DemoTask, Problem
+from hf_lossy_assist.tasks.load import DemoTask, Problem
+from hf_lossy_assist.tasks.prompts import PromptText
+from hf_lossy_assist.tasks.word_problems import GAINS, LOSSES, generate_problems
 
 
 VERBS = {"additions": GAINS, "subtractions": LOSSES}  # problems whose two steps both add, or both subtract
@@ -38,7 +38,7 @@ PROFILE_SEED = 900  # prompts that a profile is made of are not those that speed
 class Measured:
     """What a run gave: answers and their problems, or for each pair of models the information in each repeat."""
 
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[ArmOutput] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     information: dict[str, list[list[dict[str, Any]]]] = field(default_factory=dict)
 
@@ -66,7 +66,7 @@ def problems_of(variant: str | None, split: str, seed: int, count: int) -> list[
     if variant is None:
         return DemoTask(split, seed).problems(count)
     verbs = [f" {verb} " for verb in VERBS[variant]]
-    kept = (its for its in stream(split, seed) if sum(its.prompt.count(verb) for verb in verbs) == 2)
+    kept = (its for its in generate_problems(split, seed) if sum(its.prompt.count(verb) for verb in verbs) == 2)
     return [Problem(its.prompt, str(its.answer), {"reference": its.solution}) for its in islice(kept, count)]
 
 
@@ -80,13 +80,13 @@ def _compared(run: dict[str, Any], place: Place) -> Measured:
 
 def _compare(run: dict[str, Any], place: Place, problems: list[Problem], out: Path) -> None:
     target, draft, _, tokenizer = place.models
-    decoding = Decoding(max_new_tokens=run["max_new_tokens"], do_sample=run["do_sample"], seed=run["seed"])
+    decoding = DecodingSettings(max_new_tokens=run["max_new_tokens"], do_sample=run["do_sample"], seed=run["seed"])
     policies = policies_of(run, place)
     arms = make_arms(target, draft, policies, tokenizer=tokenizer, assisted=False)
     texts, sizes = [problem.prompt for problem in problems], run.get("batch_sizes", [1])
     source = f"demo, test problems of seed {run['seed']}"
     facts = facts_of(target, draft, arms, decoding, texts, source, sizes, problems)
-    store = Folder(out, facts, resume=out.with_name(out.name + ".partial").exists())
+    store = ResultFolder(out, facts, resume=out.with_name(out.name + ".partial").exists())
     batches = Batches(len(texts), sizes)
     with progress("comparing", len(arms) * (len(batches.all()) + len(set(sizes)))) as tell:
         writer = Writer(target, tokenizer, decoding)
@@ -121,7 +121,7 @@ def head(settings: dict[str, Any], place: Place) -> Path:
     data = folder.with_name(folder.name + "-data")
     if not data.exists():
         found = problems_of(settings["variant"], "calibration", settings["seed"], settings["problems"])
-        texts = [Text(its.prompt, its.extra["reference"]) for its in found]
+        texts = [PromptText(its.prompt, its.extra["reference"]) for its in found]
         how = CollectSettings(new_tokens=settings["new_tokens"], lam=settings["lambda"], batch_size=16, do_sample=True)
         target, draft, _, tokenizer = place.models
         begun = data.with_name(data.name + ".partial").exists()

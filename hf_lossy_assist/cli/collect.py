@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from .. import registry
-from ..tasks.prompts import Text, read_texts
+from ..tasks.prompts import PromptText as Text
+from ..tasks.prompts import read_texts
 from ..terminal import show
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, nearest
 from .drafters import Drafter, check_draft, load_made

@@ -132,7 +132,8 @@ def compare(
     check_int("--gamma", gamma, 1, LONGEST_DRAFT)
     check_number("--timeout", timeout, 0.001, 86400.0)
     references = references_in(reference, judge_url, judge_model)
-    from ..evaluation.measuring import Decoding, Writer
+    from ..evaluation.measuring import DecodingSettings as Decoding
+    from ..evaluation.measuring import Writer
 
     decoding = Decoding(
         max_new_tokens=max_new_tokens,
@@ -147,8 +148,9 @@ def compare(
     from ..evaluation.arms import make_arms, why_not_static
     from ..evaluation.comparing import Batches
     from ..evaluation.comparing import compare as run
-    from ..evaluation.quality import check_references, qualities
-    from ..evaluation.store import Folder, Memory
+    from ..evaluation.quality import check_references, compute_quality
+    from ..evaluation.results import ResultFolder as Folder
+    from ..evaluation.results import ResultStore as Memory
     from ..models.identity import dtype_of
     from ..training.processes import Processes
 
@@ -183,7 +185,7 @@ def compare(
             )  # fmt: skip
         if not processes.first:
             return
-        judged = qualities(found.answers, asked, references, problems=problems, judge=judge)
+        judged = compute_quality(found.answers, asked, references, problems=problems, judge=judge)
     remark_on(parts, do_sample)
     skipped, rounds = left_out | found.left_out, dtype_of(target) != "float32"
     _finish(found, skipped, judged if references else None, sizes, store, rounds, as_json)
@@ -202,7 +204,7 @@ def _finish(
 
     judged: rows of `--reference`, where it was given. rounds: whether the models compute with fewer digits than float32.
     """
-    from ..evaluation.advice import advice
+    from ..evaluation.recommend import recommend as advice
 
     lines = {str(size): advice(found.figures, size) for size in sorted(set(sizes))}
     quality = {} if judged is None else {"quality": [row.to_dict() for row in judged]}

@@ -64,7 +64,9 @@ def evaluate_tasks(
         raise ValueError(f"--policy {TARGET} is what the target alone is called: write ./{TARGET} for the folder")
     chosen, names = hla.as_policy(policy), [name.strip() for name in tasks.split(",")]
     from ..demo.lm_eval_task import write_task
-    from ..evaluation.harness import evaluated, manager_of, models
+    from ..evaluation.harness import evaluate as evaluated
+    from ..evaluation.harness import make_models as models
+    from ..evaluation.harness import make_task_manager as manager_of
 
     with TemporaryDirectory() as written:
         if DEMO in names and include_path is None:

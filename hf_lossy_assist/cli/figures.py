@@ -7,7 +7,7 @@ from ..terminal import console, digits, show, table
 
 
 if TYPE_CHECKING:
-    from ..evaluation.figures import Figures
+    from ..evaluation.arm_metrics import ArmMetrics as Figures
 
 NONE = "–"
 

@@ -62,7 +62,9 @@ def json_report(written: Written, tokenizer: Any, names: dict[str, Any]) -> dict
 def write_page(file: Path, outputs: list[Output], tokenizer: Any, name: str) -> None:
     """Write the texts as a page, each token with its source as a colour and as a mark. `name`: of the policy."""
     from ..artifacts.files import write_text
-    from ..evaluation.page import Section, html, text_of
+    from ..evaluation.page import Section
+    from ..evaluation.page import group_by_source as text_of
+    from ..evaluation.page import render_html as html
 
     special, texts = special_tokens(tokenizer), []
     for output in outputs:

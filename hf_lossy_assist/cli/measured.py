@@ -55,8 +55,8 @@ def prompts_of(
     shots: int = 0,
 ) -> tuple[list[str], list[Any], Any, str]:
     """The prompts, the problems that they are, their task, and what they are called in the record."""
+    from ..tasks.load import load_task as task_named
     from ..tasks.prompts import read_prompts
-    from ..tasks.tasks import task_named
 
     if limit is not None:
         check_int("--limit", limit, 1)

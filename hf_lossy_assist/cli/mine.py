@@ -117,7 +117,8 @@ def mine(
     check_number("--timeout", timeout, 0.001, 86400.0)
     _check_models(model, assistant, drafter, task, remote=target_url is not None)
     from ..tasks.conversations import NO_ANSWERS, ShareGPT
-    from ..tasks.tasks import JUDGED, task_named
+    from ..tasks.load import JUDGED
+    from ..tasks.load import load_task as task_named
 
     if task == ShareGPT.name:
         raise ValueError(NO_ANSWERS)

@@ -10,7 +10,7 @@ import typer
 
 import hf_lossy_assist as hla
 
-from ..tasks.prompts import Text
+from ..tasks.prompts import PromptText as Text
 from ..terminal import show
 from ..validation import MOST_ROWS, check_int, one_line, shown
 from .made_with import DEMO, place

@@ -29,7 +29,7 @@ def references_in(given: str | None, judge_url: str | None, judge_model: str | N
 @contextmanager
 def opened_judge(judge_url: str | None, judge_model: str | None, timeout: float) -> Iterator[Any]:
     """Connect to a judge model while this context lasts: its task, or None where no server is named."""
-    from ..tasks.judging import QATask
+    from ..tasks.open_ended import QATask
 
     if judge_url is None and judge_model is None:
         yield None

@@ -25,8 +25,11 @@ def report(
     if out.suffix not in (".html", ".md"):
         raise ValueError(f"--out: expected a name that ends in .html or .md, got {str(out)!r}")
     from ..artifacts.files import check_file, write_text
-    from ..evaluation.page import html, markdown
-    from ..evaluation.report import read, sections, title_of
+    from ..evaluation.page import render_html as html
+    from ..evaluation.page import render_markdown as markdown
+    from ..evaluation.report_sections import format_title as title_of
+    from ..evaluation.report_sections import make_sections as sections
+    from ..evaluation.report_sections import read_folder as read
 
     check_file("--out", out)
     found = [read(folder) for folder in folders]

@@ -97,7 +97,8 @@ def tune(
     check_number("--max-loss", max_loss, 1e-6, 1.0)
     check_number("--confidence", confidence, 0.5, 1 - 1e-9)
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
-    from ..evaluation.measuring import Decoding, Writer
+    from ..evaluation.measuring import DecodingSettings as Decoding
+    from ..evaluation.measuring import Writer
 
     decoding = Decoding(
         max_new_tokens=max_new_tokens, do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
@@ -106,9 +107,11 @@ def tune(
     check_out(out, resume)
     from ..artifacts.conditions import read_shaping as shaping_at
     from ..evaluation.arms import make_arms
-    from ..evaluation.ladders import field_of
-    from ..evaluation.store import Folder, Memory
-    from ..evaluation.tuning import Search, promise
+    from ..evaluation.results import ResultFolder as Folder
+    from ..evaluation.results import ResultStore as Memory
+    from ..evaluation.tuning import Search
+    from ..evaluation.tuning import describe_power as promise
+    from ..evaluation.tuning import parse_search_space as field_of
     from ..evaluation.tuning import tune as run
     from ..policy.short_form import split_policies
     from ..training.processes import Processes
@@ -166,7 +169,7 @@ def _tell(
     found: Any, field: Any, search: Any, facts: dict[str, Any], decoding: dict[str, Any], store: Any, as_json: bool
 ) -> None:
     """Write what was found, and print it."""
-    from ..evaluation.certifying import certificate_of
+    from ..evaluation.tuning import make_certificate as certificate_of
 
     certificate = certificate_of(found, field, search, facts, decoding)
     line = _advice(found, search, certificate, bool(decoding["do_sample"]))

@@ -11,7 +11,8 @@ from ..artifacts.sv_profile import Profile
 from ..drafters.eagle3 import Eagle3Drafter
 from ..drafters.loading import load_drafter
 from ..models.loading import load_model, load_tokenizer
-from ..tasks.demo import Problem, answer, problems
+from ..tasks.word_problems import WordProblem as Problem
+from ..tasks.word_problems import answer, problems
 from ..validation import nearest
 
 

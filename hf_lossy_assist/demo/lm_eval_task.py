@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from ..tasks.demo import problems
+from ..tasks.word_problems import problems
 
 
 PROBLEMS = 12

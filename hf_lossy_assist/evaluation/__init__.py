@@ -1,1 +1,1 @@
-"""Which policy is how fast on these models and prompts, and what its texts are worth: measured side by side, with intervals."""
+"""Measure policies side by side on models and prompts: their speed and the quality of their texts, with intervals."""

@@ -47,7 +47,7 @@ def make_arms(
     target: Any, draft: Any, policies: Mapping[str, LossyPolicy], *, tokenizer: Any = None, gamma: int = 5,
     capacity: int | None = None, compiled: bool = False, assisted: bool = True,
 ) -> list[Arm]:  # fmt: skip
-    """The target alone, Transformers' assisted generation as it comes and with γ tokens a round, and each policy.
+    """Return the target alone, Transformers' assisted generation as it comes and with γ tokens a round, and each policy.
 
     Args:
         policies: by the name that each is listed under.
@@ -63,10 +63,12 @@ def make_arms(
     stock = type(target).generate
     arms = [Arm(TARGET, lambda **settings: stock(target, **settings), "target")]
     if capacity is not None:
-        arms.append(Arm(STATIC, _static(target, capacity), "target"))
+        arms.append(Arm(STATIC, _make_static_writer(target, capacity), "target"))
     stocks = {"assisted": {}, f"assisted γ={gamma}": {"num_assistant_tokens": gamma, **CONSTANT}}
     for name, settings in stocks.items() if assisted and not isinstance(draft, Drafter) else ():
-        arms.append(Arm(name, _assisted(target, draft, settings), "assisted", one_by_one=True, counted=True))
+        arms.append(
+            Arm(name, _make_assisted_writer(target, draft, settings), "assisted", one_by_one=True, counted=True)
+        )
     enable(target)
     beside = {"assistant_model": draft} | ({} if tokenizer is None else {"tokenizer": tokenizer})
     for name, policy in policies.items():
@@ -74,23 +76,25 @@ def make_arms(
             raise ValueError(
                 f"{name} is what an arm is called that is measured beside the policies: write ./{name} for the folder"
             )
-        arms.append(Arm(name, _policy(target, policy, {"disable_compile": True, **beside}), "policy", policy))
+        arms.append(
+            Arm(name, _make_policy_writer(target, policy, {"disable_compile": True, **beside}), "policy", policy)
+        )
         if compiled:
             how = {"compile_config": CompileConfig(), **beside}
-            arms.append(Arm(name + COMPILED, _policy(target, policy, how), "policy", policy))
+            arms.append(Arm(name + COMPILED, _make_policy_writer(target, policy, how), "policy", policy))
     return arms
 
 
-def _policy(target: Any, policy: LossyPolicy, how: Mapping[str, Any]) -> Callable[..., Any]:
+def _make_policy_writer(target: Any, policy: LossyPolicy, how: Mapping[str, Any]) -> Callable[..., Any]:
     return lambda **settings: target.generate(lossy_policy=policy, **how, **settings)
 
 
-def _assisted(target: Any, draft: Any, asked: Mapping[str, Any]) -> Callable[..., Any]:
+def _make_assisted_writer(target: Any, draft: Any, changes: Mapping[str, Any]) -> Callable[..., Any]:
     stock, given = type(target).generate, draft.generation_config
 
     def write(**settings: Any) -> Any:
         # A fresh config each call: Transformers' schedule and threshold write back into it.
-        draft.generation_config = GenerationConfig(**(given.to_diff_dict() | dict(asked)))
+        draft.generation_config = GenerationConfig(**(given.to_diff_dict() | dict(changes)))
         try:
             return stock(target, assistant_model=draft, **settings)
         finally:
@@ -99,7 +103,7 @@ def _assisted(target: Any, draft: Any, asked: Mapping[str, Any]) -> Callable[...
     return write
 
 
-def _static(target: Any, capacity: int) -> Callable[..., Any]:
+def _make_static_writer(target: Any, capacity: int) -> Callable[..., Any]:
     """Transformers' generate, compiled, on one static cache for each batch size."""
     stock, caches = type(target).generate, dict[int, StaticCache]()
     how = CompileConfig(fullgraph=True, dynamic=False)
@@ -115,7 +119,7 @@ def _static(target: Any, capacity: int) -> Callable[..., Any]:
 
 
 def why_not_static(target: Any) -> str | None:
-    """Why Transformers does not compile this model with a static cache, or None."""
+    """Return why Transformers does not compile this model with a static cache, or None."""
     if not getattr(target, "_can_compile_fullgraph", False):
         return f"Transformers does not compile {type(target).__name__} with a static cache"
     return None
@@ -136,6 +140,6 @@ def counted_calls(model: Any) -> Iterator[list[int]]:
         handle.remove()
 
 
-def failed(error: Exception) -> str:
-    """Why an arm was left out, in one line."""
+def format_failure(error: Exception) -> str:
+    """Return why an arm was left out, in one line."""
     return f"{type(error).__name__}: {one_line(error, 200)}"

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..tasks.answers import AnswerTask, Problem
+from ..tasks.base import AnswerTask, Problem
 from ..validation import MOST_ROWS, check_int
-from .arms import STATIC, Arm, failed
-from .figures import Figures, figures
-from .measuring import Answer, Writer
-from .store import Memory
+from .arm_metrics import ArmMetrics, compute_metrics
+from .arms import STATIC, Arm, format_failure
+from .measuring import ArmOutput, Writer
+from .results import ResultStore
 
 
 Tell = Callable[[str, int], None]  # which call begins, with 0; which one is over, with 1
@@ -16,21 +16,21 @@ Tell = Callable[[str, int], None]  # which call begins, with 0; which one is ove
 
 @dataclass
 class Comparison:
-    """What `compare` found.
+    """Outcome of `compare`.
 
     Args:
         left_out: arms that were not measured, and why. warm_up_seconds: of each arm's first batch, which is not counted.
     """
 
-    answers: list[Answer]
-    figures: list[Figures]
+    answers: list[ArmOutput]
+    figures: list[ArmMetrics]
     left_out: dict[str, str] = field(default_factory=dict)
     warm_up_seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Which prompts go together: full batches alone, so that every call of a size is alike.
+    """Batches of prompts: full ones only, so that every call of a size is alike.
 
     Args:
         prompts: how many there are. first: the place of the first that is used.
@@ -58,7 +58,7 @@ class Batches:
 
 
 def compare(
-    writer: Writer, arms: Sequence[Arm], prompts: Sequence[str], batches: Batches, *, store: Memory | None = None,
+    writer: Writer, arms: Sequence[Arm], prompts: Sequence[str], batches: Batches, *, store: ResultStore | None = None,
     task: AnswerTask | None = None, problems: Sequence[Problem] = (), tell: Tell = lambda what, done: None,
 ) -> Comparison:  # fmt: skip
     """Measure `arms` side by side.
@@ -72,7 +72,7 @@ def compare(
         task, problems: what the prompts ask, to tell right answers.
         tell: called before each call, with 0, and behind it, with 1.
     """
-    store = Memory() if store is None else store
+    store = ResultStore() if store is None else store
     left_out, seconds = dict[str, str](), dict[str, float]()
     if not store.keeps(STATIC) and any(arm.name == STATIC for arm in arms):
         left_out[STATIC] = "it failed when this run was begun"
@@ -88,37 +88,39 @@ def compare(
             except Exception as error:  # what a compiler or a model raises is of any kind
                 if arm.name != STATIC:
                     raise
-                left_out[arm.name] = failed(error)
+                left_out[arm.name] = format_failure(error)
                 arms.remove(arm)
                 continue
             seconds[f"{arm.name}, batch {size}"] = answers[0].seconds
             tell(f"warm-up: {arm.name}", 1)
-    own: list[tuple[int, int, list[Answer]]] = []
+    measured: list[tuple[int, int, list[ArmOutput]]] = []
     for turn, (size, unit, first) in enumerate(todo):
         shift, batch = turn % len(arms), list(prompts[first : first + size])
-        written: list[Answer] = []
+        written: list[ArmOutput] = []
         for arm in arms[shift:] + arms[:shift]:
             tell(arm.name, 0)
             answers = writer.write(arm, batch, first, unit)
             for answer in answers:
-                answer.right = _right(task, problems, answer)
+                answer.right = _is_right(task, problems, answer)
             written += answers
             tell(arm.name, 1)
         store.add(size, unit, written)
-        own.append((size, unit, written))
-    for theirs, others_out, others_seconds in processes.others((own, left_out, seconds)):
-        for size, unit, answers in theirs:
+        measured.append((size, unit, written))
+    for batches_of_other, others_out, others_seconds in processes.others((measured, left_out, seconds)):
+        for size, unit, answers in batches_of_other:
             store.take(size, unit, answers)
         left_out, seconds = left_out | others_out, others_seconds | seconds
     arms = [arm for arm in arms if arm.name not in left_out]  # what failed anywhere is compared nowhere
     these = {(size, unit) for size, unit, _ in batches.all()}
-    answers = [its for its in store.answers if (its.batch_size, its.unit) in these and its.arm not in left_out]
-    answers.sort(key=lambda its: (its.batch_size, its.unit, its.prompt))
-    return Comparison(answers, figures(answers, arms), left_out, seconds)
+    answers = [
+        answer for answer in store.answers if (answer.batch_size, answer.unit) in these and answer.arm not in left_out
+    ]
+    answers.sort(key=lambda answer: (answer.batch_size, answer.unit, answer.prompt))
+    return Comparison(answers, compute_metrics(answers, arms), left_out, seconds)
 
 
-def _right(task: AnswerTask | None, problems: Sequence[Problem], answer: Answer) -> bool | None:
-    """Whether the task calls an answer right; one that cannot be found in the text is wrong. None: the task does not know."""
+def _is_right(task: AnswerTask | None, problems: Sequence[Problem], answer: ArmOutput) -> bool | None:
+    """Return whether the task calls an answer right; one that cannot be found in the text is wrong. None: the task does not know."""
     if task is None or problems[answer.prompt].gold is None:
         return None
     problem = problems[answer.prompt]

@@ -34,7 +34,7 @@ class BehindPrompts:
 
 
 @cache
-def models() -> tuple[type, type]:
+def make_models() -> tuple[type, type]:
     """lm-eval's model of Transformers, and the one whose texts a policy writes, which this registers as "hf-lossy". Both have `seconds`:
     of generating alone, without what lm-eval does beside it; the first batch is generated once more, and counts warm.
 
@@ -64,7 +64,7 @@ def models() -> tuple[type, type]:
             wait_for(self.device)
             self.seconds += time.perf_counter() - began
             causal = self.backend == "causal"
-            self.prompts = deque(_unpadded(context, settings["attention_mask"]) if causal else ())
+            self.prompts = deque(_remove_padding(context, settings["attention_mask"]) if causal else ())
             return out
 
         def _texts(self, context: torch.Tensor, max_length: int, stop: list[str], **settings: Any) -> Any:
@@ -93,7 +93,7 @@ def models() -> tuple[type, type]:
             enable(self.model)
 
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
-            """All requests with the same settings come to `_model_generate` at once."""
+            """Return all requests with the same settings come to `_model_generate` at once."""
             rows: Any = self.batch_size_per_gpu  # type: ignore[has-type]
             if not isinstance(rows, int) or self.backend != "causal":
                 return super().generate_until(requests, disable_tqdm)
@@ -105,12 +105,12 @@ def models() -> tuple[type, type]:
 
         def _texts(self, context: torch.Tensor, max_length: int, stop: list[str], **settings: Any) -> Any:
             if self._rows is None:
-                ours = {
+                extra = {
                     "assistant_model": self.assistant,
                     "lossy_policy": self.policy,
                     "return_dict_in_generate": True,
                 }
-                out = super()._texts(context, max_length, stop, **ours, **settings)
+                out = super()._texts(context, max_length, stop, **extra, **settings)
                 self.calls.append(out.speculation)
                 return out.sequences
             if not settings.get("temperature"):  # as lm-eval has it, 0 is greedy
@@ -121,37 +121,39 @@ def models() -> tuple[type, type]:
                 "stopping_criteria": lambda ids: stop_sequences_criteria(self.tokenizer, stop, len(ids), 1),
                 "max_new_tokens": max_length - context.shape[1],
             }  # fmt: skip
-            out, stats = _in_flight(self.model, context, self.tokenizer.pad_token_id, self.rank != 0, settings)
+            out, stats = _generate_in_flight(
+                self.model, context, self.tokenizer.pad_token_id, self.rank != 0, settings
+            )
             self.calls += [] if stats is None else [stats]
             return out
 
     return TimedLM, LossyLM
 
 
-def _in_flight(
+def _generate_in_flight(
     target: Any, context: torch.Tensor, pad: int, quiet: bool, settings: dict[str, Any]
 ) -> tuple[torch.Tensor, SpeculationStats | None]:
     """Prompts (B, width), padded on the left, with what is written behind them, padded on the right; and the statistics of all of them.
 
     `settings`: of `generate_many`, and the `attention_mask` of `context`.
     """
-    prompts = _unpadded(context, settings.pop("attention_mask"))
+    prompts = _remove_padding(context, settings.pop("attention_mask"))
     many = generate_many(target, prompts, pad_token_id=pad, **settings)
     found: list[list[int]] = [[]] * len(prompts)
     with Bar(len(found), "writing", "texts", quiet=quiet) as bar:
-        for done, its in enumerate(many, 1):
-            found[its.index] = its.token_ids
+        for done, result in enumerate(many, 1):
+            found[result.index] = result.token_ids
             bar.to(done)
     texts = [torch.tensor(ids) for ids in found]
     new = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=pad)
     return torch.cat([context.cpu(), new], dim=1), many.speculation
 
 
-def _unpadded(context: torch.Tensor, mask: torch.Tensor) -> list[list[int]]:
-    return [ids[its].tolist() for ids, its in zip(context, mask.bool(), strict=True)]
+def _remove_padding(context: torch.Tensor, mask: torch.Tensor) -> list[list[int]]:
+    return [ids[shown].tolist() for ids, shown in zip(context, mask.bool(), strict=True)]
 
 
-def manager_of(tasks: Sequence[str], folder: Path | None) -> Any:
+def make_task_manager(tasks: Sequence[str], folder: Path | None) -> Any:
     """lm-eval's tasks, those of the files in `folder` among them; alone where they are all that is asked for, since lm-eval
     takes ten seconds to list its own. They are read once, before models are.
 
@@ -179,7 +181,7 @@ def manager_of(tasks: Sequence[str], folder: Path | None) -> Any:
 
 @contextmanager
 def _readable(what: str) -> Iterator[None]:
-    """What YAML, `datasets` and templates raise is of any kind, and of many lines."""
+    """Shorten what YAML, `datasets` and templates raise, of any type and many lines, to one line."""
     try:
         yield
     except (ImportError, MemoryError):
@@ -193,7 +195,7 @@ def _readable(what: str) -> Iterator[None]:
         ) from None
 
 
-def evaluated(model: Any, tasks: Sequence[str], manager: Any, **settings: Any) -> dict[str, dict[str, float]]:
+def evaluate(model: Any, tasks: Sequence[str], manager: Any, **settings: Any) -> dict[str, dict[str, float]]:
     """lm-eval's figures: by task, by metric (with its filter), the value; standard errors as `…_stderr`.
 
     Args:

@@ -14,7 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 from ..generation.enable import stop_at
 from ..models.texts import continuation, pieces, special_in, special_tokens
 from ..stats.clock import wait_for
-from ..tasks.answers import AnswerTask
+from ..tasks.base import AnswerTask
 from .arms import Arm, counted_calls
 
 
@@ -22,8 +22,8 @@ TAIL = 192  # tokens, those of a round and of the sentence that ends a text amon
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """How all arms write."""
+class DecodingSettings:
+    """Sampling settings of all arms."""
 
     max_new_tokens: int = 128
     do_sample: bool = False
@@ -41,8 +41,8 @@ class Decoding:
 
 
 @dataclass
-class Answer:
-    """What one arm wrote for one prompt, and what its batch took.
+class ArmOutput:
+    """Text of one arm for one prompt, and the seconds of its batch.
 
     Args:
         prompt: its place among the prompts.
@@ -73,26 +73,26 @@ class Answer:
     right: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """A line of Spec-Bench's answer files, with more beside its fields."""
-        own = asdict(self)
+        """Return a line of Spec-Bench's answer files, with more beside its fields."""
+        fields = asdict(self)
         choice = {
             "index": 0,
-            "turns": [own.pop("text")],
-            "decoding_steps": [own["target_calls"]],
+            "turns": [fields.pop("text")],
+            "decoding_steps": [fields["target_calls"]],
             "new_tokens": [len(self.token_ids)],
-            "wall_time": [own.pop("seconds")],
-            "accept_lengths": own.pop("accept_lengths"),
+            "wall_time": [fields.pop("seconds")],
+            "accept_lengths": fields.pop("accept_lengths"),
         }
-        return {"question_id": own.pop("prompt"), "model_id": own.pop("arm"), "choices": [choice], **own}
+        return {"question_id": fields.pop("prompt"), "model_id": fields.pop("arm"), "choices": [choice], **fields}
 
     @classmethod
-    def from_dict(cls, line: dict[str, Any]) -> "Answer":
-        """What `to_dict` gave."""
-        own = dict(line)
-        [choice] = own.pop("choices")
+    def from_dict(cls, line: dict[str, Any]) -> "ArmOutput":
+        """Read the form that `to_dict` writes."""
+        fields = dict(line)
+        [choice] = fields.pop("choices")
         return cls(
-            arm=own.pop("model_id"), prompt=own.pop("question_id"), text=choice["turns"][0],
-            seconds=choice["wall_time"][0], accept_lengths=choice["accept_lengths"], **own,
+            arm=fields.pop("model_id"), prompt=fields.pop("question_id"), text=choice["turns"][0],
+            seconds=choice["wall_time"][0], accept_lengths=choice["accept_lengths"], **fields,
         )  # fmt: skip
 
 
@@ -110,11 +110,11 @@ class FirstToken(BaseStreamer):
             self.at = time.perf_counter()
 
     def end(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: the end of the text is not timed."""
 
 
 class EndsAnywhere(StoppingCriteria):
-    """What `StopStringCriteria` is to a text that grows by one token, for one that grows by several: it has ended wherever among them.
+    """Stop string criterion for texts that grow by several tokens at once: a text has ended wherever among them the string stands.
 
     Transformers' own assisted generation asks behind a round alone. It would write on, and its seconds would count, to the end of the text.
     It looks at the last `TAIL` tokens: what lies before them has been looked at.
@@ -137,7 +137,7 @@ class Writer:
 
     target: Any
     tokenizer: Any
-    decoding: Decoding
+    decoding: DecodingSettings
     task: AnswerTask | None = None  # whose texts may be over before their end token, as those of few-shot prompts are
 
     @cached_property
@@ -146,11 +146,11 @@ class Writer:
         return {} if self.task is None else special_in(self.tokenizer, self.task.ends)
 
     def ends(self) -> set[int]:
-        """The target's end tokens."""
+        """Return the target's end tokens."""
         ends = self.target.generation_config.eos_token_id
         return set(ends) if isinstance(ends, list) else {ends}
 
-    def write(self, arm: Arm, prompts: list[str], first: int, unit: int) -> list[Answer]:
+    def write(self, arm: Arm, prompts: list[str], first: int, unit: int) -> list[ArmOutput]:
         """Continue a batch of prompts, of which the first has the place `first`."""
         groups = [[prompt] for prompt in prompts] if arm.one_by_one else [prompts]
         answers = [answer for group in groups for answer in self._group(arm, group, unit)]
@@ -159,7 +159,7 @@ class Writer:
             answer.prompt, answer.batch_size, answer.seconds = place, len(prompts), seconds
         return answers
 
-    def _group(self, arm: Arm, prompts: list[str], unit: int) -> list[Answer]:
+    def _group(self, arm: Arm, prompts: list[str], unit: int) -> list[ArmOutput]:
         """Prompts that one call continues."""
         inputs = self.tokenizer(prompts, return_tensors="pt", padding=True).to(self.target.device)
         inputs.pop("token_type_ids", None)
@@ -179,32 +179,32 @@ class Writer:
         answers = []
         for i, row in enumerate(out.sequences[:, inputs["input_ids"].shape[1] :].tolist()):
             prompt = inputs["input_ids"][i][inputs["attention_mask"][i].bool()].tolist()
-            its = None if stats is None else stats.rows[i]
+            stats_row = None if stats is None else stats.rows[i]
             length = next((j + 1 for j, token in enumerate(row) if token in ends), len(row))
-            ids = self._ended(prompt, row[: length if its is None else its.num_new_tokens])
+            ids = self._ended(prompt, row[: length if stats_row is None else stats_row.num_new_tokens])
             text = continuation(self.tokenizer, prompt, ids)
-            answer = Answer(arm.name, i, len(prompts), unit, text, ids, seconds)
+            answer = ArmOutput(arm.name, i, len(prompts), unit, text, ids, seconds)
             if streamer is not None and streamer.at is not None:
                 answer.first_token = streamer.at - began
             if arm.kind == "target":
                 answer.target_calls = len(ids)
             elif arm.counted:
                 answer.target_calls = calls[0]
-            if its is not None:
-                _count(answer, its)
+            if stats_row is not None:
+                _count_rounds(answer, stats_row)
                 answer.pieces = pieces(self.tokenizer, prompt, ids, special_tokens(self.tokenizer))
             answers.append(answer)
         return answers
 
     def _criterion(self, arm: Arm, width: int) -> StoppingCriteria:
-        """What ends a text of `arm` where its task says that it is over, behind prompts of `width` tokens."""
+        """Make the criterion that ends a text of `arm` where its task says so, after prompts of `width` tokens."""
         assert self.task is not None
         if arm.kind == "assisted" or self.task.closing is not None:
             return EndsAnywhere(self, width)
         return stop_at(list(self.task.ends), self.tokenizer)
 
     def holds_end(self, before: list[int], ids: list[int]) -> bool:
-        """Whether the task says of the text of `ids` behind `before` that it is over."""
+        """Return whether the task says of the text of `ids` behind `before` that it is over."""
         if self.task is None or not self.task.ends_early:
             return False
         return self.task.over(continuation(self.tokenizer, before, ids, self._visible))
@@ -217,10 +217,10 @@ class Writer:
         return ids[: bisect_left(range(len(ids)), True, lo=1, key=lambda count: self.holds_end(prompt, ids[:count]))]
 
 
-def _count(answer: Answer, row: Any) -> None:
+def _count_rounds(answer: ArmOutput, row: Any) -> None:
     """Take over what the call reports of a row."""
     answer.target_calls = row.num_spec_steps
-    answer.accept_lengths = [kept + 1 for (_, kept), times in sorted(row.steps.items()) for _ in range(times)]
+    answer.accept_lengths = [accepted + 1 for (_, accepted), times in sorted(row.steps.items()) for _ in range(times)]
     answer.num_draft_tokens, answer.num_accepted_draft_tokens = row.num_draft_tokens, row.num_accepted_draft_tokens
     answer.num_lossy_accepts, answer.num_unchecked_tokens = row.num_lossy_accepts, row.num_unchecked_tokens
     answer.sources = list(row.token_sources)

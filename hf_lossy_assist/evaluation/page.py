@@ -28,7 +28,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Text:
+class SourcedText:
     """A text, in runs of tokens of one source: (name of the source, text)."""
 
     title: str
@@ -43,17 +43,17 @@ class Section:
     about: list[str]
     notes: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
-    texts: list[tuple[str, list[Text]]] = field(default_factory=list)
+    texts: list[tuple[str, list[SourcedText]]] = field(default_factory=list)
 
 
-def text_of(title: str, pieces: Sequence[str], sources: Sequence[int]) -> Text:
+def group_by_source(title: str, pieces: Sequence[str], sources: Sequence[int]) -> SourcedText:
     """Make a `Text` of tokens. `sources`: of each an index into `SOURCES`; empty: the target wrote alone."""
     names = [SOURCES[source] for source in sources] or ["target alone"] * len(pieces)
     pairs = groupby(zip(names, pieces, strict=True), key=lambda pair: pair[0])
-    return Text(title, [(name, "".join(piece for _, piece in run)) for name, run in pairs])
+    return SourcedText(title, [(name, "".join(piece for _, piece in run)) for name, run in pairs])
 
 
-def html(title: str, sections: Sequence[Section]) -> str:
+def render_html(title: str, sections: Sequence[Section]) -> str:
     """Write the page; nothing in names and texts acts there."""
     import jinja2
 
@@ -62,7 +62,7 @@ def html(title: str, sections: Sequence[Section]) -> str:
     return made.get_template("page.html.jinja").render(title=title, sections=sections, sources=SOURCES)
 
 
-def markdown(title: str, sections: Sequence[Section]) -> str:
+def render_markdown(title: str, sections: Sequence[Section]) -> str:
     """Write the same without charts and texts."""
     parts = [f"# {title}"]
     for section in sections:

@@ -1,4 +1,4 @@
-"""How good texts are where no answer is right or wrong: ROUGE against reference texts, and a judge model's wins and ties.
+"""Measure the quality of texts without right answers: ROUGE against reference texts, and a judge model's wins and ties.
 
 Both are what SPRINTER (Zhong et al. 2025, section 4, huggingface.co/papers/2502.04557) measures completions by. Nothing here runs a
 model of ours: the texts are those that a comparison wrote.
@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..stats.intervals import Estimate, mean, wilson
-from ..tasks.answers import Problem, squeeze
-from ..tasks.judging import QATask
-from ..tasks.rouge import Rouge, rouge
-from .measuring import Answer
+from ..tasks.base import Problem, squeeze_blanks
+from ..tasks.open_ended import QATask, Rouge, compute_rouge
+from .measuring import ArmOutput
 
 
 TASK = "task"  # the name of a task's own reference texts, where another reference is an arm's
@@ -44,7 +43,7 @@ class Quality:
     win_tie: Estimate | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """One flat row, in plain numbers."""
+        """Return one flat row of plain numbers."""
         row: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in ("rouge", "win_tie")}
         for name, figure in [*self.rouge.items(), ("win_tie", self.win_tie)]:
             value, low, high = (None, None, None) if figure is None else figure
@@ -63,8 +62,8 @@ def check_references(references: Sequence[str], arms: Collection[str], problems:
             raise ValueError(f"--reference: expected task or an arm ({', '.join(arms)}), got {name}")
 
 
-def qualities(
-    answers: Sequence[Answer], prompts: Sequence[str], references: Sequence[str], *, problems: Sequence[Problem] = (),
+def compute_quality(
+    answers: Sequence[ArmOutput], prompts: Sequence[str], references: Sequence[str], *, problems: Sequence[Problem] = (),
     judge: QATask | None = None, tell: Callable[[str], None] = lambda what: None,
 ) -> list[Quality]:  # fmt: skip
     """Compare every arm's texts with each reference, at every batch size, in the order in which arms first wrote.
@@ -74,7 +73,7 @@ def qualities(
         references: names that `check_references` lets through.
         judge: a task with a judge, who is asked about texts of two arms. tell: called after each pair that was judged.
     """
-    by: defaultdict[tuple[str, int], dict[int, Answer]] = defaultdict(dict)
+    by: defaultdict[tuple[str, int], dict[int, ArmOutput]] = defaultdict(dict)
     for answer in answers:
         by[answer.arm, answer.batch_size][answer.prompt] = answer
     found = []
@@ -85,34 +84,34 @@ def qualities(
                 continue
             scores = []
             for place, answer in texts.items():
-                text = reference_of(problems[place]) if reference == TASK else beside[place].text
-                scores += [] if text is None else [rouge(text, answer.text)]
+                text = get_reference(problems[place]) if reference == TASK else beside[place].text
+                scores += [] if text is None else [compute_rouge(text, answer.text)]
             means = (
                 {name: mean([getattr(score, name) for score in scores]) for name in Rouge._fields} if scores else {}
             )
             gains: list[int | None] = []
             if judge is not None and reference != TASK:
                 for place, answer in texts.items():
-                    gains.append(versus(judge, prompts[place], beside[place], answer))
+                    gains.append(judge_pair(judge, prompts[place], beside[place], answer))
                     tell(arm)
-            found.append(_counted(Quality(arm, size, reference, len(texts), means), gains))
+            found.append(_count_gains(Quality(arm, size, reference, len(texts), means), gains))
     return found
 
 
-def reference_of(problem: Problem) -> str | None:
-    """The problem's reference text; None where it has none."""
+def get_reference(problem: Problem) -> str | None:
+    """Return the problem's reference text; None where it has none."""
     text = problem.extra.get(REFERENCE)
     return text if isinstance(text, str) else None
 
 
-def versus(judge: QATask, prompt: str, other: Answer, answer: Answer) -> int | None:
+def judge_pair(judge: QATask, prompt: str, other: ArmOutput, answer: ArmOutput) -> int | None:
     """1 where `answer` is the better text, −1 where `other` is, 0 for a tie; None where the judge gives no verdict."""
-    if squeeze(other.text) == squeeze(answer.text):
+    if squeeze_blanks(other.text) == squeeze_blanks(answer.text):
         return 0
     return judge.versus(prompt, other.text, answer.text)
 
 
-def _counted(quality: Quality, gains: Sequence[int | None]) -> Quality:
+def _count_gains(quality: Quality, gains: Sequence[int | None]) -> Quality:
     if not gains:
         return quality
     wins, ties, losses = (sum(gain == side for gain in gains) for side in (1, 0, -1))

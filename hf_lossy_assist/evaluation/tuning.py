@@ -1,24 +1,177 @@
-"""The fastest setting whose loss is certified: tried on some problems, certified on others."""
+"""Find the fastest setting whose loss is certified.
 
+Settings of one rule are a ladder from strict to lax. All of them are tried on some problems; those that are faster than the best lossless
+policy and have not shown too much harm become candidates. On OTHER problems each ladder is climbed from its strictest candidate: a setting
+is certified if the bound on its harm is low enough, and the first that is not ends the climb. A ladder has its share of δ, and no step costs
+more (fixed-sequence testing: Maurer, Hothorn and Lehmacher 1995; Angelopoulos et al., "Learn then Test", 2021): whatever the order of the
+true losses is, the probability that a certified one is too high is at most δ."""
+
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..policy.policy import LossyPolicy
-from ..stats.intervals import FEWEST, harm_bound, harms_allowed, problems_needed
-from ..tasks.answers import AnswerTask, Problem
+from ..artifacts.certificate import Certificate
+from ..policy.parse import as_policy
+from ..policy.policy import LossyPolicy, compute_fingerprint
+from ..policy.short_form import add_parameter, is_short_form, list_parts, strip_paths
+from ..registry import Entry, Kind, Names, find_entry
+from ..stats.intervals import FEWEST, gain_bound, harm_bound, harms_allowed, net_bound, problems_needed
+from ..tasks.base import AnswerTask, Problem
+from .arm_metrics import ArmMetrics, compute_gain
 from .arms import TARGET, Arm, make_arms
-from .choosing import Tried, Verdict, candidates, fastest, verdicts
 from .comparing import Batches, Comparison, Tell, compare
-from .figures import Figures, gain_over
-from .ladders import Field
 from .measuring import Writer
-from .store import Memory
+from .results import ResultStore
+
+
+DOUBT = 0.1  # a setting is not a candidate where its harm on the first problems is above the limit at this level
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting: `ladder` is its rule's name, `place` counts from the strictest."""
+
+    name: str
+    ladder: str
+    place: int
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """Result of a setting on some problems; `speed` in tokens per second."""
+
+    speed: float
+    harms: int
+    gains: int
+    problems: int
+
+
+@dataclass(frozen=True)
+class CertificationResult:
+    """A setting's bounds on the certificate's problems, each by itself at its ladder's share of δ; `certified`: its harm is at most the limit.
+
+    The limit, and not the setting's own bound, is what holds with all of them together: which is chosen depends on the same problems.
+    """
+
+    step: Candidate
+    tried: TrialResult
+    harm: float
+    net: float
+    certified: bool
+
+
+def choose_candidates(
+    steps: Sequence[Candidate], tried: Mapping[str, TrialResult], lossless: float, max_loss: float
+) -> list[Candidate]:
+    """Return the steps worth a certificate: faster than the best lossless policy (`lossless`, tokens per second), not known to harm too much.
+
+    Nor is one whose ladder has a faster step that harmed no more: it could only end the climb early.
+    """
+    ordered = sorted(steps, key=lambda s: (s.ladder, s.place))
+    fit = [s for s in ordered if tried[s.name].speed > lossless and _bound_harm_below(tried[s.name]) <= max_loss]
+    return [s for s in fit if not any(o.ladder == s.ladder and _is_better(tried[o.name], tried[s.name]) for o in fit)]
+
+
+def _is_better(one: TrialResult, other: TrialResult) -> bool:
+    return one.speed > other.speed and one.harms <= other.harms
+
+
+def _bound_harm_below(trial: TrialResult) -> float:
+    return gain_bound(trial.harms, trial.problems, DOUBT)
+
+
+def certify(
+    steps: Sequence[Candidate], tried: Mapping[str, TrialResult], max_loss: float, delta: float
+) -> list[CertificationResult]:
+    """Climb every ladder; `tried`: on problems that had no part in choosing `steps`."""
+    ladders: defaultdict[str, list[Candidate]] = defaultdict(list)
+    for step in sorted(steps, key=lambda s: s.place):
+        ladders[step.ladder].append(step)
+    found = []
+    for ladder in ladders.values():
+        share, climbing = delta / len(ladders), True
+        for step in ladder:
+            trial = tried[step.name]
+            harm = harm_bound(trial.harms, trial.problems, share)
+            climbing = climbing and harm <= max_loss
+            found.append(
+                CertificationResult(
+                    step, trial, harm, net_bound(trial.harms, trial.gains, trial.problems, share), climbing
+                )
+            )
+    return found
+
+
+def find_fastest(found: Sequence[CertificationResult]) -> CertificationResult | None:
+    """Return the fastest of those certified, or None."""
+    return max((result for result in found if result.certified), key=lambda result: result.tried.speed, default=None)
+
+
+KINDS: tuple[Kind, ...] = ("rule", "method")  # that have ladders
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """The settings of a search: lossless ones, by name, which need no certificate, and steps of ladders."""
+
+    lossless: dict[str, LossyPolicy]
+    steps: list[Candidate]
+    policies: dict[str, LossyPolicy]  # of all, by name
+
+
+def parse_search_space(texts: Sequence[str]) -> SearchSpace:
+    """Read the policies of `--policies`; `top_k+svip` is top_k's whole ladder beside svip, `top_k:k=3+svip` one step of it.
+
+    Raises: `ValueError`, one line, where no lossless policy is among them, which the others have to beat.
+    """
+    lossless: dict[str, LossyPolicy] = {}
+    steps: list[Candidate] = []
+    policies: dict[str, LossyPolicy] = {}
+    for text in texts:
+        for name in expand(text):
+            policy = as_policy(name)
+            policies[name] = policy
+            if policy.lossless:
+                lossless[name] = policy
+            elif name not in {step.name for step in steps}:
+                ladder = text if len(expand(text)) > 1 else _name_ladder(name)
+                steps.append(Candidate(name, ladder, sum(step.ladder == ladder for step in steps)))
+    if not lossless:
+        raise ValueError("no lossless policy is among these: add svip, or strict, which the others have to beat")
+    return SearchSpace(lossless, steps, policies)
+
+
+def expand(text: str) -> list[str]:
+    """Return the settings that a text stands for, from strict to lax; the text itself where it names no ladder."""
+    if not (is_short_form(text) or text in Names("rule") or text in Names("method")):
+        return [text]
+    for name, given in list_parts(text):
+        found = _find_ladder_entry(name)
+        if found is not None and found.ladder is not None and found.ladder[0] not in given:
+            parameter, values = found.ladder
+            return [add_parameter(text, name, parameter, value) for value in values]
+    return [text]
+
+
+def _find_ladder_entry(name: str) -> Entry | None:
+    for kind in KINDS:
+        if name in Names(kind):
+            found = find_entry(kind, name)
+            if found.ladder is not None:
+                return found
+    return None
+
+
+def _name_ladder(name: str) -> str:
+    """Single settings of one rule, in the order in which they were given, are a ladder as well."""
+    names = [part for part, _ in list_parts(name)] if is_short_form(name) else [name]
+    return next((part for part in names if _find_ladder_entry(part) is not None), name)
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is asked for: `max_loss` as a share (0.01 is one point), `delta` = 1 − confidence; `first` problems are for trying settings."""
+    """Goal of a search: `max_loss` as a share (0.01 is one point), `delta` = 1 − confidence; `first` problems are for trying settings."""
 
     max_loss: float
     delta: float
@@ -27,8 +180,8 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """What came of a search.
+class TuningResult:
+    """Outcome of a search.
 
     Args:
         tried: figures on the problems that settings were tried on. certified: on the others, of the target, the best lossless
@@ -37,17 +190,17 @@ class Tuned:
         lossless: that one's figures.
     """
 
-    tried: list[Figures]
-    certified: list[Figures]
-    verdicts: list[Verdict]
-    best: Verdict | None
-    lossless: Figures
+    tried: list[ArmMetrics]
+    certified: list[ArmMetrics]
+    verdicts: list[CertificationResult]
+    best: CertificationResult | None
+    lossless: ArmMetrics
 
 
 def tune(
-    writer: Writer, draft: Any, field: Field, task: AnswerTask, problems: Sequence[Problem], prompts: Sequence[str],
-    search: Search, *, store: Memory | None = None, tell: Tell = lambda what, done: None,
-) -> Tuned:  # fmt: skip
+    writer: Writer, draft: Any, field: SearchSpace, task: AnswerTask, problems: Sequence[Problem], prompts: Sequence[str],
+    search: Search, *, store: ResultStore | None = None, tell: Tell = lambda what, done: None,
+) -> TuningResult:  # fmt: skip
     """Try every setting on the first problems and certify candidates on the rest.
 
     Args:
@@ -56,59 +209,65 @@ def tune(
 
     Raises: `ValueError`, one line, where the target has so few right answers that a policy with none would be certified.
     """
-    store = Memory() if store is None else store
+    store = ResultStore() if store is None else store
     common: dict[str, Any] = {"store": store, "task": task, "problems": problems, "tell": tell}
     first = compare(
-        writer, _arms(writer, draft, field.policies), prompts[: search.first], _batches(search, search.first), **common
+        writer,
+        _make_arms(writer, draft, field.policies),
+        prompts[: search.first],
+        _make_batches(search, search.first),
+        **common,
     ).figures
-    by = {its.arm: its for its in first}
+    by = {metrics.arm: metrics for metrics in first}
     right = by[TARGET].right or 0
     if right <= search.max_loss * search.first:
         raise ValueError(
             f"the target has {right} of {search.first} problems right, so there is nothing to lose, and a policy with none right would "
             f"be certified at {search.max_loss:.2%}: see --max-new-tokens and --chat"
         )
-    best_lossless = max((by[name] for name in field.lossless), key=_speed)
-    tried = {its.arm: _tried(its) for its in first}
-    chosen = candidates(field.steps, tried, max(_speed(best_lossless), _speed(by[TARGET])), search.max_loss)
+    best_lossless = max((by[name] for name in field.lossless), key=_get_speed)
+    tried = {metrics.arm: _make_trial(metrics) for metrics in first}
+    chosen = choose_candidates(
+        field.steps, tried, max(_get_speed(best_lossless), _get_speed(by[TARGET])), search.max_loss
+    )
     policies = {name: field.policies[name] for name in (best_lossless.arm, *(step.name for step in chosen))}
     rest = Batches(len(prompts), [search.batch_size], search.first)
-    second = compare(writer, _arms(writer, draft, policies), prompts, rest, **common)
-    later = {its.arm: its for its in second.figures}
-    found = verdicts(chosen, {s.name: _tried(later[s.name]) for s in chosen}, search.max_loss, search.delta)
-    best, lossless = fastest(found), later[best_lossless.arm]
-    # Beside what loses nothing, a gain that may be noise is none.
-    if best is not None and not _faster(second, best.step.name, max(lossless, later[TARGET], key=_speed).arm):
+    second = compare(writer, _make_arms(writer, draft, policies), prompts, rest, **common)
+    later = {metrics.arm: metrics for metrics in second.figures}
+    found = certify(chosen, {s.name: _make_trial(later[s.name]) for s in chosen}, search.max_loss, search.delta)
+    best, lossless = find_fastest(found), later[best_lossless.arm]
+    # A gain over a lossless arm that may be noise does not count.
+    if best is not None and not _is_faster(second, best.step.name, max(lossless, later[TARGET], key=_get_speed).arm):
         best = None
-    return Tuned(first, second.figures, found, best, lossless)
+    return TuningResult(first, second.figures, found, best, lossless)
 
 
-def _arms(writer: Writer, draft: Any, policies: Mapping[str, LossyPolicy]) -> list[Arm]:
+def _make_arms(writer: Writer, draft: Any, policies: Mapping[str, LossyPolicy]) -> list[Arm]:
     return make_arms(writer.target, draft, policies, tokenizer=writer.tokenizer, assisted=False)
 
 
-def _batches(search: Search, prompts: int) -> Batches:
+def _make_batches(search: Search, prompts: int) -> Batches:
     return Batches(prompts, [search.batch_size])
 
 
-def _tried(its: Figures) -> Tried:
-    return Tried(_speed(its), its.worse, its.better, its.judged)
+def _make_trial(metrics: ArmMetrics) -> TrialResult:
+    return TrialResult(_get_speed(metrics), metrics.worse, metrics.better, metrics.judged)
 
 
-def _faster(found: Comparison, arm: str, other: str) -> bool:
-    """Whether an arm is faster than another on the same prompts, by more than the interval of their ratio; too few batches tell nothing."""
+def _is_faster(found: Comparison, arm: str, other: str) -> bool:
+    """Return whether an arm is faster than another on the same prompts, by more than the interval of their ratio; too few batches tell nothing."""
     if len({answer.unit for answer in found.answers}) < FEWEST:
         return False
-    gain = gain_over(found.answers, arm, other)
+    gain = compute_gain(found.answers, arm, other)
     return (gain.value if gain.low is None else gain.low) > 1
 
 
-def _speed(its: Figures) -> float:
-    return its.tokens_per_second.value
+def _get_speed(metrics: ArmMetrics) -> float:
+    return metrics.tokens_per_second.value
 
 
-def promise(problems: int, search: Search, ladders: int) -> str:
-    """What so many problems can certify, before anything is run."""
+def describe_power(problems: int, search: Search, ladders: int) -> str:
+    """Describe what so many problems can certify, before anything is run."""
     share = search.delta / max(ladders, 1)
     allowed, least = harms_allowed(problems, search.max_loss, share), harm_bound(0, problems, share)
     needs = ", ".join(f"{problems_needed(h, search.max_loss, share)} with {h}" for h in (0, 1, 2, 5))
@@ -119,3 +278,45 @@ def promise(problems: int, search: Search, ladders: int) -> str:
     )
     ladder = f"; δ is shared by {ladders} ladders" if ladders > 1 else ""
     return f"{problems} problems for the certificate: {can} (needed: {needs} harms){ladder}"
+
+
+def make_certificate(
+    found: TuningResult, field: SearchSpace, search: Search, facts: Mapping[str, Any], decoding: Mapping[str, Any]
+) -> Certificate | None:
+    """Make the certificate of the chosen setting; None if none was chosen.
+
+    Args:
+        facts: of the run, as its record has them. decoding: of all arms.
+    """
+    best = found.best
+    if best is None:
+        return None
+    metrics, target = (
+        next(metrics for metrics in found.certified if metrics.arm == name) for name in (best.step.name, TARGET)
+    )
+    models = {
+        role: facts[role] | {"weights": facts[f"{role}_weights"], "dtype": facts[dtype]}
+        for role, dtype in (("target", "dtype"), ("draft", "draft_dtype"))
+    }
+    return Certificate(
+        policy=strip_paths(best.step.name),
+        fingerprint=compute_fingerprint(field.policies[best.step.name]),
+        task=facts["source"],
+        problems=best.tried.problems,
+        right=target.right or 0,
+        harms=best.tried.harms,
+        gains=best.tried.gains,
+        harm_bound=best.harm,
+        net_bound=best.net,
+        confidence=1 - search.delta,
+        max_loss=search.max_loss,
+        tried=len(field.steps),
+        batch_size=facts["batch_sizes"][0],
+        speed=best.tried.speed,
+        of_target=metrics.of_target.value,
+        models=models,
+        decoding=decoding,
+        data=facts["prompts"],
+        machine=facts["machine"],
+        versions=facts["versions"],
+    )

@@ -1,1 +1,1 @@
-"""Policies: a rule, a stop and a filter; their JSON form, their names, their catalogue."""
+"""Policies: a rule, a stop and a filter; their recipes, short form, JSON form and files."""

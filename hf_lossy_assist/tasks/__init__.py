@@ -1,1 +1,1 @@
-"""Tasks: where prompts come from, and which answers are right. Nothing in the runtime imports this."""
+"""Tasks: prompts, and whether answers are right. Nothing in the runtime imports this."""

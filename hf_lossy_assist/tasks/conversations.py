@@ -8,7 +8,7 @@ from typing import IO, Any, NoReturn
 
 from ..artifacts.json_io import LONGEST, parse_json
 from ..validation import shown
-from .answers import FileTask, Problem, Row
+from .base import FileTask, Problem, Row
 
 
 PEOPLE, MODELS = ("human", "user"), ("gpt", "chatgpt", "assistant", "bing", "bard")
@@ -18,25 +18,25 @@ NO_ANSWERS = "the task sharegpt has prompts and no right answers: use it with co
 _GAP = re.compile(r"[\s,]*")
 
 
-def is_array(path: Path) -> bool:
-    """Whether a file's first mark is that of a JSON array."""
+def holds_array(path: Path) -> bool:
+    """Return whether a file's first mark is that of a JSON array."""
     with path.open("rb") as file:
         return file.read(4096).lstrip().startswith(b"[")
 
 
-def objects(path: Path) -> Iterator[tuple[str, Any]]:
-    """The values of the JSON array in a file, one by one, each with its name for errors; no more of it is in memory than one.
+def read_array(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the values of the JSON array in a file, one by one, each with its name for errors; no more of it is in memory than one.
 
     Raises: `ValueError`, one line, where it is no array, or not UTF-8, or an entry has more than `LONGEST` characters.
     """
     try:
         with path.open(encoding="utf-8") as file:
-            yield from _entries(file, str(path))
+            yield from _read_entries(file, str(path))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not JSON: not UTF-8 ({error.reason})") from None
 
 
-def _entries(file: IO[str], where: str) -> Iterator[tuple[str, Any]]:
+def _read_entries(file: IO[str], where: str) -> Iterator[tuple[str, Any]]:
     decoder, number = json.JSONDecoder(), 0
     text, place = file.read(BLOCK).lstrip()[1:], 0
     while True:
@@ -60,23 +60,23 @@ def _entries(file: IO[str], where: str) -> Iterator[tuple[str, Any]]:
         text, place = text[place:] + more, 0
 
 
-def first_turn(values: dict[str, Any], where: str) -> tuple[str, str | None] | None:
-    """What a person asked first in a row's conversation, and the model's reply if one follows; None where no person asked.
+def find_first_turn(values: dict[str, Any], where: str) -> tuple[str, str | None] | None:
+    """Find the first thing that a person asks in a row's conversation, and the model's reply if one follows; None if no person asks.
 
     Raises: `ValueError`, one line, where a turn is not what the format says.
     """
     turns = values.get(FIELD)
     if not isinstance(turns, list):
         raise ValueError(f"{where}: expected a list under {FIELD!r}, got {shown(turns)}")
-    said = [_said(turn, where) for turn in turns]
-    for place, (who, text) in enumerate(said):
+    parts = [_read_turn(turn, where) for turn in turns]
+    for place, (who, text) in enumerate(parts):
         if who in PEOPLE and text.strip():
-            follows = said[place + 1] if place + 1 < len(said) else ("", "")
+            follows = parts[place + 1] if place + 1 < len(parts) else ("", "")
             return text, follows[1] if follows[0] in MODELS else None
     return None
 
 
-def _said(turn: Any, where: str) -> tuple[str, str]:
+def _read_turn(turn: Any, where: str) -> tuple[str, str]:
     pair = (turn.get("from"), turn.get("value")) if isinstance(turn, dict) else (None, None)
     if not isinstance(pair[0], str) or not isinstance(pair[1], str):
         raise ValueError(f"{where}: expected turns with a text under 'from' and 'value', got {shown(turn)}")
@@ -84,7 +84,7 @@ def _said(turn: Any, where: str) -> tuple[str, str]:
 
 
 class ShareGPT(FileTask):
-    """What people asked first in ShareGPT's conversations: prompts to compare speed on and to collect from.
+    """First questions of ShareGPT's conversations: prompts to compare speed on and to collect from.
 
     A file is a JSON array, as published, or JSON lines. There are no right answers, so what needs them is refused.
     """
@@ -92,14 +92,14 @@ class ShareGPT(FileTask):
     name = "sharegpt"
 
     def rows(self) -> Iterator[Row]:
-        if not isinstance(self.path, Path) or not is_array(self.path):
+        if not isinstance(self.path, Path) or not holds_array(self.path):
             rows = super().rows()
         else:
-            rows = (Row(_object(its, where), where) for where, its in objects(self.path))
-        return (row for row in rows if first_turn(row.values, row.where) is not None)
+            rows = (Row(_check_object(value, where), where) for where, value in read_array(self.path))
+        return (row for row in rows if find_first_turn(row.values, row.where) is not None)
 
     def problem(self, row: Row) -> Problem:
-        found = first_turn(row.values, row.where)
+        found = find_first_turn(row.values, row.where)
         assert found is not None, "rows() passes over the others"
         return Problem(found[0], None, {} if found[1] is None else {"reference": found[1]})
 
@@ -110,7 +110,7 @@ class ShareGPT(FileTask):
         raise ValueError(NO_ANSWERS)
 
 
-def _object(value: Any, where: str) -> dict[str, Any]:
+def _check_object(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected a JSON object, got {shown(value)}")
     return value

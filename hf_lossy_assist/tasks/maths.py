@@ -9,8 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from ..validation import check_int
-from .answers import Data, FileTask, Problem, Row, existing, first, read_rows, require, squeeze
-from .shots import SHOTS
+from .base import Data, FileTask, Problem, Row, find_first, read_rows, require, require_file, squeeze_blanks
 
 
 LONGEST = 300  # characters; a longer answer is compared as text
@@ -21,7 +20,7 @@ _NUMBER = re.compile(rf"-?\s*{_DIGITS}(?:(?:\s*/\s*|\s\*\s|\*\*?|\^){_DIGITS})*"
 _EXACT = re.compile(r"(-?(?:\d+(?:\.\d+)?|\.\d+))(?:\s*/\s*(\d+(?:\.\d+)?|\.\d+))?")
 _TOWER = re.compile(r"[\d.]+(?:\s*(?:\*\*|\^)\s*[\d.]+)+")
 _STATED = re.compile(r"the\s+final\s+answer\s+is", re.IGNORECASE)
-_SAID = re.compile(r"[ \t\n:*$]*([^\n]*?)(\n|\.(?=\s)|\.?\Z)")  # what stands behind it, and what closes that
+_PHRASE = re.compile(r"[ \t\n:*$]*([^\n]*?)(\n|\.(?=\s)|\.?\Z)")  # what stands behind it, and what closes that
 # A whole sentence with a number in it, up to its end or to where it begins again.
 _CLOSED = re.compile(
     rf"{_STATED.pattern}[\s:*$]{{0,20}}(?:[^\d\n.]|\.(?!\s)){{0,100}}\d[^\n]{{0,100}}?(?:[.!](?=\s)|(?=\n)|(?=\s{_STATED.pattern}))",
@@ -33,8 +32,7 @@ _BRACES = re.compile(r"(?P<box>\\f?boxed\s*\{)|\\.|[{}]", re.DOTALL)
 
 
 def boxed(text: str) -> str | None:
-    r"""What stands in the last \boxed{…} of `text` that is closed; None where there is none. Linear in the text's
-    length."""
+    r"""Return the content of the last closed \boxed{…} of `text`, or None. Linear in the length of the text."""
     opened: list[tuple[bool, int]] = []  # is it a box, where does its content begin
     boxes: list[tuple[int, int]] = []
     for found in _BRACES.finditer(text):
@@ -47,36 +45,35 @@ def boxed(text: str) -> str | None:
 
 
 def stated(text: str) -> str | None:
-    """What follows the last "the final answer is" in `text` that something follows, to the end of its sentence or line;
-    None where nothing does. A repetition that is cut off in the middle does not count."""
+    """Return the rest of the sentence or line after the last "the final answer is" in `text`; None if nothing follows it. A repetition that is cut off in the middle does not count."""
     later: str | None = None  # a last one that nothing closes
-    for end in reversed([its.end() for its in _STATED.finditer(text)]):
-        found = _SAID.match(text, end)
-        said = found[1].strip(" *$") if found else ""
-        if found is None or not said:
+    for end in reversed([match.end() for match in _STATED.finditer(text)]):
+        found = _PHRASE.match(text, end)
+        phrase = found[1].strip(" *$") if found else ""
+        if found is None or not phrase:
             continue
         if later is not None:
-            return said if said.startswith(later) else later
+            return phrase if phrase.startswith(later) else later
         if found[2]:
-            return said
-        later = said
+            return phrase
+        later = phrase
     return later
 
 
 def number(text: str) -> str | None:
-    """The first number in `text` (behind its last =, if it has one), without $, commas, units and percent signs;
+    """Return the first number in `text` (behind its last =, if it has one), without $, commas, units and percent signs;
     products, quotients and powers of numbers count as one. "1,500/1000 km" gives "1500/1000"; None where there is no
     number."""
     text = text.replace("−", "-").rpartition("=")[2]
     text = re.sub(r"\\?\$|\\[,!;]", "", text.replace("{,}", ","))
     text = _FRACTION.sub(r" \1/\2", text.replace("\\cdot", "*").replace("\\times", "*"))
-    text = _MIXED.sub(lambda its: f"{int(its[1]) * int(its[3]) + int(its[2])}/{its[3]}", text)
+    text = _MIXED.sub(lambda match: f"{int(match[1]) * int(match[3]) + int(match[2])}/{match[3]}", text)
     found = _NUMBER.search(text)
     return re.sub(r"[\s,]", "", found[0]) if found else None
 
 
 def exact(text: str) -> Fraction | None:
-    """The value of "-1.5", "3/2" or "1,500"; None for anything else, and for what is too long to be anyone's
+    """Return the value of "-1.5", "3/2" or "1,500"; None for anything else, and for what is too long to be anyone's
     answer."""
     found = _EXACT.fullmatch(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text.strip())) if len(text) <= 100 else None
     if found is None:
@@ -86,7 +83,7 @@ def exact(text: str) -> Fraction | None:
 
 
 def equal(reference: str, answer: str) -> bool:
-    """Whether two formulas have the same value: 1.5, 3/2 and 1,500/1000 do.
+    """Return whether two formulas have the same value: 1.5, 3/2 and 1,500/1000 do.
 
     The same text and plain numbers are settled here. The rest goes to math-verify, which has `SECONDS` to read each and
     to compare them, so that 9**9**9**9 does not hang; what is not settled by then counts as different. Beyond `LONGEST`
@@ -94,7 +91,7 @@ def equal(reference: str, answer: str) -> bool:
 
     Raises: `RuntimeError` outside the main thread, where math-verify's limit, a signal, would not hold.
     """
-    texts = [squeeze(text) for text in (reference, answer)]
+    texts = [squeeze_blanks(text) for text in (reference, answer)]
     if texts[0] == texts[1]:
         return True
     values = [exact(text) for text in texts]
@@ -113,7 +110,7 @@ def equal(reference: str, answer: str) -> bool:
 
 
 def _latex(text: str) -> str:
-    """A plain expression in the spelling that math-verify reads in full: it takes 1,500/1000 for a pair, and of 9**9
+    """Return a plain expression in the spelling that math-verify reads in full: it takes 1,500/1000 for a pair, and of 9**9
     only 9."""
     if not re.fullmatch(r"[-+*/^()\d.,\s]+", text):
         return text.strip().strip("$")
@@ -127,7 +124,7 @@ def _nested(powers: list[str]) -> str:
 
 
 class Formulas(FileTask):
-    """What `GSM8K` and `MathTask` share: equivalence by value."""
+    """Base of `GSM8K` and `MathTask`: equivalence by value."""
 
     def __init__(self, path: Data):
         require(f"the task {self.name}", {"math_verify": "math-verify"})
@@ -158,14 +155,14 @@ class GSM8K(Formulas):
         check_int("shots", shots, 0)
         known = list(SHOTS) if examples is None else [_example(row) for row in islice(read_rows(examples), shots)]
         if shots > len(known):
-            source = "the package has" if examples is None else f"{existing(examples)} has"
+            source = "the package has" if examples is None else f"{require_file(examples)} has"
             raise ValueError(f"shots: expected at most {len(known)} (so many examples {source}), got {shots}")
         self.shots = tuple(known[:shots])
         self.ends = ("\nQuestion:",) if shots else ()
         self.closing = _CLOSED if shots else None  # as each example closes
 
     def prompt(self, question: str) -> str:
-        """What the model is given: a request, or examples and an open "Answer:"."""
+        """Return the model's input: a request, or examples and an open "Answer:"."""
         if not self.shots:
             return (
                 f"{question}\n\nWork this out step by step. Close with one sentence of the form "
@@ -180,11 +177,11 @@ class GSM8K(Formulas):
     def extract(self, problem: Problem, response: str) -> str | None:
         text = self.cut(response)
         marked = text.rpartition("####")[2].strip().partition("\n")[0] if "####" in text else None
-        return first([number(its) for its in (stated(text), boxed(text), marked) if its is not None])
+        return find_first([number(match) for match in (stated(text), boxed(text), marked) if match is not None])
 
 
 def _gold(row: Row) -> str:
-    """The right number of a GSM8K row."""
+    """Return the right number of a GSM8K row."""
     gold = number(row.text("answer").rpartition("####")[2])
     if gold is None:
         raise ValueError(
@@ -209,15 +206,66 @@ class MathTask(Formulas):
     slow = True  # nearly every comparison is a worker's
 
     def prompt(self, question: str) -> str:
-        """What the model is given."""
+        """Return the model's input."""
         return f"{question}\n\nReason step by step, and give the final answer as \\boxed{{…}}."
 
     def problem(self, row: Row) -> Problem:
-        gold = first([row.optional("answer"), boxed(row.optional("solution") or "")])
+        gold = find_first([row.optional("answer"), boxed(row.optional("solution") or "")])
         if gold is None:
             raise ValueError(f"{row.where}: expected `answer`, or `solution` with a \\boxed{{…}}, got neither")
         return Problem(self.prompt(row.text("problem").strip()), gold.strip(), row.values)
 
     def extract(self, problem: Problem, response: str) -> str | None:
         text = self.cut(response)
-        return first([boxed(text), stated(text)])
+        return find_first([boxed(text), stated(text)])
+
+
+SHOTS: tuple[tuple[str, str, str], ...] = (
+    (
+        "A bakery fills 6 trays with 12 rolls each. By noon 45 rolls are sold. How many rolls are left?",
+        "Six trays of 12 rolls are 6 * 12 = 72 rolls. After 45 are sold, 72 - 45 = 27 remain.",
+        "27",
+    ),
+    (
+        "Nora rides 14 km to work and the same way back, on 4 days a week. How many kilometres does she ride in 3 weeks?",
+        "One day is 14 + 14 = 28 km. A week has 4 such days, so 4 * 28 = 112 km. Three weeks make 3 * 112 = 336 km.",
+        "336",
+    ),
+    (
+        "A kettle costs $40 and is sold at 15% off. Omar pays with a $50 note. How much change does he get, in dollars?",
+        "The discount is 0.15 * 40 = 6 dollars, so the kettle costs 40 - 6 = 34 dollars. The change is 50 - 34 = 16.",
+        "16",
+    ),
+    (
+        "Three friends share the rent of $1,260 in such a way that Lena pays twice as much as each of the other two. "
+        "How much does Lena pay?",
+        "Lena's part counts as two and the others' as one each, which makes 2 + 1 + 1 = 4 parts. One part is "
+        "1260 / 4 = 315 dollars, and Lena pays 2 * 315 = 630.",
+        "630",
+    ),
+    (
+        "A tank holds 200 litres and is three quarters full. A pump takes out 9 litres a minute. How many litres are in the "
+        "tank after 8 minutes?",
+        "At first there are 200 * 3 / 4 = 150 litres. The pump takes 8 * 9 = 72 litres. That leaves 150 - 72 = 78.",
+        "78",
+    ),
+    (
+        "Pavel reads 24 pages on Monday, half as many on Tuesday, and on Wednesday as many as on both days before. "
+        "How many pages has he read?",
+        "On Tuesday he reads 24 / 2 = 12 pages. Monday and Tuesday make 24 + 12 = 36, and Wednesday is 36 again. "
+        "In all that is 36 + 36 = 72.",
+        "72",
+    ),
+    (
+        "A school orders 9 boxes of chalk with 16 sticks each. Each of its 12 rooms gets the same number of sticks. "
+        "How many sticks does one room get?",
+        "Nine boxes hold 9 * 16 = 144 sticks. For 12 rooms that is 144 / 12 = 12 sticks each.",
+        "12",
+    ),
+    (
+        "Rita is 7 years older than Sam. In 5 years she will be twice as old as he. How old is Sam now?",
+        "Let Sam be s years old, so Rita is s + 7. In five years, s + 7 + 5 = 2 * (s + 5), which is s + 12 = 2s + 10. "
+        "So s = 12 - 10 = 2.",
+        "2",
+    ),
+)

@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any
 
 from ..validation import check_number, one_line
-from .answers import Data, FileTask, Problem, Row, require
+from .base import Data, FileTask, Problem, Row, require
 
 
 PASSED = "passed"
@@ -138,17 +138,17 @@ _BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re
 
 
 def defines(code: str, name: str) -> bool:
-    """Whether `code` defines the function `name` at its top level."""
+    """Return whether `code` defines the function `name` at its top level."""
     return re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", code, re.MULTILINE) is not None
 
 
 def fenced(response: str) -> list[str]:
-    """The code of a response's fenced blocks, those without any apart."""
+    """Return the code of a response's fenced blocks, those without any apart."""
     return [block for block in map(textwrap.dedent, _BLOCK.findall(response)) if block.strip()]
 
 
 def program(response: str, name: str) -> str | None:
-    """The code of a chat response: its last fenced block that defines `name`, else its last fenced block, else the
+    """Return the code of a chat response: its last fenced block that defines `name`, else its last fenced block, else the
     response itself where that defines `name` or begins indented, as a function's body does. None where there is none
     of these."""
     blocks = fenced(response)
@@ -214,18 +214,20 @@ class CodeTask(FileTask):
         self.ends = () if chat else ("\ndef ", "\nclass ", "\nif ", "\nprint(", "\n@", "\n```")
 
     def prompt(self, code: str) -> str:
-        """What the model is given."""
+        """Return the model's input."""
         if not self.chat:
             return code
-        asked = "Complete this Python function. Reply with the whole function in one fenced block."
-        return f"{asked}\n\n```python\n{code.rstrip()}\n```"
+        request = "Complete this Python function. Reply with the whole function in one fenced block."
+        return f"{request}\n\n```python\n{code.rstrip()}\n```"
 
     def problem(self, row: Row) -> Problem:
-        its: dict[str, Any] = {name: row.text(name) for name in ("prompt", "test", "entry_point")}
-        return Problem(self.prompt(its["prompt"]), PASSED, its | {"task_id": row.optional("task_id") or row.where})
+        fields: dict[str, Any] = {name: row.text(name) for name in ("prompt", "test", "entry_point")}
+        return Problem(
+            self.prompt(fields["prompt"]), PASSED, fields | {"task_id": row.optional("task_id") or row.where}
+        )
 
     def extract(self, problem: Problem, response: str) -> str | None:
-        """The outcome of the tests, which are run here and now; see the class on what that means."""
+        """Return the outcome of the tests, which are run here and now; see the class on what that means."""
         given = self.continuation(response, problem.extra["entry_point"])
         if given is None:
             return None
@@ -238,7 +240,7 @@ class CodeTask(FileTask):
         return f"failed: {reason}" if reason else "failed"  # a bare assertion gives no reason
 
     def continuation(self, response: str, name: str) -> str | None:
-        """What follows the row's prompt in the program to run; None where the response holds no code."""
+        """Return the code after the row's prompt in the program to run; None if the response holds no code."""
         code = program(response, name)
         if self.chat or code is not None and "```" in response and defines(code, name):
             return None if code is None else completion(code, name)

@@ -1,1 +1,1 @@
-"""Fitting policies to a pair of models: what runs before a generate call, never inside it."""
+"""Train heads for a pair of models: jobs that run before a generate call, never inside it."""

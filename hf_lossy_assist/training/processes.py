@@ -46,7 +46,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes what all share."""
+        """True for the process that writes what all share."""
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> list[T]:

@@ -16,8 +16,8 @@ from hf_lossy_assist.artifacts.head import CONFIG, WEIGHTS, Head
 from hf_lossy_assist.artifacts.json_io import DEEPEST, parse_json
 from hf_lossy_assist.artifacts.sv_profile import PROFILE, Profile
 from hf_lossy_assist.tasks.endpoint import Endpoint
+from hf_lossy_assist.tasks.load import ExactTask
 from hf_lossy_assist.tasks.prompts import read_prompts
-from hf_lossy_assist.tasks.tasks import ExactTask
 
 
 def policy_file(folder, data):

@@ -28,8 +28,8 @@ from hf_lossy_assist.methods.sv import profiling
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.models import identity
 from hf_lossy_assist.models.identity import ModelIdentity, weights_hash
-from hf_lossy_assist.tasks.prompts import Text
-from hf_lossy_assist.tasks.tasks import ExactTask
+from hf_lossy_assist.tasks.load import ExactTask
+from hf_lossy_assist.tasks.prompts import PromptText
 from hf_lossy_assist.training.dataset import read_dataset
 from hf_lossy_assist.training.resumable import read_part, write_part
 
@@ -72,7 +72,7 @@ class Job:
             if self.name == "collect":
                 settings = CollectSettings(new_tokens=2, batch_size=1, seed=self.seed)
                 return collecting.collect(
-                    target, draft, words(), list(map(Text, prompts)), self.out, settings, resume=resume
+                    target, draft, words(), list(map(PromptText, prompts)), self.out, settings, resume=resume
                 )
             if self.name == "mine":
                 (self.out.parent / "p").write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts))

@@ -5,7 +5,7 @@ import torch
 from support import small, tiny
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.evaluation.exits import WIDTHS, best_draft_length
+from hf_lossy_assist.evaluation.early_exit_search import WIDTHS, find_best_draft_length
 from hf_lossy_assist.models.early_exit import ExitModel, leaves_early
 from hf_lossy_assist.models.row_cache import RowCache
 from hf_lossy_assist.models.row_model import RowModel
@@ -223,9 +223,9 @@ def test_what_cannot_be_tried(target, given, kind, said):
 def test_the_draft_length_that_gains_most():
     """By hand: tokens of a round × a target step ÷ (γ draft steps + a block of γ + 1), interpolated between the widths."""
     flat = [1.0] * len(WIDTHS)
-    assert best_draft_length(flat, 0.0, 1.0) == (16, pytest.approx(17.0))
-    assert best_draft_length(flat, 1.0, 0.0) == (1, pytest.approx(0.5))
+    assert find_best_draft_length(flat, 0.0, 1.0) == (16, pytest.approx(17.0))
+    assert find_best_draft_length(flat, 1.0, 0.0) == (1, pytest.approx(0.5))
     gains = {g: sum(0.8**n for n in range(g + 1)) / (0.1 * g + 1.0) for g in range(1, 17)}
-    assert best_draft_length(flat, 0.1, 0.8) == (max(gains, key=gains.get), pytest.approx(max(gains.values())))
+    assert find_best_draft_length(flat, 0.1, 0.8) == (max(gains, key=gains.get), pytest.approx(max(gains.values())))
     growing = [float(width) for width in WIDTHS]  # a block costs what its tokens cost: nothing is gained
-    assert best_draft_length(growing, 0.1, 0.8) == (1, pytest.approx(1.8 / 2.1))
+    assert find_best_draft_length(growing, 0.1, 0.8) == (1, pytest.approx(1.8 / 2.1))

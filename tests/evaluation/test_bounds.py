@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from hf_lossy_assist.evaluation.choosing import Step, Tried, candidates, fastest, verdicts
+from hf_lossy_assist.evaluation.tuning import Candidate, TrialResult, certify, choose_candidates, find_fastest
 from hf_lossy_assist.stats.intervals import harm_bound, harms_allowed, net_bound, problems_needed
 
 
@@ -39,20 +39,20 @@ LADDERS = {  # true rates of harm and of gain, from the strictest step to the la
 
 def drawn(random, rates, speeds, problems):
     counts = random.multinomial(problems, [(h, g, 1 - h - g) for h, g in rates])
-    return [Tried(speed, int(h), int(g), problems) for speed, (h, g, _) in zip(speeds, counts, strict=True)]
+    return [TrialResult(speed, int(h), int(g), problems) for speed, (h, g, _) in zip(speeds, counts, strict=True)]
 
 
 def a_user(random, names, max_loss, delta, problems):
     """Tries all settings on some problems, asks for certificates on others."""
-    steps = [Step(f"{name} {place}", name, place) for name in names for place in range(4)]
+    steps = [Candidate(f"{name} {place}", name, place) for name in names for place in range(4)]
     tried, later = {}, {}
     for name in names:
         for place, (first, second) in enumerate(
             zip(drawn(random, *LADDERS[name], 100), drawn(random, *LADDERS[name], problems), strict=True)
         ):
             tried[f"{name} {place}"], later[f"{name} {place}"] = first, second
-    chosen = candidates(steps, tried, 1.0, max_loss)
-    return verdicts(chosen, later, max_loss, delta)
+    chosen = choose_candidates(steps, tried, 1.0, max_loss)
+    return certify(chosen, later, max_loss, delta)
 
 
 @pytest.mark.parametrize("names", [[name] for name in LADDERS] + [list(LADDERS)], ids=lambda names: ", ".join(names))
@@ -72,11 +72,11 @@ def test_what_holds_is_the_limit_and_not_the_bound_of_the_chosen_one():
     chosen with a bound below its truth in about 5 % of all runs, so the bound of whichever is chosen is broken more often than that."""
     random, delta, problems = np.random.default_rng(14), 0.05, 700
     rates = [harm_bound(0, problems, delta) + 1e-6, harm_bound(2, problems, delta) + 1e-6]
-    limit, steps = harm_bound(2, problems, delta) + 1e-7, [Step(f"s{place}", "s", place) for place in range(2)]
+    limit, steps = harm_bound(2, problems, delta) + 1e-7, [Candidate(f"s{place}", "s", place) for place in range(2)]
     own = broken = 0
     for _ in range(USERS):
         tried = drawn(random, [(rate, 0.0) for rate in rates], [1.1, 1.2], problems)
-        best = fastest(verdicts(steps, {s.name: its for s, its in zip(steps, tried, strict=True)}, limit, delta))
+        best = find_fastest(certify(steps, {s.name: its for s, its in zip(steps, tried, strict=True)}, limit, delta))
         own += best is not None and rates[best.step.place] > best.harm
         broken += best is not None and rates[best.step.place] > limit
     most = delta + 3 * np.sqrt(delta * (1 - delta) / USERS)
@@ -96,14 +96,14 @@ def test_the_choice_is_nearly_as_fast_as_one_who_knows():
     """Where a setting is far enough within the limit to be certified with these problems, the chosen one is within a tenth of its speed."""
     random, speeds = np.random.default_rng(13), []
     for _ in range(300):
-        best = fastest(a_user(random, ["monotone", "good behind bad"], 0.01, 0.05, 3000))
+        best = find_fastest(a_user(random, ["monotone", "good behind bad"], 0.01, 0.05, 3000))
         speeds.append(best.tried.speed if best else 1.0)
     assert np.mean(np.array(speeds) >= 0.9 * 1.4) > 0.95  # "good behind bad 1" harms nothing and runs at 1.4
 
 
 def test_a_climb_ends_at_the_first_that_is_not_certified():
-    steps = [Step(f"s{place}", "s", place) for place in range(3)]
-    later = {"s0": Tried(1.1, 0, 0, 400), "s1": Tried(1.2, 9, 0, 400), "s2": Tried(1.3, 0, 0, 400)}
-    found = verdicts(steps, later, 0.01, 0.05)
+    steps = [Candidate(f"s{place}", "s", place) for place in range(3)]
+    later = {"s0": TrialResult(1.1, 0, 0, 400), "s1": TrialResult(1.2, 9, 0, 400), "s2": TrialResult(1.3, 0, 0, 400)}
+    found = certify(steps, later, 0.01, 0.05)
     assert [its.certified for its in found] == [True, False, False]
-    assert fastest(found).step.name == "s0" and fastest(found[1:]) is None
+    assert find_fastest(found).step.name == "s0" and find_fastest(found[1:]) is None

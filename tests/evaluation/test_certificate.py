@@ -9,7 +9,7 @@ import torch
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.certificate import Certificate
 from hf_lossy_assist.cli.measured import facts_of
-from hf_lossy_assist.evaluation.measuring import Decoding
+from hf_lossy_assist.evaluation.measuring import DecodingSettings
 from hf_lossy_assist.models.identity import ModelIdentity, dtype_of, weights_hash
 from hf_lossy_assist.policy.policy import compute_fingerprint
 from hf_lossy_assist.policy.sharing import list_files
@@ -159,7 +159,7 @@ def written(models, policy, **settings):
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_generate_says_what_differs(models, recwarn):
     """The same call as was certified says nothing; others say what is other, once."""
-    mine = of_models(models, max_new_tokens=Decoding().max_new_tokens, repetition_penalty=1.0)
+    mine = of_models(models, max_new_tokens=DecodingSettings().max_new_tokens, repetition_penalty=1.0)
     policy = replace(POLICY, certificate=mine)
     written(models, policy, do_sample=False)
     assert not [its for its in recwarn if "certificate" in str(its.message)]
@@ -184,7 +184,7 @@ def test_a_drafter_beside_a_target_in_another_precision(recwarn):
     """It is what its files hold, before and after its copy drafted."""
     models, drafter = hla.demo.load(dtype=torch.bfloat16), hla.demo.drafter()
     hla.enable(models.target)
-    facts = facts_of(models.target, drafter, [], Decoding(), ["a"], "demo", [1])
+    facts = facts_of(models.target, drafter, [], DecodingSettings(), ["a"], "demo", [1])
     assert (facts["dtype"], facts["draft_dtype"]) == ("bfloat16", "float16")
     policy = replace(POLICY, certificate=of_models(models, drafter))
     for _ in range(2):

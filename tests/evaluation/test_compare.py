@@ -18,8 +18,8 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.cli.measured import say_what_makes_an_interval
 from hf_lossy_assist.evaluation import arms
 from hf_lossy_assist.evaluation.comparing import Batches, compare
-from hf_lossy_assist.evaluation.measuring import Decoding, Writer
-from hf_lossy_assist.evaluation.store import Memory
+from hf_lossy_assist.evaluation.measuring import DecodingSettings, Writer
+from hf_lossy_assist.evaluation.results import ResultStore
 from hf_lossy_assist.tasks.maths import GSM8K
 
 
@@ -155,7 +155,7 @@ def test_an_arm_that_cannot_be_compiled_is_left_out(hf_lossy, monkeypatch):
 def test_a_run_that_goes_on_says_what_was_left_out_before():
     its = [answer for answer in a_run() if answer.unit == 0]
     ways = [*ARMS, replace(ARMS[0], name=arms.STATIC)]
-    store = Memory()
+    store = ResultStore()
     store.add(1, 0, its)
     found = compare(None, ways, ["a"], Batches(1, [1]), store=store)
     assert found.left_out == {arms.STATIC: "it failed when this run was begun"}
@@ -202,7 +202,7 @@ def test_a_task_ends_the_texts_of_all_arms_alike(by_pattern):
     """Few-shot prompts: behind its answer a model would go on with a question of its own."""
     target, words = small.llama(eos_token_id=2), small.tokenizer()
     words.padding_side = "left"
-    prompts, decoding = ["w3 w9 w20 w4", "w7 w1 w30", "w11 w2"], Decoding(max_new_tokens=24)
+    prompts, decoding = ["w3 w9 w20 w4", "w7 w1 w30", "w11 w2"], DecodingSettings(max_new_tokens=24)
     these = arms.make_arms(target, small.near(target), {"svip": hla.as_policy("svip")}, tokenizer=words)
     whole = Writer(target, words, decoding).write(these[0], prompts, 0, 0)
     end = words.decode(whole[0].token_ids[8:10])
@@ -222,7 +222,7 @@ def test_no_arm_writes_on_behind_its_end_for_long(by_pattern):
     target, words = small.llama(eos_token_id=2), small.tokenizer()
     words.padding_side = "left"
     these = arms.make_arms(target, small.near(target), {"svip": hla.as_policy("svip")}, tokenizer=words)
-    prompt, whole = "w3 w9 w20 w4", Writer(target, words, Decoding(max_new_tokens=96))
+    prompt, whole = "w3 w9 w20 w4", Writer(target, words, DecodingSettings(max_new_tokens=96))
     ids = whole.write(these[0], [prompt], 0, 0)[0].token_ids
     for arm in these:
         written = []
@@ -241,7 +241,7 @@ def test_no_arm_writes_on_behind_its_end_for_long(by_pattern):
 
 def test_a_tokenizer_whose_texts_cannot_be_looked_for_is_refused_in_one_line():
     demo = hla.demo.load()
-    writer = Writer(demo.target, demo.tokenizer, Decoding(max_new_tokens=2), few_shot("\nQuestion:", False))
+    writer = Writer(demo.target, demo.tokenizer, DecodingSettings(max_new_tokens=2), few_shot("\nQuestion:", False))
     [arm] = arms.make_arms(demo.target, demo.draft, {}, assisted=False)
     with pytest.raises(ValueError, match="^stop_strings: Transformers cannot look for texts among the tokens of this"):
         writer.write(arm, ["Tom has 3 boxes"], 0, 0)

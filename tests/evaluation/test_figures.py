@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from support.runs import ARMS, a_run
 
-from hf_lossy_assist.evaluation.advice import advice
-from hf_lossy_assist.evaluation.figures import figures
-from hf_lossy_assist.evaluation.measuring import Answer
-from hf_lossy_assist.evaluation.store import as_csv
+from hf_lossy_assist.evaluation.arm_metrics import compute_metrics
+from hf_lossy_assist.evaluation.measuring import ArmOutput
+from hf_lossy_assist.evaluation.recommend import recommend
+from hf_lossy_assist.evaluation.results import format_csv
 
 
 def test_every_figure():
-    target, assisted, svip, lossy = figures(a_run(), ARMS)
+    target, assisted, svip, lossy = compute_metrics(a_run(), ARMS)
     assert [its.tokens_per_second.value for its in (target, assisted, svip, lossy)] == [100 / 6, 25, 50, 100]
     assert [its.of_target.value for its in (target, assisted, svip, lossy)] == pytest.approx([1, 1.5, 3, 6])
     assert [its.of_assisted.value for its in (target, assisted, svip, lossy)] == pytest.approx([2 / 3, 1, 2, 4])
@@ -34,13 +34,13 @@ def test_a_prompt_without_a_right_answer_is_not_judged():
     run = a_run()
     for its in run:
         its.right = None if its.prompt == 1 else its.right
-    target, *_, lossy = figures(run, ARMS)
+    target, *_, lossy = compute_metrics(run, ARMS)
     assert (target.right, target.judged, target.accuracy.value) == (1, 1, 1.0)
     assert (lossy.right, lossy.judged, lossy.better, lossy.worse) == (0, 1, 0, 1)
 
 
 def test_the_table_has_a_line_for_each():
-    rows = list(csv.DictReader(io.StringIO(as_csv(figures(a_run(copies=2), ARMS)))))
+    rows = list(csv.DictReader(io.StringIO(format_csv(compute_metrics(a_run(copies=2), ARMS)))))
     assert [row["arm"] for row in rows] == [arm.name for arm in ARMS]
     assert float(rows[2]["of_target"]) == pytest.approx(3) and float(rows[2]["of_target_low"]) > 1
     assert rows[0]["acceptance"] == "" and rows[3]["lossless"] == "False"
@@ -54,12 +54,12 @@ def test_answers_are_lines_of_spec_bench():
     assert (line["question_id"], line["model_id"]) == (1, "top_k:k=4")
     assert choice["new_tokens"] == [60] and choice["wall_time"] == [0.5] and choice["decoding_steps"] == [5]
     assert sum(choice["accept_lengths"]) / len(choice["accept_lengths"]) == 12  # its "mean accepted tokens"
-    assert Answer.from_dict(line) == last
+    assert ArmOutput.from_dict(line) == last
 
 
 def test_the_advice():
-    found = figures(a_run(copies=2), ARMS)
-    assert advice(found, 1) == (
+    found = compute_metrics(a_run(copies=2), ARMS)
+    assert recommend(found, 1) == (
         "use svip: 3.00 × (1.62 to 5.55) the target, same text; top_k:k=4 is 6.00 × (3.24 to 11.10) and lossy: "
         "2 of 4 texts differ, 2 of 4 right (2 lost, 2 won, p = 1)"
     )
@@ -69,7 +69,9 @@ def test_the_advice():
 
 
 def advised(svip, arms=("target", "svip"), prompts=4, copies=2):
-    return advice(figures([its for its in a_run(svip, copies) if its.arm in arms and its.prompt < prompts], ARMS), 1)
+    return recommend(
+        compute_metrics([its for its in a_run(svip, copies) if its.arm in arms and its.prompt < prompts], ARMS), 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,14 +86,14 @@ def advised(svip, arms=("target", "svip"), prompts=4, copies=2):
 def test_fallback_that_stands_beside_the_target_does_not_hide_what_drafting_does(svip, fallback, says):
     answers = [its for its in a_run(svip, copies=2) if its.arm in ("target", "svip")]
     answers += [replace(its, arm="svip+fallback") for its in a_run(fallback, copies=2) if its.arm == "svip"]
-    assert advice(figures(answers, [*ARMS, replace(ARMS[2], name="svip+fallback")]), 1).startswith(says)
+    assert recommend(compute_metrics(answers, [*ARMS, replace(ARMS[2], name="svip+fallback")]), 1).startswith(says)
 
 
 @pytest.mark.parametrize("name", ["svip+fallback compiled", "svip+fallback:wait=2", '{"stop": {"name": "fallback"}}'])
 def test_fallback_is_known_by_whatever_name_it_was_asked_for(name):
     answers = [its for its in a_run(9.0, copies=2) if its.arm in ("target", "svip")]
     answers += [replace(its, arm=name) for its in a_run(3.1, copies=2) if its.arm == "svip"]
-    said = advice(figures(answers, [*ARMS, replace(ARMS[2], name=name)]), 1)
+    said = recommend(compute_metrics(answers, [*ARMS, replace(ARMS[2], name=name)]), 1)
     assert said.startswith("do not draft here: svip, the fastest that always drafts, is 0.33 ×")
 
 
@@ -101,7 +103,7 @@ def test_a_slow_form_of_drafting_says_nothing_of_the_fastest_one():
     answers = [its for its in a_run(2.9, copies=2) if its.arm in ("target", "svip")]
     for name, seconds in (("strict", 9.0), ("svip+fallback", 2.8)):
         answers += [replace(its, arm=name) for its in a_run(seconds, copies=2) if its.arm == "svip"]
-    said = advice(figures(answers, arms), 1)
+    said = recommend(compute_metrics(answers, arms), 1)
     assert (
         said
         == "no clear gain: svip+fallback, the fastest, is 1.07 × (0.58 to 1.98) the target; with_fallback() costs 0%"
@@ -123,11 +125,13 @@ def test_the_best_of_many_has_to_be_clearer():
         for its in answers
         if its.arm == "svip"
     ]
-    few = figures(answers, ARMS)
-    many = figures(answers + more, ARMS + [replace(ARMS[2], name=f"svip {n}") for n in range(20)])
+    few = compute_metrics(answers, ARMS)
+    many = compute_metrics(answers + more, ARMS + [replace(ARMS[2], name=f"svip {n}") for n in range(20)])
     assert few[1].of_target == many[1].of_target and few[1].of_target_all == few[1].of_target
     assert many[1].of_target_all.low < 1 < many[1].of_target.low
-    assert advice(few, 1).startswith("use svip") and advice(many, 1).startswith("no clear gain: svip, the fastest")
+    assert recommend(few, 1).startswith("use svip") and recommend(many, 1).startswith(
+        "no clear gain: svip, the fastest"
+    )
 
 
 def test_one_batch_of_prompts_shows_no_gain():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from certificates import DELTA, ORDERS, USERS, Population, limits, outcome, read
 
-from hf_lossy_assist.evaluation.ladders import field_of
+from hf_lossy_assist.evaluation.tuning import parse_search_space
 
 
 MOST = DELTA + 3 * np.sqrt(DELTA * (1 - DELTA) / USERS)
@@ -18,7 +18,7 @@ def population():
 
 @pytest.mark.full
 def test_the_table_is_of_the_settings_that_it_names(population):
-    field = field_of(certificates.POLICIES)
+    field = parse_search_space(certificates.POLICIES)
     assert population.names == [*field.lossless, *(step.name for step in field.steps)]
     assert (
         population.rates[0] == 0 and population.gain[0].sum() == 0
@@ -40,15 +40,15 @@ def test_users_who_draw_real_problems_are_kept_to(population, order):
 @pytest.mark.full
 def test_a_certificate_that_promises_too_much_would_show(population, monkeypatch):
     """At δ = 0.3 and the same promise users are let down, and the test above would see it."""
-    own = certificates.verdicts
-    monkeypatch.setattr(certificates, "verdicts", lambda *args: own(*args[:-1], 0.3))
+    certify = certificates.certify
+    monkeypatch.setattr(certificates, "certify", lambda *args: certify(*args[:-1], 0.3))
     assert outcome(population, limits(population)[2], ORDERS[0]).broken > MOST
 
 
 @pytest.mark.full
 def test_a_known_population():
     """Two settings: one without harm that is a tenth faster, one that harms a fifth and is twice as fast."""
-    steps = field_of(["svip", "top_k:k=2+svip", "top_k:k=3+svip"]).steps
+    steps = parse_search_space(["svip", "top_k:k=2+svip", "top_k:k=3+svip"]).steps
     harm = np.zeros((3, 100), dtype=bool)
     harm[2, :20] = True
     seconds = np.ones((3, 100)) / np.array([[1.0], [1.1], [2.0]])

@@ -6,14 +6,13 @@ import pytest
 from support.openai_server import OpenAIServer
 
 from hf_lossy_assist.cli.references import show_quality
-from hf_lossy_assist.evaluation.measuring import Answer
-from hf_lossy_assist.evaluation.quality import Quality, check_references, qualities
+from hf_lossy_assist.evaluation.measuring import ArmOutput
+from hf_lossy_assist.evaluation.quality import Quality, check_references, compute_quality
 from hf_lossy_assist.stats.intervals import Estimate
-from hf_lossy_assist.tasks import answers as answers_module
-from hf_lossy_assist.tasks.answers import Problem
+from hf_lossy_assist.tasks import base as answers_module
+from hf_lossy_assist.tasks.base import Problem
 from hf_lossy_assist.tasks.endpoint import Endpoint
-from hf_lossy_assist.tasks.judging import QATask
-from hf_lossy_assist.tasks.rouge import _scorer, rouge
+from hf_lossy_assist.tasks.open_ended import QATask, _make_scorer, compute_rouge
 
 
 REFERENCE = "the cat sat on the mat"
@@ -22,7 +21,7 @@ PROMPTS = ["Go on:"] * 4
 
 
 def wrote(arm, *texts, size=1):
-    return [Answer(arm, i, size, i, text, [1, 2], 0.1) for i, text in enumerate(texts)]
+    return [ArmOutput(arm, i, size, i, text, [1, 2], 0.1) for i, text in enumerate(texts)]
 
 
 @pytest.fixture
@@ -48,22 +47,22 @@ def longer(a, b):
 
 
 def test_rouge():
-    assert rouge(REFERENCE, REFERENCE) == (1.0, 1.0, 1.0) and rouge(REFERENCE, "") == (0.0, 0.0, 0.0)
-    found = rouge(REFERENCE, "the cat")  # precision 1; recall 2 of 6 words, 1 of 5 pairs, 2 of 6
+    assert compute_rouge(REFERENCE, REFERENCE) == (1.0, 1.0, 1.0) and compute_rouge(REFERENCE, "") == (0.0, 0.0, 0.0)
+    found = compute_rouge(REFERENCE, "the cat")  # precision 1; recall 2 of 6 words, 1 of 5 pairs, 2 of 6
     assert found == pytest.approx((0.5, 2 * 0.2 / 1.2, 0.5))
 
 
 def test_rouge_without_its_library_is_one_line(monkeypatch):
-    _scorer.cache_clear()
+    _make_scorer.cache_clear()
     monkeypatch.setattr(answers_module, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"ROUGE needs rouge-score: pip install 'hf_lossy_assist\[eval\]'"):
-        rouge("a", "b")
+        compute_rouge("a", "b")
 
 
 def test_wins_ties_and_losses_in_both_orders(judge):
     base = wrote("strict", "good text", "same", "some words", "words")
     other = wrote("lossy", "a much better text", "same", "word", "verbs")
-    [lossy] = qualities([*base, *other], PROMPTS, ["strict"], judge=judge(longer))
+    [lossy] = compute_quality([*base, *other], PROMPTS, ["strict"], judge=judge(longer))
     assert (lossy.wins, lossy.ties, lossy.losses, lossy.unreadable) == (1, 2, 1, 0)
     assert lossy.win_tie.value == 0.75 and lossy.win_tie.low < 0.75 < lossy.win_tie.high
     assert len(judge.server.asked) == 2 * 3  # equal texts are a tie that nobody is asked for
@@ -71,26 +70,28 @@ def test_wins_ties_and_losses_in_both_orders(judge):
 
 
 def test_a_judge_that_prefers_a_place_finds_ties_alone(judge):
-    found = qualities([*wrote("a", "one"), *wrote("b", "two")], PROMPTS, ["a"], judge=judge(lambda a, b: "[[A>>B]]"))
+    found = compute_quality(
+        [*wrote("a", "one"), *wrote("b", "two")], PROMPTS, ["a"], judge=judge(lambda a, b: "[[A>>B]]")
+    )
     assert [(row.wins, row.ties, row.losses) for row in found] == [(0, 1, 0)]
 
 
 def test_a_judge_without_verdict_counts_for_nothing(judge):
     asked = judge(lambda a, b: "Hm.", attempts=1)
-    [found] = qualities([*wrote("a", "one"), *wrote("b", "two")], PROMPTS, ["a"], judge=asked)
+    [found] = compute_quality([*wrote("a", "one"), *wrote("b", "two")], PROMPTS, ["a"], judge=asked)
     assert (found.wins, found.ties, found.losses, found.unreadable, found.win_tie) == (0, 0, 0, 1, None)
 
 
 def test_means_by_arm_and_batch_size():
     texts = [*wrote("a", REFERENCE, "the cat"), *wrote("a", "nothing", "nothing", size=2)]
-    one, two = qualities(texts, PROMPTS, ["task"], problems=PROBLEMS)
+    one, two = compute_quality(texts, PROMPTS, ["task"], problems=PROBLEMS)
     assert one.rouge["rougeL"].value == pytest.approx(0.75) and two.rouge["rougeL"].value == 0
     assert one.to_dict()["rouge1"] == pytest.approx(0.75) and one.to_dict()["win_tie"] is None
-    assert qualities(wrote("a", "b"), PROMPTS, ["task"], problems=[Problem("?")])[0].rouge == {}
+    assert compute_quality(wrote("a", "b"), PROMPTS, ["task"], problems=[Problem("?")])[0].rouge == {}
 
 
 def test_a_judge_is_not_asked_about_the_tasks_own_texts(judge):
-    [found] = qualities(wrote("a", "the cat"), PROMPTS, ["task"], problems=PROBLEMS, judge=judge(longer))
+    [found] = compute_quality(wrote("a", "the cat"), PROMPTS, ["task"], problems=PROBLEMS, judge=judge(longer))
     assert found.win_tie is None and not judge.server.asked
 
 
@@ -129,9 +130,11 @@ def test_the_command(hf_lossy, tmp_path, judge):
 def test_the_table_fits_80_columns(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     figure = Estimate(0.123, 0.111, 0.134)
-    rouge = dict.fromkeys(("rouge1", "rouge2", "rougeL"), figure)
+    compute_rouge = dict.fromkeys(("rouge1", "rouge2", "rougeL"), figure)
     arm = f"autojudge:head=/a/{'Z' * 70},threshold=0.123456"
-    show_quality([Quality(arm, 8, "strict", 100, rouge, 20, 70, 10, 0, figure), Quality("svip", 8, "task", 100, {})])
+    show_quality(
+        [Quality(arm, 8, "strict", 100, compute_rouge, 20, 70, 10, 0, figure), Quality("svip", 8, "task", 100, {})]
+    )
     shown = capsys.readouterr().out
     assert "…" not in shown and shown.count("Z") == 140 and max(map(len, shown.splitlines())) <= 80
     assert "0.12 (0.11–0.13)" in shown and "12% (11%–13%)" in shown

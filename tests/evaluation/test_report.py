@@ -7,11 +7,11 @@ from support.pages import Checked, read_page
 from support.runs import ARMS, a_run
 
 from hf_lossy_assist.evaluation import page as pages
+from hf_lossy_assist.evaluation.arm_metrics import compute_metrics
 from hf_lossy_assist.evaluation.arms import Arm
-from hf_lossy_assist.evaluation.figures import figures
-from hf_lossy_assist.evaluation.page import Table, text_of
-from hf_lossy_assist.evaluation.report import read, sections, title_of
-from hf_lossy_assist.evaluation.store import Folder
+from hf_lossy_assist.evaluation.page import Table, group_by_source
+from hf_lossy_assist.evaluation.report_sections import format_title, make_sections, read_folder
+from hf_lossy_assist.evaluation.results import ResultFolder
 from hf_lossy_assist.training.charts import draw_speed_and_quality
 
 
@@ -22,28 +22,28 @@ FACTS = {
 
 
 def html(found):
-    return pages.html(title_of(found), sections(found))
+    return pages.render_html(format_title(found), make_sections(found))
 
 
 def markdown(found):
-    return pages.markdown(title_of(found), sections(found))
+    return pages.render_markdown(format_title(found), make_sections(found))
 
 
 @pytest.fixture
 def folder(tmp_path):
-    store, answers = Folder(tmp_path / "found", FACTS, False), a_run(copies=2)
+    store, answers = ResultFolder(tmp_path / "found", FACTS, False), a_run(copies=2)
     for answer in answers:
         if answer.arm in ("svip", "top_k:k=4"):
             answer.pieces, answer.sources = ["<b>", " a", " b\n", "c"], [0, 0, 1, 3]
             answer.accept_lengths = [3, 1]
     for unit in range(4):
         store.add(1, unit, [answer for answer in answers if answer.unit == unit])
-    store.finish(figures(answers, ARMS), advice={"1": "use <svip>"})
+    store.finish(compute_metrics(answers, ARMS), advice={"1": "use <svip>"})
     return tmp_path / "found"
 
 
 def test_the_page(folder):
-    page = html([read(folder)])
+    page = html([read_folder(folder)])
     shown = read_page(page)
     for text in (
         "use <svip>",
@@ -63,7 +63,7 @@ def test_the_page(folder):
 
 
 def test_markdown_says_the_same(folder):
-    text = markdown([read(folder)])
+    text = markdown([read_folder(folder)])
     assert "**batch size 1: use &#60;svip&#62;**" in text and "&#60;T&#62; with D" in text
     row = next(line for line in text.splitlines() if line.startswith("| svip"))
     assert "| 50.0 (34.6–72.2) | 3.00 (1.62–5.55) | 2.00 | 5.00 | 80% | lossless | – | – | 4/4 | 2/4, 50%" in row
@@ -71,14 +71,14 @@ def test_markdown_says_the_same(folder):
 
 def test_a_search_is_judged_on_the_problems_of_its_certificate(tmp_path):
     """Two problems settings were tried on, where svip was slow, and two others."""
-    store, tried, later = Folder(tmp_path / "tuned", FACTS | {"first": 2}, False), a_run(svip=9.0), a_run()
+    store, tried, later = ResultFolder(tmp_path / "tuned", FACTS | {"first": 2}, False), a_run(svip=9.0), a_run()
     for its in later:
         its.prompt, its.unit = its.prompt + 2, its.unit + 2
     later = [its for its in later if its.arm in ("target", "svip")]
     for unit in range(4):
         store.add(1, unit, [its for its in tried + later if its.unit == unit])
-    store.finish(figures(later, ARMS), figures(tried, ARMS), advice="use svip")
-    found = read(tmp_path / "tuned")
+    store.finish(compute_metrics(later, ARMS), compute_metrics(tried, ARMS), advice="use svip")
+    found = read_folder(tmp_path / "tuned")
     certificate, trial = found.parts
     assert [its.prompts for its in certificate.figures + trial.figures] == [2] * 6
     assert certificate.figures[1].of_target.value == pytest.approx(3) and trial.figures[
@@ -101,7 +101,7 @@ def test_columns_without_a_figure_are_left_out():
 
 
 def test_what_is_below_float32_is_lossless_up_to_rounding(folder):
-    found = read(folder)
+    found = read_folder(folder)
     found.record["dtype"] = "bfloat16"
     lines = markdown([found]).partition("share of rounds")[0].splitlines()
     rows = {line.split(" | ")[0].strip("| "): line for line in lines if line.startswith("| ")}
@@ -110,9 +110,9 @@ def test_what_is_below_float32_is_lossless_up_to_rounding(folder):
 
 
 def test_a_text_keeps_every_character():
-    text = text_of("t", ["a", "<i>", "\n", "&"], [0, 1, 1, 2])
+    text = group_by_source("t", ["a", "<i>", "\n", "&"], [0, 1, 1, 2])
     assert text.runs == [("draft", "a"), ("draft-lossy", "<i>\n"), ("correction", "&")]
-    assert text_of("t", ["a", "b"], []).runs == [("target alone", "ab")]
+    assert group_by_source("t", ["a", "b"], []).runs == [("target alone", "ab")]
 
 
 def test_a_chart_names_every_point():
@@ -135,10 +135,10 @@ def test_a_damaged_folder_is_one_line(folder, hf_lossy, tmp_path):
 @pytest.mark.parametrize("missing", ["arms", "source", "target", "machine"])
 def test_a_folder_of_another_version_is_one_line(tmp_path, hf_lossy, missing):
     """Its record lacks what this version reads, or its answers do."""
-    store = Folder(tmp_path / "found", {name: value for name, value in FACTS.items() if name != missing}, False)
+    store = ResultFolder(tmp_path / "found", {name: value for name, value in FACTS.items() if name != missing}, False)
     for unit in (0, 1):
         store.add(1, unit, [answer for answer in a_run() if answer.unit == unit])
-    store.finish(figures(a_run(), ARMS))
+    store.finish(compute_metrics(a_run(), ARMS))
     assert "was not written by this version of compare or tune" in hf_lossy("report", tmp_path / "found").line
 
 
@@ -154,11 +154,11 @@ def test_names_act_nowhere(tmp_path):
         "source": wild,
         "arms": {arm.name: {"kind": arm.kind, "lossless": arm.lossless} for arm in arms},
     }
-    store = Folder(tmp_path / wild.replace("/", ""), facts, False)
+    store = ResultFolder(tmp_path / wild.replace("/", ""), facts, False)
     for unit in (0, 1):
         store.add(1, unit, [answer for answer in answers if answer.unit == unit])
-    store.finish(figures(answers, arms), advice={"1": f"use {wild}"})
-    found = read(tmp_path / wild.replace("/", ""))
+    store.finish(compute_metrics(answers, arms), advice={"1": f"use {wild}"})
+    found = read_folder(tmp_path / wild.replace("/", ""))
     text = markdown([found])
     assert "<" not in text.replace("<!-- -->", "") and "](" not in text and "`" not in text
     assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {12}
@@ -169,7 +169,7 @@ def test_names_act_nowhere(tmp_path):
 
 def test_the_command(folder, hf_lossy, tmp_path):
     done = hf_lossy("report", folder, "--out", tmp_path / "page.html")
-    assert done.code == 0 and (tmp_path / "page.html").read_text() == html([read(folder)])
+    assert done.code == 0 and (tmp_path / "page.html").read_text() == html([read_folder(folder)])
     assert hf_lossy("report", folder, "--out", tmp_path / "page.md").code == 0
     assert (
         "expected a name that ends in .html or .md" in hf_lossy("report", folder, "--out", tmp_path / "page.pdf").line

@@ -7,16 +7,16 @@ from support.pages import Checked, read_page
 from support.refusals import refused
 
 from hf_lossy_assist.evaluation import page as pages
-from hf_lossy_assist.evaluation.report import read, sections, title_of
+from hf_lossy_assist.evaluation.report_sections import format_title, make_sections, read_folder
 from hf_lossy_assist.training.head_quality import CURVES, compute_curves
 
 
 def html(found):
-    return pages.html(title_of(found), sections(found))
+    return pages.render_html(format_title(found), make_sections(found))
 
 
 def markdown(found):
-    return pages.markdown(title_of(found), sections(found))
+    return pages.render_markdown(format_title(found), make_sections(found))
 
 
 def metrics(**changes):
@@ -34,7 +34,7 @@ def folder(where, **changes):
 
 
 def test_a_head_with_curves(tmp_path):
-    found = read(folder(tmp_path / "head"))
+    found = read_folder(folder(tmp_path / "head"))
     page = html([found])
     text, curves = read_page(page), found.curves
     for said in (
@@ -69,14 +69,14 @@ def test_an_old_head_says_so_in_a_line(tmp_path, hf_lossy):
         and "AUROC 0.812 (no interval)" in text
         and "<img" not in (tmp_path / "page.html").read_text()
     )
-    assert "this head's config has no curves" in markdown([read(old)])
+    assert "this head's config has no curves" in markdown([read_folder(old)])
     edit(old, metrics={})
-    assert "no AUROC in its config" in read_page(html([read(old)]))
+    assert "no AUROC in its config" in read_page(html([read_folder(old)]))
 
 
 def test_what_fitting_warned_of_is_on_the_page_and_acts_nowhere(tmp_path):
     wild = {"verdict": "no better than chance <script>alert(1)</script>", "warning": "few & <b>", "auroc_low": None}
-    found = read(folder(tmp_path / "head", metrics=metrics(**wild), label="<img src=x onerror=y>"))
+    found = read_folder(folder(tmp_path / "head", metrics=metrics(**wild), label="<img src=x onerror=y>"))
     page = html([found])
     checked = Checked()
     checked.feed(page)  # refuses tags that act
@@ -99,7 +99,7 @@ def test_what_fitting_warned_of_is_on_the_page_and_acts_nowhere(tmp_path):
 def test_a_damaged_head_is_one_line(tmp_path, hf_lossy, changes, says):
     its = folder(tmp_path / "head")
     edit(its, metrics=metrics(**changes))
-    assert "config.json: metrics: " in refused(lambda: read(its), says)
+    assert "config.json: metrics: " in refused(lambda: read_folder(its), says)
     assert (
         says in hf_lossy("report", its, "--out", tmp_path / "page.html").line and not (tmp_path / "page.html").exists()
     )
@@ -108,4 +108,4 @@ def test_a_damaged_head_is_one_line(tmp_path, hf_lossy, changes, says):
 def test_a_head_of_other_weights_is_refused(tmp_path):
     its = folder(tmp_path / "head")
     (its / "model.safetensors").write_bytes((its / "model.safetensors").read_bytes()[:-1])
-    refused(lambda: read(its), "model.safetensors")
+    refused(lambda: read_folder(its), "model.safetensors")

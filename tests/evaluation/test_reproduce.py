@@ -10,11 +10,11 @@ import pytest
 import typer
 
 from hf_lossy_assist.cli.app import app
-from hf_lossy_assist.evaluation.measuring import Answer
+from hf_lossy_assist.evaluation.measuring import ArmOutput
 from hf_lossy_assist.policy.short_form import SEAMS, list_parts, split_policies
 from hf_lossy_assist.registry import Names
 from hf_lossy_assist.stats.intervals import Estimate
-from hf_lossy_assist.tasks.tasks import NAMES
+from hf_lossy_assist.tasks.load import NAMES
 
 
 FOLDER = Path(__file__).parents[2] / "examples" / "reproduce"
@@ -147,7 +147,7 @@ def test_information_is_a_share_of_the_uncertainty(of):
 def test_two_arms_that_did_the_same_are_not_told_apart_by_noise(of):
     def wrote(arm, seconds, accepted):
         return [
-            Answer(arm, i, 1, i, "a", [1, 2, 3], seconds + i / 1e3, accept_lengths=[accepted, 3 - accepted])
+            ArmOutput(arm, i, 1, i, "a", [1, 2, 3], seconds + i / 1e3, accept_lengths=[accepted, 3 - accepted])
             for i in range(9)
         ]
 

@@ -10,11 +10,11 @@ from support.runs import ARMS, a_run
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli.measured import facts_of
+from hf_lossy_assist.evaluation.arm_metrics import compute_metrics
 from hf_lossy_assist.evaluation.arms import make_arms
-from hf_lossy_assist.evaluation.figures import figures
-from hf_lossy_assist.evaluation.measuring import Decoding
-from hf_lossy_assist.evaluation.store import Folder
-from hf_lossy_assist.tasks.answers import Problem
+from hf_lossy_assist.evaluation.measuring import DecodingSettings
+from hf_lossy_assist.evaluation.results import ResultFolder
+from hf_lossy_assist.tasks.base import Problem
 from hf_lossy_assist.training.resumable import compute_key, seal_line
 
 
@@ -22,7 +22,7 @@ FACTS = {"target": {"id": "T"}, "arms": {}}
 
 
 def begun(out, resume=False):
-    store = Folder(out, FACTS, resume)
+    store = ResultFolder(out, FACTS, resume)
     for unit in (0, 1):
         if not store.has(1, unit):
             store.add(1, unit, [its for its in a_run() if its.unit == unit])
@@ -31,9 +31,9 @@ def begun(out, resume=False):
 
 def test_what_was_kept_is_there_again(tmp_path):
     begun(tmp_path / "found")
-    store = Folder(tmp_path / "found", FACTS, True)
+    store = ResultFolder(tmp_path / "found", FACTS, True)
     assert sorted(store.answers, key=repr) == sorted(a_run(), key=repr) and store.has(1, 1) and not store.has(1, 2)
-    store.finish(figures(store.answers, ARMS))
+    store.finish(compute_metrics(store.answers, ARMS))
     assert sorted(os.listdir(tmp_path / "found")) == ["answers.jsonl", "run.json", "summary.csv"]
     assert os.listdir(tmp_path) == ["found"]
 
@@ -46,21 +46,21 @@ def test_a_run_that_is_killed_while_it_finishes_has_lost_nothing(tmp_path, monke
 
     monkeypatch.setattr(os, "rename", killed)
     with pytest.raises(KeyboardInterrupt):
-        store.finish(figures(store.answers, ARMS))
+        store.finish(compute_metrics(store.answers, ARMS))
     monkeypatch.undo()
-    again = Folder(tmp_path / "found", FACTS, True)
+    again = ResultFolder(tmp_path / "found", FACTS, True)
     assert again.has(1, 0) and again.has(1, 1)
-    again.finish(figures(again.answers, ARMS))
+    again.finish(compute_metrics(again.answers, ARMS))
     assert (tmp_path / "found" / "answers.jsonl").is_file()
 
 
 def test_a_large_batch_is_read_back(tmp_path):
     """64 rows of 2000 tokens under ten arms have more than the 16 MiB that a line from elsewhere may have."""
-    store, [first, *_] = Folder(tmp_path / "found", FACTS, False), a_run()
+    store, [first, *_] = ResultFolder(tmp_path / "found", FACTS, False), a_run()
     first.text = "x" * (17 * 2**20)
     store.add(1, 0, [first])
     store.release()
-    assert Folder(tmp_path / "found", FACTS, True).answers == [first]
+    assert ResultFolder(tmp_path / "found", FACTS, True).answers == [first]
 
 
 def test_one_process_at_a_time(tmp_path):
@@ -68,9 +68,9 @@ def test_one_process_at_a_time(tmp_path):
     part = tmp_path / "found.partial"
     with held(part) as other:
         with pytest.raises(ValueError) as error:
-            Folder(tmp_path / "found", FACTS, True)
+            ResultFolder(tmp_path / "found", FACTS, True)
         assert names_holder(str(error.value), part, other.pid)
-    assert Folder(tmp_path / "found", FACTS, True).has(1, 1)
+    assert ResultFolder(tmp_path / "found", FACTS, True).has(1, 1)
 
 
 def test_a_batch_does_not_count_twice(tmp_path):
@@ -81,7 +81,7 @@ def test_a_batch_does_not_count_twice(tmp_path):
         file.write(seal_line(line, compute_key(part / "run.json")))
     assert len({json.dumps(row) for row in (part / "batches.jsonl").read_text().splitlines()}) == 2
     with pytest.raises(ValueError, match=r"line 3: the batch stands here twice: delete [^\n]*$"):
-        Folder(tmp_path / "found", FACTS, True)
+        ResultFolder(tmp_path / "found", FACTS, True)
 
 
 def test_a_run_is_of_its_right_answers_and_heads_too(tmp_path):
@@ -91,7 +91,9 @@ def test_a_run_is_of_its_right_answers_and_heads_too(tmp_path):
     def facts(gold, name):
         policies = {"svip": hla.as_policy("svip"), "sprinter": hla.as_policy(f"sprinter:head={name}")}
         arms = make_arms(models.target, models.draft, policies)
-        return facts_of(models.target, models.draft, arms, Decoding(), ["a"], "demo", [1], [Problem("a", gold)])
+        return facts_of(
+            models.target, models.draft, arms, DecodingSettings(), ["a"], "demo", [1], [Problem("a", gold)]
+        )
 
     head.save_pretrained(tmp_path / "head")
     first = facts("7", tmp_path / "head")

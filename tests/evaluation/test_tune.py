@@ -7,11 +7,10 @@ from support.commands import prompts_file
 
 from hf_lossy_assist.evaluation import tuning
 from hf_lossy_assist.evaluation.arms import Arm
-from hf_lossy_assist.evaluation.ladders import field_of
-from hf_lossy_assist.evaluation.measuring import Answer, Writer
-from hf_lossy_assist.evaluation.tuning import Search, promise, tune
+from hf_lossy_assist.evaluation.measuring import ArmOutput, Writer
+from hf_lossy_assist.evaluation.tuning import Search, describe_power, parse_search_space, tune
 from hf_lossy_assist.stats.intervals import harm_bound
-from hf_lossy_assist.tasks.answers import AnswerTask, Problem
+from hf_lossy_assist.tasks.base import AnswerTask, Problem
 
 
 class Known(AnswerTask):
@@ -40,7 +39,7 @@ class Scripted:
         texts = ["no" if first + i in self.wrong.get(arm.name, ()) else "yes" for i in range(len(prompts))]
         its = self.seconds[arm.name]
         took = its if isinstance(its, float) else its[first]
-        return [Answer(arm.name, first + i, len(prompts), unit, text, [1, 2], took) for i, text in enumerate(texts)]
+        return [ArmOutput(arm.name, first + i, len(prompts), unit, text, [1, 2], took) for i, text in enumerate(texts)]
 
 
 SECONDS = {
@@ -59,7 +58,7 @@ def search(monkeypatch):
     """Run a search over 400 problems, the first 80 of which are for trying."""
     monkeypatch.setattr(
         tuning,
-        "_arms",
+        "_make_arms",
         lambda writer, draft, policies: (
             [Arm("target", None, "target")] + [Arm(n, None, "policy", p) for n, p in policies.items()]
         ),
@@ -70,7 +69,7 @@ def search(monkeypatch):
         problems = task.problems(count)
         prompts = [problem.prompt for problem in problems]
         settings = Search(max_loss, 0.05, 80)
-        return tune(writer, None, field_of(field), task, problems, prompts, settings), writer
+        return tune(writer, None, parse_search_space(field), task, problems, prompts, settings), writer
 
     return run
 
@@ -154,11 +153,11 @@ def test_a_target_with_nothing_to_lose_is_refused(search):
 
 def test_what_is_promised_beforehand():
     search = Search(0.01, 0.05, 1)
-    assert promise(700, search, 1) == (
+    assert describe_power(700, search, 1) == (
         "700 problems for the certificate: up to 2 harms certify 1.00% (needed: 299 with 0, 473 with 1, 628 with 2, 1049 with 5 harms)"
     )
-    assert "too few for 1.00%, 2.95% is the least they can certify" in promise(100, search, 1)
-    assert "δ is shared by 3 ladders" in promise(700, search, 3)
+    assert "too few for 1.00%, 2.95% is the least they can certify" in describe_power(100, search, 1)
+    assert "δ is shared by 3 ladders" in describe_power(700, search, 3)
 
 
 SHORT = ("tune", "--limit", 6, "--first", 2, "--max-new-tokens", 72, "--policies", "svip,top_k:k=3+svip")

@@ -33,7 +33,7 @@ from hf_lossy_assist.models.cache_name import CACHE, cache_of
 from hf_lossy_assist.models.few_heads import with_few_heads
 from hf_lossy_assist.models.rope import ChangingRope
 from hf_lossy_assist.models.row_model import RowModel
-from hf_lossy_assist.tasks.prompts import Text
+from hf_lossy_assist.tasks.prompts import PromptText
 from hf_lossy_assist.training.dataset import KINDS
 
 
@@ -183,7 +183,7 @@ def test_collecting_for_sprinter_crosses_it_too(tmp_path):
     """Its loop is one of its own, of one drafted token a round; a draft with the target's weights writes the target's text."""
     model = copy.deepcopy(build("phi3"))
     model.generation_config.eos_token_id = None
-    text = Text(" ".join(f"w{n}" for n in range(5, 25)))
+    text = PromptText(" ".join(f"w{n}" for n in range(5, 25)))
     tokenizer, settings = small.tokenizer(), CollectSettings(do_sample=False, new_tokens=12)
     folder = collect(model, copy.deepcopy(model), tokenizer, [text], tmp_path / "data", settings)
     records = [record for record in load_from_disk(str(folder)) if record["kind"] == KINDS.index("target")]

@@ -10,11 +10,11 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.cli.generated import Output, Written, _coloured, json_report
 from hf_lossy_assist.evaluation import harness
 from hf_lossy_assist.evaluation.arms import make_arms
-from hf_lossy_assist.evaluation.measuring import Decoding, Writer
+from hf_lossy_assist.evaluation.measuring import DecodingSettings, Writer
 from hf_lossy_assist.methods.autojudge.mined import rows
 from hf_lossy_assist.methods.autojudge.search import Mined, Mismatch
 from hf_lossy_assist.models.texts import continuation, special_tokens
-from hf_lossy_assist.tasks.tasks import ExactTask
+from hf_lossy_assist.tasks.load import ExactTask
 
 
 PROMPT, WIDTH = "The capital of France is", 96
@@ -139,7 +139,7 @@ def test_what_compare_writes(setting, ends, tmp_path):
     file.write_text('{"prompt": "p"}\n')
     task = ExactTask(file)
     task.ends, task.closing = ends or (), None
-    writer = Writer(setting.target, setting.tokenizer, Decoding(max_new_tokens=20), task)
+    writer = Writer(setting.target, setting.tokenizer, DecodingSettings(max_new_tokens=20), task)
     for arm in make_arms(
         setting.target, setting.draft, {"strict": hla.as_policy("strict")}, tokenizer=setting.tokenizer
     ):
@@ -158,7 +158,7 @@ def test_lm_eval_reads_texts_behind_their_prompts(setting):
     pytest.importorskip("lm_eval")
     from lm_eval.api.instance import Instance
 
-    plain, lossy = harness.models()
+    plain, lossy = harness.make_models()
     arguments = {"until": ["zzz"], "max_gen_toks": 20}
     for model in (
         plain(setting.target, tokenizer=setting.tokenizer, batch_size=2),

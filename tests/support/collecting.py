@@ -10,7 +10,7 @@ from datasets import load_from_disk
 from hf_lossy_assist import demo
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
-from hf_lossy_assist.tasks.prompts import Text
+from hf_lossy_assist.tasks.prompts import PromptText
 from support import small, tiny
 
 
@@ -26,10 +26,10 @@ def tiny_pair() -> tuple[Any, Any, Any]:
     return target, tiny.noisy(target, 0.3), small.tokenizer()
 
 
-def word_prompts(*lengths: int, seed: int = 0) -> list[Text]:
+def word_prompts(*lengths: int, seed: int = 0) -> list[PromptText]:
     generator = torch.Generator().manual_seed(seed)
     numbers = [torch.randint(0, 90, (length,), generator=generator).tolist() for length in lengths]
-    return [Text(" ".join(f"w{n}" for n in one)) for one in numbers]
+    return [PromptText(" ".join(f"w{n}" for n in one)) for one in numbers]
 
 
 def rows_of(folder: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
@@ -40,6 +40,6 @@ def rows_of(folder: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
     return out
 
 
-def run(where: Path, pair: Any, given: list[Text], name: str = "data", **settings: Any) -> Any:
+def run(where: Path, pair: Any, given: list[PromptText], name: str = "data", **settings: Any) -> Any:
     target, draft, tokenizer = pair
     return rows_of(collect(target, draft, tokenizer, given, where / name, CollectSettings(**settings)))

@@ -17,8 +17,8 @@ from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 from hf_lossy_assist.methods.autojudge.mined import RECORD
 from hf_lossy_assist.methods.autojudge.search import Mined
-from hf_lossy_assist.tasks.answers import Problem
-from hf_lossy_assist.tasks.tasks import DemoTask
+from hf_lossy_assist.tasks.base import Problem
+from hf_lossy_assist.tasks.load import DemoTask
 
 
 NEW, COUNT = 80, 6

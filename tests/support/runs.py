@@ -2,7 +2,7 @@
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.evaluation.arms import Arm
-from hf_lossy_assist.evaluation.measuring import Answer
+from hf_lossy_assist.evaluation.measuring import ArmOutput
 
 
 LOSSY = hla.LossyPolicy(hla.TopK(4))
@@ -15,7 +15,7 @@ ARMS = [
 
 
 def answer(arm, prompt, ids, seconds, **more):
-    return Answer(arm, prompt, 1, prompt, "text", list(ids), seconds, **more)
+    return ArmOutput(arm, prompt, 1, prompt, "text", list(ids), seconds, **more)
 
 
 def a_run(svip=1.0, copies=1):

@@ -3,7 +3,7 @@
 import json
 import threading
 
-from hf_lossy_assist.tasks.tasks import Problem
+from hf_lossy_assist.tasks.load import Problem
 
 
 ANY = Problem("?")

@@ -7,8 +7,8 @@ import threading
 import pytest
 from support.task_files import ANY, in_thread, rows
 
+from hf_lossy_assist.tasks.load import CodeTask, load_task
 from hf_lossy_assist.tasks.programs import why_no_sandbox
-from hf_lossy_assist.tasks.tasks import CodeTask, task_named
 
 
 ALLOWED = {"allow_code_execution": True, "sandbox": why_no_sandbox() is None}
@@ -107,7 +107,7 @@ def test_programs_to_be_completed(code):
 
 
 def test_the_rows_of_human_eval():
-    task = task_named("code", **ALLOWED)
+    task = load_task("code", **ALLOWED)
     problems = task.problems()
     assert len(problems) == 164
     row = problems[0].extra

@@ -18,7 +18,7 @@ from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 from hf_lossy_assist.tasks import endpoint as endpoint_file
 from hf_lossy_assist.tasks.endpoint import Completion, Endpoint
-from hf_lossy_assist.tasks.tasks import DemoTask
+from hf_lossy_assist.tasks.load import DemoTask
 
 
 BODY = json.dumps({"choices": [{"text": " ok", "finish_reason": "stop"}]}).encode()

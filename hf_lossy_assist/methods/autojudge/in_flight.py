@@ -10,7 +10,7 @@ from ...drafters.eagle3 import Eagle3Drafter
 from ...models.inspect import vocabulary_of
 from ...models.texts import continuation, special_in
 from ...tasks.endpoint import served
-from ...tasks.tasks import AnswerTask, Problem
+from ...tasks.load import AnswerTask, Problem
 from .continuing import Batch, Choice, Continuer
 from .draft_choices import DraftChoices, StatesChoices
 from .mine_inputs import local, prepared

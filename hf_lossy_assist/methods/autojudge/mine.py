@@ -15,7 +15,7 @@ from typing import Any
 from ...artifacts.files import name_full_disk
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ...tasks.endpoint import served
-from ...tasks.tasks import AnswerTask, Problem
+from ...tasks.load import AnswerTask, Problem
 from ...terminal import Bar
 from ...training.processes import Processes
 from ...training.resumable import compute_key, folders, start_run

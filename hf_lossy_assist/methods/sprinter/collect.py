@@ -21,7 +21,7 @@ from transformers import GenerationConfig
 
 from ...drafters.states import StatesDrafter, refuse_models
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
-from ...tasks.prompts import Text
+from ...tasks.prompts import PromptText
 from ...training.dataset import RECORD, assemble, make_schema
 from ...training.processes import Processes
 from ...training.resumable import Tell, folders, start_run, write_shards
@@ -30,7 +30,7 @@ from .walk import Walk
 
 
 def collect(
-    target: Any, draft: Any, tokenizer: Any, texts: Sequence[Text], out: str | Path,
+    target: Any, draft: Any, tokenizer: Any, texts: Sequence[PromptText], out: str | Path,
     settings: CollectSettings = DEFAULTS, *, resume: bool = False, source: str = "",
 ) -> Path:  # fmt: skip
     """Collect a dataset into the folder `out`.
@@ -84,7 +84,7 @@ def collect(
 
 
 def run_batch(
-    target: Any, draft: Any, tokenizer: Any, texts: Sequence[Text], settings: CollectSettings, first: int,
+    target: Any, draft: Any, tokenizer: Any, texts: Sequence[PromptText], settings: CollectSettings, first: int,
     tell: Callable[[int], None] = lambda positions: None,
 ) -> dict[str, list]:  # fmt: skip
     """All rows of some prompts, as columns. `first`: the number of the first prompt; `tell`: is given the positions done."""
@@ -130,7 +130,7 @@ def run_batch(
 
 
 def _facts(
-    target: Any, draft: Any, tokenizer: Any, texts: Sequence[Text], settings: CollectSettings, source: str
+    target: Any, draft: Any, tokenizer: Any, texts: Sequence[PromptText], settings: CollectSettings, source: str
 ) -> dict[str, Any]:
     digest = hashlib.sha256(json.dumps([[t.prompt, t.continuation] for t in texts]).encode()).hexdigest()
     identity = ModelIdentity.of(draft)

@@ -45,9 +45,9 @@ from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 from hf_lossy_assist.methods.autojudge.mined import RECORD, assemble, read_lines
 from hf_lossy_assist.methods.autojudge.search import Mined
-from hf_lossy_assist.tasks.answers import AnswerTask, Problem
+from hf_lossy_assist.tasks.base import AnswerTask, Problem
 from hf_lossy_assist.tasks.endpoint import Endpoint
-from hf_lossy_assist.tasks.tasks import DemoTask, ExactTask
+from hf_lossy_assist.tasks.load import DemoTask, ExactTask
 
 
 # -- what the labels mean -----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
 from hf_lossy_assist.methods.autojudge.in_flight import mine_problems
 from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
-from hf_lossy_assist.tasks.tasks import DemoTask
+from hf_lossy_assist.tasks.load import DemoTask
 
 
 KINDS = ["qwen3_5_text", "falcon_h1", "kimi_linear"]

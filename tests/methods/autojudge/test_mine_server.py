@@ -30,9 +30,9 @@ from transformers import (
 from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.methods.autojudge.mined import RECORD, read_lines
 from hf_lossy_assist.methods.autojudge.remote import Remote
-from hf_lossy_assist.tasks.answers import Problem
+from hf_lossy_assist.tasks.base import Problem
 from hf_lossy_assist.tasks.endpoint import Endpoint
-from hf_lossy_assist.tasks.tasks import DemoTask
+from hf_lossy_assist.tasks.load import DemoTask
 
 
 @cache

@@ -22,7 +22,7 @@ from transformers import MambaConfig, MambaForCausalLM
 from hf_lossy_assist import FeatureSpec, ModelIdentity, demo
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
-from hf_lossy_assist.tasks.prompts import Text, read_texts
+from hf_lossy_assist.tasks.prompts import PromptText, read_texts
 from hf_lossy_assist.training.dataset import KINDS, label_acceptable, read_dataset
 
 
@@ -30,16 +30,16 @@ ORIGINAL, DRAFT, TARGET, MIXED = range(4)
 NEW = 12
 
 
-def texts(count: int, seed: int = 0) -> list[Text]:
-    return [Text(p.prompt, p.solution) for p in demo.problems(count, seed, "calibration")]
+def texts(count: int, seed: int = 0) -> list[PromptText]:
+    return [PromptText(p.prompt, p.solution) for p in demo.problems(count, seed, "calibration")]
 
 
-def demo_run(where: Path, given: list[Text], name: str = "data", **settings: Any) -> Any:
+def demo_run(where: Path, given: list[PromptText], name: str = "data", **settings: Any) -> Any:
     m = models()
     return run(where, (m.target, m.draft, m.tokenizer), given, name, **settings)
 
 
-def start_of(tokenizer: Any, text: Text, kind: int, new_tokens: int) -> tuple[list[int], list[int]]:
+def start_of(tokenizer: Any, text: PromptText, kind: int, new_tokens: int) -> tuple[list[int], list[int]]:
     """Of a row: the tokens before its first record, and (of the original kind) those that follow."""
     prompt = tokenizer(text.prompt)["input_ids"]
     if kind != ORIGINAL:
@@ -107,7 +107,7 @@ def test_columns_rows_and_what_is_recorded(tmp_path):
 
 
 def test_greedy_every_kind_by_plain_forwards(tmp_path):
-    given = [*texts(2), Text(texts(3)[2].prompt), Text(texts(9)[8].prompt.split(" Style:", 1)[1])]
+    given = [*texts(2), PromptText(texts(3)[2].prompt), PromptText(texts(9)[8].prompt.split(" Style:", 1)[1])]
     settings = CollectSettings(new_tokens=NEW, batch_size=3, do_sample=False)
     rows = demo_run(tmp_path, given, new_tokens=NEW, batch_size=3, do_sample=False)
     pair = models().target, models().draft, models().tokenizer
@@ -135,7 +135,7 @@ def test_greedy_every_kind_by_plain_forwards(tmp_path):
 def test_sampled_every_kind_by_plain_forwards(tmp_path, laws):
     """The tokens that rows went on with are not in the data; the draft's state one position later betrays them."""
     pair, given = tiny_pair(), word_prompts(9, 4, 13, 6)
-    given[0] = Text(given[0].prompt, "w3 w1 w4 w1 w5 w9 w2")
+    given[0] = PromptText(given[0].prompt, "w3 w1 w4 w1 w5 w9 w2")
     settings = CollectSettings(new_tokens=NEW, batch_size=3, **laws)
     went_on = []
     for (prompt, kind), records in run(tmp_path, pair, given, new_tokens=NEW, batch_size=3, **laws).items():
@@ -416,7 +416,7 @@ def test_texts_come_with_their_continuation(tmp_path):
 
 
 def test_the_card_counts_what_is_there(tmp_path):
-    given = [*word_prompts(5, 8), Text("w1 w2", "w3 w4")]
+    given = [*word_prompts(5, 8), PromptText("w1 w2", "w3 w4")]
     collect(*tiny_pair(), given, tmp_path / "data", CollectSettings(new_tokens=6, lam=1.5), source="three prompts")
     card = (tmp_path / "data" / "README.md").read_text()
     assert card_problems(card) == ([], [])

@@ -1,4 +1,4 @@
-"""Where answers are kept while arms are compared: in memory, or in a folder that an interrupted run goes on from."""
+"""Store the answers of a comparison: in memory, or in a folder from which an interrupted run resumes."""
 
 import csv
 import io
@@ -11,42 +11,42 @@ from ..artifacts.files import format_json, name_full_disk, write_text
 from ..artifacts.json_io import read_lines
 from ..training.processes import ALONE, Lock, Processes
 from ..training.resumable import compute_key, folders, open_sealed_line, prepare, read_record, seal_line
-from .figures import Figures
-from .measuring import Answer
+from .arm_metrics import ArmMetrics
+from .measuring import ArmOutput
 
 
 RECORD, BATCHES, ANSWERS, SUMMARY = "run.json", "batches{}.jsonl", "answers.jsonl", "summary.csv"
 LONGEST = 2**30  # bytes of a batch's line: many rows under many arms, each with its tokens and their texts
 
 
-class Memory:
+class ResultStore:
     """The answers of the batches that are done."""
 
     def __init__(self, processes: Processes = ALONE) -> None:
         """`processes`: that share the batches among them."""
         self.processes = processes
-        self.answers: list[Answer] = []
+        self.answers: list[ArmOutput] = []
         self._done: set[tuple[int, int]] = set()
 
     def has(self, batch_size: int, unit: int) -> bool:
-        """Whether all arms have done this batch."""
+        """Return whether all arms have done this batch."""
         return (batch_size, unit) in self._done
 
     def keeps(self, arm: str) -> bool:
-        """Whether an arm goes on: one that was left out when the run was begun stays out."""
+        """Return whether an arm goes on: one that was left out when the run was begun stays out."""
         return not self.answers or any(answer.arm == arm for answer in self.answers)
 
-    def add(self, batch_size: int, unit: int, answers: Sequence[Answer]) -> None:
+    def add(self, batch_size: int, unit: int, answers: Sequence[ArmOutput]) -> None:
         """Keep what all arms wrote for a batch."""
         self.take(batch_size, unit, answers)
 
-    def take(self, batch_size: int, unit: int, answers: Sequence[Answer]) -> None:
-        """The same of a batch that another process did, and keeps."""
+    def take(self, batch_size: int, unit: int, answers: Sequence[ArmOutput]) -> None:
+        """Return the same of a batch that another process did, and keeps."""
         self.answers += answers
         self._done.add((batch_size, unit))
 
 
-class Folder(Memory):
+class ResultFolder(ResultStore):
     """The same in a folder beside `out`, one sealed line a batch, until `finish` makes `out` of it.
 
     Args:
@@ -76,7 +76,7 @@ class Folder(Memory):
         """Let another process go on with the folder; this one is done with it, or gives up."""
         self._lock.release()
 
-    def add(self, batch_size: int, unit: int, answers: Sequence[Answer]) -> None:
+    def add(self, batch_size: int, unit: int, answers: Sequence[ArmOutput]) -> None:
         super().add(batch_size, unit, answers)
         line = {"batch_size": batch_size, "unit": unit, "answers": [answer.to_dict() for answer in answers]}
         with name_full_disk(self._file), open(self._file, "a", encoding="utf-8") as file:
@@ -95,10 +95,12 @@ class Folder(Memory):
                 batch = open_sealed_line(line, where, self._key)
                 if self.has(batch["batch_size"], batch["unit"]):  # answers that count twice would narrow every bound
                     raise ValueError(f"{where}: the batch stands here twice: delete {self.part} and start again")
-                self.take(batch["batch_size"], batch["unit"], [Answer.from_dict(its) for its in batch["answers"]])
+                self.take(
+                    batch["batch_size"], batch["unit"], [ArmOutput.from_dict(entry) for entry in batch["answers"]]
+                )
         os.truncate(path, whole)
 
-    def finish(self, found: Sequence[Figures], trial: Sequence[Figures] = (), **more: Any) -> None:
+    def finish(self, found: Sequence[ArmMetrics], trial: Sequence[ArmMetrics] = (), **more: Any) -> None:
         """Write the answers, in Spec-Bench's format, and the figures; the folder is `out` from then on.
 
         Args:
@@ -107,7 +109,7 @@ class Folder(Memory):
         ordered = sorted(self.answers, key=lambda a: (a.batch_size, a.arm, a.prompt))
         try:
             write_text(self.part / ANSWERS, "".join(seal_line(answer.to_dict(), self._key) for answer in ordered))
-            write_text(self.part / SUMMARY, as_csv(found, trial))
+            write_text(self.part / SUMMARY, format_csv(found, trial))
             write_text(self.part / RECORD, format_json(read_record(self.part / RECORD) | {"found": more}))
             os.rename(self.part, self.out)
         finally:
@@ -116,12 +118,12 @@ class Folder(Memory):
             file.unlink()  # behind the rename: a run that is killed in between has lost nothing
 
 
-def as_csv(found: Sequence[Figures], trial: Sequence[Figures] = ()) -> str:
-    """The figures as a table with a line for each arm and batch size; where there was a trial, with the part of the problems before them."""
-    text, rows = io.StringIO(), [its.to_dict() for its in found]
+def format_csv(found: Sequence[ArmMetrics], trial: Sequence[ArmMetrics] = ()) -> str:
+    """Return the figures as a table with a line for each arm and batch size; where there was a trial, with the part of the problems before them."""
+    text, rows = io.StringIO(), [entry.to_dict() for entry in found]
     if trial:
         parts = {"trial": trial, "certificate": found}
-        rows = [{"part": part, **its.to_dict()} for part, figures in parts.items() for its in figures]
+        rows = [{"part": part, **entry.to_dict()} for part, figures in parts.items() for entry in figures]
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

@@ -1,4 +1,4 @@
-"""Which layer of a target pays as its draft: how often leaving there says what the target says, and what it costs, both measured.
+"""Search the layer of a target that pays as its draft: measure how often an exit there agrees with the target, and its cost.
 
 An early exit needs no training and no memory (models/early_exit.py); whether it gains anything, the target's own text says.
 """
@@ -41,21 +41,21 @@ class Exit:
 
 @dataclass(frozen=True)
 class Exits:
-    """What was found, by the number of layers."""
+    """Measured exits, by the number of layers."""
 
     found: tuple[Exit, ...]
 
     @property
     def best(self) -> Exit | None:
-        """What gains most; None where the target alone is faster than any of them."""
-        best = max(self.found, key=lambda its: its.gain)
+        """Exit with the largest gain; None if the target alone is faster than any of them."""
+        best = max(self.found, key=lambda found_exit: found_exit.gain)
         return best if best.gain > 1 else None
 
     def __str__(self) -> str:
         lines = ["layers  accepted  step, ms  × of target's   γ  gain"]
-        for its in self.found:
+        for found_exit in self.found:
             lines.append(
-                f"{its.layers:6}  {its.acceptance.value:8.1%}  {its.step * 1e3:8.2f}  {its.step / its.target_step:13.2f}  {its.gamma:2}  {its.gain:4.2f}"
+                f"{found_exit.layers:6}  {found_exit.acceptance.value:8.1%}  {found_exit.step * 1e3:8.2f}  {found_exit.step / found_exit.target_step:13.2f}  {found_exit.gamma:2}  {found_exit.gain:4.2f}"
             )
         best = self.best
         advice = "no exit pays: take another draft, or none"
@@ -94,24 +94,24 @@ def find_exit(
     exits = {count: early_exit(target, count) for count in layers}
     if not exits:
         raise ValueError("find_exit.layers: expected at least one number of layers")
-    given = _read(base, tokenizer, prompts)
-    texts = [(_written(base, ids, new_tokens), len(ids)) for ids in given]
+    given = _read_prompts(base, tokenizer, prompts)
+    texts = [(_continue(base, ids, new_tokens), len(ids)) for ids in given]
     context = int(sum(len(text) for text, _ in texts) / len(texts))
-    blocks_took = forward_seconds(base, context, WIDTHS, repeats)
+    blocks_took = time_forwards(base, context, WIDTHS, repeats)
     found = []
     with Bar(len(exits), "trying exits", "exits") as bar:
         for done, (count, draft) in enumerate(exits.items()):
-            right = [_right(draft, text, prompt) for text, prompt in texts]
-            acceptance = rate([float(its.sum()) for its in right], [float(len(its)) for its in right])
-            step = forward_seconds(draft, context, (1,), repeats)[0]
-            gamma, gain = best_draft_length(blocks_took, step, acceptance.value)
+            right = [_match_tokens(draft, text, prompt) for text, prompt in texts]
+            acceptance = rate([float(matches.sum()) for matches in right], [float(len(matches)) for matches in right])
+            step = time_forwards(draft, context, (1,), repeats)[0]
+            gamma, gain = find_best_draft_length(blocks_took, step, acceptance.value)
             found.append(Exit(count, acceptance, step, blocks_took[0], gamma, gain))
             bar.to(done + 1)
     return Exits(tuple(found))
 
 
 @torch.inference_mode()
-def forward_seconds(model: Any, context: int, widths: Sequence[int], repeats: int) -> list[float]:
+def time_forwards(model: Any, context: int, widths: Sequence[int], repeats: int) -> list[float]:
     """Median seconds of one row's forwards over each number of tokens in `widths`, behind `context` cached ones; the first warms up."""
     cached = RowModel(model, 1, context + max(widths))
     ids = torch.randint(
@@ -132,8 +132,8 @@ def forward_seconds(model: Any, context: int, widths: Sequence[int], repeats: in
     return medians
 
 
-def best_draft_length(blocks_took: Sequence[float], step: float, acceptance: float) -> tuple[int, float]:
-    """The draft length γ of `GAMMAS` that gains most, and its gain: times the target alone.
+def find_best_draft_length(blocks_took: Sequence[float], step: float, acceptance: float) -> tuple[int, float]:
+    """Return the draft length γ of `GAMMAS` that gains most, and its gain: times the target alone.
 
     blocks_took: seconds of the target's forwards over `WIDTHS` tokens; step: of a draft step; acceptance: chance of each drafted token.
     """
@@ -147,8 +147,8 @@ def best_draft_length(blocks_took: Sequence[float], step: float, acceptance: flo
     return best, gain(best)
 
 
-def _read(base: Any, tokenizer: Any, prompts: Any) -> list[torch.Tensor]:
-    """The ids of each prompt (T,), on the target's device; refuses what is no prompt of this target's."""
+def _read_prompts(base: Any, tokenizer: Any, prompts: Any) -> list[torch.Tensor]:
+    """Return the ids of each prompt (T,), on the target's device; refuses what is no prompt of this target's."""
     if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
         raise TypeError(f"find_exit.prompts: expected a list of texts, got {shown(prompts)}")
     if not callable(tokenizer):
@@ -171,8 +171,8 @@ def _read(base: Any, tokenizer: Any, prompts: Any) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def _written(base: Any, prompt: torch.Tensor, new_tokens: int) -> torch.Tensor:
-    """A prompt's ids with the likeliest tokens behind it, up to an end token or the last position, (T,).
+def _continue(base: Any, prompt: torch.Tensor, new_tokens: int) -> torch.Tensor:
+    """Return a prompt's ids with the likeliest tokens behind it, up to an end token or the last position, (T,).
 
     Not by `generate`: the target's generation config may ask for penalties, beams or another kind of output, and exits are asked without.
     """
@@ -190,7 +190,7 @@ def _written(base: Any, prompt: torch.Tensor, new_tokens: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _right(draft: Any, text: torch.Tensor, prompt: int) -> torch.Tensor:
-    """At which of the target's tokens behind the prompt the exit says the same, bool."""
-    said = draft(input_ids=text[None], use_cache=False).logits[0, prompt - 1 : -1].argmax(dim=-1)
-    return said.to(text.device) == text[prompt:]
+def _match_tokens(draft: Any, text: torch.Tensor, prompt: int) -> torch.Tensor:
+    """Return, for each of the target's tokens after the prompt, whether the exit predicts the same, bool."""
+    predicted = draft(input_ids=text[None], use_cache=False).logits[0, prompt - 1 : -1].argmax(dim=-1)
+    return predicted.to(text.device) == text[prompt:]

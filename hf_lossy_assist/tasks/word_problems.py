@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..validation import shown
+from .base import AnswerTask, Problem
 
 
 STYLES = ("plain", "warm", "brisk")
@@ -34,18 +35,18 @@ OBEDIENCE = 0.94  # share of wordings in the training texts that follow the card
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One word problem. `prompt` is what a model is given, `answer` the right number, `solution` one good continuation."""
+class WordProblem:
+    """One word problem. `prompt` is the model's input, `answer` the right number, `solution` one good continuation."""
 
     prompt: str
     answer: int
     solution: str
 
 
-def _problem(rng: random.Random, obedience: float) -> Problem:
+def _make_problem(rng: random.Random, obedience: float) -> WordProblem:
     name, item = rng.choice(NAMES), rng.choice(ITEMS)
-    asked = {key: rng.choice(STYLES) for key in KEYS}
-    written = {key: style if rng.random() < obedience else rng.choice(STYLES) for key, style in asked.items()}
+    styles = {key: rng.choice(STYLES) for key in KEYS}
+    written = {key: style if rng.random() < obedience else rng.choice(STYLES) for key, style in styles.items()}
 
     totals, changes, verbs = [rng.randint(10, 79)], [], []
     for _ in range(2):
@@ -58,7 +59,7 @@ def _problem(rng: random.Random, obedience: float) -> Problem:
         totals.append(totals[-1] + change)
 
     scenes = "".join(f" {scene}" for scene in rng.sample(SCENES, rng.randint(0, 3)))
-    card = ", ".join(f"{key} {asked[key]}" for key in rng.sample(KEYS, len(KEYS)))
+    card = ", ".join(f"{key} {styles[key]}" for key in rng.sample(KEYS, len(KEYS)))
     prompt = (
         f"{scenes} Style: {card}. {name} has {totals[0]} {item}. {name} {verbs[0]} {abs(changes[0])} {item}."
         f" Then {name} {verbs[1]} {abs(changes[1])} {item}. How many {item} does {name} have now?"
@@ -75,34 +76,34 @@ def _problem(rng: random.Random, obedience: float) -> Problem:
         + f"{CHECK[written['check']]}{mark}"
         + f"{END[written['end']]} The answer is {totals[-1]}."
     )
-    return Problem(prompt, totals[-1], solution)
+    return WordProblem(prompt, totals[-1], solution)
 
 
-def stream(split: str, seed: int) -> Iterator[Problem]:
+def generate_problems(split: str, seed: int) -> Iterator[WordProblem]:
     """Endless problems. `split` ("train", "calibration" or "test") and `seed` name a stream; streams of different splits never share a seed."""
     rng = random.Random(f"hf-lossy-assist demo {split} {seed}")
     while True:
-        yield _problem(rng, OBEDIENCE if split == "train" else 1.0)
+        yield _make_problem(rng, OBEDIENCE if split == "train" else 1.0)
 
 
-def problems(n: int, seed: int = 0, split: str = "test") -> list[Problem]:
-    """The first `n` problems of the stream `(split, seed)`; the demo models were trained on `split="train"` alone."""
+def problems(n: int, seed: int = 0, split: str = "test") -> list[WordProblem]:
+    """Return the first `n` problems of the stream `(split, seed)`; the demo models were trained on `split="train"` alone."""
     if n < 0:
         raise ValueError(f"problems(n): n must be 0 or more, got {n}")
     if split not in ("train", "calibration", "test"):
         raise ValueError(f'problems(split): expected "train", "calibration" or "test", got {shown(split)}')
-    source = stream(split, seed)
+    source = generate_problems(split, seed)
     return [next(source) for _ in range(n)]
 
 
 def answer(text: str) -> int | None:
-    """The number in the last "The answer is N." of `text`, or None where none is stated."""
+    """Return the number in the last "The answer is N." of `text`, or None where none is stated."""
     found = re.findall(r"The answer is (\d+)\.", text)
     return int(found[-1]) if found else None
 
 
-def vocabulary() -> list[str]:
-    """Every token that the task can produce, in a fixed order; a word carries the blank before it, so texts join by concatenation."""
+def list_vocabulary() -> list[str]:
+    """Return every token that the task can produce, in a fixed order; a word carries the blank before it, so texts join by concatenation."""
     words = set(NAMES) | set(ITEMS) | set(GAINS) | set(LOSSES) | set(STYLES) | set(KEYS)
     words |= set("Style has Then How many does have now The answer is".split())
     for part in (*SCENES, *START.values(), *FIRST.values(), *NEXT.values(), *CHECK.values(), *END.values()):
@@ -112,3 +113,24 @@ def vocabulary() -> list[str]:
 
 
 TOKEN_PATTERN = r" ?[A-Za-z]+| ?[0-9]| ?[+=-]|[.,:?!;]"
+
+
+class DemoTask(AnswerTask):
+    """The embedded word problems (`hf_lossy_assist.demo`). They never end: `problems()` without a limit gives 1000."""
+
+    name = "demo"
+
+    def __init__(self, split: str = "test", seed: int = 0):
+        problems(0, seed, split)  # refuses an unknown split
+        self.split, self.seed = split, seed
+
+    def problems(self, limit: int | None = None) -> list[Problem]:
+        drawn = problems(1000 if limit is None else limit, self.seed, self.split)
+        return [Problem(p.prompt, str(p.answer), {"reference": p.solution}) for p in drawn]
+
+    def extract(self, problem: Problem, response: str) -> str | None:
+        found = answer(response)
+        return None if found is None else str(found)
+
+    def same(self, problem: Problem, reference: str, answer: str) -> bool:
+        return int(reference) == int(answer)

@@ -1,4 +1,4 @@
-"""What the answer of a response is: the base of all tasks, and how their files are read.
+"""Base of all tasks: prompts, the answer of a response, the equivalence of two answers; and the reader of their files.
 
 AutoJudge (Garipov et al. 2025, section 3.1) calls a token unimportant where replacing it leaves an *equivalent
 answer*. A task says what is asked, where the answer stands in a response, and when two answers are equivalent; each is
@@ -22,7 +22,7 @@ from ..validation import one_line, shown
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to solve. `prompt` is what the model is given (before a chat template), `gold` the right answer (None:
+    """One problem. `prompt` is the model's input (before a chat template), `gold` the right answer (None:
     not known), `extra` what else the task needs to judge an answer."""
 
     prompt: str
@@ -47,29 +47,29 @@ class AnswerTask(ABC):
 
     @abstractmethod
     def problems(self, limit: int | None = None) -> list[Problem]:
-        """The first `limit` problems, or all."""
+        """Return the first `limit` problems, or all."""
 
     @abstractmethod
     def extract(self, problem: Problem, response: str) -> str | None:
-        """The answer in `response`; None where it holds none, which is not the same as a wrong one."""
+        """Return the answer in `response`; None where it holds none, which is not the same as a wrong one."""
 
     @abstractmethod
     def same(self, problem: Problem, reference: str, answer: str) -> bool:
-        """Whether two extracted answers are equivalent: whether `answer` may stand for `reference`."""
+        """Return whether two extracted answers are equivalent: whether `answer` may stand for `reference`."""
 
     def right(self, problem: Problem, answer: str | None) -> bool | None:
-        """Whether an extracted answer is the right one; None where there is no answer, or no right one is known."""
+        """Return whether an extracted answer is the right one; None where there is no answer, or no right one is known."""
         if answer is None or problem.gold is None:
             return None
         return self.same(problem, problem.gold, answer)
 
     @property
     def ends_early(self) -> bool:
-        """Whether a response may be over though the model writes on."""
+        """True if a response may be over though the model writes on."""
         return bool(self.ends) or self.closing is not None
 
     def over(self, text: str) -> bool:
-        """Whether a response with `text` in it is over."""
+        """Return whether a response with `text` in it is over."""
         return any(end in text for end in self.ends) or (self.closing is not None and bool(self.closing.search(text)))
 
     def cut(self, response: str) -> str:
@@ -87,7 +87,7 @@ class Row(NamedTuple):
     where: str
 
     def text(self, *names: str) -> str:
-        """The text (or number) under the first of `names` that has one; `ValueError` with file and line otherwise."""
+        """Return the text (or number) under the first of `names` that has one; `ValueError` with file and line otherwise."""
         found = self.optional(*names)
         if found is None:
             expected = f"a text under {names[0]!r}" if len(names) == 1 else f"a text under one of {', '.join(names)}"
@@ -112,12 +112,12 @@ Data = str | Path | Iterable[Row]  # a JSON-lines file, or rows that were read a
 
 
 def read_rows(path: str | Path) -> Iterator[Row]:
-    """The JSON objects of a JSON-lines file (`.gz`: compressed), one by one.
+    """Yield the JSON objects of a JSON-lines file (`.gz`: compressed), one by one.
 
     Raises: `FileNotFoundError`; `ValueError` with file and line where a line is not a JSON object, or where there is
     none.
     """
-    path, empty = existing(path), True
+    path, empty = require_file(path), True
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             for where, line in read_lines(cast(IO[bytes], file), str(path)):
@@ -132,7 +132,7 @@ def read_rows(path: str | Path) -> Iterator[Row]:
         raise ValueError(f"{path} holds no rows; expected one JSON object per line")
 
 
-def existing(path: str | Path) -> Path:
+def require_file(path: str | Path) -> Path:
     """`path`, if it is a file; `FileNotFoundError` in one line otherwise."""
     path = Path(path)
     if not path.is_file():
@@ -145,10 +145,10 @@ class FileTask(AnswerTask):
     row when read."""
 
     def __init__(self, path: Data):
-        self.path = existing(path) if isinstance(path, str | Path) else path
+        self.path = require_file(path) if isinstance(path, str | Path) else path
 
     def rows(self) -> Iterator[Row]:
-        """All rows, one by one."""
+        """Return all rows, one by one."""
         return read_rows(self.path) if isinstance(self.path, Path) else iter(self.path)
 
     def problems(self, limit: int | None = None) -> list[Problem]:
@@ -156,7 +156,27 @@ class FileTask(AnswerTask):
 
     @abstractmethod
     def problem(self, row: Row) -> Problem:
-        """The problem in one row; `ValueError` with file and line where a field is missing."""
+        """Return the problem in one row; `ValueError` with file and line where a field is missing."""
+
+
+class ExactTask(FileTask):
+    """Problems whose answer is a line of text: JSON lines with `prompt` (or `question`) and, where it is known,
+    `answer`.
+
+    The answer of a response is its last line that is not blank; answers are equal up to white space.
+    """
+
+    name = "exact"
+
+    def problem(self, row: Row) -> Problem:
+        return Problem(row.text("prompt", "question", "turns"), row.optional("answer"), row.values)
+
+    def extract(self, problem: Problem, response: str) -> str | None:
+        lines = [line.strip() for line in self.cut(response).splitlines() if line.strip()]
+        return lines[-1] if lines else None
+
+    def same(self, problem: Problem, reference: str, answer: str) -> bool:
+        return squeeze_blanks(reference) == squeeze_blanks(answer)
 
 
 def require(what: str, packages: Mapping[str, str]) -> None:
@@ -167,11 +187,11 @@ def require(what: str, packages: Mapping[str, str]) -> None:
         raise ImportError(f"{what} needs {' and '.join(missing)}: pip install 'hf_lossy_assist[eval]'")
 
 
-def squeeze(text: str) -> str:
+def squeeze_blanks(text: str) -> str:
     """`text` with every run of white space made one blank."""
     return " ".join(text.split())
 
 
-def first(texts: Sequence[str | None]) -> str | None:
-    """The first that is not None."""
+def find_first(texts: Sequence[str | None]) -> str | None:
+    """Return the first that is not None."""
     return next((text for text in texts if text is not None), None)

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from ..stats.intervals import Estimate, mcnemar, rate, ratio, wilson
 from .arms import TARGET
-from .measuring import Answer
+from .measuring import ArmOutput
 
 
 @dataclass(frozen=True)
-class Figures:
+class ArmMetrics:
     """One arm at one batch size.
 
     Args:
@@ -59,7 +59,7 @@ class Figures:
         return "lossless" + " up to rounding" * (rounds and self.kind == "policy")
 
     def to_dict(self) -> dict[str, Any]:
-        """One flat row, in plain numbers; the speeds' names are also Spec-Bench's and vLLM's."""
+        """Return one flat row of plain numbers; the speeds' names are also Spec-Bench's and vLLM's."""
         row: dict[str, Any] = {}
         for name, value in vars(self).items():
             if name == "of_target_all":
@@ -83,54 +83,60 @@ class Described(Protocol):
     def lossless(self) -> bool: ...
 
 
-def figures(answers: Sequence[Answer], arms: Iterable[Described]) -> list[Figures]:
-    """Of every arm at every batch size at which it wrote something, in the order of `arms`; beside the others on its own prompts."""
-    found: list[Figures] = []
-    by: defaultdict[tuple[int, str], list[Answer]] = defaultdict(list)
+def compute_metrics(answers: Sequence[ArmOutput], arms: Iterable[Described]) -> list[ArmMetrics]:
+    """Compute the metrics of every arm at every batch size, in the order of `arms`, each compared with the others on the same prompts."""
+    found: list[ArmMetrics] = []
+    by: defaultdict[tuple[int, str], list[ArmOutput]] = defaultdict(list)
     for answer in answers:
         by[answer.batch_size, answer.arm].append(answer)
     for size in sorted({size for size, _ in by}):
         here = [(arm, sorted(by[size, arm.name], key=lambda a: a.prompt)) for arm in arms if by[size, arm.name]]
-        base = next(its for arm, its in here if arm.name == TARGET)
-        assisted = max((its for arm, its in here if arm.kind == "assisted"), key=_speed, default=None)
-        for arm, its in here:
-            beside = None if assisted is None else _same(assisted, its)
-            found.append(_of(arm, its, _same(base, its), beside, len(here)))
+        base = next(outputs for arm, outputs in here if arm.name == TARGET)
+        assisted = max((outputs for arm, outputs in here if arm.kind == "assisted"), key=_compute_speed, default=None)
+        for arm, outputs in here:
+            beside = None if assisted is None else _match_prompts(assisted, outputs)
+            found.append(_measure_arm(arm, outputs, _match_prompts(base, outputs), beside, len(here)))
     return found
 
 
-def _same(answers: list[Answer], others: list[Answer]) -> list[Answer]:
-    """Those of the same prompts."""
+def _match_prompts(answers: list[ArmOutput], others: list[ArmOutput]) -> list[ArmOutput]:
+    """Return the outputs for the same prompts."""
     prompts = {answer.prompt for answer in others}
     return [answer for answer in answers if answer.prompt in prompts]
 
 
-def _of(arm: Described, its: list[Answer], base: list[Answer], assisted: list[Answer] | None, arms: int) -> Figures:
-    tokens = sum(len(answer.token_ids) for answer in its)
-    calls = None if any(answer.target_calls is None for answer in its) else sum(a.target_calls or 0 for a in its)
-    verified = sum(answer.num_draft_tokens for answer in its)
-    firsts = [answer.first_token for answer in its if answer.first_token is not None]
+def _measure_arm(
+    arm: Described, outputs: list[ArmOutput], base: list[ArmOutput], assisted: list[ArmOutput] | None, arms: int
+) -> ArmMetrics:
+    tokens = sum(len(answer.token_ids) for answer in outputs)
+    calls = (
+        None if any(answer.target_calls is None for answer in outputs) else sum(a.target_calls or 0 for a in outputs)
+    )
+    verified = sum(answer.num_draft_tokens for answer in outputs)
+    firsts = [answer.first_token for answer in outputs if answer.first_token is not None]
     # A prompt whose right answer nobody knows is neither right nor wrong.
-    pairs = [(a.right, b.right) for a, b in zip(its, base, strict=True) if a.right is not None and b.right is not None]
-    right = sum(mine for mine, _ in pairs)
+    pairs = [
+        (a.right, b.right) for a, b in zip(outputs, base, strict=True) if a.right is not None and b.right is not None
+    ]
+    right = sum(is_right for is_right, _ in pairs)
     better, worse = (sum(a is side and b is not side for a, b in pairs) for side in (True, False))
-    return Figures(
+    return ArmMetrics(
         arm=arm.name,
         kind=arm.kind,
         lossless=arm.lossless,
-        batch_size=its[0].batch_size,
-        prompts=len(its),
+        batch_size=outputs[0].batch_size,
+        prompts=len(outputs),
         new_tokens=tokens,
-        tokens_per_second=rate(*_units(its)),
-        of_target=ratio(*_units(its), *_units(base)),
-        of_target_all=ratio(*_units(its), *_units(base), confidence=1 - 0.05 / max(arms - 1, 1)),
-        of_assisted=None if assisted is None else ratio(*_units(its), *_units(assisted)),
+        tokens_per_second=rate(*_sum_units(outputs)),
+        of_target=ratio(*_sum_units(outputs), *_sum_units(base)),
+        of_target_all=ratio(*_sum_units(outputs), *_sum_units(base), confidence=1 - 0.05 / max(arms - 1, 1)),
+        of_assisted=None if assisted is None else ratio(*_sum_units(outputs), *_sum_units(assisted)),
         first_token=statistics.median(firsts) if firsts else None,
         tokens_per_target_call=tokens / calls if calls else None,
-        acceptance=sum(a.num_accepted_draft_tokens for a in its) / verified if verified else None,
-        lossy=sum(a.num_lossy_accepts for a in its) / tokens,
-        unchecked=sum(a.num_unchecked_tokens for a in its) / tokens,
-        equal=sum(a.token_ids == b.token_ids for a, b in zip(its, base, strict=True)),
+        acceptance=sum(a.num_accepted_draft_tokens for a in outputs) / verified if verified else None,
+        lossy=sum(a.num_lossy_accepts for a in outputs) / tokens,
+        unchecked=sum(a.num_unchecked_tokens for a in outputs) / tokens,
+        equal=sum(a.token_ids == b.token_ids for a, b in zip(outputs, base, strict=True)),
         right=right if pairs else None,
         judged=len(pairs),
         accuracy=wilson(right, len(pairs)) if pairs else None,
@@ -140,13 +146,13 @@ def _of(arm: Described, its: list[Answer], base: list[Answer], assisted: list[An
     )
 
 
-def gain_over(answers: Sequence[Answer], arm: str, other: str) -> Estimate:
-    """Times the speed of the arm `other` that `arm` has; both wrote the same prompts, in batches of one size."""
-    its, others = ([answer for answer in answers if answer.arm == name] for name in (arm, other))
-    return ratio(*_units(its), *_units(others))
+def compute_gain(answers: Sequence[ArmOutput], arm: str, other: str) -> Estimate:
+    """Compute how many times the speed of `other` the arm `arm` has, on the same prompts in batches of one size."""
+    outputs, others = ([answer for answer in answers if answer.arm == name] for name in (arm, other))
+    return ratio(*_sum_units(outputs), *_sum_units(others))
 
 
-def _units(answers: Sequence[Answer]) -> tuple[list[float], list[float]]:
+def _sum_units(answers: Sequence[ArmOutput]) -> tuple[list[float], list[float]]:
     """New tokens and seconds of each batch."""
     tokens: defaultdict[int, float] = defaultdict(float)
     seconds: dict[int, float] = {}
@@ -156,6 +162,6 @@ def _units(answers: Sequence[Answer]) -> tuple[list[float], list[float]]:
     return [tokens[unit] for unit in sorted(tokens)], [seconds[unit] for unit in sorted(tokens)]
 
 
-def _speed(answers: Sequence[Answer]) -> float:
-    tokens, seconds = _units(answers)
+def _compute_speed(answers: Sequence[ArmOutput]) -> float:
+    tokens, seconds = _sum_units(answers)
     return sum(tokens) / sum(seconds)

@@ -1,0 +1,103 @@
+"""One line for each batch size: what to use, by the figures."""
+
+from collections.abc import Sequence
+
+from ..policy.short_form import FALLBACK, is_short_form, list_parts
+from ..stats.intervals import FEWEST, Estimate
+from .arm_metrics import ArmMetrics
+from .arms import COMPILED, STATIC
+
+
+def recommend(found: Sequence[ArmMetrics], batch_size: int) -> str:
+    """Recommend an arm for a batch size, from the metrics of all arms measured at it."""
+    here = [arm for arm in found if arm.batch_size == batch_size]
+    targets = [arm for arm in here if arm.kind == "target"]
+    policies = [arm for arm in here if arm.kind == "policy"]
+    lossless_policies = [arm for arm in policies if arm.lossless]
+    alone = max(targets, key=_get_speed)
+    best = max(lossless_policies, key=_get_speed, default=None)
+    parts = [_recommend_lossless(best, alone, here)]
+    to_beat = max(_get_speed(arm) for arm in here if arm.lossless)
+    lossy = [arm for arm in policies if not arm.lossless and _get_speed(arm) > to_beat]
+    if lossy:
+        parts.append(_describe_lossy(max(lossy, key=_get_speed)))
+    if alone.arm == STATIC and (best is None or not best.arm.endswith(COMPILED)) and parts[0].startswith(STATIC):
+        parts.append("compiled rounds were not measured: --compile")
+    return "; ".join(parts)
+
+
+def _recommend_lossless(fastest: ArmMetrics | None, alone: ArmMetrics, here: Sequence[ArmMetrics]) -> str:
+    """Recommend among the arms that leave the text unchanged."""
+    if fastest is None:
+        return f"no lossless policy was measured; the fastest of the target's own is {alone.arm}"
+    best = fastest if _is_clear(fastest) else _choose_drafting(fastest, here)
+    stock = max((arm for arm in here if arm.kind == "assisted"), key=_get_speed, default=None)
+    if alone.arm == STATIC and _get_speed(alone) > max(_get_speed(arm) for arm in (best, stock) if arm is not None):
+        return f"{STATIC} with a static cache is fastest: {_format_times(alone.of_target)} the target; {best.arm} {_format_times(best.of_target)}"
+    if stock is not None and _get_speed(stock) > _get_speed(best) and stock.of_target.value > 1 and _is_clear(stock):
+        advice = f"use Transformers' own assisted generation ({stock.arm})"
+        return f"{advice}: {_format_times(stock.of_target)} the target, {_compare_texts(stock)}; {best.arm} {_format_times(best.of_target)}"
+    if best.of_target.value > 1 and _is_clear(best):
+        return f"use {best.arm}: {_format_times(best.of_target)} the target, {_compare_texts(best)}"
+    fallback = max((arm for arm in here if _falls_back(arm)), key=_get_speed, default=None)
+    cost = f"; with_fallback() costs {max(1 - fallback.of_target.value, 0):.0%}" if fallback is not None else ""
+    line = f"{best.arm}, the fastest{' that always drafts' * (best is not fastest)}, is {_format_times(best.of_target)} the target"
+    if _is_clear(best):
+        return f"do not draft here: {line}{cost}"
+    batches = best.prompts // best.batch_size
+    few = (
+        ""
+        if batches >= FEWEST
+        else f", on {batches} batch{'es' * (batches > 1)} of prompts, and {FEWEST} make an interval"
+    )
+    return f"no clear gain: {line}{few}{cost}"
+
+
+def _choose_drafting(fastest: ArmMetrics, here: Sequence[ArmMetrics]) -> ArmMetrics:
+    """Choose the arm that shows whether to draft if the fastest stopped drafting, which makes it equal to the target: the fastest
+    of those that always draft, if it differs clearly from the target."""
+    drafts = [arm for arm in here if arm.kind == "policy" and arm.lossless and not _falls_back(arm)]
+    best = max(drafts, key=_get_speed, default=fastest) if _falls_back(fastest) else fastest
+    return best if _is_clear(best) else fastest
+
+
+def _falls_back(arm: ArmMetrics) -> bool:
+    """Return whether an arm stops drafting where that does not pay: it shows what the target does, not what drafting does."""
+    name = arm.arm.removesuffix(COMPILED)
+    if is_short_form(name):
+        return any(part == FALLBACK for part, _ in list_parts(name))
+    return name.endswith(FALLBACK) or f'"{FALLBACK}"' in name  # a stop by its name, or a policy's JSON form
+
+
+def _is_clear(arm: ArmMetrics) -> bool:
+    """Return whether an arm differs from the target by more than its interval; too few batches of prompts have none and tell nothing.
+
+    The arm was chosen by the same figures, so the interval is the one that holds for all arms at once.
+    """
+    value, low, high = arm.of_target_all
+    if low is None or high is None:
+        return arm.prompts // arm.batch_size >= FEWEST and value != 1
+    return low > 1 or high < 1
+
+
+def _describe_lossy(arm: ArmMetrics) -> str:
+    line = f"{arm.arm} is {_format_times(arm.of_target)} and lossy: {arm.prompts - arm.equal} of {arm.prompts} texts differ"
+    if arm.right is None:
+        return line
+    return f"{line}, {arm.right} of {arm.judged} right ({arm.worse} lost, {arm.better} won, p = {arm.p:.2g})"
+
+
+def _compare_texts(arm: ArmMetrics) -> str:
+    if arm.equal == arm.prompts:
+        return "same text"
+    return f"{arm.prompts - arm.equal} of {arm.prompts} texts differ (ties of the arithmetic, or sampling)"
+
+
+def _format_times(figure: Estimate) -> str:
+    if figure.low is None:
+        return f"{figure.value:.2f} ×"
+    return f"{figure.value:.2f} × ({figure.low:.2f} to {figure.high:.2f})"
+
+
+def _get_speed(arm: ArmMetrics) -> float:
+    return arm.tokens_per_second.value

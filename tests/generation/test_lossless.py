@@ -13,7 +13,7 @@ from support.dflash import network as dflash_network
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.dflash import DFlashDrafter
 from hf_lossy_assist.generation.state_settings import STATES
-from hf_lossy_assist.registry import entries
+from hf_lossy_assist.registry import list_entries
 
 
 DRAFTERS = {
@@ -63,4 +63,4 @@ def test_the_text_is_the_targets(targets, name, stopped, rows, mode):
 
 
 def test_every_registered_drafter_is_here():
-    assert {entry.name for entry in entries("drafter")} <= set(DRAFTERS)
+    assert {entry.name for entry in list_entries("drafter")} <= set(DRAFTERS)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
-from hf_lossy_assist.tasks.tasks import ExactTask
+from hf_lossy_assist.tasks.load import ExactTask
 from support import small
 
 

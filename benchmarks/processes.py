@@ -22,7 +22,7 @@ from pairs import machine, record
 from rich.console import Console
 from rich.table import Table
 
-from hf_lossy_assist.cli import exits
+from hf_lossy_assist.cli import _runs
 from hf_lossy_assist.cli.app import app
 from hf_lossy_assist.training.processes import ALONE, Processes
 
@@ -52,7 +52,7 @@ def seconds(words: list[str], together: Processes, arm: str) -> float:
             contextlib.redirect_stdout(nothing),
             contextlib.redirect_stderr(nothing),
         ):
-            code = exits.run(app)
+            code = _runs.run(app)
         assert not code, f"{' '.join(words)}: exit code {code}"
     together.wait()
     Processes.started = own  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli.measured import facts_of, progress
+from hf_lossy_assist.cli._runs import facts_of, progress
 from hf_lossy_assist.evaluation.arms import make_arms
 from hf_lossy_assist.evaluation.comparing import Batches, compare
 from hf_lossy_assist.evaluation.measuring import ArmOutput, DecodingSettings, Writer

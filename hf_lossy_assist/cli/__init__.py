@@ -1,4 +1,4 @@
-"""The `hf-lossy` command: one file for each command, shared options in `options`."""
+"""The `hf-lossy` command. A file whose name begins with an underscore holds what commands share."""
 
 from .app import app, main
 

@@ -1,4 +1,4 @@
-"""The command `hf-lossy`: which commands there are. Each stands in a file of its own; how they end is in `exits`.
+"""The command `hf-lossy`: which commands there are. how they end is in `_runs`.
 
 Imports inside a command's functions are of what loads torch, Transformers or an optional extra, so that `--help` is quick.
 """
@@ -11,23 +11,17 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..terminal import show
-from . import exits
+from . import _runs
 from .collect import collect
 from .compare import compare
 from .eval import evaluate_tasks
-from .fit_autojudge import fit_autojudge
-from .fit_eagle3 import fit_eagle3
-from .fit_specdec import fit_specdec
-from .fit_sprinter import fit_sprinter
+from .fit import fit_autojudge, fit_eagle3, fit_specdec, fit_sprinter
 from .generate import generate
 from .mine import mine
-from .policies import policies
 from .profile import profile
-from .pull import pull
-from .push import push
-from .report import report
 from .serve import serve
 from .tune import tune
+from .without_models import policies, pull, push, report
 
 
 ORDER = (
@@ -88,21 +82,8 @@ def options(
     """
 
 
-# In the order of the work.
-for command in (
-    generate,
-    serve,
-    compare,
-    tune,
-    policies,
-    collect,
-    mine,
-    profile,
-    report,
-    push,
-    pull,
-):
-    app.command()(command)
+for function in (generate, serve, compare, tune, policies, collect, mine, profile, report, push, pull):
+    app.command()(function)
 app.command("eval")(evaluate_tasks)
 app.add_typer(fit_app, name="fit")
 fit_app.command("sprinter")(fit_sprinter)
@@ -113,4 +94,4 @@ fit_app.command("eagle3")(fit_eagle3)
 
 def main() -> None:
     """Entry point: what users can mend is one line on stderr and exit code 2."""
-    sys.exit(exits.run(app))
+    sys.exit(_runs.run(app))

@@ -1,109 +1,77 @@
 """`hf-lossy compare`: which policy is fastest for a pair of models on these prompts, and what it costs."""
 
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Annotated, Any
-
-import typer
 
 import hf_lossy_assist as hla
 
 from ..terminal import show, show_json
-from ..validation import LONGEST_DRAFT, check_int, check_number
-from .drafters import Drafter, check_compiled, check_draft, load_made
-from .exits import end_after
-from .figures import show_figures
-from .made_with import models_from, parts_in, remark_on, sources_in
-from .measured import (
+from ..validation import check_number
+from ._models import check_compiled, load_models, open_endpoint, with_template
+from ._options import (
+    AsJson,
+    Chat,
+    Data,
+    LoadOptions,
+    ModelOptions,
+    OptionalOut,
+    PromptsFile,
+    RunOptions,
+    SamplingOptions,
+    Shots,
+    batch_sizes,
+    check_gamma,
+    command,
+    needs,
+)
+from ._output import show_figures, show_quality
+from ._provenance import models_from, parts_in, sources_in, warn_of_other_decoding
+from ._runs import (
+    announce_missing_intervals,
     check_decoding,
     check_out,
+    end_after,
     facts_of,
     longest_of,
     progress,
     prompts_of,
     resumable,
-    say_what_makes_an_interval,
 )
-from .options import (
-    AsJson,
-    Assistant,
-    Chat,
-    Device,
-    DoSample,
-    DType,
-    MaxHours,
-    Model,
-    Overrides,
-    Resume,
-    Seed,
-    Shots,
-    Temperature,
-    TopK,
-    TopP,
-    batch_sizes,
-    chats,
-    needs,
-)
-from .references import opened_judge, references_in, show_quality
 
 
-DEFAULT = "strict,svip,svip+fallback"
-
-
+@command
 def compare(
-    model: Model = None,
-    assistant: Assistant = None,
-    drafter: Drafter = None,
+    *,
+    models: ModelOptions,
     policies: Annotated[
-        str,
-        typer.Option(help="policies with commas between them: svip,top_k:k=4+svip,strict+fallback, JSON or folders"),
-    ] = DEFAULT,
-    prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with `prompt` (or rows of GSM8K or Spec-Bench)")
-    ] = None,
+        str, "policies with commas between them: svip,top_k:k=4+svip,strict+fallback, JSON or folders"
+    ] = "strict,svip,svip+fallback",
+    prompts: PromptsFile = None,
     task: Annotated[
         str | None,
-        typer.Option(
-            help="demo, gsm8k, math, a JSON-lines file, or for speed alone mt_bench, spec_bench, sharegpt, lm1b, wikitext"
-        ),
+        "demo, gsm8k, math, a JSON-lines file, or for speed alone mt_bench, spec_bench, sharegpt, lm1b, wikitext",
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="the problems of --task (default: a package's, or the Hub's)")
-    ] = None,
+    data: Data = None,
     shots: Shots = 0,
-    batch_size: Annotated[str, typer.Option(help="prompts at a time; several with commas: 1,8")] = "1",
-    limit: Annotated[int | None, typer.Option(help="most prompts (default: all; 12 of the demo)")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="most new tokens of each text")] = 128,
-    gamma: Annotated[int, typer.Option(help="draft length of Transformers' assisted generation and of strict")] = 5,
-    compile_rounds: Annotated[
-        bool, typer.Option("--compile", help="measure the compiled form of each policy too")
-    ] = False,
-    static: Annotated[
-        bool, typer.Option("--static/--no-static", help="measure the target compiled with a static cache")
-    ] = True,
+    batch_size: Annotated[str, "prompts at a time; several with commas: 1,8"] = "1",
+    limit: Annotated[int | None, "most prompts (default: all; 12 of the demo)"] = None,
+    max_new_tokens: Annotated[int, "most new tokens of each text"] = 128,
+    gamma: Annotated[int, "draft length of Transformers' assisted generation and of strict"] = 5,
+    compile_rounds: Annotated[bool, "--compile", "measure the compiled form of each policy too"] = False,
+    static: Annotated[bool, "--static/--no-static", "measure the target compiled with a static cache"] = True,
     reference: Annotated[
         str | None,
-        typer.Option(
-            help="compare texts with `task` (its reference texts: ROUGE) or an arm's (ROUGE, a judge); commas between"
-        ),
+        "compare texts with `task` (its reference texts: ROUGE) or an arm's (ROUGE, a judge); commas between",
     ] = None,
-    judge_url: Annotated[
-        str | None, typer.Option(help="OpenAI-compatible server with a judge model, for --reference ARM")
-    ] = None,
-    judge_model: Annotated[str | None, typer.Option(help="name of the judge on that server")] = None,
-    timeout: Annotated[float, typer.Option(help="seconds of silence of the judge before it is asked again")] = 120.0,
-    out: Annotated[
-        Path | None, typer.Option(help="folder to write; must not exist (default: nothing is written)")
-    ] = None,
-    resume: Resume = False,
-    max_hours: MaxHours = None,
-    do_sample: DoSample = False,
-    temperature: Temperature = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = 0,
-    dtype: DType = "float32",
-    device: Device = "auto",
-    overrides: Overrides = None,
+    judge_url: Annotated[str | None, "OpenAI-compatible server with a judge model, for --reference ARM"] = None,
+    judge_model: Annotated[str | None, "name of the judge on that server"] = None,
+    timeout: Annotated[float, "seconds of silence of the judge before it is asked again"] = 120.0,
+    out: OptionalOut = None,
+    running: RunOptions,
+    sampling: SamplingOptions,
+    loading: LoadOptions,
     chat: Chat = False,
     as_json: AsJson = False,
 ) -> None:
@@ -125,119 +93,130 @@ def compare(
 
       hf-lossy compare --model M --assistant D --task lm1b --policies strict,sprinter:head=head --reference task
     """
-    end_after(max_hours)
+    end_after(running.max_hours)
     needs("train", "scipy")
-    check_draft(model, assistant, drafter)
+    models.check()
     sizes = batch_sizes(batch_size)
-    check_int("--gamma", gamma, 1, LONGEST_DRAFT)
+    check_gamma(gamma)
     check_number("--timeout", timeout, 0.001, 86400.0)
-    references = references_in(reference, judge_url, judge_model)
-    from ..evaluation.measuring import DecodingSettings as Decoding
-    from ..evaluation.measuring import Writer
-
-    decoding = Decoding(
-        max_new_tokens=max_new_tokens,
-        do_sample=do_sample,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-    )
-    check_decoding(decoding)
-    check_out(out, resume)
+    references = _references(reference, judge_url, judge_model)
+    check_decoding(max_new_tokens, sampling)
+    check_out(out, running.resume)
     from ..evaluation.arms import make_arms, why_not_static
     from ..evaluation.comparing import Batches
     from ..evaluation.comparing import compare as run
+    from ..evaluation.measuring import DecodingSettings, Writer
     from ..evaluation.quality import check_references, compute_quality
-    from ..evaluation.results import ResultFolder as Folder
-    from ..evaluation.results import ResultStore as Memory
+    from ..evaluation.results import ResultFolder, ResultStore
     from ..models.identity import dtype_of
     from ..training.processes import Processes
 
     processes = Processes.started()
-    chosen = _policies(policies, gamma, demo_models=model is None and assistant is None and drafter is None)
+    decoding = DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
+    chosen = _policies(policies, gamma, models.demo)
     parts = [part for policy in chosen.values() for part in parts_in(policy)]
-    made = models_from(model, assistant, sources_in(parts), drafter)
-    check_compiled(compile_rounds, made)
-    texts, problems, its_task, source = prompts_of(prompts, task, data, made.model, limit, seed, shots)
-    batches = Batches(len(texts), sizes)
+    names = models_from(models, sources_in(parts))
+    check_compiled(compile_rounds, names)
+    questions, problems, scoring, source = prompts_of(prompts, task, data, names.model, limit, sampling.seed, shots)
+    batches = Batches(len(questions), sizes)
     if not as_json:
-        say_what_makes_an_interval(len(texts), sizes)
-    target, draft, tokenizer = load_made(made, dtype, device, overrides)
-    asked, texts = texts, chats(tokenizer, texts) if chat else texts
+        announce_missing_intervals(len(questions), sizes)
+    target, draft, tokenizer = load_models(names, loading)
+    texts = with_template(tokenizer, questions) if chat else questions
     left_out = {"target compiled": why} if (why := why_not_static(target)) and static else {}
     capacity = longest_of(tokenizer, texts) + max_new_tokens if static and not left_out else None
     arms = make_arms(
         target, draft, chosen, tokenizer=tokenizer, gamma=gamma, capacity=capacity, compiled=compile_rounds
     )
     check_references(references, [arm.name for arm in arms], problems)
-    store = None
+    store: ResultStore = ResultStore(processes)
     if out is not None:
         facts = facts_of(target, draft, arms, decoding, texts, source, sizes, problems)
-        store = Folder(out, facts, resume, processes)
-    left = processes.share([its for its in batches.all() if store is None or not store.has(its[0], its[1])])
+        store = ResultFolder(out, facts, running.resume, processes)
+    left = processes.share([batch for batch in batches.all() if not store.has(batch[0], batch[1])])
     calls = len(arms) * (len(left) + len({size for size, _, _ in left}))
-    with opened_judge(judge_url, judge_model, timeout) as judge:
+    with _judge(judge_url, judge_model, timeout) as judge:
         with resumable(store), progress("comparing", calls, quiet=not processes.first) as tell:
             found = run(
-                Writer(target, tokenizer, decoding, its_task), arms, texts, batches,
-                store=store or Memory(processes), task=its_task, problems=problems, tell=tell,
+                Writer(target, tokenizer, decoding, scoring), arms, texts, batches,
+                store=store, task=scoring, problems=problems, tell=tell,
             )  # fmt: skip
         if not processes.first:
             return
-        judged = compute_quality(found.answers, asked, references, problems=problems, judge=judge)
-    remark_on(parts, do_sample)
-    skipped, rounds = left_out | found.left_out, dtype_of(target) != "float32"
-    _finish(found, skipped, judged if references else None, sizes, store, rounds, as_json)
+        judged = compute_quality(found.answers, questions, references, problems=problems, judge=judge)
+    warn_of_other_decoding(parts, sampling.do_sample)
+    rounds = dtype_of(target) != "float32"
+    _finish(found, left_out | found.left_out, judged, sizes, store, rounds, as_json)
 
 
 def _finish(
-    found: Any,
-    left_out: dict[str, str],
-    judged: list[Any] | None,
-    sizes: list[int],
-    store: Any,
-    rounds: bool,
-    as_json: bool,
+    found: Any, left_out: dict[str, str], judged: list[Any], sizes: list[int], store: Any, rounds: bool, as_json: bool
 ) -> None:
-    """Write the figures into the folder of `store`, if there is one, and show them.
+    """Write the figures into the folder of the run, if it has one, and show them.
 
-    judged: rows of `--reference`, where it was given. rounds: whether the models compute with fewer digits than float32.
+    judged: rows of `--reference`. rounds: whether the models compute with fewer digits than float32.
     """
-    from ..evaluation.recommend import recommend as advice
+    from ..evaluation.recommend import recommend as advise
+    from ..evaluation.results import ResultFolder
 
-    lines = {str(size): advice(found.figures, size) for size in sorted(set(sizes))}
-    quality = {} if judged is None else {"quality": [row.to_dict() for row in judged]}
-    if store is not None:
+    advice = {str(size): advise(found.figures, size) for size in sorted(set(sizes))}
+    quality = {"quality": [row.to_dict() for row in judged]} if judged else {}
+    if isinstance(store, ResultFolder):
         seconds = found.warm_up_seconds
-        store.finish(found.figures, advice=lines, left_out=left_out, warm_up_seconds=seconds, **quality)
+        store.finish(found.figures, advice=advice, left_out=left_out, warm_up_seconds=seconds, **quality)
     if as_json:
         figures = [row.to_dict() for row in found.figures]
-        show_json({"figures": figures, "advice": lines, "left_out": left_out, **quality})
+        show_json({"figures": figures, "advice": advice, "left_out": left_out, **quality})
         return
-    show_figures(found.figures, lines, left_out, rounds=rounds)
-    if judged is not None:
+    show_figures(found.figures, advice, left_out, rounds=rounds)
+    if judged:
         show_quality(judged)
-    if store is not None:
+    if isinstance(store, ResultFolder):
         show(f"\n{store.out}: run.json, answers.jsonl (Spec-Bench's format), summary.csv")
 
 
 def _policies(given: str, gamma: int, demo_models: bool) -> dict[str, Any]:
-    """The policies in `--policies`, each under the name that it was given.
+    """Read `--policies`, each under the name that it was given.
 
     Strict acceptance drafts as many tokens as Transformers' arm does. On the demo's models a method's bare name takes the demo's head.
     """
-    from ..policy.parse import make_named_policy as of_name
+    from ..policy.parse import make_named_policy
     from ..policy.short_form import split_policies
     from ..registry import Names
     from ..registry import find_method as method
 
     constant = hla.Constant(gamma)
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     for name in split_policies(given):
         if demo_models and name in Names("method") and method(name).needs == ("head",):
-            policy = of_name(name, {"head": hla.demo.head(name)})
+            policy = make_named_policy(name, {"head": hla.demo.head(name)})
         else:
             policy = hla.as_policy(name)
-        found[name] = policy if policy.stop is not None else hla.LossyPolicy(policy.rule, constant, policy.filter)
-    return found
+        chosen[name] = policy if policy.stop is not None else hla.LossyPolicy(policy.rule, constant, policy.filter)
+    return chosen
+
+
+def _references(given: str | None, judge_url: str | None, judge_model: str | None) -> list[str]:
+    """Read the names in `--reference`. Raises: `ValueError` or `ImportError`, one line, for a judge without one, and without ROUGE's library."""
+    from ..policy.short_form import split_policies
+
+    if given is None:
+        if judge_url is not None or judge_model is not None:
+            raise ValueError(
+                "--judge-url and --judge-model compare texts with an arm's: pass --reference, or leave them out"
+            )
+        return []
+    needs("eval", "rouge_score")
+    return list(dict.fromkeys(split_policies(given)))
+
+
+@contextmanager
+def _judge(judge_url: str | None, judge_model: str | None, timeout: float) -> Iterator[Any]:
+    """Connect to a judge model while this context lasts: its task, or None where no server is named."""
+    from ..tasks.open_ended import QATask
+
+    if judge_url is None and judge_model is None:
+        yield None
+        return
+    with open_endpoint("judge", judge_url, judge_model, timeout) as server:
+        yield QATask([], server)

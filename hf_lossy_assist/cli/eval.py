@@ -4,43 +4,32 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-import typer
 from rich.table import Column, Table
 
 import hf_lossy_assist as hla
 
 from ..terminal import console, show, show_json
 from ..validation import MOST_ROWS, check_int
-from .drafters import Drafter, check_draft, load_made
-from .made_with import folder_of, models_from, parts_in, sources_in
-from .options import TARGET, AsJson, Assistant, Device, DType, Model, Overrides, needs
+from ._models import load_models
+from ._options import DEMO, TARGET, AsJson, LoadOptions, ModelOptions, command, needs
+from ._provenance import folder_of, models_from, parts_in, sources_in
 
 
-DEMO = "demo"  # a task that is written for the run
-
-
+@command
 def evaluate_tasks(
+    *,
     tasks: Annotated[
-        str,
-        typer.Option(
-            help="names of lm-eval's tasks, with commas between them; demo: word problems of the demo models"
-        ),
+        str, "names of lm-eval's tasks, with commas between them; demo: word problems of the demo models"
     ] = DEMO,
-    model: Model = None,
-    assistant: Assistant = None,
-    drafter: Drafter = None,
-    policy: Annotated[
-        str, typer.Option(help="method, rule or stop by name, short form, JSON, file or folder")
-    ] = "svip",
-    include_path: Annotated[Path | None, typer.Option(help="a folder of task files beside lm-eval's own")] = None,
-    num_fewshot: Annotated[int | None, typer.Option(help="examples in each prompt (default: the task's)")] = None,
-    limit: Annotated[int | None, typer.Option(help="most problems of each task (default: all)")] = None,
-    batch_size: Annotated[int, typer.Option(help="prompts at a time")] = 1,
-    gen_kwargs: Annotated[str | None, typer.Option(help="as lm-eval's: max_gen_toks=256,temperature=0")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="apply the tokenizer's chat template")] = False,
-    dtype: DType = "float32",
-    device: Device = "auto",
-    overrides: Overrides = None,
+    models: ModelOptions,
+    policy: Annotated[str, "method, rule or stop by name, short form, JSON, file or folder"] = "svip",
+    include_path: Annotated[Path | None, "a folder of task files beside lm-eval's own"] = None,
+    num_fewshot: Annotated[int | None, "examples in each prompt (default: the task's)"] = None,
+    limit: Annotated[int | None, "most problems of each task (default: all)"] = None,
+    batch_size: Annotated[int, "prompts at a time"] = 1,
+    gen_kwargs: Annotated[str | None, "as lm-eval's: max_gen_toks=256,temperature=0"] = None,
+    chat: Annotated[bool, "--chat", "apply the tokenizer's chat template"] = False,
+    loading: LoadOptions,
     as_json: AsJson = False,
 ) -> None:
     """Run tasks of EleutherAI's lm-eval with the target alone and with a policy, and show both figures.
@@ -52,7 +41,7 @@ def evaluate_tasks(
       hf-lossy eval --model M --assistant D --tasks gsm8k --policy svip --limit 50 --batch-size 8 --chat
     """
     needs("lm-eval", "lm_eval")
-    check_draft(model, assistant, drafter)
+    models.check()
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
     if limit is not None:
         check_int("--limit", limit, 1)
@@ -64,25 +53,24 @@ def evaluate_tasks(
         raise ValueError(f"--policy {TARGET} is what the target alone is called: write ./{TARGET} for the folder")
     chosen, names = hla.as_policy(policy), [name.strip() for name in tasks.split(",")]
     from ..demo.lm_eval_task import write_task
-    from ..evaluation.harness import evaluate as evaluated
-    from ..evaluation.harness import make_models as models
-    from ..evaluation.harness import make_task_manager as manager_of
+    from ..evaluation.harness import evaluate, make_task_manager
+    from ..evaluation.harness import make_models as wrappers
 
     with TemporaryDirectory() as written:
         if DEMO in names and include_path is None:
             write_task(include_path := Path(written), DEMO)
-        manager = manager_of(names, include_path)
-        made = models_from(model, assistant, [*sources_in(parts_in(chosen)), *folder_of(policy)], drafter)
-        target, draft, tokenizer = load_made(made, dtype, device, overrides)
+        manager = make_task_manager(names, include_path)
+        used = models_from(models, [*sources_in(parts_in(chosen)), *folder_of(policy)])
+        target, draft, tokenizer = load_models(used, loading)
         common = {"tokenizer": tokenizer, "batch_size": batch_size}
         settings: dict[str, Any] = {
             "limit": limit, "num_fewshot": num_fewshot, "gen_kwargs": gen_kwargs, "apply_chat_template": chat
         }  # fmt: skip
         found, seconds = {}, {}
-        plain, lossy = models()
-        for name, its in ((TARGET, plain(target, **common)), (policy, lossy(target, draft, chosen, **common))):
-            found[name] = evaluated(its, names, manager, **settings)
-            seconds[name] = its.seconds
+        plain, lossy = wrappers()
+        for name, model in ((TARGET, plain(target, **common)), (policy, lossy(target, draft, chosen, **common))):
+            found[name] = evaluate(model, names, manager, **settings)
+            seconds[name] = model.seconds
     if as_json:
         show_json({"results": found, "seconds": seconds, "lossless": chosen.lossless})
         return
@@ -91,7 +79,9 @@ def evaluate_tasks(
     )
     for task, figures in found[TARGET].items():
         for metric in figures:
-            shown.add_row(task, metric, *(f"{its[task].get(metric, float('nan')):.4f}" for its in found.values()))
+            shown.add_row(
+                task, metric, *(f"{by_task[task].get(metric, float('nan')):.4f}" for by_task in found.values())
+            )
     console(highlight=False).print(shown)
     kind = "lossless" if chosen.lossless else "lossy"
     show(

@@ -1,92 +1,160 @@
 """`hf-lossy generate`: prompts continued with a draft model's help."""
 
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
-
-import typer
 
 import hf_lossy_assist as hla
 
 from ..artifacts.files import check_file
+from ..registry import Method, Names
+from ..registry import find_method as method
+from ..registry import list_entries as entries
 from ..tasks.prompts import read_prompts
-from ..terminal import show_json
+from ..terminal import Bar, show_json, streamer
 from ..training.processes import Processes
-from ..validation import check_int
-from .drafters import load_made, read_drafter
-from .generated import json_report, show_outputs, show_report, write_page
-from .made_with import MadeWith, folder_of, models_from, remark_on, remark_on_companion, sources_in
-from .options import (
+from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int
+from ._models import load_companion, load_models, read_drafter, with_template
+from ._options import (
     TARGET,
     AsJson,
     Assistant,
     Chat,
     Companion,
-    Device,
-    DoSample,
-    DType,
+    LoadOptions,
     Model,
-    Overrides,
-    Seed,
-    Temperature,
-    TopK,
-    TopP,
-    chats,
+    ModelOptions,
+    PromptsFile,
+    SamplingOptions,
+    check_gamma,
+    command,
     needs,
 )
-from .policy_options import PolicyOptions
-from .writing import Decoding, write
+from ._output import Output, Written, json_report, show_outputs, show_report, write_page
+from ._provenance import (
+    folder_of,
+    models_from,
+    names_of,
+    parts_in,
+    sources_in,
+    warn_of_other_decoding,
+    warn_of_unused_companion,
+)
 
 
 DEMO_PROBLEMS = 3
+# (target, draft, tokenizer, the companion where none is named) → policy
+Finish = Callable[[Any, Any, Any, "str | None"], "hla.LossyPolicy | None"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """`--policy` and the options beside it. Which one goes with which method follows from the parameters of its recipe."""
+
+    policy: Annotated[str, f"method, rule or stop by name, JSON, file, folder or Hub id; `{TARGET}` for no draft"] = (
+        "strict"
+    )
+    head: Annotated[
+        str | None, "head for sprinter, autojudge or specdec: a folder or Hub id (default: the demo's)"
+    ] = None
+    threshold: Annotated[float | None, "decision threshold of the head (default: the head's own, or the method's)"] = (
+        None
+    )
+    window: Annotated[int | None, "draft length for autojudge (default: 32)"] = None
+    profile: Annotated[str | None, "profile for sv: a folder or Hub id (default: the demo's)"] = None
+    companion: Companion = None
+    gamma: Annotated[int | None, "draft length for sv (default: the profile's)"] = None
+    drafter: Annotated[
+        str | None, "what drafts instead of the assistant: suffix, composite, …, or JSON with its name"
+    ] = None
+    compile_rounds: Annotated[bool, "--compile", "compile the rounds; the first texts wait for it"] = False
+    fallback: Annotated[bool, "--fallback", "stop drafting while it does not pay"] = False
+
+    def check(self) -> None:
+        """Refuse an option that this policy has no use for."""
+        check_gamma(1 if self.gamma is None else self.gamma)
+        for name in ("head", "threshold", "window", "profile", "companion", "gamma"):
+            takers = [m.name for m in entries("method") if name in m.parameters]
+            if getattr(self, name) is not None and self.policy not in takers:
+                raise ValueError(f"--{name} is for --policy {' or '.join(takers)}, not {self.policy!r}")
+        if self.fallback and self.policy == TARGET:
+            raise ValueError("--fallback switches drafting off, and --policy target has none: leave it out")
+
+    def read(self, demo_models: bool) -> tuple[Finish, list[Any]]:
+        """Load heads and profiles, and return them beside what is left, which needs the models: a companion.
+
+        Args:
+            demo_models: the demo's models run, so its head, profile and companion stand in for those that are not named.
+
+        Raises: `ValueError`, one line, for what is missing and for what cannot be loaded.
+        """
+        self.check()
+        if self.policy == TARGET:
+            return lambda *models: None, []
+        if self.policy in Names("method") and method(self.policy).needs:
+            return self._of_method(method(self.policy), demo_models)
+        policy = self._of_text()
+        return lambda *models: self._finished(policy), [*parts_in(policy)]
+
+    def _of_method(self, found: Method, demo_models: bool) -> tuple[Finish, list[Any]]:
+        from ..policy.parse import make_named_policy
+
+        for need in found.needs:
+            if getattr(self, need) is None and not demo_models:
+                made_by = "hf-lossy profile" if "profile" in found.needs else "hf-lossy fit"
+                raise ValueError(
+                    f"--policy {found.name} needs --{need} for models of your own: a folder or org/name ({made_by})"
+                )
+        beside: dict[str, Any] = {}
+        if "head" in found.needs:
+            beside["head"] = hla.demo.head(found.name) if self.head is None else hla.Head.from_pretrained(self.head)
+        if "profile" in found.needs:
+            beside["profile"] = (
+                hla.demo.profile() if self.profile is None else hla.Profile.from_pretrained(self.profile)
+            )
+        settings = {"threshold": self.threshold, "window": self.window, "gamma": self.gamma}
+        settings = {name: value for name, value in settings.items() if value is not None}
+        if "companion" not in found.needs:
+            policy = make_named_policy(found.name, beside, **settings)
+            return lambda *models: self._finished(policy), [*beside.values()]
+
+        def finish(target: Any, draft: Any, tokenizer: Any, usual: str | None) -> "hla.LossyPolicy | None":
+            companion = load_companion(self.companion or usual, target, draft, tokenizer)
+            return self._finished(make_named_policy(found.name, {**beside, "companion": companion}, **settings))
+
+        return finish, [*beside.values()]
+
+    def _of_text(self) -> "hla.LossyPolicy":
+        from ..policy.short_form import is_short_form
+
+        text = self.policy
+        on_the_hub = text.count("/") == 1 and not text.endswith(".json") and not text.lstrip().startswith("{")
+        if on_the_hub and not is_short_form(text) and not Path(text).exists():
+            return hla.LossyPolicy.from_pretrained(text)
+        return hla.as_policy(text)
+
+    def _finished(self, policy: "hla.LossyPolicy") -> "hla.LossyPolicy":
+        return policy.with_fallback() if self.fallback else policy
+
+
+@command
 def generate(
+    *,
     model: Model = None,
     assistant: Assistant = None,
-    policy: Annotated[
-        str, typer.Option(help=f"method, rule or stop by name, JSON, file, folder or Hub id; `{TARGET}` for no draft")
-    ] = "strict",
-    head: Annotated[
-        str | None,
-        typer.Option(help="head for sprinter, autojudge or specdec: a folder or Hub id (default: the demo's)"),
-    ] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="decision threshold of the head (default: the head's own, or the method's)")
-    ] = None,
-    window: Annotated[int | None, typer.Option(help="draft length for autojudge (default: 32)")] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="profile for sv: a folder or Hub id (default: the demo's)")
-    ] = None,
-    companion: Companion = None,
-    gamma: Annotated[int | None, typer.Option(help="draft length for sv (default: the profile's)")] = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(help="what drafts instead of the assistant: suffix, composite, …, or JSON with its name"),
-    ] = None,
-    compile_rounds: Annotated[
-        bool, typer.Option("--compile", help="compile the rounds; the first texts wait for it")
-    ] = False,
-    fallback: Annotated[bool, typer.Option("--fallback", help="stop drafting while it does not pay")] = False,
-    prompt: Annotated[
-        list[str] | None, typer.Option(help="a prompt; repeatable (default: a few demo problems)")
-    ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with `prompt` (or rows of GSM8K or Spec-Bench)")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="most prompts (default: all; of the demo 3, or one batch)")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="most new tokens of each text")] = 128,
-    do_sample: DoSample = False,
-    temperature: Temperature = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = 0,
-    batch_size: Annotated[int, typer.Option(help="texts that are written at a time")] = 1,
-    dtype: DType = "float32",
-    device: Device = "auto",
-    overrides: Overrides = None,
+    options: PolicyOptions,
+    prompt: Annotated[list[str] | None, "a prompt; repeatable (default: a few demo problems)"] = None,
+    prompts: PromptsFile = None,
+    limit: Annotated[int | None, "most prompts (default: all; of the demo 3, or one batch)"] = None,
+    max_new_tokens: Annotated[int, "most new tokens of each text"] = 128,
+    sampling: SamplingOptions,
+    batch_size: Annotated[int, "texts that are written at a time"] = 1,
+    loading: LoadOptions,
     chat: Chat = False,
-    stream: Annotated[bool, typer.Option("--stream", help="print each text as it is written (batch size 1)")] = False,
-    html: Annotated[Path | None, typer.Option(help="write the texts as a page, each token with its source")] = None,
+    stream: Annotated[bool, "--stream", "print each text as it is written (batch size 1)"] = False,
+    html: Annotated[Path | None, "write the texts as a page, each token with its source"] = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue prompts with a draft model's help, and say how much it helped.
@@ -101,64 +169,62 @@ def generate(
 
       hf-lossy generate --policy sprinter --head head --threshold 0.7 --prompt "How many legs have six ants?"
     """
-    decoding = Decoding(
-        max_new_tokens=max_new_tokens, do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
-        batch_size=batch_size, stream=stream,
-    )  # fmt: skip
-    options = PolicyOptions(
-        policy=policy, head=head, threshold=threshold, window=window, profile=profile, companion=companion, gamma=gamma,
-        fallback=fallback,
-    )  # fmt: skip
+    check_int("--max-new-tokens", max_new_tokens, 1, MOST_NEW_TOKENS)
+    check_int("--batch-size", batch_size, 1, MOST_ROWS)
+    sampling.check_ranges(": leave --do-sample out for greedy decoding")
     if html is not None:
         needs("train", "jinja2", "matplotlib")
         check_file("--html", html)
     if stream and (as_json or batch_size > 1):
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
-    drafts = read_drafter(drafter, policy, model, assistant)
+    policy, drafter = options.policy, read_drafter(options.drafter, options.policy, model, assistant)
     finish, parts = options.read(demo_models=model is None)
-    made = (
-        models_from(model, assistant, [*sources_in(parts), *folder_of(policy)])
-        if drafts is None
-        else MadeWith(model, assistant)
-    )
+    names = names_of(models := ModelOptions(model=model, assistant=assistant))
+    if drafter is None:
+        names = models_from(models, [*sources_in(parts), *folder_of(policy)])
     if limit is not None:
         check_int("--limit", limit, 1)
-    texts, problems = _texts(prompt, prompts, made.model, seed, limit, max(DEMO_PROBLEMS, batch_size))
-    target, draft, tokenizer = load_made(made, dtype, device, overrides)
-    chosen = finish(target, draft, tokenizer, made.companion)
-    if drafts is not None and not drafts.needs_assistant:
+    texts, problems = _texts(prompt, prompts, names.model, sampling.seed, limit, max(DEMO_PROBLEMS, batch_size))
+    target, draft, tokenizer = load_models(names, loading)
+    chosen = finish(target, draft, tokenizer, names.companion)
+    if drafter is not None and not drafter.needs_assistant:
         draft = None
-    asked = {"assistant_model": draft, "drafter": drafts, "lossy_policy": chosen}
-    if compile_rounds:
-        asked["cache_implementation"] = "static"
-    written = write(target, tokenizer, asked, chats(tokenizer, texts) if chat else texts, decoding)
-    outputs = written.outputs
+    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sampling.do_sample}
+    if sampling.do_sample:
+        settings |= {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
+    if chosen is not None:  # else it is the target's own `generate`, whatever policy came with its files
+        hla.enable(target)
+        # The tokenizer too: heads and profiles refuse one that they were not made with.
+        drafting = {"assistant_model": draft, "drafter": drafter, "lossy_policy": chosen, "tokenizer": tokenizer}
+        settings |= {name: value for name, value in drafting.items() if value is not None}
+        settings |= {"cache_implementation": "static"} if options.compile_rounds else {}
+    prompted = with_template(tokenizer, texts) if chat else texts
+    written = _write(target, tokenizer, prompted, settings, sampling.seed, batch_size, stream)
     if not Processes.started().first:
         return
     if html is not None:
-        write_page(html, outputs, tokenizer, policy)
-    remark_on(parts, do_sample)
-    remark_on_companion(chosen, batch_size)
+        write_page(html, written.outputs, tokenizer, policy)
+    warn_of_other_decoding(parts, sampling.do_sample)
+    warn_of_unused_companion(chosen, batch_size)
     if as_json:
-        names: dict[str, Any] = {
-            "model": made.model or "demo/target",
-            "assistant": (made.assistant or "demo/draft")
-            if chosen and draft is not None and made.drafter is None
-            else None,
+        assisted = chosen and draft is not None and names.drafter is None
+        facts: dict[str, Any] = {
+            "model": names.model or "demo/target",
+            "assistant": (names.assistant or "demo/draft") if assisted else None,
         }
-        if (named := drafter or made.drafter) is not None:
-            names["drafter"] = named
-        names["policy"] = policy if chosen is None else chosen.to_dict() or "strict"
-        show_json(json_report(written, tokenizer, names))
+        if (name := options.drafter or names.drafter) is not None:
+            facts["drafter"] = name
+        facts["policy"] = policy if chosen is None else chosen.to_dict() or "strict"
+        show_json(json_report(written, tokenizer, facts))
         return
-    show_outputs(outputs, tokenizer, problems, streamed=stream)
+    show_outputs(written.outputs, tokenizer, problems, streamed=stream)
     show_report(written, policy)
 
 
 def _texts(
     prompt: list[str] | None, prompts: Path | None, model: str | None, seed: int, limit: int | None, usual: int
 ) -> tuple[list[str], list[Any]]:
-    """The prompts, and the demo problems that they are, if they are; `usual`: so many of the demo where there is no limit."""
+    """Read the prompts, and the demo problems that they are, if they are; usual: so many of the demo where there is no limit."""
     if prompt and prompts:
         raise ValueError("--prompt and --prompts are two sources: pass one of them")
     texts = list(prompt or [])[:limit] or (read_prompts(prompts, limit) if prompts else [])
@@ -169,3 +235,71 @@ def _texts(
     if not all(t.strip() for t in texts):
         raise ValueError("a prompt is empty: every prompt needs some text")
     return texts, problems
+
+
+def _write(
+    target: Any, tokenizer: Any, texts: list[str], settings: dict[str, Any], seed: int, rows: int, stream: bool
+) -> Written:
+    """Continue each text, `rows` at a time. settings: arguments of `generate`."""
+    import torch
+
+    torch.manual_seed(seed)
+    if stream or "lossy_policy" not in settings or "cache_implementation" in settings:
+        return _in_batches(target, tokenizer, texts, settings, rows, stream)  # compiled rounds: the rows stay
+    return _in_flight(target, texts, settings, seed, rows)
+
+
+def _in_flight(target: Any, texts: list[str], settings: dict[str, Any], seed: int, rows: int) -> Written:
+    """Continue `rows` texts at a time: one that has ended gives its place to the next."""
+    processes = Processes.started()
+    numbers = processes.share(range(len(texts)))
+    outputs: dict[int, Output] = {}
+    began, ends = time.perf_counter(), _ends(target.generation_config)
+    few = len(numbers) <= rows
+    with Bar(len(numbers), "writing", "prompts", quiet=few or not processes.first) as bar:
+        share = [texts[number] for number in numbers]
+        many = hla.generate_many(target, share, max_rows=rows, seed=seed, numbers=numbers, **settings)
+        for done, result in enumerate(many, 1):
+            cut = not set(result.token_ids[-1:]) & set(ends)
+            outputs[result.index] = Output(texts[result.index], result.token_ids, result.speculation, cut)
+            bar.to(done)
+    outputs = {number: output for part in processes.all(outputs) for number, output in part.items()}
+    seconds = time.perf_counter() - began
+    stats = [part for part in processes.all(many.speculation) if part is not None]
+    return Written([outputs[number] for number in sorted(outputs)], seconds, hla.SpeculationStats.merge(stats))
+
+
+def _in_batches(
+    target: Any, tokenizer: Any, texts: list[str], settings: dict[str, Any], rows: int, stream: bool
+) -> Written:
+    """Continue `rows` texts in a call, which ends with the longest of them."""
+    outputs: list[Output] = []
+    calls, seconds, ends = [], 0.0, _ends(target.generation_config)
+    with Bar(len(texts), "writing", "prompts", quiet=stream or len(texts) <= rows) as bar:
+        for start in range(0, len(texts), rows):
+            batch = texts[start : start + rows]
+            inputs = tokenizer(batch, return_tensors="pt", padding=True).to(target.device)
+            inputs.pop("token_type_ids", None)
+            if stream:
+                inputs["streamer"] = streamer(tokenizer, skip_prompt=True)
+            began = time.perf_counter()
+            out = target.generate(**inputs, **settings, return_dict_in_generate=True)
+            seconds += time.perf_counter() - began
+            stats = getattr(out, "speculation", None)
+            calls += [stats] if stats is not None else []
+            new = out.sequences[:, inputs["input_ids"].shape[1] :]
+            for i, padded in enumerate(new.tolist()):
+                row = None if stats is None else replace(stats, rows=[stats.rows[i]])
+                ids = _trimmed(padded, ends) if row is None else padded[: row.num_new_tokens]
+                outputs.append(Output(batch[i], ids, row, not set(ids[-1:]) & set(ends)))
+            bar.to(start + len(batch))
+    return Written(outputs, seconds, hla.SpeculationStats.merge(calls) if calls else None)
+
+
+def _trimmed(ids: list[int], ends: list[int | None]) -> list[int]:
+    """Cut new tokens after the first end token; the rest is padding."""
+    return next((ids[: i + 1] for i, token in enumerate(ids) if token in ends), ids)
+
+
+def _ends(config: Any) -> list[int | None]:
+    return config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]

@@ -4,97 +4,52 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
-
-import typer
 
 from ..artifacts.json_io import read_object
 from ..terminal import show
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int, check_number
-from .drafters import Drafter, check_draft, load_made
-from .exits import end_after, going_on
-from .made_with import MadeWith, remember
-from .measured import check_out
-from .options import (
-    DEMO,
-    Assistant,
-    Chat,
-    Device,
-    DoSample,
-    DType,
-    MaxHours,
-    Model,
-    Out,
-    Overrides,
-    Resume,
-    Seed,
-    Shots,
-    Temperature,
-    TopK,
-    TopP,
-    chats,
-    check_sampling,
-    demo_source,
-    load,
-    needs,
-    open_endpoint,
-)
+from ._models import demo_source, load, load_models, open_endpoint, with_template
+from ._options import DEMO, Chat, LoadOptions, ModelOptions, Out, RunOptions, SamplingOptions, Shots, command, needs
+from ._provenance import ModelNames, names_of, remember
+from ._runs import check_out, end_after, going_on
 
 
 MINED = 64  # problems of `--task demo` without --limit
 NEW_TOKENS = {DEMO: 96}  # of a whole response, by task; 512 elsewhere
 
 
+@command
 def mine(
+    *,
     out: Out,
-    model: Model = None,
-    assistant: Assistant = None,
-    drafter: Drafter = None,
+    models: ModelOptions,
     task: Annotated[
-        str,
-        typer.Option(help="demo, gsm8k, math, code, qa, mt_bench, spec_bench, or a file of JSON lines (exact match)"),
+        str, "demo, gsm8k, math, code, qa, mt_bench, spec_bench, or a file of JSON lines (exact match)"
     ] = DEMO,
-    data: Annotated[
-        Path | None, typer.Option(help="the problems of --task (default: an installed package's, or the Hub's)")
-    ] = None,
+    data: Annotated[Path | None, "the problems of --task (default: an installed package's, or the Hub's)"] = None,
     shots: Shots = 0,
-    limit: Annotated[int | None, typer.Option(help="most problems to mine (default: all; 64 of the demo)")] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="most tokens of a whole response (default: 512; 96 for the demo)")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(help="problems in flight")] = 16,
+    limit: Annotated[int | None, "most problems to mine (default: all; 64 of the demo)"] = None,
+    max_new_tokens: Annotated[int | None, "most tokens of a whole response (default: 512; 96 for the demo)"] = None,
+    batch_size: Annotated[int, "problems in flight"] = 16,
     allow_code_execution: Annotated[
-        bool,
-        typer.Option(
-            "--allow-code-execution",
-            help="run the programs that a model writes for --task code (docs/security.md)",
-        ),
+        bool, "--allow-code-execution", "run the programs that a model writes for --task code (docs/security.md)"
     ] = False,
-    no_sandbox: Annotated[
-        bool, typer.Option("--no-sandbox", help="run them with your rights where there is no bubblewrap")
-    ] = False,
-    workers: Annotated[int, typer.Option(help="threads for servers and for running programs")] = 4,
-    resume: Resume = False,
-    max_hours: MaxHours = None,
-    naive: Annotated[bool, typer.Option("--naive", help="try each mismatch by itself, for comparison")] = False,
-    max_mismatches: Annotated[
-        int | None, typer.Option(help="most mismatches of a problem; further ones are counted")
-    ] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="most seconds for a problem; then it is cut short")] = None,
-    do_sample: DoSample = False,
-    temperature: Temperature = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = 0,
-    target_url: Annotated[str | None, typer.Option(help="OpenAI-compatible server that runs the target")] = None,
-    target_model: Annotated[str | None, typer.Option(help="name of the target on that server")] = None,
-    judge_url: Annotated[str | None, typer.Option(help="server with a judge model, for qa and the benches")] = None,
-    judge_model: Annotated[str | None, typer.Option(help="name of the judge on that server")] = None,
-    timeout: Annotated[float, typer.Option(help="seconds to wait for a server's reply")] = 120.0,
-    dtype: DType = "float32",
-    device: Device = "auto",
-    overrides: Overrides = None,
+    no_sandbox: Annotated[bool, "--no-sandbox", "run them with your rights where there is no bubblewrap"] = False,
+    workers: Annotated[int, "threads for servers and for running programs"] = 4,
+    running: RunOptions,
+    naive: Annotated[bool, "--naive", "try each mismatch by itself, for comparison"] = False,
+    max_mismatches: Annotated[int | None, "most mismatches of a problem; further ones are counted"] = None,
+    max_seconds: Annotated[float | None, "most seconds for a problem; then it is cut short"] = None,
+    sampling: SamplingOptions,
+    target_url: Annotated[str | None, "OpenAI-compatible server that runs the target"] = None,
+    target_model: Annotated[str | None, "name of the target on that server"] = None,
+    judge_url: Annotated[str | None, "server with a judge model, for qa and the benches"] = None,
+    judge_model: Annotated[str | None, "name of the judge on that server"] = None,
+    timeout: Annotated[float, "seconds to wait for a server's reply"] = 120.0,
+    loading: LoadOptions,
     chat: Chat = False,
 ) -> None:
     """Mine the tokens whose replacement by the draft's changes the answer (AutoJudge, Algorithm 1).
@@ -109,16 +64,16 @@ def mine(
 
       hf-lossy mine --model M --assistant D --task qa --data q.jsonl --judge-url URL --judge-model J --out mined
     """
-    end_after(max_hours)
+    end_after(running.max_hours)
     needs("train", "accelerate", "datasets")
-    check_out(out, resume)
+    check_out(out, running.resume)
     if (target_url is None) != (target_model is None):
         raise ValueError("--target-url and --target-model belong together")
     check_number("--timeout", timeout, 0.001, 86400.0)
-    _check_models(model, assistant, drafter, task, remote=target_url is not None)
+    remote = target_url is not None
+    _check_models(models, task, remote)
     from ..tasks.conversations import NO_ANSWERS, ShareGPT
-    from ..tasks.load import JUDGED
-    from ..tasks.load import load_task as task_named
+    from ..tasks.load import JUDGED, load_task
 
     if task == ShareGPT.name:
         raise ValueError(NO_ANSWERS)
@@ -126,7 +81,7 @@ def mine(
         raise ValueError(
             f"--judge-url and --judge-model are for --task {', '.join(JUDGED)}, not {task}: leave them out"
         )
-    check_sampling(do_sample, temperature, top_k, top_p)
+    sampling.check()
     check_int("--limit", MINED if limit is None else limit, 1, MOST_NEW_TOKENS)
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
     check_int("--workers", workers, 1, MOST_THREADS)
@@ -135,61 +90,60 @@ def mine(
     from ..methods.autojudge.mine_settings import MineSettings
 
     settings = MineSettings(
-        max_new_tokens=NEW_TOKENS.get(task, 512) if max_new_tokens is None else max_new_tokens, do_sample=do_sample,
-        temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, naive=naive, max_mismatches=max_mismatches,
-        max_seconds=max_seconds, places=1 if drafter is None else PLACES,
+        max_new_tokens=NEW_TOKENS.get(task, 512) if max_new_tokens is None else max_new_tokens, **asdict(sampling),
+        naive=naive, max_mismatches=max_mismatches, max_seconds=max_seconds, places=1 if models.drafter is None else PLACES,
     )  # fmt: skip
     with ExitStack() as opened:
-        judge = (
-            opened.enter_context(open_endpoint("judge", judge_url, judge_model, timeout)) if task in JUDGED else None
-        )
-        chosen = task_named(
-            task, data=data, split="calibration", seed=seed, shots=shots, judge=judge, chat=chat,
+        judge = None
+        if task in JUDGED:
+            judge = opened.enter_context(open_endpoint("judge", judge_url, judge_model, timeout))
+        chosen = load_task(
+            task, data=data, split="calibration", seed=sampling.seed, shots=shots, judge=judge, chat=chat,
             allow_code_execution=allow_code_execution, sandbox=not no_sandbox,
         )  # fmt: skip
         problems = chosen.problems(MINED if limit is None and task == DEMO else limit)
-        made = MadeWith(model, assistant, dtype=dtype, chat=chat, drafter=drafter)
-        target, draft, tokenizer = _models(made, device, target_url is not None, overrides)
-        if target_url is not None:
+        names = names_of(models, dtype=loading.dtype, chat=chat)
+        target, draft, tokenizer = _load(names, loading, remote)
+        if remote:
             target = opened.enter_context(open_endpoint("target", target_url, target_model, timeout))
-        wrap = (lambda text: chats(tokenizer, [text])[0]) if chat else str
-        source = demo_source(seed) if task == DEMO else (data or Path(task)).name
+        wrap = (lambda text: with_template(tokenizer, [text])[0]) if chat else str
+        source = demo_source(sampling.seed) if task == DEMO else (data or Path(task)).name
         with going_on(out), _in_memory():
             run(
                 target, draft, tokenizer, chosen, problems, out, settings,
-                batch_size=batch_size, workers=workers, resume=resume, wrap=wrap, source=source,
+                batch_size=batch_size, workers=workers, resume=running.resume, wrap=wrap, source=source,
             )  # fmt: skip
     if int(os.environ.get("RANK", "0")) == 0:
         _refuse_nothing(out)
-        remember(out, made)
+        remember(out, names)
         show(_report(out))
 
 
-def _check_models(model: str | None, assistant: str | None, drafter: str | None, task: str, remote: bool) -> None:
-    """Refuse models that do not go together, or not with the task. `remote`: a server runs the target."""
-    if remote and model is not None:
+def _check_models(models: ModelOptions, task: str, remote: bool) -> None:
+    """Refuse models that do not go together, or not with the task. remote: a server runs the target."""
+    if remote and models.model is not None:
         raise ValueError("--model and --target-url are two targets: pass one of them (--assistant is the draft)")
-    if remote and drafter is not None:
+    if remote and models.drafter is not None:
         raise ValueError(
             "--drafter reads the target's hidden states, which no server gives: pass --model, or --assistant"
         )
     if not remote:
-        check_draft(model, assistant, drafter)
-    elif assistant is None and task != DEMO:
+        models.check()
+    elif models.assistant is None and task != DEMO:
         raise ValueError(
             "--target-url needs --assistant, the draft, whose tokenizer is the target's (without it: --task demo)"
         )
-    if task == DEMO and assistant is not None:
+    if task == DEMO and models.assistant is not None:
         raise ValueError("--task demo is for the demo models: name another task with --assistant")
 
 
-def _models(made: MadeWith, device: str, remote: bool, overrides: list[str] | None) -> tuple[Any, Any, Any]:
-    """Target (None where a server runs it), draft and tokenizer."""
-    if not remote or made.assistant is None:
-        return load_made(made, made.dtype, device, overrides)
-    if overrides:
+def _load(names: ModelNames, options: LoadOptions, remote: bool) -> tuple[Any, Any, Any]:
+    """Load the target (None where a server runs it), the draft and the tokenizer."""
+    if not remote or names.assistant is None:
+        return load_models(names, options)
+    if options.overrides:
         raise ValueError("--set is for a target that is loaded here, and --target-url's is not: leave it out")
-    draft, _, tokenizer = load(made.assistant, None, made.dtype, device)
+    draft, _, tokenizer = load(names.assistant, None, options.dtype, options.device)
     return None, draft, tokenizer
 
 

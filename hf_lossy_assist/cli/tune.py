@@ -1,81 +1,52 @@
 """`hf-lossy tune`: the fastest setting whose loss is certified."""
 
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Annotated, Any
-
-import typer
 
 from ..terminal import console, digits, show, show_json, table
 from ..validation import MOST_ROWS, check_int, check_number
-from .drafters import Drafter, check_draft, load_made
-from .exits import end_after
-from .made_with import models_from, parts_in, remark_on, remember, sources_in
-from .measured import check_answers, check_decoding, check_out, facts_of, once_each, progress, prompts_of, resumable
-from .options import (
+from ._models import load_models, with_template
+from ._options import (
     DEMO,
     AsJson,
-    Assistant,
     Chat,
-    Device,
-    DoSample,
-    DType,
-    MaxHours,
-    Model,
-    Overrides,
-    Resume,
-    Seed,
+    Data,
+    LoadOptions,
+    ModelOptions,
+    OptionalOut,
+    RunOptions,
+    SamplingOptions,
     Shots,
-    Temperature,
-    TopK,
-    TopP,
-    chats,
+    command,
     needs,
 )
+from ._provenance import models_from, parts_in, remember, sources_in, warn_of_other_decoding
+from ._runs import arm_facts, check_decoding, check_out, distinct, end_after, facts_of, progress, prompts_of, resumable
 
 
-DEFAULT = "svip,strict,top_k+svip,lenience+svip,typical+svip"
 DEMO_LIMIT = 400
 
 
+@command
 def tune(
-    model: Model = None,
-    assistant: Assistant = None,
-    drafter: Drafter = None,
-    task: Annotated[
-        str, typer.Option(help="a task whose right answers are known: gsm8k, math or a JSON-lines file")
-    ] = DEMO,
-    data: Annotated[
-        Path | None, typer.Option(help="the problems of --task (default: a package's, or the Hub's)")
-    ] = None,
-    max_loss: Annotated[float, typer.Option(help="the largest rate of harm: 0.01 is one answer in a hundred")] = 0.01,
-    confidence: Annotated[float, typer.Option(help="that the certificate is right")] = 0.95,
+    *,
+    models: ModelOptions,
+    task: Annotated[str, "a task whose right answers are known: gsm8k, math or a JSON-lines file"] = DEMO,
+    data: Data = None,
+    max_loss: Annotated[float, "the largest rate of harm: 0.01 is one answer in a hundred"] = 0.01,
+    confidence: Annotated[float, "that the certificate is right"] = 0.95,
     policies: Annotated[
-        str,
-        typer.Option(
-            help="what to try, lossless ones among it; a rule without its parameter is tried from strict to lax"
-        ),
-    ] = DEFAULT,
-    limit: Annotated[int | None, typer.Option(help="most problems (default: all; 400 of the demo)")] = None,
-    first: Annotated[
-        int | None, typer.Option(help="problems that settings are tried on; the others certify (default: a fifth)")
-    ] = None,
+        str, "what to try, lossless ones among it; a rule without its parameter is tried from strict to lax"
+    ] = "svip,strict,top_k+svip,lenience+svip,typical+svip",
+    limit: Annotated[int | None, "most problems (default: all; 400 of the demo)"] = None,
+    first: Annotated[int | None, "problems that settings are tried on; the others certify (default: a fifth)"] = None,
     shots: Shots = 0,
-    batch_size: Annotated[int, typer.Option(help="prompts at a time")] = 1,
-    max_new_tokens: Annotated[int, typer.Option(help="most new tokens of each text")] = 256,
-    out: Annotated[
-        Path | None, typer.Option(help="folder to write; must not exist (default: nothing is written)")
-    ] = None,
-    resume: Resume = False,
-    max_hours: MaxHours = None,
-    do_sample: DoSample = False,
-    temperature: Temperature = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = 0,
-    dtype: DType = "float32",
-    device: Device = "auto",
-    overrides: Overrides = None,
+    batch_size: Annotated[int, "prompts at a time"] = 1,
+    max_new_tokens: Annotated[int, "most new tokens of each text"] = 256,
+    out: OptionalOut = None,
+    running: RunOptions,
+    sampling: SamplingOptions,
+    loading: LoadOptions,
     chat: Chat = False,
     as_json: AsJson = False,
 ) -> None:
@@ -91,87 +62,65 @@ def tune(
 
       hf-lossy tune --model M --assistant D --task gsm8k --data test.jsonl --chat --max-loss 0.02 --out tuned
     """
-    end_after(max_hours)
+    end_after(running.max_hours)
     needs("train", "scipy")
-    check_draft(model, assistant, drafter)
+    models.check()
     check_number("--max-loss", max_loss, 1e-6, 1.0)
     check_number("--confidence", confidence, 0.5, 1 - 1e-9)
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
-    from ..evaluation.measuring import DecodingSettings as Decoding
-    from ..evaluation.measuring import Writer
-
-    decoding = Decoding(
-        max_new_tokens=max_new_tokens, do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
-    )  # fmt: skip
-    check_decoding(decoding)
-    check_out(out, resume)
-    from ..artifacts.conditions import read_shaping as shaping_at
+    check_decoding(max_new_tokens, sampling)
+    check_out(out, running.resume)
+    from ..artifacts.conditions import read_shaping
     from ..evaluation.arms import make_arms
-    from ..evaluation.results import ResultFolder as Folder
-    from ..evaluation.results import ResultStore as Memory
-    from ..evaluation.tuning import Search
-    from ..evaluation.tuning import describe_power as promise
-    from ..evaluation.tuning import parse_search_space as field_of
+    from ..evaluation.measuring import DecodingSettings, Writer
+    from ..evaluation.results import ResultFolder, ResultStore
+    from ..evaluation.tuning import Search, describe_power, parse_search_space
     from ..evaluation.tuning import tune as run
     from ..policy.short_form import split_policies
     from ..training.processes import Processes
 
     processes = Processes.started()
-    field = field_of(split_policies(policies))
+    decoding = DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
+    field = parse_search_space(split_policies(policies))
     limit = DEMO_LIMIT if limit is None and task == DEMO else limit
     parts = [part for policy in field.policies.values() for part in parts_in(policy)]
-    made = models_from(model, assistant, sources_in(parts), drafter)
-    problems, its_task, source = _problems(task, data, made.model, limit, seed, shots)
+    names = models_from(models, sources_in(parts))
+    _, problems, scoring, source = prompts_of(None, task, data, names.model, limit, sampling.seed, shots)
+    problems = distinct(problems, source)
     texts = [problem.prompt for problem in problems]
     search = Search(max_loss, 1 - confidence, _first(first, len(texts), batch_size), batch_size)
-    ladders = len({step.ladder for step in field.steps})
     if not as_json:
-        show(promise(len(texts) // batch_size * batch_size - search.first, search, ladders))
-    target, draft, tokenizer = load_made(made, dtype, device, overrides)
-    texts = chats(tokenizer, texts) if chat else texts
-    store = None
+        certifying = len(texts) // batch_size * batch_size - search.first
+        show(describe_power(certifying, search, len({step.ladder for step in field.steps})))
+    target, draft, tokenizer = load_models(names, loading)
+    texts = with_template(tokenizer, texts) if chat else texts
+    facts = facts_of(target, draft, [], decoding, texts, source, [batch_size], problems)
+    store: ResultStore = ResultStore(processes)
     if out is not None:
         arms = make_arms(target, draft, field.policies, tokenizer=tokenizer, assisted=False)
-        facts = facts_of(target, draft, arms, decoding, texts, source, [batch_size], problems)
-        facts |= {"max_loss": max_loss, "confidence": confidence, "first": search.first}
-        store = Folder(out, facts, resume, processes)
+        more = {"arms": arm_facts(arms), "max_loss": max_loss, "confidence": confidence, "first": search.first}
+        store = ResultFolder(out, facts | more, running.resume, processes)
     batches = len(texts) // batch_size // processes.count + 2  # with a warm-up for either half
     calls = batches * (len(field.policies) + 1)
     with resumable(store), progress("tuning", calls, most=True, quiet=not processes.first) as tell:
-        found = run(
-            Writer(target, tokenizer, decoding, its_task),
-            draft,
-            field,
-            its_task,
-            problems,
-            texts,
-            search,
-            store=store or Memory(processes),
-            tell=tell,
-        )
+        writer = Writer(target, tokenizer, decoding, scoring)
+        found = run(writer, draft, field, scoring, problems, texts, search, store=store, tell=tell)
     if not processes.first:
         return
-    _tell(
-        found,
-        field,
-        search,
-        facts_of(target, draft, [], decoding, texts, source, [batch_size], problems),
-        asdict(decoding) | shaping_at(target.generation_config, do_sample),
-        store,
-        as_json,
-    )
-    if store is not None and (store.out / "policy").is_dir():
-        remember(store.out / "policy", replace(made, dtype=dtype, chat=chat))
-    remark_on(parts, do_sample)
+    settings = asdict(decoding) | read_shaping(target.generation_config, sampling.do_sample)
+    _report(found, field, search, facts, settings, store if isinstance(store, ResultFolder) else None, as_json)
+    if out is not None and (out / "policy").is_dir():
+        remember(out / "policy", replace(names, dtype=loading.dtype, chat=chat))
+    warn_of_other_decoding(parts, sampling.do_sample)
 
 
-def _tell(
+def _report(
     found: Any, field: Any, search: Any, facts: dict[str, Any], decoding: dict[str, Any], store: Any, as_json: bool
 ) -> None:
     """Write what was found, and print it."""
-    from ..evaluation.tuning import make_certificate as certificate_of
+    from ..evaluation.tuning import make_certificate
 
-    certificate = certificate_of(found, field, search, facts, decoding)
+    certificate = make_certificate(found, field, search, facts, decoding)
     line = _advice(found, search, certificate, bool(decoding["do_sample"]))
     if store is not None:
         if certificate is not None:
@@ -181,23 +130,13 @@ def _tell(
         store.finish(found.certified, found.tried, advice=line)
     if as_json:
         rows = [_row(verdict) for verdict in found.verdicts]
-        show_json({"advice": line, "certified": [its.to_dict() for its in found.certified], "verdicts": rows})
+        show_json({"advice": line, "certified": [figures.to_dict() for figures in found.certified], "verdicts": rows})
         return
     _show(found)
     show(line)
     if store is not None:
         policy = "policy (LossyPolicy.from_pretrained reads it), " if certificate is not None else ""
         show(f"{store.out}: {policy}run.json, answers.jsonl, summary.csv")
-
-
-def _problems(
-    task: str, data: Path | None, model: str | None, limit: int | None, seed: int, shots: int
-) -> tuple[list[Any], Any, str]:
-    """Each problem once, with its right answer; their task, and what they are called in the record."""
-    _, problems, its_task, source = prompts_of(None, task, data, model, limit, seed, shots)
-    problems = once_each(problems, source)
-    check_answers(problems, source)
-    return problems, its_task, source
 
 
 def _first(first: int | None, problems: int, batch_size: int) -> int:
@@ -237,9 +176,10 @@ def _show(found: Any) -> None:
     if not found.verdicts:
         return
     shown = table("candidate", "tokens/s", "harms", "gains", "harm at\nmost", "net at\nmost", "")
-    for its in found.verdicts:
+    for verdict in found.verdicts:
+        tried = verdict.tried
         shown.add_row(
-            its.step.name, f"{its.tried.speed:.{digits(its.tried.speed)}f}", f"{its.tried.harms}/{its.tried.problems}", str(its.tried.gains),
-            f"{its.harm:.2%}", f"{its.net:.2%}", "certified" if its.certified else "–",
+            verdict.step.name, f"{tried.speed:.{digits(tried.speed)}f}", f"{tried.harms}/{tried.problems}", str(tried.gains),
+            f"{verdict.harm:.2%}", f"{verdict.net:.2%}", "certified" if verdict.certified else "–",
         )  # fmt: skip
     console(highlight=False).print(shown)

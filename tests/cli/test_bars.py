@@ -8,7 +8,7 @@ from support import small, tiny
 from support.collecting import models, tiny_pair, word_prompts
 from support.mining import NEW, TASK
 
-from hf_lossy_assist.cli.measured import _Within
+from hf_lossy_assist.cli._runs import _Within
 from hf_lossy_assist.methods.autojudge import mine as mining
 from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 from hf_lossy_assist.methods.sprinter import collect as collecting

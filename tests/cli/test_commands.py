@@ -20,7 +20,7 @@ from support.hub_server import card_problems
 
 import hf_lossy_assist
 from hf_lossy_assist import Head, HeadConfig, LinearHead, Sprinter, demo
-from hf_lossy_assist.cli.made_with import MadeWith, recall
+from hf_lossy_assist.cli._provenance import ModelNames, recall
 from hf_lossy_assist.methods.autojudge.mine import _resumable
 from hf_lossy_assist.training.dataset import read_dataset
 
@@ -98,7 +98,7 @@ def test_foreign_models_go_all_the_way(hf_lossy, tmp_path):
     assert Head.from_pretrained(head).config.decoding["top_k"] == 9
     options = ("--policy", "sprinter", "--head", head, *DEMO, "--prompts", file, "--max-new-tokens", 8)
     assert len(hf_lossy("generate", *options, "--json").json["outputs"]) == 8
-    assert recall(data) == recall(head) == MadeWith(DEMO[1], DEMO[3])
+    assert recall(data) == recall(head) == ModelNames(DEMO[1], DEMO[3])
     policies = ("--policies", f"sprinter:head={head}", "--no-static")
     shown = hf_lossy("compare", *policies, "--prompts", file, "--limit", 1, "--max-new-tokens", 8)
     assert shown.code == 0 and "unchecked" in shown.out and "…" not in shown.out

@@ -12,13 +12,14 @@ from support.commands import DEMO, prompts_file
 
 from hf_lossy_assist import Head, HeadConfig, LinearHead, as_policy, demo, sv
 from hf_lossy_assist.artifacts.files import MADE_WITH
-from hf_lossy_assist.cli.made_with import (
-    MadeWith,
-    hand_on,
+from hf_lossy_assist.cli._options import ModelOptions
+from hf_lossy_assist.cli._provenance import (
+    ModelNames,
+    copy_names,
     models_from,
     recall,
-    remark_on_companion,
     remember,
+    warn_of_unused_companion,
 )
 from hf_lossy_assist.models import loading
 from hf_lossy_assist.policy.sharing import pull, push
@@ -29,25 +30,25 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning"),
 ]
 TARGET, DRAFT = str(demo.FOLDER / "target"), str(demo.FOLDER / "draft")
-MADE = MadeWith(TARGET, DRAFT, dtype="bfloat16", chat=True)
+MADE = ModelNames(TARGET, DRAFT, dtype="bfloat16", chat=True)
 
 
 @pytest.fixture
 def head(tmp_path):
     """The demo's head as one that was made here with models of one's own."""
     folder = Path(shutil.copytree(demo.FOLDER / "sprinter_head", tmp_path / "head"))
-    remember(folder, MadeWith(TARGET, DRAFT))
+    remember(folder, ModelNames(TARGET, DRAFT))
     return folder
 
 
 def test_what_is_remembered_comes_back(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(DRAFT, "near")
-    for made in (MADE, MadeWith("org/target", "org/draft", "int8"), MadeWith(None, "org/draft")):
+    for made in (MADE, ModelNames("org/target", "org/draft", "int8"), ModelNames(None, "org/draft")):
         remember(tmp_path, made)
         assert recall(tmp_path) == made
-    remember(tmp_path, MadeWith("near", DRAFT))
-    assert recall(".") == MadeWith(str(tmp_path / "near"), DRAFT)
+    remember(tmp_path, ModelNames("near", DRAFT))
+    assert recall(".") == ModelNames(str(tmp_path / "near"), DRAFT)
     (tmp_path / "near").rename("far")
     with pytest.raises(ValueError, match=r"^[^\n]*was made with [^\n]*near[^\n]*not there any more: pass --model"):
         recall(tmp_path)
@@ -59,8 +60,8 @@ def test_a_drafter_that_moved(tmp_path, hf_lossy, monkeypatch):
     shutil.copytree(demo.FOLDER / "eagle3_drafter", "drafter")
     head = Path(shutil.copytree(demo.FOLDER / "sprinter_head", "head"))
     for made, said in (
-        (MadeWith(drafter="drafter"), "pass --drafter"),
-        (MadeWith(TARGET, drafter="drafter"), "pass --model and --drafter"),
+        (ModelNames(drafter="drafter"), "pass --drafter"),
+        (ModelNames(TARGET, drafter="drafter"), "pass --model and --drafter"),
     ):
         remember(head, made)
         Path("drafter").rename("moved")
@@ -70,7 +71,7 @@ def test_a_drafter_that_moved(tmp_path, hf_lossy, monkeypatch):
 
 
 def test_the_demo_is_not_remembered_nor_twice_by_several_processes(tmp_path, monkeypatch):
-    remember(tmp_path, MadeWith())
+    remember(tmp_path, ModelNames())
     monkeypatch.setenv("RANK", "1")
     remember(tmp_path, MADE)
     assert recall(tmp_path) is None and not list(tmp_path.iterdir())
@@ -79,10 +80,10 @@ def test_the_demo_is_not_remembered_nor_twice_by_several_processes(tmp_path, mon
 def test_a_head_takes_over_from_its_data(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "head").mkdir()
-    hand_on(tmp_path / "data", tmp_path / "head")
+    copy_names(tmp_path / "data", tmp_path / "head")
     assert recall(tmp_path / "head") is None
     remember(tmp_path / "data", MADE)
-    hand_on(tmp_path / "data", tmp_path / "head")
+    copy_names(tmp_path / "data", tmp_path / "head")
     assert recall(tmp_path / "head") == MADE
 
 
@@ -109,7 +110,10 @@ def test_a_damaged_note_is_one_line(tmp_path, change):
 
 
 def test_options_count_first(capsys, tmp_path):
-    assert models_from("a", "b", []) == MadeWith("a", "b") and models_from(None, None, []) == MadeWith()
+    assert (
+        models_from(ModelOptions(model="a", assistant="b"), []) == ModelNames("a", "b")
+        and models_from(ModelOptions(), []) == ModelNames()
+    )
     assert capsys.readouterr().err == ""
 
 
@@ -134,7 +138,7 @@ def test_commands_take_them_and_say_so(hf_lossy, tmp_path, head):
 
 def test_a_policy_that_was_tuned_here(hf_lossy, tmp_path):
     as_policy("svip").save_pretrained(tmp_path / "policy")
-    remember(tmp_path / "policy", MadeWith(TARGET, DRAFT))
+    remember(tmp_path / "policy", ModelNames(TARGET, DRAFT))
     done = hf_lossy("generate", "--policy", tmp_path / "policy", "--prompt", "1 + 1", "--max-new-tokens", 2, "--json")
     assert done.json["model"] == TARGET and f"models of {tmp_path / 'policy'}: " in done.err
 
@@ -146,7 +150,7 @@ def test_fit_autojudge_asks_the_dataset(hf_lossy, tmp_path):
     assert (
         "mined was made for the models org/target and org/draft: pass --model and --assistant" in hf_lossy(*fit).line
     )
-    remember(tmp_path / "mined", MadeWith("/nowhere/model", DRAFT))
+    remember(tmp_path / "mined", ModelNames("/nowhere/model", DRAFT))
     facts = json.loads((tmp_path / "mined" / MADE_WITH).read_text())
     assert facts["model"] == "/nowhere/model"
     assert "not there any more" in hf_lossy(*fit).line
@@ -168,7 +172,7 @@ def test_a_head_from_the_hub_loads_no_model(hf_lossy, hub, tmp_path, monkeypatch
     remember(tmp_path / "head", MADE)
     push(tmp_path / "head", "org/head")
     assert MADE_WITH not in HfApi().list_repo_files("org/head")
-    facts = {"folder": str(tmp_path / "pulled")} | dataclasses.asdict(MadeWith("org/evil", "org/evil"))
+    facts = {"folder": str(tmp_path / "pulled")} | dataclasses.asdict(ModelNames("org/evil", "org/evil"))
     HfApi().upload_file(path_or_fileobj=json.dumps(facts).encode(), path_in_repo=MADE_WITH, repo_id="org/head")
     pull("org/head", tmp_path / "pulled")
     assert (tmp_path / "pulled" / "config.json").is_file() and not (tmp_path / "pulled" / MADE_WITH).exists()
@@ -200,5 +204,5 @@ def test_sv_that_is_strict_says_so(capsys):
     made = demo.profile()
     policy = sv(made, demo.load().companion)
     for rows in (1, 64):
-        remark_on_companion(policy, rows)
+        warn_of_unused_companion(policy, rows)
         assert ("sv is strict acceptance here" in capsys.readouterr().err) == (not made.worthwhile(rows))

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hf_lossy_assist.cli.figures import show_figures
-from hf_lossy_assist.cli.fit_autojudge import _comparison, _thresholds
+from hf_lossy_assist.cli._output import show_figures
+from hf_lossy_assist.cli.fit import _comparison, _thresholds
 from hf_lossy_assist.cli.tune import _show
 from hf_lossy_assist.methods.autojudge.compare import CLASSIFIERS, TOKENS
 from hf_lossy_assist.stats.intervals import Estimate

@@ -8,7 +8,7 @@ import torch
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.certificate import Certificate
-from hf_lossy_assist.cli.measured import facts_of
+from hf_lossy_assist.cli._runs import facts_of
 from hf_lossy_assist.evaluation.measuring import DecodingSettings
 from hf_lossy_assist.models.identity import ModelIdentity, dtype_of, weights_hash
 from hf_lossy_assist.policy.policy import compute_fingerprint

@@ -15,7 +15,7 @@ from support.runs import ARMS, a_run
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli.measured import say_what_makes_an_interval
+from hf_lossy_assist.cli._runs import announce_missing_intervals
 from hf_lossy_assist.evaluation import arms
 from hf_lossy_assist.evaluation.comparing import Batches, compare
 from hf_lossy_assist.evaluation.measuring import DecodingSettings, Writer
@@ -175,7 +175,7 @@ def test_a_run_that_goes_on_says_what_was_left_out_before():
         (("--task", "gsm8k"), "needs --data"),
         (("--task", "demo", "--prompts", "x.jsonl"), "two sources"),
         (("--prompts", "none.jsonl"), "there is no file 'none.jsonl'"),
-        (("--model", "x"), "--model needs --assistant"),
+        (("--model", "x"), "--model needs --assistant beside it, or --drafter in its place"),
         (("--temperature", "0.5"), "--do-sample"),
     ],
 )
@@ -256,9 +256,9 @@ def test_worked_examples_are_of_a_task(hf_lossy):
 
 
 def test_before_a_run_it_says_how_many_prompts_make_an_interval(capsys):
-    say_what_makes_an_interval(12, [1, 2, 4, 8])
+    announce_missing_intervals(12, [1, 2, 4, 8])
     assert capsys.readouterr().out == (
         "12 prompts make no interval at batch size 4, 8: use --limit 32 or more for one\n"
     )
-    say_what_makes_an_interval(4, [1])
+    announce_missing_intervals(4, [1])
     assert capsys.readouterr().out == ""

@@ -9,7 +9,7 @@ from support.held import held, names_holder
 from support.runs import ARMS, a_run
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli.measured import facts_of
+from hf_lossy_assist.cli._runs import facts_of
 from hf_lossy_assist.evaluation.arm_metrics import compute_metrics
 from hf_lossy_assist.evaluation.arms import make_arms
 from hf_lossy_assist.evaluation.measuring import DecodingSettings

@@ -13,7 +13,7 @@ from support.small import llama, near, one
 from transformers import GenerationConfig, GenerationMixin
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli.overrides import override
+from hf_lossy_assist.cli._models import override
 
 
 NEW = 12

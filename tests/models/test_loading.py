@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.cli.options import chats
+from hf_lossy_assist.cli._models import with_template
 from hf_lossy_assist.models.loading import load_model, load_tokenizer
 
 
@@ -142,5 +142,5 @@ def test_a_chat_template_that_fails_is_one_line(how):
     tokenizer = demo.load().tokenizer
     tokenizer.chat_template = TEMPLATES[how]
     with pytest.raises(ValueError, match="chat template") as error:
-        chats(tokenizer, ["1 + 1"])
+        with_template(tokenizer, ["1 + 1"])
     assert "\n" not in str(error.value) and "--chat" in str(error.value)

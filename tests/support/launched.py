@@ -14,12 +14,12 @@ from support.commands import Done
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, sys
-from hf_lossy_assist.cli import exits
+from hf_lossy_assist.cli import _runs
 from hf_lossy_assist.cli.app import app
 
 for command in json.loads(sys.argv[1]):
     sys.argv = ["hf-lossy", *command]
-    code = exits.run(app)
+    code = _runs.run(app)
     if code:
         sys.exit(code)
     print("", flush=True)

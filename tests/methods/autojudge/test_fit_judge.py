@@ -487,7 +487,7 @@ def test_the_command(data, tmp_path):
     import typer
     from typer.testing import CliRunner
 
-    from hf_lossy_assist.cli.fit_autojudge import fit_autojudge as command
+    from hf_lossy_assist.cli.fit import fit_autojudge as command
 
     app = typer.Typer()
     app.command()(command)

@@ -1,23 +1,30 @@
-"""What `compare` and `tune` share: where prompts come from, a run's record, the bar."""
+"""How runs begin, go on and end: where prompts come from, a run's record, the bar, the exit code and one line on stderr for what users can mend."""
 
 import hashlib
 import json
+import os
+import signal
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from ..artifacts.files import check_new
-from ..terminal import Bar, show
-from ..validation import MOST_NEW_TOKENS, check_int, check_positive
-from .exits import going_on
-from .options import DEMO, check_sampling
+from ..terminal import Bar, plain_warnings, show
+from ..validation import HTTP_CLIENTS, MOST_NEW_TOKENS, check_int, check_positive, one_line, unreached
+from ._options import DEMO, SamplingOptions
 
 
+LONGEST = 600  # characters of an error: the names of all rules and stops fit in
+# The base of what typer finds wrong in the words of a command, wherever this release of it keeps that.
+WRONG_WORDS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 DEMO_LIMIT = 12  # problems of `compare` without --limit
 UNCOUNTED = {  # tasks of `mine` whose right answers are not counted here
     "qa": "has no right answers, and its judge is for hf-lossy mine",
@@ -25,23 +32,122 @@ UNCOUNTED = {  # tasks of `mine` whose right answers are not counted here
 }
 
 
-def check_decoding(decoding: Any) -> None:
-    """Refuse settings of `Decoding` that no call takes, by the names of their options."""
-    check_int("--max-new-tokens", decoding.max_new_tokens, 2, MOST_NEW_TOKENS)
-    check_int("--seed", decoding.seed, 0)
-    check_int("--top-k", decoding.top_k, 0)
-    check_positive("--top-p", decoding.top_p, 1.0)
-    check_positive("--temperature", decoding.temperature)
-    check_sampling(decoding.do_sample, decoding.temperature, decoding.top_k, decoding.top_p)
+def run(app: typer.Typer) -> int:
+    """Run the command that `sys.argv` names; returns its exit code: 0, 2 for what users can mend, 130 where they interrupted, 143 where SIGTERM did."""
+    _signals.clear()
+    try:
+        with plain_warnings(), _one_voice(), _ending():
+            code = app(standalone_mode=False)  # or else typer draws a frame around what it finds wrong
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except WRONG_WORDS as error:
+        _say_wrong_words(error)
+        return 2
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        say(str(error))
+        return 2
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in HTTP_CLIENTS:
+            raise
+        say(f"the Hub was not reached ({unreached(error)})")
+        return 2
+    if code == 130 and _signals:
+        say("ended by SIGTERM, or because its time was over")
+        return 143
+    if code == 130:
+        say("interrupted")
+    return code if isinstance(code, int) else 0
+
+
+_timers: list[threading.Timer] = []
+_signals: list[int] = []  # SIGTERM, if it came
+
+
+def end_after(hours: float | None) -> None:
+    """End the command that runs as SIGTERM would, so many hours from now; None: never."""
+    if hours is None:
+        return
+    check_positive("--max-hours", hours, 24 * 365)
+    timer = threading.Timer(hours * 3600, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.daemon = True
+    _timers.append(timer)
+    timer.start()
+
+
+@contextmanager
+def going_on(out: Path) -> Iterator[None]:
+    """Where this is interrupted, say how to go on, if the unfinished run of `out` has begun."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (part := Path(f"{out}.partial")).is_dir():
+            show(f"interrupted; what is done is in {part}: the same command with --resume goes on")
+        raise
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """SIGTERM, from a scheduler or from `end_after`, ends a job as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():  # where Python takes no signals
+        yield
+        return
+
+    def end(number: int, *_: Any) -> None:
+        _signals.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        while _timers:
+            _timers.pop().cancel()
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _one_voice() -> Iterator[None]:
+    """Of the processes that `accelerate launch` started the first one speaks: of the others errors alone are heard."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        yield
+        return
+    warnings.simplefilter("ignore")
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        yield
+
+
+def _say_wrong_words(error: Any) -> None:
+    text = error.format_message()
+    if (
+        type(error).__name__ == "NoArgsIsHelpError"
+    ):  # the command alone: the text is its help, which typer may have shown by now
+        print(text, end="\n" if text else "")
+        return
+    context = getattr(error, "ctx", None)
+    say(text if context is None else f"{text.rstrip('.')}; see {context.command_path} --help")
+
+
+def say(text: str) -> None:
+    """One line on stderr that no terminal acts on, however long or wild a name in it is."""
+    print(f"hf-lossy: {one_line(text, LONGEST)}", file=sys.stderr)
+
+
+def check_decoding(max_new_tokens: int, sampling: SamplingOptions) -> None:
+    """Refuse what no call of `generate` takes, by the names of the options."""
+    check_int("--max-new-tokens", max_new_tokens, 2, MOST_NEW_TOKENS)
+    sampling.check_ranges()
 
 
 def check_out(out: Path | None, resume: bool) -> None:
     """Refuse what cannot be written or gone on with, before models are loaded."""
     if resume and out is None:
         raise ValueError("--resume goes on with the run of a folder: pass its --out")
-    if out is not None and not (
-        resume and Path(f"{out}.partial").is_dir()
-    ):  # which may be what is left of a run that is over
+    if out is None:
+        return
+    from ..training.resumable import folders
+
+    _, part = folders(out)
+    if not (resume and part.is_dir()):  # which may be what is left of a run that is over
         check_new(out)
 
 
@@ -55,7 +161,7 @@ def prompts_of(
     shots: int = 0,
 ) -> tuple[list[str], list[Any], Any, str]:
     """The prompts, the problems that they are, their task, and what they are called in the record."""
-    from ..tasks.load import load_task as task_named
+    from ..tasks.load import load_task
     from ..tasks.prompts import read_prompts
 
     if limit is not None:
@@ -73,9 +179,9 @@ def prompts_of(
         raise ValueError("--task demo is for the demo models: pass another task, or --prompts, with --model")
     if name in UNCOUNTED:
         raise ValueError(f"--task {name} {UNCOUNTED[name]}: pass demo, gsm8k, math or a JSON-lines file with `answer`")
-    its = task_named(name, data=data, seed=seed, shots=shots)
-    problems = its.problems(DEMO_LIMIT if limit is None and name == DEMO else limit)
-    return [problem.prompt for problem in problems], problems, its, source_of(name, data, shots)
+    found = load_task(name, data=data, seed=seed, shots=shots)
+    problems = found.problems(DEMO_LIMIT if limit is None and name == DEMO else limit)
+    return [problem.prompt for problem in problems], problems, found, source_of(name, data, shots)
 
 
 def source_of(task: str, data: Path | None, shots: int) -> str:
@@ -84,27 +190,26 @@ def source_of(task: str, data: Path | None, shots: int) -> str:
     return f"{source}, {shots} worked examples" if shots else source
 
 
-def once_each(problems: Sequence[Any], source: str) -> list[Any]:
-    """Problems without those that stand there again, of which it warns: a repetition says nothing new, and would narrow a bound."""
+def distinct(problems: Sequence[Any], source: str) -> list[Any]:
+    """Give each problem once, with a warning where one is repeated: a repetition says nothing new, and would narrow a bound.
+
+    Raises: `ValueError`, one line, for a problem without a right answer: its loss cannot be told.
+    """
     found = list({problem.prompt: problem for problem in reversed(problems)}.values())[::-1]
     if len(found) < len(problems):
         warnings.warn(
             f"{source}: {len(problems) - len(found)} of {len(problems)} problems are repetitions, and each problem counts once",
             stacklevel=2,
         )
-    return found
-
-
-def check_answers(problems: Sequence[Any], source: str) -> None:
-    """Refuse problems of which no right answer is known: their loss cannot be told."""
-    unknown = next((i for i, problem in enumerate(problems, 1) if problem.gold is None), None)
+    unknown = next((i for i, problem in enumerate(found, 1) if problem.gold is None), None)
     if unknown is not None:
         raise ValueError(
             f"{source}: problem {unknown} has no right answer, and without one no loss can be told: add `answer`"
         )
+    return found
 
 
-def say_what_makes_an_interval(prompts: int, sizes: Sequence[int]) -> None:
+def announce_missing_intervals(prompts: int, sizes: Sequence[int]) -> None:
     """Say before a run if its speeds will have no interval, and how many prompts would give one."""
     from ..stats.intervals import FEWEST
 
@@ -133,7 +238,6 @@ def facts_of(
     """What a run is of, for its record: a run is gone on with where all of it is the same."""
     from ..artifacts.conditions import describe_machine as machine
     from ..models.identity import ModelIdentity, dtype_of, versions, weights_hash
-    from ..policy.policy import compute_fingerprint as fingerprint
 
     return {
         "target": ModelIdentity.of(target).to_dict(),
@@ -142,21 +246,28 @@ def facts_of(
         "draft_weights": weights_hash(draft),
         "dtype": dtype_of(target),
         "draft_dtype": dtype_of(draft),  # a drafter's is its file's: beside a target it is copied
-        "arms": {
-            arm.name: {
-                "kind": arm.kind,
-                "lossless": arm.lossless,
-                "policy": None if arm.policy is None else arm.policy.to_dict(),
-                "fingerprint": None if arm.policy is None else fingerprint(arm.policy),
-            }
-            for arm in arms
-        },
+        "arms": arm_facts(arms),
         "decoding": asdict(decoding),
         "source": source,
         "prompts": hash_of(texts, problems),
         "batch_sizes": list(sizes),
         "machine": machine(target.device),
         "versions": versions(),
+    }
+
+
+def arm_facts(arms: Sequence[Any]) -> dict[str, Any]:
+    """Give what a run's record says of each arm."""
+    from ..policy.policy import compute_fingerprint
+
+    return {
+        arm.name: {
+            "kind": arm.kind,
+            "lossless": arm.lossless,
+            "policy": None if arm.policy is None else arm.policy.to_dict(),
+            "fingerprint": None if arm.policy is None else compute_fingerprint(arm.policy),
+        }
+        for arm in arms
     }
 
 
@@ -180,8 +291,10 @@ def progress(
 
 @contextmanager
 def resumable(store: Any) -> Iterator[None]:
-    """Where this is interrupted, say how to go on, and let another process do so; `store`: the folder of the run, or None."""
-    if store is None:
+    """Where this is interrupted, say how to go on, and let another process do so; `store`: of the run's answers."""
+    from ..evaluation.results import ResultFolder
+
+    if not isinstance(store, ResultFolder):  # in memory alone
         yield
         return
     try:

@@ -15,14 +15,14 @@ from ..artifacts.files import MADE_WITH, write_text
 from ..artifacts.json_io import read_object
 from ..terminal import show
 from ..validation import one_line, shown
+from ._options import DEMO, ModelOptions
 
 
-DEMO = "demo"  # `--drafter demo`
 DEMO_TARGETS = ("demo-target", "demo-target:int8")  # how records name the demo's
 
 
 @dataclass(frozen=True)
-class MadeWith:
+class ModelNames:
     """The options that named the models; None: the demo's, or none."""
 
     model: str | None = None
@@ -43,6 +43,11 @@ class MadeWith:
         return " ".join(f"{name} {value}" for name, value in given.items() if value is not None)
 
 
+def names_of(options: ModelOptions, **more: Any) -> ModelNames:
+    """Note the models that options name. more: other fields."""
+    return ModelNames(options.model, options.assistant, drafter=options.drafter, **more)
+
+
 class Source(NamedTuple):
     """What models may be remembered from: its folder or name on the Hub, and the names of the models in its own record."""
 
@@ -51,39 +56,39 @@ class Source(NamedTuple):
     draft: str | None
 
 
-def remember(out: Path, made: MadeWith) -> None:
+def remember(out: Path, names: ModelNames) -> None:
     """Write down with which models the folder `out` was made, if they are not the demo's."""
-    if made.model is made.assistant is made.drafter is None or int(os.environ.get("RANK", "0")) != 0:
+    if names.model is names.assistant is names.drafter is None or int(os.environ.get("RANK", "0")) != 0:
         return
-    names = {name: place(getattr(made, name)) for name in ("model", "assistant", "companion")}
-    names["drafter"] = made.drafter if made.drafter == DEMO else place(made.drafter)
-    facts = {"folder": str(out.resolve())} | asdict(made) | names
+    whole = {name: absolute(getattr(names, name)) for name in ("model", "assistant", "companion")}
+    whole["drafter"] = names.drafter if names.drafter == DEMO else absolute(names.drafter)
+    facts = {"folder": str(out.resolve())} | asdict(names) | whole
     write_text(out / MADE_WITH, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
 
-def hand_on(data: Path, out: Path) -> None:
-    """A head is for the models of its dataset."""
-    made = _written(data)
-    if made is not None:
-        remember(out, made)
+def copy_names(data: Path, out: Path) -> None:
+    """Remember for a head the models of its dataset."""
+    names = _written(data)
+    if names is not None:
+        remember(out, names)
 
 
-def recall(folder: str | Path) -> MadeWith | None:
-    """What `remember` wrote into this folder; None where there is nothing, or a copy from elsewhere.
+def recall(folder: str | Path) -> ModelNames | None:
+    """Read what `remember` wrote into this folder; None where there is nothing, or a copy from elsewhere.
 
     Raises: `ValueError`, one line, where a model's folder is gone.
     """
-    made = _written(folder)
-    for name in () if made is None else (made.model, made.assistant, made.companion, made.drafter):
+    names = _written(folder)
+    for name in () if names is None else (names.model, names.assistant, names.companion, names.drafter):
         if name is not None and Path(name).is_absolute() and not Path(name).exists():
-            way = [f"--{option}" for option in ("model", "assistant", "drafter") if made and getattr(made, option)]
-            pair = "--model and --assistant" if made and made.drafter is None else " and ".join(way)
+            way = [f"--{option}" for option in ("model", "assistant", "drafter") if names and getattr(names, option)]
+            pair = "--model and --assistant" if names and names.drafter is None else " and ".join(way)
             raise ValueError(f"{folder} was made with {shown(name, 200)}, which is not there any more: pass {pair}")
-    return made
+    return names
 
 
-def _written(folder: str | Path) -> MadeWith | None:
-    """The note in a folder, if it was written there; the models may be gone."""
+def _written(folder: str | Path) -> ModelNames | None:
+    """Read the note in a folder, if it was written there; the models may be gone."""
     file = Path(folder) / MADE_WITH
     if file.is_symlink() or not file.is_file():  # a link: the Hub's cache, whose files others wrote
         return None
@@ -92,31 +97,29 @@ def _written(folder: str | Path) -> MadeWith | None:
         return None
     facts.setdefault("drafter", None)  # notes of older versions have none
     kinds = {"dtype": str, "chat": bool}
-    if facts.keys() != {f.name for f in fields(MadeWith)} or not all(
+    if facts.keys() != {f.name for f in fields(ModelNames)} or not all(
         isinstance(value, kinds.get(name, str)) or (value is None and name not in kinds)
         for name, value in facts.items()
     ):
         raise ValueError(f"{file}: expected the names of models, got {shown(facts)}: delete it and pass --model")
-    return MadeWith(**facts)
+    return ModelNames(**facts)
 
 
-def models_from(
-    model: str | None, assistant: str | None, sources: Iterable[Source], drafter: str | None = None
-) -> MadeWith:
-    """The models that the options name; where they name none those that a source was made with, which one line says.
+def models_from(options: ModelOptions, sources: Iterable[Source]) -> ModelNames:
+    """Take the models that the options name; where they name none those that a source was made with, which one line says.
 
     Raises: `ValueError`, one line, for a source that was made for models that are neither remembered nor the demo's.
     """
-    if model is not None or assistant is not None or drafter is not None:
-        return MadeWith(model, assistant, drafter=drafter)
+    if not options.demo:
+        return names_of(options)
     strange = None
     for source in sources:
-        made = None if source.name is None else recall(source.name)
-        if made is not None:
-            how = [f"--dtype {made.dtype}"] * (made.dtype != "float32") + ["--chat"] * made.chat
+        names = None if source.name is None else recall(source.name)
+        if names is not None:
+            how = [f"--dtype {names.dtype}"] * (names.dtype != "float32") + ["--chat"] * names.chat
             note = f" (it was made with {' '.join(how)})" if how else ""
-            show(f"models of {source.name}: {made.words()}{note}", file=sys.stderr)
-            return made
+            show(f"models of {source.name}: {names.words()}{note}", file=sys.stderr)
+            return names
         if source.target not in (None, *DEMO_TARGETS):
             strange = strange or source
     if strange is not None:
@@ -124,11 +127,11 @@ def models_from(
             f"{strange.name} was made for the models {one_line(strange.target)} and {one_line(strange.draft)}: pass --model and --assistant "
             "(what a record names is not loaded by itself)"
         )
-    return MadeWith()
+    return ModelNames()
 
 
 def parts_in(policy: Any) -> Iterator[Any]:
-    """The heads and profiles of a policy, however deep they are in it."""
+    """Find the heads and profiles of a policy, however deep they are in it."""
     from ..artifacts.head import Head
     from ..artifacts.sv_profile import Profile
 
@@ -143,21 +146,21 @@ def parts_in(policy: Any) -> Iterator[Any]:
 
 
 def sources_in(parts: Iterable[Any]) -> list[Source]:
-    """Heads and profiles as sources of models."""
+    """Name heads and profiles as sources of models."""
     found = []
     for part in parts:
-        its = getattr(part, "config", part)  # a head's identities are in its config, a profile's in itself
-        names = (None if one is None else one.id for one in (its.target, its.draft))
+        record = getattr(part, "config", part)  # a head's identities are in its config, a profile's in itself
+        names = (None if model is None else model.id for model in (record.target, record.draft))
         found.append(Source(part.source, *names))
     return found
 
 
 def folder_of(policy: str) -> list[Source]:
-    """The folder that a text names as a policy, as a source of models. A bare name is no folder's."""
+    """Name a policy's folder as a source of models. A bare name is no folder's."""
     return [Source(policy, None, None)] if "/" in policy and Path(policy).is_dir() else []
 
 
-def remark_on(parts: Iterable[Any], do_sample: bool) -> None:
+def warn_of_other_decoding(parts: Iterable[Any], do_sample: bool) -> None:
     """Say of each head that was trained on another kind of decoding than this run's that it was."""
     from ..artifacts.head import Head
 
@@ -173,7 +176,7 @@ def remark_on(parts: Iterable[Any], do_sample: bool) -> None:
             )
 
 
-def remark_on_companion(policy: Any, rows: int) -> None:
+def warn_of_unused_companion(policy: Any, rows: int) -> None:
     """Say that `sv` asks no companion where its profile says that none pays for itself with so many rows."""
     profile = getattr(getattr(policy, "filter", None), "profile", None)
     if profile is not None and policy.filter.fallback and not profile.worthwhile(rows):
@@ -183,6 +186,6 @@ def remark_on_companion(policy: Any, rows: int) -> None:
         )
 
 
-def place(name: str | None) -> str | None:
-    """A folder by its whole path, another name (on the Hub, or int8) as it is."""
+def absolute(name: str | None) -> str | None:
+    """Give a folder by its whole path, another name (on the Hub, or int8) as it is."""
     return str(Path(name).resolve()) if name is not None and Path(name).exists() else name

@@ -1,0 +1,204 @@
+"""What several commands share: their options in groups, the decorator that makes a command of a function with groups, the checks between options."""
+
+import importlib.util
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from ..validation import LONGEST_DRAFT, MOST_ROWS, check_int, check_positive, one_line, shown
+
+
+DEMO = "demo"
+DEMO_PROMPTS = 64  # of `--prompts demo` without --limit
+INT8 = "int8"
+TARGET = "target"  # `--policy target`: no draft
+
+# Beside a type: names, where they are not the parameter's, and last the help. `command` makes options of them.
+Model = Annotated[str | None, "target model: a folder or Hub id (default: the bundled demo)"]
+Assistant = Annotated[str | None, "draft model: a folder or Hub id (default: the bundled demo)"]
+Companion = Annotated[
+    str | None, f"sv's companion model: a folder, a Hub id or {INT8} (the draft in int8) (default: the demo's)"
+]
+Prompts = Annotated[str, "JSON lines with `prompt` (or rows of GSM8K or Spec-Bench), or `demo`"]
+PromptsFile = Annotated[Path | None, "JSON lines with `prompt` (or rows of GSM8K or Spec-Bench)"]
+Data = Annotated[Path | None, "the problems of --task (default: a package's, or the Hub's)"]
+Shots = Annotated[int, "worked examples before each problem of gsm8k (0 to 8)"]
+Chat = Annotated[bool, "--chat", "apply the tokenizer's chat template to each prompt"]
+DType = Annotated[str, "float32, bfloat16, float16, or int8 (PyTorch's dynamic quantisation, on the CPU)"]
+Device = Annotated[str, "cpu, cuda, cuda:1, …; auto takes cuda where there is one"]
+Temperature = Annotated[float, "sampling temperature"]
+TopK = Annotated[int, "sample from the k likeliest tokens; 0 for all tokens"]
+TopP = Annotated[float, "sample from the likeliest tokens of this total probability; 1 for all tokens"]
+Seed = Annotated[int, "random seed, of sampling and of the demo problems"]
+FitSeed = Annotated[int, "random seed, of the held-out split and of training"]
+Width = Annotated[int | None, "hidden units of an mlp (default: 64)"]
+Out = Annotated[Path, "folder to write; must not exist"]
+OptionalOut = Annotated[Path | None, "folder to write; must not exist (default: nothing is written)"]
+AsJson = Annotated[bool, "--json", "print JSON and nothing else"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The target and what drafts for it."""
+
+    model: Model = None
+    assistant: Assistant = None
+    drafter: Annotated[
+        str | None, f"a trained drafter in place of the draft model: a folder, a Hub id, or `{DEMO}`, the demo's"
+    ] = None
+
+    @property
+    def demo(self) -> bool:
+        """Whether no model is named."""
+        return self.model is self.assistant is self.drafter is None
+
+    def check(self) -> None:
+        """Expect a draft model beside the target, or a drafter in its place."""
+        if self.drafter is None:
+            check_pair(self.model, self.assistant)
+        elif self.assistant is not None:
+            raise ValueError("--drafter and --assistant are two drafts: pass one of them")
+        elif self.drafter == DEMO and self.model is not None:
+            raise ValueError(
+                f"--drafter {DEMO} is the drafter of the demo's target: leave --model out, or pass a folder or Hub id"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How tokens are chosen."""
+
+    do_sample: Annotated[bool, "--do-sample/--greedy", "sample, or take the likeliest token each time"] = False
+    temperature: Temperature = 1.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    seed: Seed = 0
+
+    def check(self) -> None:
+        """Refuse settings of sampling in greedy decoding, which has no use for them."""
+        if not self.do_sample and (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0):
+            raise ValueError("--temperature, --top-k and --top-p are for --do-sample: pass it, or leave them out")
+
+    def check_ranges(self, hint: str = "") -> None:
+        """Refuse what no call of `generate` takes as well. hint: the way out of a wrong --top-p."""
+        check_int("--seed", self.seed, 0)
+        check_int("--top-k", self.top_k, 0)
+        check_positive("--top-p", self.top_p, 1.0, hint=hint)
+        check_positive("--temperature", self.temperature)
+        self.check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How models are loaded."""
+
+    dtype: DType = "float32"
+    device: Device = "auto"
+    overrides: Annotated[
+        list[str] | None,
+        "--set",
+        "NAME=VALUE in place of the target's generation_config.json, such as num_beams=1; repeatable",
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a long run goes on and when it ends."""
+
+    resume: Annotated[bool, "--resume", "continue an interrupted run"] = False
+    max_hours: Annotated[float | None, "end after so many hours; --resume goes on (default: never)"] = None
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a function ready for Typer: a parameter that is a dataclass becomes one option for each of its fields.
+
+    A parameter's default, an object of the dataclass, gives its fields' defaults. Strings beside a type are the option's names and help.
+    """
+    groups: dict[str, Any] = {}
+    options: list[tuple[str, Any, Any]] = []  # name, annotation, default
+    hints = get_type_hints(function, include_extras=True)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if not is_dataclass(hints[name]):
+            options.append((name, _as_option(hints[name]), parameter.default))
+            continue
+        group: Any = hints[name]
+        groups[name] = group
+        defaults = group() if parameter.default is parameter.empty else parameter.default
+        each = get_type_hints(group, include_extras=True)
+        options += [(f.name, _as_option(each[f.name]), getattr(defaults, f.name)) for f in fields(group)]
+
+    def run(**given: Any) -> None:
+        bound = signature.bind(**given)
+        bound.apply_defaults()
+        values = bound.arguments
+        grouped = {
+            name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()
+        }
+        function(**values, **grouped)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    signature = inspect.Signature([inspect.Parameter(n, keyword, default=d, annotation=a) for n, a, d in options])
+    run.__signature__, run.__annotations__ = signature, {n: a for n, a, _ in options}  # type: ignore[attr-defined]
+    run.__name__, run.__doc__, run.__module__ = function.__name__, function.__doc__, function.__module__
+    return run
+
+
+def _as_option(annotation: Any) -> Any:
+    if get_origin(annotation) is not Annotated:
+        return annotation
+    kind, *texts = get_args(annotation)
+    if not isinstance(texts[-1], str):  # Typer's
+        return annotation
+    return Annotated[kind, typer.Option(*texts[:-1], help=texts[-1])]
+
+
+def check_pair(model: str | None, assistant: str | None) -> None:
+    """Refuse one without the other: the demo's draft fits the demo's target alone."""
+    if (model is None) != (assistant is None):
+        given, missing = ("--model", "--assistant") if assistant is None else ("--assistant", "--model")
+        way = ", or --drafter in its place" if missing == "--assistant" else ""
+        raise ValueError(f"{given} needs {missing} beside it{way} (without both, the demo models run)")
+
+
+def check_prompts(prompts: str, model: str | None) -> None:
+    """Refuse the demo's prompts for other models."""
+    if prompts == DEMO and model is not None:
+        raise ValueError("--prompts demo is for the demo models: pass a file of prompts with --model")
+
+
+def check_gamma(gamma: int) -> None:
+    """Refuse a draft length that no round takes."""
+    check_int("--gamma", gamma, 1, LONGEST_DRAFT)
+
+
+def batch_sizes(text: str) -> list[int]:
+    """Read a `--batch-size` that may be several."""
+    try:
+        sizes = [int(size) for size in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"--batch-size: expected a number, or several with commas between them, got {shown(text)}"
+        ) from None
+    for size in sizes:
+        check_int("--batch-size", size, 1, MOST_ROWS)
+    return sizes
+
+
+def width_of(head: str, width: int | None) -> dict[str, Any]:
+    """Give `--width` as a setting, if it was given. Refuses it for a head without hidden units."""
+    if width is not None and head != "mlp":
+        raise ValueError(
+            f"--width is for --head mlp, and this head is {one_line(head)}: leave it out, or pass --head mlp"
+        )
+    return {} if width is None else {"width": width}
+
+
+def needs(extra: str, *modules: str) -> None:
+    """Refuse in one line where an optional dependency is missing."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f"this command needs {', '.join(missing)}: pip install 'hf_lossy_assist[{extra}]'")

@@ -1,0 +1,304 @@
+"""`hf-lossy fit`: from collected data to SPRINTER's verifier, AutoJudge's classifier, SpecDec++'s head and an EAGLE-3 drafter."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..artifacts.files import check_new
+from ..artifacts.json_io import read_object
+from ..terminal import console, show, table
+from ..validation import check_int, check_number, check_positive
+from ._models import load, load_models
+from ._options import (
+    Device,
+    DType,
+    FitSeed,
+    LoadOptions,
+    Model,
+    ModelOptions,
+    Out,
+    RunOptions,
+    Width,
+    command,
+    needs,
+    width_of,
+)
+from ._output import show_verdict
+from ._provenance import ModelNames, Source, copy_names, models_from, names_of, remember
+from ._runs import check_out, end_after, going_on
+
+
+if TYPE_CHECKING:
+    from ..methods.autojudge.report import JudgeReport
+
+SHOWN = 8  # rows of the thresholds' table
+
+
+@command
+def fit_sprinter(
+    *,
+    data: Annotated[Path, typer.Argument(help="folder that `hf-lossy collect` wrote")],
+    out: Out,
+    lam: Annotated[
+        list[float] | None, "--lambda", "λ to try; repeatable; the head for the dataset's own λ is saved"
+    ] = None,
+    head: Annotated[str, "shape of the head: linear or mlp"] = "linear",
+    width: Width = None,
+    balance: Annotated[bool, "weight both labels equally in the loss"] = True,
+    seed: FitSeed = 0,
+) -> None:
+    """Train SPRINTER's verifier and say on held-out prompts how good it is.
+
+    Example:
+
+      hf-lossy fit sprinter data --out head --head mlp --lambda 1 --lambda 1.2 --lambda 1.5
+    """
+    needs("train", "datasets", "sklearn", "matplotlib")
+    from ..methods.sprinter.fit import fit_sprinter as run
+    from ..methods.sprinter.train import FitSettings
+    from ..training.head_quality import format_share as share
+
+    fitted, reports = run(
+        data, out, lam or (), FitSettings(kind=head, balance=balance, seed=seed, **width_of(head, width))
+    )
+    copy_names(data, out)
+    kinds = reports[0].auroc_by_kind
+    figures = table("λ", "AUROC", *kinds, "Brier", "acceptable", "η_TP", "η_FP")
+    figures.padding = (0, 1, 0, 0)  # ten columns
+    for r in reports:
+        tp, fp = r.at(0.5)
+        aurocs = [f"{value:.3f}" for value in (r.auroc, *r.auroc_by_kind.values())]
+        figures.add_row(f"{r.lam:g}", *aurocs, f"{r.brier:.4f}", f"{r.acceptable:.1%}", f"{tp:.3f}", f"{fp:.3f}")
+    console().print(figures)
+    show(f"AUROC on all held-out prompts and by prefix ({', '.join(kinds)}); η at τ = 0.5\n")
+    for r in reports:
+        counts = r.evidence.counts
+        each = zip(r.at(0.5), (counts["acceptable"], counts["unacceptable"]), strict=True)
+        rejected, given_away = (share(round(part * count), count) for part, count in each)
+        show(f"λ = {r.lam:g}: {r.evidence}; at τ = 0.5 η_TP {rejected}, η_FP {given_away}")
+    same = len(reports) > 1 and not fitted.config.decoding.get("do_sample")
+    note = "; greedy distributions are 0 or 1, so every λ ≥ 1 gives the same labels" if same else ""
+    show(f"{out}: the head for λ = {fitted.config.lam:g}, with its card and plots{note}")
+    saved = next(r for r in reports if r.lam == fitted.config.lam)
+    show_verdict(saved.evidence, f"hf-lossy compare --policies svip,sprinter:head={out}")
+
+
+@command
+def fit_specdec(
+    *,
+    data: Annotated[Path, typer.Argument(help="folder that `hf-lossy collect --for specdec` wrote")],
+    out: Out,
+    head: Annotated[str, "shape of the head: linear or mlp"] = "mlp",
+    width: Width = None,
+    weight: Annotated[float, "weight of a rejection in the loss; an acceptance weighs 1"] = 6.0,
+    calibrated: Annotated[bool, "shift the intercept by log(weight), so that outputs are probabilities"] = True,
+    seed: FitSeed = 0,
+) -> None:
+    """Train SpecDec++'s acceptance head and say on held-out prompts how good it is.
+
+    Example:
+
+      hf-lossy fit specdec data --out head --width 64 --weight 6
+    """
+    needs("train", "datasets", "sklearn", "matplotlib")
+    check_number("--weight", weight, 1e-3, 1e3)
+    from ..methods.specdec.fit import fit_specdec as run
+    from ..methods.sprinter.train import FitSettings
+
+    settings = FitSettings(kind=head, seed=seed, **width_of(head, width))
+    fitted, report = run(data, out, settings, weight=weight, calibrated=calibrated)
+    copy_names(data, out)
+    if report.thresholds:
+        rounds = table("threshold h", "tokens drafted a round", "of them accepted")
+        for row in report.thresholds:
+            rounds.add_row(f"{row['threshold']:g}", f"{row['drafted']:.2f}", f"{row['accepted']:.2f}")
+        console().print(rounds)
+        show("held-out rows replayed; how fast that is depends on what rounds cost\n")
+    show(
+        f"{out}: a {head} head on the {fitted.config.features}; {report.evidence}, Brier {report.brier:.4f}, "
+        f"KL {report.kl:.4f}; {report.acceptance:.1%} of the drafted tokens are accepted"
+    )
+    policy = json.dumps({"stop": {"name": "specdec", "head": str(out)}})
+    show_verdict(report.evidence, f"hf-lossy generate --policy '{policy}'")
+
+
+@command
+def fit_autojudge(
+    *,
+    data: Annotated[Path, typer.Argument(help="folder that `hf-lossy mine` wrote")],
+    out: Out,
+    models: ModelOptions,
+    head: Annotated[str, "shape of the head: linear or mlp"] = "linear",
+    features: Annotated[
+        str | None, "hidden states that the head reads: of draft, target or both (default: both; target for a drafter)"
+    ] = None,
+    position: Annotated[
+        str, "position of the state: token (the drafted token) or predicting (the one before)"
+    ] = "token",
+    folds: Annotated[
+        int | None,
+        "folds by problem for the figures; 0 for one 90/10 split (default: 5 where that holds out fewer than 50 "
+        "important tokens)",
+    ] = None,
+    recall: Annotated[float, "share of important tokens that the head's threshold must reject"] = 0.9,
+    compare: Annotated[bool, "--compare", "compare other classifiers and inputs too, with plots"] = False,
+    seed: FitSeed = 0,
+    dtype: DType = "float32",
+    device: Device = "auto",
+) -> None:
+    """Train AutoJudge's classifier on mined mismatches and say on held-out problems how good it is.
+
+    Without --model and --assistant the models are those that the data were mined with.
+
+    Examples:
+
+      hf-lossy fit autojudge mined --out judge
+
+      hf-lossy fit autojudge mined --out judge --features target --folds 5 --compare
+    """
+    needs("train", "datasets", "sklearn", "matplotlib")
+    if models.demo:
+        remembered = models_from(models, [_source(data)])
+        models = ModelOptions(model=remembered.model, assistant=remembered.assistant, drafter=remembered.drafter)
+    names = names_of(models)
+    if features is None:
+        features = "both" if models.drafter is None else "target"
+    untargeted = features == "draft" and models.assistant is not None and models.model is None  # may be on a server
+    if not untargeted:
+        models.check()
+    check_new(out, "fit again")  # before models are loaded
+    from ..methods.autojudge.classifiers import JudgeSettings
+    from ..methods.autojudge.fit import fit_autojudge as run
+
+    settings = JudgeSettings(model=features, position=position, head=head, recall=recall, folds=folds, seed=seed)
+    if untargeted:
+        target, (draft, _, tokenizer) = None, load(models.assistant, None, dtype, device)
+    else:
+        target, draft, tokenizer = load_models(names, LoadOptions(dtype=dtype, device=device))
+    fitted, report = run(data, out, target, draft, tokenizer, settings, compare)
+    remember(out, names_of(models, dtype=dtype))
+    screen = console()
+    screen.print(_thresholds(report))
+    source = f"out of {report.folds} folds" if report.folds else "held out"
+    show(
+        f"{report.held_out} mismatches {source}, {report.held_out_important} important; in all {report.mismatches} of "
+        f"{report.problems} problems, {report.important:.1%} important\n"
+    )
+    if report.comparison:
+        screen.print(_comparison(report.comparison))
+    chosen = "" if report.c is None else f", C = {report.c:g}"
+    late = f"; {report.unconverged} fits ended before they converged" if report.unconverged else ""
+    rejected, accepted = report.counted(report.threshold)
+    show(
+        f"{out}: a {head} head on the {fitted.config.features}{chosen}; {report.evidence}, Brier {report.brier:.4f}{late}; "
+        f"its threshold {report.threshold:.10g} rejects {rejected} of the important tokens and accepts {accepted} of the others"
+    )
+    folder = out if out.is_absolute() else f"./{out}"  # a bare name is a rule's
+    arguments = "--task demo" if models.drafter is None else f"--task demo --drafter {models.drafter}"
+    if models.model:
+        arguments = f"{names.words()} --task {fitted.config.training['task']} --data FILE"
+    show_verdict(report.evidence, f"hf-lossy compare {arguments} --policies svip,{folder}", "which answers it changes")
+
+
+@command
+def fit_eagle3(
+    *,
+    data: Annotated[Path, typer.Argument(help="folder that `hf-lossy collect --for eagle3` wrote")],
+    out: Out,
+    model: Model = None,
+    vocabulary: Annotated[int | None, "tokens that it can propose: the target's most frequent (default: all)"] = None,
+    layers: Annotated[int, "decoder layers"] = 1,
+    intermediate_size: Annotated[int | None, "width of its MLP (default: the target's)"] = None,
+    steps: Annotated[int, "length of the chains that it is trained on"] = 5,
+    epochs: Annotated[int, "times that all texts are read"] = 4,
+    batch_size: Annotated[int, "texts a step"] = 8,
+    learning_rate: Annotated[float, "the highest; it rises at first and falls to a tenth"] = 3e-4,
+    longest: Annotated[int, "tokens of a text that are used"] = 1024,
+    held_out: Annotated[float, "share of the texts that the figures are made on"] = 0.05,
+    texts: Annotated[int | None, "of the others, how many it is trained on (default: all)"] = None,
+    save_every: Annotated[int, "steps between two checkpoints"] = 100,
+    seed: FitSeed = 0,
+    running: RunOptions,
+    dtype: DType = "float32",
+    device: Device = "auto",
+) -> None:
+    """Train an EAGLE-3 drafter: chains of drafted tokens on the target's hidden states. Lossless in use.
+
+    The outcome has the form of the `speculators` package. Under `accelerate launch` the processes share each batch.
+
+    Examples:
+
+      hf-lossy fit eagle3 texts --out drafter
+
+      hf-lossy fit eagle3 texts --model M --vocabulary 16000 --intermediate-size 4096 --out drafter
+    """
+    end_after(running.max_hours)
+    needs("train", "accelerate")
+    check_out(out, running.resume)
+    for name, value, least in (
+        ("--layers", layers, 1), ("--steps", steps, 1), ("--epochs", epochs, 1), ("--batch-size", batch_size, 1), ("--longest", longest, 4),
+        ("--save-every", save_every, 1), ("--seed", seed, 0), ("--vocabulary", vocabulary, 2), ("--intermediate-size", intermediate_size, 1),
+        ("--texts", texts, 1),
+    ):  # fmt: skip
+        if value is not None:
+            check_int(name, value, least, 2**31)
+    check_positive("--learning-rate", learning_rate, 1.0)
+    check_number("--held-out", held_out, 0.01, 0.5)
+    from ..methods.eagle3.data import target_of
+    from ..methods.eagle3.run import fit_eagle3 as run
+    from ..methods.eagle3.settings import FitSettings
+
+    settings = FitSettings(
+        layers=layers, vocabulary=vocabulary, intermediate_size=intermediate_size, steps=steps, epochs=epochs, batch_size=batch_size,
+        learning_rate=learning_rate, longest=longest, held_out=held_out, texts=texts, save_every=save_every, seed=seed,
+    )  # fmt: skip
+    names = models_from(ModelOptions(model=model), [Source(str(data), target_of(data), None)])
+    target, _, _ = load(names.model, None, dtype, device)
+    with going_on(out):
+        _, report = run(target, data, out, settings, resume=running.resume)
+    if report is None:  # another process has the figures
+        return
+    remember(out, ModelNames(names.model, dtype=dtype))
+    places = table("place of a draft", "accepted, %", "95 %")
+    for place, share in enumerate(report.acceptance, 1):
+        if share is None:
+            places.add_row(str(place), "no draft came to it", "")
+            continue
+        between = "" if share.low is None or share.high is None else f"{share.low:.1%} to {share.high:.1%}"
+        places.add_row(str(place), f"{share.value:.1%}", between)
+    console().print(places)
+    call = report.tokens_per_call
+    show(f"{out}: {call.value:.2f} tokens a call of the target on {report.texts} held-out texts, drafting {steps}")
+
+
+def _source(data: Path) -> Source:
+    """Name the dataset as a source of models."""
+    record = data / "mine.json"  # what else there is of it, reading the dataset checks
+    facts = read_object(record) if record.is_file() else {}
+    names = (entry.get("id") if isinstance(entry := facts.get(role), dict) else None for role in ("target", "draft"))
+    return Source(str(data), *names)
+
+
+def _thresholds(report: "JudgeReport") -> Any:
+    """Tabulate a few of the thresholds, the default among them."""
+    rows = report.thresholds
+    step = max(1, len(rows) // SHOWN)
+    shown = table("threshold", "important rejected", "unimportant accepted")
+    for i, row in enumerate(rows):
+        default = row["threshold"] == report.threshold
+        if default or i % step == 0:
+            mark = " (default)" if default else ""
+            shown.add_row(f"{row['threshold']:.10g}{mark}", f"{row['recall']:.3f}", f"{row['accepted']:.3f}")
+    return shown
+
+
+def _comparison(rows: list[dict[str, Any]]) -> Any:
+    """Tabulate every variant's AUROC."""
+    shown = table("varied", "", "AUROC", "in training")
+    for i, row in enumerate(rows):
+        first = i == 0 or rows[i - 1]["group"] != row["group"]
+        name = row["group"] if first else ""
+        shown.add_row(name, row["input"], f"{row['auroc']:.3f}", f"{row['auroc_train']:.3f}")
+    return shown

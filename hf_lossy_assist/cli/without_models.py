@@ -1,0 +1,162 @@
+"""The commands that load no model: `policies` and `report` show what there is and what was measured, `push` and `pull` share folders on the Hub."""
+
+from pathlib import Path
+from textwrap import fill, indent
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from ..registry import KINDS, REQUIRED
+from ..registry import find_entry as entry
+from ..registry.registry import CatalogEntry
+from ..registry.registry import build_catalog as catalog
+from ..terminal import console, show, show_json
+from ..validation import nearest
+from ._options import AsJson, command, needs
+
+
+Token = Annotated[str | None, "access token of the Hub (default: the stored one, or HF_TOKEN)"]
+Revision = Annotated[str | None, "branch, tag or commit"]
+
+
+@command
+def policies(
+    *,
+    name: Annotated[str | None, typer.Argument(help="show this one alone, with all that is known of it")] = None,
+    kind: Annotated[str | None, f"list only these: {', '.join(KINDS[:-1])} or {KINDS[-1]}"] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List every method, rule, stop, filter and drafter: what each guarantees, its neutral setting, its parameters and source.
+
+    Examples:
+
+      hf-lossy policies
+
+      hf-lossy policies top_k
+
+      hf-lossy policies --kind stop
+    """
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"--kind: {nearest('kind', kind, KINDS)}")
+    chosen = [line for line in catalog() if kind in (None, line.kind)]
+    if name is not None:
+        chosen = [line for line in chosen if line.name == name]
+        if not chosen:
+            raise ValueError(nearest("policy", name, {line.name for line in catalog() if kind in (None, line.kind)}))
+    if as_json:
+        show_json([line.to_dict() for line in chosen], indent=1)
+        return
+    if name is not None:
+        show("\n\n".join(map(_in_full, chosen)))
+        return
+    screen = console(highlight=False)
+    for group in dict.fromkeys(line.kind for line in chosen):
+        _show_group(screen, group, [line for line in chosen if line.kind == group])
+
+
+@command
+def report(
+    *,
+    folders: Annotated[
+        list[Path], typer.Argument(help="folders that compare, tune, fit sprinter or fit autojudge wrote")
+    ],
+    out: Annotated[Path, "the page to write; Markdown where it ends in .md"] = Path("report.html"),
+) -> None:
+    """Put figures with intervals, the front of speed and quality, the texts, and what heads are worth on one self-contained page.
+
+    Example:
+
+      hf-lossy report found tuned head --out report.html
+    """
+    needs("train", "scipy", "jinja2", "matplotlib")
+    if out.suffix not in (".html", ".md"):
+        raise ValueError(f"--out: expected a name that ends in .html or .md, got {str(out)!r}")
+    from ..artifacts.files import check_file, write_text
+    from ..evaluation.page import render_html as html
+    from ..evaluation.page import render_markdown as markdown
+    from ..evaluation.report_sections import format_title, make_sections
+    from ..evaluation.report_sections import read_folder as read
+
+    check_file("--out", out)
+    found = [read(folder) for folder in folders]
+    write = markdown if out.suffix == ".md" else html
+    write_text(out, write(format_title(found), make_sections(found)))
+    show(f"{out}: {len(found)} {'folder' if len(found) == 1 else 'folders'}, {out.stat().st_size // 1024 + 1} KB")
+
+
+@command
+def push(
+    path: Annotated[Path, typer.Argument(help="folder of a head, a policy, models, a dataset or custom_generate")],
+    repo_id: Annotated[str, typer.Argument(help="repository on the Hub: org/name")],
+    private: Annotated[bool, "--private", "make a new repository private"] = False,
+    revision: Revision = None,
+    message: Annotated[str | None, "commit message"] = None,
+    token: Token = None,
+) -> None:
+    """Upload a folder to the Hub, after a check that it loads and holds no pickle.
+
+    Example:
+
+      hf-lossy push head org/name --private
+    """
+    from ..policy import sharing
+
+    show(sharing.push(path, repo_id, private=private or None, token=token, message=message, revision=revision))
+
+
+@command
+def pull(
+    repo_id: Annotated[str, typer.Argument(help="org/name, org/name@revision or datasets/org/name")],
+    out: Annotated[Path | None, "folder to copy it into; must not exist"] = None,
+    revision: Revision = None,
+    token: Token = None,
+    local_files_only: Annotated[bool, "--local-files-only", "use the local cache and no network"] = False,
+    force_download: Annotated[bool, "--force-download", "download again what is in the cache"] = False,
+) -> None:
+    """Download a head, a policy, models or a dataset from the Hub, check them, and print the folder.
+
+    Examples:
+
+      hf-lossy pull org/name --out head
+
+      hf-lossy pull datasets/org/name --out data
+    """
+    from ..policy import sharing
+
+    if local_files_only and force_download:
+        raise ValueError("--local-files-only and --force-download contradict each other: pass one of them")
+    where = {"local_files_only": local_files_only, "force_download": force_download}
+    show(sharing.pull(repo_id, out, revision=revision, token=token, **where))
+
+
+def _in_full(line: CatalogEntry) -> str:
+    """Write one entry as lines, which fit any width."""
+    ladder = entry(line.kind, line.name).ladder
+    rows = {
+        f"{line.kind} {line.name}": line.summary, "guarantee": line.guarantee, "neutral": line.neutral, "parameters": _given(line) or "none",
+        "source": line.source, "in Python": f"hla.{line.class_name}",
+        "tune tries": "this setting alone" if ladder is None else f"{ladder[0]} = {', '.join(map(str, ladder[1]))}",
+    }  # fmt: skip
+    return "\n".join(f"{what}: {value}" for what, value in rows.items())
+
+
+def _show_group(screen: Any, kind: str, lines: list[CatalogEntry]) -> None:
+    """Print entries below each other: six columns beside each other take more than a terminal is wide."""
+    screen.print(Text(f"{kind}s", style="bold underline"))
+    for line in lines:
+        title = Text().append(line.name, style="bold").append(f"  {line.guarantee}")
+        facts = {
+            "parameters": _given(line),
+            "neutral": line.neutral,
+            "source": line.source.removeprefix("huggingface.co/"),
+        }
+        beside = "; ".join(f"{what}: {value}" for what, value in facts.items() if value)
+        screen.print(title, overflow="fold")
+        for text, style in ((line.summary, ""), (beside, "dim")):
+            screen.print(Text(indent(fill(text, screen.width - 4), "    "), style=style))
+    screen.print()
+
+
+def _given(line: CatalogEntry) -> str:
+    return ", ".join(name if value == REQUIRED else f"{name}={value}" for name, value in line.parameters.items())

@@ -41,7 +41,7 @@ def make_part_policy(name: str, policies: Iterable[str]) -> LossyPolicy:
         )
     groups = {"policies": sorted(policies)} | {f"{seam}s": sorted(Names(seam)) for seam in SEAMS}
     listed = "; ".join(f"{group}: {', '.join(names)}" for group, names in groups.items())
-    close = difflib.get_close_matches(name, [n for names in groups.values() for n in names], n=1)
+    close = difflib.get_close_matches(name.lower(), [n for names in groups.values() for n in names], n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ValueError(f"lossy_policy: unknown policy {shown(name)}.{hint} There are {listed}")
 

@@ -220,6 +220,7 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
             ],
             "--companion int8 is the draft model in int8, and --drafter drafts without one",
         ),
+        (["generate", "--policy", "SVIP"], "Did you mean 'svip'?"),
         (["push", "{tmp}/there", "org/x"], "is no head"),
         (["push", "{tmp}/nowhere", "org/x"], "no folder"),
         (["push", str(SHIPPED), "org/x"], "HF_HUB_OFFLINE"),

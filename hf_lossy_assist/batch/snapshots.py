@@ -3,7 +3,6 @@
 import functools
 import io
 import logging
-import pickle
 import random
 import re
 import threading
@@ -186,12 +185,7 @@ class Snapshot:
             if module is random:
                 self._add(module, random.getstate, random.setstate, lambda a, b: a == b)
             elif module in (np, np.random):
-                self._add(
-                    module,
-                    states.numpy_state,
-                    lambda state: np.random.set_state(pickle.loads(state)),
-                    lambda a, b: a == b,
-                )
+                self._add(module, np.random.get_state, np.random.set_state, states.same_values)
             elif not (states.is_library(module.__name__) or module.__name__.partition(".")[0] == PACKAGE):
                 self._todo += [y for n, y in vars(module).items() if n in attributes]
 

@@ -17,7 +17,6 @@ COMMANDS = {
     "profile": ("profile",),
     "compare": ("compare",),
     "tune": ("tune",),
-    "evaluate": ("evaluate",),
     "fit sprinter": ("fit", "sprinter", "data"),
     "fit specdec": ("fit", "specdec", "data"),
     "fit autojudge": ("fit", "autojudge", "data"),

@@ -14,13 +14,7 @@ from support.hub_server import card_problems
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, Head, HeadConfig, LinearHead, MLPHead, demo
-from hf_lossy_assist.methods.autojudge.classifiers import (
-    GRID,
-    JudgeSettings,
-    fit_classifier,
-    folded,
-    threshold_table,
-)
+from hf_lossy_assist.methods.autojudge.classifiers import GRID, JudgeSettings, fit_classifier, folded, threshold_table
 from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
 from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, MinedTable, hidden_states, read_mined
 from hf_lossy_assist.methods.autojudge.judge_config import LABEL

@@ -62,6 +62,7 @@ def drawn(call, lengths):
     return call | {"generator": [torch.Generator().manual_seed(seed) for seed in range(len(lengths))]}
 
 
+@pytest.mark.full
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("call", CALLS)
 def test_the_texts_of_many_calls(replaying, monkeypatch, call):
@@ -133,6 +134,7 @@ def test_rows_that_leave(replaying):
     assert replaying.moved == 0
 
 
+@pytest.mark.full
 def test_what_the_caller_is_given_is_his(replaying):
     out = written(replaying, lengths=(9,))
     kept = {t.data_ptr() for shelf in storage.pool_of(pair()[0]).free for t in shelf.tensors.values()}

@@ -226,6 +226,7 @@ def test_lenience_when_greedy():
 # -- looser, and never less than strict -----------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.nightly(every=2)
 @settings(max_examples=10)
 @given(st.integers(0, 2**31))
@@ -236,6 +237,7 @@ def test_looser_accepts_a_superset(name, mode, seed):
     assert (lengths.diff(dim=0) >= 0).all()
 
 
+@pytest.mark.full(every=2)
 @settings(max_examples=5)
 @given(st.integers(0, 2**31))
 @pytest.mark.parametrize(
@@ -255,6 +257,7 @@ def test_every_rule_with_a_threshold_has_a_ladder():
     assert without == {"all_but_last", "synthetic_for_benchmarks"}
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.nightly(every=2)
 @settings(max_examples=10)
 @given(st.integers(0, 2**31))

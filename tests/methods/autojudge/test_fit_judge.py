@@ -397,7 +397,6 @@ def test_too_few_are_refused(tmp_path, data):
     assert not (tmp_path / "head").exists()
 
 
-@pytest.mark.full
 def test_other_models_are_refused(tmp_path, data):
     target, draft, companion, tokenizer = models()
     with pytest.raises(ValueError, match="mined with the draft demo-draft .* and the draft here is demo-companion"):
@@ -476,7 +475,6 @@ def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypat
     assert not list((tmp_path / "deep").iterdir())
 
 
-@pytest.mark.full
 def test_the_command(data, tmp_path):
     import typer
     from typer.testing import CliRunner

@@ -69,6 +69,7 @@ def test_markdown_says_the_same(folder):
     assert "| 50.0 (34.6–72.2) | 3.00 (1.62–5.55) | 2.00 | 5.00 | 80% | lossless | – | – | 4/4 | 2/4, 50%" in row
 
 
+@pytest.mark.full
 def test_a_search_is_judged_on_the_problems_of_its_certificate(tmp_path):
     """Two problems settings were tried on, where svip was slow, and two others."""
     store, tried, later = ResultFolder(tmp_path / "tuned", FACTS | {"first": 2}, False), a_run(svip=9.0), a_run()

@@ -33,6 +33,7 @@ def folder(where, **changes):
     return where
 
 
+@pytest.mark.full
 def test_a_head_with_curves(tmp_path):
     found = read_folder(folder(tmp_path / "head"))
     page = html([found])

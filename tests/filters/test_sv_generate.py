@@ -62,6 +62,7 @@ def exactly(exact: str, cost: float = 0.3):
     return hla.SpeculativeVerification(made, companion, 2, exact)
 
 
+@pytest.mark.full
 @pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("exact", ["full", "prefix"])
 def test_samples_have_the_targets_law(exact):
@@ -69,6 +70,7 @@ def test_samples_have_the_targets_law(exact):
     assert goodness(sample(exactly(exact), {}, CALLS // 2), target_law(())) > REJECT
 
 
+@pytest.mark.full
 def test_samples_of_the_papers_form_have_another_law():
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match="lossy"):
@@ -76,6 +78,7 @@ def test_samples_of_the_papers_form_have_another_law():
     assert goodness(counts, target_law(())) < REJECT
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("exact", ["full", "prefix"])
 def test_demo_samples_have_the_targets_law(models, exact):
     """Two tokens at temperature 2, where the demo's target is unsure enough: the first, and the second behind its likeliest first.

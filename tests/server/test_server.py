@@ -48,6 +48,7 @@ def alone(models, prompt, **settings):
     return tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
+@pytest.mark.full
 def test_many_clients_get_the_texts_of_generate(models, running):
     """More than there are places; half of them streamed, under two policies."""
     client, prompts = running.client(), problems(16)
@@ -67,6 +68,7 @@ def test_many_clients_get_the_texts_of_generate(models, running):
     assert running.free()
 
 
+@pytest.mark.full
 def test_a_drafter_on_the_targets_states(models):
     target, _, tokenizer = models
     prompts = problems(6)

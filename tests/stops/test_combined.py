@@ -220,6 +220,7 @@ EVERY = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("name", EVERY)
 def test_samples_have_the_targets_law(name, monkeypatch):

@@ -221,6 +221,7 @@ def test_a_companion_has_nothing_to_read_in_a_round_without_drafts():
     greedy_equals(LossyPolicy(stop=Sometimes(), filter=ObserveOnlyFilter(companion)), RAGGED)
 
 
+@pytest.mark.full
 def test_samples_have_the_targets_law(monkeypatch):
     """T = 1 + .4·γ and few remembered rounds, so that γ is 0 in some rounds and not in others."""
     stop, (settings, warpers) = (

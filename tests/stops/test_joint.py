@@ -326,6 +326,7 @@ def test_it_decides_without_a_look_at_the_device():
         assert found.device.type == "meta" and found.shape == (3,)
 
 
+@pytest.mark.full
 def test_more_is_drafted_where_more_is_accepted():
     settings, drafted = WHOLE | {"max_new_tokens": 200}, {}
     for kind in ("always", "never"):

@@ -114,6 +114,7 @@ def test_the_longest_setting_never_stops_early(name):
 # -- in the engine --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=16)
 @pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", CASES)

@@ -1,6 +1,8 @@
 """`hf-lossy serve`: an OpenAI-compatible server."""
 
+import logging
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,16 +83,19 @@ def serve(
         hla.Runner(policy, draft, tokenizer=tokenizer).validate(target)
     limits = Limits(chosen, max_new_tokens, _longest(target, draft, max_length))
     engine = Engine((target, draft, tokenizer), chosen, batch_size, max_waiting)
+    engine.check_settings()
     called = name or (Path(names.model).name if names.model is not None else "demo")
     bounds = Bounds(most_connections(batch_size + max_waiting), grace=grace)
-    listen(
-        Server(engine, called, limits, api_key, bounds),
-        host,
-        port,
-        lambda url: show(
-            f"{called} at {url} (policies: {', '.join(chosen)}); Ctrl-C ends it once all texts are written"
-        ),
-    )
+    line = f"(policies: {', '.join(chosen)}); Ctrl-C ends it once all texts are written"
+    try:
+        listen(
+            Server(engine, called, limits, api_key, bounds), host, port, lambda url: show(f"{called} at {url} {line}")
+        )
+    finally:
+        if engine.is_alive():  # within a forward, in which Python's own end would abort the process
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(0)
 
 
 def _by_name(policies: list[str]) -> dict[str, Any]:

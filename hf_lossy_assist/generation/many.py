@@ -17,6 +17,7 @@ from .pairs import refuse_helpers, refuse_models, refuse_target
 from .places import Room
 from .spread import refuse_spread
 from .unsupported import Settings, other_inputs
+from .which_policy import policy_in
 
 
 # What belongs to one call, or to the rows of one, of the arguments of `generate`.
@@ -68,7 +69,7 @@ class Texts(Iterator[Result]):
 
 
 def generate_many(
-    target: Any, prompts: Iterable[str | Sequence[int]], *, assistant_model: Any = None, lossy_policy: Any = "strict", max_rows: int = 16,
+    target: Any, prompts: Iterable[str | Sequence[int]], *, assistant_model: Any = None, lossy_policy: Any = None, max_rows: int = 16,
     max_tokens: int | None = None, tokenizer: Any = None, seed: int | None = None, numbers: Iterable[int] | None = None, **settings: Any,
 ) -> Texts:  # fmt: skip
     """The texts of many prompts, as they finish, `max_rows` of them at a time.
@@ -80,7 +81,7 @@ def generate_many(
     Args:
         target: the model. prompts: texts, for which `tokenizer` is needed, or lists of token ids; from any iterable, which is read as rows
             become free.
-        assistant_model, lossy_policy, settings: as of an enabled model's `generate`; lengths by `max_new_tokens=`. `stopping_criteria` and
+        assistant_model, lossy_policy, settings: as of an enabled model's `generate`, without a policy strict; lengths by `max_new_tokens=`. `stopping_criteria` and
             `logits_processor` that keep something for a text are given as a function, which is called with each prompt's token ids and
             returns a list of them.
         max_rows: how many are written at a time. Where memory runs out it is halved, with a warning. Up to 1024 tokens of the prompts behind
@@ -133,7 +134,9 @@ def generate_many(
         raise TypeError(f"numbers: expected a whole number for each prompt, got {shown(numbers)}")
     numbered = enumerate(prompts) if numbers is None else _numbered(numbers, prompts)
     settings |= {"assistant_model": assistant_model, "drafter": drafter}
-    guests = Guests(target, as_policy(lossy_policy), tokenizer, seed, settings)
+    configs = settings.get("generation_config"), target.generation_config
+    policy = as_policy((policy_in(*configs) if lossy_policy is None else lossy_policy) or "strict")
+    guests = Guests(target, policy, tokenizer, seed, settings)
     return Texts(InFlight(guests, Room(max_rows, max_tokens)), numbered)
 
 

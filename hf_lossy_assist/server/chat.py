@@ -44,8 +44,11 @@ def chat_prompt(turns: list[Turn], tokenizer: Any) -> str:
     marks = [f" turn{place}end" for place in range(len(turns))]
     marked = [turn | {"content": turn["content"] + mark} for turn, mark in zip(known, marks, strict=True)]
     rendered = _render(marked, tokenizer)
+    behind = 0  # where the last mark was found: turns stand in their order but for a few that a template moves
     for turn, mark in zip(turns, marks, strict=True):
-        if turn["content"].strip() and mark.strip() not in rendered:
+        place = rendered.find(mark.strip(), behind)
+        behind = max(place, behind)
+        if turn["content"].strip() and place < 0 and mark.strip() not in rendered:
             raise Refused(
                 f"messages: the chat template leaves out a message of role {shown(turn['role'])}: give its text to another role"
             )
@@ -55,7 +58,11 @@ def chat_prompt(turns: list[Turn], tokenizer: Any) -> str:
 def _with_known_roles(turns: list[Turn], tokenizer: Any) -> list[Turn]:
     if not any(turn["role"] == "developer" for turn in turns):
         return turns
-    if re.search(r"""["']developer["']""", tokenizer.get_chat_template()):
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError as error:  # several templates and none by default, or none at all
+        raise Refused(f"messages: {one_line(str(error), 200)}") from None
+    if re.search(r"""["']developer["']""", template):
         return turns
     return [turn | {"role": "system"} if turn["role"] == "developer" else turn for turn in turns]
 

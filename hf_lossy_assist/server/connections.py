@@ -125,14 +125,14 @@ def _stopped(clock: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
 
 
 class OncePerSecond(logging.Filter):
-    """Let each warning through once a second: clients must not fill the log."""
+    """Let each message through once a second: clients must not fill the log."""
 
     def __init__(self) -> None:
         super().__init__()
         self.last: dict[str, float] = {}  # by the message without its arguments
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno > logging.WARNING or record.created - self.last.get(record.msg, 0.0) >= 1:
+        if record.created - self.last.get(record.msg, 0.0) >= 1:
             self.last[record.msg] = record.created
             return True
         return False

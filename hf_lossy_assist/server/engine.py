@@ -105,6 +105,15 @@ class Engine(threading.Thread):
         """Give up a job; one that is over is none."""
         self._inbox.put(number)
 
+    def check_settings(self) -> None:
+        """Prepare a text of one token for each policy. Raises: `ValueError` or `TypeError`, one line, where every request would be refused."""
+        draft, drafter = apart(self.draft, None)
+        settings = {"assistant_model": draft, "drafter": drafter, "max_new_tokens": 1}
+        for policy in self.policies.values():
+            Guests(self.target, policy, self.tokenizer, 0, settings).call(
+                0, self.tokenizer("a")["input_ids"] or [0], {}
+            )
+
     def give_up(self, error: Exception) -> None:
         """Fail all jobs."""
         self._fail(list(self._jobs), error)

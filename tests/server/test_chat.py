@@ -58,3 +58,14 @@ def test_an_assistants_message_at_the_end_is_continued():
     assert prompt(ANY, *turns, ("user", "who?")) == "<user>hi</><assistant>I am </><user>who?</><assistant>"
     with pytest.raises(Refused, match="the chat template refuses them: continue_final_message"):
         prompt(DEVELOPER, *turns)
+
+
+def test_many_messages_take_time_by_their_number_alone():
+    """Each mark is looked for behind the last one: a client must not hold the server up with one conversation."""
+    turns = [("user", "a"), ("assistant", "b")] * 10_000 + [("user", "c")]
+    assert prompt(ANY, *turns).endswith("<assistant>")
+
+
+def test_templates_without_a_default_are_refused_in_one_line():
+    with pytest.raises(Refused, match=r"^messages: [^\n]*$"):
+        prompt({"one": ANY, "two": ANY}, ("developer", "brief"), ("user", "hi"))

@@ -85,6 +85,7 @@ def test_each_public_name_says_what_it_is(name):
     assert says and says.strip() and not says.startswith(f"{name}("), f"{name} has no docstring"
 
 
+@pytest.mark.full
 def test_each_module_says_what_it_is_for():
     modules = files("hf_lossy_assist", "benchmarks", "examples", "tools", "tests", ending=".py")
     assert [relative(path) for path in modules if not ast.get_docstring(ast.parse(path.read_bytes()))] == []

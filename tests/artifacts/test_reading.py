@@ -87,6 +87,7 @@ def refusal(call, *given):
     return str(error)
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 @pytest.mark.parametrize("name", BAD)
 def test_bad_json_is_refused_in_one_line(tmp_path, place, name):

@@ -113,7 +113,7 @@ def test_what_the_first_call_leaves_may_serve_all_rows(target, ways, way):
 PROMPTS = [small.one(6 + n, seed=n)["input_ids"][0].tolist() for n in range(4)]
 
 
-@pytest.mark.full(every=9)
+@pytest.mark.full(every=27)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("way", ["model", "stops", "suffix", "eagle3"])
 @pytest.mark.parametrize("name", [name for name in FOLLOWED if name not in ("class attribute", "global", "Python's noise", "global noise")])  # fmt: skip

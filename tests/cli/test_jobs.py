@@ -357,7 +357,7 @@ def test_a_folder_of_the_users_own_is_not_taken(job):
     assert not job.out.exists()
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
 def test_files_of_the_users_own_beside_a_run_stay(job):
     job.left()
     own = {"notes.txt", "mine.part", "data.parquet", ".config.json", f".{job.record}"}

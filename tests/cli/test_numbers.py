@@ -206,7 +206,7 @@ BESIDE = {
 } | {f"{command} {option}": ["--do-sample"] for command in ("generate", "mine", "compare", "tune") for option in ("--temperature", "--top-k", "--top-p")}  # fmt: skip
 
 
-@pytest.mark.full(every=6)
+@pytest.mark.full(every=18)
 @pytest.mark.parametrize(("words", "option", "fraction"), list(options()), ids=str)
 def test_every_number_of_the_command_line(words, option, fraction, tmp_path, monkeypatch):
     """Refused by its name, before a model is loaded or a file is written."""

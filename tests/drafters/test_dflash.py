@@ -65,6 +65,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.parametrize("inputs", [small.one(), small.ragged()], ids=["one", "ragged"])
 @pytest.mark.parametrize("flags", SETTINGS.values(), ids=SETTINGS)

@@ -79,6 +79,7 @@ def test_the_texts_of_many_calls(replaying, monkeypatch, call):
     assert replaying.calls > 10 and replaying.moved == 0
 
 
+@pytest.mark.full
 def test_what_is_read_too_late_is_found(replaying, monkeypatch):
     """Else the test above would say nothing."""
     monkeypatch.setattr(compilation, "copied", lambda out: out)
@@ -89,6 +90,7 @@ def test_what_is_read_too_late_is_found(replaying, monkeypatch):
     assert not same
 
 
+@pytest.mark.full
 def test_nothing_of_a_replay_is_left_where_a_later_round_could_read_it(replaying, monkeypatch):
     """A result that somebody still holds keeps CUDA graphs from beginning anew."""
     caches = []

@@ -35,6 +35,7 @@ def rounds(draw):
     return np.array(accept).reshape(batch, gamma), 1.0 + np.cumsum([0.0, *steps]), sure
 
 
+@pytest.mark.full
 @given(rounds())
 def test_the_choice_is_the_papers_loop(case):
     accept, seconds, sure = case

@@ -151,7 +151,7 @@ def test_warpers_that_leave_several_tokens(models):
     assert torch.allclose(*first, atol=1e-4) and 0 < first[0].isneginf().float().mean() < 1
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("name", TEXTS)
 def test_an_honoured_setting_changes_the_text_as_in_transformers(models, name):
     settings = TEXTS[name]
@@ -271,6 +271,7 @@ def drafter(models, **settings):
     return seen[0]
 
 
+@pytest.mark.full
 def test_compiled_rounds(models):
     """`cache_implementation`, `compile_config`, `disable_compile`: the text stays."""
     graphs, expected = CompileConfig(backend="eager"), stock(models)
@@ -394,6 +395,7 @@ IDLE = {
 }
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.filterwarnings("ignore:Passing ContinuousBatchingConfig:FutureWarning")
 @pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
 def test_a_setting_without_effect_has_none(models, name):

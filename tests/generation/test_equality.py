@@ -70,6 +70,7 @@ def test_ragged_batch(name, kind):
         assert torch.equal(assisted(model, inputs, draft, constant(gamma), eos_token_id=eos).sequences, ended), gamma
 
 
+@pytest.mark.full(every=8)
 @pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("name", tiny.BATCHED)
 def test_one_row(name):
@@ -83,7 +84,7 @@ def test_one_row(name):
             assert torch.equal(out.sequences, expected), (length, kind, gamma)
 
 
-@pytest.mark.full(every=9)
+@pytest.mark.full(every=18)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize(
@@ -133,6 +134,7 @@ def test_several_eos_and_max_length():
         assert torch.equal(out.sequences, greedy(model, inputs, **settings)), settings
 
 
+@pytest.mark.full
 def test_text_that_fills_the_learned_positions():
     """GPT-2 has no position behind the last one, not even for the padding of a row that is ahead of the others."""
     model = tiny.build("gpt2", n_positions=14 + NEW)
@@ -297,6 +299,7 @@ def test_unusual_attention_is_right_or_refused(make, lengths):
 # -- processors, criteria, settings ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=12)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize(
     "settings",

@@ -155,6 +155,7 @@ def test_sampling_filters_are_applied_once_at_every_position(target, name, shape
     assert 0 < out.speculation.draft_acceptance_rate < 1
 
 
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("setting", [{}, {"temperature": 1.6, "top_k": 4}], ids=["plain", "warped"])
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 def test_sampled_text_has_the_targets_law(setting, gamma):
@@ -217,6 +218,7 @@ def test_the_output_is_transformers_own_class_with_one_field_more(target, draft)
     assert len(ours.speculation.rows) == 3 and ours.speculation.num_new_tokens == 3 * NEW
 
 
+@pytest.mark.full
 def test_an_encoder_decoder_gives_the_encoder_decoder_class():
     target = hla.enable(t5())
     own, ours = greedy(target, near(target, 0.004), {"input_ids": PROMPTS["one"]["input_ids"]}, output_scores=True)

@@ -94,6 +94,7 @@ def test_a_cache_that_grows_under_any_name(name, where):
     assert torch.equal(got, expected)
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize(
     ("name", "value", "neutral"),
     [

@@ -47,6 +47,7 @@ def test_a_round_on_its_own_states_leaves_the_targets_law(kind, pads, stop):
     assert wrong < 1e-5 and runner.verified > 0.5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("gamma", [1, 3])
 @pytest.mark.parametrize("kind", PLAIN)
 def test_sampled_texts_have_the_targets_law(kind, gamma):
@@ -69,6 +70,7 @@ def test_sampled_texts_have_the_targets_law(kind, gamma):
 # -- judges and statistics --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("spec", [hla.FeatureSpec("target", "predicting"), hla.FeatureSpec("both", "token")], ids=str)
 @pytest.mark.parametrize("kind", PLAIN)
@@ -93,6 +95,7 @@ def test_a_judges_texts_and_statistics_are_the_papers_loops(kind, spec):
     assert torch.equal(out.sequences, target.generate(**inputs, max_new_tokens=new, do_sample=False))
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("kind", PAIR)
 def test_methods_at_their_neutral_settings(kind):
     """SPRINTER that asks about every token, SpecDec++'s head as a stop: heads that read a hybrid draft's states."""
@@ -136,6 +139,7 @@ def test_a_streamer_is_told_the_text_as_rounds_write_it(kind):
     assert sum(pieces.told, []) == own[0].tolist() and len(pieces.told) > 3
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("kind", PAIR)
 def test_a_stop_string_ends_each_row_where_it_falls(kind):
     """In the middle of a round's tokens, of rows of one batch at different places."""
@@ -164,6 +168,7 @@ def test_a_stop_string_ends_each_row_where_it_falls(kind):
 # -- other kinds of numbers -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize(
     "kind, dtype",
     [("qwen3_5_text", torch.float64), ("mamba2", torch.float64), *((its, torch.bfloat16) for its in PAIR)],

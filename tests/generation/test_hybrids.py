@@ -23,6 +23,7 @@ def enabled(kind):
     return hla.enable(copy.deepcopy(hybrids.model(kind)))
 
 
+@pytest.mark.full
 @pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("kind", hybrids.KINDS)
 def test_ragged_rows_have_generates_text(kind):
@@ -54,6 +55,7 @@ def test_every_length_of_a_draft(kind, right):
             )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", PAIR)
 def test_one_prompt_and_a_judge_that_keeps_nothing(kind):
     target = enabled(kind)
@@ -91,6 +93,7 @@ def test_either_of_a_pair_may_keep_states(target, draft):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [*PAIR, "falcon_h1", "lfm3"])
 def test_a_chat_goes_on_here_and_there(kind):
     """Three turns on the output's cache, each by Transformers and by us: texts do not depend on who wrote the turns before."""
@@ -113,6 +116,7 @@ def test_a_chat_goes_on_here_and_there(kind):
             texts.append(text)
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("kind", PAIR)
 def test_many_texts(kind):
     target = enabled(kind)

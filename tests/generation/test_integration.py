@@ -219,6 +219,7 @@ def test_a_text_generation_pipeline_takes_a_policy(target, draft, where, batch_s
     assert calls
 
 
+@pytest.mark.full(every=3)
 @peft_warns
 @pytest.mark.parametrize("wrapped", ["target", "draft", "both"])
 @pytest.mark.parametrize("prompts", [one(), ragged()], ids=["one", "ragged"])

@@ -41,7 +41,7 @@ def targets(tmp_path_factory):
     return {name: mtp if name == "mtp" else plain for name in DRAFTERS}
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=12)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("stopped", [False, True], ids=["strict", "stop"])

@@ -24,7 +24,7 @@ def pair():
     return enabled_pair()
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=12)
 @pytest.mark.parametrize("max_rows", [1, 3, 16])
 @pytest.mark.parametrize(
     "policy",
@@ -38,6 +38,7 @@ def test_greedy_texts_are_those_of_generate(pair, policy, max_rows):
     assert len({len(text) for text in expected}) > 1, "some end by themselves"
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize(
     "settings",
     [{"repetition_penalty": 1.7}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 10}, {"bad_words_ids": [[20, 20], [60]]},
@@ -50,6 +51,7 @@ def test_processors_see_each_text_alone(pair, settings):
     assert expected != [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()], "it changes some text"
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize(
     "policy",
     ["top_k:k=3", hla.Limited(hla.TopK(5), per_request=2), hla.RegretBudget(2.0), hla.CSD(0.5, seen=1),
@@ -297,6 +299,7 @@ def test_a_prompt_that_is_none_is_refused_by_its_number(pair, prompt):
         list(hla.generate_many(pair[0], [[5, 6], prompt], assistant_model=pair[1], **SETTINGS))
 
 
+@pytest.mark.full
 def test_nothing_is_left_when_the_caller_stops(pair):
     found = hla.generate_many(pair[0], prompts(), assistant_model=pair[1], max_rows=3, **SETTINGS)
     next(found)
@@ -351,6 +354,7 @@ def test_numbers_decide_the_random_numbers(pair):
         list(hla.generate_many(pair[0], prompts(), assistant_model=pair[1], numbers=itertools.repeat(3), **SETTINGS))
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize(
     ("given", "count"),
     [

@@ -34,6 +34,7 @@ def oom_once(monkeypatch, owner, name, when):
     return ran
 
 
+@pytest.mark.full
 @pytest.mark.nightly(every=2)
 @pytest.mark.filterwarnings("ignore:generate_many. memory ran out")
 @pytest.mark.parametrize("what", ["keys", "values"])

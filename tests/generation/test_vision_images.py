@@ -142,6 +142,7 @@ CHATS = {
 }
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("chat", CHATS.values(), ids=list(CHATS))
 def test_a_chat_goes_on_behind_pictures(chat):
     wanted = turns(*chat)
@@ -276,6 +277,7 @@ def law_of_two(name, inputs, **sample):
 PER_TOKEN = {"attention_mask": 1, "mm_token_type_ids": 0}
 
 
+@pytest.mark.full
 def test_sampling_has_the_targets_law_behind_a_picture():
     """χ² over 3000 texts of two tokens; a rule that takes all that is drafted is told apart."""
     name, sample = "qwen2_5_vl", {"do_sample": True, "top_k": 3}

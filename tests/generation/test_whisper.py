@@ -82,6 +82,7 @@ def cases():
                     yield pytest.param(name, rows, frames, id=f"{name}-{rows}-{frames}")
 
 
+@pytest.mark.full(every=15)
 @pytest.mark.nightly(every=5)
 @pytest.mark.parametrize("name, rows, frames", list(cases()))
 def test_it_writes_generates_own_ids(name, rows, frames):

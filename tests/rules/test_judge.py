@@ -300,6 +300,7 @@ RULES = {
 }  # fmt: skip
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
 @pytest.mark.parametrize("name", RULES)
 def test_law_by_enumeration(name, certain):

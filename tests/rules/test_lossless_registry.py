@@ -113,7 +113,7 @@ def test_the_table_has_every_name_and_no_other():
     assert sorted(MADE) == sorted(NAMES)
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_says_lossless_has_the_targets_law(name):
     policy = made(name)
@@ -160,6 +160,7 @@ class ByWidth(hla.Verification):
         return replace(selection, draft=draft)
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("stop", STOPPING)
 @pytest.mark.parametrize("exact", ["full", "prefix"])
 def test_sv_where_a_rounds_width_depends_on_what_was_drawn(exact, stop):
@@ -190,6 +191,7 @@ def weighing(exact: str, seed: int | None = None, rows: int = 2) -> hla.Verifica
     return hla.Verification(of_these(cells, latency, 3), models(3)[2], exact, fallback=False)
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("filter_", ["full", "prefix", "staged", "all"])
 @pytest.mark.parametrize("lengths", [(4, 4), (5, 2)], ids=str)
 def test_two_rows_together(lengths, filter_):
@@ -244,6 +246,7 @@ def test_two_rows_whose_drafts_end_together(rule):
     assert Practised.said >= {(2, True), (2, False)}, "the stop says the same whatever the first tokens are"
 
 
+@pytest.mark.full
 def test_three_rows_together():
     target, draft, _ = models(3)
     policy = hla.LossyPolicy(stop=hla.Constant(2), filter=weighing("full", 17, 3))

@@ -150,7 +150,7 @@ def edges_of(formula) -> Callable[[Verified], torch.Tensor]:
     return edges
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("gamma", [1, 2])
 @pytest.mark.parametrize(("name", "i"), LAWS)
 def test_its_law_is_its_formula(name, i, gamma):

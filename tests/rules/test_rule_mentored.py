@@ -66,6 +66,7 @@ def solved(p: np.ndarray, q: np.ndarray, budget: float) -> float:
     return best + lost
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("holes", [0.0, 0.3])
 @pytest.mark.parametrize("budget", [0.001, 0.05, 0.2, 1.0])
 def test_within_the_budget_and_minimal(budget, holes):

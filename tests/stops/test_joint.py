@@ -288,6 +288,7 @@ def test_the_last_row_of_a_batch_is_svips():
 # -- in the engine --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 def test_greedy_text_is_the_targets_whatever_the_clock_says(kind, monkeypatch):
     """A clock that goes by leaps, and one that stands still."""
@@ -373,6 +374,7 @@ def test_what_a_place_draws_does_not_depend_on_how_long_the_draft_is():
 # -- what outlives a call -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_what_was_learnt_of_a_pair_is_kept_for_it_alone():
     model = tiny.build("llama")
     one, other = tiny.noisy(model, 0.05), tiny.noisy(model, 0.3)

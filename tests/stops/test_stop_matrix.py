@@ -95,6 +95,7 @@ def test_a_run_leaves_nothing_to_the_next(name):
     assert len(set(drafted)) > 2 or not CASES[name].varied, "lengths that do not differ prove little"
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("name", CASES)
 def test_rows_in_another_order_draft_the_same(name):
     """Also with other numbers in the call: what is kept of a row is its own."""

@@ -59,6 +59,7 @@ def test_what_the_tests_say_is_the_answer(code, response, answer):
     assert found is None if answer is None else found is not None and found.startswith(answer)
 
 
+@pytest.mark.full
 def test_an_endless_loop_has_failed_in_any_thread(code):
     problem = code.problems()[0]
     quick = CodeTask(code.path, timeout=0.5, **ALLOWED)

@@ -233,6 +233,7 @@ def test_equivalence_goes_both_ways_and_gold_one(gsm):
     assert task.slow is False and task.against_running is False
 
 
+@pytest.mark.full
 def test_monstrous_answers_end():
     assert equal("9**9**9**9", "9") is False
     assert equal("9" * 10_000, "9") is False

@@ -28,10 +28,15 @@ MINE = ("mine", "--task", "demo", "--limit", PROBLEMS, "--batch-size", 12)
 @pytest.fixture(scope="module")
 def mined(tmp_path_factory):
     """A mined dataset of the demo, by `mine` in this process."""
+    import typer
+    from typer.testing import CliRunner
+
     from hf_lossy_assist.cli.mine import mine
 
-    out = tmp_path_factory.mktemp("mined") / "mined"
-    mine(out, limit=PROBLEMS, batch_size=12)
+    out, app = tmp_path_factory.mktemp("mined") / "mined", typer.Typer()
+    app.command()(mine)
+    result = CliRunner().invoke(app, ["--out", str(out), "--limit", str(PROBLEMS), "--batch-size", "12"])
+    assert result.exit_code == 0, result.output
     return out
 
 

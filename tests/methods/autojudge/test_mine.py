@@ -114,6 +114,7 @@ def test_the_labels_are_what_generate_says():
         assert answer == mismatch.answer and mismatch.important == (answer != one.target_answer)
 
 
+@pytest.mark.full
 def test_a_wrong_draft_means_an_important_token():
     m = loaded()
     texts = [one.prompt_ids for one in local()]

@@ -290,7 +290,7 @@ def test_a_dataset_comes_back_as_it_was(data):
         ("distance", math.nan, "distance is not from 0 to 1 everywhere"),
         ("distance", -0.1, "distance is not from 0 to 1 everywhere"),
         ("features", math.inf, "states that are NaN or infinite"),
-        ("prompt", -1, "numbers below 0"),
+        ("prompt", -1, "prompt is from -1"),
         ("position", -1, "numbers below 0"),
     ],
 )

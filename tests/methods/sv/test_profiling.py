@@ -412,6 +412,7 @@ def test_a_made_profile_decodes(models, made):
 # -- refused ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_what_is_refused_leaves_nothing(models, made, tmp_path):
     def run(settings=QUICK, count=3, out=tmp_path / "x", **others):
         given = {"target": models.target, "draft": models.draft, "companion": models.companion} | others

@@ -145,6 +145,26 @@ def row_of(arm: Arm, arms: list[Arm]) -> dict[str, Any]:
     }
 
 
+def show_by_batch(arms: list[Arm], args: argparse.Namespace) -> None:
+    """Print what each arm reached beside the first of its batch size, and write it to `args.json`."""
+    table = Table(
+        "arm", "batch", "tokens/s", "range", "× target", "equal", "accepted", "a call", title=machine(args.device)
+    )
+    rows = []
+    for size in sorted({arm.batch_size for arm in arms}):
+        same = [arm for arm in arms if arm.batch_size == size]
+        for arm in same:
+            r = row_of(arm, [same[0], same[0], *arms])
+            rows.append(r)
+            accepted = "" if r["draft_acceptance_rate"] is None else f"{r['draft_acceptance_rate']:.1%}"
+            table.add_row(
+                arm.name, str(size), str(r["tokens_per_second"]), f"{r['lowest']}–{r['highest']}", str(r["over_target"]),
+                f"{r['texts_equal_to_target']:.0%}", accepted, str(r["mean_acceptance_length"] or ""),
+            )  # fmt: skip
+    Console(width=120).print(table)
+    record(args, machine(args.device), arms=rows)
+
+
 def main() -> None:
     parser = options(__doc__, seed=777)
     parser.add_argument("--max-new-tokens", type=int, default=64)

@@ -134,8 +134,8 @@ def generate_many(
         raise TypeError(f"numbers: expected a whole number for each prompt, got {shown(numbers)}")
     numbered = enumerate(prompts) if numbers is None else _numbered(numbers, prompts)
     settings |= {"assistant_model": assistant_model, "drafter": drafter}
-    configs = settings.get("generation_config"), target.generation_config
-    policy = as_policy((policy_in(*configs) if lossy_policy is None else lossy_policy) or "strict")
+    policy = lossy_policy if lossy_policy is not None else policy_in(config, target.generation_config)
+    policy = as_policy("strict" if policy is None else policy)
     guests = Guests(target, policy, tokenizer, seed, settings)
     return Texts(InFlight(guests, Room(max_rows, max_tokens)), numbered)
 

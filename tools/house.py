@@ -1,0 +1,170 @@
+"""Counts that say how easily the package is read, and the limits that `make check` holds.
+
+    python tools/house.py                 # the table; exit status 1 and one line for each limit that is passed
+    python tools/house.py --root FOLDER   # another checkout's table
+
+Identifiers are those of variables, attributes, arguments, keywords, functions, classes and import aliases.
+"""
+
+import argparse
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "hf_lossy_assist"
+
+# Pronouns and participles that stood for a noun in this project's first week.
+DIALECT = frozenset({"its", "own", "mine", "theirs", "said", "kept", "told", "asked"})
+# Verbs of the field that are spelled like one of them: AutoJudge mines tokens (§3.1 of its paper).
+TERMS = frozenset({"mine", "_mine", "mine_problems"})
+
+SHORTEST, LONGEST, LONGEST_TEST = 80, 350, 500  # lines of a file; `__init__.py` may be as short as it likes
+# Files that are one idea in fewer lines than SHORTEST.
+SHORT: frozenset[str] = frozenset()
+SHARED_NAMES = frozenset({"__init__", "base"})  # module names that stand in several rooms
+
+LIMITS = {
+    "lines": 30_500,
+    "characters": 1_420_000,
+    "files": 230,
+    "lines of tests": 36_000,
+    "benchmark scripts": 14,
+    "words of docs": 40_000,
+    "identifiers of the dialect": 0,
+    "module names that stand twice": 0,
+    "class names that stand twice": 0,
+    "files too short": 0,
+    "files too long": 0,
+    "Any in 1,000 lines": 19.4,
+    "type: ignore": 20,
+    "fmt: skip": 20,
+    "imports within functions": 60,
+}
+
+
+def python_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def count_lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def find_identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield each identifier with its line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name, node.lineno
+            case ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+                yield name, node.lineno
+            case ast.keyword(arg=str(name)) | ast.alias(asname=str(name)):
+                yield name, node.lineno
+
+
+def is_dialect(name: str) -> bool:
+    return name not in TERMS and not DIALECT.isdisjoint(name.strip("_").split("_"))
+
+
+def find_function_imports(tree: ast.AST) -> Iterator[int]:
+    """Yield the line of each import inside a function."""
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    lines = {
+        node.lineno
+        for function in functions
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    yield from sorted(lines)
+
+
+def find_twice(places: dict[str, list[str]]) -> list[str]:
+    return [f"{name}: {', '.join(paths)}" for name, paths in sorted(places.items()) if len(paths) > 1]
+
+
+def examine(root: Path) -> tuple[dict[str, float], dict[str, list[str]]]:
+    """Return the counts of a checkout, and for those that are counted one by one where each stands."""
+    package = root / PACKAGE
+    paths = python_files(package)
+    found: dict[str, list[str]] = defaultdict(list)
+    modules, classes = defaultdict(list), defaultdict(list)
+    characters = lines = any_names = 0
+    for path in paths:
+        text, name = path.read_text(encoding="utf-8"), path.relative_to(package).as_posix()
+        tree, length = ast.parse(text), len(text.splitlines())
+        characters, lines = characters + len(text), lines + length
+        any_names += sum(identifier == "Any" for identifier, _ in find_identifiers(tree))
+        found["identifiers of the dialect"] += [
+            f"{name}:{line} {identifier}" for identifier, line in find_identifiers(tree) if is_dialect(identifier)
+        ]
+        found["imports within functions"] += [f"{name}:{line}" for line in find_function_imports(tree)]
+        for mark in ("type: ignore", "fmt: skip"):
+            found[mark] += [f"{name}:{at}" for at, line in enumerate(text.splitlines(), 1) if f"# {mark}" in line]
+        if path.stem != "__init__" and length < SHORTEST and name not in SHORT:
+            found["files too short"].append(f"{name}: {length} lines, at least {SHORTEST}")
+        if path.stem not in SHARED_NAMES:
+            modules[path.stem.strip("_")].append(name)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name.strip("_")].append(name)
+    found["module names that stand twice"] = find_twice(modules)
+    found["class names that stand twice"] = find_twice(classes)
+    for folder, longest in (
+        (PACKAGE, LONGEST),
+        ("benchmarks", LONGEST),
+        ("examples", LONGEST),
+        ("tools", LONGEST),
+        ("tests", LONGEST_TEST),
+    ):
+        lengths = {path: count_lines(path) for path in python_files(root / folder)}
+        found["files too long"] += [
+            f"{path.relative_to(root).as_posix()}: {length} lines, at most {longest}: split it by purpose"
+            for path, length in lengths.items()
+            if length > longest
+        ]
+    words = sum(len(path.read_text(encoding="utf-8").split()) for path in sorted((root / "docs").rglob("*.md")))
+    scripts = [
+        path for path in python_files(root / "benchmarks") if re.search(r"^if __name__", path.read_text(), re.M)
+    ]
+    return {
+        "lines": lines,
+        "characters": characters,
+        "files": len(paths),
+        "lines of tests": sum(count_lines(path) for path in python_files(root / "tests")),
+        "benchmark scripts": len(scripts),
+        "words of docs": words,
+        "Any in 1,000 lines": round(1000 * any_names / lines, 1),
+    } | {name: len(places) for name, places in found.items()}, found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to count")
+    parser.add_argument(
+        "--list", metavar="COUNT", help="print where each of a count's items stands: --list 'fmt: skip'"
+    )
+    options = parser.parse_args()
+    counts, places = examine(options.root)
+    if options.list:
+        print("\n".join(places[options.list]))
+        return 0
+    passed = [name for name, limit in LIMITS.items() if counts[name] > limit]
+    for name, limit in LIMITS.items():
+        print(f"{name:34}{counts[name]:>12,}  at most {limit:,}{'  <<<' if name in passed else ''}")
+    for name in passed:
+        print(
+            f"{name}: {counts[name]:,}, at most {LIMITS[name]:,}",
+            *places.get(name, [])[:10],
+            sep="\n    ",
+            file=sys.stderr,
+        )
+    return 1 if passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,8 +3,19 @@
 Names are imported when they are first used: `import hf_lossy_assist` alone loads neither torch nor Transformers. `__init__.pyi` lists them.
 """
 
+import warnings
+from typing import Any
+
 import lazy_loader
 
 
 __version__ = "0.1.0"
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+RENAMED = {"Verification": "SVFilter"}  # old → new; `__init__.pyi` has both
+
+
+def __getattr__(name: str) -> Any:
+    if name in RENAMED:
+        warnings.warn(f"{__name__}.{name} is now called {RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        name = RENAMED[name]
+    return _load(name)

@@ -8,7 +8,7 @@ import torch
 
 from ..registry import NoDeepCopy, register_filter, set_base
 from ..round import Draft, Selection
-from ..rules.accepting import Randomness
+from ..rules.acceptance import RandomSource
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class VerifyFilter(NoDeepCopy):
         """Whether the companion runs in a batch of `rows` rows."""
         return False
 
-    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: Randomness) -> Selection:
+    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
         """What to send to the target.
 
         Args:
@@ -49,7 +49,7 @@ class VerifyFilter(NoDeepCopy):
 class VerifyAll(VerifyFilter):
     """Every drafted token is verified."""
 
-    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: Randomness) -> Selection:
+    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
         return Selection(draft, draft.lengths, sends_all=True, companion=companion)
 
 

@@ -1,6 +1,6 @@
 """What every verify filter that reads a companion model needs of it, and a companion that any draft has: itself in int8."""
 
-from dataclasses import fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,11 +11,15 @@ from ..models.identity import ModelIdentity
 from ..models.inspect import base_of, vocabulary_of
 from ..models.loading import load_model
 from ..models.trials import why_not_rows
+from ..registry import register_filter
+from ..round import Draft, Selection, Verified
+from ..rules import RuleRun, Strict, accept
+from ..rules.acceptance import RandomSource
 from ..validation import shown
 from .base import VerifyFilter
 
 
-class WithCompanion(VerifyFilter):
+class CompanionFilter(VerifyFilter):
     """The base of filters with a companion: one forward of it over each drafted block is what `select` reads.
 
     `companion` (`PreTrainedModel` or `str`): a causal model with the draft's vocabulary. A folder or a name on the Hub is loaded
@@ -78,3 +82,37 @@ def check_companion(draft: Any, companion: Any) -> None:
     sizes = [its.vocab_size if isinstance(its, ModelIdentity) else vocabulary_of(draft), vocabulary_of(companion)]
     if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):  # padding differs by less
         raise ValueError(f"the draft has {sizes[0]} token ids, the companion {sizes[1]}: both need the same tokenizer")
+
+
+@dataclass(frozen=True, eq=False)
+class Staged(CompanionFilter):
+    """Strict acceptance of the drafted tokens against `companion`; its first correction takes a drafted token's place.
+
+    What is left was drawn from the companion's distributions c, so the target verifies it with q = c. Whether a place is left depends on
+    the places before it alone, so the output has the target's distribution. Lossless; neutral: the draft itself as companion.
+    """
+
+    companion: Any = field(repr=False)
+
+    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
+        gamma = draft.gamma
+        if companion is None or gamma == 0:
+            return Selection(draft, draft.lengths, companion=companion)
+        inner = Verified(Selection(draft, draft.lengths), companion.log())
+        verdict = accept(RuleRun(Strict()), inner, randomness)
+        at, rejected = verdict.accepted, verdict.accepted < draft.lengths  # (B,) each
+        place = at.clamp(max=gamma - 1)[:, None]
+        token = torch.where(rejected[:, None], verdict.token[:, None], draft.tokens.gather(1, place))
+        corrected = replace(draft, tokens=draft.tokens.scatter(1, place, token), probs=companion[:, :gamma])
+        return Selection(
+            corrected,
+            torch.minimum(at + 1, draft.lengths),
+            companion=companion,
+            replaced=torch.where(rejected, at, gamma),
+        )
+
+
+register_filter(
+    "staged", Staged, paper="2308.04623", example={"companion": "folder or org/name"},
+    summary="Strict acceptance of the drafted tokens against `companion`.",
+)  # fmt: skip

@@ -14,22 +14,22 @@ from ..artifacts.sv_profile import Profile
 from ..models.inspect import base_of
 from ..registry import register_filter
 from ..round import Draft, Selection
-from ..rules.accepting import Randomness
+from ..rules.acceptance import RandomSource
 from ..validation import check_flag, nearest
-from .companion import WithCompanion
-from .scheduling import Choice, choose
+from .companion import CompanionFilter
+from .goodput import Schedule, choose
 
 
 EXACT = ("full", "prefix", "off")
 
 
 @dataclass(frozen=True, eq=False)
-class Verification(WithCompanion):
+class SVFilter(CompanionFilter):
     """Verify a row's i-th drafted token while that is expected to give more tokens a second (`scheduling`).
 
     Args:
         profile (`Profile`): from `hf-lossy profile`.
-        companion (`PreTrainedModel` or `str`): the profile's own; see `WithCompanion`.
+        companion (`PreTrainedModel` or `str`): the profile's own; see `CompanionFilter`.
         exact: how the output keeps the target's distribution in sampling. To drop x because of its own A and then draw from p would
             favour what is kept. "full": the correction is drawn from norm(p − v·min(p, q)), v(x) = 1 where x would have been
             verified. "prefix": a token is dropped for S and earlier tokens alone. "off": the paper's own form, **lossy** in
@@ -75,7 +75,7 @@ class Verification(WithCompanion):
         """Whether the companion runs in a batch of `rows` rows."""
         return not self.fallback or self.profile.worthwhile(rows)
 
-    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: Randomness) -> Selection:
+    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
         if companion is None or draft.gamma == 0:
             return Selection(draft, draft.lengths, companion=companion)
         q = probs_of(draft)
@@ -96,7 +96,7 @@ class Verification(WithCompanion):
         return Selection(draft, sent, companion=companion, would_verify=would_verify)
 
     def _would_verify(
-        self, companion: torch.Tensor, q: torch.Tensor, choice: Choice, cell: torch.Tensor, at: torch.Tensor
+        self, companion: torch.Tensor, q: torch.Tensor, choice: Schedule, cell: torch.Tensor, at: torch.Tensor
     ) -> torch.Tensor:
         """v: which tokens would have been verified at place `at` (B,) of each row, (B, V) bool."""
         bins, rows = self.profile.bins, torch.arange(at.shape[0], device=at.device)
@@ -129,7 +129,7 @@ def ratio(c: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 register_filter(
-    "sv", Verification, guarantee="depends", condition='lossless; lossy in sampling with exact="off"', neutral={"exact": "full"}, paper="2509.24328",
+    "sv", SVFilter, guarantee="depends", condition='lossless; lossy in sampling with exact="off"', neutral={"exact": "full"}, paper="2509.24328",
     summary="Verify a row's i-th drafted token while that is expected to give more tokens a second.",
     neutral_text='any but exact="off"', example={"profile": "folder or org/name", "companion": "folder or org/name"},
 )  # fmt: skip

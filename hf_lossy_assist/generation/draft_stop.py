@@ -8,7 +8,8 @@ from transformers import GenerationConfig
 from ..models.inspect import base_of
 from ..policy.policy import LossyPolicy
 from ..stops import DraftStop
-from ..stops.basic import Confidence, Constant, Heuristic
+from ..stops.confidence import Confidence
+from ..stops.constant import Constant, Heuristic
 from ..validation import LONGEST_DRAFT, check_int, check_number, shown
 
 

@@ -27,7 +27,7 @@ from ..models.row_model import RowModel
 from ..models.seeing import sees
 from ..models.stock_exit import early_twin
 from ..models.trials import why_not_prefixes, why_not_rows
-from ..stops.wrapping import WrappingStop
+from ..stops.composite_stops import WrappingStop
 from ..validation import check_int, shown
 from .encoded import attends_to_encoder, encoded_model, encoder_inputs
 from .inputs import assistant_inputs, cropping, rowwise

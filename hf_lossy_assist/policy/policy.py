@@ -22,9 +22,9 @@ from ..artifacts.sv_profile import Profile
 from ..filters.base import VerifyAll, VerifyFilter
 from ..registry import Kind, Method, NoDeepCopy, find_method
 from ..rules import AcceptanceRule, Strict
-from ..rules.joint import BlockVerification
+from ..rules.block import BlockVerification
 from ..stops import DraftStop
-from ..stops.basic import Constant
+from ..stops.constant import Constant
 from ..stops.fallback import Fallback
 from ..validation import listed, shown
 from .serialise import SAVED, build_parts, format_spec, parse_spec, read_spec, serialise, walk_parts

@@ -4,12 +4,13 @@ from typing import Any
 
 from ..artifacts.head import Head
 from ..artifacts.sv_profile import Profile
-from ..filters.sv import Verification
+from ..filters.sv import SVFilter
 from ..registry import HeadKind, register_method
-from ..rules.learned import AllButLast, Judge
+from ..rules.head_rules import AllButLast, Judge
 from ..stops import DraftStop
-from ..stops.basic import SVIP, Constant
-from ..stops.heads import HeadStop, SpecDecPP
+from ..stops.confidence import SVIP
+from ..stops.constant import Constant
+from ..stops.head_stops import HeadStop, SpecDecPP
 from ..validation import LONGEST_DRAFT, check_int
 from .policy import LossyPolicy
 
@@ -91,8 +92,8 @@ def autojudge(
 
 
 def sv(
-    profile: Profile, companion: Any, gamma: int | None = None, exact: str = Verification.exact,
-    corrections: bool = Verification.corrections, fallback: bool = Verification.fallback,
+    profile: Profile, companion: Any, gamma: int | None = None, exact: str = SVFilter.exact,
+    corrections: bool = SVFilter.corrections, fallback: bool = SVFilter.fallback,
 ) -> LossyPolicy:  # fmt: skip
     """SV: draft `gamma` tokens a row, let a companion say which of them are worth the target's time, verify those strictly.
 
@@ -102,11 +103,11 @@ def sv(
         profile (`Profile`): from `hf-lossy profile`, or `Profile.from_pretrained(…)`.
         companion (`PreTrainedModel` or `str`): the model that the profile was made with.
         gamma: drafted tokens a round, at most what was profiled; None takes that.
-        exact, corrections, fallback: see `Verification`.
+        exact, corrections, fallback: see `SVFilter`.
 
     Raises: `TypeError` or `ValueError`, one line, for what is no profile and for drafts longer than were profiled.
     """
-    verification = Verification(profile, companion, exact, corrections, fallback)
+    verification = SVFilter(profile, companion, exact, corrections, fallback)
     stop = Constant(profile.gamma if gamma is None else gamma)
     profile.check_length(stop.gamma)
     return LossyPolicy(stop=stop, filter=verification)

@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 
 from ..registry import Names
-from .accepting import accept
+from .acceptance import accept
 from .base import AcceptanceRule, RuleRun, Strict, draw
 
 

@@ -11,8 +11,7 @@ from ..round import Verdict, Verified
 from ..validation import check_int, check_number, shown
 from ..vocabulary import in_parts
 from .base import AcceptanceRule, RuleRun, Strict, accepted_by
-from .nesting import CompositeRule, check_part
-from .spans import at_end, within
+from .composite_rules import CompositeRule, check_part
 
 
 WINDOW = 100  # tokens that `per_100` counts in
@@ -92,7 +91,7 @@ class BudgetState:
         return newest_first[:, (WINDOW - 1 - torch.arange(gamma, device=self.last.device)).clamp(min=0)]
 
 
-class Answer(NamedTuple):
+class LimitedDecision(NamedTuple):
     """What a round's tokens are to a limited rule, (B, γ) bool each."""
 
     own: torch.Tensor  # the rule accepts them
@@ -110,7 +109,9 @@ class LimitedRun(RuleRun):
         """`state`: of all rows of the call."""
         super().__init__(rule)
         self.inner, self.state = inner, state
-        self._known: tuple[Verified, torch.Tensor | None, Answer] | None = None  # of the round that is being decided
+        self._known: tuple[Verified, torch.Tensor | None, LimitedDecision] | None = (
+            None  # of the round that is being decided
+        )
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
         own, strict, closed, banned = self._answer(verified, coins)
@@ -154,7 +155,7 @@ class LimitedRun(RuleRun):
         """Whether a limit forbids a lossy token at the place `at` (B,) of each row, whatever the token, (B,) bool."""
         return self._answer(verified, coins).closed.gather(1, at[:, None]).squeeze(1)
 
-    def _answer(self, verified: Verified, coins: torch.Tensor | None) -> "Answer":
+    def _answer(self, verified: Verified, coins: torch.Tensor | None) -> "LimitedDecision":
         """Return `_split` of this round, computed by the first of the stages that need it."""
         known = self._known
         if known is not None and known[0] is verified and known[1] is coins:
@@ -163,7 +164,7 @@ class LimitedRun(RuleRun):
         self._known = verified, coins, answer
         return answer
 
-    def _split(self, verified: Verified, coins: torch.Tensor | None) -> "Answer":
+    def _split(self, verified: Verified, coins: torch.Tensor | None) -> "LimitedDecision":
         rule, gamma, state = self.rule, verified.draft.gamma, self.state.of(verified.call_rows)
         own, strict = accepted_by(self.inner, verified, coins), Strict().accepts(verified, coins)
         closed = torch.zeros_like(own)
@@ -180,7 +181,7 @@ class LimitedRun(RuleRun):
         if rule.per_100 is not None:
             recent = before - torch.nn.functional.pad(before, (WINDOW - 1, 0))[:, :gamma] + state.recent_at(gamma)
             closed = closed | (recent >= rule.per_100)
-        return Answer(own, strict, closed, banned)
+        return LimitedDecision(own, strict, closed, banned)
 
     @staticmethod
     def _top1(verified: Verified) -> torch.Tensor:
@@ -195,6 +196,26 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
     for token in value:
         check_int(f"Limited.{name}", token, 0)
     return tuple(value)
+
+
+def within(tokens: torch.Tensor, marks: tuple[int, int], before: torch.Tensor) -> torch.Tensor:
+    """Whether each place lies inside a span, and the one behind the last token, (B, n) → (B, n + 1) bool.
+
+    A span goes from behind its first mark up to and with its second: a place is inside if the last mark before it is the first one.
+    `before` (B,): whether the first place is inside.
+    """
+    count = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+    opened, closed = (torch.where(tokens == mark, count, 0).cummax(dim=1).values for mark in marks)
+    behind = torch.where(opened == closed, before[:, None], opened > closed)  # equal: no mark yet
+    return torch.cat([before[:, None], behind], dim=1)
+
+
+def at_end(prompts: Sequence[torch.Tensor], marks: tuple[int, int]) -> torch.Tensor:
+    """Whether each row's text ends inside a span, (rows,) bool."""
+    out = torch.zeros(len(prompts), dtype=torch.bool, device=prompts[0].device)
+    for row, prompt in enumerate(prompts):
+        out[row] = within(prompt[None], marks, out[row : row + 1])[0, -1]
+    return out
 
 
 register_rule(

@@ -10,7 +10,7 @@ import torch
 from ..round import Verified
 from ..validation import shown
 from ..vocabulary import at_places
-from .accepting import refuse_unfit
+from .acceptance import refuse_unfit
 from .base import AcceptanceRule, Strict
 from .distributions import Distributions, DraftedDistributions, answers
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from ..registry import register_stop
 from ..validation import check_int, check_number, check_positive
-from .wrapping import WrappingRun, WrappingStop
+from .composite_stops import WrappingRun, WrappingStop
 
 
 MOST_WAIT = 1024  # rounds without drafts until one tries again, at most

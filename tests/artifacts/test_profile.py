@@ -21,7 +21,7 @@ from support.tiny import assisted, greedy, prompts
 from hf_lossy_assist import Confidence, Constant, Heuristic, LossyPolicy, as_policy
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.artifacts.sv_profile import PROFILE, TABLES, Profile
-from hf_lossy_assist.filters.sv import Verification
+from hf_lossy_assist.filters.sv import SVFilter
 from hf_lossy_assist.methods.sv.cells import Samples, cells
 from hf_lossy_assist.policy.recipes import SpeculativeVerification
 
@@ -295,9 +295,9 @@ def test_worthwhile():
     assert not profile(pays=np.ones(3)).worthwhile(4), "as fast is not faster"
     noisy = profile(latency=latency(noise=np.full(3, 0.2)))
     assert [noisy.worthwhile(b) for b in (1, 4, 16)] == [False, False, True], "a gain within the noise may be none"
-    own = Verification(made, companion())
+    own = SVFilter(made, companion())
     assert [own.reads_companion(b) for b in (1, 4)] == [False, True]
-    assert Verification(made, companion(), fallback=False).reads_companion(1)
+    assert SVFilter(made, companion(), fallback=False).reads_companion(1)
 
 
 # -- cells ----------------------------------------------------------------------------------------------------------------
@@ -410,7 +410,7 @@ def test_a_longer_draft_is_refused():
     made, third, inputs = profile(), companion(), prompts((5, 3))
     says = f"drafts of up to {GAMMA} tokens, and up to 9 may be drafted here.*--gamma 9"
     refused(lambda: SpeculativeVerification(made, third, gamma=9), says)
-    own = Verification(made, third, fallback=False)
+    own = SVFilter(made, third, fallback=False)
     for stop in (Constant(9), Heuristic(1, 9), Confidence(0.4, 9), None):
         at_call = {"num_assistant_tokens": 9} if stop is None else {}
         refused(lambda: assisted(target(), inputs, draft(), LossyPolicy(stop=stop, filter=own), **at_call), says)  # noqa: B023
@@ -456,8 +456,8 @@ def test_the_papers_form_says_that_it_is_lossy(monkeypatch):
 
 def test_wrong_uses():
     made, inputs = profile(), prompts((5,))
-    refused(lambda: Verification("folder", companion()), "expected a Profile, got str", TypeError)
-    refused(lambda: Verification(made, companion(), exact="ful"), "Did you mean 'full'")
+    refused(lambda: SVFilter("folder", companion()), "expected a Profile, got str", TypeError)
+    refused(lambda: SVFilter(made, companion(), exact="ful"), "Did you mean 'full'")
     policy = SpeculativeVerification(made, tiny.build("llama", vocab_size=60))
     refused(lambda: assisted(target(), inputs, draft(), policy), "draft has 97 token ids, the companion 60")
     refused(

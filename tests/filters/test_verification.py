@@ -13,7 +13,7 @@ from support.cells import bins, distance, laws
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.artifacts.sv_profile import Profile
 from hf_lossy_assist.batch.randomness import Randomness
-from hf_lossy_assist.filters.sv import Verification, acceptance, similarity
+from hf_lossy_assist.filters.sv import SVFilter, acceptance, similarity
 from hf_lossy_assist.models.identity import ModelIdentity
 
 
@@ -81,7 +81,7 @@ def cases(batch, gamma, size, count=4):
 @pytest.mark.parametrize(("batch", "gamma", "size"), SHAPES)
 def test_the_law_is_the_targets(batch, gamma, size, exact, corrections):
     for made, q, c, p in cases(batch, gamma, size):
-        own = Verification(made, None, exact, corrections, fallback=False)
+        own = SVFilter(made, None, exact, corrections, fallback=False)
         for b, out in enumerate(output_law(own, q, c, p)):
             assert sum(out.values()) == pytest.approx(1.0, abs=1e-12)
             assert distance(out, p[b]) < 1e-9
@@ -92,7 +92,7 @@ def test_the_papers_form_has_another_law(batch, gamma, size):
     far = [
         distance(out, p[b])
         for made, q, c, p in cases(batch, gamma, size, 8)
-        for b, out in enumerate(output_law(Verification(made, None, "off", fallback=False), q, c, p))
+        for b, out in enumerate(output_law(SVFilter(made, None, "off", fallback=False), q, c, p))
     ]
     assert max(far) > 0.01
 
@@ -108,7 +108,7 @@ def test_the_example_of_two_tokens():
     made = profile(only, [1.0, 1.1], 1, 1)
     law = {}
     for exact in ("full", "prefix", "off"):
-        (out,) = output_law(Verification(made, None, exact, fallback=False), q, c, p)
+        (out,) = output_law(SVFilter(made, None, exact, fallback=False), q, c, p)
         law[exact] = [sum(chance for tokens, chance in out.items() if tokens[0] == x) for x in (0, 1)]
     assert law["off"] == pytest.approx([0.95, 0.05], abs=1e-12)
     assert law["full"] == pytest.approx([0.9, 0.1], abs=1e-12) == law["prefix"]

@@ -59,7 +59,7 @@ LATER = {
 # Of a profile's tables: tests/artifacts; of a drafter's files: tests/drafters.
 BY_FILES = {
     "Profile",
-    "Verification",
+    "SVFilter",
     "SpeculativeVerification",
     "sv",
     "Eagle3Drafter",

@@ -5,7 +5,7 @@ import torch
 from support.blocks import decide, round_of
 
 from hf_lossy_assist.rules.base import Strict
-from hf_lossy_assist.rules.joint import SyntheticForBenchmarks
+from hf_lossy_assist.rules.block import SyntheticForBenchmarks
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float16], ids=str)

@@ -14,8 +14,8 @@ from support.rule_cases import CASES, GREEDY, SAMPLING
 import hf_lossy_assist as hla
 from hf_lossy_assist import Strict, vocabulary
 from hf_lossy_assist.rules.distributions import Distributions
-from hf_lossy_assist.rules.divergences import kl
-from hf_lossy_assist.rules.ranked import ranks
+from hf_lossy_assist.rules.thresholds import kl
+from hf_lossy_assist.rules.top_k import ranks
 
 
 SIZE = 3 * vocabulary.GROUP + 17  # more than one group, and a rest

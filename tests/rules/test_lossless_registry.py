@@ -43,8 +43,8 @@ def head(position: str = "predicting", polarity: str = "acceptable", bias: float
     return out
 
 
-def verification(exact: str = "full", **settings) -> hla.Verification:
-    return hla.Verification(extreme(**settings), models(settings.get("size", SIZE))[2], exact)
+def verification(exact: str = "full", **settings) -> hla.SVFilter:
+    return hla.SVFilter(extreme(**settings), models(settings.get("size", SIZE))[2], exact)
 
 
 MADE = {
@@ -139,7 +139,7 @@ def test_what_says_lossless_has_the_targets_law(name):
 
 def test_the_enumeration_finds_what_is_not_lossless():
     target, draft, companion = models()
-    for part in (Everything(), hla.TopK(2), hla.Verification(extreme(), companion, "off")):
+    for part in (Everything(), hla.TopK(2), hla.SVFilter(extreme(), companion, "off")):
         assert off(target, draft, whole(part), prompts(5), end=END)[0] > FAR, part
 
 
@@ -152,7 +152,7 @@ STOPPING = {
 }
 
 
-class ByWidth(hla.Verification):
+class ByWidth(hla.SVFilter):
     """Decides by the seconds of what was drafted in the end."""
 
     def select(self, draft, companion, randomness):
@@ -168,7 +168,7 @@ def test_sv_where_a_rounds_width_depends_on_what_was_drawn(exact, stop):
     target, draft, companion = models()
     biased = []
     for profile in (extreme(), extreme(1.6, 0.6), extreme(1.0, 0.6), shipped()):
-        for kind in (hla.Verification, ByWidth) if profile.latency.step[0] == 0.6 else (hla.Verification,):
+        for kind in (hla.SVFilter, ByWidth) if profile.latency.step[0] == 0.6 else (hla.SVFilter,):
             policy = hla.LossyPolicy(stop=STOPPING[stop], filter=kind(profile, companion, exact, fallback=False))
             distance, runner = off(target, draft, policy, prompts(4), end=END)
             assert distance < CLOSE or kind is ByWidth
@@ -178,7 +178,7 @@ def test_sv_where_a_rounds_width_depends_on_what_was_drawn(exact, stop):
     assert max(biased) > FAR, "these profiles cannot tell a choice that looks at the width"
 
 
-def weighing(exact: str, seed: int | None = None, rows: int = 2) -> hla.Verification:
+def weighing(exact: str, seed: int | None = None, rows: int = 2) -> hla.SVFilter:
     """A filter for `rows` rows of V = 3; with a seed, of random cells and costs."""
     if seed is None:
         return verification(exact, size=3, rows=rows)
@@ -188,7 +188,7 @@ def weighing(exact: str, seed: int | None = None, rows: int = 2) -> hla.Verifica
                  np.ones((2, 3), dtype=np.int64))  # fmt: skip
     seconds = (1 + random.uniform(0.1, 0.8) * tokens / rows)[None]
     latency = Latency(np.array([rows]), tokens[None], seconds, random.uniform(0, 0.5, 1), *np.zeros((2, 1)))
-    return hla.Verification(of_these(cells, latency, 3), models(3)[2], exact, fallback=False)
+    return hla.SVFilter(of_these(cells, latency, 3), models(3)[2], exact, fallback=False)
 
 
 @pytest.mark.full(every=4)
@@ -279,7 +279,7 @@ def test_no_row_may_end_anothers_draft_where_rows_are_weighed_against_each_other
             _, runner = off(target, draft, policy, prompts(5, 2, size=3), length=2, end=END)
             rows = [np.abs(marginal(runner.law, b) - marginal(runner.expected, b)).max() for b in (0, 1)]
             far[type(stop), type(own)] = max(rows)
-    assert far.pop((Hasty, hla.Verification)) > FAR
+    assert far.pop((Hasty, hla.SVFilter)) > FAR
     assert max(far.values()) < CLOSE
 
 

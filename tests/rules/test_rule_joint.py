@@ -18,7 +18,7 @@ from transformers.generation.utils import _speculative_sampling
 import hf_lossy_assist as hla
 from hf_lossy_assist import BlockVerification, FLy, LossyPolicy, Strict
 from hf_lossy_assist.rules import draw
-from hf_lossy_assist.rules.accepting import prefix
+from hf_lossy_assist.rules.acceptance import prefix
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")

@@ -15,7 +15,7 @@ from support.policies import Unregistered
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import AllButLast, Limited, LossyPolicy, Strict, TopK, Union
-from hf_lossy_assist.rules.spans import at_end, within
+from hf_lossy_assist.rules.limits import at_end, within
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")

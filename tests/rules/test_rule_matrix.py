@@ -21,7 +21,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist import LossyPolicy, Strict, Verified
 from hf_lossy_assist.registry import Names, find_entry, list_entries
 from hf_lossy_assist.rules import RULES, AcceptanceRule
-from hf_lossy_assist.rules.accepting import prefix
+from hf_lossy_assist.rules.acceptance import prefix
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")

@@ -25,7 +25,7 @@ from hf_lossy_assist.artifacts.sv_profile import Profile
 from hf_lossy_assist.methods.sv.sampling import ObserveOnlyFilter
 from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.stops import DraftStop, StopRun
-from hf_lossy_assist.stops.goodput import choose_for_batch, choose_for_rows
+from hf_lossy_assist.stops.moving_average import choose_for_batch, choose_for_rows
 
 
 def sent(row) -> int:

@@ -16,10 +16,21 @@ from support.stops import answers, logits
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import SVIP, JointGoodput, LossyPolicy, as_policy
-from hf_lossy_assist.stops import joint
-from hf_lossy_assist.stops.acceptance import BINS, KEEP, PRIOR, WIDTH, Accepted, bins_of, falling
-from hf_lossy_assist.stops.costs import EACH, SIZES, Measured, Seconds
-from hf_lossy_assist.stops.joint import JointRun
+from hf_lossy_assist.stops import joint_goodput as joint
+from hf_lossy_assist.stops.cost_model import (
+    BINS,
+    EACH,
+    KEEP,
+    PRIOR,
+    SIZES,
+    WIDTH,
+    AcceptanceEstimate,
+    CostModel,
+    MeasuredCosts,
+    bins_of,
+    falling,
+)
+from hf_lossy_assist.stops.joint_goodput import JointRun
 
 
 SURE, TORN = [0.99, 0.01], [0.5, 0.5]  # H = .056 and .693 nats, √H = .237 and .833: bins 1 and 6
@@ -91,7 +102,7 @@ def test_rows_that_cannot_draft_on_count_for_nothing():
 
 
 def test_acceptance_is_the_bound_moved_to_what_was_counted():
-    seen = Accepted()
+    seen = AcceptanceEstimate()
     middles = (np.arange(BINS) + 0.5) * WIDTH
     assert seen.chances(0.15) == pytest.approx(np.maximum(1 - np.sqrt(0.15) * middles, 0))
     assert seen.chances(0.0).tolist() == [1.0] * BINS
@@ -119,7 +130,7 @@ def test_a_surer_token_never_counts_for_less(values, weights):
 
 def test_many_tokens_outweigh_a_bound_nobody_has_tested():
     """All of 90 quite unsure tokens were accepted: what says otherwise of surer ones is four tokens' worth."""
-    seen = Accepted()
+    seen = AcceptanceEstimate()
     seen.learn(np.full((1, 90), 12), np.array([90]), np.array([90]))
     assert seen.chances(0.15)[:13].min() > 0.8
 
@@ -134,7 +145,7 @@ def test_bins_hold_every_entropy():
 
 def test_seconds_are_taken_apart():
     """2 s + .5 s a row + .1 s a token, from rounds of several sizes, one of which was interrupted for 50 s."""
-    fit = Seconds()
+    fit = CostModel()
     for i, (rows, tokens) in enumerate(
         [(8, 48), (8, 72), (4, 16), (2, 20), (8, 16), (4, 36), (2, 6), (8, 32), (3, 30)] * 4
     ):
@@ -144,7 +155,7 @@ def test_seconds_are_taken_apart():
 
 
 def test_rounds_of_one_size_are_parts_alike():
-    fit = Seconds()
+    fit = CostModel()
     fit.add((1, 8, 48), 9.0)
     assert [fit.of(1, 0, 0), fit.of(0, 8, 0), fit.of(0, 0, 48)] == pytest.approx([3.0] * 3)
     for _ in range(70):
@@ -154,7 +165,7 @@ def test_rounds_of_one_size_are_parts_alike():
 
 def test_a_size_that_is_seen_all_the_time_does_not_drive_out_the_others():
     """Two sizes tell what a token costs, however long only one of them comes; of many sizes the latest are remembered."""
-    fit = Seconds()
+    fit = CostModel()
     for tokens in (10, *[20] * 300):
         fit.add((1, tokens), 1 + 0.2 * tokens)
     assert fit.of(0, 1) == pytest.approx(0.2, rel=0.1) and sum(map(len, fit.points.values())) == 1 + EACH
@@ -164,7 +175,7 @@ def test_a_size_that_is_seen_all_the_time_does_not_drive_out_the_others():
 
 
 def test_no_part_is_below_nothing():
-    fit = Seconds()
+    fit = CostModel()
     for tokens in (10, 20, 30, 40):
         fit.add((1, 8, tokens), 5 - 0.1 * tokens)
     assert fit.of(0, 0, 1) == 0.0
@@ -172,7 +183,7 @@ def test_no_part_is_below_nothing():
 
 def test_a_measured_round():
     """It begins at 10, three tokens are drafted by 12, 12.5 and 13, the next round begins at 17: steps of .5, the rest 6."""
-    costs = Measured()
+    costs = MeasuredCosts()
     assert not costs.known
     costs.learn(4, [10.0, 12.0, 12.5, 13.0], 17.0)
     assert costs.known and list(costs.steps.points[1, 4]) == [0.5] and list(costs.rest.points[1, 4, 16]) == [6.0]

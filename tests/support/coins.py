@@ -6,7 +6,7 @@ from collections import defaultdict
 import torch
 
 from hf_lossy_assist.rules import Strict
-from hf_lossy_assist.rules.accepting import next_distribution, prefix
+from hf_lossy_assist.rules.acceptance import next_distribution, prefix
 from support.blocks import sampling_block, started
 from support.distributions import Tables, V
 

@@ -17,7 +17,7 @@ from hf_lossy_assist.engine.call import Call
 from hf_lossy_assist.engine.loop import open_round, read
 from hf_lossy_assist.generation.runner import Runner
 from hf_lossy_assist.rules import AcceptanceRule, Strict, accept
-from hf_lossy_assist.rules.accepting import next_distribution, prefix
+from hf_lossy_assist.rules.acceptance import next_distribution, prefix
 from hf_lossy_assist.stats.speculation import RowStats, SpeculationStats
 
 

@@ -15,7 +15,7 @@ from ...policy.policy import LossyPolicy
 from ...round import Selection, Verified
 from ...rules import RuleRun, Strict, accept, draw
 from ...stats.speculation import RowStats, SpeculationStats
-from ...stops.basic import Constant
+from ...stops.constant import Constant
 from ...training.dataset import REPLACED, label_acceptable
 from .collect_settings import CollectSettings
 

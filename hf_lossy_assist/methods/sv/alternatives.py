@@ -9,7 +9,8 @@ from ...artifacts.sv_profile import Profile
 from ...generation.runner import Runner
 from ...policy.policy import LossyPolicy
 from ...stats.clock import wait_for
-from ...stops.basic import SVIP, Constant
+from ...stops.confidence import SVIP
+from ...stops.constant import Constant
 from ...terminal import Bar
 from .instrument import ProfileSettings, run
 

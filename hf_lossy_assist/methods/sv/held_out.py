@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...artifacts.profile_tables import Bins, Latency
-from ...filters.scheduling import choose
+from ...filters.goodput import choose
 from .cells import Samples, cells, entropies
 
 

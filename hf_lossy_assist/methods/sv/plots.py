@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ...artifacts.profile_tables import Bins, Latency
-from ...filters.scheduling import choose
+from ...filters.goodput import choose
 from ...training.charts import save_figure
 
 

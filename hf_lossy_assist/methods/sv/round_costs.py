@@ -13,13 +13,13 @@ from ...artifacts.profile_tables import Bins, Latency
 from ...artifacts.sv_profile import Profile
 from ...engine.call import Call
 from ...filters.base import VerifyFilter
-from ...filters.scheduling import choose
-from ...filters.sv import Verification
+from ...filters.goodput import choose
+from ...filters.sv import SVFilter
 from ...models.identity import ModelIdentity
 from ...policy.policy import LossyPolicy
 from ...round import Draft, Selection, Verified
-from ...rules.accepting import Randomness
-from ...stops.basic import Constant
+from ...rules.acceptance import RandomSource
+from ...stops.constant import Constant
 from ...terminal import Bar
 from .instrument import InstrumentedRunner, ProfileSettings, run
 
@@ -31,7 +31,7 @@ LEVELS = 6  # numbers of verified tokens that are timed, from none to all
 class RandomFilter(VerifyFilter):
     """For timing: as many of the drafted tokens are verified as `tokens` says in turn, of any rows; `own`'s work is done as well."""
 
-    own: Verification
+    own: SVFilter
     observed: bool
     random: np.random.Generator
     tokens: Iterator[int]
@@ -42,7 +42,7 @@ class RandomFilter(VerifyFilter):
     def reads_companion(self, rows: int) -> bool:
         return self.observed
 
-    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: Randomness) -> Selection:
+    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
         self.own.select(draft, companion, randomness)
         batch, gamma = draft.tokens.shape
         order = choose(self.random.random((batch, gamma)), np.ones(batch * gamma + 1), 0.0).order
@@ -104,7 +104,7 @@ def measure(
     from sklearn.isotonic import isotonic_regression
 
     gamma, random = settings.gamma[-1], np.random.default_rng(settings.seed)
-    own = Verification(_unmeasured(target, draft, companion, bins, gamma), companion, fallback=False)
+    own = SVFilter(_unmeasured(target, draft, companion, bins, gamma), companion, fallback=False)
     columns: defaultdict[str, list] = defaultdict(list)
     count = min(LEVELS, settings.batches[0] * gamma + 1)  # the same for all batch sizes
     with Bar(len(settings.batches), "timing rounds", "batch sizes") as bar:

@@ -16,8 +16,8 @@ from ...filters.companion import check_companion
 from ...filters.sv import acceptance, probs_of, similarity
 from ...policy.policy import LossyPolicy
 from ...round import Draft, Selection, Verified
-from ...rules.accepting import Randomness
-from ...stops.basic import Constant
+from ...rules.acceptance import RandomSource
+from ...stops.constant import Constant
 from ...terminal import Bar
 from ...training.processes import ALONE, Processes
 from ...training.resumable import compute_key, read_part, write_part
@@ -43,7 +43,7 @@ class ObserveOnlyFilter(VerifyFilter):
     def reads_companion(self, rows: int) -> bool:
         return True
 
-    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: Randomness) -> Selection:
+    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
         return Selection(draft, draft.lengths, companion=companion)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...policy.policy import LossyPolicy
-from ...stops.basic import SVIP
+from ...stops.confidence import SVIP
 
 
 ENTROPY_FLOOR = 1e-6  # nats; below it γ = H_{q,p}/H_q would be a ratio of rounding errors

@@ -9,7 +9,7 @@ import torch
 
 from ..artifacts.features import FeatureSpec
 from ..registry import register_stop
-from ..validation import shown
+from ..validation import LONGEST_DRAFT, check_int, shown
 from .base import DraftStop, StopRun, check_stop
 
 
@@ -59,7 +59,7 @@ class CompositeStop(DraftStop):
             stop.check(target, draft, tokenizer)
 
 
-class CompositeRun(StopRun):
+class CompositeStopRun(StopRun):
     """`parts`: the runs of the stops. What they answer together, a subclass decides."""
 
     settings: CompositeStop
@@ -92,7 +92,7 @@ class CompositeRun(StopRun):
             part.observe(rows, drafted, accepted)
 
     def take(self, row: int, other: StopRun) -> None:
-        assert isinstance(other, CompositeRun)
+        assert isinstance(other, CompositeStopRun)
         for mine, theirs in zip(self.parts, other.parts, strict=True):
             mine.take(row, theirs)
 
@@ -113,7 +113,7 @@ class AnyOf(CompositeStop):
         return AnyOfRun(self, rows)
 
 
-class AnyOfRun(CompositeRun):
+class AnyOfRun(CompositeStopRun):
     """The shortest limit, and a stop as soon as one part stops."""
 
     def begin_round(self, rows: list[int]) -> list[int]:
@@ -137,7 +137,7 @@ class AllOf(CompositeStop):
         return AllOfRun(self, rows)
 
 
-class AllOfRun(CompositeRun):
+class AllOfRun(CompositeStopRun):
     """`drafted`: tokens of this round so far; `planned`: the limit of each part in this round, by row."""
 
     def __init__(self, settings: AllOf, rows: int):
@@ -160,6 +160,118 @@ class AllOfRun(CompositeRun):
         return (self.part_stops(input_ids, scores, rows, features) | at_limit).all(dim=0)
 
 
+@dataclass(frozen=True)
+class WrappingStop(DraftStop):
+    """The base of stops that wrap another one, `stop`, and need of models and of the engine what that one needs."""
+
+    stop: DraftStop
+
+    def __post_init__(self) -> None:
+        check_stop(f"{type(self).__name__}.stop", self.stop)
+
+    @cached_property
+    def depth(self) -> int:  # type: ignore[override]
+        return 1 + self.stop.depth
+
+    @cached_property
+    def adaptive(self) -> bool:  # type: ignore[override]
+        return self.stop.adaptive
+
+    @cached_property
+    def features(self) -> FeatureSpec | None:  # type: ignore[override]
+        return self.stop.features
+
+    @cached_property
+    def patience(self) -> float:  # type: ignore[override]
+        return self.stop.patience
+
+    @cached_property
+    def joint(self) -> bool:  # type: ignore[override]
+        return self.stop.joint
+
+    def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
+        self.stop.check(target, draft, tokenizer)
+
+    def start(self, rows: int) -> "WrappingRun":
+        return WrappingRun(self, rows)
+
+
+class WrappingRun(StopRun):
+    """Passes every call on to `inner`, the run of the wrapped stop."""
+
+    settings: WrappingStop
+
+    def __init__(self, settings: WrappingStop, rows: int):
+        super().__init__(settings)
+        self.inner = settings.stop.start(rows)
+
+    def pair(self, target: Any, draft: Any, kind: Hashable) -> None:
+        self.inner.pair(target, draft, kind)
+
+    def begin_round(self, rows: list[int]) -> list[int]:
+        return self.inner.begin_round(rows)
+
+    def drafting(self, rows: Sequence[int]) -> None:
+        self.inner.drafting(rows)
+
+    def after_token(
+        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self.inner.after_token(input_ids, scores, rows=rows, features=features)
+
+    def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
+        self.inner.observe(rows, drafted, accepted)
+
+    def take(self, row: int, other: StopRun) -> None:
+        assert isinstance(other, WrappingRun)
+        self.inner.take(row, other.inner)
+
+    def interrupted(self) -> None:
+        self.inner.interrupted()
+
+
+@dataclass(frozen=True)
+class AtLeast(WrappingStop):
+    """`stop`, but never before `n` tokens: its answers for earlier tokens are ignored, and its limit is at least `n`."""
+
+    n: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("AtLeast.n", self.n, 1, LONGEST_DRAFT)
+
+    @property
+    def longest(self) -> int:
+        return max(self.stop.longest, self.n)
+
+    def with_longest(self, gamma: int) -> "AtLeast":
+        return AtLeast(self.stop.with_longest(gamma), min(self.n, gamma))
+
+    def start(self, rows: int) -> "AtLeastRun":
+        return AtLeastRun(self, rows)
+
+
+class AtLeastRun(WrappingRun):
+    """`drafted`: tokens of this round so far, the same for all rows."""
+
+    settings: AtLeast
+
+    def __init__(self, settings: AtLeast, rows: int):
+        super().__init__(settings, rows)
+        self.drafted = 0
+
+    def begin_round(self, rows: list[int]) -> list[int]:
+        self.drafted = 0
+        return [max(limit, self.settings.n) for limit in super().begin_round(rows)]
+
+    def after_token(
+        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        self.drafted += 1
+        stops = super().after_token(input_ids, scores, rows=rows, features=features)  # always asked: it may count too
+        return stops if self.drafted >= self.settings.n else torch.zeros_like(stops)
+
+
 register_stop(
     "any_of", AnyOf, example={"stops": ["svip", "constant"]},
     summary="Stop where any of `stops` would.",
@@ -167,4 +279,8 @@ register_stop(
 register_stop(
     "all_of", AllOf, example={"stops": ["svip", "constant"]},
     summary="Stop after a token after which each of `stops` would.",
+)  # fmt: skip
+register_stop(
+    "at_least", AtLeast, example={"stop": "svip"},
+    summary="`stop`, but never before `n` tokens: its answers for earlier tokens are ignored, and its limit is at least `n`.",
 )  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Choice:
+class Schedule:
     """One round's choice, and what it would have been with another token at one place (`would_verify`)."""
 
     gains: np.ndarray  # (B, γ) float64   π of each drafted token
@@ -51,7 +51,7 @@ class Choice:
         return (ended >= ahead) & ((total + gain) / self.seconds[count + 1] > total / self.seconds[count])
 
 
-def choose(accept: np.ndarray, seconds: np.ndarray, sure: float) -> Choice:
+def choose(accept: np.ndarray, seconds: np.ndarray, sure: float) -> Schedule:
     """How many drafted tokens of each row to verify.
 
     Args:
@@ -68,7 +68,7 @@ def choose(accept: np.ndarray, seconds: np.ndarray, sure: float) -> Choice:
     rising = speed[1:] > speed[:-1]
     chosen = order[: len(order) if rising.all() else int(rising.argmin())]
     kept = np.bincount(chosen // max(gamma, 1), minlength=batch)
-    return Choice(gains, seconds, sure, order, kept)
+    return Schedule(gains, seconds, sure, order, kept)
 
 
 def _totals(gains: np.ndarray, sure: float) -> np.ndarray:

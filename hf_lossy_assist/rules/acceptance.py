@@ -11,7 +11,7 @@ from ..vocabulary import at_places
 from .base import AcceptanceRule, RuleRun, Strict
 
 
-class Randomness(Protocol):
+class RandomSource(Protocol):
     """Where coins and drawn tokens come from (`batch.randomness`)."""
 
     def coins(self, verified: Verified) -> torch.Tensor:
@@ -21,7 +21,7 @@ class Randomness(Protocol):
         """One token from each distribution (B, V), not necessarily normalised → (B,) int64; `place`: which of the round's."""
 
 
-def accept(run: RuleRun, verified: Verified, randomness: Randomness) -> Verdict:
+def accept(run: RuleRun, verified: Verified, randomness: RandomSource) -> Verdict:
     """Accept a prefix of each row's sent tokens and choose the token after it.
 
     The coins are tossed before the rule is asked, so two rules with one seed see the same coins and a looser rule accepts

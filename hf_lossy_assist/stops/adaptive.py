@@ -10,7 +10,7 @@ import torch
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, check_number
 from .base import DraftStop, StopRun, entropy
-from .basic import token_probability
+from .confidence import token_probability
 
 
 FEWEST = 6  # tested tokens of a row before DISCO moves its threshold

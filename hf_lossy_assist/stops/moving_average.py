@@ -1,6 +1,6 @@
 """Stops that plan by cost: γ from measured acceptance and measured seconds, and γ by the number of rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from ..artifacts.sv_profile import LONGEST_PROFILED, Profile
 from ..registry import register_stop
-from ..validation import LONGEST_DRAFT, MOST_FACTOR, check_int, check_number, check_positive, shown
+from ..validation import MOST_FACTOR, check_int, check_number, check_positive, shown
 from .base import DraftStop, StopRun
 
 
@@ -157,59 +157,7 @@ def choose_for_rows(alpha: np.ndarray, seconds: Sequence[np.ndarray]) -> list[in
     return [int(n) for n in chosen]
 
 
-@dataclass(frozen=True)
-class BatchSchedule(DraftStop):
-    """γ by the number of unfinished rows: of `table` (rows, γ), the last line whose rows are not more than there are.
-
-    `{1: 7, 4: 5, 32: 2}` drafts 7 tokens for up to 3 rows, 5 for 4 to 31, 2 from 32 on; γ may be 0. The first line is that of one row.
-    vLLM's `num_speculative_tokens_per_batch_size` and TensorRT-LLM's `draft_len_schedule` are such tables.
-    """
-
-    table: tuple[tuple[int, int], ...]
-    adaptive: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        pairs = list(self.table.items()) if isinstance(self.table, Mapping) else self.table
-        if not isinstance(pairs, Sequence) or isinstance(pairs, str) or not all(_is_pair(pair) for pair in pairs):
-            raise TypeError(f"BatchSchedule.table: expected {{rows: γ, …}} or [[rows, γ], …], got {shown(self.table)}")
-        lines = [(int(rows) if isinstance(rows, str) and rows.isdecimal() else rows, gamma) for rows, gamma in pairs]
-        for rows, gamma in lines:
-            check_int("BatchSchedule.table: rows", rows, 1)
-            check_int(f"BatchSchedule.table: γ of {rows} rows", gamma, 0, LONGEST_DRAFT)
-        lines.sort()
-        known = [rows for rows, _ in lines]
-        if known[:1] != [1] or len(set(known)) < len(known):
-            raise ValueError(
-                f"BatchSchedule.table: expected one line for 1 row and each number of rows once, got {shown(known)}"
-            )
-        if max(gamma for _, gamma in lines) == 0:
-            raise ValueError(
-                "BatchSchedule.table: every γ is 0, so nothing is ever drafted: leave out assistant_model"
-            )
-        object.__setattr__(self, "table", tuple(lines))
-
-    @property
-    def longest(self) -> int:
-        return max(gamma for _, gamma in self.table)
-
-    def with_longest(self, gamma: int) -> "BatchSchedule":
-        """The same table with no γ above `gamma`."""
-        return BatchSchedule(tuple((rows, min(length, gamma)) for rows, length in self.table))
-
-    def limits(self, rows: list[int]) -> list[int]:
-        return [max((line for line in self.table if line[0] <= len(rows)), default=(0, 0))[1]] * len(rows)
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2
-
-
 register_stop(
     "moving_average", MovingAverage, paper="2406.14066",
     summary="γ of the coming round by expected goodput: tokens a second, from a moving average of past acceptance.",
-)  # fmt: skip
-register_stop(
-    "batch_schedule", BatchSchedule, paper="vLLM, TensorRT-LLM",
-    summary="γ by the number of unfinished rows: of `table` (rows, γ), the last line whose rows are not more than there are.",
-    example={"table": [[1, 8], [8, 2]]},
 )  # fmt: skip

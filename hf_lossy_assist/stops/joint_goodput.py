@@ -11,10 +11,10 @@ import torch
 
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, MOST_FACTOR, check_int, check_number, check_positive
-from .acceptance import EDGES, KEEP, Accepted, bins_of
 from .base import DraftStop, StopRun, entropy
-from .basic import SVIP, Constant
-from .costs import Given, Measured
+from .confidence import SVIP
+from .constant import Constant
+from .cost_model import EDGES, KEEP, AcceptanceEstimate, FixedCosts, MeasuredCosts, bins_of
 
 
 MOST_EXPONENT = 100.0
@@ -92,7 +92,7 @@ class JointRun(StopRun):
         """`now`: the clock, in seconds."""
         super().__init__(settings)
         self.now, self.alone = now, SVIP(settings.h, settings.c)
-        costs = Measured() if settings.step is None else Given(settings.step, settings.token, settings.fixed)
+        costs = MeasuredCosts() if settings.step is None else FixedCosts(settings.step, settings.token, settings.fixed)
         self.known = Known(costs)
         self.edges = EDGES
         self.rows: Sequence[int] = []  # unfinished ones
@@ -107,7 +107,7 @@ class JointRun(StopRun):
         self.counted = False  # the target has read the round's draft
 
     def pair(self, target: Any, draft: Any, kind: Hashable) -> None:
-        if isinstance(self.known.costs, Measured):
+        if isinstance(self.known.costs, MeasuredCosts):
             kinds = KNOWN.setdefault(target, WeakKeyDictionary()).setdefault(draft, {})
             self.known = kinds.setdefault(kind, self.known)
 
@@ -174,14 +174,14 @@ class Known:
         rounds, tokens, gammas: rounds by age; tokens of a row, the target's own included, and γ, added up over them.
     """
 
-    costs: Given | Measured
-    accepted: Accepted = field(default_factory=Accepted)
+    costs: FixedCosts | MeasuredCosts
+    accepted: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
     rounds: float = 0.0
     tokens: float = 0.0
     gammas: float = 0.0
 
     def learn(self, bins: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """One round; as `Accepted.learn`."""
+        """One round; as `AcceptanceEstimate.learn`."""
         self.accepted.learn(bins, drafted, accepted)
         self.rounds = KEEP * self.rounds + 1
         self.tokens = KEEP * self.tokens + float(accepted.mean()) + 1

@@ -1,80 +1,14 @@
-"""Stops that need no training: a constant length, the heuristic schedule, confidence, entropy (SVIP)."""
+"""Stops that need no training: by the probability of the drafted token, or the draft's entropy there (SVIP)."""
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, check_number, shown
-from .base import DraftStop, StopRun, entropy
-
-
-@dataclass(frozen=True)
-class Constant(DraftStop):
-    """Always draft `gamma` tokens (Leviathan et al.); 5 is the constant baseline of the SVIP and SPRINTER papers."""
-
-    gamma: int = 5
-    adaptive: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_int("Constant.gamma", self.gamma, 1, LONGEST_DRAFT)
-
-    @property
-    def longest(self) -> int:
-        return self.gamma
-
-    def with_longest(self, gamma: int) -> "Constant":
-        return Constant(gamma)
-
-
-@dataclass(frozen=True)
-class Heuristic(DraftStop):
-    """Two tokens more after a round in which all were accepted, else one less; at least 1, at most `max_draft`.
-
-    Transformers' "heuristic" schedule with the cap of the SVIP paper's baseline. Each row of a batch has its own length.
-    """
-
-    initial: int = 5
-    max_draft: int = 40
-    adaptive: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_int("Heuristic.initial", self.initial, 1, LONGEST_DRAFT)
-        check_int("Heuristic.max_draft", self.max_draft, self.initial, LONGEST_DRAFT)
-
-    @property
-    def longest(self) -> int:
-        return self.max_draft
-
-    def with_longest(self, gamma: int) -> "Heuristic":
-        return Heuristic(gamma, max(gamma, self.max_draft))
-
-    def start(self, rows: int) -> "HeuristicRun":
-        return HeuristicRun(self, rows)
-
-
-class HeuristicRun(StopRun):
-    """`lengths`: how much each row of the call drafts in its next round."""
-
-    settings: Heuristic
-
-    def __init__(self, settings: Heuristic, rows: int):
-        super().__init__(settings)
-        self.lengths = [settings.initial] * rows
-
-    def begin_round(self, rows: list[int]) -> list[int]:
-        return [self.lengths[row] for row in rows]
-
-    def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
-        for row, d, n in zip(rows, drafted, accepted, strict=True):
-            length = self.lengths[row]
-            self.lengths[row] = min(length + 2, self.settings.max_draft) if n == d else max(length - 1, 1)
-
-    def take(self, row: int, other: StopRun) -> None:
-        assert isinstance(other, HeuristicRun)
-        self.lengths[row] = other.lengths[0]
+from .base import DraftStop, entropy
 
 
 @dataclass(frozen=True)
@@ -141,14 +75,6 @@ class SVIP(DraftStop):
         return (scale * entropy(scores[-1])).sqrt() > self.h
 
 
-register_stop(
-    "constant", Constant, paper="2211.17192",
-    summary="Always draft `gamma` tokens (Leviathan et al.).",
-)  # fmt: skip
-register_stop(
-    "heuristic", Heuristic, paper="Transformers",
-    summary="Two tokens more after a round in which all were accepted, else one less.",
-)  # fmt: skip
 register_stop(
     "confidence", Confidence, paper="Transformers",
     summary="Stop after a token that the draft gave less than `threshold`.",

@@ -1,0 +1,137 @@
+"""Draft lengths that no look at the draft decides: constant, by the last round, by the number of rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..registry import register_stop
+from ..validation import LONGEST_DRAFT, check_int, shown
+from .base import DraftStop, StopRun
+
+
+@dataclass(frozen=True)
+class Constant(DraftStop):
+    """Always draft `gamma` tokens (Leviathan et al.); 5 is the constant baseline of the SVIP and SPRINTER papers."""
+
+    gamma: int = 5
+    adaptive: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_int("Constant.gamma", self.gamma, 1, LONGEST_DRAFT)
+
+    @property
+    def longest(self) -> int:
+        return self.gamma
+
+    def with_longest(self, gamma: int) -> "Constant":
+        return Constant(gamma)
+
+
+@dataclass(frozen=True)
+class Heuristic(DraftStop):
+    """Two tokens more after a round in which all were accepted, else one less; at least 1, at most `max_draft`.
+
+    Transformers' "heuristic" schedule with the cap of the SVIP paper's baseline. Each row of a batch has its own length.
+    """
+
+    initial: int = 5
+    max_draft: int = 40
+    adaptive: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_int("Heuristic.initial", self.initial, 1, LONGEST_DRAFT)
+        check_int("Heuristic.max_draft", self.max_draft, self.initial, LONGEST_DRAFT)
+
+    @property
+    def longest(self) -> int:
+        return self.max_draft
+
+    def with_longest(self, gamma: int) -> "Heuristic":
+        return Heuristic(gamma, max(gamma, self.max_draft))
+
+    def start(self, rows: int) -> "HeuristicRun":
+        return HeuristicRun(self, rows)
+
+
+class HeuristicRun(StopRun):
+    """`lengths`: how much each row of the call drafts in its next round."""
+
+    settings: Heuristic
+
+    def __init__(self, settings: Heuristic, rows: int):
+        super().__init__(settings)
+        self.lengths = [settings.initial] * rows
+
+    def begin_round(self, rows: list[int]) -> list[int]:
+        return [self.lengths[row] for row in rows]
+
+    def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
+        for row, d, n in zip(rows, drafted, accepted, strict=True):
+            length = self.lengths[row]
+            self.lengths[row] = min(length + 2, self.settings.max_draft) if n == d else max(length - 1, 1)
+
+    def take(self, row: int, other: StopRun) -> None:
+        assert isinstance(other, HeuristicRun)
+        self.lengths[row] = other.lengths[0]
+
+
+@dataclass(frozen=True)
+class BatchSchedule(DraftStop):
+    """γ by the number of unfinished rows: of `table` (rows, γ), the last line whose rows are not more than there are.
+
+    `{1: 7, 4: 5, 32: 2}` drafts 7 tokens for up to 3 rows, 5 for 4 to 31, 2 from 32 on; γ may be 0. The first line is that of one row.
+    vLLM's `num_speculative_tokens_per_batch_size` and TensorRT-LLM's `draft_len_schedule` are such tables.
+    """
+
+    table: tuple[tuple[int, int], ...]
+    adaptive: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        pairs = list(self.table.items()) if isinstance(self.table, Mapping) else self.table
+        if not isinstance(pairs, Sequence) or isinstance(pairs, str) or not all(_is_pair(pair) for pair in pairs):
+            raise TypeError(f"BatchSchedule.table: expected {{rows: γ, …}} or [[rows, γ], …], got {shown(self.table)}")
+        lines = [(int(rows) if isinstance(rows, str) and rows.isdecimal() else rows, gamma) for rows, gamma in pairs]
+        for rows, gamma in lines:
+            check_int("BatchSchedule.table: rows", rows, 1)
+            check_int(f"BatchSchedule.table: γ of {rows} rows", gamma, 0, LONGEST_DRAFT)
+        lines.sort()
+        known = [rows for rows, _ in lines]
+        if known[:1] != [1] or len(set(known)) < len(known):
+            raise ValueError(
+                f"BatchSchedule.table: expected one line for 1 row and each number of rows once, got {shown(known)}"
+            )
+        if max(gamma for _, gamma in lines) == 0:
+            raise ValueError(
+                "BatchSchedule.table: every γ is 0, so nothing is ever drafted: leave out assistant_model"
+            )
+        object.__setattr__(self, "table", tuple(lines))
+
+    @property
+    def longest(self) -> int:
+        return max(gamma for _, gamma in self.table)
+
+    def with_longest(self, gamma: int) -> "BatchSchedule":
+        """The same table with no γ above `gamma`."""
+        return BatchSchedule(tuple((rows, min(length, gamma)) for rows, length in self.table))
+
+    def limits(self, rows: list[int]) -> list[int]:
+        return [max((line for line in self.table if line[0] <= len(rows)), default=(0, 0))[1]] * len(rows)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2
+
+
+register_stop(
+    "constant", Constant, paper="2211.17192",
+    summary="Always draft `gamma` tokens (Leviathan et al.).",
+)  # fmt: skip
+register_stop(
+    "heuristic", Heuristic, paper="Transformers",
+    summary="Two tokens more after a round in which all were accepted, else one less.",
+)  # fmt: skip
+register_stop(
+    "batch_schedule", BatchSchedule, paper="vLLM, TensorRT-LLM",
+    summary="γ by the number of unfinished rows: of `table` (rows, γ), the last line whose rows are not more than there are.",
+    example={"table": [[1, 8], [8, 2]]},
+)  # fmt: skip

@@ -32,6 +32,8 @@ TENSORS = (torch.Tensor, torch.nn.Parameter)
 TABLES = frozenset(vars(torch.nn.Module())) - {"training"}
 UNREAD = {"generation_config", "generate", "warnings_issued"}  # attributes of a model that no forward reads
 PACKED = "its weights are packed by PyTorch's own quantisation, into which torch.compile cannot look"
+# Of `torch.nn.Module`: no forward runs them, and torch.compile puts its own in their place when it first compiles in a process.
+BUILDING = {"__init__", "__setstate__", "___needs_generation_tag_patch"}
 EMPTY = CellType()
 ASIDE = set(PreTrainedModel.__mro__) - {torch.nn.Module}  # classes whose methods load, save and generate
 FUNCTIONS = FunctionType | BuiltinFunctionType
@@ -155,7 +157,8 @@ class Reader:
         if id(kind) not in self._known:
             self._known[id(kind)] = number(kind)
             self.trusted = self.trusted and kind.__module__.startswith(TRUSTED)
-            parts = [value for part in kind.__mro__ if part not in ASIDE for value in vars(part).values()]
+            members = [(part, *item) for part in kind.__mro__ if part not in ASIDE for item in vars(part).items()]
+            parts = [value for part, name, value in members if part is not torch.nn.Module or name not in BUILDING]
             self.seen += [self.value(part) for part in parts if type(part) in PLAIN or isinstance(part, FunctionType)]
             self._functions(sys.modules.get(kind.__module__))
         return self._known[id(kind)]

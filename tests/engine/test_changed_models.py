@@ -103,3 +103,15 @@ def test_tensors_that_two_models_share():
     numbers = (signature.tensors[id(one.lm_head.weight)] for signature in signatures)
     assert shared(signatures) == ((0, 1, *numbers),)
     assert shared([Signature.of(one)]) == ()
+
+
+def test_the_first_compile_of_a_process_changes_no_signature(monkeypatch):
+    """It puts its own constructor into `torch.nn.Module`; the second call would compile all again."""
+    for name in ("__init__", "__setstate__"):
+        monkeypatch.setattr(torch.nn.Module, name, vars(torch.nn.Module)[name])
+    monkeypatch.setattr(torch.nn.Module, "___needs_generation_tag_patch", True, raising=False)
+    model, before = llama(0), torch.nn.Module.__init__
+    known = Signature.of(model).key
+    torch._dynamo.mutation_guard.install_generation_tagging_init()
+    assert torch.nn.Module.__init__ is not before
+    assert Signature.of(model).key == known

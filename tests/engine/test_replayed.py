@@ -17,9 +17,6 @@ from hf_lossy_assist.models import compilation, static, storage
 from hf_lossy_assist.models.cache_name import cache_of
 
 
-# Of one kind: the addresses in some of these are those that the tests before them left.
-pytestmark = pytest.mark.nightly
-
 LENGTHS = (9, 5)
 BACKEND = Replaying()  # of all tests, so that each function is traced once
 

@@ -25,7 +25,7 @@ from torch._dynamo.utils import counters
 from transformers import CompileConfig, StaticCache
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.cache_name import CACHE
+from hf_lossy_assist.models.compat import CACHE
 
 
 class Text(NamedTuple):

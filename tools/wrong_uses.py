@@ -42,7 +42,7 @@ from transformers import (
 )
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.cache_name import CACHE
+from hf_lossy_assist.models.compat import CACHE
 
 
 CASES: dict[str, Callable[[], Any]] = {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..models.inspect import base_of, blocks_of
+from ..models.introspection import base_of, blocks_of
 from ..models.packing import unpacked
 from ..models.states_network import StatesNetwork
 from ..validation import check_flag, check_int, shown

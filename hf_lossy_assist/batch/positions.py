@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from ..models.inspect import learned_positions
-from ..models.places import tables_of
+from ..models.introspection import learned_positions
+from ..models.quirks.cache_positions import tables_of
 from .rows import Rows
 
 

@@ -5,7 +5,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..models.inspect import base_of, device_of
+from ..models.introspection import base_of, device_of
 from .rows import Rows
 
 

@@ -14,7 +14,7 @@ from ..artifacts.features import FeatureSpec, FeatureTap
 from ..batch.processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
-from ..models.cached import CachedModel, NotJoined
+from ..models.cached_model import CachedModel, NotJoined
 from ..registry import find_entry, set_base
 from ..round import Draft, Verified
 from ..stats.clock import Clock

@@ -11,7 +11,7 @@ from ..artifacts.features import FeatureTap
 from ..batch.processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
-from ..models.cached import CachedModel
+from ..models.cached_model import CachedModel
 from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..stops import StopRun

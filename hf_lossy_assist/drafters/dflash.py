@@ -11,7 +11,7 @@ from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.block_model import BlockModel
 from ..models.dflash import DFlashNetwork
-from ..models.inspect import base_of, tokens_known, vocabulary_of
+from ..models.introspection import base_of, tokens_known, vocabulary_of
 from ..models.layer_states import LayerStates
 from ..round import Draft
 from .base import DraftContext

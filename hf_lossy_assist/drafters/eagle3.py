@@ -8,7 +8,7 @@ import torch
 
 from ..models.eagle1 import Eagle1Network
 from ..models.eagle3 import Eagle3Network
-from ..models.inspect import base_of, blocks_of, vocabulary_of
+from ..models.introspection import base_of, blocks_of, vocabulary_of
 from ..models.layer_states import LayerStates
 from ..models.pairs_model import PairsModel
 from .base import DraftContext

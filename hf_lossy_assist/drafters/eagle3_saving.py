@@ -9,7 +9,7 @@ import torch
 from ..artifacts.files import check_readable, format_json, new_folder, write_bytes
 from ..models.eagle3 import Eagle3Config
 from ..models.identity import ModelIdentity
-from ..models.inspect import base_of
+from ..models.introspection import base_of
 from ..validation import shown
 from .eagle3 import Eagle3Drafter
 from .eagle3_files import FLAGS, layer_settings

@@ -13,7 +13,7 @@ from ..batch.processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..batch.soundness import something
-from ..models.cached import CachedModel
+from ..models.cached_model import CachedModel
 from ..models.row_model import RowModel
 from ..models.together import together
 from ..registry import register_drafter

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Self
 import torch
 
 from ..models.identity import ModelIdentity
-from ..models.inspect import base_of, tokens_known
 from ..models.int8 import linears_in_int8
-from ..models.trials import why_not_rows
+from ..models.introspection import base_of, tokens_known
+from ..models.probe import why_not_rows
 from ..validation import shown
 from .base import Drafter
 

@@ -10,7 +10,7 @@ from ..artifacts.features import FeatureTap
 from ..batch.processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
-from ..models.cached import CachedModel
+from ..models.cached_model import CachedModel
 from ..models.layer_states import LayerStates
 from ..models.states_network import StatesNetwork
 from ..round import Draft, Verified

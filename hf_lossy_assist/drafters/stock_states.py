@@ -18,7 +18,7 @@ from ..artifacts.features import FeatureTap
 from ..batch.processor_kinds import only_functions
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
-from ..models.inspect import base_of, blocks_of, vocabulary_of
+from ..models.introspection import base_of, blocks_of, vocabulary_of
 from ..models.layer_states import NORMED, LayerStates
 from ..registry import register_drafter
 from ..round import Draft, Verified

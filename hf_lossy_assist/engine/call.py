@@ -12,8 +12,8 @@ from ..batch.processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..drafters.base import DrafterRun
-from ..models.cached import CachedModel
-from ..models.rope import renewing
+from ..models.cached_model import CachedModel
+from ..models.quirks.rope import renewing
 from ..models.row_model import RowModel
 from ..models.static import StaticRowModel
 from ..policy.policy import LossyPolicy

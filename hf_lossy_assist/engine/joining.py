@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..batch.together import ProcessingTogether, RandomnessTogether, RowsTogether
-from ..models.cached import NotJoined
+from ..models.cached_model import NotJoined
 from ..models.row_model import RowModel
 from ..models.together import together
 from ..stats.clock import Clock

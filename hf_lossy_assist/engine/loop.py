@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from ..batch.rows import Rows
-from ..models.cached import CachedModel
-from ..models.rope import renew
+from ..models.cached_model import CachedModel
+from ..models.quirks.rope import renew
 from ..models.static import StaticRowModel
 from ..round import Draft, Selection, Verified
 from ..rules import accept

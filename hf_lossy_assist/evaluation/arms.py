@@ -10,7 +10,7 @@ from transformers import CompileConfig, GenerationConfig, StaticCache
 from ..drafters.base import Drafter
 from ..generation.enable import enable
 from ..generation.unsupported import refuse_config
-from ..models.cache_name import CACHE
+from ..models.compat import CACHE
 from ..policy.policy import LossyPolicy
 from ..validation import one_line
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from ..models.cache_name import CACHE
+from ..models.compat import CACHE
 from ..models.early_exit import early_exit
-from ..models.inspect import base_of, blocks_of, device_of, learned_positions
+from ..models.introspection import base_of, blocks_of, device_of, learned_positions
 from ..models.row_model import RowModel
 from ..stats.clock import wait_for
 from ..stats.intervals import Estimate, rate

@@ -8,9 +8,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models.identity import ModelIdentity
-from ..models.inspect import base_of, vocabulary_of
+from ..models.introspection import base_of, vocabulary_of
 from ..models.loading import load_model
-from ..models.trials import why_not_rows
+from ..models.probe import why_not_rows
 from ..registry import register_filter
 from ..round import Draft, Selection, Verified
 from ..rules import RuleRun, Strict, accept

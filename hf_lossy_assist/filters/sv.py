@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..artifacts.sv_profile import Profile
-from ..models.inspect import base_of
+from ..models.introspection import base_of
 from ..registry import register_filter
 from ..round import Draft, Selection
 from ..rules.acceptance import RandomSource

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..drafters.base import Drafter
-from ..models.inspect import base_of
+from ..models.introspection import base_of
 from ..models.stock_exit import check_exit
 from ..policy.policy import LossyPolicy
 from ..validation import LONGEST_DRAFT, check_int

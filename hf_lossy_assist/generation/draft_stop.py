@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from ..models.inspect import base_of
+from ..models.introspection import base_of
 from ..policy.policy import LossyPolicy
 from ..stops import DraftStop
 from ..stops.confidence import Confidence

@@ -17,16 +17,16 @@ from ..drafters.candidates import CandidateRun
 from ..drafters.model import AssistantRun, head_taps
 from ..drafters.suffix import LONGEST_MATCH, SuffixDrafter
 from ..drafters.translated import TranslatedRun
-from ..models.cache_name import CACHE
-from ..models.cached import CachedModel
+from ..models.cached_model import CachedModel
+from ..models.compat import CACHE
 from ..models.compilation import Compilation
 from ..models.early_exit import ExitModel, early_exit, leaves_early
-from ..models.inspect import base_of, learned_positions
-from ..models.layer_kinds import keeps_states
+from ..models.introspection import base_of, learned_positions
+from ..models.multimodal import is_multimodal
+from ..models.probe import why_not_prefixes, why_not_rows
+from ..models.recurrent.layers import keeps_states
 from ..models.row_model import RowModel
-from ..models.seeing import sees
 from ..models.stock_exit import early_twin
-from ..models.trials import why_not_prefixes, why_not_rows
 from ..stops.composite_stops import WrappingStop
 from ..validation import check_int, shown
 from .encoded import attends_to_encoder, encoded_model, encoder_inputs
@@ -176,7 +176,7 @@ def _candidate_run(given: DraftWith, made: Prepared) -> DrafterRun:
         # Drafted greedily, each token counts as certain (q = 1), and the output distribution is exact all the same.
         config.do_sample = False
     processors, not_for_drafts = context.processing.processors, set(NOT_FOR_DRAFTS)
-    if sees(model):  # a draft with another tokenizer reads the text
+    if is_multimodal(model):  # a draft with another tokenizer reads the text
         not_for_drafts |= {*TYPES, *beside_text(made.model_kwargs)}
     # Others would be asked in ids of another tokenizer, behind an end token, without padding, or out of order.
     processors = only_functions(processors)

@@ -16,9 +16,9 @@ from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 from transformers.generation import StopStringCriteria
 
 from ..drafters.base import apart
-from ..models.cache_name import passed_as
+from ..models.compat import passed_as
 from ..models.in_step import Steps
-from ..models.inspect import base_of
+from ..models.introspection import base_of
 from ..models.led import Ranks
 from ..policy.parse import as_policy
 from ..policy.policy import LossyPolicy

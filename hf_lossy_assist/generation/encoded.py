@@ -7,12 +7,18 @@ from typing import Any
 import torch
 
 from ..batch.rows import Rows
-from ..models.cache_name import CACHE
-from ..models.cached import CachedModel
-from ..models.decoder_places import Seams
-from ..models.encoded import ENCODED, INPUTS, EncodedRowModel, each_tensor, reads_encoder
-from ..models.encoded_trials import why_not_encoded_rows
-from ..models.inspect import base_of, device_of, learned_positions
+from ..models.cached_model import CachedModel
+from ..models.compat import CACHE
+from ..models.encoder_decoder import (
+    ENCODED,
+    INPUTS,
+    CrossAttentionRowModel,
+    each_tensor,
+    reads_encoder,
+    why_not_encoded_rows,
+)
+from ..models.introspection import base_of, device_of, learned_positions
+from ..models.quirks.cache_positions import Seams
 from .inputs import DROP, cropping, mask_name
 
 
@@ -43,7 +49,7 @@ def encoded_model(
     if reason is not None:
         return cropping(model, rows, dict(model_kwargs), reason, way_out)
     inputs = {name: model_kwargs[name] for name in INPUTS if model_kwargs.get(name) is not None}
-    return EncodedRowModel(model, len(rows.index), rows.max_length, vocabulary, inputs=inputs)
+    return CrossAttentionRowModel(model, len(rows.index), rows.max_length, vocabulary, inputs=inputs)
 
 
 def _why_not(model: Any, rows: Rows, model_kwargs: Mapping[str, Any], draft: bool) -> str | None:

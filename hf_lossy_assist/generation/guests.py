@@ -8,9 +8,9 @@ import torch
 from transformers import GenerationConfig
 
 from ..engine.call import Call
-from ..models.inspect import device_of
+from ..models.introspection import device_of
+from ..models.probe import refuse_length
 from ..models.texts import continuation
-from ..models.trials import refuse_length
 from ..policy.policy import LossyPolicy
 from ..validation import shown
 from .again import Again, may_be_own

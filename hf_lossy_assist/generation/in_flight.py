@@ -12,8 +12,8 @@ import torch
 from ..engine.call import Call
 from ..engine.joining import drop, joined, seat
 from ..engine.loop import decode, open_round, run_stages
-from ..models.cached import NotJoined
-from ..models.inspect import device_of
+from ..models.cached_model import NotJoined
+from ..models.introspection import device_of
 from ..stats.clock import Clock
 from ..stats.speculation import RowStats, SpeculationStats
 from ..stops.fallback import Fallback

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..models.inspect import device_of, tokens_known
+from ..models.introspection import device_of, tokens_known
 
 
 def refuse_ids(name: str, ids: Any) -> None:

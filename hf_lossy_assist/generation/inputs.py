@@ -9,17 +9,16 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 
 from ..batch.rows import Rows
 from ..batch.token_types import shared_types
-from ..models.columns import Columns
+from ..models.cached_model import GROWING, CroppingModel
 from ..models.compilation import Compilation
-from ..models.cropping import CroppingModel
-from ..models.growing import GROWING
 from ..models.in_step import Steps
-from ..models.inspect import base_of
+from ..models.introspection import base_of
 from ..models.led import Ranks
+from ..models.masks import Columns
+from ..models.multimodal import MultimodalRowModel
+from ..models.probe import RECURRENT, why_not_alone
 from ..models.row_model import RowModel
-from ..models.seeing import SeeingModel
 from ..models.static import StaticRowModel
-from ..models.trials import RECURRENT, why_not_alone
 from .input_tensors import refuse_mask
 
 
@@ -46,7 +45,7 @@ def rowwise(
             raise ValueError(
                 "a target that is spread over ranks takes text alone: load it whole, or leave the images out"
             )
-        return SeeingModel(prompt, model, len(rows.index), rows.max_length, vocabulary)
+        return MultimodalRowModel(prompt, model, len(rows.index), rows.max_length, vocabulary)
     types = rows.types if model is target else shared_types(model, target, rows.types)
     size = len(rows.index), rows.max_length
     if ranks is not None:

@@ -5,8 +5,8 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..drafters.base import apart
-from ..models.cache_name import CACHE_NAMES
-from ..models.inspect import base_of
+from ..models.compat import CACHE_NAMES
+from ..models.introspection import base_of
 from ..policy.parse import as_policy
 from ..stats.speculation import SpeculationStats
 from ..validation import MOST_ROWS, check_int, shown

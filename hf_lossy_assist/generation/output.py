@@ -10,7 +10,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from ..engine.call import Call
 from ..engine.commit import new_tokens_first
-from ..models.cache_name import CACHE
+from ..models.compat import CACHE
 from ..stats.speculation import SpeculationStats
 
 

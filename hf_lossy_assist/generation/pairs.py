@@ -11,9 +11,9 @@ from weakref import WeakSet
 
 from transformers import GenerationMixin, PreTrainedModel
 
-from ..models.cache_name import CACHE
-from ..models.encoded import reads_encoder
-from ..models.inspect import base_of, device_of, vocabulary_of
+from ..models.compat import CACHE
+from ..models.encoder_decoder import reads_encoder
+from ..models.introspection import base_of, device_of, vocabulary_of
 from ..validation import shown
 from .inputs import learned_prompt
 

@@ -6,8 +6,8 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import StaticLayer
 
-from ..models.inspect import base_of
-from ..models.trials import crops, keeps_states_alone
+from ..models.introspection import base_of
+from ..models.probe import crops, keeps_states_alone
 
 
 def layers_of(cache: Any) -> list[Any] | None:

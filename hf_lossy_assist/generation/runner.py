@@ -16,12 +16,12 @@ from ..batch.rows import Rows
 from ..drafters.base import DraftContext, Drafter, apart, as_drafter
 from ..engine.call import Call
 from ..engine.loop import decode
-from ..models.cache_name import CACHE
+from ..models.compat import CACHE
 from ..models.identity import same_ids
 from ..models.in_step import Steps
-from ..models.inspect import base_of, device_of, has_fixed_rows, vocabulary_of
+from ..models.introspection import base_of, device_of, has_fixed_rows, vocabulary_of
 from ..models.led import Ranks
-from ..models.lengths import refuse_by_length
+from ..models.probe import refuse_by_length
 from ..policy.parse import as_policy
 from ..stats.clock import Clock
 from ..stats.speculation import SpeculationStats

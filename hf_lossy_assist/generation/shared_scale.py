@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from ..models.inspect import base_of
 from ..models.int8 import ScaledByToken
+from ..models.introspection import base_of
 from ..policy.policy import LossyPolicy
 
 

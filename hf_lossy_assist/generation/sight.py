@@ -10,15 +10,13 @@ from transformers import GenerationMixin
 
 from ..batch.rows import Rows
 from ..batch.token_types import types_for
-from ..models.cache_name import CACHE, CACHE_NAMES
+from ..models.cached_model import REPEATED, ZERO
+from ..models.compat import CACHE, CACHE_NAMES
 from ..models.early_exit import leaves_early
-from ..models.growing import REPEATED, ZERO
-from ..models.inspect import base_of
-from ..models.layer_kinds import keeps_states
-from ..models.prompt import Prompt
-from ..models.seeing import SeeingModel, sees, why_not_prompt
-from ..models.trials import may_read_at_once, why_not_rows
-from ..models.trying import FAILURES
+from ..models.introspection import base_of
+from ..models.multimodal import MultimodalRowModel, Prompt, is_multimodal, why_not_prompt
+from ..models.probe import FAILURES, may_read_at_once, why_not_rows
+from ..models.recurrent.layers import keeps_states
 from ..validation import one_line
 from .inputs import refuse_positions, stand
 from .text_inputs import TEXT_INPUTS
@@ -100,7 +98,7 @@ def sight_of(model: Any, rows: Rows, input_ids: torch.Tensor, model_kwargs: Mapp
 
 def reads_at_once(model: Any) -> bool:
     """Whether a model takes more than text, and can be tried on it."""
-    return sees(model) and may_read_at_once(model)
+    return is_multimodal(model) and may_read_at_once(model)
 
 
 def beside_text(given: Mapping[str, Any]) -> list[str]:
@@ -113,12 +111,12 @@ def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, dict) and all(its is None for its in value.values()))
 
 
-def going_on(model: Any, rows: Rows, mask: torch.Tensor | None, positions: torch.Tensor | None) -> SeeingModel:
+def going_on(model: Any, rows: Rows, mask: torch.Tensor | None, positions: torch.Tensor | None) -> MultimodalRowModel:
     """A model that goes on from a cache in which there may be images: `positions` (…, 1 or B, width) of the text behind them may lag behind its tokens.
 
     Raises: `ValueError`, one line, for positions that do not lag by the same number.
     """
-    out = SeeingModel(None, model, len(rows.index), rows.max_length)
+    out = MultimodalRowModel(None, model, len(rows.index), rows.max_length)
     stand(out, rows)
     if positions is not None:
         seen = torch.ones_like(rows.ids[:, : rows.width]) if mask is None else mask.ne(0).long()
@@ -130,7 +128,7 @@ def going_on(model: Any, rows: Rows, mask: torch.Tensor | None, positions: torch
 
 def refuse_sight(model: Any, model_kwargs: Mapping[str, Any], reason: str) -> None:
     """Refuse more than text where the target does not run on a cache of rows, for this `reason`: nobody has tried whether it goes on rightly there."""
-    names = beside_text(model_kwargs) if sees(model) else []
+    names = beside_text(model_kwargs) if is_multimodal(model) else []
     if [name for name in names if name not in (CACHE, *CACHE_NAMES)]:
         raise ValueError(
             f"{type(base_of(model)).__name__} is given more than text, and cannot be decoded in rows ({reason}): leave lossy_policy out"

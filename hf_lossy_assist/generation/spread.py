@@ -14,9 +14,9 @@ import torch
 from transformers.generation.utils import is_fsdp_managed_module
 
 from ..batch.rows import Rows
-from ..models.cached import CachedModel
+from ..models.cached_model import CachedModel
 from ..models.in_step import SteppedModel, Steps, is_one_of_several, is_sharded, is_zero3
-from ..models.inspect import base_of, device_of
+from ..models.introspection import base_of, device_of
 from ..models.led import END, FAILED, LedModel, OtherRankFailed, Ranks, follow, is_spread
 from ..models.row_model import RowModel
 from ..policy.policy import LossyPolicy

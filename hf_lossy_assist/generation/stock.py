@@ -9,7 +9,7 @@ from transformers import GenerationMixin, LogitsProcessor, PreTrainedModel
 from transformers.generation import CandidateGenerator, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from ..models.inspect import base_of
+from ..models.introspection import base_of
 from ..round import Draft, Selection, Verified
 from ..rules import AcceptanceRule, RuleRun
 from ..rules.base import accepted_by

@@ -3,18 +3,17 @@
 from typing import Any
 
 from ..batch.rows import Rows
-from ..models.cache_name import CACHE
-from ..models.cached import CachedModel
-from ..models.calling import takes_positions
+from ..models.cached_model import CachedModel
+from ..models.compat import CACHE, takes_positions
 from ..models.compilation import Compilation
 from ..models.in_step import Steps
-from ..models.inspect import base_of, is_tested
-from ..models.layer_kinds import why_not_adopted
+from ..models.introspection import base_of, is_tested
 from ..models.led import Ranks
-from ..models.rope import ChangingRope
+from ..models.multimodal import is_multimodal
+from ..models.probe import keeps_states_alone, refuse_length, why_not_rows
+from ..models.quirks.rope import ChangingRope
+from ..models.recurrent.layers import why_not_adopted
 from ..models.row_model import RowModel
-from ..models.seeing import sees
-from ..models.trials import keeps_states_alone, refuse_length, why_not_rows
 from .encoded import encoded_model
 from .inputs import cropping, mask_name, refuse_positions, rowwise
 from .passed_cache import check_passed
@@ -80,9 +79,9 @@ def _on_rows(
     """The target on a cache of rows. Raises: `ValueError`, one line, for what it is given that cannot be followed there."""
     mask, positions = model_kwargs.get(mask_name(model)), model_kwargs.get("position_ids")
     if rows.sight is None:
-        zeros = TYPES if sees(model) else ()  # what a processor says of a text
+        zeros = TYPES if is_multimodal(model) else ()  # what a processor says of a text
         refuse_extra_inputs({name: value for name, value in model_kwargs.items() if name not in zeros})
-    if adopted and ranks is None and sees(model):
+    if adopted and ranks is None and is_multimodal(model):
         return going_on(model, rows, mask, positions)
     if rows.sight is None:
         refuse_positions(rows.ids[:, : rows.width], mask, positions)

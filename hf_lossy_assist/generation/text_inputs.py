@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..models.cache_name import CACHE
+from ..models.compat import CACHE
 
 
 # What a decoder on a `RowCache` may be given by `generate`.

@@ -13,11 +13,11 @@ from transformers import (
     GenerationMixin,
 )
 
-from ..models.cache_name import CACHE, CACHE_NAMES, passed_as
+from ..models.compat import CACHE, CACHE_NAMES, passed_as
 from ..models.in_step import is_one_of_several
-from ..models.inspect import base_of, vocabulary_of
-from ..models.seeing import sees
-from ..models.trials import why_not_rows
+from ..models.introspection import base_of, vocabulary_of
+from ..models.multimodal import is_multimodal
+from ..models.probe import why_not_rows
 from ..validation import check_int, check_number, shown
 from .arguments import refuse_modes_asked_for
 from .compiling import STATIC
@@ -237,5 +237,5 @@ def other_inputs(kwargs: dict[str, Any], config: GenerationConfig) -> dict[str, 
 def _refuse_other_inputs(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
     """The same under the names that the caller used, before an image is encoded for nothing."""
     given = other_inputs(kwargs, config)
-    if given and why_not_rows(model) is None and not sees(model):
+    if given and why_not_rows(model) is None and not is_multimodal(model):
         refuse_extra_inputs(given)

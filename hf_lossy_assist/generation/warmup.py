@@ -14,7 +14,7 @@ from ..artifacts.files import check_file, write_bytes
 from ..engine.call import Call
 from ..engine.compiled import WholeRounds
 from ..models.compilation import graphs_made
-from ..models.inspect import vocabulary_of
+from ..models.introspection import vocabulary_of
 from ..stats.speculation import SpeculationStats
 from ..validation import check_int, shown
 from .compiling import Kind, compilation_of, forget, remember

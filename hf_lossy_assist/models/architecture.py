@@ -9,11 +9,9 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
-from .columns import Columns
-from .inspect import attention_of, base_of, device_of, is_tested, learned_positions, tokens_known
-from .layer_kinds import keep_states, layers_of
+from .introspection import attention_of, base_of, device_of, is_tested, learned_positions, tokens_known
 from .packing import ORDINARY
-from .row_cache import visibility
+from .recurrent.layers import keep_states, layers_of
 
 
 CHUNKED = "chunked_attention"
@@ -81,13 +79,6 @@ class Architecture:
     def sees_all(self, visible: int) -> bool:
         """Whether a text of `visible` tokens is in view of its last one in every layer."""
         return all((w is None or visible <= w) and kind != CHUNKED for kind, w in self.windows.items())
-
-    def visibility(
-        self, kind: str, positions: torch.Tensor, visible: int, columns: Columns | None = None
-    ) -> torch.Tensor:
-        """Which of `visible` tokens a layer of `kind` sees from `positions` (B, Q), (B, 1, Q, visible) bool; windows count `columns`."""
-        places = None if columns is None else columns.from_first
-        return visibility(positions, visible, self.windows[kind], self.chunk if kind == CHUNKED else None, places)
 
 
 _counted: WeakKeyDictionary[Any, int] = WeakKeyDictionary()

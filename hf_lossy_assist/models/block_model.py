@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .dflash import DFlashNetwork
-from .rope import ChangingRope
+from .quirks.rope import ChangingRope
 from .row_cache import RowCache
 
 

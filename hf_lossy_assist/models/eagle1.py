@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from .cache_name import CACHE
+from .compat import CACHE
 from .layer_states import NORMED
 from .states_network import StatesNetwork
 

@@ -8,10 +8,10 @@ import torch
 from transformers import PreTrainedModel
 
 from ..validation import check_int
-from .inspect import base_of, blocks_of
-from .layer_kinds import keeps_states
+from .introspection import base_of, blocks_of
+from .probe import why_not_rows
+from .recurrent.layers import keeps_states
 from .row_model import RowModel
-from .trials import why_not_rows
 
 
 def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:

@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..validation import check_int, listed, one_line, shown
-from .inspect import base_of, blocks_of
+from .introspection import base_of, blocks_of
 
 
 OF_ITSELF = re.compile(r"(:int8|\[:\d+\])+$")  # behind the name of a model: in int8, its first layers

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
-from .inspect import base_of
+from .introspection import base_of
 from .led import OtherRankFailed
 from .row_model import RowModel
 

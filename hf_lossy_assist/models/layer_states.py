@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .inspect import base_of, blocks_of
+from .introspection import base_of, blocks_of
 from .packing import unpacked
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .inspect import base_of
+from .introspection import base_of
 from .row_model import RowModel
 
 

@@ -1,9 +1,79 @@
-"""What each token of a forward on rows may see, as the additive masks that a decoder takes."""
+"""Where the tokens of a batch stand among the columns of the prompts as they were given, hidden tokens between them.
+
+A cache of rows holds no hidden token. But Transformers' sliding windows and chunks count columns, and so do the positions of models that take none
+(BART's decoder): of a row whose mask has holes, or of any padded row, those are not the places in the cache.
+
+
+What each token of a forward on rows may see, as the additive masks that a decoder takes."""
+
+import copy
+from collections.abc import Callable, Sequence
 
 import torch
 
-from .architecture import Architecture
-from .columns import Columns
+from .architecture import CHUNKED, Architecture
+
+
+class Columns:
+    """The columns of each row's tokens; behind the prompts one column a token."""
+
+    def __init__(self, seen: Sequence[torch.Tensor], width: int, device: torch.device):
+        """`seen` (n,) int64 of each row: the columns of its prompt's tokens, in their order; `width`: of the prompts."""
+        rows = [columns.to(device) for columns in seen]
+        self.hidden = torch.tensor([width - len(its) for its in rows], device=device)[:, None]  # (B, 1)
+        self.left = torch.stack([its[:1] for its in rows])  # (B, 1): tokens that are hidden on the left
+        self.most = max(width - len(its) - int(its[0]) for its in rows)  # that a row's holes hide
+        longest = max(len(its) for its in rows)
+        behind = torch.arange(longest, device=device) + self.hidden
+        self._table = torch.stack([torch.cat([its, rest[len(its) :]]) for its, rest in zip(rows, behind, strict=True)])
+
+    def of(self, slots: torch.Tensor) -> torch.Tensor:
+        """The columns of tokens number `slots` (1 or B, Q) of each row, (B, Q)."""
+        slots, known = slots.expand(len(self.hidden), -1), self._table.shape[1]
+        return torch.where(slots < known, self._table.gather(1, slots.clamp(max=known - 1)), slots + self.hidden)
+
+    def from_first(self, slots: torch.Tensor) -> torch.Tensor:
+        """The same, counted from each row's first token."""
+        return self.of(slots) - self.left
+
+    def select(self, rows: Sequence[int]) -> "Columns":
+        """These rows alone."""
+        out, index = copy.copy(self), list(rows)
+        # `most` stays that of all: it only says when masks may be left out.
+        out.hidden, out.left, out._table = self.hidden[index], self.left[index], self._table[index]
+        return out
+
+
+def visibility(
+    positions: torch.Tensor,
+    visible: int,
+    window: int | None,
+    chunk: int | None,
+    places: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Which of the `visible` slots each query may see, (1 or B, 1, Q, visible) bool, from `position_ids` (1 or B, Q).
+
+    `places`: what a window and a chunk count, of slots (1 or B, n); None: the slots themselves.
+    """
+    slots = torch.arange(visible, device=positions.device)[None]
+    seen = slots[:, None, None, :] <= positions[:, None, :, None]
+    if window is None and chunk is None:
+        return seen
+    query, key = (positions, slots) if places is None else (places(positions), places(slots))
+    query, key = query[:, None, :, None], key[:, None, None, :]
+    if window is not None:
+        seen = seen & (query - key < window)
+    if chunk is not None:
+        seen = seen & (query // chunk == key // chunk)
+    return seen
+
+
+def layer_visibility(
+    facts: Architecture, kind: str, positions: torch.Tensor, visible: int, columns: Columns | None = None
+) -> torch.Tensor:
+    """Return which of `visible` tokens a layer of `kind` sees from `positions` (B, Q), (B, 1, Q, visible) bool; windows count `columns`."""
+    places = None if columns is None else columns.from_first
+    return visibility(positions, visible, facts.windows[kind], facts.chunk if kind == CHUNKED else None, places)
 
 
 class Masks:
@@ -37,7 +107,7 @@ class Masks:
         lowest = torch.finfo(facts.dtype).min
         masks = {}
         for kind in facts.windows:
-            seen = facts.visibility(kind, slots, visible, self.columns if self.counts_holes else None)
+            seen = layer_visibility(facts, kind, slots, visible, self.columns if self.counts_holes else None)
             masks[kind] = torch.zeros_like(seen, dtype=facts.dtype).masked_fill_(~seen, lowest)
             if facts.mask_each_row:
                 masks[kind] = masks[kind].expand(rows, -1, -1, -1)

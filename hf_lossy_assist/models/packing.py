@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .inspect import NAME, ORDINARY
+from .introspection import NAME, ORDINARY
 
 
 _layout: ContextVar["Layout | None"] = ContextVar(

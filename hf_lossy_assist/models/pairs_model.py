@@ -8,8 +8,9 @@ import torch
 
 from .eagle1 import Eagle1Network
 from .eagle3 import Eagle3Network
-from .rope import ChangingRope
-from .row_cache import RowCache, visibility
+from .masks import visibility
+from .quirks.rope import ChangingRope
+from .row_cache import RowCache
 
 
 BY_ROW = "lengths", "known", "_sound", "_base", "_begins"  # lists with an entry for each row

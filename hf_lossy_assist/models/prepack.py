@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..validation import one_line
-from .inspect import base_of
+from .introspection import base_of
 
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .cached import CachedModel
+from .cached_model import CachedModel
 from .row_model import RowModel
 from .together import together
 

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from transformers import Cache
 
-from .history import History, Source
-from .kept import run_again
-from .recurrence import recorded
+from .recurrent.recording import recorded, run_again
+from .recurrent.steps import History, Source
 from .row_layer import RowLayer
 
 
@@ -202,27 +201,3 @@ def _rows_of(cache: Any) -> int:
     kept += [state for layer in cache.layers for state in getattr(layer, "recurrent_states", None) or []]
     kept += [state for layer in cache.layers for state in getattr(layer, "conv_states", None) or []]
     return next((len(its) for its in kept if isinstance(its, torch.Tensor) and its.numel()), 1)
-
-
-def visibility(
-    positions: torch.Tensor,
-    visible: int,
-    window: int | None,
-    chunk: int | None,
-    places: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> torch.Tensor:
-    """Which of the `visible` slots each query may see, (1 or B, 1, Q, visible) bool, from `position_ids` (1 or B, Q).
-
-    `places`: what a window and a chunk count, of slots (1 or B, n); None: the slots themselves.
-    """
-    slots = torch.arange(visible, device=positions.device)[None]
-    seen = slots[:, None, None, :] <= positions[:, None, :, None]
-    if window is None and chunk is None:
-        return seen
-    query, key = (positions, slots) if places is None else (places(positions), places(slots))
-    query, key = query[:, None, :, None], key[:, None, None, :]
-    if window is not None:
-        seen = seen & (query - key < window)
-    if chunk is not None:
-        seen = seen & (query // chunk == key // chunk)
-    return seen

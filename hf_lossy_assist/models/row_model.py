@@ -8,21 +8,17 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from .alibi import with_alibi
 from .architecture import Architecture
-from .cache_name import CACHE
-from .cached import CachedModel
-from .calling import forward_of
-from .columns import Columns
-from .few_heads import with_few_heads
-from .inspect import base_of, has_fixed_rows
-from .masks import Masks
+from .cached_model import CachedModel
+from .compat import CACHE, forward_of
+from .introspection import base_of, has_fixed_rows
+from .masks import Columns, Masks
 from .packing import Layout, packed
-from .places import tables_of, with_places
-from .recurrence import modules_of
-from .rope import ChangingRope
+from .quirks.attention import with_alibi, with_few_heads, with_temperature
+from .quirks.cache_positions import tables_of, with_places
+from .quirks.rope import ChangingRope
+from .recurrent.recording import modules_of
 from .row_cache import RowCache
-from .temperature import with_temperature
 
 
 PACKED_BELOW = 0.9  # of a padded block's tokens: packing costs a little itself

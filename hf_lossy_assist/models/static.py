@@ -13,10 +13,10 @@ import torch
 from transformers import PreTrainedModel
 
 from .architecture import Architecture
-from .cache_name import CACHE
-from .columns import Columns
+from .compat import CACHE
 from .compilation import FAILURES, Compilation, compiled_once, failure, graphs_made
-from .inspect import base_of, is_tested
+from .introspection import base_of, is_tested
+from .masks import Columns, layer_visibility
 from .row_cache import SPARE
 from .row_model import RowModel
 from .signature import Signature
@@ -209,7 +209,7 @@ def run_block(block: Block, tokens: torch.Tensor, starts: torch.Tensor) -> torch
     lowest = torch.finfo(facts.dtype).min
     masks = {}
     for kind in facts.windows:
-        seen = facts.visibility(kind, slots, cache.capacity)
+        seen = layer_visibility(facts, kind, slots, cache.capacity)
         masks[kind] = torch.zeros_like(seen, dtype=facts.dtype).masked_fill(~seen, lowest)
     logits: torch.Tensor = block.model(
         input_ids=tokens,

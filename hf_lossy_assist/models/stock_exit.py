@@ -10,8 +10,8 @@ import torch
 from transformers import DynamicCache
 
 from ..validation import check_int
-from .cache_name import CACHE
-from .inspect import base_of, blocks_of, device_of
+from .compat import CACHE
+from .introspection import base_of, blocks_of, device_of
 
 
 NAME = "assistant_early_exit"

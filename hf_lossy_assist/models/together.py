@@ -1,7 +1,7 @@
 """Rows of several calls on one cache."""
 
-from .cached import CachedModel, NotJoined
-from .inspect import base_of, has_fixed_rows
+from .cached_model import CachedModel, NotJoined
+from .introspection import base_of, has_fixed_rows
 from .row_model import RowModel
 
 

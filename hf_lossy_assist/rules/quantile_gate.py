@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..artifacts.features import FeatureSpec, FeatureTap
-from ..models.inspect import device_of
+from ..models.introspection import device_of
 from ..registry import register_rule
 from ..round import Verified
 from ..validation import check_int, check_number

@@ -18,7 +18,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist import DraftStop, FeatureSpec, StopRun
 from hf_lossy_assist.artifacts.features import FeatureTap
 from hf_lossy_assist.drafters.model import AssistantRun
-from hf_lossy_assist.models.cache_name import CACHE
+from hf_lossy_assist.models.compat import CACHE
 
 
 RAGGED = (9, 1, 4, 14)

@@ -11,7 +11,7 @@ from support.end_tokens import some_eos
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import StaticLayer
 
-from hf_lossy_assist.models.cache_name import CACHE, cache_of
+from hf_lossy_assist.models.compat import CACHE, cache_of
 from hf_lossy_assist.models.row_model import RowModel
 
 

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.cache_name import CACHE, cache_of
+from hf_lossy_assist.models.compat import CACHE, cache_of
 
 
 GPT = tiny.COMMON | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}

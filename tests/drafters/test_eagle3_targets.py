@@ -11,7 +11,7 @@ from support.tiny import NEVER_EMITTED
 from transformers import DynamicCache, TemperatureLogitsWarper, TopPLogitsWarper
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.cache_name import CACHE
+from hf_lossy_assist.models.compat import CACHE
 
 
 RAGGED = (9, 1, 4, 14)

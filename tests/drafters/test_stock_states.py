@@ -10,7 +10,7 @@ from transformers.generation import candidate_generator as stock
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters import stock_states
 from hf_lossy_assist.generation.state_settings import STATES
-from hf_lossy_assist.models.cache_name import CACHE
+from hf_lossy_assist.models.compat import CACHE
 
 
 pytestmark = pytest.mark.skipif(not STATES, reason="this Transformers has no MTP")

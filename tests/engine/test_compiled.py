@@ -19,7 +19,7 @@ from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import compiled
 from hf_lossy_assist.models import compilation, static, static_cache
-from hf_lossy_assist.models.cache_name import CACHE, cache_of
+from hf_lossy_assist.models.compat import CACHE, cache_of
 from hf_lossy_assist.models.int8 import quantised
 
 

@@ -14,7 +14,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
 from hf_lossy_assist.generation.compiling import compilation_of
 from hf_lossy_assist.models import compilation, static, storage
-from hf_lossy_assist.models.cache_name import cache_of
+from hf_lossy_assist.models.compat import cache_of
 
 
 LENGTHS = (9, 5)

@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecode
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.cache_name import CACHE, CACHE_NAMES, cache_of, passed_as
+from hf_lossy_assist.models.compat import CACHE, CACHE_NAMES, cache_of, passed_as
 
 
 IDS = torch.arange(4, 13)[None]

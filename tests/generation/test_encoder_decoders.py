@@ -17,8 +17,8 @@ from transformers import (
 )
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.cache_name import CACHE, cache_of
-from hf_lossy_assist.models.encoded import EncodedRowModel
+from hf_lossy_assist.models.compat import CACHE, cache_of
+from hf_lossy_assist.models.encoder_decoder import CrossAttentionRowModel
 
 
 NEW, NEVER = 20, 102
@@ -100,9 +100,9 @@ def test_one_row_and_a_prompt_of_the_decoders(name):
 
 def test_the_cross_attention_is_computed_once(monkeypatch):
     """Rows that have ended leave it, too."""
-    written, narrowed, select = [], [], EncodedRowModel.select
+    written, narrowed, select = [], [], CrossAttentionRowModel.select
     monkeypatch.setattr(
-        EncodedRowModel, "select", lambda own, rows: (narrowed.append(len(rows)), select(own, rows))[1]
+        CrossAttentionRowModel, "select", lambda own, rows: (narrowed.append(len(rows)), select(own, rows))[1]
     )
     update = DynamicCache.update
     monkeypatch.setattr(DynamicCache, "update", lambda own, *a, **k: (written.append(a[2]), update(own, *a, **k))[1])

@@ -8,7 +8,7 @@ from support import tiny
 from transformers import DynamicCache
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.cache_name import CACHE, cache_of
+from hf_lossy_assist.models.compat import CACHE, cache_of
 
 
 def watch(*models):

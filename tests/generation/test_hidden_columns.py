@@ -10,7 +10,7 @@ from support import hybrids, seeing
 from transformers import DynamicCache
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.cache_name import CACHE
+from hf_lossy_assist.models.compat import CACHE
 
 
 def turns(seed, rows):

@@ -9,7 +9,7 @@ from support.judge_rounds import judge_for
 from transformers import DynamicCache
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.cache_name import CACHE, cache_of
+from hf_lossy_assist.models.compat import CACHE, cache_of
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")

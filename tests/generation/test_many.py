@@ -16,7 +16,7 @@ from hf_lossy_assist.engine.joining import cached_models
 from hf_lossy_assist.generation import ended, entrance, guests
 from hf_lossy_assist.generation import in_flight as module
 from hf_lossy_assist.models import row_model
-from hf_lossy_assist.models.cache_name import CACHE
+from hf_lossy_assist.models.compat import CACHE
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 from support import tiny
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.cache_name import cache_of
+from hf_lossy_assist.models.compat import cache_of
 
 
 @pytest.mark.parametrize("lengths", [(9,), (9, 5, 7)])

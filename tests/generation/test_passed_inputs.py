@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation.unsupported import TEXT_INPUTS, refuse_extra_inputs
-from hf_lossy_assist.models.cache_name import CACHE, cache_of
+from hf_lossy_assist.models.compat import CACHE, cache_of
 
 
 CROPS_STATIC = hasattr(StaticLayer, "crop")  # since Transformers 5.24

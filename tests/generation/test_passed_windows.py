@@ -6,7 +6,7 @@ from support import small, tiny
 from transformers import DynamicCache
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.cache_name import CACHE
+from hf_lossy_assist.models.compat import CACHE
 
 
 def written(model, cache):

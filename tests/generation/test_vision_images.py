@@ -18,7 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
 from hf_lossy_assist.generation.sight import refuse_sight
-from hf_lossy_assist.models.cache_name import CACHE, cache_of
+from hf_lossy_assist.models.compat import CACHE, cache_of
 
 
 FAMILIES = (

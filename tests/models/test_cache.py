@@ -9,8 +9,9 @@ from support.tiny import NEVER_EMITTED, assisted, greedy
 from transformers import DynamicCache
 
 from hf_lossy_assist.models import row_cache as cache_module
-from hf_lossy_assist.models.cache_name import CACHE, cache_of
-from hf_lossy_assist.models.row_cache import STEP, RowCache, visibility
+from hf_lossy_assist.models.compat import CACHE, cache_of
+from hf_lossy_assist.models.masks import visibility
+from hf_lossy_assist.models.row_cache import STEP, RowCache
 from hf_lossy_assist.models.row_model import RowModel
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from support import hybrids
 
-from hf_lossy_assist.models import closed_forms, kept, recurrence
-from hf_lossy_assist.models.closed_forms import CLOSED_FORMS, Block, states_behind
-from hf_lossy_assist.models.history import Ends
-from hf_lossy_assist.models.recurrence import Call, Recurrence
+from hf_lossy_assist.models.recurrent import closed_forms, recording
+from hf_lossy_assist.models.recurrent.closed_forms import CLOSED_FORMS, Block, states_behind
+from hf_lossy_assist.models.recurrent.recording import Call, Recurrence
+from hf_lossy_assist.models.recurrent.steps import Ends
 from hf_lossy_assist.models.row_model import RowModel
 
 
@@ -132,10 +132,10 @@ def test_both_ways_of_going_back_leave_the_same(kind, monkeypatch):
     """Real models use the closed form, and without it go the longer way."""
     found = []
     for short in (closed_forms.SHORT, 0):
-        monkeypatch.setattr(recurrence, "SHORT", short)
+        monkeypatch.setattr(recording, "SHORT", short)
         seen = []
         monkeypatch.setattr(
-            kept,
+            recording,
             "states_behind",
             lambda blocks, ends, seen=seen: seen.append(len(blocks)) or states_behind(blocks, ends),
         )

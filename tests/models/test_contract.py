@@ -41,7 +41,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
-from hf_lossy_assist.models.cache_name import CACHE
+from hf_lossy_assist.models.compat import CACHE
 
 
 def parameters(function) -> list[str]:

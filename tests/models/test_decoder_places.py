@@ -9,10 +9,14 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import BigBirdPegasusLearnedPositionalEmbedding
 from transformers.models.pegasus_x.modeling_pegasus_x import PegasusXSinusoidalPositionalEmbedding
 
-from hf_lossy_assist.models.cache_name import CACHE
-from hf_lossy_assist.models.decoder_places import BIAS, Seams, Standing, standing
-from hf_lossy_assist.models.encoded import EncodedRowModel, each_tensor, reads_encoder
-from hf_lossy_assist.models.encoded_trials import why_not_encoded_rows
+from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.encoder_decoder import (
+    CrossAttentionRowModel,
+    each_tensor,
+    reads_encoder,
+    why_not_encoded_rows,
+)
+from hf_lossy_assist.models.quirks.cache_positions import BIAS, Seams, Standing, standing
 
 
 NAMES = (*encoded.TEXT, *encoded.SOUND)
@@ -57,7 +61,7 @@ def test_rows_that_keep_different_numbers_of_tokens(name):
     model, generator = encoded.shared(name), torch.Generator().manual_seed(5)
     inputs = inputs_of(model, name)
     assert why_not_encoded_rows(model, inputs) is None
-    runner = EncodedRowModel(model, 3, 60, inputs=inputs)
+    runner = CrossAttentionRowModel(model, 3, 60, inputs=inputs)
     texts = torch.randint(4, 90, (3, 60), generator=generator)
     rights = [plain(model, inputs, text[:50], row) for row, text in enumerate(texts)]
     runner.feed(texts[:, :4], [4, 3, 1], keep=0)
@@ -84,7 +88,7 @@ def test_padding_that_is_drafted_moves_no_token_behind_it(name):
     """M2M100 and Speech2Text give padding no position, and count a block without it: one token at a time, they do not."""
     model, text = encoded.shared(name), torch.tensor([[2, 30, 41, encoded.PAD, 52, 63, 74]]).expand(2, -1)
     inputs = inputs_of(model, name, 2)
-    runner, single = (EncodedRowModel(model, 2, 20, inputs=inputs) for _ in range(2))
+    runner, single = (CrossAttentionRowModel(model, 2, 20, inputs=inputs) for _ in range(2))
     one = torch.cat([single.feed(token, [1, 1]) for token in text.split(1, dim=1)], dim=1)
     torch.testing.assert_close(runner.feed(text, [7, 7]), one)
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())

@@ -8,7 +8,7 @@ from support import small
 from transformers import MistralConfig, MistralForCausalLM
 from transformers.integrations import sdpa_attention
 
-from hf_lossy_assist.models import few_heads
+from hf_lossy_assist.models.quirks import attention as few_heads
 from hf_lossy_assist.models.row_model import RowModel
 
 
@@ -75,7 +75,7 @@ def test_a_forward_of_another_thread_under_ours(copies):
         other.run(model, torch.full((2, 6), 3), attention_mask=mask)
         return len(copies)
 
-    assert few_heads._run(theirs) > 0
+    assert few_heads._run_grouped(theirs) > 0
 
 
 def test_models_with_a_head_of_keys_for_each_are_left_alone():

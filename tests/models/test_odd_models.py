@@ -15,7 +15,7 @@ from transformers import GenerationMixin, GPT2Config, GPT2LMHeadModel, StoppingC
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import pairs
-from hf_lossy_assist.models.inspect import learned_positions
+from hf_lossy_assist.models.introspection import learned_positions
 
 
 NEW = {"max_new_tokens": 16, "do_sample": False}

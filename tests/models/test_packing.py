@@ -15,10 +15,10 @@ from support.tiny import NEVER_EMITTED, assisted, greedy
 
 from hf_lossy_assist import Constant, FeatureSpec, Judge, LossyPolicy, VerifyFilter
 from hf_lossy_assist.artifacts.features import FeatureTap
-from hf_lossy_assist.models.inspect import NAME
+from hf_lossy_assist.models.introspection import NAME
 from hf_lossy_assist.models.packing import Layout, packed
+from hf_lossy_assist.models.probe import why_not_rows
 from hf_lossy_assist.models.row_model import PACKED_BELOW, RowModel
-from hf_lossy_assist.models.trials import why_not_rows
 from hf_lossy_assist.round import Selection
 
 

@@ -15,8 +15,8 @@ from support.end_tokens import some_eos
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.places import tables_of
-from hf_lossy_assist.models.trials import why_not_rows
+from hf_lossy_assist.models.probe import why_not_rows
+from hf_lossy_assist.models.quirks.cache_positions import tables_of
 
 
 RAGGED = (9, 1, 4, 14)

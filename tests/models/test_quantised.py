@@ -8,7 +8,7 @@ from support import small, tiny
 from support.adapters import lora, peft_warns
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.trials import why_not_rows
+from hf_lossy_assist.models.probe import why_not_rows
 
 
 RAGGED = (9, 1, 4, 14)

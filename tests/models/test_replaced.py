@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from hf_lossy_assist.models.replaced import Replacing
+from hf_lossy_assist.models.quirks.patching import ScopedPatch
 
 
-def counted() -> tuple[Replacing, list[Any]]:
+def counted() -> tuple[ScopedPatch, list[Any]]:
     """A replacement of `forward` that adds 1, and the places that it was made for."""
     made: list[Any] = []
 
@@ -19,7 +19,7 @@ def counted() -> tuple[Replacing, list[Any]]:
         theirs = place.forward
         return {"forward": lambda x: theirs(x) + 1}
 
-    return Replacing(ours), made
+    return ScopedPatch(ours), made
 
 
 def test_a_method_of_the_class_is_seen_again():

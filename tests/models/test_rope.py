@@ -29,9 +29,9 @@ from transformers import (
 
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
-from hf_lossy_assist.models.cache_name import CACHE, cache_of
-from hf_lossy_assist.models.few_heads import with_few_heads
-from hf_lossy_assist.models.rope import ChangingRope
+from hf_lossy_assist.models.compat import CACHE, cache_of
+from hf_lossy_assist.models.quirks.attention import with_few_heads
+from hf_lossy_assist.models.quirks.rope import ChangingRope
 from hf_lossy_assist.models.row_model import RowModel
 from hf_lossy_assist.tasks.prompts import PromptText
 from hf_lossy_assist.training.dataset import KINDS

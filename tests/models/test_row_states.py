@@ -9,10 +9,10 @@ import pytest
 import torch
 from support import hybrids
 
-from hf_lossy_assist.models import closed_forms, recurrence
+from hf_lossy_assist.models.probe import RECURRENT, why_not_prefixes, why_not_rows
+from hf_lossy_assist.models.recurrent import closed_forms, recording
 from hf_lossy_assist.models.row_model import RowModel
 from hf_lossy_assist.models.together import together
-from hf_lossy_assist.models.trials import RECURRENT, why_not_prefixes, why_not_rows
 
 
 WIDTH = 5  # tokens of a block
@@ -152,8 +152,8 @@ def test_a_modelling_file_is_as_it_was_behind_a_forward():
     """Also behind one that fails; other threads' calls run the file's own function meanwhile."""
     model = hybrids.model("qwen3_next")
     module = sys.modules[type(model).__module__]
-    own = {name: getattr(module, name) for name in recurrence.FORMS if hasattr(module, name)}
-    assert own and recurrence.modules_of(model) == [module]
+    own = {name: getattr(module, name) for name in recording.FORMS if hasattr(module, name)}
+    assert own and recording.modules_of(model) == [module]
     rows = fed(model, [text(5, 0)])
     with pytest.raises(IndexError):
         rows.feed(torch.tensor([[10**6]]), [1])
@@ -191,9 +191,9 @@ def test_what_does_not_continue_a_cached_block_is_refused_by_name(kind):
 
 def made_wrong(monkeypatch):
     """Recurrences that are run again run over a token too many, in a closed form too."""
-    own, ends = recurrence.Recurrence.idle_behind, closed_forms.Written.behind
+    own, ends = recording.Recurrence.idle_behind, closed_forms.Written.behind
     monkeypatch.setattr(
-        recurrence.Recurrence,
+        recording.Recurrence,
         "idle_behind",
         lambda its, arguments, tokens, *limited: own(its, arguments, tokens + 1, *limited),
     )
@@ -206,5 +206,5 @@ def made_wrong(monkeypatch):
 def test_a_trial_finds_a_recurrence_that_is_run_again_wrongly(short, monkeypatch):
     """A trial that could not fail would let a family through whose code has changed."""
     made_wrong(monkeypatch)
-    monkeypatch.setattr(recurrence, "SHORT", short)
+    monkeypatch.setattr(recording, "SHORT", short)
     assert "of which rows keep different numbers" in why_not_rows(copy.deepcopy(hybrids.model("qwen3_5_text")))

@@ -8,7 +8,7 @@ from support import small
 from transformers import LlamaForCausalLM
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.trials import why_not_rows
+from hf_lossy_assist.models.probe import why_not_rows
 
 
 class Counting(LlamaForCausalLM):

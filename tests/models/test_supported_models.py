@@ -14,8 +14,8 @@ from model_table import TITLES, verdict
 from transformers import DynamicCache, ImageGPTConfig, ImageGPTForCausalImageModeling
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.cache_name import CACHE, CACHE_NAMES
-from hf_lossy_assist.models.trials import RECURRENT, why_not_rows
+from hf_lossy_assist.models.compat import CACHE, CACHE_NAMES
+from hf_lossy_assist.models.probe import RECURRENT, why_not_rows
 
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "models.md"

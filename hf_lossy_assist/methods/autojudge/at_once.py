@@ -8,9 +8,10 @@ from transformers import DynamicCache
 
 from ...artifacts.features import FeatureTap
 from ...models.architecture import Architecture
-from ...models.cache_name import CACHE
-from ...models.inspect import base_of
-from ...models.rope import ChangingRope
+from ...models.compat import CACHE
+from ...models.introspection import base_of
+from ...models.masks import layer_visibility
+from ...models.quirks.rope import ChangingRope
 from .continuing import in_common
 
 
@@ -79,7 +80,7 @@ def _masks(facts: Architecture, positions: torch.Tensor, length: int) -> Masks:
     masks = {}
     for kind in facts.windows:
         seen = alone.clone()
-        seen[:, :length] |= facts.visibility(kind, positions, length)[0, 0]
+        seen[:, :length] |= layer_visibility(facts, kind, positions, length)[0, 0]
         seen[added, positions[0, length:]] = False  # the text's own token there
         mask = torch.zeros(1, 1, width, width, dtype=facts.dtype, device=positions.device)
         masks[kind] = mask.masked_fill_(~seen, torch.finfo(facts.dtype).min)

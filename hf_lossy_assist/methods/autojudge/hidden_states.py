@@ -17,7 +17,7 @@ from huggingface_hub.utils import tqdm
 
 from ...artifacts.features import FeatureSpec, FeatureTap
 from ...artifacts.json_io import read_object
-from ...models.layer_kinds import keeps_states
+from ...models.recurrent.layers import keeps_states
 from ...training.resumable import check_files
 from ...validation import MOST, shown
 from .at_once import AtOnce

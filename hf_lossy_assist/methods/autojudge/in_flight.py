@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ...drafters.eagle3 import Eagle3Drafter
-from ...models.inspect import vocabulary_of
+from ...models.introspection import vocabulary_of
 from ...models.texts import continuation, special_in
 from ...tasks.endpoint import served
 from ...tasks.load import AnswerTask, Problem

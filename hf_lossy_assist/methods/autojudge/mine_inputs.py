@@ -7,9 +7,9 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from ...drafters.eagle3 import Eagle3Drafter
 from ...drafters.states import StatesDrafter, refuse_models
-from ...models.inspect import base_of, vocabulary_of
-from ...models.rope import ChangingRope
-from ...models.trials import why_not_prefixes
+from ...models.introspection import base_of, vocabulary_of
+from ...models.probe import why_not_prefixes
+from ...models.quirks.rope import ChangingRope
 from ...tasks.endpoint import served
 from .continuing import decoding_processors
 from .mine_settings import MineSettings

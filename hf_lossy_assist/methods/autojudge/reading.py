@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ...artifacts.features import FeatureTap
-from ...models.layer_kinds import keeps_states
+from ...models.probe import why_not_prefixes, why_not_rows
+from ...models.recurrent.layers import keeps_states
 from ...models.row_model import RowModel
-from ...models.trials import why_not_prefixes, why_not_rows
 
 
 class Reader:

@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 from ...artifacts.conditions import check_sampling, select_sampling
 from ...models.eagle3 import default_layers
 from ...models.identity import ModelIdentity, dtype_of, tokenizer_hash, versions, weights_hash
-from ...models.inspect import base_of, blocks_of
+from ...models.introspection import base_of, blocks_of
 from ...models.layer_states import LayerStates
 from ...training.processes import Processes
 from ...training.resumable import Tell, folders, start_run, write_shards

@@ -14,7 +14,7 @@ from ...drafters.eagle3 import Eagle3Drafter
 from ...drafters.states import Proposal
 from ...models.eagle3 import Eagle3Network
 from ...models.identity import ModelIdentity, dtype_of, weights_hash
-from ...models.inspect import base_of
+from ...models.introspection import base_of
 from ...stats.intervals import Estimate, rate
 from ...terminal import Bar
 from ...training.processes import Processes

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig
 
 from ...models.eagle3 import Eagle3Config, Eagle3Network
-from ...models.inspect import base_of
+from ...models.introspection import base_of
 from .data import Texts
 from .settings import FitSettings
 

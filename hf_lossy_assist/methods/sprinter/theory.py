@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ...models.cache_name import CACHE, cache_of
+from ...models.compat import CACHE, cache_of
 from ...validation import MOST_NEW_TOKENS, check_int, check_number, listed, shown
 
 

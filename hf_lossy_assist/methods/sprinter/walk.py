@@ -10,7 +10,7 @@ from ...artifacts.features import FeatureSpec
 from ...drafters.states_run import StatesRun
 from ...engine.call import Call
 from ...generation.runner import Runner
-from ...models.rope import renew
+from ...models.quirks.rope import renew
 from ...policy.policy import LossyPolicy
 from ...round import Selection, Verified
 from ...rules import RuleRun, Strict, accept, draw

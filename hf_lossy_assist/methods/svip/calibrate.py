@@ -14,7 +14,7 @@ import torch
 from huggingface_hub.utils import tqdm
 
 from ...drafters.eagle3 import PLACES, Eagle3Drafter, states_of
-from ...models.inspect import base_of
+from ...models.introspection import base_of
 from ...stops.confidence import SVIP
 from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int
 from .bounds import ENTROPY_FLOOR, SVIPCalibration, bounds, judge, replay

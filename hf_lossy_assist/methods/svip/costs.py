@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ...drafters.eagle3 import Eagle3Drafter, states_of
-from ...models.cache_name import CACHE, cache_of
-from ...models.inspect import base_of, vocabulary_of
+from ...models.compat import CACHE, cache_of
+from ...models.introspection import base_of, vocabulary_of
 
 
 WARM_UP = 3  # a prefill and two steps

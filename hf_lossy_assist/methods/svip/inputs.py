@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ...drafters.eagle3 import Eagle3Drafter
 from ...drafters.states import StatesDrafter
-from ...models.inspect import base_of, vocabulary_of
+from ...models.introspection import base_of, vocabulary_of
 from ...validation import MOST_FACTOR, check_number
 
 

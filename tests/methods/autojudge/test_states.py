@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from hf_lossy_assist import FeatureSpec, demo
 from hf_lossy_assist.artifacts.features import FeatureTap
 from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, MinedTable, hidden_states, read_mined
-from hf_lossy_assist.models.cache_name import CACHE
+from hf_lossy_assist.models.compat import CACHE
 
 
 def mined(problems: list[tuple[list[int], list[int], list[tuple[int, int, int, bool]]]]) -> MinedTable:

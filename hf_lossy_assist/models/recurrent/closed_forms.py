@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .history import Ends
+from .steps import Ends
 
 
 SHORT = 16  # tokens of a block: the system and Kimi's decays grow with the square

@@ -1,28 +1,97 @@
-"""Whether a model gives in blocks, some of them rolled back, what it gives one token at a time: read off its config and code
+"""How a model is tried, whatever it is tried on.
+
+What a model gives one token at a time, as `generate` comes by it, without this package: the measure of a trial.
+
+Whether a model gives in blocks, some of them rolled back, what it gives one token at a time: read off its config and code
 where that can be, else tried once for each model object, on a few tokens.
 
 Some models build position biases from the attention mask, let the tokens of a block see each other, or round a top-k by the
 length of what they see; they would go wrong without a word.
-"""
+
+
+Whether an encoder-decoder's rows of different length give what each gives one token at a time: tried once for each model object.
+
+Targets whose text depends on its length in ways that blocks of tokens cannot follow, told from their config and modules: a
+trial on a few tokens would not reach these lengths."""
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import EncoderDecoderCache
+from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from .architecture import Architecture
-from .cache_name import CACHE
-from .calling import takes_positions
-from .cropping import CroppingModel
-from .inspect import attention_of, base_of, device_of, has_fixed_rows, is_tested, tokens_known
-from .layer_kinds import keeps_states
-from .one_by_one import behind, one_by_one, rounding, same
+from .cached_model import CroppingModel
+from .compat import CACHE, forward_of, takes_positions
+from .introspection import attention_of, base_of, device_of, has_fixed_rows, is_tested, tokens_known
+from .quirks.rope import changing_kind, configured_kind
+from .recurrent.layers import keeps_states
 from .row_model import RowModel
-from .trying import told
+
+
+# What a model may raise at inputs that it does not take: a 4-D mask, a block behind a cache, a position.
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+
+
+@torch.no_grad()
+def probe_failure(base: Any, what: str, attempt: Callable[[], str | None]) -> str | None:
+    """The reason that `attempt` returns, or what it fails with, in one line. Dropout is off meanwhile."""
+    training = [module for module in base.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        return attempt()
+    except FAILURES as error:
+        said = " ".join(str(error).split())[:160] or type(error).__name__
+        return f"a trial on {what} failed ({said})"
+    finally:
+        for module in training:
+            module.training = True
+
+
+EXACT = (torch.float32, torch.float64)
+COARSE = 0.1  # of the largest logit: a wrong state is further off, however coarse a model's numbers are
+
+
+def behind(texts: torch.Tensor, starts: torch.Tensor, width: int) -> torch.Tensor:
+    """Of each text, (B, n), the tokens from place `starts[b]` on, (B, width); any where it has ended."""
+    places = starts[:, None] + torch.arange(width, device=texts.device)
+    return texts.gather(1, places.clamp(max=texts.shape[1] - 1))
+
+
+def one_by_one(base: Any, text: torch.Tensor, n: int) -> torch.Tensor:
+    """The logits behind `text`'s tokens from place n on, (BLOCK + 1, V), as `generate` comes by them, without this package."""
+    cache = DynamicCache(config=base.config.get_text_config(decoder=True))
+    places, out = torch.arange(len(text), device=text.device), []
+    for part in [slice(0, n), *(slice(i, i + 1) for i in range(n, len(text)))]:
+        ids, positions = text[None, part], places[None, part]
+        run = forward_of(base, base)
+        out.append(run(input_ids=ids, position_ids=positions, **{CACHE: cache}, use_cache=True).logits[0, -1])
+    return torch.stack(out[1:])
+
+
+def rounding(base: Any, texts: torch.Tensor, n: int, wanted: list[torch.Tensor]) -> float:
+    """How far a model in half precision is from itself, of its largest logit: read in one forward, and one token at a time.
+
+    Mamba-2's steps round more than its scan does. `wanted`: what `one_by_one` gives of each text from place n on.
+    """
+    if base.dtype in EXACT:
+        return 0.0
+    run, off = forward_of(base, base), 0.0
+    for text, its in zip(texts, wanted, strict=True):
+        whole = run(input_ids=text[None], use_cache=False).logits[0, n:].float()
+        off = max(off, float((whole[: len(its)] - its.float()).abs().max() / its.float().abs().max()))
+    return off
+
+
+def same(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, own: float = 0.0) -> bool:
+    """Whether these logits are alike to what rounding does in `dtype`; `own`: as `rounding` says of the model."""
+    tolerance = 1e-4 if dtype in EXACT else min(max(0.02, 3 * own), COARSE)
+    got, wanted = got.float(), wanted.float()
+    return torch.allclose(got, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))
 
 
 REACH = 64  # the longest window, chunk or top-k that a trial's text goes beyond
@@ -52,7 +121,7 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
             return "it has an adapter for each row, and so cannot be tried on rows of different length: call it once without adapter_names"
         if base not in _in_rows:
             attempt = _try_states if facts.keeps_states else _try_rows
-            reason = told(base, "rows of different length", lambda: attempt(base))
+            reason = probe_failure(base, "rows of different length", lambda: attempt(base))
             if reason is not None and facts.windows and not takes_positions(base):  # it counts them its own way
                 reason = "its forward takes no position_ids"
             _in_rows[base] = reason
@@ -92,7 +161,9 @@ def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any], guesses:
     if begun not in tried and has_fixed_rows(base):
         return "it has an adapter for each row, and so cannot be tried on one: call it once without adapter_names"
     if begun not in tried:
-        tried[begun] = told(base, "a block that is rolled back", lambda: _try_alone(base, model_kwargs, begun))
+        tried[begun] = probe_failure(
+            base, "a block that is rolled back", lambda: _try_alone(base, model_kwargs, begun)
+        )
     return tried[begun]
 
 
@@ -228,3 +299,36 @@ def _alone_on(base: Any, model_kwargs: dict[str, Any], prompt: torch.Tensor) -> 
     elif "position_ids" in inspect.signature(base.forward).parameters:
         own["position_ids"] = torch.arange(prompt.shape[1], device=prompt.device)[None]
     return CroppingModel(base, own, prompt)
+
+
+def refuse_by_length(model: Any) -> None:
+    """Raise `ValueError`, one line, for a target that `generate` alone would make write another text beyond some length."""
+    base = base_of(model)
+    name, config = type(base).__name__, base.config.get_text_config(decoder=True)
+    kind = configured_kind(config)
+    if kind is not None and not any(changing_kind(module) for module in base.modules()):
+        raise ValueError(
+            f"{name} computes {kind!r} RoPE, which changes with the text's length, in code of its own: leave lossy_policy out"
+        )
+    if base.config.is_encoder_decoder:
+        return
+    sparse = getattr(base.config, "attention_type", None) == "block_sparse"
+    if sparse and any(getattr(module, "attention_type", None) == "block_sparse" for module in base.modules()):
+        raise ValueError(
+            f"{name} chooses what it attends to by the prompt's length (block_sparse): load it with "
+            "attention_type='original_full', or leave lossy_policy out"
+        )
+    if _slides_in_its_cache_alone(base, config):
+        raise ValueError(
+            f"{name} has a sliding window of {config.sliding_window} in its cache and none in its attention mask, so a prompt's "
+            "tokens see more than those behind it: leave lossy_policy out"
+        )
+
+
+def _slides_in_its_cache_alone(base: Any, config: Any) -> bool:
+    """Moshi: `DynamicCache` forgets what left the window, and the mask of the model's own file knows no window."""
+    if getattr(config, "sliding_window", None) is None or getattr(config, "layer_types", None):
+        return False
+    code = sys.modules[type(base.get_decoder()).__module__]
+    makers = [name for name in vars(code) if name.startswith("create_") and "mask" in name]
+    return makers == ["create_causal_mask"]

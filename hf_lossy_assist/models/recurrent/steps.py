@@ -3,7 +3,9 @@ state of a recurrence, must be found again for each row.
 
 A forward is a `Step`: it began at `starts[b]` tokens of row b and `counts[b]` of its tokens were real. A row that is rolled back ends
 somewhere in a step: before it, behind it, or between two of its tokens.
-"""
+
+
+What a layer keeps of a forward so that rows can be rolled back into it: the inputs of its recurrence and of its convolution."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

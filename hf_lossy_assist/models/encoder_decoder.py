@@ -4,14 +4,19 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from .cache_name import CACHE
-from .decoder_places import Seams, Standing, standing
-from .inspect import base_of, blocks_of
+from .architecture import Architecture
+from .compat import CACHE
+from .introspection import attention_of, base_of, blocks_of, has_fixed_rows
+from .probe import probe_failure, texts_to_try, why_rows_differ
+from .quirks.cache_positions import Seams, Standing, standing
+from .quirks.rope import ChangingRope
 from .row_cache import RowCache
+from .row_layer import RowLayer
 from .row_model import RowModel
 
 
@@ -34,7 +39,7 @@ def each_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     return tuple(each_tensor(its, change) for its in value) if isinstance(value, tuple | list) else value
 
 
-class EncodedRowModel(RowModel):
+class CrossAttentionRowModel(RowModel):
     """A decoder on a `RowCache` that attends to what an encoder gave: any number of rows, each with its own length.
 
     Its self-attention is cached by rows, as in `RowModel`; keys and values of its cross-attention are computed at the first forward.
@@ -113,3 +118,72 @@ class EncodedRowModel(RowModel):
         for number, layer in enumerate(self.both.cross_attention_cache.layers):
             cross.update(layer.keys.clone(), layer.values.clone(), number)
         return EncoderDecoderCache(own, cross)
+
+
+_encoded_in_rows: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
+
+
+def why_not_encoded_rows(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str | None:
+    """Why this encoder-decoder, or decoder that reads an encoder, cannot run on an `CrossAttentionRowModel`, or None if it can.
+
+    `inputs`: as that takes them; the trial attends to the first row's encoder output, and to the same backwards.
+    """
+    base = base_of(model)
+    facts = Architecture.of(base)
+    if facts.layers is None or any(kind is not RowLayer for kind in facts.layers):
+        return "its cache holds more than keys and values"
+    if attention_of(facts.config) not in ("sdpa", "eager"):
+        return (
+            f"its attention implementation is {attention_of(facts.config)!r} (load it with attn_implementation='sdpa')"
+        )
+    if ChangingRope.of(base, 1) is not None:
+        return "its RoPE changes with the length of the text"
+    if not Seams.of(model).known:
+        return "its decoder is told no positions, and they are in no table and no bias that is known"
+    if base not in _encoded_in_rows and has_fixed_rows(base):
+        return "it has an adapter for each row, and so cannot be tried on rows of different length: call it once without adapter_names"
+    if base not in _encoded_in_rows:
+        _encoded_in_rows[base] = probe_failure(base, "rows of different length", lambda: _try_encoded(base, inputs))
+    return _encoded_in_rows[base]
+
+
+def _try_encoded(base: Any, inputs: Mapping[str, Any]) -> str | None:
+    ids, n = texts_to_try(base, 2)
+    alone = [{name: each_tensor(value, row) for name, value in inputs.items()} for row in (_first, _backwards)]
+    both = {name: _joined(alone[0][name], alone[1][name]) for name in inputs}
+    wanted = [_decoded_one_by_one(base, own, text, n) for own, text in zip(alone, ids, strict=True)]
+    return why_rows_differ(lambda: CrossAttentionRowModel(base, 2, ids.shape[1] + 1, inputs=both), ids, n, wanted)
+
+
+def _first(value: torch.Tensor) -> torch.Tensor:
+    """The first row of an encoder's output or mask, (1, S, …)."""
+    return value[:1]
+
+
+def _backwards(value: torch.Tensor) -> torch.Tensor:
+    """The same with its places backwards."""
+    return value[:1].flip(1) if value.dim() > 1 else value[:1]
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Two rows as a batch."""
+    theirs: list[torch.Tensor] = []
+
+    def note(its: torch.Tensor) -> torch.Tensor:
+        theirs.append(its)
+        return its
+
+    each_tensor(second, note)
+    return each_tensor(first, lambda its: torch.cat([its, theirs.pop(0)]))
+
+
+def _decoded_one_by_one(base: Any, inputs: Mapping[str, Any], text: torch.Tensor, n: int) -> torch.Tensor:
+    """The logits behind `text`'s tokens from place n on, (BLOCK + 1, V), as `generate` comes by them, without this package."""
+    own = dict(inputs)
+    if reads_encoder(base):
+        own.pop("attention_mask", None)
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    name = "input_ids" if reads_encoder(base) else "decoder_input_ids"
+    parts = [text[:n], *text[n:].split(1)]
+    out = [base(**{name: part[None]}, **own, **{CACHE: cache}, use_cache=True).logits[0, -1] for part in parts]
+    return torch.stack(out[1:])

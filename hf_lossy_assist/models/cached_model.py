@@ -1,17 +1,105 @@
-"""One row on Transformers' own cache, rolled back with `crop`: encoder-decoders, convolution states, a cache passed in."""
+"""A model and its cache, in the two ways the engine can roll back: `RowModel` (any batch, O(1)) and `CroppingModel`
+(Transformers' own cache, one row).
+
+Both keep `lengths`, the tokens that each row's cache holds, and offer the same verbs:
+`feed` runs tokens and appends them, `rollback` forgets the tail, `select` drops rows.
+
+
+Inputs with an entry for each token of the text, grown as the text grows: as `generate` grows them from one token to the next.
+
+One row on Transformers' own cache, rolled back with `crop`: encoder-decoders, convolution states, a cache passed in."""
 
 import inspect
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from .cache_name import CACHE
-from .growing import GrowingInputs
-from .inspect import base_of, device_of
-from .rope import ChangingRope
+from .compat import CACHE
+from .introspection import base_of, device_of
+from .quirks.rope import ChangingRope
+
+
+class NotJoined(Exception):
+    """Rows of several calls cannot be decoded as one batch; the message says why."""
+
+
+class CachedModel(Protocol):
+    """What the engine needs of a target or a draft."""
+
+    lengths: list[int]
+    device: torch.device
+    rope: ChangingRope | None
+    needs_prefill: bool  # a prompt must have a forward of its own, before the first block
+    outlives_call: bool  # its cache goes back to the caller
+
+    def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
+        """Run `tokens` (B, Q), of which row b's first `counts[b]` are real, behind what the cache holds.
+
+        Returns the logits of the last `keep` positions, (B, keep, V); None: of all Q; 0: nothing can be read from them.
+        """
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        """Forget everything behind each row's first `lengths[b]` tokens."""
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows only."""
+
+    def export(self, rows: int, mask: torch.Tensor | None) -> Cache | None:
+        """The cache as Transformers can go on with it, or None where that is not one text's.
+
+        `rows`: how many the call had; `mask` (rows, width): which tokens of the prompts are not hidden.
+        """
+
+
+MASK, POSITIONS = "attention_mask", "position_ids"
+REPEATED, ZERO = ("token_type_ids", "moe_mm_token_type_ids"), ("mm_token_type_ids",)
+GROWING = (MASK, POSITIONS, *REPEATED, *ZERO)
+
+
+class GrowingInputs:
+    """The mask, positions and token types of a prompt (…, width), and what they are for a text with more tokens behind it."""
+
+    def __init__(self, mask: torch.Tensor | None, others: dict[str, torch.Tensor], prefix: str = ""):
+        """`mask`: (1, width), 0 where a token is hidden; None: nothing is. `prefix` of the mask's name in the model's forward."""
+        self.mask, self.others, self.prefix = mask, others, prefix
+
+    @classmethod
+    def taken_from(cls, model_kwargs: dict[str, Any], encoder_decoder: bool, device: torch.device) -> "GrowingInputs":
+        """Takes them out of `model_kwargs` and onto `device`. An encoder-decoder's `attention_mask` belongs to its encoder and stays."""
+        prefix = "decoder_" if encoder_decoder else ""
+        names = (prefix + MASK, prefix + POSITIONS, *REPEATED, *ZERO)
+        given = {name: model_kwargs.pop(name, None) for name in names}
+        given = {name: value.to(device) for name, value in given.items() if value is not None}
+        return cls(given.pop(prefix + MASK, None), given, prefix)
+
+    def seen(self, width: int) -> list[int]:
+        """The places in a prompt of `width` that the mask does not hide."""
+        return list(range(width)) if self.mask is None else self.mask[0].nonzero()[:, 0].tolist()
+
+    def up_to(self, length: int) -> dict[str, torch.Tensor]:
+        """Each input for the first `length` places of the text: (…, length)."""
+        out = {} if self.mask is None else {self.prefix + MASK: _grown(self.mask, length, "ones")}
+        for name, value in self.others.items():
+            how = "counted" if name.endswith(POSITIONS) else "repeated" if name in REPEATED else "zeros"
+            out[name] = _grown(value, length, how)
+        return out
+
+
+def _grown(value: torch.Tensor, length: int, how: str) -> torch.Tensor:
+    more = length - value.shape[-1]
+    if more <= 0:
+        return value[..., :length]
+    new = value[..., -1:].expand(*value.shape[:-1], more)
+    if how == "ones":
+        new = torch.ones_like(new)
+    elif how == "zeros":
+        new = torch.zeros_like(new)
+    elif how == "counted":
+        new = new + torch.arange(1, more + 1, dtype=value.dtype, device=value.device)
+    return torch.cat([value, new], dim=-1)
 
 
 def _positions(inputs: dict[str, Any], end: int) -> torch.Tensor:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from .cache_name import CACHE
-from .replaced import Replacing
+from ..compat import CACHE
+from .patching import ScopedPatch
 
 
 _current: ContextVar["tuple[ChangingRope, torch.Tensor] | None"] = ContextVar("current_rope", default=None)
@@ -215,7 +215,7 @@ def _rotated(module: torch.nn.Module) -> dict[str, Any]:
     return {"forward": partial(_forward, module, module.forward)}
 
 
-_rotating = Replacing(_rotated)
+_rotating = ScopedPatch(_rotated)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class Replacing:
+class ScopedPatch:
     """One kind of replacement."""
 
     def __init__(self, ours: Callable[[Any], Mapping[str, Any]]):

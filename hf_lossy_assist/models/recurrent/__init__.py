@@ -1,0 +1,1 @@
+"""Rollback of recurrent states."""

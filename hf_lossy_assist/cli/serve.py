@@ -69,10 +69,9 @@ def serve(
         )
     from ..policy.short_form import split_policies
     from ..server.app import Server
-    from ..server.connections import Bounds
-    from ..server.engine import Engine
-    from ..server.listening import listen, most_connections
-    from ..server.questions import Limits
+    from ..server.http import Bounds, count_connections, listen
+    from ..server.requests import RequestLimits
+    from ..server.worker import Worker
 
     chosen = _by_name(split_policies(policies))
     sources = [source for policy in chosen.values() for source in sources_in(parts_in(policy))]
@@ -81,18 +80,18 @@ def serve(
     target, draft, tokenizer = load_models(names, loading)
     for policy in chosen.values():
         hla.Runner(policy, draft, tokenizer=tokenizer).validate(target)
-    limits = Limits(chosen, max_new_tokens, _longest(target, draft, max_length))
-    engine = Engine((target, draft, tokenizer), chosen, batch_size, max_waiting)
-    engine.check_settings()
+    limits = RequestLimits(chosen, max_new_tokens, _longest(target, draft, max_length))
+    worker = Worker((target, draft, tokenizer), chosen, batch_size, max_waiting)
+    worker.check_settings()
     called = name or (Path(names.model).name if names.model is not None else "demo")
-    bounds = Bounds(most_connections(batch_size + max_waiting), grace=grace)
+    bounds = Bounds(count_connections(batch_size + max_waiting), grace=grace)
     line = f"(policies: {', '.join(chosen)}); Ctrl-C ends it once all texts are written"
     try:
         listen(
-            Server(engine, called, limits, api_key, bounds), host, port, lambda url: show(f"{called} at {url} {line}")
+            Server(worker, called, limits, api_key, bounds), host, port, lambda url: show(f"{called} at {url} {line}")
         )
     finally:
-        if engine.is_alive():  # within a forward, in which Python's own end would abort the process
+        if worker.is_alive():  # within a forward, in which Python's own end would abort the process
             logging.shutdown()
             sys.stdout.flush()
             os._exit(0)

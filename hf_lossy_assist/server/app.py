@@ -16,36 +16,42 @@ from starlette.routing import Route
 
 from ..generation.ended import Result
 from ..validation import one_line, shown
-from .answers import Answer, error, event, usage_of
-from .connections import CLOSING_SECONDS, Bounds
-from .engine import Engine, Event, Failed, Full, Latest, Written
-from .fields import Refused
-from .http import Bodies, Pieces, hang_up, presents, refusal, unserved
-from .metrics import Metrics
-from .questions import Limits, Question, read_question
-from .texts import Changed, Text
+from .detokenize import AnswerText, TextChanged
+from .http import (
+    CLOSING_SECONDS,
+    BodyReader,
+    Bounds,
+    EventStream,
+    presents_key,
+    refuse,
+    refuse_path,
+    wait_for_hang_up,
+)
+from .requests import CompletionRequest, RequestError, RequestLimits, read_request
+from .responses import CompletionResponse, Metrics, format_event, make_error, make_usage
+from .worker import Event, Failure, LatestEvent, Progress, QueueFull, Worker
 
 
 NO_KEY = "the API key is wrong, or missing"
-GONE = 499  # as nginx says that the client hung up; nobody hears it
+GONE = 499  # nginx's status for a client that hung up; nobody hears it
 log = logging.getLogger("hf_lossy_assist.server")
 
 
 @dataclass
-class Asked:
+class Pending:
     """A request whose text is being written."""
 
-    request: Request
-    question: Question
-    answer: Answer
-    events: Latest
+    http: Request
+    request: CompletionRequest
+    response: CompletionResponse
+    events: LatestEvent
     number: int
     began: float
     over: bool = False  # nothing of it is written any more
 
 
 class Server:
-    """Answers requests with what `engine` writes.
+    """Answers requests with what `worker` writes.
 
     Args:
         model: its name for clients. limits: what they may ask for. key: what they must present; None: nothing.
@@ -53,24 +59,25 @@ class Server:
     """
 
     def __init__(
-        self, engine: Engine, model: str, limits: Limits, key: str | None = None, bounds: Bounds | None = None
+        self, worker: Worker, model: str, limits: RequestLimits, key: str | None = None, bounds: Bounds | None = None
     ):
-        self.engine, self.model, self.limits, self.key = engine, model, limits, key
+        self.worker, self.model, self.limits, self.key = worker, model, limits, key
         self.bounds = bounds or Bounds()
-        self.bodies = Bodies(self.bounds.bodies)
-        self.tokenizer = engine.tokenizer
-        self.ends = _ends(engine.target)
-        self.metrics = Metrics(lambda: engine.load)
+        self.bodies = BodyReader(self.bounds.bodies)
+        self.tokenizer = worker.tokenizer
+        ends = worker.target.generation_config.eos_token_id
+        self.ends = set(ends) if isinstance(ends, list) else {ends}
+        self.metrics = Metrics(lambda: worker.load)
         self.began = int(time.time())
 
     def app(self) -> Starlette:
-        """The application; its engine runs from its start to its end, at which what is being written is written to its end."""
+        """Return the application. Its worker runs from its start to its end, at which what is being written is completed."""
 
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
-            self.engine.start()
+            self.worker.start()
             yield
-            await asyncio.to_thread(self.engine.stop, CLOSING_SECONDS)
+            await asyncio.to_thread(self.worker.stop, CLOSING_SECONDS)
 
         routes = [
             Route("/v1/completions", self.completions, methods=["POST"]),
@@ -80,87 +87,88 @@ class Server:
             Route("/metrics", self.show_metrics),
             Route("/health", self.health),
         ]
-        return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: unserved})
+        return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: refuse_path})
 
     def give_up(self) -> None:
-        """End the texts that are being written, and say so to their clients."""
-        self.engine.give_up(Refused("the server ended before the text did: ask again", 503))
+        """End the texts that are being written, and tell their clients."""
+        self.worker.give_up(RequestError("the server ended before the text did: ask again", 503))
 
     async def completions(self, request: Request) -> Response:
-        """A prompt continued."""
-        return await self._answer(request, chat=False)
+        """Continue a prompt."""
+        return await self._respond(request, chat=False)
 
     async def chat(self, request: Request) -> Response:
-        """A conversation continued."""
-        return await self._answer(request, chat=True)
+        """Continue a conversation."""
+        return await self._respond(request, chat=True)
 
     async def models(self, request: Request) -> Response:
-        """The one model, in a list or by its name, with the policies that requests may name."""
-        if not self._may(request):
-            return refusal(NO_KEY, 401)
-        its = {"id": self.model, "object": "model", "created": self.began, "owned_by": "hf_lossy_assist"}
-        its |= {"lossy_policies": list(self.limits.policies)}
+        """Return the one model, in a list or by its name, with the policies that requests may name."""
+        if not self._is_allowed(request):
+            return refuse(NO_KEY, 401)
+        model = {"id": self.model, "object": "model", "created": self.began, "owned_by": "hf_lossy_assist"}
+        model |= {"lossy_policies": list(self.limits.policies)}
         name = request.path_params.get("name")
         if name is None:
-            return JSONResponse({"object": "list", "data": [its]})
+            return JSONResponse({"object": "list", "data": [model]})
         if name != self.model:
-            return refusal(f"model: this server has {self.model!r}, got {shown(name)}", 404)
-        return JSONResponse(its)
+            return refuse(f"model: this server has {self.model!r}, got {shown(name)}", 404)
+        return JSONResponse(model)
 
     async def show_metrics(self, request: Request) -> Response:
-        """Prometheus' page."""
+        """Return Prometheus' page."""
         page, kind = self.metrics.page()
         return Response(page, media_type=kind)
 
     async def health(self, request: Request) -> Response:
-        """200 while texts can be written."""
-        return Response(status_code=200 if self.engine.is_alive() else 503)
+        """Return 200 while texts can be written."""
+        return Response(status_code=200 if self.worker.is_alive() else 503)
+
+    def _is_allowed(self, request: Request) -> bool:
+        return self.key is None or presents_key(request, self.key)
 
     # -- one request --------------------------------------------------------------------------------------------------
 
-    async def _answer(self, request: Request, chat: bool) -> Response:
+    async def _respond(self, http: Request, chat: bool) -> Response:
         try:
-            asked = await self._ask(request, chat)
-        except Refused as refused:
+            pending = await self._submit(http, chat)
+        except RequestError as error:
             self.metrics.requests.labels("refused").inc()
-            return refusal(str(refused), refused.status)
+            return refuse(str(error), error.status)
         except ClientDisconnect:
             return Response(status_code=GONE)
-        over = False
         try:
-            first = await self._next(asked)
-            if isinstance(first, Failed):
-                over = True
-                return refusal(*self._failure(first))
-            if asked.question.stream:
-                over = True  # the stream's own affair from here on
-                return Pieces(self._stream(asked, first), lambda: None if asked.over else self._cancel(asked))
-            assert isinstance(first, Result), "a text that is not streamed has one event"
-            over = True
-            return JSONResponse(self._whole(asked, first))
-        except ClientDisconnect:
-            return Response(status_code=GONE)
-        finally:
-            if not over:
-                self._cancel(asked)
+            first = await self._next(pending)
+            pending.over = not isinstance(first, Progress)
+            if isinstance(first, Failure):
+                return refuse(*self._count_failure(first))
+            if not pending.request.stream:
+                assert isinstance(first, Result), "a text that is not streamed has one event"
+                return JSONResponse(self._make_whole(pending, first))
+        except BaseException as error:
+            self._cancel(pending)
+            if isinstance(error, ClientDisconnect):
+                return Response(status_code=GONE)
+            raise
+        return EventStream(self._stream(pending, first), lambda: self._cancel(pending))
 
-    async def _ask(self, request: Request, chat: bool) -> Asked:
-        if not self._may(request):
-            raise Refused(NO_KEY, 401)
-        body = await self.bodies.read(request)
-        question = await asyncio.to_thread(read_question, body, self.tokenizer, self.model, self.limits, chat)
-        if not self.engine.is_alive():
-            raise Refused("the engine has ended: see the server's log", 503)
-        events, began = Latest(), time.perf_counter()
+    async def _submit(self, http: Request, chat: bool) -> Pending:
+        if not self._is_allowed(http):
+            raise RequestError(NO_KEY, 401)
+        body = await self.bodies.read(http)
+        request = await asyncio.to_thread(read_request, body, self.tokenizer, self.model, self.limits, chat)
+        if not self.worker.is_alive():
+            raise RequestError("the engine has ended: see the server's log", 503)
+        events, began = LatestEvent(), time.perf_counter()
         try:
-            number = self.engine.ask(question, events.tell)
-        except Full:
-            raise Refused("too many requests are waiting: try again later", 429) from None
-        return Asked(request, question, Answer(self.model, chat), events, number, began)
+            number = self.worker.submit(request, events.tell)
+        except QueueFull:
+            raise RequestError("too many requests are waiting: try again later", 429) from None
+        return Pending(http, request, CompletionResponse(self.model, chat), events, number, began)
 
-    async def _next(self, asked: Asked) -> Event:
-        """What becomes of a text. Raises: `ClientDisconnect` where nobody waits for it any more."""
-        came, gone = asyncio.ensure_future(asked.events.get()), asyncio.ensure_future(hang_up(asked.request))
+    async def _next(self, pending: Pending) -> Event:
+        """Return the next event of a text. Raises: `ClientDisconnect` where nobody waits for it any more."""
+        came = asyncio.ensure_future(pending.events.get())
+        gone = asyncio.ensure_future(wait_for_hang_up(pending.http))
         try:
             await asyncio.wait({came, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not came.done():
@@ -170,70 +178,67 @@ class Server:
             for task in (came, gone):
                 task.cancel()
 
-    def _whole(self, asked: Asked, result: Result) -> dict[str, Any]:
-        text = Text(self.tokenizer, asked.question.stops, asked.question.ids)
-        shown = text.more(result.token_ids, last=True)
-        end = self._end(asked, result, text)
-        return asked.answer.whole(shown, end, self._usage(asked, result, end))
+    def _make_text(self, pending: Pending) -> AnswerText:
+        return AnswerText(self.tokenizer, pending.request.stops, pending.request.ids)
 
-    async def _stream(self, asked: Asked, came: Event) -> AsyncIterator[str]:
-        text, first = Text(self.tokenizer, asked.question.stops, asked.question.ids), True
+    def _make_whole(self, pending: Pending, result: Result) -> dict[str, Any]:
+        text = self._make_text(pending)
+        answer = text.more(result.token_ids, last=True)
+        end = self._find_end(pending, result, text)
+        return pending.response.whole(answer, end, self._count(pending, result, end))
+
+    async def _stream(self, pending: Pending, event: Event) -> AsyncIterator[str]:
+        text, first = self._make_text(pending), True
         try:
-            while isinstance(came, Written):
-                if piece := text.more(came.ids):
-                    yield self._piece(asked, piece, first)
+            while isinstance(event, Progress):
+                if piece := text.more(event.ids):
+                    yield self._make_piece(pending, piece, first)
                     first = False
-                came = await self._next(asked)
-            asked.over = True
-            if isinstance(came, Failed):
-                yield event(error(*self._failure(came)))
+                event = await self._next(pending)
+            pending.over = True
+            if isinstance(event, Failure):
+                yield format_event(make_error(*self._count_failure(event)))
                 return
-            piece, end = text.more(came.token_ids, last=True), self._end(asked, came, text)
+            piece, end = text.more(event.token_ids, last=True), self._find_end(pending, event, text)
             if piece or first:
-                yield self._piece(asked, piece, first)
-            yield asked.answer.piece("", end)
-            usage = self._usage(asked, came, end)
-            if asked.question.usage:
-                yield asked.answer.last(usage)
-            yield event("[DONE]")
-        except Changed as changed:
-            yield event(error(str(changed), 500))
+                yield self._make_piece(pending, piece, first)
+            yield pending.response.piece("", end)
+            usage = self._count(pending, event, end)
+            if pending.request.include_usage:
+                yield pending.response.last(usage)
+            yield format_event("[DONE]")
+        except TextChanged as changed:
+            yield format_event(make_error(str(changed), 500))
         except ClientDisconnect:
             return
 
-    def _piece(self, asked: Asked, piece: str, first: bool) -> str:
+    def _make_piece(self, pending: Pending, piece: str, first: bool) -> str:
         if first:
-            self.metrics.first.observe(time.perf_counter() - asked.began)
-        return asked.answer.piece(piece, first=first)
+            self.metrics.first.observe(time.perf_counter() - pending.began)
+        return pending.response.piece(piece, first=first)
 
-    def _usage(self, asked: Asked, result: Result, end: str) -> dict[str, Any]:
-        prompt = len(asked.question.ids)
-        self.metrics.count(result, prompt, end, time.perf_counter() - asked.began)
-        return usage_of(result, prompt, asked.question.policy)
+    def _count(self, pending: Pending, result: Result, end: str) -> dict[str, Any]:
+        """Count a text that was written; return its usage."""
+        prompt = len(pending.request.ids)
+        self.metrics.count(result, prompt, end, time.perf_counter() - pending.began)
+        return make_usage(result, prompt, pending.request.policy)
 
-    def _end(self, asked: Asked, result: Result, text: Text) -> str:
-        """Why a text ended: "length" where it had no room for more."""
+    def _find_end(self, pending: Pending, result: Result, text: AnswerText) -> str:
+        """Return why a text ended: "length" where it had no room for more."""
         ids = result.token_ids
-        full = len(ids) >= asked.question.own["max_new_tokens"] and ids[-1] not in self.ends
+        full = len(ids) >= pending.request.arguments["max_new_tokens"] and ids[-1] not in self.ends
         return "length" if full and not text.stopped else "stop"
 
-    def _cancel(self, asked: Asked) -> None:
-        self.engine.cancel(asked.number)
-        self.metrics.requests.labels("cancelled").inc()
+    def _cancel(self, pending: Pending) -> None:
+        if not pending.over:
+            self.worker.cancel(pending.number)
+            self.metrics.requests.labels("cancelled").inc()
 
-    def _failure(self, failed: Failed) -> tuple[str, int]:
-        """Count a text that was not written; returns what its client is told, and the status."""
+    def _count_failure(self, failure: Failure) -> tuple[str, int]:
+        """Count a text that was not written; return the message for its client, and the status."""
         self.metrics.requests.labels("failed").inc()
-        if isinstance(failed.error, Refused):  # the server ends, and nothing is broken
-            return str(failed.error), failed.error.status
-        log.error("a text was not written", exc_info=failed.error)
-        wrong = isinstance(failed.error, ValueError | TypeError)  # what `generate` refuses
-        return one_line(str(failed.error) or type(failed.error).__name__, 400), 400 if wrong else 500
-
-    def _may(self, request: Request) -> bool:
-        return self.key is None or presents(request, self.key)
-
-
-def _ends(target: Any) -> set[int]:
-    ends = target.generation_config.eos_token_id
-    return set(ends) if isinstance(ends, list) else {ends}
+        if isinstance(failure.error, RequestError):  # the server ends, and nothing is broken
+            return str(failure.error), failure.error.status
+        log.error("a text was not written", exc_info=failure.error)
+        wrong = isinstance(failure.error, ValueError | TypeError)  # what `generate` refuses
+        return one_line(str(failure.error) or type(failure.error).__name__, 400), 400 if wrong else 500

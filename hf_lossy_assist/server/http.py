@@ -1,55 +1,87 @@
-"""What the server reads of a request, how it hears that nobody waits any more, and how a text is sent as it is written."""
+"""HTTP with bounds: what is read of a request, how long a client may stall, where the server listens and how it ends."""
 
+import asyncio
+import errno
 import hmac
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
 
+import h11
+import uvicorn
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..validation import one_line, shown
-from .answers import error
-from .fields import Refused
+from .requests import RequestError
+from .responses import make_error
 
+
+if TYPE_CHECKING:
+    from .app import Server
 
 MOST_BYTES = 4 * 2**20  # of a request's body
-FREE_BYTES = (
-    64 * 2**10
-)  # of each body that do not count for the bound on all of them: a stalled body stops no small one
+FREE_BYTES = 64 * 2**10  # of each body that do not count for the bound on all: a stalled body stops no small one
+MOST_AHEAD = 64 * 2**10  # bytes of further requests before one is answered
+MOST_OTHERS = 512  # connections beside those of the requests that may be under way
+BACKLOG = 128  # connections that the system holds until they are accepted; asyncio accepts as many at a time
+CLOSING_SECONDS = 3  # for a reply to be read further once the server ends, and for the worker's last round
+log = logging.getLogger("uvicorn.error")
 
 
-class Bodies:
-    """The bodies that are being read: `most` bytes of all of them together, beyond the first `FREE_BYTES` of each."""
+@dataclass(frozen=True)
+class Bounds:
+    """How much clients may take of the server.
+
+    Args:
+        connections: open at a time. bodies: bytes of bodies that are being read, of all requests, beyond the first 64 KB of each.
+        reading: seconds for a request to come in full, heads and body. writing: seconds in which nothing of a reply is read.
+        grace: seconds for requests that are under way once the server ends.
+    """
+
+    connections: int = 512
+    bodies: int = 64 * 2**20
+    reading: float = 30
+    writing: float = 30
+    grace: float = 30
+
+
+class BodyReader:
+    """Reads requests' bodies: `most` bytes of all of them together, beyond the first `FREE_BYTES` of each."""
 
     def __init__(self, most: int):
         self.most, self.held = most, 0
 
     async def read(self, request: Request) -> Any:
-        """Read the JSON of a request. Raises: `Refused`, where it has more bytes than there is room for, or is no JSON."""
+        """Read the JSON of a request. Raises: `RequestError`, where it has more bytes than there is room for, or is no JSON."""
         data, held = bytearray(), 0
         try:
             async for chunk in request.stream():
                 data += chunk
                 if len(data) > MOST_BYTES:
-                    raise Refused(f"the body is longer than {MOST_BYTES} bytes", 413)
+                    raise RequestError(f"the body is longer than {MOST_BYTES} bytes", 413)
                 more = max(len(data) - FREE_BYTES, 0) - held
                 if self.held + more > self.most:
-                    raise Refused("too many long bodies are being read: try again later", 503)
+                    raise RequestError("too many long bodies are being read: try again later", 503)
                 held, self.held = held + more, self.held + more
             return json.loads(data)
+        except RequestError:
+            raise
         except (ValueError, RecursionError) as wrong:
-            if isinstance(wrong, Refused):
-                raise
-            raise Refused(f"the body is not JSON: {one_line(str(wrong), 200)}") from None
+            raise RequestError(f"the body is not JSON: {one_line(str(wrong), 200)}") from None
         finally:
             self.held -= held
 
 
-class Pieces(StreamingResponse):
-    """A text sent as it is written. `ended` is called behind it, also where the client left before its first byte."""
+class EventStream(StreamingResponse):
+    """A text sent as it is written. `ended` is called after it, also where the client left before its first byte."""
 
     def __init__(self, pieces: AsyncIterator[str], ended: Callable[[], None]):
         super().__init__(pieces, media_type="text/event-stream")
@@ -62,25 +94,203 @@ class Pieces(StreamingResponse):
             self.ended()
 
 
-async def hang_up(request: Request) -> None:
-    """Until the client hangs up."""
+async def wait_for_hang_up(request: Request) -> None:
+    """Return once the client hangs up."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def presents(request: Request, key: str) -> bool:
-    """Say whether a request presents the key; the scheme's name, Bearer, has any letter case."""
+def presents_key(request: Request, key: str) -> bool:
+    """Return whether a request presents the key; the scheme's name, Bearer, has any letter case."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode())
 
 
-def refusal(message: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer to a request that gets no text."""
+def refuse(message: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the answer to a request that gets no text."""
     again = {"Retry-After": "1"} if status in (429, 503) else {}
-    return JSONResponse(error(message, status), status, {**(headers or {}), **again})
+    return JSONResponse(make_error(message, status), status, {**(headers or {}), **again})
 
 
-async def unserved(request: Request, wrong: Exception) -> Response:
-    """The answer to an address or a method that is not served."""
+async def refuse_path(request: Request, wrong: Exception) -> Response:
+    """Return the answer to an address or a method that is not served."""
     assert isinstance(wrong, HTTPException)
-    return refusal(f"{request.method} {shown(request.url.path)}: {wrong.detail}", wrong.status_code, wrong.headers)
+    return refuse(f"{request.method} {shown(request.url.path)}: {wrong.detail}", wrong.status_code, wrong.headers)
+
+
+class Connection(H11Protocol):
+    """uvicorn's HTTP connection with bounds on its reading and writing."""
+
+    def __init__(self, bounds: Bounds, **settings: Any):
+        super().__init__(**settings)
+        self.bounds = bounds
+        self.ahead = 0  # bytes after the request that is being answered
+        self.ending = False
+        self.reading: asyncio.TimerHandle | None = None  # runs while a request has come in part
+        self.writing: asyncio.TimerHandle | None = None  # runs while a reply is not read
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # so that `pause_writing` says at once that a reply is not read
+        if len(self.connections) > self.bounds.connections:
+            self.logger.warning("%d connections are open: further ones are closed", self.bounds.connections)
+            self.refuse(503, "too many connections: try again later")
+        else:
+            self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        if self.conn.their_state is h11.DONE:  # uvicorn keeps what comes before the answer without bound
+            self.ahead += len(data)
+        if self.ahead > MOST_AHEAD:
+            self.refuse(413, f"more than {MOST_AHEAD} bytes of further requests before the answer to this one")
+            return
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        self.ahead = 0
+        super().on_response_complete()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Run the clock of `reading` from a request's first byte (a connection's beginning) to its last."""
+        idle = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is not None
+        if idle or self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self.reading = _stop_clock(self.reading)
+        elif self.reading is None and not self.transport.is_closing():
+            message = f"the request did not come in full within {self.bounds.reading:g} seconds"
+            self.reading = self.loop.call_later(self.bounds.reading, self.refuse, 408, message)
+
+    def refuse(self, status: int, message: str) -> None:
+        """Answer a request that is not read any further, unless its answer has begun, and close."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps(make_error(message, status)).encode()
+            head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+            head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            self.transport.write(head.encode() + body)
+        if self.cycle is not None:  # the application hears that nobody waits for its answer
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.reading = _stop_clock(self.reading)
+        self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        self.refuse(400, msg)  # uvicorn's raises where an answer has begun
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        seconds = min(self.bounds.writing, CLOSING_SECONDS) if self.ending else self.bounds.writing
+        self.writing = self.loop.call_later(seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self.writing = _stop_clock(self.writing)
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.reading, self.writing = _stop_clock(self.reading), _stop_clock(self.writing)
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """End: an answer that is under way is written first, a request that has come in part is refused."""
+        self.ending = True
+        if self.writing is not None:
+            self.writing = _stop_clock(self.writing)
+            self.pause_writing()
+        if self.reading is not None:
+            self.refuse(503, "the server is ending")
+        else:
+            super().shutdown()
+
+
+def _stop_clock(clock: asyncio.TimerHandle | None) -> None:
+    if clock is not None:
+        clock.cancel()
+
+
+class OncePerSecond(logging.Filter):
+    """Lets each message through once a second: clients must not fill the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: dict[str, float] = {}  # by the message without its arguments
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.created - self.last.get(record.msg, 0.0) >= 1:
+            self.last[record.msg] = record.created
+            return True
+        return False
+
+
+once_per_second = OncePerSecond()
+
+
+def listen(server: "Server", host: str, port: int, tell: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C; requests that are under way are answered first. `tell`: is given the address once it is open.
+
+    Raises: `OSError`, one line, where the address cannot be had.
+    """
+    bounded = BoundedUvicorn(server, host, port)
+    try:
+        socket = bounded.config.bind_socket()
+    except SystemExit:  # uvicorn has logged why
+        raise OSError(f"--host {one_line(host)} --port {port} cannot be listened at: is it in use?") from None
+    try:
+        address = f"[{host}]" if ":" in host else host
+        tell(f"http://{address}:{socket.getsockname()[1]}/v1")
+        bounded.run(sockets=[socket])
+    except KeyboardInterrupt:  # the signal that ended it, raised once more after its end
+        pass
+    finally:
+        socket.close()
+
+
+class BoundedUvicorn(uvicorn.Server):
+    """uvicorn for a server of texts, within its bounds."""
+
+    def __init__(self, server: "Server", host: str, port: int):
+        self.texts, bounds = server, server.bounds
+        http: Any = partial(Connection, bounds)
+        # After the bounds of `Connection`, which end all of it without a traceback each.
+        last = int(bounds.grace) + CLOSING_SECONDS
+        config = uvicorn.Config(
+            server.app(), host=host, port=port, http=http, ws="none", lifespan="on", log_level="warning",
+            backlog=BACKLOG, timeout_graceful_shutdown=last,
+        )  # fmt: skip
+        super().__init__(config)
+        log.addFilter(once_per_second)
+
+    async def startup(self, sockets: Any = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.loop.set_exception_handler(_handle)
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """End; at a second signal without the seconds of grace."""
+        if self.should_exit and self.started:
+            self.loop.call_soon_threadsafe(self.texts.give_up)
+        else:
+            super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        late = self.loop.call_later(self.texts.bounds.grace, self.texts.give_up)
+        await super().shutdown(sockets)
+        late.cancel()
+
+
+def count_connections(requests: int) -> int:
+    """Return how many connections a server of so many requests may have open: half the files that it may open, or fewer."""
+    most = requests + MOST_OTHERS
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit
+        return most
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if files == resource.RLIM_INFINITY else min(most, files // 2)
+
+
+def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log in one line that no file is left: asyncio tries again a second later, and has a traceback for each try."""
+    if getattr(context.get("exception"), "errno", None) in (errno.EMFILE, errno.ENFILE):
+        log.warning("a connection waits, for no more files may be opened: raise the limit (ulimit -n)")
+    else:
+        loop.default_exception_handler(context)

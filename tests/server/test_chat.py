@@ -3,8 +3,7 @@
 import pytest
 from support import small
 
-from hf_lossy_assist.server.chat import chat_prompt
-from hf_lossy_assist.server.fields import Refused
+from hf_lossy_assist.server.requests import RequestError, render_chat
 
 
 ANY = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -17,7 +16,7 @@ STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }
 def prompt(template, *turns):
     tokenizer = small.tokenizer()
     tokenizer.chat_template = template
-    return chat_prompt([{"role": role, "content": content} for role, content in turns], tokenizer)
+    return render_chat([{"role": role, "content": content} for role, content in turns], tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_a_developers_message_is_the_systems_where_there_is_no_such_role(templat
     ],
 )
 def test_a_message_that_would_be_left_out_is_refused(template, role, says):
-    with pytest.raises(Refused, match=says) as refused:
+    with pytest.raises(RequestError, match=says) as refused:
         prompt(template, (role, "brief"), ("user", "brief"))
     assert "\n" not in str(refused.value)
     assert prompt(NO_SYSTEM, ("system", " "), ("user", "hi")) == "<user>hi</>"  # nothing is lost
@@ -56,7 +55,7 @@ def test_an_assistants_message_at_the_end_is_continued():
     assert prompt(SYSTEM, *turns) == "<user>hi</><assistant>I am"  # the template trims
     assert prompt(ANY, ("user", "hi"), ("assistant", "")) == "<user>hi</><assistant>"
     assert prompt(ANY, *turns, ("user", "who?")) == "<user>hi</><assistant>I am </><user>who?</><assistant>"
-    with pytest.raises(Refused, match="the chat template refuses them: continue_final_message"):
+    with pytest.raises(RequestError, match="the chat template refuses them: continue_final_message"):
         prompt(DEVELOPER, *turns)
 
 
@@ -67,5 +66,5 @@ def test_many_messages_take_time_by_their_number_alone():
 
 
 def test_templates_without_a_default_are_refused_in_one_line():
-    with pytest.raises(Refused, match=r"^messages: [^\n]*$"):
+    with pytest.raises(RequestError, match=r"^messages: [^\n]*$"):
         prompt({"one": ANY, "two": ANY}, ("developer", "brief"), ("user", "hi"))

@@ -12,9 +12,8 @@ from support.serving import serving
 from support.stalling import STREAMS, connect, half_body, head, post, rest, unread_replies, unread_stream
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.server.connections import OncePerSecond
-from hf_lossy_assist.server.engine import Latest, Written
-from hf_lossy_assist.server.listening import MOST_OTHERS, log, most_connections
+from hf_lossy_assist.server.http import MOST_OTHERS, OncePerSecond, count_connections, log
+from hf_lossy_assist.server.worker import LatestEvent, Progress
 
 
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -93,7 +92,7 @@ def test_what_a_client_sends_ahead_is_bounded(models):
         slow = slowed(models[0])
         try:
             client.sendall(post("/v1/completions", ASKED))
-            while its.engine.load != (1, 0):
+            while its.worker.load != (1, 0):
                 time.sleep(0.01)
             client.sendall(GET * 4000)
             assert rest(client).startswith(b"HTTP/1.1 413 ") and its.free(5)
@@ -143,7 +142,7 @@ def test_connections_are_fewer_than_the_files_that_may_be_open(monkeypatch):
         (resource.RLIM_INFINITY, 272 + MOST_OTHERS),
     ):
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
-        assert most_connections(272) == most
+        assert count_connections(272) == most
 
 
 def test_the_bodies_being_read_are_bounded(models):
@@ -174,26 +173,26 @@ def test_texts_that_outlast_the_grace_are_ended_by_name(models):
             for client, stream in zip(clients, (True, False, False), strict=True):
                 client.sendall(post("/v1/completions", ASKED | {"stream": stream}))
             clients[0].recv(1024)
-            while its.engine.load != (1, 2):
+            while its.worker.load != (1, 2):
                 time.sleep(0.01)
             its.uvicorn.should_exit = True
             ends = [rest(client) for client in clients]
         for end in ends:
             assert b"the server ended before the text did: ask again" in end and b"[DONE]" not in end
         assert [end.startswith(b"HTTP/1.1 503 ") for end in ends] == [False, True, True]
-        its.engine.join(20)
-        assert not its.engine.is_alive() and its.engine.error is None
+        its.worker.join(20)
+        assert not its.worker.is_alive() and its.worker.error is None
 
 
 def test_events_do_not_pile_up_for_a_client_that_does_not_read():
     async def last():
-        latest = Latest()
+        latest = LatestEvent()
         for count in range(1, 4):
-            latest.tell(Written(list(range(count))))
+            latest.tell(Progress(list(range(count))))
         await asyncio.sleep(0)
         return await latest.get(), latest._events.empty()
 
-    assert asyncio.run(last()) == (Written([0, 1, 2]), True)
+    assert asyncio.run(last()) == (Progress([0, 1, 2]), True)
 
 
 def test_a_warning_is_logged_once_a_second():

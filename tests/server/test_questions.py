@@ -5,8 +5,7 @@ from support import small
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli.serve import _by_name, _longest
-from hf_lossy_assist.server.chat import read_turn
-from hf_lossy_assist.server.questions import Limits, Refused, read_question
+from hf_lossy_assist.server.requests import RequestError, RequestLimits, read_request, read_turn
 
 
 def test_a_message_of_texts_alone():
@@ -27,7 +26,7 @@ def test_a_message_of_texts_alone():
     ],
 )
 def test_what_is_not_read_of_a_message_is_refused(message, says):
-    with pytest.raises(Refused, match=says) as refused:
+    with pytest.raises(RequestError, match=says) as refused:
         read_turn(message)
     assert "\n" not in str(refused.value)
 
@@ -42,9 +41,9 @@ def test_a_chat_template_that_makes_nothing():
         def __call__(self, text, **_):
             return {"input_ids": []}
 
-    limits = Limits({"strict": hla.as_policy("strict")}, 8, 64)
-    with pytest.raises(Refused, match="the chat template makes nothing of them"):
-        read_question({"messages": [{"role": "user", "content": ""}]}, Silent(), "m", limits, chat=True)
+    limits = RequestLimits({"strict": hla.as_policy("strict")}, 8, 64)
+    with pytest.raises(RequestError, match="the chat template makes nothing of them"):
+        read_request({"messages": [{"role": "user", "content": ""}]}, Silent(), "m", limits, chat=True)
 
 
 def test_policies_of_one_name_are_refused(tmp_path):

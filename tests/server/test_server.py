@@ -80,18 +80,18 @@ def test_a_drafter_on_the_targets_states(models):
 
         with ThreadPoolExecutor(6) as pool:
             texts = list(pool.map(ask, prompts))
-        assert its.engine.error is None and its.free()
+        assert its.worker.error is None and its.free()
     assert texts == [alone(models, prompt) for prompt in prompts]
 
 
-def test_what_is_told_of_a_text(running):
+def test_a_texts_usage(running):
     client = running.client()
     out = client.completions.create(model="demo", prompt=problems(1)[0], max_tokens=5, temperature=0)
     assert (out.object, out.model, out.choices[0].finish_reason) == ("text_completion", "demo", "length")
-    told = out.usage.speculation
+    speculation = out.usage.speculation
     assert out.usage.completion_tokens == 5 and out.usage.total_tokens == 5 + out.usage.prompt_tokens
-    assert told["lossy_policy"] == "svip" and told["lossless"] and told["lossy_share"] == 0
-    assert 0 <= told["draft_acceptance_rate"] <= 1 <= told["mean_acceptance_length"]
+    assert speculation["lossy_policy"] == "svip" and speculation["lossless"] and speculation["lossy_share"] == 0
+    assert 0 <= speculation["draft_acceptance_rate"] <= 1 <= speculation["mean_acceptance_length"]
     whole = client.completions.create(model="demo", prompt=problems(1)[0], max_tokens=64, temperature=0)
     assert whole.choices[0].finish_reason == "stop"
 
@@ -112,10 +112,10 @@ def test_streams_say_who_speaks_and_what_it_cost(models, running):
     assert pieces[0].choices[0].delta.role == "assistant" and not pieces[-1].choices
     assert pieces[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert [its.choices[0].finish_reason for its in pieces[:-1]][-1] == whole.choices[0].finish_reason
-    said = "".join(its.choices[0].delta.content or "" for its in pieces[:-1])
-    assert said == whole.choices[0].message.content == alone(models, f"user: {problems(1)[0]}\n", max_new_tokens=32)
+    written = "".join(its.choices[0].delta.content or "" for its in pieces[:-1])
+    assert written == whole.choices[0].message.content == alone(models, f"user: {problems(1)[0]}\n", max_new_tokens=32)
     parts = [{"role": "user", "content": [{"type": "text", "text": problems(1)[0]}]}]
-    assert client.chat.completions.create(**given | {"messages": parts}).choices[0].message.content == said
+    assert client.chat.completions.create(**given | {"messages": parts}).choices[0].message.content == written
 
 
 def test_a_sampled_text_goes_by_its_seed(running):
@@ -233,7 +233,7 @@ def test_who_hangs_up_frees_the_place(models):
             waits.start()
             waits.join()
             stream.close()
-            assert its.free(5), its.engine.load
+            assert its.free(5), its.worker.load
         finally:
             slow.remove()
         assert its.client().completions.create(**given | {"max_tokens": 4}).usage.completion_tokens <= 4
@@ -289,7 +289,7 @@ def test_a_text_that_is_written_alone_and_fails_is_told(models):
             raise RuntimeError("a broken stop")
 
     with serving(models) as its:
-        its.engine.policies["own"] = its.server.limits.policies["own"] = hla.LossyPolicy(stop=Own(3))
+        its.worker.policies["own"] = its.server.limits.policies["own"] = hla.LossyPolicy(stop=Own(3))
         given = {"model": "demo", "prompt": problems(1)[0], "max_tokens": 8, "temperature": 0}
         for _ in range(2):
             with pytest.raises(openai.InternalServerError, match="a broken stop"):
@@ -330,10 +330,10 @@ def test_the_command_ends_what_it_writes_and_then_itself(models):
             given = {"model": "demo", "prompt": problems(1)[0], "max_tokens": 150, "temperature": 2.0, "seed": 3}
             whole = client.completions.create(**given).choices[0].text
             stream = iter(client.completions.create(**given, stream=True))
-            said = next(stream).choices[0].text
+            written = next(stream).choices[0].text
             job.send_signal(signal.SIGTERM)
-            said += "".join(its.choices[0].text for its in stream)
-            assert said == whole
+            written += "".join(its.choices[0].text for its in stream)
+            assert written == whole
             assert job.wait(30) in (0, -signal.SIGTERM), job.stderr.read()
         finally:
             job.kill()
@@ -344,5 +344,5 @@ def test_many_policies_do_not_stay(models):
     with serving(models) as its:
         for n in range(12):
             its.client().completions.create(model="demo", prompt="How many", max_tokens=2, temperature=0.5 + n / 100)
-        assert len(its.engine._groups) <= 2
+        assert len(its.worker._groups) <= 2
     assert torch.is_grad_enabled() and hla is not None

@@ -13,7 +13,7 @@ import openai
 import pytest
 from support.stalling import STALLS, half_head
 
-from hf_lossy_assist.server.connections import Bounds
+from hf_lossy_assist.server.http import Bounds
 
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -8,8 +8,8 @@ from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_lossy_assist.server.app import Pieces
-from hf_lossy_assist.server.texts import Changed, Text
+from hf_lossy_assist.server.app import EventStream
+from hf_lossy_assist.server.detokenize import AnswerText, TextChanged
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def tokenizer():
 
 def pieces(tokenizer, text, stops, seed):
     rng, ids = random.Random(seed), tokenizer(text)["input_ids"]
-    its, count, out = Text(tokenizer, stops), 0, []
+    its, count, out = AnswerText(tokenizer, stops), 0, []
     while count < len(ids):
         count = min(count + rng.randint(1, 5), len(ids))
         out.append(its.more(ids[:count], last=count == len(ids)))
@@ -42,18 +42,18 @@ def test_pieces_make_the_whole(tokenizer, seed):
 
 def test_a_character_that_is_never_whole_is_shown_in_the_end(tokenizer):
     ids = tokenizer("5 €")["input_ids"][:-1]
-    its = Text(tokenizer, [])
+    its = AnswerText(tokenizer, [])
     assert its.more(ids) == "" and its.more(ids, last=True) == "5 �"
 
 
 def test_a_text_that_is_written_again_is_not_shown_twice(tokenizer):
     """Memory ran out, and it was begun anew."""
-    ids, its = tokenizer("one two three")["input_ids"], Text(tokenizer, [])
+    ids, its = tokenizer("one two three")["input_ids"], AnswerText(tokenizer, [])
     shown = [its.more(ids[:count]) for count in (3, 7, 0, 3, 5, 9)] + [its.more(ids, last=True)]
     assert "".join(shown) == "one two three"
-    its = Text(tokenizer, [])
+    its = AnswerText(tokenizer, [])
     its.more(ids[:7])
-    with pytest.raises(Changed):
+    with pytest.raises(TextChanged):
         its.more([*ids[:5], ids[0]])
 
 
@@ -69,7 +69,7 @@ def test_a_stream_whose_client_left_before_its_first_byte_is_ended():
     async def receive():
         await asyncio.sleep(60)
 
-    its = Pieces(pieces(), lambda: ended.append(True))
+    its = EventStream(pieces(), lambda: ended.append(True))
     with pytest.raises(ClientDisconnect):
         asyncio.run(its({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send))
     assert ended == [True]

@@ -10,10 +10,9 @@ import openai
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.server.app import Server
-from hf_lossy_assist.server.connections import Bounds
-from hf_lossy_assist.server.engine import Engine
-from hf_lossy_assist.server.listening import BoundedUvicorn
-from hf_lossy_assist.server.questions import Limits
+from hf_lossy_assist.server.http import BoundedUvicorn, Bounds
+from hf_lossy_assist.server.requests import RequestLimits
+from hf_lossy_assist.server.worker import Worker
 
 
 class Running:
@@ -21,7 +20,7 @@ class Running:
 
     def __init__(self, port: int, uvicorn: BoundedUvicorn):
         self.port, self.url = port, f"http://127.0.0.1:{port}/v1"
-        self.uvicorn, self.server, self.engine = uvicorn, uvicorn.texts, uvicorn.texts.engine
+        self.uvicorn, self.server, self.worker = uvicorn, uvicorn.texts, uvicorn.texts.worker
         self.clients: list[openai.OpenAI] = []
 
     def client(self, key: str = "none", **more: Any) -> openai.OpenAI:
@@ -31,7 +30,7 @@ class Running:
     def free(self, seconds: float = 20.0) -> bool:
         """Whether nothing is written and nobody waits, soon."""
         deadline = time.monotonic() + seconds
-        while self.engine.load != (0, 0) or self.engine._jobs:
+        while self.worker.load != (0, 0) or self.worker._jobs:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
@@ -45,8 +44,8 @@ def serving(
 ) -> Iterator[Running]:  # fmt: skip
     """The server of three models (target, draft, tokenizer), to the end of the block. `bounds`: what is not as `Bounds` has it."""
     policies = {name: hla.as_policy(name) for name in names}
-    limits = Limits(policies, most, 256)
-    server = Server(Engine(models, policies, rows, waiting), "demo", limits, key, Bounds(**bounds))
+    limits = RequestLimits(policies, most, 256)
+    server = Server(Worker(models, policies, rows, waiting), "demo", limits, key, Bounds(**bounds))
     its = BoundedUvicorn(server, "127.0.0.1", 0)
     socket = its.config.bind_socket()
     thread = threading.Thread(target=lambda: its.run(sockets=[socket]), daemon=True)
@@ -63,4 +62,4 @@ def serving(
         its.should_exit = True
         thread.join(60)
         socket.close()
-        assert not thread.is_alive() and not server.engine.is_alive()
+        assert not thread.is_alive() and not server.worker.is_alive()

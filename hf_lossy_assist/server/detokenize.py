@@ -12,11 +12,11 @@ from ..models.texts import Detokenizer, special_in
 MARKS = 0x10FFFD  # down from here, characters without a meaning: each stands for a special token, and none is shown
 
 
-class Changed(RuntimeError):
+class TextChanged(RuntimeError):
     """A text that was shown in part is not the one that was written."""
 
 
-class Text:
+class AnswerText:
     """The text of one answer. `stops`: texts at which it ends, and which are no part of it; `prompt`: token ids.
 
     A stop text is found in what the tokens read, and where it names special tokens in these.
@@ -29,7 +29,7 @@ class Text:
         for token in sorted(special, key=lambda token: -len(special[token])):
             self.stops += [stop.replace(special[token], marks[token]) for stop in self.stops if special[token] in stop]
         self.unseen = str.maketrans(dict.fromkeys(marks.values()))
-        self.reading = Detokenizer(tokenizer, prompt, marks)
+        self.detokenizer = Detokenizer(tokenizer, prompt, marks)
         self._ids: list[int] = []
         self.shown = 0  # characters, marks among them
         self.stopped = False  # by a stop text
@@ -37,45 +37,43 @@ class Text:
     def more(self, ids: list[int], last: bool = False) -> str:
         """Return what can be shown of the text of `ids`, all its new tokens, beyond what was shown. `last`: no more will come.
 
-        Raises: `Changed` where a text that memory had no room for came out otherwise when it was written again.
+        Raises: `TextChanged` where a text that memory had no room for came out otherwise when it was written again.
         """
         known = self._ids[: len(ids)]
         if ids[: len(known)] != known or (last and len(ids) < len(self._ids)):
-            raise Changed("the text changed while it was written: ask again")
+            raise TextChanged("the text changed while it was written: ask again")
         if len(ids) < len(self._ids):
             return ""
         self._ids = list(ids)
-        text = self.reading.decode(ids) if last else self.reading.stable(ids)
-        end = self._stop(text)
+        text = self.detokenizer.decode(ids) if last else self.detokenizer.stable(ids)
+        end = self._find_stop(text)
         if not self.stopped and not last:
-            end -= max((_begun(text, stop) for stop in self.stops), default=0)
+            end -= max((_count_begun(text, stop) for stop in self.stops), default=0)
         out, self.shown = text[self.shown : end], max(end, self.shown)
         return out.translate(self.unseen)
 
     def stops_at(self, ids: list[int]) -> bool:
         """Return whether a stop text stands in the text of `ids`."""
-        self._stop(self.reading.decode(ids))
+        self._find_stop(self.detokenizer.decode(ids))
         return self.stopped
 
-    def _stop(self, text: str) -> int:
-        """How many characters of `text` stand before a stop text."""
+    def _find_stop(self, text: str) -> int:
         found = [place for stop in self.stops if (place := text.find(stop)) >= 0]
         self.stopped = bool(found)
         return min(found, default=len(text))
 
 
-class EndsAt(StoppingCriteria):
-    """Ends a text behind the first of `stops`; of any tokenizer, for Transformers' own criterion knows some alone."""
+class EndAtStops(StoppingCriteria):
+    """Ends a text after the first of `stops`; of any tokenizer, while Transformers' own criterion knows only some."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], prompt: Sequence[int]):
-        """Arguments as of `Text`."""
-        self.text, self.begins = Text(tokenizer, stops, prompt), len(prompt)
+        self.text, self.begins = AnswerText(tokenizer, stops, prompt), len(prompt)
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         ended = self.text.stops_at(input_ids[0, self.begins :].tolist())
         return torch.tensor([ended], device=input_ids.device)
 
 
-def _begun(text: str, stop: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `stop`."""
+def _count_begun(text: str, stop: str) -> int:
+    """Return how many characters at the end of `text` may be the beginning of `stop`."""
     return next((n for n in range(min(len(stop), len(text)), 0, -1) if text.endswith(stop[:n])), 0)

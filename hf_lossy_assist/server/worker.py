@@ -1,9 +1,8 @@
-"""The thread in which all texts are written: requests come in, each as a job, and what becomes of them goes out."""
+"""The thread in which all texts are written: requests come in, each as a job, and events of its text go out."""
 
 import asyncio
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,32 +15,34 @@ from ..drafters.base import apart
 from ..generation.ended import Result
 from ..generation.guests import Guests
 from ..generation.in_flight import InFlight
+from ..generation.many import generate_many
 from ..generation.places import Room
-from .questions import Question
-from .texts import EndsAt
+from ..validation import one_line
+from .detokenize import EndAtStops
+from .requests import CompletionRequest
 
 
 @dataclass(frozen=True)
-class Written:
+class Progress:
     """New tokens of a text so far."""
 
     ids: list[int]
 
 
 @dataclass(frozen=True)
-class Failed:
+class Failure:
     """A text that will not be written, and why."""
 
     error: Exception
 
 
-Event = Written | Result | Failed
+Event = Progress | Result | Failure
 
 
-class Latest:
-    """The last event of a text, on its way from the engine's thread to an event loop.
+class LatestEvent:
+    """The last event of a text, on its way from the worker's thread to an event loop.
 
-    It says all that those before it did, so that nothing piles up for a client that does not read.
+    It contains all that those before it did, so that nothing piles up for a client that does not read.
     """
 
     def __init__(self) -> None:
@@ -60,19 +61,18 @@ class Latest:
 
 @dataclass(frozen=True)
 class Job:
-    """A question and who hears of it. `tell` is called in the engine's thread, and must not wait."""
+    """A request and who hears of its text. `tell` is called in the worker's thread, and must not wait."""
 
     number: int
-    question: Question
+    request: CompletionRequest
     tell: Callable[[Event], None]
-    began: float
 
 
-class Full(Exception):
+class QueueFull(Exception):
     """There are as many requests as there may be."""
 
 
-class Engine(threading.Thread):
+class Worker(threading.Thread):
     """Writes up to `rows` texts at a time. Those with the same policy and the same sampling settings share their rounds."""
 
     def __init__(self, models: tuple[Any, Any, Any], policies: Mapping[str, Any], rows: int, waiting: int):
@@ -80,7 +80,7 @@ class Engine(threading.Thread):
         super().__init__(name="hf-lossy-serve", daemon=True)
         self.target, self.draft, self.tokenizer = models
         self.policies, self.rows, self.most = policies, rows, rows + waiting
-        self._inbox: queue.SimpleQueue[Job | int | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Job | int | None] = queue.SimpleQueue()  # a number: its job is cancelled
         self._jobs: dict[int, Job] = {}  # not over yet; the event loop adds, this thread removes
         self._lock = threading.Lock()
         self._waiting: deque[Job] = deque()
@@ -90,29 +90,34 @@ class Engine(threading.Thread):
 
     # -- what others call ---------------------------------------------------------------------------------------------
 
-    def ask(self, question: Question, tell: Callable[[Event], None]) -> int:
-        """Have a text written; returns the job's number. Raises: `Full`."""
+    def submit(self, request: CompletionRequest, tell: Callable[[Event], None]) -> int:
+        """Have a text written; return the job's number. Raises: `QueueFull`."""
         with self._lock:
             if len(self._jobs) >= self.most:
-                raise Full
+                raise QueueFull
             self._numbers += 1
-            job = Job(self._numbers, question, tell, time.perf_counter())
-            self._jobs[job.number] = job
+            job = self._jobs[self._numbers] = Job(self._numbers, request, tell)
         self._inbox.put(job)
         return job.number
 
     def cancel(self, number: int) -> None:
-        """Give up a job; one that is over is none."""
+        """Give up a job, if it is not over."""
         self._inbox.put(number)
 
     def check_settings(self) -> None:
-        """Prepare a text of one token for each policy. Raises: `ValueError` or `TypeError`, one line, where every request would be refused."""
-        draft, drafter = apart(self.draft, None)
-        settings = {"assistant_model": draft, "drafter": drafter, "max_new_tokens": 1}
+        """Write a token with each policy. Raises: `ValueError` or `TypeError`, one line, where every request would fail."""
+        prompt, settings = self.tokenizer("a")["input_ids"] or [0], {"max_new_tokens": 1, "seed": 0}
         for policy in self.policies.values():
-            Guests(self.target, policy, self.tokenizer, 0, settings).call(
-                0, self.tokenizer("a")["input_ids"] or [0], {}
-            )
+            try:
+                next(generate_many(self.target, [prompt], assistant_model=self.draft, lossy_policy=policy,
+                                   tokenizer=self.tokenizer, **settings))  # fmt: skip
+            except (ValueError, TypeError):
+                raise
+            except Exception as error:
+                reason = f"{type(error).__name__}: {one_line(str(error), 200)}"
+                raise ValueError(
+                    f"the model writes no token with its generation config ({reason}): set what is wrong there with --set"
+                ) from None
 
     def give_up(self, error: Exception) -> None:
         """Fail all jobs."""
@@ -128,8 +133,11 @@ class Engine(threading.Thread):
         """How many texts are being written, and how many requests wait."""
         with self._lock:
             jobs = len(self._jobs)
-        writing = sum(its.going for its in list(self._groups.values()))
-        return writing, max(jobs - writing, 0)
+        return self._going, max(jobs - self._going, 0)
+
+    @property
+    def _going(self) -> int:
+        return sum(group.going for group in list(self._groups.values()))
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -137,21 +145,17 @@ class Engine(threading.Thread):
         try:
             going = True
             while going or self._jobs:
-                going &= self._read(wait=not self._waiting and not self._busy)
+                going &= self._read(wait=not self._waiting and not self._going)
                 self._admit()
-                for key in [key for key, its in self._groups.items() if its.going]:
+                for key in [key for key, group in self._groups.items() if group.going]:
                     self._step(key)
         except Exception as error:
             self.error = error
             self._fail(list(self._jobs), error)
             raise
 
-    @property
-    def _busy(self) -> bool:
-        return any(its.going for its in self._groups.values())
-
     def _read(self, wait: bool) -> bool:
-        """Take what came in; False: no more will come."""
+        """Take what came in; return False if no more will come."""
         while True:
             try:
                 came = self._inbox.get(block=wait)
@@ -162,55 +166,47 @@ class Engine(threading.Thread):
                 return False
             if isinstance(came, Job):
                 self._waiting.append(came)
-            else:
-                self._forget(came)
-
-    def _forget(self, number: int) -> None:
-        job = self._pop(number)
-        if job is None:
-            return
-        self._waiting = deque(its for its in self._waiting if its.number != number)
-        for its in self._groups.values():
-            its.cancel(number)
+            elif self._pop(came) is not None:
+                self._waiting = deque(job for job in self._waiting if job.number != came)
+                for group in self._groups.values():
+                    group.cancel(came)
 
     def _admit(self) -> None:
         """Give places to those who wait, in their order; where a group has no room, to those of other groups."""
         full: list[InFlight] = []
         for job in list(self._waiting):
-            if sum(its.going for its in self._groups.values()) >= self.rows:
+            if self._going >= self.rows:
                 return
-            question = job.question
+            request, criteria = job.request, self._make_criteria(job.request.stops)
             try:
-                group = self._group(question)
+                group = self._get_group(request)
                 if group in full:
                     continue
-                if not group.admit(job.number, question.ids, **question.own, **self._stops(question)):
+                if not group.admit(job.number, request.ids, **request.arguments, **criteria):
                     full.append(group)
                     continue
             except Exception as error:  # what `generate` refuses, or a model raises
                 self._fail([job.number], error)
-                _refuse_broken_device(error)
             self._waiting.remove(job)
 
-    def _stops(self, question: Question) -> dict[str, Any]:
-        stops = question.stops
-        return {"stopping_criteria": lambda ids: [EndsAt(self.tokenizer, stops, ids)]} if stops else {}
+    def _make_criteria(self, stops: list[str]) -> dict[str, Any]:
+        return {"stopping_criteria": lambda ids: [EndAtStops(self.tokenizer, stops, ids)]} if stops else {}
 
-    def _group(self, question: Question) -> InFlight:
-        key = question.policy, tuple(sorted(question.settings.items()))
+    def _get_group(self, request: CompletionRequest) -> InFlight:
+        key = request.policy, tuple(sorted(request.sampling.items()))
         if key in self._groups and not self._groups[key].going:
             self._groups[key].room.rows = self.rows  # fewer where memory had run out
         if key not in self._groups:
-            for empty in [its for its, group in self._groups.items() if not group.going]:
-                del self._groups[empty]  # clients name any temperature
+            # Clients name any temperature: groups without a text go.
+            self._groups = {other: group for other, group in self._groups.items() if group.going}
             draft, drafter = apart(self.draft, None)
-            settings = question.settings | {"assistant_model": draft, "drafter": drafter}
-            guests = Guests(self.target, self.policies[question.policy], self.tokenizer, None, settings)
+            settings = request.sampling | {"assistant_model": draft, "drafter": drafter}
+            guests = Guests(self.target, self.policies[request.policy], self.tokenizer, None, settings)
             self._groups[key] = InFlight(guests, Room(self.rows))
         return self._groups[key]
 
     def _step(self, key: Any) -> None:
-        """One round of a group."""
+        """Run one round of a group."""
         group = self._groups[key]
         numbers = group.numbers()
         try:
@@ -218,7 +214,6 @@ class Engine(threading.Thread):
         except Exception as error:
             del self._groups[key]
             self._fail(numbers, error)
-            _refuse_broken_device(error)
             return
         for result in results:
             job = self._pop(result.index)
@@ -226,21 +221,18 @@ class Engine(threading.Thread):
                 job.tell(result)
         for number, ids in written:
             job = self._jobs.get(number)
-            if job is not None and job.question.stream:
-                job.tell(Written(ids))
+            if job is not None and job.request.stream:
+                job.tell(Progress(ids))
 
     def _fail(self, numbers: list[int], error: Exception) -> None:
+        """Tell clients of the error; end the thread where its device is lost, on which nothing can be written any more."""
         for number in numbers:
             job = self._pop(number)
             if job is not None:
-                job.tell(Failed(error))
+                job.tell(Failure(error))
+        if self.error is None and isinstance(error, getattr(torch, "AcceleratorError", ())):
+            raise error
 
     def _pop(self, number: int) -> Job | None:
         with self._lock:
             return self._jobs.pop(number, None)
-
-
-def _refuse_broken_device(error: Exception) -> None:
-    """End the engine where its device is lost, on which nothing can be written any more."""
-    if isinstance(error, getattr(torch, "AcceleratorError", ())):
-        raise error

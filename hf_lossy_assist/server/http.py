@@ -202,9 +202,10 @@ class Connection(H11Protocol):
             super().shutdown()
 
 
-def _stop_clock(clock: asyncio.TimerHandle | None) -> None:
+def _stop_clock(clock: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
     if clock is not None:
         clock.cancel()
+    return None
 
 
 class OncePerSecond(logging.Filter):

@@ -79,7 +79,8 @@ class Metrics:
 
     def __init__(self, load: Callable[[], tuple[int, int]]):
         self.registry = CollectorRegistry()
-        registry, times = {"registry": self.registry}, {"registry": self.registry, "buckets": SECONDS}
+        registry: dict[str, Any] = {"registry": self.registry}
+        times = registry | {"buckets": SECONDS}
         self.requests = Counter("hf_lossy_requests", "Requests by how they ended", ["end"], **registry)
         self.tokens = Counter("hf_lossy_tokens", "Tokens by what they were", ["kind"], **registry)
         self.seconds = Histogram("hf_lossy_request_seconds", "From a request to its last token", **times)

@@ -106,11 +106,11 @@ class Worker(threading.Thread):
 
     def check_settings(self) -> None:
         """Write a token with each policy. Raises: `ValueError` or `TypeError`, one line, where every request would fail."""
-        prompt, settings = self.tokenizer("a")["input_ids"] or [0], {"max_new_tokens": 1, "seed": 0}
+        prompt = self.tokenizer("a")["input_ids"] or [0]
+        settings: dict[str, Any] = {"tokenizer": self.tokenizer, "max_new_tokens": 1, "seed": 0}
         for policy in self.policies.values():
             try:
-                next(generate_many(self.target, [prompt], assistant_model=self.draft, lossy_policy=policy,
-                                   tokenizer=self.tokenizer, **settings))  # fmt: skip
+                next(generate_many(self.target, [prompt], assistant_model=self.draft, lossy_policy=policy, **settings))
             except (ValueError, TypeError):
                 raise
             except Exception as error:

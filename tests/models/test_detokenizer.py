@@ -7,7 +7,7 @@ import pytest
 from support.tokenizers_by_kind import KINDS, SPECIAL, STOP, drawn, spelled, tokenizer_of
 
 from hf_lossy_assist.models.texts import Detokenizer, continuation, pieces, special_in, special_tokens
-from hf_lossy_assist.server.texts import Text
+from hf_lossy_assist.server.detokenize import AnswerText
 
 
 COUNT = 50  # continuations of each tokenizer
@@ -34,7 +34,7 @@ def continuations(tokenizer):
 
 
 def streamed(tokenizer, prompt, new, stops, rng):
-    text, count, out = Text(tokenizer, stops, prompt), 0, []
+    text, count, out = AnswerText(tokenizer, stops, prompt), 0, []
     while count < len(new) and not text.stopped:
         count = min(count + rng.randint(1, 5), len(new))
         out.append(text.more(new[:count], last=count == len(new)))
@@ -57,7 +57,7 @@ def test_stop_texts_with_spaces_at_either_end(tokenizer):
         begin = rng.choice((0, rng.randrange(len(text) + 1)))
         stops = [stop for stop in (text[begin : begin + rng.randint(1, 4)], " zzz ", "\n ") if stop]
         end = min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))
-        assert Text(tokenizer, stops, prompt).more(new, last=True) == text[:end]
+        assert AnswerText(tokenizer, stops, prompt).more(new, last=True) == text[:end]
         assert streamed(tokenizer, prompt, new, stops, rng) == text[:end], (prompt, new, stops)
 
 
@@ -67,7 +67,7 @@ def test_a_token_at_a_time_ends_where_the_text_first_has_a_stop_text(tokenizer):
         text, place = difference(tokenizer, prompt, new), rng.randint(0, 40)
         if not (stop := text[place : place + 2]):
             continue
-        reading = Text(tokenizer, [stop], prompt)
+        reading = AnswerText(tokenizer, [stop], prompt)
         for count in range(1, len(new) + 1):
             want = stop in difference(tokenizer, prompt, new[:count])
             assert reading.stops_at(new[:count]) == want, (prompt, new, stop)
@@ -116,7 +116,7 @@ def test_a_special_token_is_a_stop_text_like_another(tokenizer, stop):
     ):
         for seed in range(4):
             assert streamed(tokenizer, prompt, new, stops, random.Random(seed)) == want, stops
-        assert Text(tokenizer, stops, prompt).more(new, last=True) == want
+        assert AnswerText(tokenizer, stops, prompt).more(new, last=True) == want
     assert special_in(tokenizer, [f"is{stop}", "zzz"]) == {tokenizer.convert_tokens_to_ids(stop): stop}
     assert special_tokens(tokenizer).keys() == set(tokenizer.added_tokens_decoder)
 
@@ -125,6 +125,6 @@ def test_bytes_that_come_to_no_character_take_no_others_back():
     """Byte fallback reads a run of bytes as one: of one that may still go wrong, nothing is shown."""
     tokenizer = tokenizer_of("llama2")
     new = spelled(tokenizer, "ab €\n") + spelled(tokenizer, "€")[:1]
-    text = Text(tokenizer, [], spelled(tokenizer, "ab"))
+    text = AnswerText(tokenizer, [], spelled(tokenizer, "ab"))
     shown = [text.more(new[:count], last=count == len(new)) for count in range(1, len(new) + 1)]
     assert "".join(shown) == difference(tokenizer, spelled(tokenizer, "ab"), new) == "ab " + "�" * 5

@@ -32,7 +32,7 @@ from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 from hf_lossy_assist.methods.specdec.fit import fit_specdec
 from hf_lossy_assist.methods.sprinter.collect import collect
-from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
+from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile

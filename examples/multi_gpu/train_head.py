@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.head import KINDS
 from hf_lossy_assist.methods.sprinter.collect import collect
-from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
-from hf_lossy_assist.methods.sprinter.figures import measure
-from hf_lossy_assist.methods.sprinter.train import FitSettings, config_of, fold_scaler, split
+from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
+from hf_lossy_assist.methods.sprinter.fit import measure
 from hf_lossy_assist.tasks.prompts import PromptText
 from hf_lossy_assist.training.dataset import label_acceptable, read_dataset
+from hf_lossy_assist.training.head_training import HeadFitSettings, fold_scaler, make_config, split_prompts
 
 
 class Logits(torch.nn.Module):
@@ -49,13 +49,14 @@ def main() -> None:
 
     accelerator = Accelerator(cpu=not torch.accelerator.is_available())
     data = args.data or collected(args.out.with_name(f"{args.out.name}.data"))
-    table, settings = read_dataset(data), FitSettings(kind="mlp", width=args.width)
+    table, settings = read_dataset(data), HeadFitSettings(kind="mlp", width=args.width)
     labels = label_acceptable(table.p, table.q, args.lam).float()
-    train, _, test = split(table.prompt, settings.seed)
+    parts = split_prompts(table.prompt, settings.seed)
+    train, test = parts["training"], parts["test"]
     mean, scale = table.features[train].mean(dim=0), table.features[train].std(dim=0).clamp(min=1e-6)
 
     torch.manual_seed(settings.seed)  # all processes begin with the same head
-    head = KINDS["mlp"](config_of(table, settings, "sprinter", f"q(x) ≤ {args.lam:g}·p(x)"))
+    head = KINDS["mlp"](make_config(table, settings, "sprinter", f"q(x) ≤ {args.lam:g}·p(x)"))
     records = TensorDataset((table.features[train] - mean) / scale, labels[train])
     model, optimizer, loader = accelerator.prepare(
         Logits(head), torch.optim.Adam(head.parameters(), lr=1e-3), DataLoader(records, args.batch_size, shuffle=True)

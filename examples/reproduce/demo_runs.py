@@ -19,14 +19,14 @@ from hf_lossy_assist.evaluation.measuring import ArmOutput, DecodingSettings, Wr
 from hf_lossy_assist.evaluation.report_sections import read_run
 from hf_lossy_assist.evaluation.results import ResultFolder
 from hf_lossy_assist.methods.sprinter.collect import collect
-from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
+from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
-from hf_lossy_assist.methods.sprinter.train import FitSettings
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
 from hf_lossy_assist.tasks.load import DemoTask, Problem
 from hf_lossy_assist.tasks.prompts import PromptText
 from hf_lossy_assist.tasks.word_problems import GAINS, LOSSES, generate_problems
+from hf_lossy_assist.training.head_training import HeadFitSettings
 
 
 VERBS = {"additions": GAINS, "subtractions": LOSSES}  # problems whose two steps both add, or both subtract
@@ -127,7 +127,7 @@ def head(settings: dict[str, Any], place: Place) -> Path:
         begun = data.with_name(data.name + ".partial").exists()
         collect(target, draft, tokenizer, texts, data, how, resume=begun, source=f"demo, {settings['variant']}")
     if not folder.exists():
-        fit_sprinter(data, folder, (), FitSettings(kind="mlp"))
+        fit_sprinter(data, folder, (), HeadFitSettings(kind="mlp"))
     return folder
 
 

@@ -137,7 +137,7 @@ def _for_head(method: str, mix: float | None, lam: float, common: dict[str, Any]
     from datasets import load_from_disk
 
     from ..methods.sprinter.collect import collect as run
-    from ..methods.sprinter.collect_settings import CollectSettings
+    from ..methods.sprinter.collect_runner import CollectSettings
 
     settings = CollectSettings(lam=lam, **common, **_recorded(method, mix))
 

@@ -57,11 +57,11 @@ def fit_sprinter(
     """
     needs("train", "datasets", "sklearn", "matplotlib")
     from ..methods.sprinter.fit import fit_sprinter as run
-    from ..methods.sprinter.train import FitSettings
     from ..training.head_quality import format_share as share
+    from ..training.head_training import HeadFitSettings
 
     fitted, reports = run(
-        data, out, lam or (), FitSettings(kind=head, balance=balance, seed=seed, **width_of(head, width))
+        data, out, lam or (), HeadFitSettings(kind=head, balance=balance, seed=seed, **width_of(head, width))
     )
     copy_names(data, out)
     kinds = reports[0].auroc_by_kind
@@ -105,9 +105,9 @@ def fit_specdec(
     needs("train", "datasets", "sklearn", "matplotlib")
     check_number("--weight", weight, 1e-3, 1e3)
     from ..methods.specdec.fit import fit_specdec as run
-    from ..methods.sprinter.train import FitSettings
+    from ..training.head_training import HeadFitSettings
 
-    settings = FitSettings(kind=head, seed=seed, **width_of(head, width))
+    settings = HeadFitSettings(kind=head, seed=seed, **width_of(head, width))
     fitted, report = run(data, out, settings, weight=weight, calibrated=calibrated)
     copy_names(data, out)
     if report.thresholds:

@@ -22,7 +22,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def compute_roc(scores: Any, labels: Any, auroc: float) -> tuple[Any, Any, float]:
-    """Compute the curve that `write_roc` draws from probabilities (N,) and labels (N,) bool, thinned to 500 points."""
+    """Compute the curve that `draw_roc` draws from probabilities (N,) and labels (N,) bool, thinned to 500 points."""
     from sklearn.metrics import roc_curve
 
     false_positive, true_positive, _ = roc_curve(labels, scores)
@@ -38,19 +38,13 @@ def encode_as_uri(figure: Figure) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(text.getvalue()).decode()
 
 
-def write_roc(
+def draw_roc(
     curves: Mapping[str, tuple[Any, Any, float]],
-    path: Path,
     title: str = "ROC of the verifier",
     xlabel: str = "false-positive rate $\\eta_{FP}$",
     ylabel: str = "true-positive rate $\\eta_{TP}$",
-) -> None:
-    """Write the plot of `draw_roc`. The defaults make the SPRINTER paper's Figure 3."""
-    save_figure(draw_roc(curves, title, xlabel, ylabel), path)
-
-
-def draw_roc(curves: Mapping[str, tuple[Any, Any, float]], title: str, xlabel: str, ylabel: str) -> Figure:
-    """Plot of each classifier, by its name, false-positive and true-positive rates (arrays) and their AUROC."""
+) -> Figure:
+    """Plot the rates (two arrays) of classifiers by name, with their AUROC. The defaults make the SPRINTER paper's Figure 3."""
     figure, axes = _make_square(title, xlabel, ylabel)
     axes.plot([0, 1], [0, 1], "--", color="gray", label="chance (0.50)")
     for name, (false_positive, true_positive, auroc) in curves.items():
@@ -60,21 +54,16 @@ def draw_roc(curves: Mapping[str, tuple[Any, Any, float]], title: str, xlabel: s
     return figure
 
 
-def write_reliability(
+def draw_reliability(
     points: Sequence[tuple[float, float, int]],
-    path: Path,
     ylabel: str = "share acceptable",
     title: str = "Reliability of the verifier",
-) -> None:
-    """Write the plot of `draw_reliability`."""
-    save_figure(draw_reliability(points, ylabel, title), path)
-
-
-def draw_reliability(
-    points: Sequence[tuple[float, float, int]], ylabel: str, title: str, intervals: Sequence[tuple[float, float]] = ()
+    intervals: Sequence[tuple[float, float]] = (),
 ) -> Figure:
-    """Plot whether V means what it says: the mean of V, the share that was acceptable and the number of records of each bin, and
-    the `intervals` (low, high) of the shares."""
+    """Plot whether probabilities come true: of each bin the mean, the share with the label and the number of records.
+
+    `intervals`: (low, high) of the shares.
+    """
     figure, axes = _make_square(title, "mean V of the bin", ylabel)
     axes.plot([0, 1], [0, 1], "--", color="gray", label="calibrated")
     axes.plot([v for v, _, _ in points], [share for _, share, _ in points], "o-", label="held-out prompts")
@@ -89,7 +78,7 @@ def draw_reliability(
 def draw_speed_and_quality(
     points: Sequence[tuple[str, float, float, tuple[float, float] | None]], ylabel: str
 ) -> Figure:
-    """Plot of each policy, by its name, tokens per second, a share, and the share's interval; names stand below."""
+    """Plot each policy's tokens per second against a share with its interval; the names stand below."""
     figure = Figure(figsize=(5, 3.4 + 0.22 * len(points)), layout="constrained")
     axes = figure.add_subplot(xlabel="tokens per second", ylabel=ylabel)
     for number, (name, speed, share, interval) in enumerate(points):

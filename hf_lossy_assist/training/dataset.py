@@ -1,9 +1,6 @@
-"""The dataset of verifier data: its columns, its folder, and how it is read."""
+"""Write and read the dataset of drafted tokens that heads of SPRINTER and SpecDec++ are fitted to."""
 
-import json
-import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +12,11 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from ..artifacts.cards import TEMPLATES, escape
 from ..artifacts.conditions import check_decoding
 from ..artifacts.features import FeatureSpec
-from ..artifacts.files import new_folder, write_text
-from ..artifacts.json_io import read_object
 from ..models.identity import ModelIdentity
 from ..registry import find_method_for_head
-from ..validation import MOST_FACTOR, check_int, check_number
-from .resumable import WHOLE, check_entries, check_files, clear, compute_key, read_part, seal_dataset
+from ..validation import MOST, MOST_FACTOR, check_int, check_number, one_line
+from .finished import check_entries, check_files, finish_dataset, load_rows, open_dataset
+from .resumable import compute_key, name_shard, read_part
 
 
 KINDS = ("original", "draft", "target", "mixed")  # SPRINTER's
@@ -52,9 +48,6 @@ def make_schema(hidden_size: int, kinds: Sequence[str] = KINDS) -> Any:
     )
 
 
-# -- writing ------------------------------------------------------------------------------------------------------------
-
-
 def make_data_card(facts: dict[str, Any], data: Any) -> str:
     """Return the README.md of a dataset, as text."""
     facts = escape(facts)
@@ -80,22 +73,15 @@ def assemble(out: Path, part: Path, facts: dict[str, Any], count: int) -> None:
     from datasets import Dataset, concatenate_datasets
 
     key = compute_key(part / RECORD)
-    with new_folder(part / WHOLE) as folder:
-        cache, files = folder / "cache", [part / f"{number:05d}.parquet" for number in range(count)]
-        for file in files:
-            if read_part(file, key) is None:
-                raise ValueError(f"{file} is missing: resume")
-        data = concatenate_datasets([Dataset.from_parquet(str(file), cache_dir=str(cache)) for file in files])
-        data.save_to_disk(str(folder))
-        facts = facts | {"files": seal_dataset(folder)}
-        write_text(folder / RECORD, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
-        write_text(folder / "README.md", make_data_card(facts, data))
-        shutil.rmtree(cache)
-    os.rename(part / WHOLE, out)
-    clear(part, RECORD)
+    files = [part / name_shard(number, "parquet") for number in range(count)]
+    for file in files:
+        if read_part(file, key) is None:
+            raise ValueError(f"{file} is missing: resume")
 
+    def make(cache: Path) -> Any:
+        return concatenate_datasets([Dataset.from_parquet(str(file), cache_dir=str(cache)) for file in files])
 
-# -- reading ------------------------------------------------------------------------------------------------------------
+    finish_dataset(out, part, RECORD, facts, make, make_data_card)
 
 
 @dataclass
@@ -136,28 +122,26 @@ def read_dataset(path: str | Path) -> VerifierDataset:
     Raises: `ValueError`, one line, where the folder is another thing, unfinished or damaged.
     """
     path = Path(path)
-    if not (path / RECORD).is_file():
-        hint = (
-            f" ({path}.partial is unfinished: hf-lossy collect --resume)" if Path(f"{path}.partial").is_dir() else ""
-        )
-        raise ValueError(f"{path} is no dataset of hf-lossy collect: no {RECORD} in it{hint}")
-    facts = read_object(path / RECORD, "an object, the record of a collection")
+    facts = open_dataset(path, RECORD, "hf-lossy collect")
     _check_record(facts, path / RECORD)
     check_files(path, facts)
     kinds, column = _read_columns(path)
-    check_records(column, kinds, f"{path}: ")
     if column["features"].shape[1:] != (facts["hidden_size"],):
         raise ValueError(
             f"{path} holds {column['features'].shape[-1]} numbers of each state, and its {RECORD} says {facts['hidden_size']}: collect it "
             "again"
         )
-    if not (column["features"].isfinite().all() and (column["position"] >= 0).all()):
-        raise ValueError(f"{path} holds states that are NaN or infinite, or numbers below 0: collect it again")
+    if not column["features"].isfinite().all():
+        raise ValueError(f"{path} holds states that are NaN or infinite: collect it again")
     vocabulary = max(ModelIdentity.from_dict(facts[name]).vocab_size for name in ("target", "draft"))
-    for name, most in (("token", vocabulary), ("prompt", facts["prompts"])):
-        if len(column[name]) and not 0 <= column[name].min() <= column[name].max() < most:
+    highest = dict.fromkeys(("p", "q", "distance"), 1 + ROUNDING) | {
+        "kind": len(kinds) - 1, "position": MOST, "token": vocabulary - 1, "prompt": facts["prompts"] - 1,
+    }  # fmt: skip
+    for name, high in highest.items():
+        values = column[name]
+        if not ((values >= 0) & (values <= high)).all():  # NaN too, which every comparison takes for a label
             raise ValueError(
-                f"{path}: {name} is from {column[name].min()} to {column[name].max()}, expected 0 to {most - 1}: collect it again"
+                f"{path}: {name} is from {values.min()} to {values.max()}, expected 0 to {high:.0f}: collect it again"
             )
     return VerifierDataset(
         features=column["features"].float(),
@@ -168,31 +152,18 @@ def read_dataset(path: str | Path) -> VerifierDataset:
     )
 
 
-def check_records(columns: Mapping[str, torch.Tensor], kinds: Sequence[str], where: str) -> None:
-    """Refuse records whose p, q or distance is no probability, NaN for example, which every comparison takes for a label."""
-    for name in ("p", "q", "distance"):
-        value = columns[name]
-        if not ((value >= 0) & (value <= 1 + ROUNDING)).all():
-            raise ValueError(f"{where}{name} is not from 0 to 1 everywhere: collect or fit it again")
-    if not ((columns["kind"] >= 0) & (columns["kind"] < len(kinds))).all():
-        raise ValueError(f"{where}kind is not from 0 to {len(kinds) - 1} everywhere: collect or fit it again")
-
-
 def _read_columns(path: Path) -> tuple[list[str], dict[str, torch.Tensor]]:
     """Return the names of the kinds of rows, and every column."""
-    from datasets import load_from_disk
-
+    data = load_rows(path)
     try:
-        data = load_from_disk(str(path))
-        kinds = data.features["kind"].names
-        data = data.with_format("numpy")
-        return kinds, {
-            name: torch.from_numpy(np.stack(data[name][:]) if name == "features" else np.asarray(data[name][:]))
-            for name in make_schema(1)
-        }
-    except Exception as error:  # `datasets` raises whatever its reader meets in a damaged file
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ValueError(f"{path} cannot be read ({reason}): collect it again") from None
+        kinds, data = data.features["kind"].names, data.with_format("numpy")
+        columns = {name: data[name][:] for name in make_schema(1)}
+        columns["features"] = np.stack(columns["features"])
+        return kinds, {name: torch.from_numpy(np.asarray(values)) for name, values in columns.items()}
+    except Exception as error:
+        raise ValueError(
+            f"{path} cannot be read ({one_line(f'{type(error).__name__}: {error}')}): collect it again"
+        ) from None
 
 
 def _check_record(facts: dict[str, Any], where: Path) -> None:

@@ -88,15 +88,13 @@ ALONE = Processes()
 
 
 class Lock:
-    """The right to write a folder, held from `acquire` to `release`. Meanwhile two hidden files lie beside the folder: the lock, and who holds it."""
+    """The right to write a folder, from `acquire` to `release`. Meanwhile two hidden files lie beside it: the lock, and its holder."""
 
     def __init__(self, folder: Path):
-        """`folder`: need not exist."""
         self.folder = folder
         self.file = folder.with_name(f".{folder.name}.lock")
-        self.holder = folder.with_name(
-            f"{self.file.name}.json"
-        )  # another file: on Windows a locked one cannot be read
+        # Another file: on Windows a locked one cannot be read.
+        self.holder = folder.with_name(f"{self.file.name}.json")
         self._lock = FileLock(self.file, thread_local=False)  # a finalizer may run in any thread
 
     def acquire(self) -> None:
@@ -105,22 +103,15 @@ class Lock:
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            holder = self._holder()
-            there = f" ({holder})" if holder else ""
-            raise ValueError(
-                f"another process is at {self.folder}{there}: wait for it, or choose another --out"
-            ) from None
+            holder = f"{self.folder}{self._describe_holder()}"
+            raise ValueError(f"another process is at {holder}: wait for it, or choose another --out") from None
         except NotImplementedError:
             warnings.warn(
                 f"the file system of {self.folder.parent} has no locks: see to it that no other process writes {self.folder}",
                 stacklevel=2,
             )
-        facts = {
-            "pid": os.getpid(),
-            "host": platform.node(),
-            "since": datetime.now().astimezone().isoformat(" ", "seconds"),
-        }
-        write_text(self.holder, json.dumps(facts) + "\n")
+        since = datetime.now().astimezone().isoformat(" ", "seconds")
+        write_text(self.holder, json.dumps({"pid": os.getpid(), "host": platform.node(), "since": since}) + "\n")
 
     def release(self) -> None:
         """Release the lock and remove its files; do nothing if it is not held."""
@@ -131,10 +122,11 @@ class Lock:
             self.file.unlink(missing_ok=True)
         self._lock.release()
 
-    def _holder(self) -> str:
-        """Return the process that holds the lock; nothing where it has not written that down yet."""
+    def _describe_holder(self) -> str:
+        """Return " (…)" of the process that holds the lock; nothing where it has not written that down yet."""
         try:
             facts = read_object(self.holder)
         except (OSError, ValueError):
             return ""
-        return one_line(f"pid {facts.get('pid')} on {facts.get('host')}, since {facts.get('since')}")
+        pid, host, since = (facts.get(name) for name in ("pid", "host", "since"))
+        return f" ({one_line(f'pid {pid} on {host}, since {since}')})"

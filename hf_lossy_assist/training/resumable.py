@@ -1,4 +1,4 @@
-"""Run long jobs that can be killed and resumed: the folder of an unfinished run, its record, parts sealed by checksums, and the finished dataset.
+"""Run long jobs that can be killed and resumed: the folder of an unfinished run, its record and its sealed parts.
 
 A part is a file (`write_part`) or a line of a file (`seal_line`). Its seal is a SHA-256 over its content, its name and the run's record,
 so a flipped byte, two swapped files and a file of another run are all found before anything is made of them."""
@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,16 @@ from .processes import ALONE, Lock, Processes
 WHOLE = "whole"  # where the dataset is put together, inside the folder of the unfinished run
 SEAL = ".sha256"  # behind the name of a part: the file with its seal
 FREE = ("source", "served_at")  # entries of a record that may differ when a run is gone on with
-# What runs write: parts and their seals, the folder in which a dataset is put together, and what that holds beside its record.
+# The names of parts and their seals, of the folder in which a dataset is put together, and of its files beside the record.
 _PART = re.compile(r"(\d{5,}\.(parquet|jsonl|safetensors)|\d+-\d{6,}\.safetensors)(\.sha256)?|\d{5,}\.part")
 _UNFINISHED = re.compile(rf"\.{WHOLE}\.\w{{8}}")
 _DATASET = re.compile(r"data-\d+-of-\d+\.arrow|state\.json|dataset_info\.json|README\.md")
 LATER = ("found", "files")  # entries that only a finished run has
+DAMAGED = "is damaged, or of another run (its SHA-256 is not the recorded one): delete it and resume"
 
 
 def folders(out: str | Path) -> tuple[Path, Path]:
-    """Return the folder of a run's outcome, and beside it that of the unfinished run. `ValueError`, one line, for a path without a name."""
+    """Return the folder of a run's outcome and that of the unfinished run. `ValueError`, one line, for a path without a name."""
     out = Path(out)
     if out.name in ("", ".."):
         raise ValueError(f"--out: expected the name of a new folder, got {shown(str(out))}")
@@ -64,7 +65,7 @@ def prepare(out: Path, part: Path, facts: dict[str, Any], resume: bool, record: 
                 f"{part} is to hold the unfinished run, and it has other files and no {record}: {listed(sorted(others), 5)}; choose "
                 "another --out, or move them"
             )
-        write_text(written, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+        write_record(written, facts)
     for left in list(part.iterdir()):
         if left.suffix == ".part" and _is_run_file(left, record):
             left.unlink()
@@ -154,6 +155,11 @@ def _flatten(facts: dict[str, Any], where: Path) -> dict[str, Any]:
     return {**facts, **settings}
 
 
+def write_record(file: Path, facts: dict[str, Any]) -> None:
+    """Write the record of a run."""
+    write_text(file, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+
+
 def read_record(file: Path) -> dict[str, Any]:
     """Read the record that a run was started with."""
     try:
@@ -170,24 +176,21 @@ def compute_key(record: Path) -> str:
 
 def write_part(file: Path, data: bytes, key: str) -> None:
     """Write a part and, before it, its seal: a part without one was never finished."""
-    write_text(_name_seal(file), _compute_seal(file.name, data, key) + "\n")
+    write_text(file.with_name(file.name + SEAL), _compute_seal(file.name, data, key) + "\n")
     write_bytes(file, data)
 
 
 def read_part(file: Path, key: str) -> bytes | None:
     """Read a finished part; None if it is still to be made. `ValueError`, one line, if its bytes are not those written."""
-    if not file.is_file() or not _name_seal(file).is_file():
+    seal = file.with_name(file.name + SEAL)
+    if not file.is_file() or not seal.is_file():
         return None
     data = file.read_bytes()
     expected = _compute_seal(file.name, data, key).encode()
-    with open(
-        _name_seal(file), "rb"
-    ) as seal_dataset:  # no more than a seal has: somebody else's file may be of any size
-        found = seal_dataset.read(len(expected) + 2)
+    with open(seal, "rb") as lines:  # no more than a seal has: somebody else's file may be of any size
+        found = lines.read(len(expected) + 2)
     if found.strip() != expected:
-        raise ValueError(
-            f"{file} is damaged, or of another run (its SHA-256 is not the recorded one): delete it and resume"
-        )
+        raise ValueError(f"{file} {DAMAGED}")
     return data
 
 
@@ -204,13 +207,7 @@ def open_sealed_line(line: bytes, where: str, key: str) -> dict[str, Any]:
             return value
     except ValueError:
         pass
-    raise ValueError(
-        f"{where} is damaged, or of another run (its SHA-256 is not the recorded one): delete it and resume"
-    )
-
-
-def _name_seal(file: Path) -> Path:
-    return file.with_name(file.name + SEAL)
+    raise ValueError(f"{where} {DAMAGED}")
 
 
 def _encode(value: dict[str, Any]) -> bytes:
@@ -221,72 +218,7 @@ def _compute_seal(name: str, data: bytes, key: str) -> str:
     return hashlib.sha256(f"{key}\0{name}\0".encode() + data).hexdigest()
 
 
-STATE = "state.json"  # of `datasets`: which files hold the rows
-BESIDE = (STATE, "dataset_info.json")  # what `datasets` writes beside them; version 0.1.0 did not seal it
-AGAIN = "make the dataset again"
-
-
-def seal_dataset(folder: Path) -> dict[str, str]:
-    """`digests` of a dataset that `datasets` has just written, the same for the same rows.
-
-    `datasets` draws the fingerprint, by which it names cached files, at random: it becomes one of the rows' own.
-    """
-    rows = "".join(_hash_file(file) for file in sorted(folder.glob("*.arrow")))
-    state = read_object(folder / STATE) | {"_fingerprint": hashlib.sha256(rows.encode()).hexdigest()[:16]}
-    write_text(folder / STATE, json.dumps(state, indent=2) + "\n")
-    return hash_files(folder)
-
-
-def hash_files(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a finished dataset that is read again, by its name."""
-    files = [*folder.glob("*.arrow"), *(folder / name for name in BESIDE)]
-    return {file.name: _hash_file(file) for file in sorted(files)}
-
-
-def check_files(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Refuse a finished dataset whose files are not those that its record names, or that reads others than these."""
-    recorded = facts.get("files")
-    if not isinstance(recorded, dict):
-        given = "none" if recorded is None else shown(recorded)
-        raise ValueError(f"{folder}: files: expected the SHA-256 of each file in the record, got {given}: {AGAIN}")
-    for name, digest in recorded.items():
-        file = folder / Path(name).name
-        if not file.is_file() or _hash_file(file) != digest:
-            raise ValueError(f"{file} is damaged (its SHA-256 is not the recorded one): {AGAIN}")
-    for name in _list_data_files(folder / STATE):
-        if name not in recorded:  # of another folder, it may be
-            raise ValueError(f"{folder / STATE} names the file {shown(name)}, which the record does not: {AGAIN}")
-
-
-def _list_data_files(state: Path) -> list[str]:
-    """Return the files that `datasets` would take the rows from."""
-    if not state.is_file():
-        raise ValueError(f"{state} is missing: {AGAIN}")
-    files = read_object(state, "an object, the files of a dataset").get("_data_files")
-    named = isinstance(files, list) and all(isinstance(f, dict) and isinstance(f.get("filename"), str) for f in files)
-    if not isinstance(files, list) or not named:
-        raise ValueError(f"{state}: _data_files: expected the names of files, got {shown(files)}: {AGAIN}")
-    return [file["filename"] for file in files]
-
-
-def check_entries(facts: Mapping[str, Any], kinds: Mapping[str, Any], where: Path) -> None:
-    """Refuse a record that lacks one of the entries `kinds`, or has another type there."""
-    for name, kind in kinds.items():
-        if name not in facts:
-            raise ValueError(f"{where} does not say its {name}: {AGAIN}")
-        if not isinstance(facts[name], kind) or (isinstance(facts[name], bool) and kind is not bool):
-            raise ValueError(f"{where}: {name}: got {shown(facts[name])}: {AGAIN}")
-
-
-def _hash_file(file: Path) -> str:
-    with open(file, "rb") as data:
-        sha = hashlib.sha256()
-        while block := data.read(2**20):
-            sha.update(block)
-    return sha.hexdigest()
-
-
-Tell = Callable[[float], None]  # what share of a batch is done
+Tell = Callable[[float], None]  # is given the share of a batch that is done
 
 
 def name_shard(number: int, ending: str) -> str:
@@ -297,10 +229,9 @@ def name_shard(number: int, ending: str) -> str:
 def write_shards(
     record: Path, count: int, ending: str, make: Callable[[int, Tell], bytes], processes: Processes, seed: int, device: torch.device
 ) -> None:  # fmt: skip
-    """Have `make(number, tell)` give what is in each of `count` files beside `record` that this process shall write and nobody has written.
+    """Write this process's share of `count` files beside `record`, but for those that are there; `make(number, tell)` returns their bytes.
 
-    Each has random numbers that depend on `seed` and its number alone, so a run that was killed and gone on with gives the same files. `tell`
-    moves the bar by the share of a file that is done.
+    Random numbers depend on `seed` and the file's number alone, so a resumed run gives the same files. `tell` moves the bar within a file.
     """
     key, part, numbers = compute_key(record), record.parent, processes.share(range(count))
     with Bar(len(numbers), "collecting", "batches", quiet=not processes.first) as bar:

@@ -12,7 +12,7 @@ from hf_lossy_assist.cli._runs import _Within
 from hf_lossy_assist.methods.autojudge import mine as mining
 from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 from hf_lossy_assist.methods.sprinter import collect as collecting
-from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
+from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sv import sampling
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.terminal import Bar

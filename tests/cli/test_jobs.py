@@ -23,7 +23,7 @@ from hf_lossy_assist.methods.autojudge.fit_checks import check_models
 from hf_lossy_assist.methods.autojudge.hidden_states import read_mined
 from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
 from hf_lossy_assist.methods.sprinter import collect as collecting
-from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
+from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sv import profiling
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.models import identity

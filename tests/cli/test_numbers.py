@@ -23,12 +23,12 @@ from hf_lossy_assist.cli import app
 from hf_lossy_assist.filters import FILTERS
 from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
 from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
-from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
-from hf_lossy_assist.methods.sprinter.train import FitSettings
+from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.registry import KINDS, list_entries
 from hf_lossy_assist.rules import RULES
 from hf_lossy_assist.stops import STOPS
+from hf_lossy_assist.training.head_training import HeadFitSettings
 from hf_lossy_assist.validation import shown
 
 
@@ -148,7 +148,7 @@ def test_a_policy_file(tmp_path, number):
         )
 
 
-SETTINGS = [CollectSettings, MineSettings, ProfileSettings, FitSettings, JudgeSettings, FeatureSpec, HeadConfig]
+SETTINGS = [CollectSettings, MineSettings, ProfileSettings, HeadFitSettings, JudgeSettings, FeatureSpec, HeadConfig]
 
 
 @pytest.mark.parametrize("cls", SETTINGS, ids=lambda cls: cls.__name__)

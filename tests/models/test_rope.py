@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from hf_lossy_assist.methods.sprinter.collect import collect
-from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
+from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.models.compat import CACHE, cache_of
 from hf_lossy_assist.models.quirks.attention import with_few_heads
 from hf_lossy_assist.models.quirks.rope import ChangingRope

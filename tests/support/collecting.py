@@ -9,7 +9,7 @@ from datasets import load_from_disk
 
 from hf_lossy_assist import demo
 from hf_lossy_assist.methods.sprinter.collect import collect
-from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
+from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.tasks.prompts import PromptText
 from support import small, tiny
 

@@ -7,7 +7,7 @@ from typing import Any
 from datasets import Dataset
 
 from hf_lossy_assist.training.dataset import VerifierDataset, make_schema
-from hf_lossy_assist.training.resumable import hash_files
+from hf_lossy_assist.training.finished import hash_files
 
 
 H = 6

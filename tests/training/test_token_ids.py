@@ -12,7 +12,7 @@ from support.fitting import record
 from hf_lossy_assist.methods.eagle3 import collect as eagle3
 from hf_lossy_assist.methods.eagle3.data import Texts
 from hf_lossy_assist.methods.sprinter.collect import collect
-from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
+from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.training.dataset import RECORD, read_dataset
 from hf_lossy_assist.training.resumable import compute_key, write_part
 

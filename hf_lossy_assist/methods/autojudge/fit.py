@@ -120,12 +120,12 @@ def _parts(mined: MinedTable, y: np.ndarray, problem: np.ndarray, settings: Judg
 
 def _write(out: Path, fitted: Head, folds: Sequence[Head], plots: dict[str, tuple[str, dict[str, Any]]]) -> None:
     """The folder: the head, its card, the plots (by file name: what they compare, the curves) and the folds' heads."""
-    from ...training.charts import write_roc
+    from ...training.charts import draw_roc, save_figure
 
     axes = "unimportant tokens rejected", "important tokens rejected"
     with new_folder(out) as folder:
         for name, (what, curves) in plots.items():
-            write_roc(curves, folder / name, f"ROC of the judge{what}", *axes)
+            save_figure(draw_roc(curves, f"ROC of the judge{what}", *axes), folder / name)
         fitted.write(folder)
         write_card(head_card(fitted.config, plots=list(plots)), folder / "README.md")
         for k, head in enumerate(folds):

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...artifacts.conditions import check_decoding
 from ...models.identity import ModelIdentity, check_weights, named_int8, tokenizer_hash
-from ...training.resumable import check_entries
+from ...training.finished import check_entries
 from ...validation import check_flag, check_int, shown
 from .hidden_states import MinedTable
 from .splits import Parts

@@ -18,7 +18,7 @@ from huggingface_hub.utils import tqdm
 from ...artifacts.features import FeatureSpec, FeatureTap
 from ...artifacts.json_io import read_object
 from ...models.recurrent.layers import keeps_states
-from ...training.resumable import check_files
+from ...training.finished import check_files
 from ...validation import MOST, shown
 from .at_once import AtOnce
 from .mined import RECORD, why_nothing

@@ -13,7 +13,8 @@ from ...artifacts.cards import TEMPLATES, escape
 from ...artifacts.files import new_folder, write_text
 from ...models.identity import ModelIdentity
 from ...models.texts import continuation
-from ...training.resumable import WHOLE, clear, compute_key, open_sealed_line, seal_dataset, seal_line
+from ...training.finished import seal_dataset
+from ...training.resumable import WHOLE, clear, compute_key, open_sealed_line, seal_line
 from ...validation import listed
 from .search import Mined, Mismatch
 

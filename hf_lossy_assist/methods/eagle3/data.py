@@ -12,7 +12,8 @@ from safetensors import safe_open
 
 from ...models.identity import ModelIdentity, check_weights, dtype_of
 from ...models.layer_states import LayerStates
-from ...training.resumable import check_entries, compute_key, name_shard, read_part, read_record
+from ...training.finished import check_entries
+from ...training.resumable import compute_key, name_shard, read_part, read_record
 from ...validation import check_int, shown
 from .collect import RECORD, SHARDS, CollectSettings
 from .heard import states_of

@@ -1,58 +1,62 @@
-"""Fit SpecDec++'s acceptance head to a collected dataset, and say on held-out prompts how good it is.
+"""Fit SpecDec++'s acceptance head to a collected dataset, and measure it on held-out prompts.
 
 Huang et al., §3.2 (huggingface.co/papers/2405.19715): binary cross entropy with the acceptance probability min(1, p/q) as a soft label, a
 refusal weighing more than an acceptance. Their head is a residual network; here it is any `Head`, trained with early stopping as SPRINTER's is.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...artifacts.cards import head_card, write_card
 from ...artifacts.files import check_new, new_folder
 from ...artifacts.head import Head
-from ...artifacts.head_config import HeadConfig
 from ...stats.auroc import auroc
-from ...training.charts import write_reliability
 from ...training.dataset import VerifierDataset, read_dataset
 from ...training.head_quality import Evidence
+from ...training.head_training import (
+    HeadFitSettings,
+    describe_training,
+    make_config,
+    split_prompts,
+    train_head,
+    write_head,
+)
 from ...validation import check_number
-from ..sprinter.train import FitSettings, config_of, split, train_head
 
 
 WEIGHT = 6.0  # of a refusal in the loss; the paper tries 1, 3, 6 and 12
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 LONGEST = 20  # tokens of a replayed draft
-SETTINGS = FitSettings(kind="mlp")  # `balance` is SPRINTER's; here `weight` says what a refusal weighs
+SETTINGS = HeadFitSettings(kind="mlp")  # `balance` is SPRINTER's; here `weight` says what a refusal weighs
 
 
 @dataclass
 class SpecDecReport:
-    """What a fitted head does on the prompts that were kept aside."""
+    """The figures of a fitted head on held-out prompts."""
 
-    evidence: Evidence  # what the figures are of, and the AUROC with its interval
+    evidence: Evidence  # with the AUROC and its interval
     brier: float
     kl: float  # mean of KL(label ‖ head) in nats, the authors' own figure
     acceptance: float  # mean label
     thresholds: list[dict[str, float]]  # threshold, drafted, accepted: tokens a round, by replay
-    reliability: list[tuple[float, float, int]] = field(default_factory=list)  # (mean said, mean label, records)
+    reliability: list[tuple[float, float, int]] = field(default_factory=list)  # (mean output, mean label, records)
 
     @property
     def auroc(self) -> float:
-        """Of coins that fall as the labels say."""
+        """The AUROC of coins that fall as the labels say."""
         return self.evidence.auroc.value
 
 
-def labels_of(table: VerifierDataset) -> torch.Tensor:
-    """The probability that strict acceptance keeps each drafted token, min(1, p/q), (N,) float32."""
+def compute_labels(table: VerifierDataset) -> torch.Tensor:
+    """Return the probability that strict acceptance keeps each drafted token, min(1, p/q), (N,) float32."""
     return (table.p / table.q).clamp(max=1.0)
 
 
 def fit_head(
-    table: VerifierDataset, settings: FitSettings = SETTINGS, weight: float = WEIGHT, calibrated: bool = True
+    table: VerifierDataset, settings: HeadFitSettings = SETTINGS, weight: float = WEIGHT, calibrated: bool = True
 ) -> tuple[Head, SpecDecReport]:
     """Fit one head.
 
@@ -66,31 +70,23 @@ def fit_head(
     Raises: `ValueError` where all tokens of a part of the split are accepted, or none is.
     """
     check_number("--weight", weight, 1e-3, 1e3)
-    y = labels_of(table)
-    parts = split(table.prompt, settings.seed)
-    for name, part in zip(("training", "early stopping", "test"), parts, strict=True):
+    y = compute_labels(table)
+    parts = split_prompts(table.prompt, settings.seed)
+    for name, part in parts.items():
         if not 0 < float(y[part].mean()) < 1:
             raise ValueError(f"the target accepts all or none of the {name} prompts' tokens; collect more prompts")
-    train, valid, test = parts
     each = y + weight * (1 - y)  # one record of weight `each` and label y/`each` has the two terms of the loss
-    config = config_of(table, settings, "specdec", "min(1, p(x)/q(x))")
-    head = train_head(config, table.features, y / each, each / each[train].mean(), (train, valid), settings)
+    config = make_config(table, settings, "specdec", "min(1, p(x)/q(x))")
+    head = train_head(config, table.features, y / each, each / each[parts["training"]].mean(), parts, settings)
     if calibrated:
         with torch.no_grad():
             head.linear.bias += float(np.log(weight))  # type: ignore[union-attr, operator]
-    report = measure(head, table.of(test))
+    report = measure(head, table.of(parts["test"]))
     how = f"a refusal weighs {weight:g}" + (", intercept moved back" if calibrated else "")
-    facts = table.facts
-    training = {
-        "prompts": facts["source"] or "not named",
-        "number_of_prompts": facts["prompts"],
-        "tokens": "{} for training, {} for early stopping, {} for the figures; no prompt in two parts".format(
-            *(int(part.sum()) for part in parts)
-        ),
-        "prefixes": f"the draft's text with {facts['settings']['mix']:.0%} of its tokens replaced by the target's",
-        "loss": f"binary cross entropy with soft labels, {how}; Adam, learning rate {settings.learning_rate:g}, early stopping",
-        "seed": settings.seed,
-    }
+    loss = (
+        f"binary cross entropy with soft labels, {how}; Adam, learning rate {settings.learning_rate:g}, early stopping"
+    )
+    prefixes = f"the draft's text with {table.facts['settings']['mix']:.0%} of its tokens replaced by the target's"
     metrics = {
         **report.evidence.metrics(),
         "brier": report.brier,
@@ -98,42 +94,42 @@ def fit_head(
         "acceptance_rate": report.acceptance,
         "thresholds": report.thresholds,
     }
-    head.config = HeadConfig(**(vars(head.config) | {"training": training, "metrics": metrics}))
+    training = describe_training(table, settings, parts, prefixes, loss)
+    head.config = replace(head.config, training=training, metrics=metrics)
     return head, report
 
 
 @torch.no_grad()
 def measure(head: Head, table: VerifierDataset) -> SpecDecReport:
-    """AUROC and Brier score of coins that fall as the labels say, KL, reliability, and replayed rounds."""
-    said, y = head(table.features).double().numpy(), labels_of(table).double().numpy()
+    """Measure AUROC and Brier score of coins that fall as the labels say, KL, reliability, and replayed rounds."""
+    a, y = head(table.features).double().numpy(), compute_labels(table).double().numpy()
     expected = round(float(y.sum()))
-    bins = np.minimum((said * 10).astype(int), 9)
+    bins = np.minimum((a * 10).astype(int), 9)
     return SpecDecReport(
         evidence=Evidence(
-            auroc=auroc(said, y, table.prompt.numpy()),
+            auroc=auroc(a, y, table.prompt.numpy()),
             texts=table.prompt.unique().numel(),
             unit="prompt",
             counts={"rejected": len(y) - expected, "accepted": expected},
             missing=dict.fromkeys(("rejected", "accepted"), "collect more prompts or longer texts"),
         ),
-        brier=float((y * (1 - said) ** 2 + (1 - y) * said**2).mean()),
-        kl=float((_kl_term(y, said) + _kl_term(1 - y, 1 - said)).mean()),
+        brier=float((y * (1 - a) ** 2 + (1 - y) * a**2).mean()),
+        kl=float((_compute_kl_term(y, a) + _compute_kl_term(1 - y, 1 - a)).mean()),
         acceptance=float(y.mean()),
-        thresholds=replay(table, said, y),
+        thresholds=replay(table, a, y),
         reliability=[
-            (float(said[bins == b].mean()), float(y[bins == b].mean()), int((bins == b).sum()))
-            for b in np.unique(bins)
+            (float(a[bins == b].mean()), float(y[bins == b].mean()), int((bins == b).sum())) for b in np.unique(bins)
         ],
     )
 
 
-def _kl_term(y: np.ndarray, said: np.ndarray) -> np.ndarray:
-    """y·log(y/said), 0 where y is."""
-    return np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / said.clip(1e-12)), 0.0)
+def _compute_kl_term(y: np.ndarray, a: np.ndarray) -> np.ndarray:
+    """Return y·log(y/a), 0 where y is."""
+    return np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / a.clip(1e-12)), 0.0)
 
 
-def replay(table: VerifierDataset, said: np.ndarray, y: np.ndarray) -> list[dict[str, float]]:
-    """For each threshold h, how many tokens a round drafts and how many of them are accepted on average.
+def replay(table: VerifierDataset, a: np.ndarray, y: np.ndarray) -> list[dict[str, float]]:
+    """Return the mean number of tokens that a round drafts, and of those accepted, for each threshold h.
 
     A round starts at every position with `LONGEST` more behind it in its row. Token k ends it (k ≥ 2, for a token is judged one step
     late) where 1 − a_1 ⋯ a_{k−1} > h; y_1 + y_1·y_2 + … of its tokens are accepted.
@@ -144,7 +140,7 @@ def replay(table: VerifierDataset, said: np.ndarray, y: np.ndarray) -> list[dict
     if not starts:
         return []
     windows = order[np.array(starts)[:, None] + np.arange(LONGEST)]  # (rounds, LONGEST)
-    alive, accepted = (np.cumprod(values[windows], axis=1) for values in (said, y))
+    alive, accepted = (np.cumprod(values[windows], axis=1) for values in (a, y))
     rows = []
     for h in THRESHOLDS:
         ends = np.concatenate([alive[:, :-1] < 1 - h, np.ones((len(windows), 1), dtype=bool)], axis=1)
@@ -157,22 +153,22 @@ def replay(table: VerifierDataset, said: np.ndarray, y: np.ndarray) -> list[dict
 
 
 def fit_specdec(
-    data: str | Path, out: str | Path, settings: FitSettings = SETTINGS, **loss: Any
+    data: str | Path, out: str | Path, settings: HeadFitSettings = SETTINGS, **loss: Any
 ) -> tuple[Head, SpecDecReport]:
     """Fit a head to the dataset `data` and write it to the folder `out`; `loss`: `weight` and `calibrated` of `fit_head`.
 
     Raises: `ValueError`, one line.
     """
+    from ...training.charts import draw_reliability, save_figure
+
     out = Path(out)
     check_new(out, "fit again")
     table = read_dataset(data)
     table.check_for("specdec", "token")
     head, report = fit_head(table, settings, **loss)
+    title = "Reliability of the acceptance head"
     with new_folder(out) as folder:
-        head.write(folder)
-        write_reliability(
-            report.reliability, folder / "reliability.png", "acceptance rate", "Reliability of the acceptance head"
-        )
-        write_card(head_card(head.config, plots=["reliability.png"]), folder / "README.md")
+        save_figure(draw_reliability(report.reliability, "acceptance rate", title), folder / "reliability.png")
+        write_head(head, folder, ["reliability.png"])
     head.source = str(out)
     return head, report

@@ -1,26 +1,102 @@
-"""Fit SPRINTER's verifier to a collected dataset, and say on held-out prompts how good it is.
+"""Fit SPRINTER's verifier to a collected dataset, and measure it on held-out prompts.
 
 Every kind of prefix weighs the same, and so may both labels (Zhong et al., §3.2 and A.5, huggingface.co/papers/2502.04557).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from ...artifacts.cards import head_card, write_card
 from ...artifacts.files import check_new, new_folder
 from ...artifacts.head import Head
-from ...artifacts.head_config import HeadConfig
+from ...stats.auroc import auroc
 from ...training.dataset import VerifierDataset, label_acceptable, read_dataset
-from ...training.head_quality import CURVES
+from ...training.head_quality import CURVES, Curves, Evidence, add_intervals, compute_curves
+from ...training.head_training import (
+    HeadFitSettings,
+    describe_training,
+    make_config,
+    split_prompts,
+    train_head,
+    write_head,
+)
 from ...validation import MOST_FACTOR, check_number
-from .figures import Report, measure
-from .train import DEFAULTS, FitSettings, config_of, split, train_head
 
 
-def fit_head(table: VerifierDataset, lam: float, settings: FitSettings = DEFAULTS) -> tuple[Head, Report]:
+DEFAULTS = HeadFitSettings()
+THRESHOLDS = tuple(round(0.05 * i, 2) for i in range(1, 20))
+LONGER = "collect more prompts or longer texts"
+
+
+@dataclass
+class VerifierReport:
+    """The figures of a fitted head on held-out prompts."""
+
+    lam: float
+    evidence: Evidence  # with the AUROC and its interval
+    brier: float
+    acceptable: float  # share of all records
+    auroc_by_kind: dict[str, float]
+    thresholds: list[dict[str, float]]  # threshold, eta_tp, eta_fp, and both ends of their intervals
+    curves: Curves  # a summary of the next two, for the head's config
+    roc: list[tuple[float, float]] = field(default_factory=list)  # (η_FP, η_TP)
+    reliability: list[tuple[float, float, int]] = field(default_factory=list)  # (mean V, share acceptable, records)
+
+    @property
+    def auroc(self) -> float:
+        """The AUROC of all held-out tokens."""
+        return self.evidence.auroc.value
+
+    def at(self, threshold: float) -> tuple[float, float]:
+        """Return (η_TP, η_FP) at the tabled threshold nearest to `threshold`."""
+        row = min(self.thresholds, key=lambda r: abs(r["threshold"] - threshold))
+        return row["eta_tp"], row["eta_fp"]
+
+
+@torch.no_grad()
+def measure(head: Head, table: VerifierDataset, lam: float) -> VerifierReport:
+    """Measure AUROC, ROC, (η_TP, η_FP) by threshold, Brier score and reliability of `head` on the records of `table`."""
+    from sklearn.calibration import calibration_curve
+    from sklearn.metrics import brier_score_loss, roc_auc_score, roc_curve
+
+    v, y = head(table.features).numpy(), label_acceptable(table.p, table.q, lam).numpy()
+    fpr, tpr, _ = roc_curve(y, v)
+    thin = np.unique(np.linspace(0, len(fpr) - 1, 200).astype(int))
+    share, mean = calibration_curve(y, v, n_bins=10)
+    # As scikit-learn bins them: a value on an edge belongs to the bin below.
+    counts = np.bincount(np.searchsorted(np.linspace(0, 1, 11)[1:-1], v), minlength=10)
+    by_kind = {}
+    for k, name in enumerate(table.kinds):
+        rows = table.kind.numpy() == k
+        if len(np.unique(y[rows])) == 2:
+            by_kind[name] = float(roc_auc_score(y[rows], v[rows]))
+    held = {"unacceptable": int((~y).sum()), "acceptable": int(y.sum())}
+    rates = [
+        {"threshold": t, "eta_tp": float((v[y] >= t).mean()), "eta_fp": float((v[~y] >= t).mean())} for t in THRESHOLDS
+    ]
+    return VerifierReport(
+        lam=lam,
+        evidence=Evidence(
+            auroc=auroc(v, y, table.prompt.numpy()),
+            texts=table.prompt.unique().numel(),
+            unit="prompt",
+            counts=held,
+            missing={"unacceptable": f"{LONGER}, or fit a smaller λ", "acceptable": f"{LONGER}, or fit a larger λ"},
+        ),
+        brier=float(brier_score_loss(y, v)),
+        acceptable=float(y.mean()),
+        auroc_by_kind=by_kind,
+        thresholds=add_intervals(rates, {"eta_tp": held["acceptable"], "eta_fp": held["unacceptable"]}),
+        curves=compute_curves(v, v, y),
+        roc=[(float(a), float(b)) for a, b in zip(fpr[thin], tpr[thin], strict=True)],
+        reliability=[(float(m), float(s), int(c)) for m, s, c in zip(mean, share, counts[counts > 0], strict=True)],
+    )
+
+
+def fit_head(table: VerifierDataset, lam: float, settings: HeadFitSettings = DEFAULTS) -> tuple[Head, VerifierReport]:
     """Fit one head to the labels q ≤ λ·p.
 
     Returns: the head, in evaluation mode, with its figures in its config, and the full report on the test prompts.
@@ -29,57 +105,23 @@ def fit_head(table: VerifierDataset, lam: float, settings: FitSettings = DEFAULT
     """
     check_number("--lambda", lam, 0.0, MOST_FACTOR)
     labels = label_acceptable(table.p, table.q, lam)
-    parts = split(table.prompt, settings.seed)
-    for name, part in zip(("training", "early stopping", "test"), parts, strict=True):
+    parts = split_prompts(table.prompt, settings.seed)
+    for name, part in parts.items():
         if labels[part].unique().numel() < 2:
             share = float(labels[part].float().mean())
             raise ValueError(
                 f"λ = {lam:g}: the {name} prompts have only one label ({share:.0%} acceptable); collect more prompts"
             )
-    train, valid, test = parts
-    weight, share = _weights(table, labels.float(), train, settings.balance)
-    config = config_of(table, settings, "sprinter", f"q(x) ≤ {lam:g}·p(x)")
-    head = train_head(config, table.features, labels.float(), weight, (train, valid), settings)
+    weight, share = _compute_weights(table, labels.float(), parts["training"], settings.balance)
+    config = make_config(table, settings, "sprinter", f"q(x) ≤ {lam:g}·p(x)")
+    head = train_head(config, table.features, labels.float(), weight, parts, settings)
+    loss = f"binary cross entropy, Adam, learning rate {settings.learning_rate:g}, early stopping"
     if settings.balance:
+        loss += ", both labels weighted equally, intercept moved back"
         with torch.no_grad():  # an odds ratio moves by the ratio of the label weights
             head.linear.bias += float(np.log(share / (1 - share)))  # type: ignore[union-attr, operator]
-    report = measure(head, table.of(test), lam)
-    return _with_figures(head, report, table, settings, [int(part.sum()) for part in parts]), report
-
-
-def _weights(
-    table: VerifierDataset, y: torch.Tensor, train: torch.Tensor, balance: bool
-) -> tuple[torch.Tensor, float]:
-    """(N,): every kind of prefix counts the same in all (§3.2), and with `balance` each label as well; mean 1 over training.
-
-    Also the share of acceptable tokens where only the kinds are weighted.
-    """
-    weight = torch.ones_like(y)
-    for kind in table.kind[train].unique():
-        mine = table.kind == kind
-        weight[mine] /= (mine & train).sum()
-    share = float((weight * y)[train].sum() / weight[train].sum())
-    if balance:
-        for label in (0.0, 1.0):
-            mine = y == label
-            weight[mine] /= weight[mine & train].sum()
-    return weight / weight[train].mean(), share
-
-
-def _with_figures(
-    head: Head, report: Report, table: VerifierDataset, settings: FitSettings, sizes: Sequence[int]
-) -> Head:
-    """The same head with how it was trained and what it reaches in its config."""
-    facts = table.facts
-    training = {
-        "prompts": facts["source"] or "not named",
-        "number_of_prompts": facts["prompts"],
-        "tokens": f"{sizes[0]} for training, {sizes[1]} for early stopping, {sizes[2]} for the figures; no prompt in two parts",
-        "prefixes": "original, draft-only, target-only and interleaved, weighted equally",
-        "loss": f"binary cross entropy, Adam, learning rate {settings.learning_rate:g}, early stopping"
-        + (", both labels weighted equally, intercept moved back" if settings.balance else ""),
-        "seed": settings.seed,
-    }
+    report = measure(head, table.of(parts["test"]), lam)
+    prefixes = "original, draft-only, target-only and interleaved, weighted equally"
     metrics = {
         **report.evidence.metrics(),
         "brier": report.brier,
@@ -88,20 +130,39 @@ def _with_figures(
         "thresholds": report.thresholds,
         CURVES: report.curves.to_dict(),
     }
-    head.config = HeadConfig(**(vars(head.config) | {"lam": report.lam, "training": training, "metrics": metrics}))
-    return head
+    training = describe_training(table, settings, parts, prefixes, loss)
+    head.config = replace(head.config, lam=lam, training=training, metrics=metrics)
+    return head, report
+
+
+def _compute_weights(
+    table: VerifierDataset, y: torch.Tensor, train: torch.Tensor, balance: bool
+) -> tuple[torch.Tensor, float]:
+    """Weigh the records, (N,): each kind of prefix alike in all (§3.2), with `balance` each label as well; mean 1 over training.
+
+    Also returns the share of acceptable tokens where only the kinds are weighted.
+    """
+    weight = torch.ones_like(y)
+    for kind in table.kind[train].unique():
+        rows = table.kind == kind
+        weight[rows] /= (rows & train).sum()
+    share = float((weight * y)[train].sum() / weight[train].sum())
+    for label in (0.0, 1.0) if balance else ():
+        rows = y == label
+        weight[rows] /= weight[rows & train].sum()
+    return weight / weight[train].mean(), share
 
 
 def fit_sprinter(
-    data: str | Path, out: str | Path, lambdas: Sequence[float] = (), settings: FitSettings = DEFAULTS
-) -> tuple[Head, list[Report]]:
+    data: str | Path, out: str | Path, lambdas: Sequence[float] = (), settings: HeadFitSettings = DEFAULTS
+) -> tuple[Head, list[VerifierReport]]:
     """Fit a head for each λ, and write the one for the λ that the data was collected with (or else the first) to `out`.
 
     The folder holds what `Head.save_pretrained` writes, and plots.
 
     Returns: the head that was written, and every λ's report in the order given. Raises: `ValueError`, one line.
     """
-    from ...training.charts import write_reliability, write_roc
+    from ...training.charts import draw_reliability, draw_roc, save_figure
 
     out = Path(out)
     check_new(out, "fit again")
@@ -113,13 +174,11 @@ def fit_sprinter(
     lambdas = list(lambdas) or [collected]
     fitted = [fit_head(table, lam, settings) for lam in lambdas]
     head, report = fitted[lambdas.index(collected) if collected in lambdas else 0]
-    others = {f"auroc_lambda_{r.lam:g}": r.auroc for _, r in fitted if r is not report}
-    head.config.metrics.update(others)
+    head.config.metrics.update({f"auroc_lambda_{r.lam:g}": r.auroc for _, r in fitted if r is not report})
     with new_folder(out) as folder:
-        head.write(folder)
         curves = {f"$\\lambda$ = {r.lam:g}": (*zip(*r.roc, strict=True), r.auroc) for _, r in fitted}
-        write_roc(curves, folder / "roc.png")  # type: ignore[arg-type]
-        write_reliability(report.reliability, folder / "reliability.png")
-        write_card(head_card(head.config, plots=["roc.png", "reliability.png"]), folder / "README.md")
+        save_figure(draw_roc(curves), folder / "roc.png")  # type: ignore[arg-type]
+        save_figure(draw_reliability(report.reliability), folder / "reliability.png")
+        write_head(head, folder, ["roc.png", "reliability.png"])
     head.source = str(out)
     return head, [r for _, r in fitted]

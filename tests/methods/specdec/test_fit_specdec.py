@@ -17,16 +17,16 @@ from support.refusals import refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, Head, HeadConfig, LinearHead, SpecDecPP, demo
-from hf_lossy_assist.methods.specdec.fit import fit_head, fit_specdec, labels_of, measure, replay
-from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
+from hf_lossy_assist.methods.specdec.fit import compute_labels, fit_head, fit_specdec, measure, replay
+from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
-from hf_lossy_assist.methods.sprinter.train import FitSettings, split
 from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.training.dataset import REPLACED, VerifierDataset, read_dataset
+from hf_lossy_assist.training.head_training import HeadFitSettings, split_prompts
 
 
 TOKEN = FeatureSpec(position="token")
-QUICK = FitSettings("linear", learning_rate=0.01)
+QUICK = HeadFitSettings("linear", learning_rate=0.01)
 
 
 # -- collecting -----------------------------------------------------------------------------------------------------------
@@ -119,9 +119,11 @@ def table(prompts: int = 100, each: int = 40, seed: int = 0) -> VerifierDataset:
 def test_the_head_says_the_acceptance_probability():
     given = table()
     head, report = fit_head(given, QUICK)
-    y = labels_of(given)
+    y = compute_labels(given)
     assert (head(given.features) - y).abs().max() < 0.03
-    assert report.kl < 1e-3 and report.acceptance == pytest.approx(float(y[split(given.prompt, 0)[2]].mean()))
+    assert report.kl < 1e-3 and report.acceptance == pytest.approx(
+        float(y[split_prompts(given.prompt, 0)["test"]].mean())
+    )
     assert (head.config.method, head.config.polarity, head.config.features) == ("specdec", "acceptable", TOKEN)
     assert SpecDecPP(head).head is head
 
@@ -132,7 +134,7 @@ def test_a_refusals_weight_lowers_the_odds_and_the_intercept_brings_them_back(we
     given = table()
     head, _ = fit_head(given, QUICK, weight, calibrated=False)
     back, _ = fit_head(given, QUICK, weight)
-    y = labels_of(given)
+    y = compute_labels(given)
     assert (head.logit(given.features) + math.log(weight)).allclose(back.logit(given.features), atol=1e-4)
     middle = (y > 0.05) & (y < 0.95)
     assert (head.logit(given.features) - y.logit() + math.log(weight)).abs()[middle].max() < 0.25
@@ -142,7 +144,7 @@ def test_a_refusals_weight_lowers_the_odds_and_the_intercept_brings_them_back(we
 def test_labels_are_the_chance_of_strict_acceptance():
     given = table(8, 2)
     given.p[:3], given.q[:3] = torch.tensor([0.1, 0.4, 0.0]), torch.tensor([0.4, 0.1, 0.5])
-    assert labels_of(given)[:3].tolist() == pytest.approx([0.25, 1.0, 0.0])
+    assert compute_labels(given)[:3].tolist() == pytest.approx([0.25, 1.0, 0.0])
 
 
 def ruler() -> LinearHead:
@@ -192,7 +194,7 @@ def test_nothing_to_learn_is_refused(value, words):
 @pytest.mark.full
 def test_the_folder(tmp_path):
     data = write(table(40, 25), tmp_path / "data")
-    head, report = fit_specdec(data, tmp_path / "head", FitSettings("mlp", 8), weight=3.0)
+    head, report = fit_specdec(data, tmp_path / "head", HeadFitSettings("mlp", 8), weight=3.0)
     assert {path.name for path in (tmp_path / "head").iterdir()} == {
         "README.md", "config.json", "model.safetensors", "reliability.png",
     }  # fmt: skip

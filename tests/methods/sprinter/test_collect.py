@@ -21,7 +21,7 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from hf_lossy_assist import FeatureSpec, ModelIdentity, demo
 from hf_lossy_assist.methods.sprinter.collect import collect
-from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
+from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.tasks.prompts import PromptText, read_texts
 from hf_lossy_assist.training.dataset import KINDS, label_acceptable, read_dataset
 

@@ -12,10 +12,10 @@ from hf_lossy_assist.artifacts.features import FeatureTap
 from hf_lossy_assist.drafters.dflash import DFlashDrafter
 from hf_lossy_assist.methods.specdec.fit import fit_specdec
 from hf_lossy_assist.methods.sprinter.collect import collect
-from hf_lossy_assist.methods.sprinter.collect_settings import CollectSettings
+from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
-from hf_lossy_assist.methods.sprinter.train import FitSettings
 from hf_lossy_assist.models.block_model import BlockModel
+from hf_lossy_assist.training.head_training import HeadFitSettings
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy")
@@ -101,7 +101,7 @@ def test_a_head_remembers_its_drafter(target, tmp_path):
         data = collect(target, drafter, small.tokenizer(), prompts, tmp_path / name, settings)
         assert json.loads((data / "collect.json").read_text())["draft"]["model_type"] == "eagle3"
         fit = fit_sprinter if name == "sprinter" else fit_specdec
-        how = {"settings": FitSettings(max_epochs=3)}
+        how = {"settings": HeadFitSettings(max_epochs=3)}
         fitted[name], _ = fit(data, tmp_path / f"{name} head", **how)
         assert fitted[name].config.draft == drafter.identity
     inputs = small.ragged()

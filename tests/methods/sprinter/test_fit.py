@@ -15,13 +15,12 @@ from support.hub_server import card_problems
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, MLPHead
-from hf_lossy_assist.methods.sprinter.figures import THRESHOLDS, Report, measure
-from hf_lossy_assist.methods.sprinter.fit import fit_head, fit_sprinter
-from hf_lossy_assist.methods.sprinter.train import FitSettings, split
-from hf_lossy_assist.training.charts import write_roc
+from hf_lossy_assist.methods.sprinter.fit import THRESHOLDS, VerifierReport, fit_head, fit_sprinter, measure
+from hf_lossy_assist.training.charts import draw_roc, save_figure
 from hf_lossy_assist.training.dataset import KINDS, VerifierDataset, label_acceptable, read_dataset
+from hf_lossy_assist.training.finished import hash_files
 from hf_lossy_assist.training.head_quality import CURVES, Curves
-from hf_lossy_assist.training.resumable import hash_files
+from hf_lossy_assist.training.head_training import HeadFitSettings, split_prompts
 
 
 W = torch.tensor([1.5, -1.0, 0.5, 0.0, 2.0, -0.5])
@@ -83,7 +82,7 @@ def big() -> VerifierDataset:
 
 
 def test_part(given: VerifierDataset, seed: int = 0) -> VerifierDataset:
-    return given.of(split(given.prompt, seed)[2])
+    return given.of(split_prompts(given.prompt, seed)["test"])
 
 
 test_part.__test__ = False  # type: ignore[attr-defined]
@@ -107,7 +106,7 @@ def brier(v: torch.Tensor, y: torch.Tensor) -> float:
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 @pytest.mark.parametrize("balance", [True, False])
 def test_a_known_law_is_found(kind, balance):
-    head, report = fit_head(big(), 1.2, FitSettings(kind=kind, balance=balance))
+    head, report = fit_head(big(), 1.2, HeadFitSettings(kind=kind, balance=balance))
     part = test_part(big())
     best, y = bayes(part, 1.2), label_acceptable(part.p, part.q, 1.2)
     with torch.no_grad():
@@ -132,7 +131,7 @@ def test_only_a_hidden_layer_bends():
     bent = table(bend=True)
     part = test_part(bent)
     best = auroc(bayes(part, 1.2, bend=True), label_acceptable(part.p, part.q, 1.2))
-    linear, mlp = (fit_head(bent, 1.2, FitSettings(kind=kind, width=16))[1].auroc for kind in ("linear", "mlp"))
+    linear, mlp = (fit_head(bent, 1.2, HeadFitSettings(kind=kind, width=16))[1].auroc for kind in ("linear", "mlp"))
     assert best > 0.75 and mlp > best - 0.02 and linear < 0.6
 
 
@@ -141,7 +140,7 @@ def test_only_a_hidden_layer_bends():
 @pytest.mark.parametrize("lam", [0.3, 8.0])
 def test_balancing_moves_the_training_and_not_what_the_head_says(lam):
     part = test_part(big())
-    balanced, plain = (fit_head(big(), lam, FitSettings(balance=b))[0](part.features) for b in (True, False))
+    balanced, plain = (fit_head(big(), lam, HeadFitSettings(balance=b))[0](part.features) for b in (True, False))
     assert (balanced - plain).abs().mean() < 0.02
     assert (plain - bayes(part, lam)).abs().mean() < 0.03
 
@@ -157,28 +156,32 @@ def test_balancing_goes_with_kinds_of_unequal_size():
         3 * SCALE[0] + torch.randn(len(given), generator=torch.Generator().manual_seed(1)) * SCALE[0]
     )
     x = test_part(given).features
-    balanced, plain = (fit_head(given, 1.2, FitSettings(balance=b))[0](x).mean().item() for b in (True, False))
+    balanced, plain = (fit_head(given, 1.2, HeadFitSettings(balance=b))[0](x).mean().item() for b in (True, False))
     assert balanced == pytest.approx(plain, abs=0.03)
 
 
 @pytest.mark.parametrize("count", [8, 9, 10, 13, 20, 101])
 def test_a_split_shares_no_prompt(count):
     prompt = torch.arange(count).repeat_interleave(5)[torch.randperm(5 * count)] * 3
-    parts = split(prompt, seed=0)
+    parts = list(split_prompts(prompt, seed=0).values())
     assert torch.stack(parts).sum(dim=0).tolist() == [1] * len(prompt)
     names = [set(prompt[part].tolist()) for part in parts]
     assert sum(map(len, names)) == count == len(set.union(*names)) and all(names)
     assert len(names[0]) == pytest.approx(0.7 * count, abs=1) and len(names[2]) == pytest.approx(0.15 * count, abs=1)
-    assert all(torch.equal(a, b) for a, b in zip(parts, split(prompt, seed=0), strict=True))
-    assert any(not torch.equal(a, b) for seed in range(1, 6) for a, b in zip(parts, split(prompt, seed), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(parts, split_prompts(prompt, seed=0).values(), strict=True))
+    assert any(
+        not torch.equal(a, b)
+        for seed in range(1, 6)
+        for a, b in zip(parts, split_prompts(prompt, seed).values(), strict=True)
+    )
 
 
 def test_a_seed_names_a_head():
     small = table(prompts=24, each=4)
-    one, two, other = (fit_head(small, 1.2, FitSettings(kind="mlp", seed=seed))[0] for seed in (3, 3, 4))
+    one, two, other = (fit_head(small, 1.2, HeadFitSettings(kind="mlp", seed=seed))[0] for seed in (3, 3, 4))
     assert one.digest == two.digest != other.digest
     state = torch.random.get_rng_state()
-    fit_head(small, 1.2, FitSettings(kind="mlp"))
+    fit_head(small, 1.2, HeadFitSettings(kind="mlp"))
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -186,19 +189,19 @@ def test_a_seed_names_a_head():
 def test_early_stopping_keeps_the_best_epoch():
     """A wide network learns few records by heart: its validation loss falls and rises, and the lowest must stay."""
     small = table(prompts=40, each=2, seed=3)
-    valid = split(small.prompt, 0)[1]
+    valid = split_prompts(small.prompt, 0)["early stopping"]
     x, y = small.features[valid], label_acceptable(small.p, small.q, 1.2)[valid].float()
     settings = {"kind": "mlp", "balance": False, "learning_rate": 0.05, "batch_size": 32}
     losses, hash_files = [], []
     for epochs in range(1, 16):
-        head, _ = fit_head(small, 1.2, FitSettings(**settings, max_epochs=epochs, patience=100))
+        head, _ = fit_head(small, 1.2, HeadFitSettings(**settings, max_epochs=epochs, patience=100))
         losses.append(torch.nn.functional.binary_cross_entropy(head(x), y).item())
         hash_files.append(head.digest)
     assert all(after <= before + 1e-5 for before, after in zip(losses, losses[1:], strict=False))
     assert hash_files[-1] == hash_files[-2] == hash_files[-3], "the last epochs should not have been better"
     assert len(set(hash_files)) > 1, "the first epoch should not have been the best"
-    patient, _ = fit_head(small, 1.2, FitSettings(**settings, max_epochs=200, patience=100))
-    hasty, _ = fit_head(small, 1.2, FitSettings(**settings, max_epochs=200, patience=1))
+    patient, _ = fit_head(small, 1.2, HeadFitSettings(**settings, max_epochs=200, patience=100))
+    hasty, _ = fit_head(small, 1.2, HeadFitSettings(**settings, max_epochs=200, patience=1))
     assert patient.digest == hash_files[-1]
     worse = next(i for i, (a, b) in enumerate(zip(hash_files, hash_files[1:], strict=False)) if a == b)
     assert hasty.digest == hash_files[worse], "patience 1 ends at the first epoch that is no better"
@@ -285,13 +288,13 @@ def test_a_dataset_comes_back_as_it_was(data):
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("q", math.nan, "q is not from 0 to 1 everywhere"),
-        ("p", 1.5, "p is not from 0 to 1 everywhere"),
-        ("distance", math.nan, "distance is not from 0 to 1 everywhere"),
-        ("distance", -0.1, "distance is not from 0 to 1 everywhere"),
+        ("q", math.nan, "q is from .*, expected 0 to 1: "),
+        ("p", 1.5, "p is from .*, expected 0 to 1: "),
+        ("distance", math.nan, "distance is from .*, expected 0 to 1: "),
+        ("distance", -0.1, "distance is from .*, expected 0 to 1: "),
         ("features", math.inf, "states that are NaN or infinite"),
         ("prompt", -1, "prompt is from -1"),
-        ("position", -1, "numbers below 0"),
+        ("position", -1, "position is from -1"),
     ],
 )
 def test_records_that_are_none_are_refused(tmp_path, name, value, says):
@@ -307,7 +310,7 @@ def test_records_that_are_none_are_refused(tmp_path, name, value, says):
 @pytest.mark.full(every=3)
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 def test_a_heads_folder_is_whole(data, tmp_path, kind):
-    head, (report,) = fit_sprinter(data, tmp_path / "deep" / "head", settings=FitSettings(kind=kind, width=8))
+    head, (report,) = fit_sprinter(data, tmp_path / "deep" / "head", settings=HeadFitSettings(kind=kind, width=8))
     folder = tmp_path / "deep" / "head"
     names = {"README.md", "config.json", "model.safetensors", "roc.png", "reliability.png"}
     assert {p.name for p in folder.iterdir()} == names
@@ -327,13 +330,13 @@ def test_a_heads_folder_is_whole(data, tmp_path, kind):
 
 
 def test_what_a_head_records(data, tmp_path):
-    head, _ = fit_sprinter(data, tmp_path / "head", settings=FitSettings(seed=2))
+    head, _ = fit_sprinter(data, tmp_path / "head", settings=HeadFitSettings(seed=2))
     config = head.config
     assert config.decoding == {"do_sample": True, "temperature": 0.8, "top_k": 7, "top_p": 1.0}
     assert (config.method, config.polarity, config.hidden_size) == ("sprinter", "acceptable", H)
     assert config.label == "q(x) ≤ 1.2·p(x)" and config.lam == 1.2 and config.training["seed"] == 2
     assert (config.target.id, config.draft.id, config.tokenizer_hash) == ("org/target", "org/draft", "0" * 64)
-    sizes = [int(part.sum()) for part in split(read_dataset(data).prompt, 2)]
+    sizes = [int(part.sum()) for part in split_prompts(read_dataset(data).prompt, 2).values()]
     assert config.training["tokens"].startswith(
         f"{sizes[0]} for training, {sizes[1]} for early stopping, {sizes[2]} for the figures"
     )
@@ -345,7 +348,7 @@ def test_what_a_head_records(data, tmp_path):
 def test_of_several_lambdas_the_datas_own_is_kept(data, tmp_path):
     head, reports = fit_sprinter(data, tmp_path / "1", [0.5, 1.2, 3.0])
     alone, (own,) = fit_sprinter(data, tmp_path / "2")
-    assert [r.lam for r in reports] == [0.5, 1.2, 3.0] and all(isinstance(r, Report) for r in reports)
+    assert [r.lam for r in reports] == [0.5, 1.2, 3.0] and all(isinstance(r, VerifierReport) for r in reports)
     assert head.digest == alone.digest and reports[1] == own
     assert reports[0].acceptable < reports[1].acceptable < reports[2].acceptable
     metrics = Head.from_pretrained(tmp_path / "1").config.metrics
@@ -380,7 +383,7 @@ def refusals(tmp_path: Path) -> dict[str, tuple[Any, dict[str, Any], str]]:
 
 def one_sided() -> VerifierDataset:
     given = table(prompts=20, each=2)
-    mine = split(given.prompt, 0)[2]
+    mine = split_prompts(given.prompt, 0)["test"]
     given.q[mine] = given.p[mine]
     return given
 
@@ -407,7 +410,7 @@ def test_what_is_there_is_not_overwritten_and_what_is_no_dataset_is_refused(data
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["head", "x.partial"]
     for wrong in ({"kind": "tree"}, {"width": 0}, {"patience": 0}, {"learning_rate": -1.0}, {"max_epochs": 0}):
         with pytest.raises(ValueError):
-            FitSettings(**wrong)
+            HeadFitSettings(**wrong)
 
 
 def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypatch):
@@ -423,7 +426,7 @@ def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypat
 def test_roc_curves_are_drawn(tmp_path):
     x = np.linspace(0, 1, 20)
     path = tmp_path / "roc.png"
-    write_roc({"a": (x, x**0.3, 0.77), "b": (x, x**0.5, 0.67)}, path)
+    save_figure(draw_roc({"a": (x, x**0.3, 0.77), "b": (x, x**0.5, 0.67)}), path)
     assert path.read_bytes().startswith(b"\x89PNG") and list(tmp_path.iterdir()) == [path]
 
 
@@ -436,5 +439,5 @@ def test_a_figure_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
     with pytest.raises(OSError, match="no space left"):
-        write_roc({}, path)
+        save_figure(draw_roc({}), path)
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

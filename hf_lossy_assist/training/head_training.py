@@ -1,21 +1,25 @@
-"""Train a head on a collected dataset: split by prompt, Adam and binary cross entropy with early stopping.
+"""Train a head on collected data: split by prompt, binary cross entropy with early stopping, and the folder it is saved in.
 
 SPRINTER's (Zhong et al., A.5, huggingface.co/papers/2502.04557), and SpecDec++'s too. Features are standardised and the scaler is
 folded into the first layer, so a head reads raw hidden states.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from ...artifacts.conditions import select_sampling
-from ...artifacts.features import FeatureSpec
-from ...artifacts.head import KINDS, Head
-from ...artifacts.head_config import WIDEST, HeadConfig
-from ...models.identity import ModelIdentity, versions
-from ...training.dataset import VerifierDataset
-from ...validation import check_flag, check_int, check_number, shown
+from ..artifacts.cards import head_card, write_card
+from ..artifacts.conditions import select_sampling
+from ..artifacts.features import FeatureSpec
+from ..artifacts.head import KINDS, Head
+from ..artifacts.head_config import WIDEST, HeadConfig
+from ..models.identity import ModelIdentity, versions
+from ..validation import check_flag, check_int, check_number, shown
+from .dataset import VerifierDataset
 
 
 SHARES = (0.7, 0.15, 0.15)  # of the prompts: training, early stopping, the figures that are reported
@@ -23,7 +27,7 @@ FEWEST_PROMPTS = 8
 
 
 @dataclass(frozen=True)
-class FitSettings:
+class HeadFitSettings:
     """How a head is fitted; the defaults suit the sizes that collecting gives."""
 
     kind: str = "linear"
@@ -46,30 +50,28 @@ class FitSettings:
             raise ValueError(f"--head: expected one of {', '.join(KINDS)}, got {shown(self.kind)}")
 
 
-DEFAULTS = FitSettings()
-
-
-def split(prompt: torch.Tensor, seed: int) -> list[torch.Tensor]:
-    """Three (N,) bool masks that share no prompt: training, early stopping, test."""
+def split_prompts(prompt: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
+    """Return (N,) bool masks that share no prompt: of "training", "early stopping" and "test"."""
     names = prompt.unique()
     if len(names) < FEWEST_PROMPTS:
         raise ValueError(
             f"the dataset has {len(names)} prompts; at least {FEWEST_PROMPTS} are needed to split by prompt"
         )
     shuffled = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))]
-    ends = [round(len(names) * sum(SHARES[: i + 1])) for i in range(3)]
-    return [torch.isin(prompt, part) for part in shuffled.tensor_split(ends[:2])]
+    ends = [round(len(names) * sum(SHARES[: i + 1])) for i in range(2)]
+    parts = [torch.isin(prompt, part) for part in shuffled.tensor_split(ends)]
+    return dict(zip(("training", "early stopping", "test"), parts, strict=True))
 
 
 def train_head(
     config: HeadConfig, features: torch.Tensor, y: torch.Tensor, weight: torch.Tensor,
-    parts: tuple[torch.Tensor, torch.Tensor], settings: FitSettings,
+    parts: Mapping[str, torch.Tensor], settings: HeadFitSettings,
 ) -> Head:  # fmt: skip
-    """A head that reads raw `features` (N, H) and says `y` (N,) in [0, 1], each record weighing `weight` (N,) in the loss.
+    """Train a head that reads raw `features` (N, H) and gives `y` (N,) in [0, 1]; `weight` (N,): of each record in the loss.
 
-    `parts`: the records to train on and those for early stopping, (N,) bool each.
+    `parts`: of `split_prompts`.
     """
-    train, valid = parts
+    train, valid = parts["training"], parts["early stopping"]
     generator = torch.Generator().manual_seed(settings.seed)
     mean, scale = features[train].mean(dim=0), features[train].std(dim=0).clamp(min=1e-6)
     x = (features - mean) / scale
@@ -90,10 +92,8 @@ def train_head(
         if now < best - 1e-5:
             best, since = now, 0
             state = {name: tensor.clone() for name, tensor in head.weights.items()}
-        else:
-            since += 1
-            if since == settings.patience:
-                break
+        elif (since := since + 1) == settings.patience:
+            break
     head.load_state_dict(state)
     fold_scaler(head, mean, scale)
     return head.eval()
@@ -107,10 +107,9 @@ def fold_scaler(head: Head, mean: torch.Tensor, scale: torch.Tensor) -> None:
     first.bias.sub_(first.weight @ mean)
 
 
-def config_of(table: VerifierDataset, settings: FitSettings, method: str, label: str) -> HeadConfig:
-    """The config of a head for this data, without figures."""
+def make_config(table: VerifierDataset, settings: HeadFitSettings, method: str, label: str) -> HeadConfig:
+    """Return the config of a head for this data, without figures."""
     facts = table.facts
-    collected = facts["settings"]
     return HeadConfig(
         hidden_size=table.features.shape[1],
         kind=settings.kind,
@@ -118,10 +117,31 @@ def config_of(table: VerifierDataset, settings: FitSettings, method: str, label:
         method=method,
         polarity="acceptable",
         label=label,
-        features=FeatureSpec(**collected["features"]),
+        features=FeatureSpec(**facts["settings"]["features"]),
         target=ModelIdentity.from_dict(facts["target"]),
         draft=ModelIdentity.from_dict(facts["draft"]),
         tokenizer_hash=facts["tokenizer_hash"],
-        decoding=select_sampling(collected),
+        decoding=select_sampling(facts["settings"]),
         versions=versions(),
     )
+
+
+def describe_training(
+    table: VerifierDataset, settings: HeadFitSettings, parts: Mapping[str, torch.Tensor], prefixes: str, loss: str
+) -> dict[str, Any]:
+    """Return a config's account of how its head was trained. `loss`: what is special about it."""
+    sizes = [int(part.sum()) for part in parts.values()]
+    return {
+        "prompts": table.facts["source"] or "not named",
+        "number_of_prompts": table.facts["prompts"],
+        "tokens": "{} for training, {} for early stopping, {} for the figures; no prompt in two parts".format(*sizes),
+        "prefixes": prefixes,
+        "loss": loss,
+        "seed": settings.seed,
+    }
+
+
+def write_head(head: Head, folder: Path, plots: Sequence[str] = ()) -> None:
+    """Write a head and its card into an existing folder; `plots`: image files that lie there."""
+    head.write(folder)
+    write_card(head_card(head.config, plots=plots), folder / "README.md")

@@ -1,0 +1,98 @@
+"""What the jobs that read models share: how they decode, what their records say, and continuing prompts in a batch."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from transformers import GenerationConfig
+
+from ..artifacts.conditions import check_sampling, select_sampling
+from ..drafters.states import StatesDrafter
+from ..models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
+from ..validation import MOST, check_int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings:
+    """How models decode while a job reads them, in the words of `generate`. The base of the jobs' settings."""
+
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    LARGEST_SEED: ClassVar[int] = MOST
+    GREEDY: ClassVar[str] = "pass do_sample=False (--greedy)"  # the way to greedy decoding, for errors
+
+    def __post_init__(self) -> None:
+        check_int("seed", self.seed, 0, self.LARGEST_SEED)
+        check_sampling(self, self.GREEDY)
+
+    def decoding(self) -> dict[str, Any]:
+        """Return the settings that shape the models' distributions."""
+        return select_sampling(asdict(self))
+
+
+def describe_run(
+    settings: dict[str, Any], models: Mapping[str, Any], tokenizer: Any, texts: Sequence[Any],
+    source: str = "", unit: str = "prompts",
+) -> dict[str, Any]:  # fmt: skip
+    """Return the record of a run: all that decides its outcome, which a resumed run must have too.
+
+    Args:
+        models: by role; None stands for one behind a server. texts: what JSON holds, an entry for each prompt.
+        unit: what the record calls the texts.
+    """
+    facts: dict[str, Any] = {"settings": settings}
+    for role, model in models.items():
+        facts[role] = None if model is None else ModelIdentity.of(model).to_dict()
+        facts[f"{role}_weights"] = None if model is None else weights_hash(model)
+    return facts | {
+        "dtypes": [None if model is None else str(model.dtype) for model in models.values()],
+        "tokenizer_hash": tokenizer_hash(tokenizer),
+        unit: len(texts),
+        f"{unit}_sha256": hashlib.sha256(json.dumps(list(texts), default=str).encode()).hexdigest(),
+        "source": source,
+        "versions": versions(),
+    }
+
+
+def continue_prompts(
+    target: Any, tokenizer: Any, prompts: Sequence[list[int]], new_tokens: int, decoding: dict[str, Any],
+    runner: Any = None, ends: bool = True,
+) -> list[list[int]]:  # fmt: skip
+    """Continue prompts of token ids in one batch, padded on the left. `runner`: decodes in place of `generate`.
+
+    Returns: each row's new tokens up to its first end token, at which rows end unless `ends` is False.
+    """
+    width = max(map(len, prompts))
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in prompts], device=target.device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=target.device)
+    last = target.generation_config.eos_token_id
+    config = GenerationConfig(
+        max_new_tokens=new_tokens, pad_token_id=pad, eos_token_id=last if ends else None, disable_compile=True, **decoding
+    )  # fmt: skip
+    out = type(target).generate(target, ids, attention_mask=mask, generation_config=config, custom_generate=runner)
+    rows = (out if isinstance(out, torch.Tensor) else out.sequences)[:, width:].tolist()
+    known = set(last if isinstance(last, list) else [last])
+    return [row[: next((i + 1 for i, token in enumerate(row) if token in known), len(row))] for row in rows]
+
+
+def refuse_blank(prompts: Sequence[str]) -> None:
+    """Refuse an empty list of prompts, and a blank one among them. Raises: `ValueError`."""
+    if not prompts:
+        raise ValueError("nothing to collect from: the list of prompts is empty")
+    if not all(prompt.strip() for prompt in prompts):
+        raise ValueError("a prompt is blank: every prompt needs some text")
+
+
+def check_places(places: int, draft: Any) -> None:
+    """Refuse drafts of several tokens of a draft model, of which each is behind the text alone. Raises: `ValueError`."""
+    if places > 1 and not isinstance(draft, StatesDrafter):
+        raise ValueError(
+            f"places = {places} is for drafters on the target's states, and a draft model has none: leave it at 1"
+        )

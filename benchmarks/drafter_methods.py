@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.eagle3 import PLACES
+from hf_lossy_assist.drafters.eagle import PLACES
 from hf_lossy_assist.evaluation.arm_metrics import ArmMetrics
 from hf_lossy_assist.evaluation.arms import TARGET, Arm, make_arms
 from hf_lossy_assist.evaluation.comparing import Batches, compare

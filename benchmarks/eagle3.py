@@ -64,7 +64,7 @@ def main() -> None:
 
     warnings.filterwarnings("ignore", message=".*this policy is lossy")
     target, draft, tokenizer, prompts, ends = opened(args)
-    drafter: hla.Eagle3Drafter | hla.DFlashDrafter = hla.demo.drafter()
+    drafter: Any = hla.demo.drafter()
     if args.drafter is not None:
         drafter = hla.load_drafter(args.drafter)
     if args.weights == "int8":

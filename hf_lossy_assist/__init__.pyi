@@ -14,13 +14,13 @@ from .drafters.base import Drafter as Drafter
 from .drafters.base import DrafterRun as DrafterRun
 from .drafters.composite import CompositeDrafter as CompositeDrafter
 from .drafters.dflash import DFlashDrafter as DFlashDrafter
-from .drafters.eagle3 import Eagle3Drafter as Eagle3Drafter
-from .drafters.eagle3_saving import save_drafter as save_drafter
-from .drafters.loading import load_drafter as load_drafter
+from .drafters.eagle import Eagle3Drafter as Eagle3Drafter
+from .drafters.io import load_drafter as load_drafter
+from .drafters.io import save_drafter as save_drafter
 from .drafters.model import AssistantDrafter as AssistantDrafter
-from .drafters.stock_states import MTPDrafter as MTPDrafter
 from .drafters.suffix import SuffixDrafter as SuffixDrafter
 from .drafters.suffix import SuffixMemory as SuffixMemory
+from .drafters.transformers_drafters import MTPDrafter as MTPDrafter
 from .evaluation.early_exit_search import find_exit as find_exit
 from .filters.base import VerifyAll as VerifyAll
 from .filters.base import VerifyFilter as VerifyFilter

@@ -1,14 +1,12 @@
 """Specify the hidden state that a trained head reads, and capture it with a hook. Training and decoding use this same code."""
 
-import threading
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..models.introspection import base_of, blocks_of
-from ..models.packing import unpacked
-from ..models.states_network import StatesNetwork
+from ..models.hidden_state_hook import NORMED, HiddenStateHook, state_blocks
+from ..models.introspection import base_of
 from ..validation import check_flag, check_int, shown
 
 
@@ -60,43 +58,32 @@ class FeatureSpec:
         return f"hidden {of}, {layer}, {place}, {at}"
 
 
-class FeatureTap:
-    """Keeps the hidden state that `spec` names from every forward of `model` inside `with tap:`; costs one forward hook.
+class FeatureTap(HiddenStateHook):
+    """Keep the hidden state that `spec` names from every forward of `model` inside `with tap:`; costs one forward hook.
 
-    `value` (B, Q, H) belongs to the latest forward, position by position, in the model's dtype. Only forwards of the thread
-    that entered count, so calls beside each other on one model do not mix.
+    `value` (B, Q, H) belongs to the latest forward, position by position, in the model's dtype.
     """
 
     def __init__(self, model: Any, spec: FeatureSpec):
         self.spec = spec
-        self.value: torch.Tensor | None = None
-        self._module = _find_module(base_of(model), spec)
-        self.listening = True  # False: while somebody else's forward of the model runs
-        self._thread: int | None = None
-        self._handle: Any = None
-
-    def __enter__(self) -> "FeatureTap":
-        self._thread = threading.get_ident()
-        self._handle = self._module.register_forward_hook(self._keep)
-        return self
+        layer = spec.layer
+        if spec.norm:
+            layer = NORMED
+        elif layer == -1:
+            layer = len(state_blocks(base_of(model)) or ())
+        super().__init__(model, [layer])
 
     def __exit__(self, *error: Any) -> None:
-        self._handle.remove()
-        self.value = None
-
-    def _keep(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        if threading.get_ident() != self._thread or not self.listening:
-            return
-        if not isinstance(output, torch.Tensor):
-            output = output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0]
-        self.value = unpacked(output)
+        super().__exit__(*error)
+        self.take()
 
     @property
     def latest(self) -> torch.Tensor:
         """`value`, after a forward. Raises: `RuntimeError` where none has run inside `with tap:`."""
-        if self.value is None:
+        value = self.value
+        if value is None:
             raise RuntimeError("FeatureTap: no forward has run inside `with tap:`")
-        return self.value
+        return value
 
     def at(self, columns: torch.Tensor | int) -> torch.Tensor:
         """Return the latest forward's features at column `columns`, or at `columns[b]` of row b: (B, H)."""
@@ -104,21 +91,3 @@ class FeatureTap:
         if isinstance(columns, int):
             return states[:, columns]
         return states[torch.arange(states.shape[0], device=states.device), columns.to(states.device)]
-
-
-def _find_module(base: Any, spec: FeatureSpec) -> torch.nn.Module:
-    """Return the module whose output is the hidden state: the decoder stack itself (its output is normed), or one block; a drafter's network knows its own."""
-    if isinstance(base, StatesNetwork):
-        return base.state_module(spec.layer, spec.norm)
-    decoder = base.get_decoder()
-    if spec.norm:
-        return decoder
-    blocks = blocks_of(base)
-    if blocks is None:
-        raise ValueError(f"{type(base).__name__}: its blocks were not found, so only layer=-1, norm=True can be read")
-    count = len(blocks)
-    if spec.layer > count:
-        raise ValueError(
-            f"FeatureSpec.layer: {type(base).__name__} has {count} blocks, the spec asks for block {spec.layer}"
-        )
-    return blocks[count - 1 if spec.layer == -1 else spec.layer - 1]

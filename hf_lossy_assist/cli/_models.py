@@ -119,7 +119,7 @@ def is_trained(given: str) -> bool:
 
 def trained(given: str) -> Any:
     """The trained drafter that `--drafter` names. Raises: `ValueError`, one line, for other drafters; what loading raises."""
-    from ..drafters.loading import load_drafter
+    from ..drafters.io import load_drafter
 
     if not is_trained(given):
         raise ValueError(

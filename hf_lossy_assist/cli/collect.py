@@ -115,7 +115,7 @@ def collect(
     texts, source = texts_of(prompts, limit, DEMO_PROMPTS, seed)
     common = decoding | {"new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
     if models.drafter is not None:
-        from ..drafters.eagle3 import PLACES
+        from ..drafters.eagle import PLACES
 
         common["places"] = PLACES
     work = _for_head(method, mix, LAMBDA if lam is None else lam, common) if for_head else _for_eagle3(states, common)

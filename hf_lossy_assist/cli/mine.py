@@ -85,7 +85,7 @@ def mine(
     check_int("--limit", MINED if limit is None else limit, 1, MOST_NEW_TOKENS)
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
     check_int("--workers", workers, 1, MOST_THREADS)
-    from ..drafters.eagle3 import PLACES
+    from ..drafters.eagle import PLACES
     from ..methods.autojudge.mine import mine as run
     from ..methods.autojudge.mine_settings import MineSettings
 

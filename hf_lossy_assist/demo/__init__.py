@@ -8,8 +8,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.head import Head
 from ..artifacts.sv_profile import Profile
-from ..drafters.eagle3 import Eagle3Drafter
-from ..drafters.loading import load_drafter
+from ..drafters.eagle import Eagle3Drafter
+from ..drafters.io import load_drafter
 from ..models.loading import load_model, load_tokenizer
 from ..tasks.word_problems import WordProblem as Problem
 from ..tasks.word_problems import answer, problems

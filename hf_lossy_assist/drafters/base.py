@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..artifacts.features import FeatureSpec, FeatureTap
+from ..artifacts.features import FeatureSpec
 from ..batch.processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.cached_model import CachedModel, NotJoined
+from ..models.hidden_state_hook import HiddenStateHook
 from ..registry import find_entry, set_base
 from ..round import Draft, Verified
 from ..stats.clock import Clock
@@ -124,7 +125,7 @@ class DrafterRun:
         return ()
 
     @property
-    def taps(self) -> Sequence[FeatureTap]:
+    def taps(self) -> Sequence[HiddenStateHook]:
         """Hooks that must be active during the call."""
         return ()
 

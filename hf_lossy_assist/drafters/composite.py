@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from ..artifacts.features import FeatureTap
 from ..batch.processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.cached_model import CachedModel
+from ..models.hidden_state_hook import HiddenStateHook
 from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..stops import StopRun
@@ -73,7 +73,7 @@ class CompositeRun(DrafterRun):
         return (*self.first.cached_models, *self.then.cached_models)
 
     @property
-    def taps(self) -> Sequence[FeatureTap]:
+    def taps(self) -> Sequence[HiddenStateHook]:
         return (*self.first.taps, *self.then.taps)
 
     def keep_probs(self) -> None:

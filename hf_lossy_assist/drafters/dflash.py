@@ -6,24 +6,18 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..artifacts.features import FeatureTap
-from ..batch.randomness import Randomness
-from ..batch.rows import Rows
-from ..models.block_model import BlockModel
-from ..models.dflash import DFlashNetwork
 from ..models.introspection import base_of, tokens_known, vocabulary_of
-from ..models.layer_states import LayerStates
-from ..round import Draft
 from .base import DraftContext
-from .states import StatesDrafter
-from .states_run import StatesRun
+from .hidden_state import HiddenStateDrafter, HiddenStateRun
+from .networks.base import HiddenStateModel
+from .networks.dflash_network import DFlashNetwork
 
 
 @dataclass(frozen=True, eq=False)
-class DFlashDrafter(StatesDrafter):
+class DFlashDrafter(HiddenStateDrafter):
     """A trained network, which drafts up to `network.config.drafts` tokens a round.
 
-    Args: as of `StatesDrafter`.
+    Args: see `HiddenStateDrafter`.
     """
 
     network: DFlashNetwork
@@ -31,51 +25,84 @@ class DFlashDrafter(StatesDrafter):
     model_type: ClassVar[str] = "dflash"
     networks: ClassVar[tuple[type, ...]] = (DFlashNetwork,)
 
-    def check(self, target: Any) -> None:
-        """Refuse a target that it was not made for, as far as its sizes say so. Raises: `ValueError`."""
-        config, base, size = self.network.config, base_of(target), vocabulary_of(target)
-        self.check_widths(base)
+    def check_tokens(self, base: Any) -> None:
+        config, size = self.network.config, vocabulary_of(base)
         known = tokens_known(base) if self.network.embed_tokens is None else config.layer.vocab_size
-        if config.mask >= known or (config.draft_vocab_size is not None and int(self.network.kept.max()) >= size):
+        highest = -1 if config.draft_vocab_size is None else int(self.network.target_ids.max())
+        if config.mask >= known or highest >= size:
             raise ValueError(
                 f"{self.name} knows token ids that the target of {size} tokens has not: it is another target's"
             )
-        LayerStates(target, config.target_layers)
 
-    def start(self, context: DraftContext) -> "DFlashRun":
+    def layers(self, base: Any) -> Sequence[int]:
+        return self.network.config.target_layers
+
+    def start(self, context: DraftContext) -> HiddenStateRun:
         for spec in (context.stop.settings.features, context.features):
             if spec is not None and spec.reads("draft") and spec.position != "predicting":
                 raise ValueError(
                     f"a head here reads the {spec}, and {self.kind} has none of it: a block is filled in before its tokens are drawn; use svip, "
                     "or a head on the state that predicts the token (hf-lossy collect)"
                 )
-        self.check(context.target)
-        base, rows, network = base_of(context.target), context.rows, self.beside(context.target).network
-        model = BlockModel(
-            network, network.embed_tokens or base.get_input_embeddings(), network.lm_head or base.get_output_embeddings(),
-            len(rows.index), rows.max_length, context.vocabulary, context.held,
-        )  # fmt: skip
-        return DFlashRun(model, LayerStates(context.target, network.config.target_layers), context)
+        return super().start(context)
+
+    def make_model(
+        self, target: Any, rows: int, limit: int, vocabulary: int, begins: Sequence[int] | None = None
+    ) -> "DFlashModel":
+        base, network = base_of(target), self.beside(target).network
+        embedding, head = network.embed_tokens or base.get_input_embeddings(), network.lm_head
+        return DFlashModel(network, embedding, head or base.get_output_embeddings(), rows, limit, vocabulary, begins)
 
 
-class DFlashRun(StatesRun):
-    """A DFlash network at work in one call."""
+class DFlashModel(HiddenStateModel):
+    """`DFlashNetwork` on a cache of rows.
 
-    model: BlockModel
+    The first `feed` of a round fills a block in, and each `feed` returns the logits of the block's next place, whatever token it is given: what a
+    place is like does not depend on what is drawn at the one before. The cache holds the target's states of the text as keys and values (`learn`);
+    a block's own are written behind and forgotten.
+    """
 
-    def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        most = self.model.network.config.drafts
-        return super().propose(rows, [min(limit, most) for limit in limits], randomness)
+    reads_tokens = False
 
-    def hold_back(self, rounds: int) -> None:
-        super().hold_back(min(rounds, self.model.network.config.drafts))
+    def __init__(self, network: Any, embedding: torch.nn.Module, head: Any, rows: int, limit: int, *sizes: Any):
+        super().__init__(network, embedding, head, rows, limit + network.config.block, *sizes)
+        self.lengths, self.longest = [0] * rows, network.config.drafts
+        self._block: torch.Tensor | None = None  # logits of the places of a block, (B, drafts, V)
+        self._place = 0  # how many of its places were returned
 
-    def prompts_are_read(self, rows: Rows) -> None:
-        self._learn_prompts(rows)  # which is all that it reads of a text
+    def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
+        """Return logits after the last token of each row alone, (B, 1, V)."""
+        if self._block is None:
+            last = torch.tensor(counts, device=tokens.device).clamp(min=1) - 1
+            self._block = self._fill_block(tokens.gather(1, last[:, None]).to(self.device))
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        self._place += 1
+        place = self._block[:, self._place - 1 : self._place]
+        return place if keep == 1 else place.expand(-1, tokens.shape[1], -1)
 
-    def _last(self, tap: FeatureTap, counts: list[int]) -> torch.Tensor:
-        """Of the place that was said last: one forward has them all."""
-        return tap.at(self.model.network.config.first + self.model.said - 1)
+    def _fill_block(self, last: torch.Tensor) -> torch.Tensor:
+        """The logits of a block behind `last` (B, 1)."""
+        config, cached = self.network.config, self.cached_tokens()
+        tokens = torch.nn.functional.pad(last, (0, config.block - 1), value=config.mask)
+        slots = self.cache.plan(cached, config.block, self.device)
+        ends = torch.tensor(cached, device=self.device) + config.block
+        mask = torch.arange(self.cache.visible, device=self.device) < ends[:, None, None, None]
+        hidden = self.network(self.embedding(tokens), slots, mask, self.cache)[:, config.first :]
+        weight = getattr(self.head, "weight", None)
+        if isinstance(weight, torch.Tensor) and weight.is_floating_point() and self.network.lm_head is None:
+            hidden = hidden.to(weight.dtype)  # which the target's head reads; one in int8 reads float32
+        return self.over_target(self.head(hidden))
 
-    def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
-        return rows.after(rows.held())  # a block begins with the last token, and reads no other
+    def state_columns(self, counts: list[int]) -> torch.Tensor | int:
+        return self.network.config.first + self._place - 1
+
+    def learn(self, states: torch.Tensor, ends: Sequence[int]) -> None:
+        width = max(end - known for end, known in zip(ends, self.known, strict=True))
+        if width > 0:
+            slots = self.cache.plan(self.cached_tokens(), width, self.device)
+            self.network.remember(states[:, :width].to(self.device), slots, self.cache)
+            self.known = [max(pair) for pair in zip(ends, self.known, strict=True)]
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        """Go back to `lengths` cached tokens of each row, and forget the round's block."""
+        self.lengths, self._block, self._place = list(lengths), None, 0

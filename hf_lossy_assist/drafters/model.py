@@ -14,6 +14,7 @@ from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..batch.soundness import something
 from ..models.cached_model import CachedModel
+from ..models.hidden_state_hook import HiddenStateHook
 from ..models.row_model import RowModel
 from ..models.together import together
 from ..registry import register_drafter
@@ -90,7 +91,7 @@ class AssistantRun(DrafterRun):
         return (self.model,)
 
     @property
-    def taps(self) -> Sequence[FeatureTap]:
+    def taps(self) -> Sequence[HiddenStateHook]:
         return [tap for tap in (self.tap, self.states) if tap is not None]
 
     def keep_probs(self) -> None:

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
-from ..artifacts.features import FeatureSpec, FeatureTap
+from ..artifacts.features import FeatureSpec
+from ..models.hidden_state_hook import HiddenStateHook
 from ..round import Draft, Selection, Verified
 from .call import Call
 
@@ -32,7 +33,7 @@ def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
 
 
 @contextmanager
-def _unheard(taps: Sequence[FeatureTap]) -> Iterator[None]:
+def _unheard(taps: Sequence[HiddenStateHook]) -> Iterator[None]:
     """Within, a logits processor may run a model that the drafter listens to: guidance runs the target."""
     for tap in taps:
         tap.listening = False

@@ -13,10 +13,10 @@ from ..batch.positions import keep_within
 from ..batch.processor_kinds import only_functions
 from ..batch.token_types import shared_types
 from ..drafters.base import DraftContext, Drafter, DrafterRun
-from ..drafters.candidates import CandidateRun
 from ..drafters.model import AssistantRun, head_taps
+from ..drafters.retokenized import RetokenizingRun
 from ..drafters.suffix import LONGEST_MATCH, SuffixDrafter
-from ..drafters.translated import TranslatedRun
+from ..drafters.transformers_drafters import TransformersRun
 from ..models.cached_model import CachedModel
 from ..models.compat import CACHE
 from ..models.compilation import Compilation
@@ -162,7 +162,7 @@ def _translated_run(given: DraftWith, context: DraftContext) -> DrafterRun:
         raise ValueError(
             f"{name} cannot draft with another tokenizer for several rows ({reason}); this batch has {rows}: pass prompts one by one"
         )
-    return TranslatedRun(given.assistant, given.tokenizer, given.assistant_tokenizer, context)
+    return RetokenizingRun(given.assistant, given.tokenizer, given.assistant_tokenizer, context)
 
 
 def _candidate_run(given: DraftWith, made: Prepared) -> DrafterRun:
@@ -196,4 +196,4 @@ def _candidate_run(given: DraftWith, made: Prepared) -> DrafterRun:
         for its in (generator.assistant_generation_config, generator.generation_config):
             its.assistant_confidence_threshold = 0.0  # on by default in Transformers, and it refits itself
             its.num_assistant_tokens_schedule = "constant"
-    return CandidateRun(generator, context.vocabulary, context.sampling, context.clock)
+    return TransformersRun(generator, context)

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from ..drafters.stock_states import MTPDrafter, StockDFlashDrafter
+from ..drafters.transformers_drafters import MTPDrafter, TransformersDFlashDrafter
 from ..validation import check_flag, shown
 
 
@@ -45,7 +45,7 @@ def by_states(asked: dict[str, Any], assistant: Any, drafter: Any, others: list[
     _alone("speculation_type", {"drafter": drafter}, others)
     if assistant is None:
         raise ValueError('speculation_type="dflash" needs the DFlash model: pass assistant_model=… too')
-    return None, StockDFlashDrafter(getattr(assistant, "_orig_mod", assistant))
+    return None, TransformersDFlashDrafter(getattr(assistant, "_orig_mod", assistant))
 
 
 def _alone(name: str, given: dict[str, Any], others: list[str]) -> None:

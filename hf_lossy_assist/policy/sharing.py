@@ -17,7 +17,7 @@ from ..artifacts.hub import PICKLES, hub_errors
 from ..artifacts.json_io import read_object
 from ..artifacts.safe_references import check_shareable, list_subfolders
 from ..artifacts.sv_profile import PROFILE, TABLES, Profile
-from ..drafters.loading import load_drafter
+from ..drafters.io import load_drafter
 from ..validation import listed, shown
 from .policy import POLICY, LossyPolicy
 from .serialise import read_spec

@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig
 
 from ..artifacts.conditions import check_sampling, select_sampling
-from ..drafters.states import StatesDrafter
+from ..drafters.hidden_state import HiddenStateDrafter
 from ..models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ..validation import MOST, check_int
 
@@ -92,7 +92,7 @@ def refuse_blank(prompts: Sequence[str]) -> None:
 
 def check_places(places: int, draft: Any) -> None:
     """Refuse drafts of several tokens of a draft model, of which each is behind the text alone. Raises: `ValueError`."""
-    if places > 1 and not isinstance(draft, StatesDrafter):
+    if places > 1 and not isinstance(draft, HiddenStateDrafter):
         raise ValueError(
             f"places = {places} is for drafters on the target's states, and a draft model has none: leave it at 1"
         )

@@ -8,7 +8,7 @@ from support.commands import DEMO, prompts_file
 
 from hf_lossy_assist import Head, Profile, demo
 from hf_lossy_assist.cli._provenance import recall
-from hf_lossy_assist.drafters.eagle3_saving import save_drafter
+from hf_lossy_assist.drafters.io import save_drafter
 
 
 pytestmark = [

@@ -16,8 +16,7 @@ from support.tiny import NEVER_EMITTED
 from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlashDrafter
-from hf_lossy_assist.models.block_model import BlockModel
+from hf_lossy_assist.drafters.dflash import DFlashDrafter, DFlashModel
 
 
 FOLDERS = sorted(its for its in Path(__file__).with_name("dflash_golden").iterdir() if its.is_dir())
@@ -33,7 +32,7 @@ def test_blocks_are_the_packages(folder, rows):
     embedding = torch.nn.Embedding.from_pretrained(golden["embedding"])
     head = torch.nn.Linear(*golden["head"].shape[::-1], bias=False)
     head.weight.data = golden["head"]
-    model = BlockModel(net, embedding, head, rows, 64, len(golden["head"]))
+    model = DFlashModel(net, embedding, head, rows, 64, len(golden["head"]))
     states, ids = golden["states"].expand(rows, -1, -1), golden["ids"].expand(rows, -1)
     first = [7, 3, 5][:rows]  # tokens of each row's text; the first row is the golden one
     for step, lengths in enumerate((first, [n + 2 for n in first])):
@@ -52,7 +51,7 @@ def block_of(target, net, text):
     config = net.config
     out = target(text[None, :-1], output_hidden_states=True)
     states = torch.cat([out.hidden_states[layer] for layer in config.target_layers], dim=-1)
-    model = BlockModel(net, target.get_input_embeddings(), net.lm_head or target.get_output_embeddings(), 1, 256, config.layer.vocab_size)  # fmt: skip
+    model = DFlashModel(net, target.get_input_embeddings(), net.lm_head or target.get_output_embeddings(), 1, 256, config.layer.vocab_size)  # fmt: skip
     model.learn(states, [len(text) - 1])
     return [int(model.feed(text[None, -1:], [1], keep=1).argmax()) for _ in range(config.drafts)]
 

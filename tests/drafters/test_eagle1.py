@@ -10,8 +10,8 @@ from support.eagle import drafts, watched
 from support.eagle import eagle1 as network
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
-from hf_lossy_assist.models.eagle1 import Eagle1Network
+from hf_lossy_assist.drafters.eagle import Eagle3Drafter
+from hf_lossy_assist.drafters.networks.eagle_network import Eagle1Network
 
 
 @pytest.fixture(scope="module")

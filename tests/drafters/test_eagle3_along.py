@@ -6,7 +6,7 @@ from support import dflash, eagle, small
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.dflash import DFlashDrafter
-from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter, states_of
+from hf_lossy_assist.drafters.eagle import Eagle3Drafter
 from hf_lossy_assist.methods.autojudge.continuing import Choice
 from hf_lossy_assist.methods.autojudge.draft_choices import StatesChoices
 from hf_lossy_assist.methods.svip.calibrate import calibrate_svip
@@ -31,7 +31,7 @@ def expected_along(target, net, text, first, places):
 @pytest.mark.parametrize("places", [1, 3])
 def test_along_a_text(target, places):
     drafter, text = eagle.drafter(target), small.one(14)["input_ids"][0]
-    reader = states_of(target, drafter.network)
+    reader = drafter.hook(target)
     with torch.no_grad(), reader:
         target(text[None, :-2])
         states = reader.take()[0]

@@ -11,8 +11,8 @@ from support import eagle, small
 from support.eagle import refused
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
-from hf_lossy_assist.drafters.states import Proposal
+from hf_lossy_assist.drafters.eagle import Eagle3Drafter
+from hf_lossy_assist.drafters.hidden_state import Proposal
 
 
 def changed(folder, **entries):

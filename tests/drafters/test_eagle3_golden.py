@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_lossy_assist.drafters.loading import load_drafter
-from hf_lossy_assist.models.pairs_model import PairsModel
+from hf_lossy_assist.drafters.eagle import EagleModel
+from hf_lossy_assist.drafters.io import load_drafter
 
 
 FOLDERS = sorted(its for its in Path(__file__).with_name("eagle3_golden").iterdir() if its.is_dir())
@@ -17,7 +17,7 @@ def opened(folder, rows):
     network = load_drafter(folder).network
     golden = load_file(folder / "golden.safetensors")
     vocabulary = network.config.layer.vocab_size
-    return PairsModel(network, network.embed_tokens, rows, 64, vocabulary), golden, network.kept
+    return EagleModel(network, network.embed_tokens, network.lm_head, rows, 64, vocabulary), golden, network.target_ids
 
 
 def over(model, kept, logits):
@@ -77,6 +77,5 @@ def test_all_settings_are_there():
     for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "reduced"):
         assert {getattr(config, name) for config in configs} == {True, False}
     assert {config.layer.num_hidden_layers for config in configs} == {1, 2}
-    assert {config.layer.model_type for config in configs} == {"llama", "qwen3"} and {
-        config.states for config in configs
-    } == {3, 4}
+    assert {config.layer.model_type for config in configs} == {"llama", "qwen3"}
+    assert {len(config.layers_of(6)) for config in configs} == {3, 4}

@@ -9,8 +9,7 @@ from support.tiny import NEVER_EMITTED
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.features import FeatureTap
-from hf_lossy_assist.drafters.dflash import DFlashDrafter
-from hf_lossy_assist.models.block_model import BlockModel
+from hf_lossy_assist.drafters.dflash import DFlashDrafter, DFlashModel
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy")
@@ -120,7 +119,9 @@ def test_a_block_has_a_state_for_each_place(target, monkeypatch):
             text = its.texts[b]
             out = target(text[None, :-1], output_hidden_states=True)
             states = torch.cat([out.hidden_states[layer] for layer in net.config.target_layers], dim=-1)
-            model = BlockModel(net, target.get_input_embeddings(), target.get_output_embeddings(), 1, 256, small.VOCAB)
+            model = DFlashModel(
+                net, target.get_input_embeddings(), target.get_output_embeddings(), 1, 256, small.VOCAB
+            )
             model.learn(states, [len(text) - 1])
             with FeatureTap(net, spec) as tap:
                 model.feed(text[None, -1:], [1], keep=1)
@@ -132,7 +133,7 @@ def test_a_block_has_a_state_for_each_place(target, monkeypatch):
 
 def test_eagle_1_has_no_norm(target):
     net = eagle.eagle1(target)
-    assert net.state_module(-1, True) is net.state_module(-1, False) is net.layers[-1]
+    assert net.get_decoder() is net.layers[-1]
 
 
 REFUSED = {

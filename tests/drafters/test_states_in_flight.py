@@ -8,7 +8,7 @@ from support.many import ENDS, SETTINGS, alone, prompts, together
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.dflash import DFlashDrafter
-from hf_lossy_assist.drafters.states_run import StatesRun
+from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
 
 
 KINDS = {
@@ -40,7 +40,7 @@ def test_greedy_texts_are_those_of_generate(target, kind, max_rows, recwarn):
 def test_a_row_drafts_what_it_drafts_alone(target, kind, monkeypatch):
     """Whatever stood in its place before: the same tokens with the same distributions, prompts of one and two tokens included."""
     drafted = {}
-    own = StatesRun._draft
+    own = HiddenStateRun._draft
 
     def watched(run, rows, limits, steps):
         draft = own(run, rows, limits, steps)
@@ -49,7 +49,7 @@ def test_a_row_drafts_what_it_drafts_alone(target, kind, monkeypatch):
                 drafted.setdefault(tuple(text.tolist()), []).append(draft.peaks[b, : int(draft.lengths[b])])
         return draft
 
-    monkeypatch.setattr(StatesRun, "_draft", watched)
+    monkeypatch.setattr(HiddenStateRun, "_draft", watched)
     texts = prompts((9, 2, 14, 1, 3, 11, 7))
     drafter = KINDS[kind](target)
     both = []

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
+from hf_lossy_assist.drafters.eagle import Eagle3Drafter
 from hf_lossy_assist.generation.sight import refuse_sight
 from hf_lossy_assist.models.compat import CACHE, cache_of
 

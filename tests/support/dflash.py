@@ -3,7 +3,7 @@
 import torch
 from transformers import Qwen3Config
 
-from hf_lossy_assist.models.dflash import DFlashConfig, DFlashNetwork
+from hf_lossy_assist.drafters.networks.dflash_network import DFlashConfig, DFlashNetwork
 
 
 def network(target, seed=0, layers=1, block=5, target_layers=(0, 1, 2), kept=None, **flags):

@@ -8,14 +8,13 @@ import torch
 from transformers import LlamaConfig, Qwen3Config
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.eagle3 import Eagle3Drafter
-from hf_lossy_assist.drafters.states_run import StatesRun
+from hf_lossy_assist.drafters.eagle import Eagle3Drafter
+from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
+from hf_lossy_assist.drafters.networks.eagle_network import Eagle1Config, Eagle1Network, Eagle3Config, Eagle3Network
 from hf_lossy_assist.methods.eagle3.chains import steps_of
 from hf_lossy_assist.methods.eagle3.data import Batch
 from hf_lossy_assist.methods.eagle3.heard import states_of
-from hf_lossy_assist.models.eagle1 import Eagle1Config, Eagle1Network
-from hf_lossy_assist.models.eagle3 import Eagle3Config, Eagle3Network
-from hf_lossy_assist.models.layer_states import LayerStates
+from hf_lossy_assist.models.hidden_state_hook import HiddenStateHook
 
 
 def network(
@@ -65,14 +64,14 @@ class Round(NamedTuple):
 
 def watched(monkeypatch):
     """The rounds of all drafters on target states from now on."""
-    seen, own = [], StatesRun.propose
+    seen, own = [], HiddenStateRun.propose
 
     def propose(self, rows, limits, randomness):
         texts, begins = [text.clone() for text in rows.texts()], list(self.begins)
         seen.append(Round(texts, own(self, rows, limits, randomness), list(limits), begins))
         return seen[-1].draft
 
-    monkeypatch.setattr(StatesRun, "propose", propose)
+    monkeypatch.setattr(HiddenStateRun, "propose", propose)
     return seen
 
 
@@ -113,7 +112,7 @@ def chain_with_states(target, net, text, gamma, begin=0, follow=()):
         read.append(normed[0, -1])
         before.append(own[0, -1])  # the last layer's, where `norm_output` is off
         full = torch.full((config.layer.vocab_size,), -torch.inf, dtype=states.dtype)
-        full[net.kept] = net.lm_head(normed[0, -1])
+        full[net.target_ids] = net.lm_head(normed[0, -1])
         logits.append(full)
         tokens.append(follow[len(read) - 1] if len(read) <= len(follow) else int(full.argmax()))
         states = torch.cat([states, own[:, -1:]], dim=1)
@@ -124,7 +123,7 @@ def trained(target, inputs, new=24, rounds=60, layers=(0, 1, 2), **settings):
     """A drafter that has learned what `target` writes behind `inputs`, of `rounds` steps of training."""
     net = network(target, own_embeddings=False, target_layers=layers, **settings).float()
     texts = target.generate(**inputs, max_new_tokens=new, do_sample=False, eos_token_id=None)
-    reader = LayerStates(target, layers)
+    reader = HiddenStateHook(target, layers)
     rows = [text[int((mask == 0).sum()) :] for text, mask in zip(texts, inputs["attention_mask"], strict=True)]
     with torch.no_grad():
         likely = [target(row[None]).logits[0].softmax(dim=-1).topk(32) for row in rows]

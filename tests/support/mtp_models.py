@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.stock_states import DFLASH_SINCE, VERSION
+from hf_lossy_assist.drafters.transformers_drafters import DFLASH_SINCE, VERSION
 
 
 def written(folder, layers, vocabulary=6, seed=0):

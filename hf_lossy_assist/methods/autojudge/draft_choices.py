@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ...drafters.eagle3 import Eagle3Drafter, states_of
+from ...drafters.hidden_state import HiddenStateDrafter
 from ...models.row_model import RowModel
 from .continuing import Choice, in_common, make_room
 from .reading import Reader
@@ -74,10 +74,10 @@ class StatesChoices:
 
     @torch.inference_mode()
     def __init__(
-        self, drafter: Eagle3Drafter, target: Any, prompt: list[int], limit: int, choice: Choice, places: int
+        self, drafter: HiddenStateDrafter, target: Any, prompt: list[int], limit: int, choice: Choice, places: int
     ):
         self.drafter, self.target, self.prompt, self.choice, self.places = drafter, target, prompt, choice, places
-        self.reader, self.model = states_of(target, drafter.network), RowModel(target, 1, limit)
+        self.reader, self.model = drafter.hook(target), RowModel(target, 1, limit)
         self.cached: list[int] = []
         self.states: torch.Tensor | None = None  # of the tokens in `cached`, (1, n, layers · H)
         make_room(self.model, limit)

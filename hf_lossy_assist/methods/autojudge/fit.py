@@ -16,7 +16,7 @@ import torch
 from ...artifacts.cards import head_card, write_card
 from ...artifacts.files import check_new, new_folder
 from ...artifacts.head import Head
-from ...drafters.states import StatesDrafter
+from ...drafters.hidden_state import HiddenStateDrafter
 from .classifiers import (
     PAPER,
     SOURCES,
@@ -62,7 +62,7 @@ def fit_autojudge(
     identities = check_models(mined, target, draft, tokenizer)
     if target is None and (compare or settings.model != "draft"):
         raise ValueError("without the target only --features draft can be fitted, and nothing compared: pass --model")
-    if isinstance(draft, StatesDrafter) and (compare or settings.model != "target"):
+    if isinstance(draft, HiddenStateDrafter) and (compare or settings.model != "target"):
         raise ValueError(
             f"of {draft.kind} the judge reads the target's states alone: pass --features target, without --compare"
         )

@@ -6,7 +6,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
-from ...drafters.eagle3 import Eagle3Drafter
+from ...drafters.hidden_state import HiddenStateDrafter
 from ...models.introspection import vocabulary_of
 from ...models.texts import continuation, special_in
 from ...tasks.endpoint import served
@@ -55,7 +55,7 @@ def mine_problems(
 
         def begin(i: int) -> Search:
             drafts: Callable[[list[int], int], list[int]]
-            if isinstance(draft, Eagle3Drafter):
+            if isinstance(draft, HiddenStateDrafter):
                 drafts = StatesChoices(draft, target, prompts[i], limit, choice, settings.places)
             else:
                 drafts = DraftChoices(draft, prompts[i], limit, vocabulary, choice, read)

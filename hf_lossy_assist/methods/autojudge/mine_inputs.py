@@ -5,8 +5,7 @@ from typing import Any
 
 from transformers import GenerationConfig, LogitsProcessorList
 
-from ...drafters.eagle3 import Eagle3Drafter
-from ...drafters.states import StatesDrafter, refuse_models
+from ...drafters.hidden_state import HiddenStateDrafter, refuse_models
 from ...models.introspection import base_of, vocabulary_of
 from ...models.probe import why_not_prefixes
 from ...models.quirks.rope import ChangingRope
@@ -21,13 +20,13 @@ def local(target: Any, draft: Any) -> Any:
     return draft if served(target) else target
 
 
-def refuse_drafter(target: Any, draft: StatesDrafter) -> None:
+def refuse_drafter(target: Any, draft: HiddenStateDrafter) -> None:
     """Refuse a drafter on the target's states that cannot be asked for each token of a response at once. Raises: `ValueError`."""
     if served(target):
         raise ValueError(
             f"{draft.kind} reads the target's hidden states, which no server gives: mine with the target here, or with a draft model"
         )
-    if not isinstance(draft, Eagle3Drafter):
+    if not draft.drafts_each_place:
         raise ValueError(f"{draft.kind} fills in a block for each token: mine with an EAGLE drafter or a draft model")
     refuse_models("mining", target, draft)
 
@@ -43,7 +42,7 @@ def prepared(
         if not prompt or not text.strip():
             raise ValueError(f"problem {number} has an empty prompt")
     longest, models = max(map(len, prompts)), [("target", target), ("draft", draft)]
-    if isinstance(draft, StatesDrafter):
+    if isinstance(draft, HiddenStateDrafter):
         refuse_drafter(target, draft)
         models = models[:1]
     elif settings.places > 1:
@@ -52,7 +51,7 @@ def prepared(
         )
     models = [(name, model) for name, model in models if not served(model)]
     for name, model in models:
-        reason = why_not_prefixes(model) if isinstance(draft, StatesDrafter) else why_not_searched(model)
+        reason = why_not_prefixes(model) if isinstance(draft, HiddenStateDrafter) else why_not_searched(model)
         if reason is not None:
             raise ValueError(f"mining needs models that run in batches; the {name} does not: {reason}")
     sizes = [vocabulary_of(model) for _, model in models]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from transformers import DynamicCache
 
-from ...models.eagle3 import Eagle3Network
+from ...drafters.networks.eagle_network import Eagle3Network
 from .data import Batch
 
 
@@ -50,7 +50,7 @@ def steps_of(network: Eagle3Network, embedding: torch.nn.Module, batch: Batch, s
         logits, p, of = network.lm_head(normed[here]).float(), probs[here], index[here].clamp(min=0)
         loss = (logits.logsumexp(dim=-1) * p.sum(dim=-1) - (p * logits.gather(-1, of)).sum(dim=-1)).sum()
         right = alive & here
-        right[here] &= network.kept[logits.argmax(dim=-1)] == wanted[here]
+        right[here] &= network.target_ids[logits.argmax(dim=-1)] == wanted[here]
         yield Step(loss, here.sum(), alive & here, right)
         alive = shifted(right)
         states = shifted(own)
@@ -77,7 +77,7 @@ def rounds_of(accepted: Sequence[int], first: int, last: int) -> int:
 def draft_ids(network: Eagle3Network) -> torch.Tensor:
     """The draft's id of each of the target's tokens, (V,); −1: none."""
     out = torch.full((network.config.layer.vocab_size,), -1, device=network.d2t.device)
-    out[network.kept] = torch.arange(len(network.kept), device=out.device)
+    out[network.target_ids] = torch.arange(len(network.target_ids), device=out.device)
     return out
 
 

@@ -15,10 +15,10 @@ import torch
 from transformers import GenerationConfig
 
 from ...artifacts.conditions import check_sampling, select_sampling
-from ...models.eagle3 import default_layers
+from ...drafters.networks.eagle_network import default_layers
+from ...models.hidden_state_hook import HiddenStateHook
 from ...models.identity import ModelIdentity, dtype_of, tokenizer_hash, versions, weights_hash
 from ...models.introspection import base_of, blocks_of
-from ...models.layer_states import LayerStates
 from ...training.processes import Processes
 from ...training.resumable import Tell, folders, start_run, write_shards
 from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int
@@ -85,7 +85,7 @@ def collect(
         raise ValueError("a prompt is blank: every prompt needs some text")
     out, part = folders(out)
     layers = settings.layers or default_layers(len(blocks_of(base_of(target)) or ()))
-    reader = LayerStates(target, layers)  # which refuses layers that the target does not have
+    reader = HiddenStateHook(target, layers)  # which refuses layers that the target does not have
     facts = _facts(target, tokenizer, prompts, settings, layers, source)
     processes = Processes.started()
 

@@ -10,8 +10,8 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
+from ...models.hidden_state_hook import HiddenStateHook
 from ...models.identity import ModelIdentity, check_weights, dtype_of
-from ...models.layer_states import LayerStates
 from ...training.finished import check_entries
 from ...training.resumable import compute_key, name_shard, read_part, read_record
 from ...validation import check_int, shown
@@ -102,7 +102,7 @@ class Texts:
                 self.ids.append(ids.long())
                 self.prompts.append(prompt)
                 start += len(ids)
-        self._reader = None if self.settings["states"] else LayerStates(target, self.layers)
+        self._reader = None if self.settings["states"] else HiddenStateHook(target, self.layers)
 
     def _doubt(self, target: Any) -> None:
         """Refuse a target with other weights in the same precision, whose states and words these are not; warn of one in another precision."""

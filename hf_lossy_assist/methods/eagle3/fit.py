@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ...drafters.eagle3 import Eagle3Drafter
-from ...drafters.states import Proposal
-from ...models.eagle3 import Eagle3Network
+from ...drafters.eagle import Eagle3Drafter
+from ...drafters.hidden_state import Proposal
+from ...drafters.networks.eagle_network import Eagle3Network
 from ...models.identity import ModelIdentity, dtype_of, weights_hash
 from ...models.introspection import base_of
 from ...stats.intervals import Estimate, rate

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ...models.layer_states import LayerStates
+from ...models.hidden_state_hook import HiddenStateHook
 
 
 class Heard:
@@ -14,7 +14,7 @@ class Heard:
     Of a prompt the states of all places are kept, and the likeliest tokens behind its last one: a drafter learns answers alone.
     """
 
-    def __init__(self, target: Any, reader: LayerStates, likely: int, steps: int, tell: Callable[[float], None]):
+    def __init__(self, target: Any, reader: HiddenStateHook, likely: int, steps: int, tell: Callable[[float], None]):
         """`steps`: most forwards there can be, of which `tell` gets the share that is done."""
         self._target, self._reader, self._likely, self._most, self._tell = target, reader, likely, steps, tell
         self._states: list[torch.Tensor] = []  # (B, Q, layers · H) of each forward, bfloat16
@@ -70,7 +70,7 @@ class Heard:
 
 
 @torch.no_grad()
-def states_of(reader: LayerStates, target: Any, ids: torch.Tensor) -> torch.Tensor:
+def states_of(reader: HiddenStateHook, target: Any, ids: torch.Tensor) -> torch.Tensor:
     """The target's states at each place of a text `ids` (T,), worked out again: (T, layers · H) bfloat16."""
     with reader:
         target(ids[None].to(target.device), use_cache=False)

@@ -9,8 +9,8 @@ from huggingface_hub import ModelCard
 
 from ...artifacts.cards import drafter_card, write_card
 from ...artifacts.files import new_folder, write_text
-from ...drafters.eagle3 import Eagle3Drafter
-from ...drafters.eagle3_saving import save_drafter
+from ...drafters.eagle import Eagle3Drafter
+from ...drafters.io import save_drafter
 from ...models.identity import ModelIdentity, versions
 from ...stats.intervals import Estimate
 from ...training.processes import Processes

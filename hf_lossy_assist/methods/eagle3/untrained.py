@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig
 
-from ...models.eagle3 import Eagle3Config, Eagle3Network
+from ...drafters.networks.eagle_network import Eagle3Config, Eagle3Network
 from ...models.introspection import base_of
 from .data import Texts
 from .settings import FitSettings

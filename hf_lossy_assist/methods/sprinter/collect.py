@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...drafters.states import StatesDrafter, refuse_models
+from ...drafters.hidden_state import HiddenStateDrafter, refuse_models
 from ...models.identity import ModelIdentity
 from ...tasks.prompts import PromptText
 from ...training.dataset import RECORD, assemble, make_schema
@@ -90,7 +90,7 @@ def run_batch(
         else:  # no original continuation: the prompt's end serves as one
             cut = max(len(prompt) // 2, len(prompt) - settings.new_tokens, 1)
             ending = prompt[cut:]
-        if isinstance(draft, StatesDrafter) and cut < 2:
+        if isinstance(draft, HiddenStateDrafter) and cut < 2:
             raise ValueError(f"prompt {number} is too short: {draft.kind} drafts behind two tokens or more")
         starts += [prompt[:cut] if kind == "original" else prompt for kind in kinds]
         forced += [ending if kind == "original" else None for kind in kinds]

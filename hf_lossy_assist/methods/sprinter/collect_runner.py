@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...artifacts.features import FeatureSpec
-from ...drafters.states_run import StatesRun
+from ...drafters.hidden_state import HiddenStateRun
 from ...engine.call import Call
 from ...generation.runner import Runner
 from ...models.quirks.rope import renew
@@ -83,7 +83,7 @@ class CollectRunner(Runner):
 
     def decode(self, call: Call) -> SpeculationStats:
         rows, drafter = call.rows, call.drafter
-        if isinstance(drafter, StatesRun):
+        if isinstance(drafter, HiddenStateRun):
             drafter.hold_back(self.wanted.places)
         kinds = [self.wanted.kinds[row % len(self.wanted.kinds)] for row in rows.index]
         positions = 0

@@ -15,7 +15,7 @@ import numpy as np
 from ...artifacts.conditions import describe_machine
 from ...artifacts.files import check_new, new_folder
 from ...artifacts.sv_profile import MODELS, Profile
-from ...drafters.states import refuse_models
+from ...drafters.hidden_state import refuse_models
 from ...generation.runner import Runner
 from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ...policy.policy import LossyPolicy

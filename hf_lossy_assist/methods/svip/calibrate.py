@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from huggingface_hub.utils import tqdm
 
-from ...drafters.eagle3 import PLACES, Eagle3Drafter, states_of
+from ...drafters.eagle import PLACES
+from ...drafters.hidden_state import HiddenStateDrafter
 from ...models.introspection import base_of
 from ...stops.confidence import SVIP
 from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int
@@ -94,11 +95,11 @@ def _measure(
         ids, mask, real = _continue(target, rows[start : start + batch_size], seed + start, temperature, new)
         for name, model in (("target", target), ("draft", draft)):
             if (
-                not isinstance(model, Eagle3Drafter)
+                not isinstance(model, HiddenStateDrafter)
                 and int(ids.max()) >= base_of(model).get_input_embeddings().weight.shape[0]
             ):
                 raise ValueError(f"the target wrote token {int(ids.max())}, which the {name} does not have")
-        of_draft = _logits_of_drafter if isinstance(draft, Eagle3Drafter) else _logits
+        of_draft = _logits_of_drafter if isinstance(draft, HiddenStateDrafter) else _logits
         logits = [_logits(target, ids, mask, real.shape[1]), of_draft(draft, ids, mask, real.shape[1], target)]
         for b, (p, q) in enumerate(zip(*logits, strict=True)):  # one text at a time: float64 distributions are large
             p, q = p[real[b]], q[real[b]].to(p.device)[:, : p.shape[-1]]
@@ -158,10 +159,10 @@ def _logits(model: Any, ids: torch.Tensor, mask: torch.Tensor, new: int, target:
 
 
 def _logits_of_drafter(
-    drafter: Eagle3Drafter, ids: torch.Tensor, mask: torch.Tensor, new: int, target: Any
+    drafter: HiddenStateDrafter, ids: torch.Tensor, mask: torch.Tensor, new: int, target: Any
 ) -> torch.Tensor:
     """Compute what `_logits` does for a drafter on the target's states; after the end of a text the values mean nothing."""
-    reader, found = states_of(target, drafter.network), []
+    reader, found = drafter.hook(target), []
     for text, seen in zip(ids, mask.bool(), strict=True):
         end = int(seen.nonzero()[-1]) + 1  # the real ones of the new tokens are a prefix of them
         whole = text[:end][seen[:end]].to(target.device)[:-1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...drafters.eagle3 import Eagle3Drafter, states_of
+from ...drafters.hidden_state import HiddenStateDrafter
 from ...models.compat import CACHE, cache_of
 from ...models.introspection import base_of, vocabulary_of
 
@@ -20,7 +20,9 @@ def measured_ratio(target: Any, draft: Any, prompt: torch.Tensor, repeats: int =
     """Median seconds of a cached one-token forward of the draft ÷ that of the target, taken in turn."""
     seconds: dict[str, list[float]] = {"target": [], "draft": []}
     limit = len(prompt) + repeats + WARM_UP
-    of_draft = _drafted(draft, target, prompt, limit) if isinstance(draft, Eagle3Drafter) else _steps(draft, prompt)
+    of_draft = (
+        _drafted(draft, target, prompt, limit) if isinstance(draft, HiddenStateDrafter) else _steps(draft, prompt)
+    )
     steps = {"target": _steps(target, prompt), "draft": of_draft}
     for _ in range(repeats + WARM_UP):
         for name, each in steps.items():
@@ -41,15 +43,15 @@ def _steps(model: Any, prompt: torch.Tensor) -> Iterator[None]:
         yield
 
 
-def _drafted(drafter: Eagle3Drafter, target: Any, prompt: torch.Tensor, limit: int) -> Iterator[None]:
+def _drafted(drafter: HiddenStateDrafter, target: Any, prompt: torch.Tensor, limit: int) -> Iterator[None]:
     """The same of a drafter on the target's states, up to `limit` tokens."""
     base = base_of(target)
-    ids, reader = prompt[None].to(base.get_input_embeddings().weight.device), states_of(target, drafter.network)
+    ids, reader = prompt[None].to(base.get_input_embeddings().weight.device), drafter.hook(target)
     with reader:
         base(input_ids=ids[:, :-1], use_cache=False)
         states = reader.take()
     assert states is not None, "the target has just run"
-    model = drafter.cached(target, 1, limit, vocabulary_of(target))
+    model = drafter.make_model(target, 1, limit, vocabulary_of(target))
     model.learn(states, [len(prompt) - 1])
     feed = ids[:, 1:]
     while True:

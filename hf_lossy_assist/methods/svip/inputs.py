@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ...drafters.eagle3 import Eagle3Drafter
-from ...drafters.states import StatesDrafter
+from ...drafters.hidden_state import HiddenStateDrafter
 from ...models.introspection import base_of, vocabulary_of
 from ...validation import MOST_FACTOR, check_number
 
@@ -31,7 +30,7 @@ def read_prompts(target: Any, draft: Any, prompts: Any, tokenizer: Any) -> list[
     if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
         raise TypeError(f"prompts: expected a list of id tensors or texts, got {type(prompts).__name__}")
     rows = [_ids(f"prompts[{i}]", prompt, tokenizer, known) for i, prompt in enumerate(prompts)]
-    if isinstance(draft, StatesDrafter) and (short := [i for i, row in enumerate(rows) if len(row) < 2]):
+    if isinstance(draft, HiddenStateDrafter) and (short := [i for i, row in enumerate(rows) if len(row) < 2]):
         raise ValueError(
             f"prompts[{short[0]}]: {draft.kind} drafts behind two tokens or more, and this prompt has one: leave it out"
         )
@@ -43,13 +42,13 @@ def read_prompts(target: Any, draft: Any, prompts: Any, tokenizer: Any) -> list[
 def _shared_vocabulary(target: Any, draft: Any) -> int:
     """How many token ids both models have; refuses models that cannot be calibrated."""
     models = [("target", target), ("draft", draft)]
-    if isinstance(draft, Eagle3Drafter):
+    if isinstance(draft, HiddenStateDrafter):
+        if not draft.drafts_each_place:
+            raise ValueError(
+                f"draft: {draft.kind} fills in a block for each token: calibrate with an EAGLE drafter or a draft model"
+            )
         draft.check(target)
         models = models[:1]
-    elif isinstance(draft, StatesDrafter):
-        raise ValueError(
-            f"draft: {draft.kind} fills in a block for each token: calibrate with an EAGLE drafter or a draft model"
-        )
     for name, model in models:
         if not isinstance(base_of(model), PreTrainedModel):
             raise TypeError(f"{name}: expected a loaded Transformers model, got {type(model).__name__}")

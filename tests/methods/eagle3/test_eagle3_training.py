@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from support import small
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.eagle import EagleModel
 from hf_lossy_assist.methods.eagle3.chains import Step, accepted_by, rounds_of, steps_of
 from hf_lossy_assist.methods.eagle3.collect import CollectSettings, collect
 from hf_lossy_assist.methods.eagle3.data import Texts
@@ -17,7 +18,6 @@ from hf_lossy_assist.methods.eagle3.run import fit_eagle3
 from hf_lossy_assist.methods.eagle3.settings import FitSettings
 from hf_lossy_assist.methods.eagle3.untrained import network_for
 from hf_lossy_assist.models.int8 import quantised
-from hf_lossy_assist.models.pairs_model import PairsModel
 
 
 PROMPTS = [f"w{3 + i} w{7 + i % 5} w{11 + 2 * i}" for i in range(20)]
@@ -82,14 +82,14 @@ def test_chains_in_training_are_the_chains_that_are_drafted(target, data, layers
     for row, number in enumerate(numbers):
         ids, length, prompt = texts.ids[number], len(texts.ids[number]), texts.prompts[number]
         for place in range(prompt - 2, length - 2):  # the chain's first pair embeds token place + 1
-            model = PairsModel(network, embedding, 1, 100, network.config.layer.vocab_size)
+            model = EagleModel(network, embedding, network.lm_head, 1, 100, network.config.layer.vocab_size)
             model.learn(batch.states[row : row + 1, : place + 1].float(), [place + 1])
             logits = model.feed(ids[None, 1 : place + 2], [place + 1], keep=1)[0, 0]
             alive = True
             for step in range(min(steps, length - 2 - place)):
                 wanted, at = int(ids[place + step + 2]), place + step + 1
-                q = logits[network.kept].log_softmax(-1)
-                of = {int(token): i for i, token in enumerate(network.kept)}
+                q = logits[network.target_ids].log_softmax(-1)
+                of = {int(token): i for i, token in enumerate(network.target_ids)}
                 for token, p in zip(batch.likely[row, at].tolist(), batch.probs[row, at].tolist(), strict=True):
                     if token in of:
                         loss[step] -= p * float(q[of[token]])
@@ -110,7 +110,7 @@ def test_the_head_begins_as_the_targets_own_in_int8_too(target, data):
     texts, rounded = Texts(data, target), quantised(copy.deepcopy(target))
     network = network_for(target, texts, SHORT)
     own = target.get_output_embeddings().weight
-    assert network.lm_head.weight.equal(own[network.kept].float()) and len(network.kept) == 30
+    assert network.lm_head.weight.equal(own[network.target_ids].float()) and len(network.target_ids) == 30
     found = network_for(rounded, texts, SHORT).lm_head.weight
     # A row has one scale, so that its numbers are off by half a step of its largest; the unit vectors are not rounded.
     torch.testing.assert_close(found, network.lm_head.weight, rtol=0, atol=float(own.abs().max()) / 127)

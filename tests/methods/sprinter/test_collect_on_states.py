@@ -9,12 +9,11 @@ from support.collecting import rows_of, word_prompts
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.features import FeatureTap
-from hf_lossy_assist.drafters.dflash import DFlashDrafter
+from hf_lossy_assist.drafters.dflash import DFlashDrafter, DFlashModel
 from hf_lossy_assist.methods.specdec.fit import fit_specdec
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
-from hf_lossy_assist.models.block_model import BlockModel
 from hf_lossy_assist.training.head_training import HeadFitSettings
 
 
@@ -81,7 +80,7 @@ def test_places_of_a_block(target, tmp_path):
             place = record["position"]
             known = torch.tensor([text + following[: place - place % PLACES]])
             states = target(known[:, :-1], output_hidden_states=True).hidden_states
-            model = BlockModel(net, target.get_input_embeddings(), target.get_output_embeddings(), 1, 64, small.VOCAB)
+            model = DFlashModel(net, target.get_input_embeddings(), target.get_output_embeddings(), 1, 64, small.VOCAB)
             model.learn(torch.cat([states[layer] for layer in net.config.target_layers], dim=-1), [known.shape[1] - 1])
             with FeatureTap(net, hla.FeatureSpec()) as tap:
                 model.feed(known[:, -1:], [1], keep=1)

@@ -8,7 +8,7 @@ from transformers import DynamicCache, TemperatureLogitsWarper
 from transformers.generation import candidate_generator as stock
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters import stock_states
+from hf_lossy_assist.drafters import transformers_drafters
 from hf_lossy_assist.generation.state_settings import STATES
 from hf_lossy_assist.models.compat import CACHE
 
@@ -291,7 +291,7 @@ def test_by_name_and_read_once(mtp, monkeypatch):
 def test_dflash_of_a_transformers_that_hands_it_other_states(monkeypatch):
     target = pair()[0]
     draft = mtp_models.dflash(target)
-    monkeypatch.setattr(stock_states, "VERSION", (5, 22))
+    monkeypatch.setattr(transformers_drafters, "VERSION", (5, 22))
     with pytest.raises(ValueError, match=r"handed other states by Transformers .*: install 5\.23 or newer, or load"):
         target.generate(
             prompt(0), assistant_model=draft, speculation_type="dflash", lossy_policy=hla.Constant(3), max_new_tokens=4

@@ -10,7 +10,7 @@ from tokenizers import models as kinds
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters import translated
+from hf_lossy_assist.drafters import retokenized
 
 
 NEVER = {"eos_token_id": tiny.NEVER_EMITTED}
@@ -45,8 +45,8 @@ def ours(target, inputs, draft, **settings):
 @pytest.mark.parametrize("kind", KINDS)
 def test_ragged_batches_write_the_targets_text(kind, window, monkeypatch):
     if window == "windows":
-        monkeypatch.setattr(translated, "WHOLE", 6)
-        monkeypatch.setattr(translated, "WINDOW", 4)
+        monkeypatch.setattr(retokenized, "WHOLE", 6)
+        monkeypatch.setattr(retokenized, "WINDOW", 4)
     target, draft, inputs = small.llama(), foreign(kind), small.ragged((0, 3, 5, 8))
     wanted = {id(end): tiny.greedy(target, inputs, max_new_tokens=20, **end) for end in (NEVER, ENDS)}
     assert len({int((row == 0).sum()) for row in wanted[id(ENDS)][:, 9:]}) > 2, "rows end together"
@@ -104,7 +104,7 @@ def test_tokens_of_other_sizes():
         assert out.speculation.total().num_draft_tokens > 0
 
 
-def test_drafts_that_cannot_be_translated_in_a_batch_are_refused():
+def test_drafts_that_cannot_be_retokenized_in_a_batch_are_refused():
     with pytest.raises(ValueError, match=r"^Lfm2ForCausalLM cannot draft [^\n]* recurrent state[^\n]* has 3[^\n]*$"):
         ours(small.llama(), small.ragged(), tiny.shared("lfm2"))
     with pytest.raises(ValueError, match=r"^SVIP needs a draft model with the target's tokenizer[^\n]*$"):

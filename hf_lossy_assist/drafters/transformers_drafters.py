@@ -1,4 +1,4 @@
-"""Transformers' candidate generators that read the target's hidden states, as drafters at batch 1: MTP layers of the checkpoint, and DFlash."""
+"""Transformers' candidate generators as drafters at batch 1; among them those that read the target's states: MTP layers of the checkpoint, DFlash."""
 
 import copy
 import threading
@@ -12,19 +12,18 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
-from transformers.generation import candidate_generator as stock
+from transformers.generation import candidate_generator
 
-from ..artifacts.features import FeatureTap
+from ..batch.positions import TableEnds
 from ..batch.processor_kinds import only_functions
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
+from ..models.hidden_state_hook import NORMED, HiddenStateHook
 from ..models.introspection import base_of, blocks_of, vocabulary_of
-from ..models.layer_states import NORMED, LayerStates
 from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..validation import one_line, shown
-from .base import DraftContext, Drafter, empty_draft
-from .candidates import CandidateRun
+from .base import DraftContext, Drafter, DrafterRun, empty_draft
 
 
 # Before, Transformers hands a DFlash model the states in front of the layers that its config names, in place of those behind them.
@@ -38,7 +37,7 @@ class MTPDrafter(Drafter):
     They draft one token each. `generate(use_mtp=True, lossy_policy=…)` is the same. The layers are read from the checkpoint once for each target.
     """
 
-    def start(self, context: DraftContext) -> "StockStatesRun":
+    def start(self, context: DraftContext) -> "TransformersStatesRun":
         _one_row(context, "MTP")
         base = base_of(context.target)
         if not getattr(base.config.get_text_config(decoder=True), "num_mtp_layers", None):
@@ -48,11 +47,11 @@ class MTPDrafter(Drafter):
         generator: Any = copy.copy(_mtp_of(base))
         generator.mtp_cache = copy.deepcopy(generator.mtp_cache)  # which is empty
         generator.do_sample, generator.logits_processor = context.sampling, processors(context)
-        return StockStatesRun(generator, context, {-1: _last(base)}, generator.num_mtp_layers)
+        return TransformersStatesRun(generator, context, {-1: _last(base)}, generator.num_mtp_layers)
 
 
 @dataclass(frozen=True, eq=False)
-class StockDFlashDrafter(Drafter):
+class TransformersDFlashDrafter(Drafter):
     """A DFlash draft model of Transformers' (`muse_glimmer_assistant`, …) through its `DFlashTokenCandidateGenerator`; one row at a time.
 
     `generate(assistant_model=model, speculation_type="dflash", lossy_policy=…)` is the same. Args: model: the draft model, loaded.
@@ -68,7 +67,7 @@ class StockDFlashDrafter(Drafter):
                 "drafter's files with hf_lossy_assist.load_drafter, or leave speculation_type out"
             )
 
-    def start(self, context: DraftContext) -> "StockStatesRun":
+    def start(self, context: DraftContext) -> "TransformersStatesRun":
         if VERSION < DFLASH_SINCE:
             raise ValueError(
                 f"a DFlash model of Transformers' is handed other states by Transformers {transformers.__version__} than it was trained on: "
@@ -99,36 +98,67 @@ class StockDFlashDrafter(Drafter):
             main_model_output_embeddings=base.get_output_embeddings(), logits_processor=processors(context),
             generation_config=GenerationConfig(do_sample=context.sampling, max_length=context.rows.max_length),
         )  # fmt: skip
-        return StockStatesRun(generator, context, layers)
+        return TransformersStatesRun(generator, context, layers)
 
 
-class StockStatesRun(CandidateRun):
-    """Such a generator at work in one call: it is handed the target's states of the tokens that were committed since it drafted last."""
+class TransformersRun(DrafterRun):
+    """One of Transformers' candidate generators at work in one call, at batch 1."""
+
+    def __init__(self, generator: Any, context: DraftContext):
+        self.generator, self.vocabulary = generator, context.vocabulary
+        self.sampling, self.clock = context.sampling, context.clock
+
+    def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
+        text = rows.texts()[0][None]
+        with self.clock.time("draft"):
+            try:
+                with randomness.everywhere(rows.index[0], text.device):
+                    candidates, logits = self.candidates(text)
+            except TableEnds:  # for good: the text only grows
+                candidates, logits = text, None
+        tokens = candidates[:, text.shape[1] :][:, : limits[0]].to(rows.ids.device)
+        gamma = tokens.shape[1]
+        probs = None
+        if self.sampling and logits is not None and gamma:
+            logits = logits[:, :gamma, : self.vocabulary].to(device=rows.ids.device, dtype=torch.float32)
+            probs = logits.softmax(dim=-1)
+        lengths = torch.tensor([gamma], device=rows.ids.device)
+        return Draft(tokens, lengths, rows.order, max(limits), self.sampling, probs)
+
+    def candidates(self, text: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the text (1, n) with what the generator proposes behind it, and the logits that the tokens were chosen by."""
+        found: tuple[torch.Tensor, torch.Tensor | None] = self.generator.get_candidates(text)
+        return found
+
+    def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
+        self.generator.update_candidate_strategy(rows.texts()[0][None], verified.logits, accepted[0])
+
+
+class TransformersStatesRun(TransformersRun):
+    """Such a generator that is handed the target's states of the tokens that were committed since it drafted last."""
 
     reads_target = True
 
     def __init__(self, generator: Any, context: DraftContext, layers: dict[int, int], least: int = 1):
-        """`layers`: by the index under which the generator looks for states, the layer whose they are, as `LayerStates` numbers them.
+        """`layers`: by the index under which the generator looks for states, the layer whose they are, as a `HiddenStateHook` numbers them.
 
         `least`: tokens that it must be given the states of at first; Transformers' MTP takes back as many as it has layers, whether they are there
         or not.
         """
-        super().__init__(generator, context.vocabulary, context.sampling, context.clock)
-        self.states, self.indices = LayerStates(context.target, list(layers.values())), list(layers)
-        self.begin = (
-            context.held[0] if context.held else 0
-        )  # tokens whose states nobody knows: to the generator the text begins behind them
+        super().__init__(generator, context)
+        self.hook, self.indices = HiddenStateHook(context.target, list(layers.values())), list(layers)
+        # Tokens whose states nobody knows: to the generator the text begins behind them.
+        self.begin = context.held[0] if context.held else 0
         self.least, self.known = least, self.begin  # tokens whose states the target gave
-        self.new: list[
-            torch.Tensor
-        ] = []  # of them, the states that the generator has not been given, (1, n, layers · H) each
+        # Of them, the states that the generator has not been given, (1, n, layers · H) each.
+        self.new: list[torch.Tensor] = []
 
     @property
-    def taps(self) -> Sequence[FeatureTap]:
-        return [self.states]  # type: ignore[list-item]
+    def taps(self) -> Sequence[HiddenStateHook]:
+        return [self.hook]
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        self._take(rows)
+        self._collect(rows)
         if not self.new or not limits[0] or self.known - self.begin < self.least:
             return empty_draft(rows, limits, self.sampling)
         return super().propose(rows, limits, randomness)
@@ -145,17 +175,17 @@ class StockStatesRun(CandidateRun):
         return torch.cat([text[:, : self.begin], found], dim=1), logits
 
     def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
-        self._take(rows)
+        self._collect(rows)
 
-    def _take(self, rows: Rows) -> None:
-        states, held = self.states.take(), rows.held()[0]
+    def _collect(self, rows: Rows) -> None:
+        states, held = self.hook.take(), rows.held()[0]
         if states is not None and held > self.known:
             self.new.append(states[:, : held - self.known])
             self.known = held
 
 
 def processors(context: DraftContext) -> LogitsProcessorList:
-    """Those that a generator of Transformers' asks about its drafts."""
+    """Return those that a generator of Transformers' may call on its drafts."""
     return only_functions(context.processing.processors)
 
 
@@ -172,7 +202,7 @@ def _last(base: Any) -> int:
 
 
 def _of_transformers(name: str) -> Callable[..., Any]:
-    found = getattr(stock, name, None)
+    found = getattr(candidate_generator, name, None)
     if found is None:
         raise ValueError(f"Transformers {transformers.__version__} has no {name}: install a newer one")
     return found

@@ -1,4 +1,4 @@
-"""DFlash's draft network: a block of masks beside the last token, filled in by one forward that reads the target's hidden states.
+"""DFlash's draft network and its model: a block of masks beside the last token, filled in by one forward that reads the target's hidden states.
 
 From "DFlash: Block Diffusion for Flash Speculative Decoding" (huggingface.co/papers/2602.06036). In every layer the states of the text stand as
 keys and values, and the block's tokens see them and each other.
@@ -16,13 +16,13 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
-from .row_cache import RowCache
-from .states_network import StatesNetwork
+from ...models.row_cache import RowCache
+from .base import HiddenStateNetwork
 
 
 @dataclass(frozen=True)
 class DFlashConfig:
-    """What the network is like.
+    """Sizes and settings of the network.
 
     Args:
         layer: `Qwen3Config` of its layers; `vocab_size` is the target's.
@@ -95,7 +95,7 @@ class DFlashLayer(torch.nn.Module):
         return block + self.mlp(self.post_attention_layernorm(block))
 
 
-class DFlashNetwork(StatesNetwork):
+class DFlashNetwork(HiddenStateNetwork):
     """The network. `embed_tokens` and `lm_head` may be the target's, which are then not among its own weights."""
 
     norm: torch.nn.Module

@@ -20,7 +20,7 @@ WHOLE = 256  # tokens of a text up to which all of it is written anew each round
 WINDOW = 64  # tokens before the newest ones that are written anew in a longer one, and that a draft is written behind
 
 
-class TranslatedRun(DrafterRun):
+class RetokenizingRun(DrafterRun):
     """The draft model and both tokenizers at work in one call.
 
     The draft writes greedily, all rows at once. Its tokens count as certain (q = 1) in the target's ids, so that the output has exactly the

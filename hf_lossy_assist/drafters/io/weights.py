@@ -9,54 +9,21 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from ..artifacts.hub import AGAIN, fetch, has_file
-from ..artifacts.json_io import read_object
-from ..validation import check_int, listed, one_line, shown
+from ...artifacts.hub import AGAIN, fetch, has_file
+from ...artifacts.json_io import read_object
+from ...validation import listed, one_line, shown
 
 
 CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-# Sizes of a decoder's config, and the most that is believed: what a file says is built before its weights are seen.
-SIZES = {
-    "hidden_size": 2**17, "intermediate_size": 2**20, "num_hidden_layers": 64, "num_attention_heads": 2**12, "num_key_value_heads": 2**12,
-    "head_dim": 2**12, "vocab_size": 2**21,
-}  # fmt: skip
 NOT_NEEDED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq", "t2d")
-NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 SHARD = re.compile(r"[\w-][\w.-]{0,200}\.safetensors")
 Network = TypeVar("Network", bound=torch.nn.Module)
 
 
-def check_sizes(spec: Mapping[str, Any], where: str) -> None:
-    """Refuse a decoder's config without sizes, or with such as nobody has. Raises: `ValueError` or `TypeError`, one line; `where` names it."""
-    for name, most in SIZES.items():
-        if spec.get(name) is not None:
-            check_int(f"{where}: {name}", spec[name], 1, most)
-        elif name in NEEDED:
-            raise ValueError(f"{where}: {name} is missing")
-
-
-def unloaded(make: Callable[[], Network], rotary: Callable[[], Any], where: str) -> Network:
-    """A network on the meta device, for its sizes are not to be trusted before the weights have them; `rotary` makes its angles, which no file holds.
-
-    Raises: `ValueError`, one line, for whatever Transformers stumbles over in a config that anybody may have written.
-    """
-    try:
-        with torch.device("meta"):
-            network = make()
-        network.rotary_emb = angles = rotary()
-    except Exception as error:
-        raise ValueError(
-            f"{where}: no network can be made of its {CONFIG}: {type(error).__name__}: {one_line(error, 300)}"
-        ) from None
-    if not bool(angles.inv_freq.isfinite().all()):
-        raise ValueError(f"{where}: {CONFIG}: its RoPE settings give angles that are no numbers")
-    return network
-
-
 def read_weights(source: str, pickle: bool, **kwargs: Any) -> tuple[dict[str, torch.Tensor], str]:
-    """The tensors of a folder or repository, and the name of their file. Raises: `ValueError`, one line."""
+    """Return the tensors of a folder or repository, and the name of their file. Raises: `ValueError`, one line."""
     if has_file(source, WEIGHTS, **kwargs):
         file = fetch(source, [WEIGHTS], **kwargs)[0]
         return _read(file), str(file)
@@ -72,8 +39,24 @@ def read_weights(source: str, pickle: bool, **kwargs: Any) -> tuple[dict[str, to
     return _unpickled(file), str(file)
 
 
-def assigned(network: Network, weights: Mapping[str, torch.Tensor], where: str) -> Network:
-    """`network`, on the meta device, with these weights. Raises: `ValueError`, one line, for what does not fit, NaN and ids outside."""
+def assign_weights(
+    make: Callable[[Any, bool], Network], config: Any, rotary: Callable[[Any], Any], weights: dict[str, torch.Tensor], where: str
+) -> Network:  # fmt: skip
+    """Return the network `make(config, own_embeddings)` with these weights, by their names in files.
+
+    It is made on the meta device, for its sizes are not to be trusted before the weights have them; `rotary` makes its angles, which no file holds.
+    Raises: `ValueError`, one line, for whatever Transformers stumbles over, what does not fit, NaN and token ids outside.
+    """
+    try:
+        with torch.device("meta"):
+            network = make(config, "embed_tokens.weight" in weights)
+        network.rotary_emb = angles = rotary(config.layer)
+    except Exception as error:
+        raise ValueError(
+            f"{where}: no network can be made of its {CONFIG}: {type(error).__name__}: {one_line(error, 300)}"
+        ) from None
+    if not bool(angles.inv_freq.isfinite().all()):
+        raise ValueError(f"{where}: {CONFIG}: its RoPE settings give angles that are no numbers")
     t2d = weights.get("t2d")
     weights = {name: tensor for name, tensor in weights.items() if name not in NOT_NEEDED}
     for name, tensor in weights.items():
@@ -96,10 +79,10 @@ def _check_ids(network: Any, t2d: torch.Tensor | None, where: str) -> None:
     if d2t.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{where}: d2t is of dtype {d2t.dtype}; expected whole numbers")
     network.d2t = d2t.long()
-    kept = network.kept
-    if len(kept) and (int(kept.min()) < 0 or int(kept.max()) >= size or len(kept.unique()) < len(kept)):
+    ids = network.target_ids
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= size or len(ids.unique()) < len(ids)):
         raise ValueError(f"{where}: d2t names tokens twice, or outside of a vocabulary of {size}")
-    if t2d is not None and (t2d.shape != (size,) or not torch.equal(t2d.nonzero()[:, 0], kept.sort().values)):
+    if t2d is not None and (t2d.shape != (size,) or not torch.equal(t2d.nonzero()[:, 0], ids.sort().values)):
         raise ValueError(f"{where}: d2t and t2d name other tokens: it is damaged, download it again ({AGAIN})")
 
 
@@ -115,7 +98,9 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
 def _read_shards(source: str, index: Path, **kwargs: Any) -> tuple[dict[str, torch.Tensor], str]:
     """The tensors of all files that an index names, each a file beside it."""
     names = read_object(index, "an object, the index of weights").get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(its, str) and SHARD.fullmatch(its) for its in names.values()):
+    if not isinstance(names, dict) or not all(
+        isinstance(name, str) and SHARD.fullmatch(name) for name in names.values()
+    ):
         raise ValueError(
             f"{index}: weight_map: expected tensors' names with that of the .safetensors file each is in, got {shown(names, 200)}"
         )
@@ -132,19 +117,19 @@ def _unpickled(file: Path) -> dict[str, torch.Tensor]:
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged, or more than tensors: refused either way
-        said = one_line(error, 200) or type(error).__name__
+        reason = one_line(error, 200) or type(error).__name__
         raise ValueError(
-            f"{file} holds more than tensors, or is damaged: {said}: download it again ({AGAIN})"
+            f"{file} holds more than tensors, or is damaged: {reason}: download it again ({AGAIN})"
         ) from None
     if not isinstance(found, Mapping):
         raise ValueError(f"{file}: expected tensors by name, got {type(found).__name__}")
-    for name, its in found.items():
-        if not isinstance(name, str) or not isinstance(its, torch.Tensor):
+    for name, tensor in found.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise ValueError(
-                f"{file}: expected tensors by name, got {shown(name)} with {type(its).__name__}: save the state_dict itself, best as {WEIGHTS}"
+                f"{file}: expected tensors by name, got {shown(name)} with {type(tensor).__name__}: save the state_dict itself, best as {WEIGHTS}"
             )
-        if its.layout != torch.strided or its.is_meta or its.is_quantized:
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
             raise ValueError(
-                f"{file}: {name}: expected a plain tensor with its numbers, got one of layout {its.layout} on {its.device}"
+                f"{file}: {name}: expected a plain tensor with its numbers, got one of layout {tensor.layout} on {tensor.device}"
             )
     return dict(found)

@@ -1,0 +1,157 @@
+"""EAGLE: one or more decoder layers on the target's own hidden states, drafting token by token (EAGLE-3: huggingface.co/papers/2503.01840)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+
+from ..models.introspection import base_of, blocks_of, vocabulary_of
+from ..models.masks import visibility
+from .hidden_state import HiddenStateDrafter
+from .networks.base import HiddenStateModel
+from .networks.eagle_network import Eagle1Network, Eagle3Network
+
+
+PLACES = 5  # tokens of a draft that data for heads, judges and SVIP's threshold are of, the first to the fifth alike
+
+
+@dataclass(frozen=True, eq=False)
+class Eagle3Drafter(HiddenStateDrafter):
+    """A trained network of EAGLE-3, or of EAGLE-1 and 2. Chains alone: one token follows another; no trees.
+
+    Args: see `HiddenStateDrafter`.
+    """
+
+    network: Eagle3Network | Eagle1Network
+    kind: ClassVar[str] = "an EAGLE-3 drafter"
+    model_type: ClassVar[str] = "eagle3"
+    networks: ClassVar[tuple[type, ...]] = (Eagle3Network, Eagle1Network)
+    drafts_each_place: ClassVar[bool] = True
+
+    def check_tokens(self, base: Any) -> None:
+        config, size = self.network.config, vocabulary_of(base)
+        highest = int(self.network.target_ids.max()) + 1 if config.reduced else config.draft_vocab_size
+        if highest > size or config.layer.vocab_size > base.get_input_embeddings().weight.shape[0]:
+            raise ValueError(
+                f"{self.name} knows token ids up to {max(highest, config.layer.vocab_size)}, and the target has {size}: it is another target's"
+            )
+
+    def layers(self, base: Any) -> Sequence[int]:
+        found: Sequence[int] = self.network.config.layers_of(len(blocks_of(base) or ()))
+        return found
+
+    def make_model(
+        self, target: Any, rows: int, limit: int, vocabulary: int, begins: Sequence[int] | None = None
+    ) -> "EagleModel":
+        base, network = base_of(target), self.beside(target).network
+        embedding, head = network.embed_tokens or base.get_input_embeddings(), network.lm_head
+        return EagleModel(
+            network, embedding, base.get_output_embeddings() if head is None else head, rows, limit, vocabulary, begins
+        )
+
+    @torch.no_grad()
+    def logits_along(
+        self, target: Any, ids: torch.Tensor, states: torch.Tensor, keep: int, places: int = 1
+    ) -> torch.Tensor:
+        """Return its logits for the token after each of the last `keep` places of a text `ids` (T,), (keep, V). keep < T.
+
+        At the first of them as the first token of a draft, from the target's states, at the next as the second, from its own behind it, …; every
+        `places`-th is again a first. `states` (T − 1, layers · H): the target's of all tokens but the last, as `hook` keeps them.
+        """
+        model, count = self.make_model(target, 1, len(ids) + 1, vocabulary_of(target)), len(ids)
+        if places == 1:
+            model.learn(states[None], [count - 1])
+            return model.feed(ids[None, 1:], [count - 1], keep=keep)[0]
+        found: list[torch.Tensor] = []
+        for first in range(count - keep, count, places):
+            model.rollback(model.lengths)
+            model.learn(states[None, model.known[0] : first], [first])
+            for place in range(first, min(first + places, count)):
+                fed = ids[None, model.lengths[0] : place + 1]
+                found.append(model.feed(fed, [fed.shape[1]], keep=1)[0])
+        return torch.cat(found)
+
+
+class EagleModel(HiddenStateModel):
+    """`Eagle3Network` or `Eagle1Network` on a cache of rows: it is fed tokens, and finds the states that belong to them.
+
+    Pair i is token i + 1 with the state of token i, so the first token of a text has no pair of its own and `lengths` begin at 1. States come from
+    the target where it has been (`learn`), else from the network's own output at the pair before; pairs of the second kind are forgotten with
+    the next `rollback`, which is where the target's states take their places.
+    """
+
+    row_lists = (*HiddenStateModel.row_lists, "_sound", "_base")
+    row_tensors = ("_states", "_output")
+
+    def __init__(self, network: Any, embedding: torch.nn.Module, head: Any, rows: int, *sizes: Any):
+        super().__init__(network, embedding, head, rows, *sizes)
+        self.lengths = [begin + 1 for begin in self._begins]
+        self._sound = list(self.lengths)  # how many of `lengths` stand on the target's states alone
+        self._base = list(self._begins)  # the token whose state is the first of `_states`
+        width = network.config.layer.hidden_size
+        self._states = torch.empty(rows, 0, width, dtype=self.dtype, device=self.device)
+        self._output = self._states.new_zeros(rows, width)  # the network's, at each row's last pair
+
+    def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
+        tokens = tokens.to(self.device)
+        width = tokens.shape[1]
+        starts = [length - 1 for length in self.lengths]
+        states = self._states_at(starts, width)
+        slots = self.cache.plan(self.cached_tokens(), width, self.device)
+        mask = None
+        if width > 1 or len(set(starts)) > 1:
+            seen = visibility(slots, self.cache.visible, None, None)
+            mask = torch.zeros_like(seen, dtype=self.dtype).masked_fill_(~seen, torch.finfo(self.dtype).min)
+        output, normed = self.network(self.embedding(tokens), states, slots, mask, self.cache)
+        last = torch.tensor(counts, device=self.device).clamp(min=1) - 1
+        self._output = output[torch.arange(len(counts), device=self.device), last]
+        for b, (start, count) in enumerate(zip(starts, counts, strict=True)):
+            if start + count <= self.known[b]:
+                self._sound[b] = start + count + 1
+            self.lengths[b] += count
+        return self.over_target(self.head(normed[:, width - (width if keep is None else keep) :]))
+
+    def _states_at(self, starts: Sequence[int], width: int) -> torch.Tensor:
+        """The states of tokens starts[b] … starts[b] + width − 1, (B, width, H); where the target gave none, the network's own."""
+        if not self._states.shape[1]:
+            return self._output[:, None].expand(-1, width, -1)
+        rows = zip(starts, self._base, self.known, strict=True)
+        first, unknown = torch.tensor(
+            [(start - base, start >= known) for start, base, known in rows], device=self.device
+        ).T
+        given = _gather(self._states, first[:, None] + torch.arange(width, device=self.device))
+        return torch.where(unknown.bool()[:, None, None], self._output[:, None], given)
+
+    def learn(self, states: torch.Tensor, ends: Sequence[int]) -> None:
+        fused = self.network.fuse(states.to(self.device))
+        base = [min(sound - 1, known) for sound, known in zip(self._sound, self.known, strict=True)]
+        width = max(end - start for end, start in zip(ends, base, strict=True))
+        new_base, old_base, known = torch.tensor([base, self._base, self.known], device=self.device)[..., None]
+        places = torch.arange(max(width, 0), device=self.device) + new_base
+        out = _gather(fused, places - known)
+        if self._states.shape[1]:
+            out = torch.where((places < known)[..., None], _gather(self._states, places - old_base), out)
+        self._states, self._base = out, base
+        self.known = [max(pair) for pair in zip(ends, self.known, strict=True)]
+
+    def cached_tokens(self) -> list[int]:
+        return [length - 1 - begin for length, begin in zip(self.lengths, self._begins, strict=True)]
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        """Go back to `lengths` cached tokens of each row, or to where the target's states end, if that is earlier."""
+        self.lengths = [min(pair) for pair in zip(lengths, self._sound, strict=True)]
+        self._sound = list(self.lengths)
+
+    def take(self, b: int, other: Self) -> None:
+        super().take(b, other)
+        old, new = self._states, other._states
+        self._states = old.new_zeros(len(self.lengths), max(old.shape[1], new.shape[1]), old.shape[2])
+        self._states[: len(old), : old.shape[1]] = old
+        self._states[b, : new.shape[1]] = new[0]
+        self._output = torch.cat([self._output[:b], other._output, self._output[b + 1 :]])
+
+
+def _gather(states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Columns (B, n) of `states` (B, T, H), (B, n, H); one outside is the nearest."""
+    return states.gather(1, columns.clamp(0, states.shape[1] - 1)[..., None].expand(-1, -1, states.shape[2]))

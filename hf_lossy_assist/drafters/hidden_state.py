@@ -1,0 +1,282 @@
+"""Drafters on the target's own hidden states: their settings, what they were made for, where they run, and one at work in a call."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+
+from ..artifacts.features import FeatureTap
+from ..batch.processing import Processing
+from ..batch.randomness import Randomness
+from ..batch.rows import Rows
+from ..models.cached_model import CachedModel
+from ..models.hidden_state_hook import HiddenStateHook
+from ..models.identity import ModelIdentity
+from ..models.int8 import linears_in_int8
+from ..models.introspection import base_of, tokens_known
+from ..models.probe import why_not_rows
+from ..round import Draft, Verified
+from ..stops import StopRun
+from ..validation import shown
+from .base import DraftContext, Drafter, DrafterRun
+from .model import MANY, AssistantRun, Steps, head_taps
+from .networks.base import HiddenStateModel
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a drafter's files suggest: tokens a round, and what to accept. `accept_k` above 1 is lossy, and nothing of it is ever a default."""
+
+    tokens: int = 5
+    accept_k: int = 1
+    accept_tolerance: float = 0.0
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """For `lossy_policy=`: `verifier_accept_k` and `accept_tolerance` of `speculators` are the rule `top_k_tolerance`; k = 1 is strict."""
+        rule: Any = "strict"
+        if self.accept_k > 1:
+            rule = {"name": "top_k_tolerance", "k": self.accept_k, "tolerance": self.accept_tolerance}
+        return {"rule": rule, "stop": {"name": "constant", "gamma": self.tokens}}
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenStateDrafter(Drafter):
+    """The base of drafters on the target's hidden states. A subclass implements `check_tokens`, `layers` and `make_model`.
+
+    Args:
+        network: what drafts. source: where it was loaded from. proposal: what its files suggest; `proposal.policy` is never used unasked.
+    """
+
+    network: Any
+    source: str | None = None
+    proposal: Proposal = Proposal()
+    # By device and dtype: the state of the network that was copied, and the drafter with the copy.
+    _copies: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    kind: ClassVar[str]  # how messages name it
+    model_type: ClassVar[str]  # how profiles and heads name it
+    networks: ClassVar[tuple[type, ...]]  # what `network` may be
+    drafts_each_place: ClassVar[bool] = False  # it has `logits_along`: a draft at each place of a text
+    gives_probs: ClassVar[bool] = True
+    gives_states: ClassVar[bool] = True
+    asks_stop: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.network, self.networks):
+            raise TypeError(
+                f"{type(self).__name__}.network: expected a network of class {self.networks[0].__name__}, got {shown(self.network)}: load one "
+                "with load_drafter"
+            )
+
+    def check_tokens(self, base: Any) -> None:
+        """Refuse a target `base` with other token ids. Raises: `ValueError`, one line."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method check_tokens(base)")
+
+    def layers(self, base: Any) -> Sequence[int]:
+        """Return whose states it reads of a target `base`, as a `HiddenStateHook` numbers them."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method layers(base)")
+
+    def make_model(
+        self, target: Any, rows: int, limit: int, vocabulary: int, begins: Sequence[int] | None = None
+    ) -> HiddenStateModel:
+        """Return the network, where the target is, on a cache of rows. Arguments: see `HiddenStateModel`."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method make_model(target, …)")
+
+    def logits_along(
+        self, target: Any, ids: torch.Tensor, states: torch.Tensor, keep: int, places: int = 1
+    ) -> torch.Tensor:
+        """Return its logits at the last places of a text, where `drafts_each_place`; see `Eagle3Drafter`."""
+        raise NotImplementedError(f"{type(self).__name__} drafts behind one place of a text at a time")
+
+    def hook(self, target: Any) -> HiddenStateHook:
+        """Return the hook that keeps the states it reads. Raises: `ValueError` where the target has no such layers."""
+        return HiddenStateHook(target, self.layers(base_of(target)))
+
+    def start(self, context: DraftContext) -> "HiddenStateRun":
+        target, rows = context.target, context.rows
+        self.check(target)
+        model = self.make_model(target, len(rows.index), rows.max_length, context.vocabulary, context.held)
+        return HiddenStateRun(model, self.hook(target), context)
+
+    def check(self, target: Any) -> None:
+        """Refuse a target that it was not made for, as far as its sizes tell. Raises: `ValueError`."""
+        config, base = self.network.config, base_of(target)
+        width = base.config.get_text_config(decoder=True).hidden_size
+        if config.target_hidden_size != width:
+            raise ValueError(
+                f"{self.name} reads states of {config.target_hidden_size} numbers, and the target's have {width}: it is another target's"
+            )
+        known = None if self.network.embed_tokens is None else config.layer.vocab_size
+        if known is not None and known < tokens_known(base):
+            raise ValueError(
+                f"{self.name} has embeddings of {known} tokens, and the target reads {tokens_known(base)}: it is another target's"
+            )
+        hidden, embedded = config.layer.hidden_size, base.get_input_embeddings().weight.shape[1]
+        for part, wide, what in (
+            (self.network.embed_tokens, embedded, "embeddings"),
+            (self.network.lm_head, width, "head"),
+        ):
+            if part is None and wide != hidden:
+                raise ValueError(f"{self.name} has no {what}, and the target's are {wide} wide, not {hidden}")
+        self.check_tokens(base)
+        self.hook(target)
+
+    def beside(self, target: Any) -> Self:
+        """Return this drafter where the target is: with a copy of its network on another device or in another precision, if it is not in int8.
+
+        Its own network stays as it is, for targets elsewhere and for saving. A copy is kept until the network is changed.
+        """
+        table, network = base_of(target).get_input_embeddings().weight, self.network
+        place = table.device, table.dtype
+        if self.in_int8 or place == (network.device, network.dtype):
+            return self
+        # Tensors of inference mode count no changes: nothing can be changed in them outside of it.
+        state = tuple((id(p), p.data_ptr(), None if p.is_inference() else p._version) for p in network.parameters())
+        if self._copies.get(place, (None,))[0] != state:
+            moved = copy.deepcopy(network).to(device=table.device, dtype=table.dtype)
+            self._copies[place] = state, replace(self, network=moved)
+        found: Self = self._copies[place][1]
+        return found
+
+    def int8(self) -> Self:
+        """Return a copy whose linear layers compute in int8, on the CPU: a fraction of the bytes that each drafted token reads. One in int8 stays it."""
+        if self.in_int8:
+            return self
+        return replace(self, network=linears_in_int8(copy.deepcopy(self.network).float().cpu()))
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return self.source or f"this {self.kind.split(maxsplit=1)[1]}"
+
+    # What records of a draft read of a model.
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """What profiles and heads record of a draft."""
+        layer, name = self.network.config.layer, self.source or self.kind
+        if self.source is not None and Path(self.source).is_dir():
+            name = Path(self.source).name
+        sizes = layer.hidden_size, layer.num_hidden_layers, layer.vocab_size
+        return ModelIdentity(name, None, self.model_type, *sizes)
+
+    @property
+    def in_int8(self) -> bool:
+        """Whether its linear layers compute in int8."""
+        return not any(isinstance(module, torch.nn.Linear) for module in self.network.modules())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the network computes in; in int8, its norms."""
+        return self.network.dtype
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the network's weights, by name."""
+        return self.network.state_dict()
+
+
+class HiddenStateRun(AssistantRun):
+    """Such a drafter at work in one call: what the target read reaches its network.
+
+    It cannot draft before the target has read the prompt. Where prompts have a forward of their own, it drafts in the first round, else in the second.
+    """
+
+    reads_target = True
+    model: HiddenStateModel
+
+    def __init__(self, model: HiddenStateModel, hook: HiddenStateHook, context: DraftContext):
+        super().__init__(model, context, **head_taps(model.network, context))
+        self.target_states, self.begins = hook, list(context.held) or [0] * len(context.rows.index)
+        self.rounds, self.untold = 1, list[torch.Tensor]()
+
+    def hold_back(self, rounds: int) -> None:
+        """Hand the network the target's states after every `rounds`-th round alone, in rounds of one token each: between them it stands on its
+        own, as in a draft of so many tokens, whatever tokens the text goes on with.
+        """
+        self.rounds = min(rounds, self.model.longest or rounds)
+
+    @property
+    def cached_models(self) -> Sequence[CachedModel]:
+        return ()  # whose prompts the engine would have it read before the target has
+
+    @property
+    def taps(self) -> Sequence[HiddenStateHook]:
+        return [*super().taps, self.target_states]
+
+    def prompts_are_read(self, rows: Rows) -> None:
+        self._learn_prompts(rows)
+        tokens, counts = rows.after(self.model.lengths)
+        if self.model.reads_tokens and min(counts) > MANY:  # else rows that they join would be fed as many beside them
+            with self.clock.time("draft"):
+                self.model.feed(tokens[:, :-1], [count - 1 for count in counts], keep=0)
+
+    def _learn_prompts(self, rows: Rows) -> None:
+        """Hand the network the target's states of the prompts, if the target has read them."""
+        states = self.target_states.take()
+        if states is not None:
+            self.model.learn(states, rows.held())
+
+    def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
+        if self.model.known == self.begins:
+            self._learn_prompts(rows)
+        rooms = zip(limits, self.model.known, self.begins, strict=True)
+        can = [min(limit, self.model.longest or limit) if known > begin else 0 for limit, known, begin in rooms]
+        return super().propose(rows, can, randomness)
+
+    def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
+        return super()._behind(rows) if self.model.reads_tokens else rows.after(rows.held())
+
+    def _last(self, tap: FeatureTap, counts: list[int]) -> torch.Tensor:
+        return tap.at(self.model.state_columns(counts))
+
+    def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
+        states = self.target_states.take()
+        assert states is not None, "the target has read the round"
+        self.untold.append(states)
+        if len(self.untold) < self.rounds:
+            return
+        super().learn(rows, verified, accepted)
+        self.model.learn(torch.cat(self.untold, dim=1), rows.held())
+        self.untold.clear()
+
+    def _draft(self, rows: Rows, limits: Sequence[int], steps: Steps) -> Draft:
+        if self.rounds == 1:
+            return super()._draft(rows, limits, steps)
+        mark = self.model.mark()
+        draft = super()._draft(rows, limits, steps)
+        self.model.back_to(
+            mark
+        )  # a state may have cost a forward over a drafted token, and the text goes on with another
+        return draft
+
+    def select(self, keep: Sequence[int]) -> None:
+        super().select(keep)
+        self.begins = [self.begins[row] for row in keep]
+
+    def together(self, seats: int, stop: StopRun, processing: Processing) -> "HiddenStateRun":
+        out = copy.copy(self)
+        out.model, out.stop, out.processing, out.begins = self.model.together(), stop, processing, list(self.begins)
+        return out
+
+    def take(self, b: int, number: int, other: DrafterRun) -> None:
+        assert isinstance(other, HiddenStateRun)
+        self.model.take(b, other.model)
+        self.begins[b:] = [*other.begins, *self.begins[b + 1 :]]
+
+
+def refuse_models(what: str, target: Any, draft: Any) -> None:
+    """Refuse a target and a draft that do not run in batches; a drafter on the target's states that is not this target's.
+
+    `what`: needs them, for messages. Raises: `ValueError`, one line.
+    """
+    models = {"target": target, "draft": draft}
+    if isinstance(draft, HiddenStateDrafter):
+        draft.check(target)
+        del models["draft"]
+    for name, model in models.items():
+        reason = why_not_rows(model)
+        if reason is not None:
+            raise ValueError(f"{what} needs models that run in batches; the {name} does not: {reason}")

@@ -1,0 +1,115 @@
+"""Trained drafters in files: EAGLE and DFlash. No code of a folder is run, and no pickle is read unless the caller says so."""
+
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from ...artifacts.files import check_readable, format_json, new_folder, write_bytes
+from ...artifacts.hub import fetch
+from ...artifacts.json_io import read_json
+from ...models.identity import ModelIdentity
+from ...models.introspection import base_of
+from ...validation import check_flag, shown
+from ..eagle import Eagle3Drafter
+from ..hidden_state import HiddenStateDrafter
+from ..networks.eagle_network import Eagle3Config
+from . import dflash_files, eagle_files
+from .configs import LAYER_SETTINGS, DrafterFormat, read_proposal
+from .weights import CONFIG, WEIGHTS, read_weights
+
+
+FORMATS: tuple[DrafterFormat, ...] = (
+    *dflash_files.FORMATS,
+    *eagle_files.FORMATS,
+)  # the first that matches reads a folder
+SPECULATORS = "0.9.0"  # whose form is written
+
+
+def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> HiddenStateDrafter:
+    """Load a trained drafter, EAGLE, EAGLE-3 or DFlash, for `generate(assistant_model=drafter, lossy_policy=…)`.
+
+    Args:
+        source: a folder, or `org/name` on the Hub (`org/name@revision` pins one).
+        pickle: read `pytorch_model.bin` where there is no model.safetensors. Tensors alone are taken from it (`torch.load(weights_only=True)`).
+        kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, as everywhere on the Hub.
+
+    Raises: `ValueError`, one line, for files that are missing, damaged, of another kind of drafter, or do not fit their config; the errors
+    of `huggingface_hub` for repositories that are missing, private or gated.
+    """
+    source = str(source)
+    check_flag("pickle", pickle)
+    config_file = fetch(source, [CONFIG], **kwargs)[0]
+    where, spec = str(config_file), read_json(config_file)
+    if not isinstance(spec, dict):
+        raise ValueError(f"{where}: expected an object, the config of a drafter, got {shown(spec)}")
+    form = next(form for form in FORMATS if form.matches(spec))
+    try:
+        config = form.read_config(spec, where)
+        proposal = read_proposal(spec, where)
+    except TypeError as error:  # a file's mistake, and no caller's
+        raise ValueError(str(error)) from None
+    weights, weights_file = read_weights(source, pickle, **kwargs)
+    return form.drafter(form.make_network(config, weights, weights_file), source, proposal)
+
+
+def save_drafter(drafter: Eagle3Drafter, folder: str | Path, target: Any = None, *, embeddings: bool = True) -> None:
+    """Write an EAGLE-3 drafter's config.json and model.safetensors as `speculators` does, for vLLM and SGLang; all or nothing.
+
+    Args:
+        folder: a new one.
+        target: the model that it drafts for, for engines to find.
+        embeddings: where the drafter has none of its own and `target` is given, the target's come with it, for engines that expect them.
+
+    Raises: `TypeError` or `ValueError`, one line, for another drafter and for one in int8.
+    """
+    if not isinstance(drafter, Eagle3Drafter):
+        raise TypeError(f"save_drafter: expected an Eagle3Drafter, got {shown(drafter)}")
+    network, config, proposal = drafter.network, drafter.network.config, drafter.proposal
+    if not isinstance(config, Eagle3Config):
+        raise TypeError(f"save_drafter: expected an EAGLE-3 drafter, got one of {type(config).__name__}")
+    if drafter.in_int8:
+        raise ValueError("save_drafter: this drafter is in int8: save the one that int8() was called on")
+    base = None if target is None else base_of(target)
+    weights = {name: tensor.detach().contiguous().cpu() for name, tensor in network.state_dict().items()}
+    if network.embed_tokens is None and base is not None and embeddings:
+        rows = base.get_input_embeddings().weight
+        weights["embed_tokens.weight"] = rows.detach().to(network.dtype).contiguous().cpu()
+    if config.reduced:
+        weights["t2d"] = torch.zeros(config.layer.vocab_size, dtype=torch.bool)
+        weights["t2d"][network.target_ids.cpu()] = True
+    else:
+        weights.pop("d2t")
+    layer = {name: value for name, value in config.layer.to_dict().items() if name in LAYER_SETTINGS}
+    narrow = config.target_hidden_size == config.layer.hidden_size
+    method = {
+        "proposal_type": "greedy", "speculative_tokens": proposal.tokens, "verifier_accept_k": proposal.accept_k,
+        "accept_tolerance": proposal.accept_tolerance,
+    }  # fmt: skip
+    spec = {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": SPECULATORS,
+        "dtype": str(network.dtype).removeprefix("torch."),
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": None if narrow else config.target_hidden_size,
+        "eagle_aux_hidden_state_layer_ids": None if config.target_layers is None else list(config.target_layers),
+        **{name: getattr(config, name) for name in eagle_files.FLAGS},
+        "embed_requires_grad": False,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": {"model_type": config.layer.model_type, **layer},
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [method],
+            "verifier": {
+                "name_or_path": None if base is None else ModelIdentity.of(base).id,
+                "architectures": [] if base is None else [type(base).__name__],
+            },
+        },
+    }
+    with new_folder(folder) as made, check_readable("this drafter", made):
+        (made / CONFIG).write_text(format_json(spec), encoding="utf-8")
+        write_bytes(made / WEIGHTS, safetensors.torch.save(weights))  # `save_file` raises its own error on a full disk
+        load_drafter(made)

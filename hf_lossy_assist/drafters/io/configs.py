@@ -1,0 +1,93 @@
+"""Read the config.json of drafters that anybody may have written: the parts that all formats share. `where` names the file in errors."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ...validation import check_int, check_number, listed, one_line, shown
+from ..hidden_state import HiddenStateDrafter, Proposal
+
+
+# Sizes of a decoder's config, and the most that is believed: what a file says is built before its weights are seen.
+SIZES = {
+    "hidden_size": 2**17, "intermediate_size": 2**20, "num_hidden_layers": 64, "num_attention_heads": 2**12, "num_key_value_heads": 2**12,
+    "head_dim": 2**12, "vocab_size": 2**21,
+}  # fmt: skip
+NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+# Settings of a decoder layer: no other entry of a file reaches Transformers.
+LAYER_SETTINGS = {
+    *SIZES, "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "mlp_bias",
+}  # fmt: skip
+
+
+class DrafterFormat(NamedTuple):
+    """A format of drafters in files.
+
+    Args:
+        drafter: the class that such files are read as.
+        matches: tells by a config whether it is of this format.
+        read_config: makes the network's config of it; raises `ValueError` or `TypeError`, one line.
+        make_network: makes the network of that config and of the weights, by their names in files.
+    """
+
+    drafter: type[HiddenStateDrafter]
+    matches: Callable[[Mapping[str, Any]], bool]
+    read_config: Callable[[Mapping[str, Any], str], Any]
+    make_network: Callable[[Any, dict[str, torch.Tensor], str], Any]
+
+
+def names_one_of(spec: Mapping[str, Any], architectures: tuple[str, ...]) -> bool:
+    """Return whether a config names one of these classes."""
+    given = spec.get("architectures")
+    return isinstance(given, list) and any(name in architectures for name in given)
+
+
+def read_layer(spec: Mapping[str, Any], where: str, kinds: Mapping[str, Any], default: str) -> Any:
+    """Return the config of the decoder layers, of a class in `kinds` by `model_type`; `speculators` has its settings in an object of their own."""
+    layer = spec if spec.get("speculators_model_type") is None else spec.get("transformer_layer_config")
+    if not isinstance(layer, Mapping):
+        raise ValueError(f"{where}: transformer_layer_config: expected an object, got {shown(layer)}")
+    kind = layer.get("model_type", default)
+    if kind not in kinds:
+        raise ValueError(f"{where}: layers of model_type {shown(kind)} are not known here, which has {listed(kinds)}")
+    for name, most in SIZES.items():
+        if layer.get(name) is not None:
+            check_int(f"{where}: {name}", layer[name], 1, most)
+        elif name in NEEDED:
+            raise ValueError(f"{where}: {name} is missing")
+    try:
+        return kinds[kind](**{name: value for name, value in layer.items() if name in LAYER_SETTINGS})
+    except Exception as error:  # whatever Transformers stumbles over
+        raise ValueError(f"{where}: {one_line(error, 300)}") from None
+
+
+def read_layer_ids(ids: Any, name: str, where: str, first: int) -> tuple[int, ...]:
+    """Return whose states the network reads, as `hidden_states` numbers them. `first`: 1 where the file counts blocks from 0."""
+    if not isinstance(ids, list) or not ids:
+        raise ValueError(f"{where}: {name}: expected a list of layers, got {shown(ids)}")
+    for number in ids:
+        check_int(f"{where}: {name}", number, 0, 10_000)
+    return tuple(first + number for number in ids)
+
+
+def read_width(spec: Mapping[str, Any], where: str, layer: Any) -> int:
+    """Return the width of the target's states."""
+    width = spec.get("target_hidden_size") or layer.hidden_size
+    check_int(f"{where}: target_hidden_size", width, 1, SIZES["hidden_size"])
+    return int(width)
+
+
+def read_proposal(spec: Mapping[str, Any], where: str) -> Proposal:
+    """Return how the files suggest to draft and to accept: the first proposal method of `speculators_config`."""
+    methods = spec.get("speculators_config")
+    methods = methods.get("proposal_methods") if isinstance(methods, Mapping) else None
+    first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], Mapping) else {}
+    default, what = Proposal(), f"{where}: proposal_methods"
+    tokens, k = first.get("speculative_tokens", default.tokens), first.get("verifier_accept_k", default.accept_k)
+    tolerance = first.get("accept_tolerance", default.accept_tolerance)
+    check_int(f"{what}: speculative_tokens", tokens, 1, 1000)
+    check_int(f"{what}: verifier_accept_k", k, 1, 2**21)
+    check_number(f"{what}: accept_tolerance", tolerance, 0.0, math.inf)
+    return Proposal(tokens, k, float(tolerance))

@@ -1,0 +1,142 @@
+"""The base of draft networks on a target's hidden states, and of the models that run them on a cache of rows."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+
+from ...models.quirks.rope import ChangingRope
+from ...models.row_cache import RowCache
+
+
+class HiddenStateNetwork(torch.nn.Module):
+    """The base of EAGLE's and DFlash's networks. `embed_tokens` and `lm_head` may be the target's: None, and not among its own weights."""
+
+    config: Any
+    d2t: torch.Tensor  # (draft_vocab_size,) int64: draft id i is target id i + d2t[i]
+    norm: torch.nn.Module | None  # before the head; None: the head reads what the last layer gives
+    layers: torch.nn.ModuleList
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in; of its norms, for linear layers may be int8."""
+        return self.any_norm.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.any_norm.weight.device
+
+    @property
+    def any_norm(self) -> Any:
+        return self.norm
+
+    @property
+    def target_ids(self) -> torch.Tensor:
+        """The target's id of each token that its head can propose, (draft_vocab_size,) int64."""
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    @property
+    def state_blocks(self) -> torch.nn.ModuleList:
+        """The blocks whose states a `HiddenStateHook` keeps."""
+        return self.layers
+
+    def get_decoder(self) -> torch.nn.Module:
+        """Return the module whose output the head reads."""
+        return self.layers[-1] if self.norm is None else self.norm
+
+
+class HiddenStateModel:
+    """A draft network on a cache of rows, with the verbs of a `CachedModel`; it learns the target's hidden states from round to round.
+
+    A subclass implements `feed`, `learn` and `rollback`.
+
+    Args:
+        network: what drafts.
+        embedding: the module that embeds the target's tokens. head: what reads the network's output.
+        rows: how many. limit: the most tokens that a row can come to. vocabulary: of the target's logits.
+        begins: the tokens of each row that the target held before, whose states nobody knows; to the network the text begins behind them.
+    """
+
+    needs_prefill = outlives_call = False
+    rope: ChangingRope | None = None
+    reads_tokens: ClassVar[bool] = (
+        True  # it reads each token of the text; False: the last one alone, beside the states
+    )
+    longest: int | None = None  # the most tokens of one draft
+    row_lists: ClassVar[tuple[str, ...]] = ("lengths", "known", "_begins")  # attributes with an entry for each row
+    row_tensors: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self, network: Any, embedding: torch.nn.Module, head: Any, rows: int, limit: int, vocabulary: int, begins: Sequence[int] | None = None,
+    ):  # fmt: skip
+        self.network, self.embedding, self.head, self.vocabulary = network, embedding, head, vocabulary
+        self.device, self.dtype = network.device, network.dtype
+        self.cache = RowCache(len(network.layers), limit)
+        self._begins = list(begins or [0] * rows)
+        self.lengths = list(self._begins)
+        self.known = list(self._begins)  # tokens of each row whose states the target gave
+        self._target_ids = network.target_ids.to(self.device) if network.config.reduced else None
+
+    def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
+        """Read tokens as `CachedModel.feed` does; logits of tokens that the network cannot propose are −inf."""
+        raise NotImplementedError
+
+    def learn(self, states: torch.Tensor, ends: Sequence[int]) -> None:
+        """Take the target's states (B, Q, layers · target width) of the tokens behind those known; row b's are right up to token `ends[b]`."""
+        raise NotImplementedError
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        raise NotImplementedError
+
+    def state_columns(self, counts: list[int]) -> torch.Tensor | int:
+        """Return the column of each row's last real token in the states of the latest forward, which read `counts`."""
+        return -1 if len(set(counts)) == 1 else torch.tensor([count - 1 for count in counts])
+
+    def over_target(self, logits: torch.Tensor) -> torch.Tensor:
+        """Spread logits over the network's tokens (…, draft V) to the target's (…, V)."""
+        if self._target_ids is None:
+            return logits
+        out = logits.new_full((*logits.shape[:-1], self.vocabulary), -torch.inf)
+        out[..., self._target_ids] = logits
+        return out
+
+    def mark(self) -> dict[str, Any]:
+        """Return what `back_to` takes."""
+        return {name: list(value) if isinstance(value, list) else value for name, value in vars(self).items()}
+
+    def back_to(self, mark: dict[str, Any]) -> None:
+        """Forget what was fed since `mark`, between two calls of `learn`."""
+        vars(self).update(mark)
+
+    def select(self, rows: Sequence[int]) -> None:
+        index = torch.tensor(rows, dtype=torch.long, device=self.device)
+        self.cache.select(index)
+        for name in self.row_tensors:
+            setattr(self, name, getattr(self, name)[index])
+        for name in self.row_lists:
+            setattr(self, name, [getattr(self, name)[row] for row in rows])
+
+    def together(self) -> Self:
+        """Return a model whose first row is the only one of this; others come by `take`. Its storage is copied."""
+        out = copy.copy(self)
+        out.cache = self.cache.like(self.cache.limit)
+        for name in self.row_tensors:
+            setattr(out, name, getattr(self, name)[:0])
+        for name in self.row_lists:
+            setattr(out, name, [])
+        out.take(0, self)
+        return out
+
+    def take(self, b: int, other: Self) -> None:
+        """Let row b hold what the only row of `other` holds; b may be one more than there are."""
+        self.cache.take(b, other.cache, other.cached_tokens()[0], max(len(self.lengths), b + 1))
+        for name in self.row_lists:
+            getattr(self, name)[b:] = [*getattr(other, name), *getattr(self, name)[b + 1 :]]
+
+    def cached_tokens(self) -> list[int]:
+        """Return how many entries of each row the cache holds."""
+        return [known - begin for known, begin in zip(self.known, self._begins, strict=True)]
+
+    def export(self, rows: int, mask: Any) -> None:
+        """Return no cache: there is none that Transformers could go on with."""

@@ -1,0 +1,216 @@
+"""EAGLE's draft networks: decoder layers on a token's embedding and on the hidden states that the target had before it.
+
+EAGLE-3: "Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (huggingface.co/papers/2503.01840), with the norms of
+EAGLE-3.1. EAGLE-1: "Speculative Sampling Requires Rethinking Feature Uncertainty" (2401.15077); EAGLE-2 (2406.16858) drafts trees with its network.
+Pair i is the embedding of token i + 1 beside the target's states at token i; its output predicts token i + 2. Where the target has not been yet,
+the network's own output at the pair before takes the place of the states.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from transformers import LlamaConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
+
+from ...models.compat import CACHE
+from ...models.hidden_state_hook import NORMED
+from .base import HiddenStateNetwork
+
+
+class LayerKind(NamedTuple):
+    """The modules of Transformers' that one kind of layer is made of."""
+
+    config: Any
+    layer: Any
+    norm: Any
+    rotary: Any
+
+
+LAYER_KINDS: Mapping[str, LayerKind] = {
+    "llama": LayerKind(LlamaConfig, LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding),
+    "qwen3": LayerKind(Qwen3Config, Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding),
+}
+
+
+@dataclass(frozen=True)
+class Eagle1Config:
+    """Sizes of an EAGLE-1 network. `layer`: `LlamaConfig` of its decoder layers, as wide as the target. `bias`: of `fc`."""
+
+    layer: Any
+    bias: bool = False
+    reduced = norm_output = False
+
+    @property
+    def target_hidden_size(self) -> int:
+        return int(self.layer.hidden_size)
+
+    @property
+    def draft_vocab_size(self) -> int:
+        return int(self.layer.vocab_size)
+
+    def layers_of(self, blocks: int) -> tuple[int, ...]:
+        """Return whose states it reads."""
+        return (NORMED,)
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """Sizes and settings of an EAGLE-3 network.
+
+    Args:
+        layer: config of its decoder layers, of a kind in `LAYER_KINDS`; `vocab_size` is the target's.
+        target_layers: whose states it reads, as Transformers numbers `hidden_states`: n is what block n gives, 0 the embeddings. None: three, by
+            the number of the target's blocks.
+        draft_vocab_size: how many tokens it can propose.
+        target_hidden_size: of the target's states.
+        norm_before_residual: the first layer's residual is normed. norm_before_fc: one norm over the states of all layers. fc_norm: a norm for each.
+        norm_output: what is handed to the next step is normed (EAGLE-3.1).
+    """
+
+    layer: Any
+    target_layers: tuple[int, ...] | None
+    draft_vocab_size: int
+    target_hidden_size: int
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    @property
+    def kind(self) -> LayerKind:
+        return LAYER_KINDS[self.layer.model_type]
+
+    @property
+    def reduced(self) -> bool:
+        """Whether it proposes a part of the target's vocabulary alone."""
+        return self.draft_vocab_size != self.layer.vocab_size
+
+    def layers_of(self, blocks: int) -> tuple[int, ...]:
+        """Return whose states it reads of a target with so many blocks."""
+        return default_layers(blocks) if self.target_layers is None else self.target_layers
+
+
+def default_layers(blocks: int) -> tuple[int, int, int]:
+    """Return an early, a middle and a late layer of a target with so many blocks, for files that name none."""
+    return min(2, blocks), blocks // 2, max(blocks - 3, 0)
+
+
+class EagleNetwork(HiddenStateNetwork):
+    """The base of EAGLE's networks. Modules stand in the order in which weights are hashed."""
+
+    config: Any
+    rotary_emb: torch.nn.Module
+
+    def __init__(self, config: Any, own_embeddings: bool, d2t: int):
+        """`own_embeddings`: False: they are the target's. `d2t`: entries of that table."""
+        super().__init__()
+        layer, self.config = config.layer, config
+        layer._attn_implementation = "sdpa"
+        self.embed_tokens = torch.nn.Embedding(layer.vocab_size, layer.hidden_size) if own_embeddings else None
+        self.register_buffer("d2t", torch.zeros(d2t, dtype=torch.int64))
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the target's states of all layers, (…, layers · target width), as the network reads them, (…, H)."""
+        return states.to(self.dtype)
+
+    def first_input(self, embeds: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return what the first layer reads of `embeds` and `states`, (B, Q, H) each."""
+        raise NotImplementedError
+
+    def forward(
+        self, embeds: torch.Tensor, states: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor | None, cache: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """Return the states that the next pair reads and those that the head reads, (B, Q, H) each.
+
+        Args: `embeds` and fused or own `states`, (B, Q, H) each; `attention_mask` (1 or B, 1, Q, slots), additive; None: causal.
+        """
+        angles = self.rotary_emb(states, position_ids)
+        given = {"position_embeddings": angles, "attention_mask": attention_mask, CACHE: cache}
+        out = self.layers[0](*self.first_input(embeds.to(states.dtype), states), **given)
+        for layer in self.layers[1:]:
+            out = layer(out, **given)
+        normed = out if self.norm is None else self.norm(out)
+        return (normed if self.config.norm_output else out), normed
+
+
+class Eagle1Network(EagleNetwork):
+    """EAGLE-1's network. It has no head and no last norm: its output at a pair is its guess of the target's next state."""
+
+    lm_head = norm = None
+
+    def __init__(self, config: Eagle1Config, own_embeddings: bool = True):
+        super().__init__(config, own_embeddings, 0)
+        layer = config.layer
+        self.fc = torch.nn.Linear(2 * layer.hidden_size, layer.hidden_size, bias=config.bias)
+        self.layers = torch.nn.ModuleList(
+            LlamaDecoderLayer(layer, number) for number in range(layer.num_hidden_layers)
+        )
+        self.layers[0].input_layernorm = torch.nn.Identity()
+        self.rotary_emb = LlamaRotaryEmbedding(layer)
+
+    @property
+    def any_norm(self) -> Any:
+        return self.layers[0].post_attention_layernorm
+
+    def first_input(self, embeds: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (self.fc(torch.cat([embeds, states], dim=-1)),)
+
+
+class FirstLayer(torch.nn.Module):
+    """EAGLE-3's first layer, whose attention reads twice the width: the embedding, and the state beside it."""
+
+    def __init__(self, config: Eagle3Config):
+        super().__init__()
+        layer, kind = config.layer, config.kind
+        plain = kind.layer(layer, layer_idx=0)
+        self.self_attn, self.mlp = plain.self_attn, plain.mlp
+        self.input_layernorm, self.post_attention_layernorm = plain.input_layernorm, plain.post_attention_layernorm
+        self.hidden_norm = kind.norm(layer.hidden_size, eps=layer.rms_norm_eps)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow = getattr(self.self_attn, name)
+            wide = torch.nn.Linear(2 * layer.hidden_size, narrow.out_features, bias=narrow.bias is not None)
+            setattr(self.self_attn, name, wide)
+        self.norm_before_residual = config.norm_before_residual
+
+    def forward(self, embeds: torch.Tensor, states: torch.Tensor, **given: Any) -> torch.Tensor:
+        """`embeds` and `states` (B, Q, H) → (B, Q, H)."""
+        normed = self.hidden_norm(states)
+        both = torch.cat([self.input_layernorm(embeds), normed], dim=-1)
+        residual = normed if self.norm_before_residual else states
+        states = residual + self.self_attn(hidden_states=both, **given)[0]
+        return states + self.mlp(self.post_attention_layernorm(states))
+
+
+class Eagle3Network(EagleNetwork):
+    """EAGLE-3's network, with a head over `draft_vocab_size` tokens."""
+
+    norm: torch.nn.Module
+
+    def __init__(self, config: Eagle3Config, own_embeddings: bool = True):
+        super().__init__(config, own_embeddings, config.draft_vocab_size)
+        layer, kind, width = config.layer, config.kind, config.target_hidden_size
+        count = 3 if config.target_layers is None else len(config.target_layers)
+        norms = torch.nn.ModuleList(kind.norm(width, eps=layer.rms_norm_eps) for _ in range(count))
+        self.input_norm = kind.norm(count * width, eps=layer.rms_norm_eps) if config.norm_before_fc else None
+        self.fc_norm = norms if config.fc_norm else None
+        self.fc = torch.nn.Linear(count * width, layer.hidden_size, bias=False)
+        more = [kind.layer(layer, layer_idx=number) for number in range(1, layer.num_hidden_layers)]
+        self.layers = torch.nn.ModuleList([FirstLayer(config), *more])
+        self.norm = kind.norm(layer.hidden_size, eps=layer.rms_norm_eps)
+        self.lm_head = torch.nn.Linear(layer.hidden_size, config.draft_vocab_size, bias=False)
+        self.rotary_emb = kind.rotary(layer)
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        states = super().fuse(states)
+        if self.input_norm is not None:
+            states = self.input_norm(states)
+        if self.fc_norm is not None:
+            parts = states.chunk(len(self.fc_norm), dim=-1)
+            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return self.fc(states)
+
+    def first_input(self, embeds: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return embeds, states

@@ -1,0 +1,95 @@
+"""Keep hidden states of some layers from each forward of a model."""
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from .introspection import base_of, blocks_of
+from .packing import unpacked
+
+
+NORMED = -1  # in place of a layer's number: the states behind the final norm, which the model's head reads
+
+
+class HiddenStateHook:
+    """Inside `with hook:` keep the hidden states of some layers, side by side: (B, Q, layers · H) of the latest forward.
+
+    Only forwards of the thread that entered count, so calls beside each other on one model do not mix.
+
+    Args:
+        model: a Transformers model, or a draft network with `state_blocks` and `get_decoder`.
+        layers: as Transformers numbers `hidden_states`: n is what block n gives, and block n + 1 reads; or `NORMED`.
+
+    Raises: `ValueError`, one line, for layers that the model does not have.
+    """
+
+    def __init__(self, model: Any, layers: Sequence[int]):
+        base = base_of(model)
+        blocks = state_blocks(base)
+        self._layers = tuple(layers)
+        self._places: dict[int, tuple[torch.nn.Module, bool]] = {}  # the module, and whether its input is kept
+        for layer in layers:
+            if layer == NORMED:
+                self._places[layer] = base.get_decoder(), False
+                continue
+            if blocks is None:
+                raise ValueError(f"{type(base).__name__}: its blocks were not found, so their states cannot be read")
+            if not 0 <= layer <= len(blocks):
+                raise ValueError(f"layer {layer} is asked for, and {type(base).__name__} has {len(blocks)} blocks")
+            before = layer < len(blocks)
+            self._places[layer] = blocks[layer if before else -1], before
+        self._states: dict[int, torch.Tensor] = {}
+        self.listening = True  # False: while somebody else's forward of the model runs
+        self._thread: int | None = None
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Any:
+        self._thread = threading.get_ident()
+        for layer, (module, before) in self._places.items():
+            if before:
+                hook: Any = partial(self._keep_input, layer)
+                self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+            else:
+                self._handles.append(module.register_forward_hook(partial(self._keep_output, layer)))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()  # the states stay: a prompt may be read in a context of its own
+
+    @property
+    def value(self) -> torch.Tensor | None:
+        """The states of the latest forward; None: none has run inside `with hook:` since `take`."""
+        if not self._states:
+            return None
+        if len(self._layers) == 1:
+            return self._states[self._layers[0]]
+        return torch.cat([self._states[layer] for layer in self._layers], dim=-1)
+
+    def take(self) -> torch.Tensor | None:
+        """Return `value`, and let go of it."""
+        value = self.value
+        self._states.clear()
+        return value
+
+    def _keep_input(self, layer: int, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._keep(layer, args[0] if args else kwargs["hidden_states"])
+
+    def _keep_output(self, layer: int, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if not isinstance(output, torch.Tensor):
+            output = output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0]
+        self._keep(layer, output)
+
+    def _keep(self, layer: int, states: torch.Tensor) -> None:
+        if threading.get_ident() == self._thread and self.listening:
+            self._states[layer] = unpacked(states)
+
+
+def state_blocks(base: Any) -> torch.nn.ModuleList | None:
+    """Return the blocks whose states can be kept; None where they were not found."""
+    blocks: torch.nn.ModuleList | None = getattr(base, "state_blocks", None)
+    return blocks_of(base) if blocks is None else blocks

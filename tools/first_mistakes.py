@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from refused import refusal
-from right_use import SIZES, VOCAB, draft, generate, ids, llama, mask, two_layers
+from right_use import SIZES, VOCAB, draft, generate, ids, llama, mask
 from transformers import CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration
 
 import hf_lossy_assist as hla
@@ -63,9 +63,9 @@ MISTAKES: dict[str, tuple[str, Callable[[], Any]]] = {
     "a prompt that ends with its image": ("pixel_values=…", ends_with_an_image),
     "a folder's name misspelt": ('Head.from_pretrained("my_haed")', lambda: hla.Head.from_pretrained("my_haed")),
     "a policy's folder misspelt": ('lossy_policy="runs/my_polcy"', lambda: generate(lossy_policy="runs/my_polcy")),
-    "early exit with an adaptive stop": (
-        'assistant_early_exit=1, lossy_policy="svip"',
-        lambda: generate(two_layers(), assistant_model=None, assistant_early_exit=1, lossy_policy="svip"),
+    "prompt lookup with an adaptive stop": (
+        'prompt_lookup_num_tokens=3, lossy_policy="svip"',
+        lambda: generate(assistant_model=None, prompt_lookup_num_tokens=3, lossy_policy="svip"),
     ),
     "beams": ("num_beams=4", lambda: generate(num_beams=4)),
     "a batch padded on the right": ("tokenizer.padding_side left as it was", lambda: generate(**right_padded())),

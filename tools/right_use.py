@@ -46,11 +46,6 @@ def target() -> Any:
 
 
 @cache
-def two_layers() -> Any:
-    return hla.enable(llama(num_hidden_layers=2))
-
-
-@cache
 def draft() -> Any:
     return llama()
 

@@ -29,7 +29,6 @@ from right_use import (
     mask,
     t5,
     target,
-    two_layers,
 )
 from transformers import (
     DynamicCache,
@@ -116,8 +115,8 @@ case("tokenizer of the draft given as a name", lambda: generate(assistant_tokeni
 case("streamer given as a number", lambda: generate(streamer=3))
 case("Runner, streamer given as a number", lambda: hla.Runner("svip", draft(), streamer=3).validate(target()))
 case(
-    "early exit with a stop that reads a draft",
-    lambda: generate(two_layers(), assistant_model=None, assistant_early_exit=1, lossy_policy="svip"),
+    "prompt lookup with a stop that reads a draft",
+    lambda: generate(assistant_model=None, prompt_lookup_num_tokens=3, lossy_policy="svip"),
 )
 
 # Inputs

@@ -2,30 +2,9 @@
 
 from typing import Any
 
-import torch
-
 from ..models.introspection import learned_positions
 from ..models.quirks.cache_positions import tables_of
 from .rows import Rows
-
-
-class TableEnds(Exception):
-    """A draft has no position left to guess at."""
-
-
-def keep_within(generator: Any, positions: int | None) -> None:
-    """Let a candidate generator of Transformers raise `TableEnds` where its draft, in ids of its own, has no more positions."""
-    prepare = generator._prepare_generation_args
-
-    def within(ids: torch.Tensor, fewest: int, most: int) -> Any:
-        assert positions is not None
-        room = positions + 1 - ids.shape[1]  # the last token that it guesses is not fed
-        if room < 1:
-            raise TableEnds
-        return prepare(ids, min(fewest, room), min(most, room))
-
-    if positions is not None:
-        generator._prepare_generation_args = within
 
 
 class Positions:

@@ -14,7 +14,6 @@ from safetensors import SafetensorError
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation import candidate_generator
 
-from ..batch.positions import TableEnds
 from ..batch.processor_kinds import only_functions
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
@@ -101,40 +100,7 @@ class TransformersDFlashDrafter(Drafter):
         return TransformersStatesRun(generator, context, layers)
 
 
-class TransformersRun(DrafterRun):
-    """One of Transformers' candidate generators at work in one call, at batch 1."""
-
-    def __init__(self, generator: Any, context: DraftContext):
-        self.generator, self.vocabulary = generator, context.vocabulary
-        self.sampling, self.clock = context.sampling, context.clock
-
-    def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        text = rows.texts()[0][None]
-        with self.clock.time("draft"):
-            try:
-                with randomness.everywhere(rows.index[0], text.device):
-                    candidates, logits = self.candidates(text)
-            except TableEnds:  # for good: the text only grows
-                candidates, logits = text, None
-        tokens = candidates[:, text.shape[1] :][:, : limits[0]].to(rows.ids.device)
-        gamma = tokens.shape[1]
-        probs = None
-        if self.sampling and logits is not None and gamma:
-            logits = logits[:, :gamma, : self.vocabulary].to(device=rows.ids.device, dtype=torch.float32)
-            probs = logits.softmax(dim=-1)
-        lengths = torch.tensor([gamma], device=rows.ids.device)
-        return Draft(tokens, lengths, rows.order, max(limits), self.sampling, probs)
-
-    def candidates(self, text: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the text (1, n) with what the generator proposes behind it, and the logits that the tokens were chosen by."""
-        found: tuple[torch.Tensor, torch.Tensor | None] = self.generator.get_candidates(text)
-        return found
-
-    def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
-        self.generator.update_candidate_strategy(rows.texts()[0][None], verified.logits, accepted[0])
-
-
-class TransformersStatesRun(TransformersRun):
+class TransformersStatesRun(DrafterRun):
     """Such a generator that is handed the target's states of the tokens that were committed since it drafted last."""
 
     reads_target = True
@@ -145,7 +111,8 @@ class TransformersStatesRun(TransformersRun):
         `least`: tokens that it must be given the states of at first; Transformers' MTP takes back as many as it has layers, whether they are there
         or not.
         """
-        super().__init__(generator, context)
+        self.generator, self.vocabulary = generator, context.vocabulary
+        self.sampling, self.clock = context.sampling, context.clock
         self.hook, self.indices = HiddenStateHook(context.target, list(layers.values())), list(layers)
         # Tokens whose states nobody knows: to the generator the text begins behind them.
         self.begin = context.held[0] if context.held else 0
@@ -161,9 +128,19 @@ class TransformersStatesRun(TransformersRun):
         self._collect(rows)
         if not self.new or not limits[0] or self.known - self.begin < self.least:
             return empty_draft(rows, limits, self.sampling)
-        return super().propose(rows, limits, randomness)
+        text = rows.texts()[0][None]
+        with self.clock.time("draft"), randomness.everywhere(rows.index[0], text.device):
+            candidates, logits = self._candidates(text)
+        tokens = candidates[:, text.shape[1] :][:, : limits[0]].to(rows.ids.device)
+        gamma = tokens.shape[1]
+        probs = None
+        if self.sampling and logits is not None and gamma:
+            logits = logits[:, :gamma, : self.vocabulary].to(device=rows.ids.device, dtype=torch.float32)
+            probs = logits.softmax(dim=-1)
+        lengths = torch.tensor([gamma], device=rows.ids.device)
+        return Draft(tokens, lengths, rows.order, max(limits), self.sampling, probs)
 
-    def candidates(self, text: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _candidates(self, text: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         states = torch.cat(self.new, dim=1)
         parts = dict(zip(self.indices, states.chunk(len(self.indices), dim=-1), strict=True))
         self.new = []

@@ -18,7 +18,7 @@ HONOURED = frozenset(
     "renormalize_logits forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty "
     "suppress_tokens begin_suppress_tokens sequence_bias num_return_sequences output_scores output_logits "
     "return_dict_in_generate num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
-    "prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit assistant_lookbehind target_lookbehind "
+    "prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit "
     "use_mtp speculation_type watermarking_config cache_implementation compile_config disable_compile synced_gpus".split()
 )  # watermarking_config: SynthID for one text at a time; cache_implementation: but for offloaded, quantised and paged ones
 
@@ -36,6 +36,8 @@ WITHOUT_EFFECT = {
     "length_penalty": "of beam search alone, which is refused",
     "low_memory": "of contrastive search alone, which is refused",
     "cache_config": "of quantised caches alone, which are refused",
+    "assistant_lookbehind": "a draft with another tokenizer reads a window of its own",
+    "target_lookbehind": "a draft with another tokenizer reads a window of its own",
     "max_cache_len": "storage here grows with the text",
     "prefill_chunk_size": "a prompt is run in one forward here: the same text, with more memory",
     "continuous_batching_config": "of generate_batch alone",
@@ -76,11 +78,6 @@ def refuse_modes_asked_for(settings: Any) -> None:
         if asked(settings[name]):
             raise ValueError(
                 f"lossy_policy does not run {what}, which {name} asks for: {settings.way_out(name, None)}, or leave lossy_policy out"
-            )
-    for name in ("use_mtp", "speculation_type"):  # which `enable` has taken out
-        if settings[name] and settings.passed(name):
-            raise ValueError(
-                f"{name} is read by the generate of an enabled model, and not by a Runner: leave it out, and pass Runner(…, drafter=…)"
             )
     for name, neutral in UNKNOWN.items():
         if settings[name] is not None and settings[name] != neutral:

@@ -23,16 +23,13 @@ from ..models.led import Ranks
 from ..policy.parse import as_policy
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, shown
-from .asked import settings_in
 from .compiling import COMPILED
-from .draft_stop import DRAFT_SETTINGS
-from .drafting import CANDIDATES
+from .draft_settings import DRAFT_SETTINGS, FROM_STATES, LONGEST_NGRAM, WITHOUT_MODEL, read_draft_settings
 from .output import with_report
 from .preparing import refusals_in_one_line
 from .runner import Runner
 from .shared_scale import warn_of_shared_scales
 from .spread import failures_told, ranks_of
-from .state_settings import STATES, by_states, take_states
 from .unsupported import refuse_arguments
 from .which_policy import NAME, policy_in, refuse_without_policy, without_policy
 
@@ -173,39 +170,26 @@ def _speculative_generate(
     with refusals_in_one_line(begun=lambda: False):
         config = copy.deepcopy(given) if given is not None else GenerationConfig()
         config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
-        states = take_states(kwargs, given, config, model.generation_config)
         refuse_arguments(model, kwargs, config)
-
+    sampling = bool(kwargs.get("do_sample", config.do_sample))
     assistant, drafter = apart(kwargs.pop("assistant_model", None), drafter)
-    # As in a runner: what the model's own config says does not take the place of what the call drafts with.
-    drafts = kwargs | {
-        name: getattr(given if assistant is not None or drafter is not None else config, name, None)
-        for name in CANDIDATES
-        if name not in kwargs
-    }
-    others = [name for name in CANDIDATES if drafts[name] is not None]
-    assistant, drafter = by_states(states, assistant, drafter, others)
+    ways = _ways_to_draft(kwargs, given, config, model.generation_config, assistant is None and drafter is None)
     runner = runner_type(
         policy,
         assistant=assistant,
         streamer=kwargs.get("streamer"),
         tokenizer=kwargs.pop("tokenizer", None),
         assistant_tokenizer=kwargs.pop("assistant_tokenizer", None),
-        settings=settings_in(given, model.generation_config)
+        settings=read_draft_settings(given, model.generation_config)
         | {name: kwargs.pop(name) for name in DRAFT_SETTINGS if name in kwargs}
         | {name: kwargs.get(name, getattr(config, name, None)) for name in COMPILED},
         generator=generator,
         drafter=drafter,
     )
-    runner.reads_call, runner.ranks, runner.given_as = False, ranks, passed_as(kwargs)  # all of it is read here
-    runner.passed = dict(kwargs)
-    # A candidate generator's settings must not make Transformers choose its own assisted mode before the runner is reached.
-    for name in CANDIDATES:
-        runner.generator_settings[name] = drafts[name]
-    runner.validate(model)
-    policy.rule.check_mode(bool(kwargs.get("do_sample", config.do_sample)))
+    runner.checked = runner.validate(model, None, ways, ranks=ranks, cache_name=passed_as(kwargs), inputs=dict(kwargs))
+    policy.rule.check_mode(sampling)
     announce(policy)
-    warn_of_shared_scales(policy, model, bool(kwargs.get("do_sample", config.do_sample)))
+    warn_of_shared_scales(policy, model, sampling)
 
     stop_strings = kwargs.get("stop_strings", config.stop_strings)
     if stop_strings is not None:
@@ -213,7 +197,8 @@ def _speculative_generate(
             raise ValueError("stop_strings=… needs the tokenizer to find them: pass tokenizer=… to generate as well")
         criteria = kwargs.pop("stopping_criteria", None) or []
         kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, stop_at(stop_strings, runner.tokenizer)])
-    kwargs |= dict.fromkeys((*CANDIDATES, *STATES, "stop_strings", *COMPILED))
+    # A way to draft must not make Transformers choose its assisted mode before the runner is reached.
+    kwargs |= dict.fromkeys((*WITHOUT_MODEL, *FROM_STATES, "stop_strings", *COMPILED))
     given = copy.deepcopy(given)
     for name in [name for name in kwargs if hasattr(given, name)]:
         # Handing Transformers a config and settings is deprecated and warns, so they join the config; but a None that the
@@ -223,6 +208,20 @@ def _speculative_generate(
     with refusals_in_one_line(begun=lambda: runner.called, streamer=runner.streamer):
         out = type(model).generate(model, generation_config=given, custom_generate=runner, **kwargs)
     return with_report(out, runner.reports)
+
+
+def _ways_to_draft(
+    kwargs: dict[str, Any], given: Any, config: GenerationConfig, model_config: GenerationConfig, alone: bool
+) -> dict[str, Any]:
+    """Return the settings that `choose_draft` takes. `alone`: the call passes no assistant and no drafter."""
+    # What the model's config says does not take the place of what the call drafts with.
+    source = config if alone else given
+    ways = {name: kwargs[name] if name in kwargs else getattr(source, name, None) for name in WITHOUT_MODEL}
+    for name in FROM_STATES:
+        ways[name] = getattr(given, name, None) if kwargs.get(name) is None else kwargs[name]
+    if alone and all(value is None for value in ways.values()):
+        ways["use_mtp"] = getattr(model_config, "use_mtp", None)
+    return ways | {LONGEST_NGRAM: kwargs.get(LONGEST_NGRAM, getattr(config, LONGEST_NGRAM, None))}
 
 
 def stop_at(texts: Any, tokenizer: Any) -> StopStringCriteria:

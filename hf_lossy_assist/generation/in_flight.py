@@ -220,10 +220,9 @@ class InFlight:
         return Result(its.index, ids, self.guests.text(its.prompt, ids), stats, time.perf_counter() - its.began)
 
     def _mode(self, call: Call) -> Any:
-        draft = self.guests.settings.get("assistant_model")
         if self.lasting is None:
-            self.lasting = self.guests.runs_callers_code or lasts(call, self.target, draft)
-        return in_the_right_mode(call, self.target, draft, self.lasting)
+            self.lasting = self.guests.runs_callers_code or lasts(call, self.target)
+        return in_the_right_mode(call, self.target, self.lasting)
 
     def _say(self, line: str) -> None:
         if line not in self.said:

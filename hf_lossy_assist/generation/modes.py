@@ -17,9 +17,10 @@ from .pairs import without_checkpointing
 
 
 @contextmanager
-def in_the_right_mode(call: Call, model: Any, assistant: Any, lasting: bool | None = None) -> Iterator[None]:
-    """Within this context a call's models may run, with the hooks of the call. `lasting`: what `lasts` said, if it was asked."""
-    lasting = lasts(call, model, assistant) if lasting is None else lasting
+def in_the_right_mode(call: Call, model: Any, lasting: bool | None = None) -> Iterator[None]:
+    """Within this context a call's models may run, with the hooks of the call. `lasting`: what `lasts` returned, if it was asked."""
+    assistant = None if call.pair is None else call.pair[1]
+    lasting = lasts(call, model) if lasting is None else lasting
     # (`inference_mode(False)` will not do where tensors last: it switches gradients on.)
     with torch.no_grad() if lasting else torch.inference_mode(), ExitStack() as stack:
         for tap in filter(None, (call.tap, *call.drafter.taps)):
@@ -68,19 +69,18 @@ def _readers(call: Call) -> list[CachedModel]:
     return models
 
 
-def lasts(call: Call, model: Any, assistant: Any) -> bool:
+def lasts(call: Call, model: Any) -> bool:
     """Whether tensors may outlive the call, which then runs under `no_grad`: `inference_mode` is faster by a tenth on small models.
 
     A cache of Transformers' goes back to the caller, and a quantised model may keep what it makes at its first forward; the caller's
     code may keep the tensors that it is shown, change them, or take gradients by them.
     """
-    models = model, assistant, None if call.companion is None else call.companion.model
+    models = [model] + ([] if call.pair is None else [call.pair[1]])
+    models += [] if call.companion is None else [call.companion.model]
     quantised = any(getattr(base_of(its), "is_quantized", False) for its in models)
     callers = call.processing.runs_callers_code or call.rows.runs_callers_code
     callers |= call.streamer is not None and not _keeps_nothing(call.streamer)
-    sharded = any(
-        its is not None and is_sharded(its) for its in models
-    )  # FSDP2 gathers weights into tensors that it keeps
+    sharded = any(map(is_sharded, models))  # FSDP2 gathers weights into tensors that it keeps
     return call.target.outlives_call or quantised or callers or sharded
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,21 +29,46 @@ from ..stats.clock import Clock
 from ..stats.speculation import SpeculationStats
 from ..stops import DraftStop
 from ..validation import check_int, shown
-from .asked import Asked
 from .certified import warn_of_doubts
 from .compiling import COMPILED, Compiling
-from .draft_checks import refuse_draft, refuse_missing
-from .draft_stop import DRAFT_SETTINGS, draft_stop
-from .drafting import CANDIDATES, DraftWith, Prepared, start_drafter
+from .draft_checks import check_draft
+from .draft_settings import (
+    DRAFT_SETTINGS,
+    FROM_STATES,
+    DraftInputs,
+    choose_draft,
+    choose_stop,
+    make_cost_key,
+    merge_draft_settings,
+    read_ways,
+)
+from .drafter_factory import PreparedInputs, start_drafter
 from .inputs import hidden, mask_name, rowwise
-from .kinds import kind_of
 from .modes import in_the_right_mode, read_prompts
 from .output import cuts_outputs, output_of, padding_of
 from .pairs import refuse_helpers, refuse_models, warn_of_models
 from .sight import show
-from .spread import agree, among_ranks, followed, led, refuse_spread
+from .spread import agree, failures_told, followed, led, ranks_of, refuse_spread
 from .target import target_of
 from .unsupported import Settings, refuse_modes
+
+
+@dataclass(frozen=True)
+class CheckedCall:
+    """What is read of a call and checked before its prompts are looked at.
+
+    Args:
+        draft, stop: what drafts, and until when.
+        ranks: the processes that share the target, or its forwards; None: it is whole.
+        cache_name: the name by which the caller passed a cache, or None.
+        inputs: the arguments of `generate`, by name; None: the call came by `custom_generate`.
+    """
+
+    draft: DraftInputs
+    stop: DraftStop
+    ranks: Ranks | Steps | None = None
+    cache_name: str | None = None
+    inputs: Mapping[str, Any] | None = None
 
 
 class Runner:
@@ -61,8 +88,10 @@ class Runner:
         cache_given: the caller passes a cache, which must be the cache that is filled, even if it is empty yet.
     """
 
-    shares = True  # a draft of the target's first blocks drafts on the target's cache
-    reads_wholly = False  # drafters on the target's states draft in the first round, too
+    # A draft of the target's first blocks drafts on the target's cache.
+    shares = True
+    # Prompts are read before the first round also by drafters on the target's states.
+    reads_wholly = False
 
     def __init__(
         self,
@@ -86,63 +115,74 @@ class Runner:
         if settings is not None and not (isinstance(settings, dict) and settings.keys() <= set(known)):
             raise TypeError(f"Runner: settings: expected a dict of {', '.join(known)}, got {shown(settings)}")
         self.settings = dict(settings or {})
-        self.given_as: str | None = CACHE if cache_given else None  # by which name the caller passes a cache
         self.compiling = Compiling.asked({name: self.settings.pop(name, None) for name in COMPILED})
+        self.cache_name: str | None = CACHE if cache_given else None
         self.generator = check_generator(generator)
         self.drafter = as_drafter(drafter)
-        self.generator_settings: dict[str, Any] = {}
-        self.ranks: Ranks | Steps | None = None  # of the call's target
-        self.reads_call, self.called = True, False  # reads_call False: `enable` has read the call's settings for it
-        self.passed: Mapping[str, Any] | None = None  # what the caller passed to `generate`, where that is known
-        self._other: bool | None = None
-        self.reports: list[SpeculationStats] = []  # of calls whose outputs are cut into rows
+        # Of the one call that `enable` makes; None: each call is checked as it comes.
+        self.checked: CheckedCall | None = None
+        self.called = False
+        # Of calls whose outputs are cut into rows.
+        self.reports: list[SpeculationStats] = []
 
-    # -- what to draft with -------------------------------------------------------------------------------------------
+    # -- checks -------------------------------------------------------------------------------------------------------
 
-    def _own(self) -> Asked:
-        return Asked(self.settings, self.generator_settings)
+    def validate(
+        self,
+        model: Any,
+        settings: Mapping[str, Any] | None = None,
+        ways: Mapping[str, Any] | None = None,
+        **known: Any,
+    ) -> CheckedCall:
+        """Refuse models and settings that cannot work, in one line each; return what was found.
 
-    def validate(self, model: Any, asked: Asked | None = None) -> None:
-        """Refuse draft models and settings that cannot work, in one line each. `asked`: a call's settings, else the runner's own."""
-        asked = asked or self._own()
+        Args:
+            settings: the call's, by the names in `DRAFT_SETTINGS`; None: the runner's own.
+            ways: as `choose_draft` takes them. known: other fields of `CheckedCall`.
+        """
+        assistant, drafter = choose_draft(model, self.assistant, self.drafter, ways or {})
         refuse_by_length(model)
-        refuse_models(model, self.assistant)
-        refuse_spread("assistant", self.assistant)
-        refuse_spread("early exit's target", model if asked.candidates.get("assistant_early_exit") else None)
+        refuse_models(model, assistant)
+        refuse_spread("assistant", assistant)
         refuse_helpers(self.streamer, tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
-        given = self._draft_with(asked)
-        refuse_draft(model, given, self.policy)
-        stop = self.draft_stop(asked)
+        draft = DraftInputs(assistant, drafter, self.tokenizer, self.assistant_tokenizer, self.other_tokenizer)
+        check_draft(model, draft, self.policy)
+        stop = choose_stop(self.policy, draft, self.settings if settings is None else settings)
         check_int(f"{type(stop).__name__}.longest", stop.longest, 1)
-        refuse_missing(model, given, self.policy)
-        drafts = (
-            self.drafter if self.assistant is None and self.drafter is not None and self.drafter.gives_probs else None
-        )
-        self.policy.check(model, self.assistant if drafts is None else drafts, self.tokenizer, stop.longest)
+        drafts = drafter if assistant is None and drafter is not None and drafter.gives_probs else assistant
+        self.policy.check(model, drafts, self.tokenizer, stop.longest)
+        return CheckedCall(draft, stop, **known)
 
-    def _draft_with(self, asked: Asked) -> DraftWith:
-        lookup, exit_ = (asked.candidates.get(name) for name in CANDIDATES)
-        return DraftWith(
-            self.assistant, self.drafter, lookup, exit_, self.other_tokenizer(), self.tokenizer, self.assistant_tokenizer
-        )  # fmt: skip
-
+    @cached_property
     def other_tokenizer(self) -> bool:
         """True when both tokenizers were given and give other ids to the same tokens, or have other tokens."""
         if self.tokenizer is None or self.assistant_tokenizer is None:
             return False
-        if self._other is None:
-            self._other = not same_ids(self.tokenizer, self.assistant_tokenizer)
-        return self._other
+        return not same_ids(self.tokenizer, self.assistant_tokenizer)
 
-    def draft_stop(self, asked: Asked) -> DraftStop:
-        """The stop of a call: the call's settings win, then the policy's stop, then the draft's generation config."""
-        return draft_stop(
-            self.policy, self.assistant, asked.settings, asked.candidates.get("prompt_lookup_num_tokens")
-        )
+    def _check_call(self, model: Any, config: GenerationConfig, at_call: dict[str, Any], ranks: Any) -> CheckedCall:
+        """Check a call that does not come through `enable`. `at_call`: by the names in `DRAFT_SETTINGS`."""
+        settings = merge_draft_settings(self.settings, at_call, config, model.generation_config)
+        for name in FROM_STATES:
+            if getattr(config, name) not in (None, False, getattr(model.generation_config, name, None)):
+                raise ValueError(
+                    f"{name} is read by the generate of an enabled model, and not by a Runner: leave it out, and pass Runner(…, drafter=…)"
+                )
+        ways = read_ways(config, model.generation_config)
+        return self.validate(model, settings, ways, ranks=ranks, cache_name=self.cache_name)
+
+    def _check_decoding(self, draft: DraftInputs, model: Any, config: GenerationConfig, new_tokens: int) -> None:
+        """Refuse, and warn of, what the prepared config asks for: Whisper's changes from call to call."""
+        refuse_modes({}, Settings({}, config, model.generation_config))
+        warn_of_models(model, draft.assistant)
+        self.policy.rule.check_mode(bool(config.do_sample))
+        self.policy.filter.check_decoding(read_sampling(config))
+        drafts = draft.drafter if hasattr(draft.drafter, "identity") else None
+        models = {"target": model, "draft": draft.assistant if draft.drafter is None else drafts}
+        warn_of_doubts(self.policy, models, config, new_tokens)
 
     # -- the call -----------------------------------------------------------------------------------------------------
 
-    @among_ranks
     def __call__(
         self,
         model: Any,
@@ -161,78 +201,95 @@ class Runner:
         The draft's settings have names of their own here, so that `generate` hands them on as they were given, and not among its defaults.
         """
         self.called = True
-        given = num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold
-        at_call, configs = dict(zip(DRAFT_SETTINGS, given, strict=True)), (generation_config, model.generation_config)
-        asked = self._own().beside(at_call, *configs) if self.reads_call else self._own()
-        self.validate(model, asked)
-        # Again: not every call comes through `enable`.
-        refuse_modes({}, Settings({}, *configs))
-        warn_of_models(model, self.assistant)
-        self.policy.rule.check_mode(bool(generation_config.do_sample))
-        self.policy.filter.check_decoding(read_sampling(generation_config))
-        draft = self.assistant if self.drafter is None else self.drafter if hasattr(self.drafter, "identity") else None
-        most = generation_config.max_length - input_ids.shape[1]
-        warn_of_doubts(self.policy, {"target": model, "draft": draft}, generation_config, most)
-        pads, columns = hidden(input_ids, model_kwargs.get(mask_name(model)), mask_name(model))
-        vocabulary = vocabulary_of(model)
-        clock, stop = Clock(input_ids.device), self.draft_stop(asked).start(input_ids.shape[0])
-        rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)
-        sampling = bool(generation_config.do_sample)
-        processing = Processing(logits_processor, len(rows.index), sampling)
+        values = num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold
+        ranks = ranks_of(model, None) if self.checked is None else self.checked.ranks
+        with failures_told(ranks):
+            checked = self.checked or self._check_call(
+                model, generation_config, dict(zip(DRAFT_SETTINGS, values, strict=True)), ranks
+            )
+            new_tokens = generation_config.max_length - input_ids.shape[1]
+            self._check_decoding(checked.draft, model, generation_config, new_tokens)
+            name = mask_name(model)
+            pads, columns = hidden(input_ids, model_kwargs.get(name), name)
+            rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)
+            processing = Processing(logits_processor, len(rows.index), bool(generation_config.do_sample))
+            return self._run(
+                checked, model, rows, processing, input_ids, generation_config, inputs_tensor, model_kwargs
+            )
 
-        kind = self.policy, stop.settings, processing, sampling
-        compilation, sizes = self.compiling.of_call(generation_config, model, self.assistant, kind, rows)
+    def _run(
+        self, checked: CheckedCall, model: Any, rows: Rows, processing: Processing, input_ids: torch.Tensor,
+        config: GenerationConfig, inputs_tensor: torch.Tensor | None, model_kwargs: dict[str, Any],
+    ) -> Any:  # fmt: skip
+        """Put target and draft on caches for these rows, and decode, or on another rank than the first follow."""
+        draft, ranks, sampling = checked.draft, checked.ranks, bool(config.do_sample)
+        stop, clock = checked.stop.start(len(rows.index)), Clock(input_ids.device)
+        kind = self.policy, checked.stop, processing, sampling
+        compilation, sizes = self.compiling.of_call(config, model, draft.assistant, kind, rows)
         pair = None
-        if self.assistant is not None:
+        if draft.assistant is not None:
             where = input_ids.device, model.dtype, compilation is not None
-            pair = model, self.assistant, kind_of(self.policy, self.drafter, generation_config, *where)
+            pair = model, draft.assistant, make_cost_key(self.policy, draft.drafter, config, *where)
             stop.pair(*pair)
         if not model.config.is_encoder_decoder:
-            show(model, rows, input_ids, model_kwargs, self.passed)
-        agree(ranks := self.ranks, rows, self.policy)
-        target = target_of(model, rows, model_kwargs, compilation, self.given_as, ranks)
+            show(model, rows, input_ids, model_kwargs, checked.inputs)
+        agree(ranks, rows, self.policy)
+        target = target_of(model, rows, model_kwargs, compilation, checked.cache_name, ranks)
         if isinstance(ranks, Ranks) and not ranks.leads:
             return followed(target, ranks, model, self.streamer)
 
         def decode() -> Any:
             for name, head in self.policy.heads().items():  # here: in inference mode it would be made untrainable
-                on_draft = name.startswith("stop") and self.assistant is not None
-                head.to(device_of(self.assistant) if on_draft else input_ids.device)
-            rule, spec = self.policy.rule, self.policy.rule.features
+                on_draft = name.startswith("stop") and draft.assistant is not None
+                head.to(device_of(draft.assistant) if on_draft else input_ids.device)
+            rule, spec, vocabulary = self.policy.rule, self.policy.rule.features, vocabulary_of(model)
             context = DraftContext(model, rows, stop, processing, vocabulary, sampling, clock, target.lengths[:], spec)
             shared = target if self.shares else None
-            made = Prepared(context, generation_config, inputs_tensor, model_kwargs, compilation, shared)
-            drafter = start_drafter(self._draft_with(asked), made)
+            drafter = start_drafter(
+                draft, PreparedInputs(context, config, inputs_tensor, model_kwargs, compilation, shared)
+            )
             companion = self.policy.filter.companion_for(base_of(model))
             refuse_spread("companion", companion)
             if companion is not None or rule.needs_draft_probs:
                 drafter.keep_probs()
-            # Tables of positions count in the target's own token ids.
-            drafts = self.assistant if drafter.gives_probs else None
-            positions = Positions(base_of(model), base_of(drafts), companion)
-            wants = generation_config.return_dict_in_generate
-            rows.keeps_scores = bool(wants and generation_config.output_scores)
+            # Tables of positions count in the target's token ids.
+            same_ids_draft = draft.assistant if drafter.gives_probs else None
+            models = [each for each in (model, draft.assistant, companion) if each is not None]
+            outputs = config.return_dict_in_generate
+            rows.keeps_scores = bool(outputs and config.output_scores)
             call = Call(
-                rows=rows, target=target, drafter=drafter, stop=stop, rule=rule.start(rows.texts()), policy=self.policy,
-                processing=processing, randomness=Randomness(self.generator, len(rows.index)), clock=clock, positions=positions,
-                vocabulary=vocabulary, sampling=sampling, pair=pair,
+                rows=rows,
+                target=target,
+                drafter=drafter,
+                stop=stop,
+                rule=rule.start(rows.texts()),
+                policy=self.policy,
+                processing=processing,
+                randomness=Randomness(self.generator, len(rows.index)),
+                clock=clock,
+                positions=Positions(base_of(model), base_of(same_ids_draft), companion),
+                vocabulary=vocabulary,
+                sampling=sampling,
+                pair=pair,
                 companion=None if companion is None else rowwise(companion, model, rows, vocabulary),
                 tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
-                streamer=self.streamer, compiled=compilation is not None, sizes=sizes,
-                fixed_rows=len(rows.index) > 1 and any(has_fixed_rows(its) for its in (model, self.assistant, companion) if its is not None),
+                streamer=self.streamer,
+                compiled=compilation is not None,
+                sizes=sizes,
+                fixed_rows=len(rows.index) > 1 and any(map(has_fixed_rows, models)),
                 keep_scores=rows.keeps_scores,
-                keep_logits=bool(wants and generation_config.output_logits),
-            )  # fmt: skip
-            return self.finish(call, model, input_ids, generation_config, model_kwargs)
+                keep_logits=bool(outputs and config.output_logits),
+            )
+            return self.finish(call, model, input_ids, config, model_kwargs)
 
         return led(target, decode)
 
     def finish(
         self, call: Call, model: Any, input_ids: torch.Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]
     ) -> Any:
-        """Decode a call that is ready; what `generate` returns."""
+        """Decode a call that is ready; return what `generate` returns."""
         with closing(call):
-            with in_the_right_mode(call, model, self.assistant):
+            with in_the_right_mode(call, model):
                 read_prompts(call, self.reads_wholly and call.drafter.reads_target)
                 stats = self.decode(call)
             self.reports += [stats] if cuts_outputs(model) else []
@@ -241,10 +298,10 @@ class Runner:
                 self.streamer.end()
             if not config.return_dict_in_generate:
                 return sequences
-            most = max([len(input_ids), *(len(its.rows) for its in self.reports)])
+            most = max([len(input_ids), *(len(stats.rows) for stats in self.reports)])
             cache = call.target.export(most, model_kwargs.get(mask_name(model)))
             return output_of(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, stats)
 
     def decode(self, call: Call) -> SpeculationStats:
-        """The rounds themselves; a subclass may walk otherwise."""
+        """Run the rounds; a subclass may run others."""
         return decode(call)

@@ -7,7 +7,6 @@ they run its forwards together.
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 import torch
@@ -66,19 +65,6 @@ def failures_told(ranks: Ranks | Steps | None) -> Iterator[None]:
             ranks.met = True
             ranks.fail()
         raise
-
-
-def among_ranks(call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call(runner, model, …)`, whose errors the other ranks of the model are told of."""
-
-    @wraps(call)  # `generate` reads its parameters
-    def told(runner: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if runner.reads_call:  # of each call; of one that came through `enable` they are known
-            runner.ranks = ranks_of(model, None)
-        with failures_told(runner.ranks):
-            return call(runner, model, *args, **kwargs)
-
-    return told
 
 
 def agree(ranks: Ranks | Steps | None, rows: Rows, policy: LossyPolicy) -> None:

@@ -18,7 +18,7 @@ from ..models.introspection import vocabulary_of
 from ..stats.speculation import SpeculationStats
 from ..validation import check_int, shown
 from .compiling import Kind, compilation_of, forget, remember
-from .draft_stop import DRAFT_SETTINGS
+from .draft_settings import DRAFT_SETTINGS
 from .pairs import refuse_target
 from .runner import Runner
 

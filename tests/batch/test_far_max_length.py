@@ -51,10 +51,9 @@ def test_nothing_is_sized_by_it(kind, policy):
     if (policy, kind) in (("staged", "t5"), ("staged", "prompt lookup"), ("svip", "prompt lookup")):
         policy = "strict"
     runner = Looking(policies.get(policy, policy), draft)
-    if draft is None:
-        runner.generator_settings["prompt_lookup_num_tokens"] = 3
     inputs = small.ragged((0, 1, 2, 3)) if kind == "llama" else small.one()
     settings = {"do_sample": False, "max_new_tokens": FAR, "eos_token_id": list(range(small.VOCAB)), "pad_token_id": 0}
+    settings |= {} if draft is not None else {"prompt_lookup_num_tokens": 3}
     out = type(target).generate(target, **inputs, **settings, custom_generate=runner)
     assert out.shape[0] == len(inputs["input_ids"])
     assert any(t.dtype == torch.int64 and t.dim() == 2 for t in runner.found), "the texts are among them"

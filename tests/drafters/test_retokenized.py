@@ -104,9 +104,10 @@ def test_tokens_of_other_sizes():
         assert out.speculation.total().num_draft_tokens > 0
 
 
-def test_drafts_that_cannot_be_retokenized_in_a_batch_are_refused():
-    with pytest.raises(ValueError, match=r"^Lfm2ForCausalLM cannot draft [^\n]* recurrent state[^\n]* has 3[^\n]*$"):
-        ours(small.llama(), small.ragged(), tiny.shared("lfm2"))
+def test_drafts_that_cannot_be_retokenized_are_refused():
+    for inputs in (small.one(), small.ragged()):
+        with pytest.raises(ValueError, match=r"^Lfm2ForCausalLM cannot draft [^\n]* recurrent state[^\n]*$"):
+            ours(small.llama(), inputs, tiny.shared("lfm2"))
     with pytest.raises(ValueError, match=r"^SVIP needs a draft model with the target's tokenizer[^\n]*$"):
         ours(small.llama(), small.ragged(), foreign(), lossy_policy="svip")
 

@@ -3,13 +3,14 @@ composite drafts with the model only where nothing matches."""
 
 import pytest
 import torch
-from support import tiny
+from support import small, tiny
 from support.distributions import REJECT, goodness, sample, target_law
 from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.base import as_drafter
 from hf_lossy_assist.drafters.suffix import IndexedText, SuffixRun
+from hf_lossy_assist.rules.pointwise import Pointwise
 
 
 PROMPTS = (9, 1, 4, 14)
@@ -80,9 +81,6 @@ def test_prompt_lookup_drafts_for_batches_too():
     target, inputs = tiny.build("llama"), tiny.prompts(PROMPTS)
     out = tiny.assisted(target, inputs, None, "strict", prompt_lookup_num_tokens=4)
     assert torch.equal(out.sequences, tiny.greedy(target, inputs))
-    size = {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 100}
-    with pytest.raises(ValueError, match=r"^max_matching_ngram_size [^\n]*from 1 to 64, got 100$"):
-        tiny.assisted(target, inputs, None, "strict", **size)
 
 
 @pytest.mark.full
@@ -155,3 +153,22 @@ def test_parts_of_a_composite_by_name():
             hla.CompositeDrafter(first=first)
     with pytest.raises(TypeError, match=r"^CompositeDrafter.then: a composite cannot stand inside another[^\n]*$"):
         hla.CompositeDrafter(then="composite")
+
+
+class KeepAll(Pointwise):
+    """Keeps whatever is drafted."""
+
+    def keeps(self, dists):
+        return dists.px >= 0
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+@pytest.mark.parametrize("inputs", [small.one(), small.ragged()], ids=["one", "ragged"])
+def test_a_lossy_rule_keeps_no_token_that_a_processor_forbids(inputs):
+    """The text … 5 6 7 5 6 has 7 drafted after it."""
+    target = small.llama()
+    inputs["input_ids"][:, -5:] = torch.tensor([5, 6, 7, 5, 6])
+    settings = {"prompt_lookup_num_tokens": 3, "max_new_tokens": 12, "lossy_policy": hla.LossyPolicy(KeepAll())}
+    settings |= {"do_sample": False, "eos_token_id": tiny.NEVER_EMITTED}
+    assert (hla.enable(target).generate(**inputs, **settings) == 7)[:, 9:].any()
+    assert not (target.generate(**inputs, **settings, bad_words_ids=[[7]]) == 7)[:, 9:].any()

@@ -9,11 +9,11 @@ from transformers.generation import candidate_generator as stock
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters import transformers_drafters
-from hf_lossy_assist.generation.state_settings import STATES
+from hf_lossy_assist.generation.draft_settings import FROM_STATES
 from hf_lossy_assist.models.compat import CACHE
 
 
-pytestmark = pytest.mark.skipif(not STATES, reason="this Transformers has no MTP")
+pytestmark = pytest.mark.skipif(not FROM_STATES, reason="this Transformers has no MTP")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import mtp_models
-from support.small import PAD, VOCAB, llama, near, one, ragged, t5, tokenizer, words
+from support.small import PAD, VOCAB, llama, near, one, ragged, t5, tokenizer
 from transformers import (
     CompileConfig,
     GenerationConfig,
@@ -26,8 +26,7 @@ from transformers.generation.streamers import BaseStreamer
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import arguments
 from hf_lossy_assist.generation.arguments import HONOURED, MODES, REFUSED, WITHOUT_EFFECT
-from hf_lossy_assist.generation.drafting import _lookup
-from hf_lossy_assist.generation.state_settings import STATES
+from hf_lossy_assist.generation.draft_settings import FROM_STATES, PromptLookup, choose_draft
 
 
 NEW = 16
@@ -234,41 +233,11 @@ def test_other_ways_to_draft(models):
     assert max(sent for sent, _ in rounds(models, assistant_model=None, prompt_lookup_num_tokens=4)) == 4
     exits = rounds(models, assistant_model=None, assistant_early_exit=1)
     assert max(sent for sent, _ in exits) == 5
-    generators = [
-        drafter(models, prompt_lookup_num_tokens=4, max_matching_ngram_size=n, assistant_model=None) for n in (1, 3)
-    ]
-    assert [its.max_matching_ngram_size for its in generators] == [1, 3]
-    assert _lookup(4, 3) == hla.SuffixDrafter(min_match=1, max_match=3, factor=4.0, max_draft=4)  # in a batch
-    assert _lookup(4, None) == hla.SuffixDrafter(max_draft=4)
-
-
-def test_settings_of_a_draft_with_another_tokenizer(models):
-    """`assistant_lookbehind`, `target_lookbehind`."""
-    tokenizers = {"tokenizer": tokenizer(), "assistant_tokenizer": tokenizer(words()[::-1])}
-    draft = near(llama())  # whose generation config Transformers reads them from, there and not at the call
-    draft.generation_config.update(assistant_lookbehind=7, target_lookbehind=6)
-    its = drafter(models, assistant_model=draft, **tokenizers)
-    assert (its.assistant_lookbehind, its.target_lookbehind) == (7, 6)
-
-
-def drafter(models, **settings):
-    """Transformers' candidate generator that a call drafts with."""
-    seen = []
-
-    class Watching(hla.Runner):
-        def decode(self, call):
-            seen.append(call.drafter.generator)
-            return super().decode(call)
-
-    given = {"assistant_model": models[1]} | settings
-    own = {name: given.pop(name, None) for name in ("assistant_model", "tokenizer", "assistant_tokenizer")}
-    runner = Watching("strict", own.pop("assistant_model"), **own)
-    runner.generator_settings["prompt_lookup_num_tokens"] = given.pop("prompt_lookup_num_tokens", None)
-    out = GenerationMixin.generate(
-        models[0], **PROMPT, **given, custom_generate=runner, max_new_tokens=NEW, do_sample=False
-    )
-    assert same(out, stock(models, **PROMPT))
-    return seen[0]
+    for size, longest in ((None, 2), (3, 3), (100, 64)):  # Transformers' default, and what an index holds
+        ways = {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": size}
+        assert choose_draft(models[0], None, None, ways) == (None, PromptLookup(1, longest, 4.0, 4))
+    with pytest.raises(ValueError, match="^prompt_lookup_num_tokens and assistant_early_exit are two ways to draft"):
+        rounds(models, assistant_model=None, prompt_lookup_num_tokens=4, assistant_early_exit=1)
 
 
 @pytest.mark.full
@@ -288,7 +257,7 @@ def test_a_process_alone_cannot_be_in_step(models):
     assert same(ours(models, synced_gpus=False), stock(models))
 
 
-@pytest.mark.skipif(not STATES, reason="this Transformers has no MTP")
+@pytest.mark.skipif(not FROM_STATES, reason="this Transformers has no MTP")
 def test_drafting_from_the_targets_states(models, tmp_path):
     """`use_mtp`, `speculation_type`."""
     layered = mtp_models.target(mtp_models.written(tmp_path, 1))
@@ -306,7 +275,7 @@ OTHER_TESTS = (
     test_compiled_rounds, test_drafting_from_the_targets_states,
     test_settings_of_encoder_decoders, test_warpers_that_leave_several_tokens, test_outputs, test_sampling_and_several_sequences, test_settings_of_the_draft,
     test_a_streamer_hears_every_token, test_time_that_is_over_ends_the_text_after_a_round, test_other_ways_to_draft,
-    test_values_that_are_not_numbers_are_removed, test_settings_of_a_draft_with_another_tokenizer,
+    test_values_that_are_not_numbers_are_removed,
     test_a_process_alone_cannot_be_in_step,  # and tests/models/test_in_step.py
 )  # fmt: skip
 
@@ -388,6 +357,8 @@ IDLE = {
     "length_penalty": 3.0,
     "low_memory": True,
     "cache_config": {"nbits": 2},
+    "assistant_lookbehind": 7,
+    "target_lookbehind": 6,
     "max_cache_len": 400,
     "prefill_chunk_size": 2,
     "continuous_batching_config": ContinuousBatchingConfig(),

@@ -25,7 +25,7 @@ LINES = {
     "a prompt that ends with its image": r"row 0 ends with a piece of an image.*put a token behind it",
     "a folder's name misspelt": r"no folder 'my_haed'.*org/name",
     "a policy's folder misspelt": r"no folder 'runs/my_polcy'.*from_pretrained",
-    "early exit with an adaptive stop": r"SVIP.*hf_lossy_assist\.early_exit\(model, 1\)",
+    "prompt lookup with an adaptive stop": r"SVIP.*PromptLookup has none: use a stop that plans ahead",
     "beams": r"num_beams=4",
     "a batch padded on the right": r"padding_side='left'",
     "a list in place of a tensor": r"return_tensors='pt'",

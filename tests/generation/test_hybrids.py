@@ -152,7 +152,7 @@ def test_compiled_rounds_say_why_they_are_not():
     "settings, words",
     [
         ({"mask": [1, 1, 0, 1, 1, 1, 1, 1, 1]}, "its recurrent state counts the tokens that attention_mask hides"),
-        ({"assistant_early_exit": 1}, "cannot leave early this way"),
+        ({"assistant_early_exit": 1}, "^assistant_early_exit: .* keeps a recurrent state"),
     ],
 )
 def test_refusals(settings, words):

@@ -44,7 +44,6 @@ NAMES = {
     "companion of a wrong type": r"companion.*got 3",
     "tokenizer given as a name": r"tokenizer.*AutoTokenizer.*'a'",
     "streamer given as a number": r"streamer.*TextStreamer.*3",
-    "early exit with a stop that reads a draft": r"early_exit\(model, 1\)",
     "do_sample='yes'": r"do_sample: expected True or False, got 'yes'",
 }
 

@@ -222,12 +222,6 @@ def test_a_cache_of_the_callers_own_is_marked():
     assert seen == [False, True]
 
 
-def test_early_exit_changes_the_config_that_the_base_models_prefix_names():
-    """stock_exit: this is put back whatever happens."""
-    model = tiny.shared("llama")
-    assert getattr(model, model.base_model_prefix).config is model.config
-
-
 def test_a_quantised_layer_has_the_crop_of_a_plain_one():
     """passed_cache: which does not cut what is quantised, so such caches are refused by this word in the class's name."""
     assert issubclass(QuantizedLayer, DynamicLayer) and QuantizedLayer.crop is DynamicLayer.crop

@@ -267,11 +267,10 @@ def test_a_head_that_reads_the_draft_needs_one():
     target = tiny.shared("llama")
     for model in ("draft", "both"):
         policy = AutoJudge(constant_head(0.5, model), 0.5)
-        for settings in ({"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}):
-            refused(
-                lambda p=policy, s=settings: assisted(target, prompts(ONE), None, p, **s),
-                "reads the.*draft.*needs a draft model.*target alone",
-            )
+        refused(
+            lambda p=policy: assisted(target, prompts(ONE), None, p, prompt_lookup_num_tokens=3),
+            "reads the.*draft.*PromptLookup does not have: pass assistant_model.*target alone",
+        )
         refused(
             lambda p=policy: assisted(small.llama(), small.one(), None, p, **foreign()),
             "target's tokenizer.*target alone",

@@ -1,0 +1,192 @@
+"""What a call says of its draft: which model or drafter, and when a draft ends."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from transformers import GenerationConfig
+
+from ..artifacts.conditions import read_sampling
+from ..artifacts.head import Head
+from ..artifacts.sv_profile import Profile
+from ..drafters.base import Drafter
+from ..drafters.suffix import LONGEST_MATCH, SuffixDrafter
+from ..drafters.transformers_drafters import MTPDrafter, TransformersDFlashDrafter
+from ..models.early_exit import early_exit
+from ..models.introspection import base_of
+from ..policy.policy import LossyPolicy
+from ..stops import DraftStop
+from ..stops.confidence import Confidence
+from ..stops.constant import Constant, Heuristic
+from ..validation import LONGEST_DRAFT, check_int, check_number, shown
+from .spread import refuse_spread
+
+
+# Read at the call, then from the policy, then from the draft's generation config; never written anywhere.
+DRAFT_SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+# The settings with which Transformers drafts without a draft model, and the n-gram of the first.
+WITHOUT_MODEL = ("prompt_lookup_num_tokens", "assistant_early_exit")
+LONGEST_NGRAM = "max_matching_ngram_size"
+# The settings with which Transformers drafts from the target's hidden states, if this release has them.
+FROM_STATES = tuple(name for name in ("use_mtp", "speculation_type") if hasattr(GenerationConfig(), name))
+
+
+@dataclass(frozen=True)
+class DraftInputs:
+    """What a call drafts with: `drafter`, which may use `assistant`, else `assistant` alone."""
+
+    assistant: Any
+    drafter: Drafter | None
+    tokenizer: Any = None
+    assistant_tokenizer: Any = None
+    other_tokenizer: bool = False
+
+
+@dataclass(frozen=True)
+class PromptLookup(SuffixDrafter):
+    """`prompt_lookup_num_tokens`: any match of up to `max_matching_ngram_size` tokens drafts that many."""
+
+
+def choose_draft(
+    target: Any, assistant: Any, drafter: Drafter | None, settings: Mapping[str, Any]
+) -> tuple[Any, Drafter | None]:
+    """Return the assistant and the drafter of a call.
+
+    Args:
+        assistant, drafter: as the caller passed them.
+        settings: the values of `WITHOUT_MODEL`, `FROM_STATES` and `LONGEST_NGRAM` that count.
+
+    Raises: `ValueError` or `TypeError`, one line, for two ways to draft and for values out of bounds.
+    """
+    lookup, exit_, mtp, kind = (settings.get(name) for name in (*WITHOUT_MODEL, "use_mtp", "speculation_type"))
+    if kind is not None and kind != "dflash":
+        raise ValueError(f"speculation_type: expected 'dflash', got {shown(kind)}")
+    # `speculation_type` says what `assistant_model` is; a DFlash drafter of this package needs no such word.
+    is_model = kind is not None and (
+        assistant is not None or drafter is None or lookup is not None or exit_ is not None
+    )
+    given = {
+        "use_mtp": mtp or None,
+        "speculation_type": kind if is_model or mtp else None,
+        "drafter": drafter,
+        "assistant_model": assistant if drafter is None and not is_model else None,
+        **dict(zip(WITHOUT_MODEL, (lookup, exit_), strict=True)),
+    }
+    ways = [name for name, value in given.items() if value is not None]
+    if len(ways) > 1:
+        raise ValueError(f"{ways[0]} and {ways[1]} are two ways to draft: pass one of them")
+    if mtp:
+        return None, MTPDrafter()
+    if is_model and assistant is None:
+        raise ValueError('speculation_type="dflash" needs the DFlash model: pass assistant_model=… too')
+    if is_model:
+        return None, TransformersDFlashDrafter(getattr(assistant, "_orig_mod", assistant))
+    if lookup is not None:
+        check_int("prompt_lookup_num_tokens", lookup, 1, LONGEST_DRAFT)
+        longest = settings.get(LONGEST_NGRAM) or 2
+        check_int(LONGEST_NGRAM, longest, 1)
+        return None, PromptLookup(1, min(longest, LONGEST_MATCH), float(lookup), lookup)
+    if exit_ is not None:
+        refuse_spread("early exit's target", target)
+        try:
+            return early_exit(target, exit_), None
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"assistant_early_exit: {str(error).partition(': ')[2]}") from None
+    return assistant, drafter
+
+
+def read_draft_settings(config: Any, model_config: Any) -> dict[str, Any]:
+    """Return what a call's generation config says by the names in `DRAFT_SETTINGS`.
+
+    Transformers writes its defaults into every config, and the model's own config is for calls in which the model is the
+    draft: neither counts.
+    """
+    default = GenerationConfig._get_default_generation_params()
+    found = {name: getattr(config, name, None) for name in DRAFT_SETTINGS}
+    return {
+        name: value
+        for name, value in found.items()
+        if value not in (None, default[name], getattr(model_config, name, None))
+    }
+
+
+def merge_draft_settings(
+    of_runner: Mapping[str, Any], at_call: Mapping[str, Any], config: Any, model_config: Any
+) -> dict[str, Any]:
+    """Return a runner's settings and the call's, by the names in `DRAFT_SETTINGS`. Raises `ValueError` where they differ."""
+    given = read_draft_settings(config, model_config)
+    given |= {name: value for name, value in at_call.items() if value is not None}
+    known = {name: value for name, value in of_runner.items() if value is not None}
+    for name in known.keys() & given.keys():
+        if known[name] != given[name]:
+            raise ValueError(
+                f"{name} is {shown(given[name])} at the call and {shown(known[name])} in the settings of Runner: pass one of them"
+            )
+    return given | known
+
+
+def read_ways(config: Any, model_config: Any) -> dict[str, Any]:
+    """Return the settings of `WITHOUT_MODEL` and `LONGEST_NGRAM` in a prepared config; a way that the model's config names is none."""
+    found = {name: getattr(config, name, None) for name in WITHOUT_MODEL}
+    chosen = {name: value for name, value in found.items() if value != getattr(model_config, name, None)}
+    return chosen | {LONGEST_NGRAM: getattr(config, LONGEST_NGRAM, None)}
+
+
+def choose_stop(policy: LossyPolicy, draft: DraftInputs, settings: Mapping[str, Any]) -> DraftStop:
+    """Return the draft stop of a call: its settings win, then the policy's stop, then the draft's generation config.
+
+    `settings`: the call's own, by the names in `DRAFT_SETTINGS`.
+
+    Raises: `ValueError` or `TypeError`, one line, for a setting out of bounds, or beside a stop of the policy's.
+    """
+    config = base_of(draft.assistant).generation_config if draft.assistant is not None else GenerationConfig()
+    at_call = {name: value for name, value in settings.items() if value is not None}
+    if "num_assistant_tokens" in at_call:
+        check_int("num_assistant_tokens", at_call["num_assistant_tokens"], 1, LONGEST_DRAFT)
+    if policy.stop is not None:
+        for name in DRAFT_SETTINGS[1:]:
+            if name in at_call:
+                raise ValueError(f"{name} is itself a draft stop, and the policy has one ({policy}): pass one of them")
+        gamma = at_call.get("num_assistant_tokens")
+        return policy.stop.with_longest(gamma) if gamma else policy.stop
+    gamma, schedule, threshold = (at_call.get(name, getattr(config, name, None)) for name in DRAFT_SETTINGS)
+    source = {name: name if name in at_call else f"{name} in the draft's generation config" for name in DRAFT_SETTINGS}
+    if gamma is not None:
+        check_int(source["num_assistant_tokens"], gamma, 1, LONGEST_DRAFT)
+    if threshold:
+        check_number(source["assistant_confidence_threshold"], threshold, 0.0, 1.0)
+        return Confidence(threshold, gamma or Confidence.max_draft)
+    if schedule in ("heuristic", "heuristic_transient"):
+        return Heuristic(gamma or Heuristic.initial, max(gamma or 0, Heuristic.max_draft))
+    if schedule not in (None, "constant"):
+        raise ValueError(
+            f'{source["num_assistant_tokens_schedule"]}: expected "constant" or "heuristic", got {shown(schedule)}'
+        )
+    lookup = draft.drafter.max_draft if isinstance(draft.drafter, PromptLookup) else None
+    return Constant(gamma or lookup or Constant.gamma)
+
+
+def make_cost_key(policy: LossyPolicy, drafter: Drafter | None, config: Any, *where: Any) -> Hashable:
+    """Return the key of calls whose seconds a round and accepted tokens are alike, beside their models and their stop.
+
+    Settings of sampling count to one decimal place: texts of temperature 0.7 and 0.72 are much alike.
+
+    Args:
+        drafter: what drafts in place of the assistant alone. config: the call's `GenerationConfig`. where: device, precision and the like.
+    """
+    decoding = tuple((name, round(value, 1)) for name, value in read_sampling(config).items())
+    parts = tuple(_settings_key(part) for part in (policy.rule, policy.filter, drafter))
+    return parts, decoding, tuple(map(str, where))
+
+
+def _settings_key(value: Any) -> Hashable:
+    """Return a key that holds no reference: heads and profiles by their source, other objects by id."""
+    if isinstance(value, Head | Profile):
+        return value.source or id(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value).__qualname__, *(_settings_key(getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, list | tuple):
+        return tuple(map(_settings_key, value))
+    if isinstance(value, Mapping):
+        return tuple((str(name), _settings_key(entry)) for name, entry in value.items())
+    return value if isinstance(value, int | float | str | type(None)) else (type(value).__qualname__, id(value))

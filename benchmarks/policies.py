@@ -78,42 +78,48 @@ def dominates(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def share(row: dict[str, Any]) -> str:
-    """Of lossy tokens; where the target's word was not asked, of tokens without it."""
+    """Return the share of lossy tokens, or of unchecked ones if there are any."""
     return f"{row['unchecked']:.1%} unchecked" if row["unchecked"] else f"{row['lossy']:.1%}"
 
 
-def chance(rows: list[dict[str, Any]]) -> str:
-    """How far the speeds of rules lie apart that wrote strict's own texts in its own rounds: what is smaller is noise."""
+def equals_strict(row: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
+    """Return whether a greedy row has strict acceptance's outputs, in as many rounds."""
     strict = next(r for r in rows if r["mode"] == GREEDY and r["rule"] == STRICT)
-    same = [r["of_strict"] for r in rows if r["mode"] == GREEDY and r is not strict and not r["lossy"]
-            and r["tokens_per_target_call"] == strict["tokens_per_target_call"]]  # fmt: skip
-    if not same:
-        return "No rule wrote strict's own texts."
-    return f"Rules that wrote strict's own texts in as many rounds differ in speed from {min(same):.2f} to {max(same):.2f}: the cost of the rule and noise."
+    same = row["tokens_per_target_call"] == strict["tokens_per_target_call"]
+    return row["mode"] == GREEDY and row is not strict and not row["lossy"] and same
 
 
 def markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
-    guarantees = {e.name: e.guarantee for e in build_catalog() if e.kind == "rule"}
+    lossless = [f"`{e.name}`" for e in build_catalog() if e.kind == "rule" and e.guarantee == "lossless"]
+    same = [r for r in rows if equals_strict(r, rows)]
+    speeds = [r["of_strict"] for r in same]
+    noise = (
+        f" Their speeds range from {min(speeds):.2f} to {max(speeds):.2f}: the cost of the rule and noise."
+        if same
+        else ""
+    )
     lines = [
         "# Rules side by side", "",
-        f"Made by `python benchmarks/policies.py --out docs` on {machine(args.device)}: the demo pair, {args.problems} problems that no head was trained on,",
-        f"γ = {args.gamma} for all, batches of {args.batch_size}, at most {args.max_new_tokens} new tokens. `hf-lossy policies` lists every name with its parameters and source.",
-        "**Bold**: on the Pareto front of right answers and tokens per target call, of its kind of decoding. × strict: tokens per second against strict acceptance on the same",
-        f"batch, median of {-(-args.problems // args.batch_size)} batches. One answer is {1 / args.problems:.1%}; the demo is a toy, its ranking need not be that of your models.", "",
-        chance(rows), "",
+        f"`python benchmarks/policies.py --out docs` on {machine(args.device)}: the demo pair, {args.problems} problems that no head was trained on,",
+        f"γ = {args.gamma}, batches of {args.batch_size}, at most {args.max_new_tokens} new tokens. `hf-lossy policies` lists every rule with its parameters and source.",
+        f"Every rule except {' and '.join(lossless)} is lossy. **Bold**: on the Pareto front of right answers and tokens per target call.",
+        "× strict: tokens per second against strict acceptance on the same",
+        f"batch, median of {-(-args.problems // args.batch_size)} batches. One answer is {1 / args.problems:.1%}. The ranking may differ for your models.", "",
         "![Pareto front](policies.png)", "",
     ]  # fmt: skip
     for mode in (GREEDY, SAMPLING):
         lines += [f"## {mode.capitalize()}{', temperature 1' if mode == SAMPLING else ''}", "",
-                  "| rule | setting | guarantee | right | tokens / target call | lossy tokens | tok/s × strict |", "|---|---|---|---|---|---|---|"]  # fmt: skip
-        for r in (r for r in rows if r["mode"] == mode):
+                  "| rule | setting | right | tokens / target call | lossy tokens | tok/s × strict |", "|---|---|---|---|---|---|"]  # fmt: skip
+        for r in (r for r in rows if r["mode"] == mode and r not in same):
             name = f"**`{r['rule']}`**" if r["front"] else f"`{r['rule']}`"
-            guarantee = "lossy" if r["lossy"] and guarantees[r["rule"]] != "lossless" else guarantees[r["rule"]]
             setting = f"`{r['setting']}`" if r["setting"] else ""
             lines.append(
-                f"| {name} | {setting} | {guarantee} | {r['right']:.1%} | {r['tokens_per_target_call']:.2f} | {share(r)} | {r['of_strict']:.2f} |"
+                f"| {name} | {setting} | {r['right']:.1%} | {r['tokens_per_target_call']:.2f} | {share(r)} | {r['of_strict']:.2f} |"
             )
         lines.append("")
+        if mode == GREEDY and same:
+            settings = ", ".join(f"`{r['setting']}`" for r in same)
+            lines += [f"Strict acceptance's outputs, in as many rounds: {settings}.{noise}", ""]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""docs/models.md from what `supported_models.py` found: counts, and a table for each verdict."""
+"""Write docs/models.md from the results of `supported_models.py`: counts, and a table for each verdict."""
 
 import re
 from typing import Any
@@ -13,7 +13,7 @@ import hf_lossy_assist as hla
 WORST_FIRST = ("traceback", "unequal", "refused", "batch 1 only", "equal")
 TITLES = {
     "traceback": "Ends in a traceback",
-    "unequal": "Another text",
+    "unequal": "Another output",
     "equal": "Equal: one prompt, ragged batches, batches of equal length",
     "batch 1 only": "Equal with one prompt at a time; a batch is refused",
     "refused": "Refused, in one line",
@@ -62,7 +62,7 @@ def judged(result: dict[str, Any]) -> dict[str, str]:
 
 
 def page(results: list[dict[str, Any]]) -> tuple[str, int]:
-    """The document, and how many models gave another text or a traceback."""
+    """Return the page, and the number of models with another output or a traceback."""
     rows = [judged(result) for result in sorted(results, key=lambda result: result["name"])]
     seconds = sum(result["seconds"] for result in results)
     groups = {name: [row for row in rows if row["verdict"] == name] for name in TITLES}
@@ -70,16 +70,16 @@ def page(results: list[dict[str, Any]]) -> tuple[str, int]:
     lines = [
         "# Models",
         "",
-        "Strict greedy decoding against `model.generate`, token for token: a tiny random model of every causal and encoder-decoder model",
-        "type of the installed Transformers, its default config shrunk by rules (tools/tiny_models.py), with `sdpa` and `eager` attention.",
-        "Windows and chunks are 8 tokens, texts 25 to 38. Three calls each: one prompt; four prompts of 9, 1, 4 and 14 tokens padded on the",
-        "left; three prompts of 9 tokens. One draft is a noisy copy of the model, often right; another is never right. A reference that",
-        "hardly varies or chooses by less than 2e-5 of its largest logit is no verdict: another seed is taken.",
-        "Encoder-decoders of sound (Whisper, Speech2Text, Moonshine) are equal in the same way: tests/generation/test_whisper.py and",
-        "test_encoder_decoders.py try them.",
+        "Strict greedy decoding against `model.generate`, token for token, with a tiny random model of every causal and encoder-decoder model",
+        "type of the installed Transformers. The default config is shrunk by rules (tools/tiny_models.py); attention is `sdpa` and `eager`.",
+        "Windows and chunks are 8 tokens, sequences 25 to 38. Three calls each: one prompt; four prompts of 9, 1, 4 and 14 tokens, left-padded;",
+        "three prompts of 9 tokens. One draft is a noisy copy of the model, often right; another is never right. If a reference",
+        "hardly varies or chooses by less than 2e-5 of its largest logit, another seed is taken.",
+        "Speech encoder-decoders (Whisper, Speech2Text, Moonshine) are equal too: tests/generation/test_whisper.py and",
+        "test_encoder_decoders.py.",
         "",
         f"Made by `python tools/supported_models.py` ({seconds / 60:.0f} minutes of a CPU core), with hf_lossy_assist {hla.__version__},",
-        f"Transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}. A test tries some of them again and compares with this page. Models that see: [vision_models](vision_models.md).",
+        f"Transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}. A test tries some of them again. [Vision models](vision_models.md).",
         "",
         "| verdict | models |",
         "| --- | ---: |",

@@ -120,18 +120,18 @@ def row_of(result: dict[str, Any]) -> dict[str, str]:
 
 
 def page(results: list[dict[str, Any]]) -> tuple[str, int]:
-    """The document, and how many models gave another text."""
+    """Return the page, and the number of models with another output."""
     rows = [row_of(result) for result in sorted(results, key=lambda result: str(result["name"]))]
     built = [row for row in rows if row["text"] != "not built"]
     lines = [
-        "# Models that see",
+        "# Vision models",
         "",
-        "Strict greedy decoding against `model.generate`, token for token: a tiny random model of every image-text model type of the installed",
-        "Transformers ([how](models.md)). Text: one prompt, and four of 9, 1, 4 and 14 tokens in one batch. Pictures, random numbers of the shape that",
-        "the type's processor makes: one prompt with a picture, and three with one, two and none. The drafts see what the target sees; one is often",
-        "right, one never. A prompt with pictures is read once, as `generate` has it read; the first such prompt of each kind is tried, a block of",
-        "tokens beside one token at a time, and what does not agree is refused. `not shown`: nobody made pictures of its shape for this page, and that",
-        "trial is what there is. `generate fails`: on this tiny model, or in this release, Transformers' own.",
+        "Strict greedy decoding against `model.generate`, token for token, with a tiny random model of every image-text model type of the installed",
+        "Transformers ([how](models.md)). Text: one prompt, and four of 9, 1, 4 and 14 tokens in one batch. Pictures (random, in the shape of",
+        "the type's processor): one prompt with a picture, and three with one, two and none. The drafts see the target's inputs; one is often",
+        "right, one never. A prompt with pictures is read once, as in `generate`. The first such prompt of each kind is probed, a block of",
+        "tokens against one token at a time, and disagreement is refused. `not shown`: this page has no pictures of that shape, so only the",
+        "probe protects. `generate fails`: Transformers' own `generate` fails on this tiny model, or in this release.",
         "",
         f"Made by `python tools/supported_vision.py` ({sum(its['seconds'] for its in results) / 60:.0f} minutes of a CPU core), with",
         f"hf_lossy_assist {hla.__version__}, Transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}.",

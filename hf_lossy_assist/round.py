@@ -11,13 +11,14 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from .validation import renamed
 from .vocabulary import argmax, at_places, in_parts
 
 
 T = TypeVar("T")
 
 
-class once(Generic[T]):
+class lazy_property(Generic[T]):
     """`functools.cached_property` without its lock (Python 3.11 still has it), into which torch.compile cannot look."""
 
     def __init__(self, method: Callable[[Any], T]):
@@ -34,7 +35,7 @@ class once(Generic[T]):
 
 
 # The place in a round of the token behind the draft: no drafted one comes so far.
-BEHIND_THE_DRAFT = (1 << 32) - 1
+BONUS_PLACE = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
@@ -44,30 +45,32 @@ class Draft:
     Args:
         tokens (B, γ) int64: on the target's device; rows that drafted less are padded on the right with anything.
         lengths (B,) int64: how many of them each row drafted.
-        call_rows (B,) int64: which row of the call each row is, `Rows.order`.
+        row_ids (B,) int64: each row's number in the call, `Rows.row_ids`.
         planned: the most tokens that a row might have drafted, known before the round.
         sampling: False: greedy, each token is an argmax.
         probs (B, γ, V) float32: the distributions that the tokens were drawn from; greedy: whose argmax they are, if a rule or a filter
             reads them. None: each token counts as certain, q = 1, which is lossless however it was found.
         hidden (B, γ, H): the draft's hidden states, if the rule's head reads them.
-        peaks (B, γ): one number of each token's distribution (greedy: its largest logit), not finite where the logits make no distribution.
+        validity (B, γ): one number of each token's distribution (greedy: its largest logit), not finite where the logits make no distribution.
     """
 
     tokens: torch.Tensor
     lengths: torch.Tensor
-    call_rows: torch.Tensor
+    row_ids: torch.Tensor
     planned: int
     sampling: bool
     probs: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
-    peaks: torch.Tensor | None = None
+    validity: torch.Tensor | None = None
+
+    call_rows = renamed("row_ids")
 
     @property
     def gamma(self) -> int:
         """γ."""
         return self.tokens.shape[1]
 
-    def probs_of_tokens(self, probs: torch.Tensor) -> torch.Tensor:
+    def at_tokens(self, probs: torch.Tensor) -> torch.Tensor:
         """The probability that `probs` (B, ≥ γ, V) gives to each drafted token, (B, γ)."""
         return probs[:, : self.gamma].gather(-1, self.tokens[..., None]).squeeze(-1)
 
@@ -129,42 +132,44 @@ class Verified:
         return self.selection.sent
 
     @property
-    def call_rows(self) -> torch.Tensor:
+    def row_ids(self) -> torch.Tensor:
         """Which row of the call each row is, (B,) int64."""
-        return self.draft.call_rows
+        return self.draft.row_ids
+
+    call_rows = renamed("row_ids")
 
     @property
     def q(self) -> torch.Tensor | None:
         """The draft's distributions, (B, γ, V) float32; None: each drafted token was certain."""
         return self.draft.probs
 
-    @once
+    @lazy_property
     def p(self) -> torch.Tensor:
         """The target's distributions, (B, γ + 1, V) float32; position γ is the one after the last drafted token."""
         return self.logits.softmax(dim=-1)
 
-    @once
+    @lazy_property
     def argmax(self) -> torch.Tensor:
         """The target's choice at each position, (B, γ + 1) int64."""
         return argmax(self.logits)
 
-    @once
+    @lazy_property
     def is_sent(self) -> torch.Tensor:
         """Which places hold a drafted token that the target read, (B, γ) bool."""
         return torch.arange(self.draft.gamma, device=self.sent.device) < self.sent[:, None]
 
-    def of_tokens(self, values: torch.Tensor) -> torch.Tensor:
+    def at_tokens(self, values: torch.Tensor) -> torch.Tensor:
         """What `values` (B, ≥ γ, V) holds for each drafted token, (B, γ)."""
-        return self.draft.probs_of_tokens(values)
+        return self.draft.at_tokens(values)
 
-    @once
-    def kept(self) -> list[tuple[object, torch.Tensor]]:
+    @lazy_property
+    def rule_cache(self) -> list[tuple[object, torch.Tensor]]:
         """What a rule found out about drafted tokens and reads once more behind a rejection: the rule, and (B, γ) numbers."""
         return []
 
-    @once
-    def p_of_tokens(self) -> torch.Tensor:
-        """p of each drafted token, (B, γ) float32: `of_tokens(p)`, for those who read no other token's. `p` itself is not kept."""
+    @lazy_property
+    def p_at_tokens(self) -> torch.Tensor:
+        """p of each drafted token, (B, γ) float32: `at_tokens(p)`, for those who read no other token's. `p` itself is not kept."""
         gamma = self.draft.gamma
 
         def probs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import difflib
 import math
 import re
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -113,3 +114,15 @@ def nearest(what: str, given: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(given, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"unknown {what} {shown(given)}; there are {', '.join(names)}.{hint}"
+
+
+def renamed(name: str) -> Any:
+    """Return a property for an old public name: it reads the attribute that is now called `name`, and warns."""
+
+    def read(instance: Any) -> Any:
+        warnings.warn(
+            f"{type(instance).__name__}: this attribute is now called {name}", DeprecationWarning, stacklevel=2
+        )
+        return getattr(instance, name)
+
+    return property(read)

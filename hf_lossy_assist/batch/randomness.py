@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..round import BEHIND_THE_DRAFT, Verified
+from ..round import BONUS_PLACE, Verified
 from ..rules.base import race
 from ..validation import shown
 
 
-COINS = BEHIND_THE_DRAFT - 1  # the place of a round's coins
-SEED = BEHIND_THE_DRAFT - 2  # and of a seed for code that takes none of these
+COINS = BONUS_PLACE - 1  # the place of a round's coins
+SEED = BONUS_PLACE - 2  # and of a seed for code that takes none of these
 
 
 class Randomness:
@@ -46,21 +46,21 @@ class Randomness:
         out.rows = [own.for_filters() for own in self.rows]
         return out
 
-    def begin_round(self, call_rows: Sequence[int]) -> None:
+    def begin_round(self, row_ids: Sequence[int]) -> None:
         """Called before each round with the rows that it is about."""
         if self.rows is not None:
-            for row in call_rows:
+            for row in row_ids:
                 self.rows[row].begin_round()
 
     def coins(self, verified: Verified) -> torch.Tensor:
         """What acceptance probabilities are compared with, (B, γ) float32 in [0, 1)."""
-        return self.uniforms(verified.call_rows, verified.draft.gamma, verified.tokens.device)
+        return self.uniforms(verified.row_ids, verified.draft.gamma, verified.tokens.device)
 
-    def uniforms(self, call_rows: torch.Tensor, count: int, device: torch.device) -> torch.Tensor:
+    def uniforms(self, row_ids: torch.Tensor, count: int, device: torch.device) -> torch.Tensor:
         """The round's coins for `count` places, (B, count) float32 in [0, 1)."""
         if self.rows is None:
-            return torch.rand(len(call_rows), count, device=device, generator=self.generator, dtype=torch.float32)
-        own = [self.rows[row].coins(count) for row in call_rows.tolist()]
+            return torch.rand(len(row_ids), count, device=device, generator=self.generator, dtype=torch.float32)
+        own = [self.rows[row].coins(count) for row in row_ids.tolist()]
         return torch.stack(own).to(device)
 
     @contextmanager
@@ -78,19 +78,19 @@ class Randomness:
             torch.manual_seed(seed)
             yield
 
-    def draw(self, probs: torch.Tensor, call_rows: torch.Tensor, place: int) -> torch.Tensor:
+    def draw(self, probs: torch.Tensor, row_ids: torch.Tensor, place: int) -> torch.Tensor:
         """One token from each distribution (B, V), not necessarily normalised → (B,) int64.
 
-        `call_rows` (B,): the number in the call of each row, `Rows.order`. `place`: which of the round's tokens it is, the drafted ones
+        `row_ids` (B,): each row's number in the call. `place`: which of the round's tokens it is, the drafted ones
         from 0; two draws of one place are not independent where each row has a generator of its own.
         """
-        return race(probs, self.exponentials(call_rows, place, probs.shape[-1], probs.device))
+        return race(probs, self.exponentials(row_ids, place, probs.shape[-1], probs.device))
 
-    def exponentials(self, call_rows: torch.Tensor, place: int, size: int, device: torch.device) -> torch.Tensor:
+    def exponentials(self, row_ids: torch.Tensor, place: int, size: int, device: torch.device) -> torch.Tensor:
         """What `draw` divides probabilities by, (B, size) float32; arguments as there."""
         if self.rows is None:
-            return exponentials(len(call_rows), size, device, self.generator)
-        own = [self.rows[row].exponentials(place, size) for row in call_rows.tolist()]
+            return exponentials(len(row_ids), size, device, self.generator)
+        own = [self.rows[row].exponentials(place, size) for row in row_ids.tolist()]
         return torch.stack(own).to(device)
 
 

@@ -12,6 +12,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from ..validation import renamed
 from .memories import Memories, checked_answer
 from .processor_kinds import reads_one_text
 
@@ -22,8 +23,10 @@ STEP = 256  # new tokens that there is room for at first; then storage doubles
 class Rows:
     """Token ids in the layout of `generate`: left padding, prompt, new tokens; and how far each row has come.
 
-    `index[b]` says which row of the call the b-th one here is: finished rows can be dropped with `select`.
+    `row_ids` (B,) int64 are the rows' numbers in the call, `row_id_list` the same on the host: `select` drops finished rows.
     """
+
+    order, index, texts = renamed("row_ids"), renamed("row_id_list"), renamed("token_ids")
 
     def __init__(
         self,
@@ -31,11 +34,11 @@ class Rows:
         pads: Sequence[int],
         criteria: StoppingCriteriaList,
         max_length: int,
-        order: torch.Tensor | None = None,
+        columns: torch.Tensor | None = None,
     ):
-        """`input_ids` (B, width) with `pads[b]` hidden tokens: on the left of row b, or in its first columns of `order`.
+        """`input_ids` (B, width) with `pads[b]` hidden tokens: on the left of row b, or in its first ones of `columns`.
 
-        `order` (B, width) int64: the columns of each row, those of hidden tokens first. No model is fed a hidden token; processors
+        `columns` (B, width) int64: where each row's tokens stand, the hidden ones first. No model is fed a hidden token; processors
         and criteria see them, as in `generate`.
         """
         batch, self.width = input_ids.shape
@@ -46,17 +49,20 @@ class Rows:
         self.max_length = max(longest, self.width + 1)
         self.ids = input_ids.to(torch.int64, copy=True)
         self._make_room(self.width + STEP)
-        self.index = list(range(batch))
-        self.order = torch.arange(batch, device=self.ids.device)  # the same as a tensor
+        self.row_id_list = list(range(batch))
+        self.row_ids = torch.arange(batch, device=self.ids.device)  # the same on the device
         self.pads, self.lengths = list(pads), [self.width] * batch
-        self.begins, self.full = [self.width] * batch, [self.max_length] * batch  # of new tokens; a row's last length
-        self._columns = order
-        self.types: torch.Tensor | None = (
+        self.prompt_lengths, self.max_lengths = (
+            [self.width] * batch,
+            [self.max_length] * batch,
+        )  # of new tokens; a row's last length
+        self._columns = columns
+        self.token_types: torch.Tensor | None = (
             None  # (B, n): token types of the prompts without hidden tokens, where a call has them
         )
-        self.sight: Any = None  # what the models are given beside the text, where a call has more than text
+        self.multimodal: Any = None  # what the models are given beside the text, where a call has more than text
         self.finished = [False] * batch
-        self.done: list[torch.Tensor | None] = [None] * batch  # (new tokens,) of each dropped row
+        self.finished_tokens: list[torch.Tensor | None] = [None] * batch  # (new tokens,) of each dropped row
         self.eos = {t for c in criteria if type(c) is EosTokenCriteria for t in c.eos_token_id.tolist()}
         self._eos = torch.tensor(sorted(self.eos), device=self.ids.device)
         self._clocks = [c for c in criteria if type(c) is MaxTimeCriteria]
@@ -71,7 +77,7 @@ class Rows:
             [] for _ in range(batch)
         ]  # (1, V) of each new token of each row of the call
         # Where no criterion knows an end token, `generate` has no padding: rows that have ended are written on until all have.
-        self.writes_on = batch > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
+        self.writes_past_end = batch > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
         self._ended: list[int | None] = [
             None
         ] * batch  # the length at which each row of the call ended, where they are written on
@@ -90,42 +96,46 @@ class Rows:
         return not all(self.finished)
 
     @property
-    def holes(self) -> bool:
+    def has_holes(self) -> bool:
         """True where a row's mask hides more than padding on its left."""
         return self._columns is not None
 
-    def texts(self) -> list[torch.Tensor]:
+    def token_ids(self) -> list[torch.Tensor]:
         """Each row's text so far without padding, (n,)."""
         if self._columns is None:
             return [self.ids[b, pad:n] for b, (pad, n) in enumerate(zip(self.pads, self.lengths, strict=True))]
-        seen = self.seen(self.ids)
+        seen = self.visible(self.ids)
         return [torch.cat([old, self.ids[b, self.width : self.lengths[b]]]) for b, old in enumerate(seen)]
 
     def new_tokens(self, b: int) -> torch.Tensor:
         """What row b has written so far, (n,)."""
-        return self.ids[b, self.begins[b] : self.lengths[b]]
+        return self.ids[b, self.prompt_lengths[b] : self.lengths[b]]
 
-    def seen(self, values: torch.Tensor) -> list[torch.Tensor]:
+    def visible(self, values: torch.Tensor) -> list[torch.Tensor]:
         """Of `values` (B, ≥ width), one for each token of the prompts, those of tokens that are not hidden: (n,) of each row."""
         if self._columns is None:
             return [values[b, pad : self.width] for b, pad in enumerate(self.pads)]
         return [values[b, self._columns[b, pad:]] for b, pad in enumerate(self.pads)]
 
-    def held(self) -> list[int]:
+    def cached_lengths(self) -> list[int]:
         """How many tokens a cache should hold of each row: all but the last, which starts the next forward."""
         return [length - pad - 1 for length, pad in zip(self.lengths, self.pads, strict=True)]
 
     def budgets(self) -> list[int]:
         """How many tokens each row may still draft: one place is left for the target's own token; finished rows none."""
-        return [0 if f else full - n - 1 for n, full, f in zip(self.lengths, self.full, self.finished, strict=True)]
+        return [
+            0 if f else full - n - 1 for n, full, f in zip(self.lengths, self.max_lengths, self.finished, strict=True)
+        ]
 
-    def open_places(self, drafted: torch.Tensor, counts: Sequence[int]) -> list[int]:
+    def active_positions(self, drafted: torch.Tensor, counts: Sequence[int]) -> list[int]:
         """At how many places of each row a token can still be committed, if the first `counts[b]` of `drafted` (B, γ) stand behind it."""
-        before_end = (self.ends(drafted).long().cumsum(dim=1) == 0).sum(dim=1).tolist()
-        rooms = [0 if f else full - n for n, full, f in zip(self.lengths, self.full, self.finished, strict=True)]
+        before_end = (self.is_end_token(drafted).long().cumsum(dim=1) == 0).sum(dim=1).tolist()
+        rooms = [
+            0 if f else full - n for n, full, f in zip(self.lengths, self.max_lengths, self.finished, strict=True)
+        ]
         return [min(n + 1, end + 1, room) for n, end, room in zip(counts, before_end, rooms, strict=True)]
 
-    def after(self, held: Sequence[int], written: int = 0) -> tuple[torch.Tensor, list[int]]:
+    def uncached_tokens(self, held: Sequence[int], written: int = 0) -> tuple[torch.Tensor, list[int]]:
         """The tokens behind each row's first `held[b]` ones, with `written` more than are part of it.
 
         Returns (B, Q) padded on the right, and how many of them are real.
@@ -146,7 +156,7 @@ class Rows:
             )
         return self.ids.gather(1, columns.clamp(max=self.ids.shape[1] - 1)), counts
 
-    def ends(self, tokens: torch.Tensor) -> torch.Tensor:
+    def is_end_token(self, tokens: torch.Tensor) -> torch.Tensor:
         """Which of `tokens` are end tokens, of the same shape, bool."""
         if len(self._eos) == 1:
             return tokens == self._eos
@@ -179,20 +189,20 @@ class Rows:
         `scores` (≥ tokens, V) are the processed target scores that the tokens were judged by, for criteria that look at them; None: the
         call keeps none.
         """
-        start, number = self.lengths[row], self.index[row]
+        start, number = self.lengths[row], self.row_id_list[row]
         for i, token in enumerate(tokens):
             length = start + i + 1
             if self._others and self.keeps_scores and scores is not None:
                 self._scores[number].append(scores[i : i + 1])
-            full = length >= self.full[row]
+            full = length >= self.max_lengths[row]
             stop = self._ended[number] is None and (self._criteria_stop(row, length) or token in self.eos)
-            if self.writes_on and (stop or full) and self._ended[number] is None:
+            if self.writes_past_end and (stop or full) and self._ended[number] is None:
                 self._ended[number] = length
-            if full or (stop and not self.writes_on):
+            if full or (stop and not self.writes_past_end):
                 self.finished[row] = True
                 break
         self.lengths[row] = start + i + 1
-        if self.writes_on and all(self._ended):
+        if self.writes_past_end and all(self._ended):
             self._cut(max(n for n in self._ended if n is not None))
         return i + 1
 
@@ -203,47 +213,49 @@ class Rows:
         """
         stop = False
         for criterion in self._others:
-            shown = 1 if reads_one_text(criterion) else len(self.done)
-            scores = tuple(s.expand(shown, -1) for s in self._scores[self.index[row]]) if self.keeps_scores else None
-            with self._memories.of(criterion, self.index[row]) if shown > 1 else nullcontext():
+            shown = 1 if reads_one_text(criterion) else len(self.finished_tokens)
+            scores = (
+                tuple(s.expand(shown, -1) for s in self._scores[self.row_id_list[row]]) if self.keeps_scores else None
+            )
+            with self._memories.of(criterion, self.row_id_list[row]) if shown > 1 else nullcontext():
                 answer = criterion(self.ids[row : row + 1, :length].expand(shown, -1), scores)
             said = checked_answer(criterion, answer, shown)
-            stop |= bool(said.expand(shown)[self.index[row] if shown > 1 else 0])
+            stop |= bool(said.expand(shown)[self.row_id_list[row] if shown > 1 else 0])
         return stop
 
     def _cut(self, length: int) -> None:
         """End every row that has `length` tokens; what some have beyond is dropped in the end."""
-        self.max_length, self.full = length, [length] * len(self.full)
+        self.max_length, self.max_lengths = length, [length] * len(self.max_lengths)
         self.finished = [n >= length for n in self.lengths]
 
-    def is_over(self) -> bool:
+    def is_out_of_time(self) -> bool:
         """Whether `max_time` is over."""
         return any(bool(c(self.ids[:1], None).any()) for c in self._clocks)
 
     def check_time(self) -> None:
         """End every row when `max_time` is over; asked once a round."""
-        if self.is_over():
-            if self.writes_on:  # to rows of one length, as `generate` has them
+        if self.is_out_of_time():
+            if self.writes_past_end:  # to rows of one length, as `generate` has them
                 self._cut(min(self.lengths))
             self.finished = [True] * len(self.finished)
 
     def select(self, keep: Sequence[int]) -> None:
         """Keep these rows (all others are finished) and put the texts of the others aside."""
-        for b, row in enumerate(self.index):
+        for b, row in enumerate(self.row_id_list):
             if b not in keep:
-                self.done[row] = self.new_tokens(b).clone()
+                self.finished_tokens[row] = self.new_tokens(b).clone()
         rows = torch.tensor(keep, dtype=torch.long, device=self.ids.device)
-        self.ids, self.order = self.ids[rows], self.order[rows]
+        self.ids, self.row_ids = self.ids[rows], self.row_ids[rows]
         if self._columns is not None:
             self._columns = self._columns[rows]
-        for name in ("index", "pads", "lengths", "begins", "full", "finished"):
+        for name in ("row_id_list", "pads", "lengths", "prompt_lengths", "max_lengths", "finished"):
             setattr(self, name, [getattr(self, name)[b] for b in keep])
 
     def sequences(self, prompt: torch.Tensor, pad: int) -> torch.Tensor:
         """Prompt and new tokens of all rows as `generate` returns them, short rows padded on the right."""
         self.select([])
         new = torch.nn.utils.rnn.pad_sequence(
-            [d[: self.max_length - self.width] for d in self.done if d is not None],
+            [d[: self.max_length - self.width] for d in self.finished_tokens if d is not None],
             batch_first=True,
             padding_value=pad,
         )

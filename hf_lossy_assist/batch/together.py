@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from transformers import StoppingCriteriaList
 
-from .processing import Processing
+from .logits_processing import Processing
 from .randomness import Randomness
 from .rows import Rows
 
@@ -20,7 +20,7 @@ class RowsTogether(Rows):
     def __init__(self, first: Rows, seats: int):
         """`first` sits at place 0; there are `seats` places."""
         super().__init__(first.ids[:, : first.width], [0], StoppingCriteriaList(), first.max_length)
-        self.done, self._scores = [None] * seats, [[] for _ in range(seats)]
+        self.finished_tokens, self._scores = [None] * seats, [[] for _ in range(seats)]
         self._ended = [None] * seats
         self.eos, self._eos = first.eos, first._eos
         self.guests: list[Rows | None] = [None] * seats
@@ -29,31 +29,36 @@ class RowsTogether(Rows):
     @property
     def free(self) -> int | None:
         """A place at which nobody sits; None: there is none."""
-        return next((number for number in range(len(self.guests)) if number not in self.index), None)
+        return next((number for number in range(len(self.guests)) if number not in self.row_id_list), None)
 
     def take(self, b: int, number: int, guest: Rows) -> None:
         """Row b, at place `number`, is `guest`'s from now on; b may be one more than there are."""
-        if b == len(self.index):
+        if b == len(self.row_id_list):
             self.ids = torch.nn.functional.pad(self.ids, (0, 0, 0, 1))
-            self.order = torch.nn.functional.pad(self.order, (0, 1), value=number)
-            for name in ("index", "pads", "lengths", "begins", "full", "finished"):
+            self.row_ids = torch.nn.functional.pad(self.row_ids, (0, 1), value=number)
+            for name in ("row_id_list", "pads", "lengths", "prompt_lengths", "max_lengths", "finished"):
                 getattr(self, name).append(0)
         self.max_length = max(self.max_length, guest.max_length)
         length = guest.lengths[0]
         self._make_room(length + 1)
         self.ids[b, :length] = guest.ids[0, :length]
-        self.index[b], self.lengths[b], self.begins[b], self.full[b] = number, length, guest.width, guest.max_length
+        self.row_id_list[b], self.lengths[b], self.prompt_lengths[b], self.max_lengths[b] = (
+            number,
+            length,
+            guest.width,
+            guest.max_length,
+        )
         self.finished[b], self.guests[number] = False, guest
         self.runs_callers_code |= guest.runs_callers_code
 
     def check_time(self) -> None:
         """End each row whose own `max_time` is over."""
-        for b, number in enumerate(self.index):
-            self.finished[b] |= self._guest(number).is_over()
+        for b, number in enumerate(self.row_id_list):
+            self.finished[b] |= self._guest(number).is_out_of_time()
 
     def _criteria_stop(self, row: int, length: int) -> bool:
         """What the criteria of the row's own call say: they are shown its text alone."""
-        guest = self._guest(self.index[row])
+        guest = self._guest(self.row_id_list[row])
         guest.ids = self.ids[row : row + 1]
         return guest._criteria_stop(0, length)
 
@@ -91,17 +96,17 @@ class ProcessingTogether(Processing):
         ids: torch.Tensor,
         lengths: Sequence[int],
         scores: torch.Tensor,
-        index: Sequence[int],
-        open_places: Sequence[int] | None = None,
+        row_ids: Sequence[int],
+        active_positions: Sequence[int] | None = None,
     ) -> torch.Tensor:
         if not self.apart and (not self.processors or not self.needs_prefix):
-            return super().__call__(ids, lengths, scores, index, open_places)
+            return super().__call__(ids, lengths, scores, row_ids, active_positions)
         rows = [
             self.guests[number](
                 ids[b : b + 1], lengths[b : b + 1], scores[b : b + 1], [0],
-                None if open_places is None else open_places[b : b + 1],
+                None if active_positions is None else active_positions[b : b + 1],
             )
-            for b, number in enumerate(index)
+            for b, number in enumerate(row_ids)
         ]  # fmt: skip
         return torch.cat(rows)
 

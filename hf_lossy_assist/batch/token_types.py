@@ -26,7 +26,7 @@ def types_for(model: Any, rows: Rows, given: torch.Tensor | None, input_ids: tor
         return None
     given = given.to(input_ids.device)
     ends = [types[-1:].expand(pad) for types, pad in zip(given, rows.pads, strict=True)]
-    texts = rows.seen(given)
+    texts = rows.visible(given)
     return torch.stack([torch.cat(pair) for pair in zip(texts, ends, strict=True)])
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..artifacts.features import FeatureSpec
-from ..batch.processing import Processing
+from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.cached_model import CachedModel, NotJoined
@@ -167,7 +167,7 @@ def fit_vocabulary(logits: torch.Tensor, vocabulary: int) -> torch.Tensor:
 def empty_draft(rows: Rows, limits: Sequence[int], sampling: bool) -> Draft:
     """No token for any row."""
     none = torch.zeros(len(limits), dtype=torch.int64, device=rows.ids.device)
-    return Draft(rows.ids[:, :0], none, rows.order, max(limits, default=0), sampling)
+    return Draft(rows.ids[:, :0], none, rows.row_ids, max(limits, default=0), sampling)
 
 
 set_base("drafter", Drafter)

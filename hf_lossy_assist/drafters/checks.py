@@ -25,14 +25,14 @@ def fitting(draft: Draft, limits: Sequence[int], vocabulary: int, order: torch.T
     foreign = draft.tokens[drafted & ((draft.tokens < 0) | (draft.tokens >= vocabulary))].tolist()
     if foreign:
         raise ValueError(f"{name}.propose: expected token ids from 0 to {vocabulary - 1}, got {foreign[0]}")
-    return replace(draft, tokens=draft.tokens.masked_fill(~drafted, 0), call_rows=order)
+    return replace(draft, tokens=draft.tokens.masked_fill(~drafted, 0), row_ids=order)
 
 
 def refuse_shapes(draft: Draft, rows: int, vocabulary: int, device: torch.device, name: str) -> None:
     """Refuse what is no draft, or one of other shapes, dtypes or on another device."""
     if not isinstance(draft, Draft):
         raise TypeError(f"{name}.propose: expected a Draft, got {shown(draft)}")
-    for field in ("tokens", "lengths", "probs", "peaks"):
+    for field in ("tokens", "lengths", "probs", "validity"):
         value = getattr(draft, field)
         if not isinstance(value, torch.Tensor) and (value is not None or field in ("tokens", "lengths")):
             raise TypeError(f"{name}.propose: {field}: expected a tensor, got {shown(value)}")

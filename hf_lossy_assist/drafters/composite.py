@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from ..batch.processing import Processing
+from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.cached_model import CachedModel
@@ -83,14 +83,14 @@ class CompositeRun(DrafterRun):
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         found = self.first.propose(rows, limits, randomness)
         if not self.first.tokens_are_sure:
-            found = fitting(found, limits, self.vocabulary, rows.order, type(self.first).__name__)
+            found = fitting(found, limits, self.vocabulary, rows.row_ids, type(self.first).__name__)
         lengths = found.lengths.tolist()
         missing = [0 if n else limit for n, limit in zip(lengths, limits, strict=True)]
         if not any(missing):
             return self._with_probs(found) if self.must_give_probs else found
         drafted = self.then.propose(rows, missing, randomness)
         # Rows with a proposal ran along in the other model's batch: what it drafted for them is not their draft.
-        texts = [held + 1 for held in rows.held()]
+        texts = [held + 1 for held in rows.cached_lengths()]
         for model in self.then.cached_models:
             model.rollback([min(m, t) if n else m for m, t, n in zip(model.lengths, texts, lengths, strict=True)])
         if not any(lengths):
@@ -127,17 +127,17 @@ def merged(one: Draft, other: Draft) -> Draft:
     use = one.lengths > 0  # (B,)
     a, b = (torch.nn.functional.pad(draft.tokens, (0, gamma - draft.gamma)) for draft in (one, other))
     tokens = torch.where(use[:, None], a, b)
-    probs, peaks = None, None
+    probs, validity = None, None
     if one.probs is not None and other.probs is not None:
         a, b = (
             torch.nn.functional.pad(d.probs, (0, 0, 0, gamma - d.gamma)) for d in (one, other) if d.probs is not None
         )
         probs = torch.where(use[:, None, None], a, b)
-    if other.peaks is not None:  # a proposal without a model has no logits that could be broken
-        peaks = torch.nn.functional.pad(other.peaks, (0, gamma - other.gamma)).masked_fill(use[:, None], 0.0)
+    if other.validity is not None:  # a proposal without a model has no logits that could be broken
+        validity = torch.nn.functional.pad(other.validity, (0, gamma - other.gamma)).masked_fill(use[:, None], 0.0)
     lengths = torch.where(use, one.lengths, other.lengths)
     planned = max(one.planned, other.planned)
-    return Draft(tokens, lengths, one.call_rows, planned, one.sampling, probs, peaks=peaks)
+    return Draft(tokens, lengths, one.row_ids, planned, one.sampling, probs, validity=validity)
 
 
 register_drafter(

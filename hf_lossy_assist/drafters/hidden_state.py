@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from ..artifacts.features import FeatureTap
-from ..batch.processing import Processing
+from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.cached_model import CachedModel
@@ -98,7 +98,7 @@ class HiddenStateDrafter(Drafter):
     def start(self, context: DraftContext) -> "HiddenStateRun":
         target, rows = context.target, context.rows
         self.check(target)
-        model = self.make_model(target, len(rows.index), rows.max_length, context.vocabulary, context.held)
+        model = self.make_model(target, len(rows.row_id_list), rows.max_length, context.vocabulary, context.held)
         return HiddenStateRun(model, self.hook(target), context)
 
     def check(self, target: Any) -> None:
@@ -189,7 +189,7 @@ class HiddenStateRun(AssistantRun):
 
     def __init__(self, model: HiddenStateModel, hook: HiddenStateHook, context: DraftContext):
         super().__init__(model, context, **head_taps(model.network, context))
-        self.target_states, self.begins = hook, list(context.held) or [0] * len(context.rows.index)
+        self.target_states, self.begins = hook, list(context.held) or [0] * len(context.rows.row_id_list)
         self.rounds, self.untold = 1, list[torch.Tensor]()
 
     def hold_back(self, rounds: int) -> None:
@@ -208,7 +208,7 @@ class HiddenStateRun(AssistantRun):
 
     def prompts_are_read(self, rows: Rows) -> None:
         self._learn_prompts(rows)
-        tokens, counts = rows.after(self.model.lengths)
+        tokens, counts = rows.uncached_tokens(self.model.lengths)
         if self.model.reads_tokens and min(counts) > MANY:  # else rows that they join would be fed as many beside them
             with self.clock.time("draft"):
                 self.model.feed(tokens[:, :-1], [count - 1 for count in counts], keep=0)
@@ -217,7 +217,7 @@ class HiddenStateRun(AssistantRun):
         """Hand the network the target's states of the prompts, if the target has read them."""
         states = self.target_states.take()
         if states is not None:
-            self.model.learn(states, rows.held())
+            self.model.learn(states, rows.cached_lengths())
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         if self.model.known == self.begins:
@@ -227,7 +227,7 @@ class HiddenStateRun(AssistantRun):
         return super().propose(rows, can, randomness)
 
     def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
-        return super()._behind(rows) if self.model.reads_tokens else rows.after(rows.held())
+        return super()._behind(rows) if self.model.reads_tokens else rows.uncached_tokens(rows.cached_lengths())
 
     def _last(self, tap: FeatureTap, counts: list[int]) -> torch.Tensor:
         return tap.at(self.model.state_columns(counts))
@@ -239,7 +239,7 @@ class HiddenStateRun(AssistantRun):
         if len(self.untold) < self.rounds:
             return
         super().learn(rows, verified, accepted)
-        self.model.learn(torch.cat(self.untold, dim=1), rows.held())
+        self.model.learn(torch.cat(self.untold, dim=1), rows.cached_lengths())
         self.untold.clear()
 
     def _draft(self, rows: Rows, limits: Sequence[int], steps: Steps) -> Draft:

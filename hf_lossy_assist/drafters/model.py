@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 
 from ..artifacts.features import FeatureTap
-from ..batch.processing import Processing
+from ..batch.finite_logits import keep_one_token
+from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
-from ..batch.soundness import something
 from ..models.cached_model import CachedModel
 from ..models.hidden_state_hook import HiddenStateHook
 from ..models.row_model import RowModel
@@ -47,16 +47,16 @@ class Steps:
 
     going: list[bool]  # which rows draft on
     counted: list[int]  # how many tokens each row has drafted, if the stop is adaptive
-    open_places: list[int]  # of each row 1, and 0 where the caller's processors are no longer asked
+    active_positions: list[int]  # of each row 1, and 0 where the caller's processors are no longer asked
     tokens: list[torch.Tensor] = field(default_factory=list)  # (B,) each
-    peaks: list[torch.Tensor] = field(default_factory=list)  # (B,) each
+    validity: list[torch.Tensor] = field(default_factory=list)  # (B,) each
     probs: list[torch.Tensor] = field(default_factory=list)  # (B, V) each
     hidden: list[torch.Tensor] = field(default_factory=list)  # (B, H) each
 
     def close(self, goes_on: Sequence[bool], over: Sequence[bool]) -> None:
         """Ask the caller's processors about a row no longer that has stopped, ended, or drafted a token that they forbid."""
-        rows = zip(self.open_places, goes_on, over, strict=True)
-        self.open_places = [int(open_ and on and not ended) for open_, on, ended in rows]
+        rows = zip(self.active_positions, goes_on, over, strict=True)
+        self.active_positions = [int(open_ and on and not ended) for open_, on, ended in rows]
 
 
 class AssistantRun(DrafterRun):
@@ -104,25 +104,27 @@ class AssistantRun(DrafterRun):
         # Rows that need not have stopped for the round to end.
         may_wait = sum(steps.going) - max(1, math.ceil(self.stop.settings.patience * sum(steps.going) - 1e-9))
         ended = torch.tensor([not going for going in steps.going], device=device)  # (B,) for stops that do not look
-        feed, counts = self._behind(rows) if any(going) else rows.after(self.model.lengths)
+        feed, counts = self._behind(rows) if any(going) else rows.uncached_tokens(self.model.lengths)
         for i in range(max(limits)):
             raw, logits, token = self._step(rows, steps, feed, counts, randomness)
             if self.processing.needs_prefix:
                 rows.write(token[:, None], i)
             if self.stop.settings.adaptive:
-                self.stop.drafting([row for b, row in enumerate(rows.index) if steps.going[b] and i + 1 < limits[b]])
-                stops = self._stops(token, raw, counts, rows.index).to(device) | rows.ends(token)
+                self.stop.drafting(
+                    [row for b, row in enumerate(rows.row_id_list) if steps.going[b] and i + 1 < limits[b]]
+                )
+                stops = self._stops(token, raw, counts, rows.row_id_list).to(device) | rows.is_end_token(token)
                 for b, stopped in enumerate(stops.tolist()):  # the device sync that an adaptive stop costs
                     if steps.going[b]:
                         steps.counted[b], steps.going[b] = i + 1, not stopped and i + 1 < limits[b]
                 if sum(steps.going) <= may_wait:
                     break
             elif device.type == "cpu":  # where a sync costs nothing: no row drafts on when all have come to their end
-                ended |= rows.ends(token)
+                ended |= rows.is_end_token(token)
                 if bool(ended.all()):
                     break
             if self.processing.runs_callers_code:
-                over = (rows.ends(token) | (logits.gather(1, token[:, None])[:, 0] == -math.inf)).tolist()
+                over = (rows.is_end_token(token) | (logits.gather(1, token[:, None])[:, 0] == -math.inf)).tolist()
                 goes_on = steps.going if self.stop.settings.adaptive else [limit > i + 1 for limit in limits]
                 steps.close(goes_on, over)
             feed, counts = token[:, None], [1] * batch
@@ -131,15 +133,15 @@ class AssistantRun(DrafterRun):
         return self._draft(rows, limits, steps)
 
     def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
-        """What each row's first step reads: as `Rows.after`. All but the last of many tokens that were written without the draft are read here, for
+        """What each row's first step reads: as `Rows.uncached_tokens`. All but the last of many tokens that were written without the draft are read here, for
         rows of several lengths would have logits made of each of them.
         """
-        feed, counts = rows.after(self.model.lengths)
+        feed, counts = rows.uncached_tokens(self.model.lengths)
         if feed.shape[1] <= MANY or len(set(counts)) == 1:
             return feed, counts
         with self.clock.time("draft"):
             self.model.feed(feed[:, :-1], [count - 1 for count in counts], keep=0)
-        return rows.after(self.model.lengths)
+        return rows.uncached_tokens(self.model.lengths)
 
     def _step(
         self, rows: Rows, steps: Steps, feed: torch.Tensor, counts: list[int], randomness: Randomness
@@ -150,16 +152,16 @@ class AssistantRun(DrafterRun):
         if self.states is not None:
             steps.hidden.append(self._last(self.states, counts))
         lengths = [n + i for n in rows.lengths]
-        processed = self.processing(rows.ids, lengths, raw[:, None], rows.index, steps.open_places)[:, 0]
-        logits = something(processed, raw) if self.processing.may_forbid else processed
+        processed = self.processing(rows.ids, lengths, raw[:, None], rows.row_id_list, steps.active_positions)[:, 0]
+        logits = keep_one_token(processed, raw) if self.processing.may_forbid else processed
         if self.keeps_probs:
             steps.probs.append(logits.softmax(dim=-1))
         if self.sampling:
-            token, peak = randomness.draw(steps.probs[-1], rows.order, i), steps.probs[-1][:, 0]
+            token, peak = randomness.draw(steps.probs[-1], rows.row_ids, i), steps.probs[-1][:, 0]
         else:
             peak, token = logits.max(dim=-1)
         steps.tokens.append(token)
-        steps.peaks.append(peak)
+        steps.validity.append(peak)
         return raw, processed, token
 
     def _draft(self, rows: Rows, limits: Sequence[int], steps: Steps) -> Draft:
@@ -172,16 +174,16 @@ class AssistantRun(DrafterRun):
         tokens = torch.stack(steps.tokens, dim=1)  # (B, γ)
         lengths = torch.tensor(steps.counted if self.stop.settings.adaptive else list(limits), device=device)
         if not self.stop.settings.adaptive:  # up to the first end, with it
-            lengths = torch.minimum(1 + (rows.ends(tokens).long().cumsum(dim=1) == 0).sum(dim=1), lengths)
+            lengths = torch.minimum(1 + (rows.is_end_token(tokens).long().cumsum(dim=1) == 0).sum(dim=1), lengths)
         return Draft(
             tokens,
             lengths,
-            rows.order,
+            rows.row_ids,
             max(limits),
             self.sampling,
             probs=torch.stack(steps.probs, dim=1) if steps.probs else None,
             hidden=torch.stack(hidden, dim=1) if hidden else None,
-            peaks=torch.stack(steps.peaks, dim=1),
+            validity=torch.stack(steps.validity, dim=1),
         )
 
     def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int], rows: list[int]) -> torch.Tensor:
@@ -203,7 +205,7 @@ class AssistantRun(DrafterRun):
         return fit_vocabulary(last.to(device=device, dtype=torch.float32), self.vocabulary)
 
     def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
-        held = verified.selection.valid_prefix_lengths(rows.held(), accepted)
+        held = verified.selection.valid_prefix_lengths(rows.cached_lengths(), accepted)
         self.model.rollback([min(a, b) for a, b in zip(self.model.lengths, held, strict=True)])
 
     def select(self, keep: Sequence[int]) -> None:

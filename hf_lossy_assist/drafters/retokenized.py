@@ -29,7 +29,7 @@ class RetokenizingRun(DrafterRun):
 
     def __init__(self, assistant: Any, tokenizer: Any, own_tokenizer: Any, context: DraftContext):
         """`tokenizer`: the target's; `own_tokenizer`: the draft's."""
-        rows = len(context.rows.index)
+        rows = len(context.rows.row_id_list)
         self.assistant = RowModel(assistant, rows, ENDLESS, len(own_tokenizer))
         self.tokenizer, self.own_tokenizer = tokenizer, own_tokenizer
         self.vocabulary, self.sampling, self.clock = context.vocabulary, context.sampling, context.clock
@@ -40,8 +40,8 @@ class RetokenizingRun(DrafterRun):
         self.ends = set(ends) if isinstance(ends, list) else {ends}
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        texts: list[list[int]] = [text.tolist() for text in rows.texts()]
-        own = [self._own_ids(row, text) if limit else [] for row, text, limit in zip(rows.index, texts, limits, strict=True)]  # fmt: skip
+        texts: list[list[int]] = [text.tolist() for text in rows.token_ids()]
+        own = [self._own_ids(row, text) if limit else [] for row, text, limit in zip(rows.row_id_list, texts, limits, strict=True)]  # fmt: skip
         rooms = [self._room(ids, limit) for ids, limit in zip(own, limits, strict=True)]
         if not any(rooms):
             return empty_draft(rows, limits, self.sampling)
@@ -58,7 +58,7 @@ class RetokenizingRun(DrafterRun):
             [draft + [0] * (gamma - len(draft)) for draft in drafts], dtype=torch.int64, device=device
         )
         lengths = torch.tensor([len(draft) for draft in drafts], device=device)
-        return Draft(tokens.view(len(drafts), gamma), lengths, rows.order, max(limits), self.sampling)
+        return Draft(tokens.view(len(drafts), gamma), lengths, rows.row_ids, max(limits), self.sampling)
 
     def _room(self, ids: Sequence[int], limit: int) -> int:
         """How many of up to `limit` tokens the draft has positions for; the last one is not fed."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..batch.processing import Processing
+from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..registry import register_drafter
@@ -124,17 +124,17 @@ class SuffixRun(DrafterRun):
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         self._read(rows)
-        drafts = [self.draft(self.texts[row], limit) for row, limit in zip(rows.index, limits, strict=True)]
+        drafts = [self.draft(self.texts[row], limit) for row, limit in zip(rows.row_id_list, limits, strict=True)]
         gamma, device = max(map(len, drafts)), rows.ids.device
         if gamma == 0:
             return empty_draft(rows, limits, self.sampling)
         tokens = torch.tensor([draft + [0] * (gamma - len(draft)) for draft in drafts], device=device)
         lengths = torch.tensor([len(draft) for draft in drafts], device=device)
-        return Draft(tokens, lengths, rows.order, max(limits), self.sampling)
+        return Draft(tokens, lengths, rows.row_ids, max(limits), self.sampling)
 
     def _read(self, rows: Rows) -> None:
         """Index what was committed since the last round."""
-        for row, text in zip(rows.index, rows.texts(), strict=True):
+        for row, text in zip(rows.row_id_list, rows.token_ids(), strict=True):
             if row not in self.texts:
                 self.texts[row] = IndexedText(self.settings.min_match, self.settings.max_match)
             known = self.texts[row]
@@ -170,7 +170,7 @@ class SuffixRun(DrafterRun):
         if self.settings.memory is None:
             return
         self._read(rows)
-        for row, finished in zip(rows.index, rows.finished, strict=True):
+        for row, finished in zip(rows.row_id_list, rows.finished, strict=True):
             if finished and row not in self.remembered:
                 self.remembered.add(row)
                 self.settings.memory.add(self.texts[row])

@@ -128,8 +128,8 @@ class TransformersStatesRun(DrafterRun):
         self._collect(rows)
         if not self.new or not limits[0] or self.known - self.begin < self.least:
             return empty_draft(rows, limits, self.sampling)
-        text = rows.texts()[0][None]
-        with self.clock.time("draft"), randomness.everywhere(rows.index[0], text.device):
+        text = rows.token_ids()[0][None]
+        with self.clock.time("draft"), randomness.everywhere(rows.row_id_list[0], text.device):
             candidates, logits = self._candidates(text)
         tokens = candidates[:, text.shape[1] :][:, : limits[0]].to(rows.ids.device)
         gamma = tokens.shape[1]
@@ -138,7 +138,7 @@ class TransformersStatesRun(DrafterRun):
             logits = logits[:, :gamma, : self.vocabulary].to(device=rows.ids.device, dtype=torch.float32)
             probs = logits.softmax(dim=-1)
         lengths = torch.tensor([gamma], device=rows.ids.device)
-        return Draft(tokens, lengths, rows.order, max(limits), self.sampling, probs)
+        return Draft(tokens, lengths, rows.row_ids, max(limits), self.sampling, probs)
 
     def _candidates(self, text: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         states = torch.cat(self.new, dim=1)
@@ -155,7 +155,7 @@ class TransformersStatesRun(DrafterRun):
         self._collect(rows)
 
     def _collect(self, rows: Rows) -> None:
-        states, held = self.hook.take(), rows.held()[0]
+        states, held = self.hook.take(), rows.cached_lengths()[0]
         if states is not None and held > self.known:
             self.new.append(states[:, : held - self.known])
             self.known = held
@@ -167,7 +167,7 @@ def processors(context: DraftContext) -> LogitsProcessorList:
 
 
 def _one_row(context: DraftContext, what: str) -> None:
-    rows = len(context.rows.index)
+    rows = len(context.rows.row_id_list)
     if rows > 1:
         raise ValueError(f"{what} drafts for one row at a time; this batch has {rows}: pass prompts one by one")
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ..artifacts.features import FeatureTap
-from ..batch.positions import Positions
-from ..batch.processing import Processing
+from ..batch.logits_processing import Processing
+from ..batch.position_limits import PositionLimits
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..drafters.base import DrafterRun
@@ -36,16 +36,18 @@ class Call:
     processing: Processing
     randomness: Randomness
     clock: Clock
-    positions: Positions
+    positions: PositionLimits
     vocabulary: int  # how many token ids the target has
     sampling: bool = False  # the call draws its tokens
-    pair: tuple[Any, Any, Hashable] | None = None  # what the stop was told of: target, draft, kind of call
+    stop_context: tuple[Any, Any, Hashable] | None = None  # what the stop was told of: target, draft, kind of call
     companion: RowModel | None = None  # that the filter reads
-    tap: FeatureTap | None = None  # on the target, where the rule's head reads its hidden states
+    rule_tap: FeatureTap | None = None  # on the target, where the rule's head reads its hidden states
     streamer: Any = None
-    watch: Callable[[Verified, Verdict], None] | None = None  # is shown each round; for measuring
+    on_round: Callable[[Verified, Verdict], None] | None = None  # is shown each round; for measuring
     compiled: bool = False  # rounds are to be compiled where they can be
-    sizes: tuple[int, ...] | None = None  # numbers of rows that were compiled ahead; None: powers of two
+    compiled_batch_sizes: tuple[int, ...] | None = (
+        None  # numbers of rows that were compiled ahead; None: powers of two
+    )
     fixed_rows: bool = False  # every forward must have all rows of the call, finished ones too
     keep_scores: bool = False
     keep_logits: bool = False
@@ -53,15 +55,15 @@ class Call:
     logits: list[list[torch.Tensor]] = field(default_factory=list)  # the same, raw
 
     def __post_init__(self) -> None:
-        self.renewing = renewing(self.target, *self.drafter.cached_models, self.companion)
+        self.rope_models = renewing(self.target, *self.drafter.cached_models, self.companion)
         # A row is written anew by a forward of its own, which would be given row 0's adapter.
-        changes = [rope.renewed_after for _, rope in self.renewing if rope.renewed_after is not None]
-        if self.fixed_rows and len(self.rows.index) > 1 and changes and self.rows.max_length > min(changes):
+        changes = [rope.renewed_after for _, rope in self.rope_models if rope.renewed_after is not None]
+        if self.fixed_rows and len(self.rows.row_id_list) > 1 and changes and self.rows.max_length > min(changes):
             raise ValueError(
                 f"adapter_names gives each row its adapter, and this model's RoPE changes beyond {min(changes)} tokens for each row by "
                 "itself: end the texts before that, or generate the rows of one adapter at a time with set_adapter"
             )
-        self.scores, self.logits = [[] for _ in self.rows.index], [[] for _ in self.rows.index]
+        self.scores, self.logits = [[] for _ in self.rows.row_id_list], [[] for _ in self.rows.row_id_list]
 
     def close(self) -> None:
         """The call is over, in whatever way: its models give back storage that outlives it."""

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from ..batch.soundness import refuse_unsound, sound
+from ..batch.finite_logits import refuse_invalid_logits, sound
 from ..round import Verdict, Verified
 from ..stats.speculation import Record, SpeculationStats
 from .call import Call
@@ -17,11 +17,11 @@ MODELS = ("target", "draft", "companion")  # whose logits are looked at
 def commit(call: Call, verified: Verified, verdict: Verdict, raw: torch.Tensor, stats: SpeculationStats) -> list[int]:
     """Append what was accepted, stop each row at the first token that ends it, stream, count; returns n of each row."""
     call.rows.write(verdict.token[:, None], verdict.accepted)
-    table = table_of(verified, verdict).tolist()  # the one device sync of a round whose filter and stop need none
-    return write_down(call, table, stats, verified.logits, raw)
+    table = pack_round(verified, verdict).tolist()  # the one device sync of a round whose filter and stop need none
+    return apply_round(call, table, stats, verified.logits, raw)
 
 
-def table_of(verified: Verified, verdict: Verdict) -> torch.Tensor:
+def pack_round(verified: Verified, verdict: Verdict) -> torch.Tensor:
     """All that the host wants to know of a round, (B, 7 + 3γ) int64, to be read at once.
 
     n, the token behind the accepted ones, drafted tokens, sent ones; of each of `MODELS`, at how many places from the first it gave a
@@ -35,14 +35,14 @@ def table_of(verified: Verified, verdict: Verdict) -> torch.Tensor:
     return torch.cat([torch.stack(head, dim=1), verified.tokens, verdict.lossy.long(), unchecked.long()], dim=1)
 
 
-def write_down(
+def apply_round(
     call: Call,
     table: Sequence[Sequence[int]],
     stats: SpeculationStats,
     scores: torch.Tensor | None = None,
     raw: torch.Tensor | None = None,
 ) -> list[int]:
-    """`table_of` as lists becomes text; returns n of each row.
+    """`pack_round` as lists becomes text; returns n of each row.
 
     `scores` and `raw` (B, γ + 1, V): the target's logits, processed and not, where the call keeps them or a criterion reads them.
     """
@@ -53,14 +53,14 @@ def write_down(
         accepted.append(n)
         if rows.finished[b]:
             continue
-        row, good, rest = rows.index[b], dict(zip(MODELS, rest, strict=False)), rest[len(MODELS) :]
+        row, good, rest = rows.row_id_list[b], dict(zip(MODELS, rest, strict=False)), rest[len(MODELS) :]
         new = rest[:n] + [token]
         taken = rows.commit(b, new, None if scores is None else scores[b])
         blame = partial(_blame, call, b, before[b], None if raw is None else raw[b])
-        refuse_unsound(good, taken, gamma, row, before[b] - rows.begins[b], blame)
+        refuse_invalid_logits(good, taken, gamma, row, before[b] - rows.prompt_lengths[b], blame)
         call.processing.commit(row, taken)
         record = Record(drafted, sent, n, rest[gamma : 2 * gamma], taken, rest[2 * gamma :])
-        stats.record(row, record, before[b] if rows.writes_on else None)
+        stats.record(row, record, before[b] if rows.writes_past_end else None)
         if call.keep_scores and scores is not None:
             call.scores[row].append(scores[b, :taken].clone())
         if call.keep_logits and raw is not None:
@@ -69,7 +69,9 @@ def write_down(
             for t in new[:taken]:
                 call.streamer.put(torch.tensor([t]))
 
-    call.stop.observe([rows.index[b] for b in active], [table[b][3] for b in active], [accepted[b] for b in active])
+    call.stop.observe(
+        [rows.row_id_list[b] for b in active], [table[b][3] for b in active], [accepted[b] for b in active]
+    )
     return accepted
 
 
@@ -77,7 +79,7 @@ def _blame(call: Call, b: int, length: int, raw: torch.Tensor | None, place: int
     """Return which processor made no distribution at a place of a round, where the model gave one in `raw` (γ + 1, V)."""
     if raw is None or not bool(raw[place].amax().isfinite()):
         return None
-    return call.processing.blame(call.rows.ids[b], length + place, raw[place], call.rows.index[b])
+    return call.processing.blame(call.rows.ids[b], length + place, raw[place], call.rows.row_id_list[b])
 
 
 def new_tokens_first(kept: Sequence[Sequence[torch.Tensor]], length: int) -> tuple[torch.Tensor, ...]:

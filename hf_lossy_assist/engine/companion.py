@@ -15,10 +15,10 @@ def companion_probs(call: Call, draft: Draft) -> torch.Tensor:
     rows, gamma, companion = call.rows, draft.gamma, call.companion
     assert companion is not None, "asked only where the filter has one"
     with call.clock.time("companion"):
-        tokens, counts = rows.after(companion.lengths, gamma)
+        tokens, counts = rows.uncached_tokens(companion.lengths, gamma)
         if len(set(counts)) > 1 and max(counts) > gamma + MAX_CATCH_UP:  # it was not asked for a while
             companion.feed(tokens[:, : -gamma - 1], [count - gamma - 1 for count in counts], keep=0)
-            tokens, counts = rows.after(companion.lengths, gamma)
+            tokens, counts = rows.uncached_tokens(companion.lengths, gamma)
         even = len(set(counts)) == 1
         raw = companion.feed(tokens, counts, keep=gamma + 1 if even else None)
         if not even:
@@ -27,5 +27,7 @@ def companion_probs(call: Call, draft: Draft) -> torch.Tensor:
             raw = raw.gather(1, places[..., None].expand(-1, -1, raw.shape[-1]))
     vocabulary = raw.shape[-1] if draft.probs is None else draft.probs.shape[-1]
     raw = fit_vocabulary(raw.to(device=rows.ids.device, dtype=torch.float32), vocabulary)
-    open_places = rows.open_places(draft.tokens, draft.lengths.tolist()) if call.processing.runs_callers_code else None
-    return call.processing(rows.ids, rows.lengths, raw, rows.index, open_places).softmax(dim=-1)
+    active_positions = (
+        rows.active_positions(draft.tokens, draft.lengths.tolist()) if call.processing.runs_callers_code else None
+    )
+    return call.processing(rows.ids, rows.lengths, raw, rows.row_id_list, active_positions).softmax(dim=-1)

@@ -25,15 +25,15 @@ def joined(first: Call, seats: int, clock: Clock) -> Call:
     rows = RowsTogether(first.rows, seats)
     processing = ProcessingTogether(first.processing, seats)
     stop = first.stop.settings.start(seats)
-    if first.pair is not None:
-        stop.pair(*first.pair)
+    if first.stop_context is not None:
+        stop.pair(*first.stop_context)
     out = replace(
         first,
         rows=rows,
         target=together(first.target, seats),
         drafter=first.drafter.together(seats, stop, processing),
         stop=stop,
-        rule=first.policy.rule.start(rows.texts() * seats),
+        rule=first.policy.rule.start(rows.token_ids() * seats),
         processing=processing,
         randomness=RandomnessTogether(first.randomness, seats),
         clock=clock,
@@ -50,8 +50,8 @@ def seat(call: Call, guest: Call) -> int:
         raise NotJoined("texts with other end tokens")
     assert isinstance(rows, RowsTogether) and isinstance(target, RowModel)
     assert isinstance(call.processing, ProcessingTogether) and isinstance(call.randomness, RandomnessTogether)
-    b = rows.finished.index(True) if True in rows.finished else len(rows.index)
-    number = rows.index[b] if b < len(rows.index) else rows.free
+    b = rows.finished.index(True) if True in rows.finished else len(rows.row_id_list)
+    number = rows.row_id_list[b] if b < len(rows.row_id_list) else rows.free
     assert number is not None, "there are no more rows than seats"
     # What needs memory first: where there is none, the row is no row of the call.
     target.take(b, guest.target)
@@ -70,7 +70,7 @@ def seat(call: Call, guest: Call) -> int:
 def drop(call: Call) -> None:
     """Take the rows that have ended out of the batch."""
     going = [b for b, finished in enumerate(call.rows.finished) if not finished]
-    if len(going) < len(call.rows.index):
+    if len(going) < len(call.rows.row_id_list):
         keep_rows(call, going)
 
 

@@ -21,7 +21,7 @@ from ..validation import check_int, shown
 from .call import Call
 from .commit import commit
 from .companion import companion_probs
-from .compiled import WholeRounds
+from .compiled_loop import CompiledRounds
 from .propose import propose
 from .verify import verify
 
@@ -29,12 +29,12 @@ from .verify import verify
 def decode(call: Call) -> SpeculationStats:
     """Write every row to its end. Both models have had their `prefill`."""
     rows = call.rows
-    stats = SpeculationStats([RowStats() for _ in rows.index], call.stop.settings.longest, call.policy.lossless)
+    stats = SpeculationStats([RowStats() for _ in rows.row_id_list], call.stop.settings.longest, call.policy.lossless)
     stats.falls_back = isinstance(call.stop.settings, Fallback)
 
-    compiled = WholeRounds.of(call, stats) if call.compiled else None
+    compiled = CompiledRounds.of(call, stats) if call.compiled else None
     while rows.unfinished:
-        room = open_round(call)
+        room = start_round(call)
         if compiled is None or not compiled.fits(room) or not compiled.run(room, stats):
             run_stages(call, room, stats)
         rows.check_time()
@@ -55,15 +55,15 @@ def run_stages(call: Call, room: list[int], stats: SpeculationStats) -> None:
     verified, raw = read(call, room)
     verdict = accept(call.rule, verified, call.randomness)
     accepted = commit(call, verified, verdict, raw, stats)
-    if call.watch is not None:
-        call.watch(verified, verdict)
+    if call.on_round is not None:
+        call.on_round(verified, verdict)
     roll_back(call, verified, accepted)
 
 
-def open_round(call: Call) -> list[int]:
+def start_round(call: Call) -> list[int]:
     """How much each row may draft in the round that begins."""
-    call.randomness.begin_round(call.rows.index)
-    renew(call.renewing, call.rows, call.clock)
+    call.randomness.begin_round(call.rows.row_id_list)
+    renew(call.rope_models, call.rows, call.clock)
     return limits(call)
 
 
@@ -77,16 +77,16 @@ def read(call: Call, room: list[int]) -> tuple[Verified, torch.Tensor]:
 def limits(call: Call) -> list[int]:
     """How much each row may draft in the coming round: what its stop plans and its text has room for; finished rows nothing."""
     rows = call.rows
-    going = [row for row, finished in zip(rows.index, rows.finished, strict=True) if not finished]
-    planned = dict(zip(going, refuse_plan(call.stop.begin_round(going), going, call.stop.settings), strict=True))
+    going = [row for row, finished in zip(rows.row_id_list, rows.finished, strict=True) if not finished]
+    planned = dict(zip(going, check_limits(call.stop.begin_round(going), going, call.stop.settings), strict=True))
     call.positions.check(rows)
     rooms = call.positions.room(rows, rows.budgets())
-    for _, rope in call.renewing:
-        rooms = rope.room(rows.held(), rooms)
-    return [min(planned.get(row, 0), room) for row, room in zip(rows.index, rooms, strict=True)]
+    for _, rope in call.rope_models:
+        rooms = rope.room(rows.cached_lengths(), rooms)
+    return [min(planned.get(row, 0), room) for row, room in zip(rows.row_id_list, rooms, strict=True)]
 
 
-def refuse_plan(planned: list[int], rows: list[int], stop: DraftStop) -> list[int]:
+def check_limits(planned: list[int], rows: list[int], stop: DraftStop) -> list[int]:
     """Refuse what somebody's own stop got wrong: the statistics count up to its `longest`, and nobody drafts less than nothing."""
     if not isinstance(planned, list | tuple) or len(planned) != len(rows):
         raise TypeError(
@@ -101,7 +101,7 @@ def select(call: Call, draft: Draft) -> Selection:
     """What the policy's filter sends to the target."""
     chosen = call.policy.filter
     companion = None
-    if call.companion is not None and draft.gamma and chosen.reads_companion(len(call.rows.index)):
+    if call.companion is not None and draft.gamma and chosen.reads_companion(len(call.rows.row_id_list)):
         companion = companion_probs(call, draft)
     selection = chosen.select(draft, companion, call.randomness.for_filters())
     if selection.replaced is not None:  # not all tokens are the draft's
@@ -112,9 +112,9 @@ def select(call: Call, draft: Draft) -> Selection:
 def roll_back(call: Call, verified: Verified, accepted: list[int]) -> None:
     """Forget the tokens of the round that were not accepted, in every cache."""
     rows, companion = call.rows, call.companion
-    call.target.rollback(rows.held())
+    call.target.rollback(rows.cached_lengths())
     if companion is not None:
-        valid = verified.selection.valid_prefix_lengths(rows.held(), accepted)
+        valid = verified.selection.valid_prefix_lengths(rows.cached_lengths(), accepted)
         companion.rollback([min(pair) for pair in zip(companion.lengths, valid, strict=True)])
     call.drafter.learn(rows, verified, accepted)
 
@@ -126,7 +126,7 @@ def drop_finished(call: Call) -> None:
     if call.fixed_rows:
         return
     if call.compiled:
-        keep = fewer_shapes(rows.finished, call.sizes)
+        keep = round_up_rows(rows.finished, call.compiled_batch_sizes)
     if keep and 4 * (len(rows.finished) - len(keep)) >= len(rows.finished):
         keep_rows(call, keep)
 
@@ -140,7 +140,7 @@ def keep_rows(call: Call, keep: list[int]) -> None:
         call.companion.select(keep)
 
 
-def fewer_shapes(finished: list[bool], sizes: Sequence[int] | None) -> list[int]:
+def round_up_rows(finished: list[bool], sizes: Sequence[int] | None) -> list[int]:
     """Rows to go on with, as many as one of `sizes` or a power of two: each number is compiled for itself. Finished rows fill it up."""
     going = [b for b, over in enumerate(finished) if not over]
     if sizes is None:
@@ -158,7 +158,7 @@ def prefill(model: CachedModel, rows: Rows, clock: Clock, wholly: bool = False) 
     """
     if model.rope is not None:
         model.rope.begin([length - pad for length, pad in zip(rows.lengths, rows.pads, strict=True)])
-    tokens, counts = rows.after(model.lengths)
+    tokens, counts = rows.uncached_tokens(model.lengths)
     if tokens.shape[1] > 1 and (wholly or len(set(counts)) > 1 or model.needs_prefill):
         with clock.time("prefill"):
             model.feed(tokens[:, :-1], [c - 1 for c in counts], keep=0)

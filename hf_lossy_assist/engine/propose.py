@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from ..batch.processing import Processing
+from ..batch.logits_processing import Processing
 from ..batch.processor_kinds import only_functions
 from ..drafters.checks import fitting
 from ..round import Draft
@@ -21,7 +21,7 @@ def propose(call: Call, limits: Sequence[int]) -> Draft:
     draft = call.drafter.propose(call.rows, limits, call.randomness)
     if not call.drafter.tokens_are_sure:
         name = type(call.drafter).__name__
-        draft = in_this_mode(fitting(draft, limits, call.vocabulary, call.rows.order, name), call.sampling, name)
+        draft = in_this_mode(fitting(draft, limits, call.vocabulary, call.rows.row_ids, name), call.sampling, name)
     call.rows.write(draft.tokens)
     if draft.gamma and not call.rule.rule.lossless and not call.drafter.gives_probs and call.processing.may_forbid:
         return cut_forbidden(call, draft)
@@ -32,7 +32,7 @@ def cut_forbidden(call: Call, draft: Draft) -> Draft:
     """Cut drafts, which stand after their rows' texts, before the first token that a logits processor forbids: a lossy rule might keep it."""
     rows, functions = call.rows, Processing(only_functions(call.processing.processors), call.processing.batch)
     flat = torch.zeros(*draft.tokens.shape, call.vocabulary, device=rows.ids.device)
-    scores = functions(rows.ids, rows.lengths, flat, rows.index)
+    scores = functions(rows.ids, rows.lengths, flat, rows.row_id_list)
     allowed = scores.gather(2, draft.tokens[..., None])[..., 0] > float("-inf")
     return replace(draft, lengths=torch.minimum(draft.lengths, allowed.long().cumprod(dim=1).sum(dim=1)))
 

@@ -14,7 +14,7 @@ from .call import Call
 def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
     """The target's distributions over the selection, and its raw logits (B, γ + 1, V) float32."""
     rows, draft = call.rows, selection.draft
-    last, counts = rows.after(call.target.lengths)  # (B, 1); in the first round perhaps the whole prompt
+    last, counts = rows.uncached_tokens(call.target.lengths)  # (B, 1); in the first round perhaps the whole prompt
     sent = [draft.gamma] * len(counts) if selection.sends_all else selection.sent.tolist()
     fed = [count + n for count, n in zip(counts, sent, strict=True)]
     with call.clock.time("target", (len(fed), sum(fed))):
@@ -24,11 +24,11 @@ def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
     if draft.gamma and spec is not None:  # before processors, which may run the target, too
         with call.clock.time("head"):
             accepts = call.rule.rule.judge(_hidden(call, draft, spec))
-    open_places = None  # all
+    active_positions = None  # all
     if call.processing.runs_callers_code:
-        open_places = rows.open_places(draft.tokens, selection.sent.tolist())
+        active_positions = rows.active_positions(draft.tokens, selection.sent.tolist())
     with _unheard(call.drafter.taps):
-        processed = call.processing(rows.ids, rows.lengths, raw, rows.index, open_places)
+        processed = call.processing(rows.ids, rows.lengths, raw, rows.row_id_list, active_positions)
     return Verified(selection, processed, accepts), raw
 
 
@@ -52,8 +52,8 @@ def _hidden(call: Call, draft: Draft, spec: FeatureSpec) -> torch.Tensor:
         assert draft.hidden is not None, "the runner has the drafter keep them"
         parts.append(draft.hidden)
     if spec.reads("target"):
-        assert call.tap is not None, "the runner puts it on the target"
-        seen = call.tap.latest
+        assert call.rule_tap is not None, "the runner puts it on the target"
+        seen = call.rule_tap.latest
         if seen.shape[1] <= gamma:  # the forward left out columns that no row needs
             seen = torch.nn.functional.pad(seen, (0, 0, 0, gamma + 1 - seen.shape[1]))
         first = seen.shape[1] - gamma - (spec.position == "predicting")

@@ -120,7 +120,7 @@ def similarity(draft: Draft, companion: torch.Tensor) -> torch.Tensor:
 
 def acceptance(draft: Draft, companion: torch.Tensor) -> torch.Tensor:
     """A = min(1, c(x)/q(x)) of each drafted token, (B, γ) float32 (Definition D.2)."""
-    return ratio(draft.probs_of_tokens(companion), draft.probs_of_tokens(probs_of(draft)))
+    return ratio(draft.at_tokens(companion), draft.at_tokens(probs_of(draft)))
 
 
 def ratio(c: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

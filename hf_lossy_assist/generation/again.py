@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList, StopStringCriteria
 
-from ..batch.processing import Processing
+from ..batch.logits_processing import Processing
 from ..batch.processor_kinds import PREFIX_FREE
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
@@ -48,8 +48,8 @@ class Again:
                 its is theirs for its in lengths for theirs in (given if isinstance(given, list) else ())
             )  # a total length
             and all(type(its) in PREFIX_FREE for its in call.processing.processors)
-            and rows.types is None
-            and not rows.holes
+            and rows.token_types is None
+            and not rows.has_holes
         )
         if not knows_no_prompt or not may_be_own(made):
             return None
@@ -66,8 +66,8 @@ class Again:
             old.stop.settings.start(1),
             Clock(prompt.device),
         )
-        if old.pair is not None:
-            stop.pair(*old.pair)
+        if old.stop_context is not None:
+            stop.pair(*old.stop_context)
         return replace(
             old,
             rows=rows,
@@ -75,7 +75,7 @@ class Again:
             drafter=old.drafter.anew(rows.max_length, stop, processing, clock),
             companion=None if old.companion is None else old.companion.anew(rows.max_length),
             stop=stop,
-            rule=old.policy.rule.start(rows.texts()),
+            rule=old.policy.rule.start(rows.token_ids()),
             processing=processing,
             randomness=Randomness([generator]),
             clock=clock,

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary, ref
 
 from transformers import CompileConfig
 
-from ..batch.processing import Processing
+from ..batch.logits_processing import Processing
 from ..batch.rows import Rows
 from ..models.compilation import Compilation
 from ..policy.policy import LossyPolicy
@@ -114,6 +114,6 @@ class Compiling:
         known = None
         if draft is not None and _ready.get(target):
             known = _ready[target].get((ref(draft), Kind.of(*kind)))
-        if known is None or rows.max_length > known.reach.get(len(rows.index), 0):
+        if known is None or rows.max_length > known.reach.get(len(rows.row_id_list), 0):
             return None, None
         return known.compilation, tuple(sorted(known.reach))

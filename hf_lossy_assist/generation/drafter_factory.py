@@ -89,10 +89,10 @@ def _start_assistant(assistant: Any, prepared: PreparedInputs) -> DrafterRun:
         inputs = assistant_inputs(assistant, rows, inputs, prepared.config)
         draft = encoded_model(assistant, rows, inputs, vocabulary=context.vocabulary, way_out=way_out)
         return AssistantRun(draft, context, **head_taps(assistant, context))
-    reason = None if rows.sight is not None and reads_at_once(assistant) else why_not_rows(assistant)
+    reason = None if rows.multimodal is not None and reads_at_once(assistant) else why_not_rows(assistant)
     if reason is not None:
         inputs = assistant_inputs(assistant, rows, {}, prepared.config)
-        inputs["token_type_ids"] = shared_types(assistant, target, rows.types)
+        inputs["token_type_ids"] = shared_types(assistant, target, rows.token_types)
         draft = cropping(assistant, rows, inputs, reason, way_out, guesses=True)
     elif type(shared) is RowModel and shared.rope is None and leaves_early(assistant, target):
         draft = ExitModel(assistant, shared, context.vocabulary)

@@ -49,7 +49,7 @@ def encoded_model(
     if reason is not None:
         return cropping(model, rows, dict(model_kwargs), reason, way_out)
     inputs = {name: model_kwargs[name] for name in INPUTS if model_kwargs.get(name) is not None}
-    return CrossAttentionRowModel(model, len(rows.index), rows.max_length, vocabulary, inputs=inputs)
+    return CrossAttentionRowModel(model, len(rows.row_id_list), rows.max_length, vocabulary, inputs=inputs)
 
 
 def _why_not(model: Any, rows: Rows, model_kwargs: Mapping[str, Any], draft: bool) -> str | None:
@@ -62,7 +62,7 @@ def _why_not(model: Any, rows: Rows, model_kwargs: Mapping[str, Any], draft: boo
         reason is not None or draft
     ):  # a draft that counts otherwise guesses badly, and the guess is verified as any other
         return reason
-    if any(rows.pads) and not _passes_over_hidden(model, rows.holes):
+    if any(rows.pads) and not _passes_over_hidden(model, rows.has_holes):
         return f"its positions count the tokens that {mask_name(model)} hides"
     if rows.width > 1 and Seams.of(model).reads_tokens:
         padding = base_of(model).config.pad_token_id
@@ -109,7 +109,7 @@ def encoder_inputs(
         )
     encoder, mask = base.get_encoder(), model_kwargs.get("attention_mask")
     inputs = {base.main_input_name: inputs_tensor.to(device)}
-    copies = len(rows.index) // len(
+    copies = len(rows.row_id_list) // len(
         inputs_tensor
     )  # of each input, by `num_return_sequences`; those of the mask are there already
     if mask is not None:

@@ -11,7 +11,7 @@ import torch
 
 from ..engine.call import Call
 from ..engine.joining import drop, joined, seat
-from ..engine.loop import decode, open_round, run_stages
+from ..engine.loop import decode, run_stages, start_round
 from ..models.cached_model import NotJoined
 from ..models.introspection import device_of
 from ..stats.clock import Clock
@@ -122,7 +122,7 @@ class InFlight:
                 for number in count():
                     if number == rounds or any(call.rows.finished):
                         break
-                    run_stages(call, open_round(call), self.stats)
+                    run_stages(call, start_round(call), self.stats)
                     call.rows.check_time()
             except torch.OutOfMemoryError:
                 ran_out = True
@@ -137,7 +137,7 @@ class InFlight:
 
     def _results(self, call: Call) -> list[Result]:
         """Of the texts that have ended."""
-        rows = zip(call.rows.index, call.rows.finished, strict=True)
+        rows = zip(call.rows.row_id_list, call.rows.finished, strict=True)
         return [self._result(b) for b, (place, over) in enumerate(rows) if over and place in self.seated]
 
     def numbers(self) -> list[int]:
@@ -148,7 +148,7 @@ class InFlight:
     def written(self) -> Iterator[tuple[int, list[int]]]:
         """The number of each text that is being written together with others, and its new tokens so far."""
         rows = None if self.call is None else self.call.rows
-        for b, place in enumerate([] if rows is None else rows.index):
+        for b, place in enumerate([] if rows is None else rows.row_id_list):
             if rows is not None and place in self.seated:
                 yield self.seated[place].index, rows.new_tokens(b).tolist()
 
@@ -160,7 +160,7 @@ class InFlight:
         for place in [place for place, its in self.seated.items() if its.index == index]:
             assert self.call is not None
             del self.seated[place]
-            self.call.rows.finished[self.call.rows.index.index(place)] = True
+            self.call.rows.finished[self.call.rows.row_id_list.index(place)] = True
         if not self.seated:
             self.call = None
 
@@ -198,7 +198,7 @@ class InFlight:
 
     def _result(self, b: int) -> Result:
         assert self.call is not None
-        place = self.call.rows.index[b]
+        place = self.call.rows.row_id_list[b]
         row, self.stats.rows[place] = self.stats.rows[place], RowStats()
         settings = self.call.stop.settings
         stats = SpeculationStats(

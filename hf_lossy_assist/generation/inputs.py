@@ -39,15 +39,15 @@ def rowwise(
 
     `compilation`: its blocks are compiled so, where they can be. `ranks`: those that share it.
     """
-    prompt = None if rows.sight is None else rows.sight.of(model, target, rows)
+    prompt = None if rows.multimodal is None else rows.multimodal.of(model, target, rows)
     if prompt is not None:
         if ranks is not None:
             raise ValueError(
                 "a target that is spread over ranks takes text alone: load it whole, or leave the images out"
             )
-        return MultimodalRowModel(prompt, model, len(rows.index), rows.max_length, vocabulary)
-    types = rows.types if model is target else shared_types(model, target, rows.types)
-    size = len(rows.index), rows.max_length
+        return MultimodalRowModel(prompt, model, len(rows.row_id_list), rows.max_length, vocabulary)
+    types = rows.token_types if model is target else shared_types(model, target, rows.token_types)
+    size = len(rows.row_id_list), rows.max_length
     if ranks is not None:
         out = ranks.row_model(model, *size, vocabulary, types)
     elif compilation is not None:
@@ -61,8 +61,8 @@ def rowwise(
 def stand(model: RowModel, rows: Rows) -> None:
     """Have a model know which columns of the prompts its rows' tokens stand in, where some hide tokens."""
     if any(rows.pads):
-        columns = torch.arange(rows.width, device=rows.ids.device).expand(len(rows.index), -1)
-        model.stand_at(Columns(rows.seen(columns), rows.width, model.device))
+        columns = torch.arange(rows.width, device=rows.ids.device).expand(len(rows.row_id_list), -1)
+        model.stand_at(Columns(rows.visible(columns), rows.width, model.device))
 
 
 def cropping(
@@ -75,14 +75,14 @@ def cropping(
         cannot = f"{cannot}: {reason}"
     if cannot is not None:
         raise ValueError(f"{name} cannot be decoded in blocks ({cannot}): {way_out}")
-    if len(rows.index) > 1:
+    if len(rows.row_id_list) > 1:
         raise ValueError(
-            f"{name} can only roll back one row ({reason}); this batch has {len(rows.index)}: pass prompts one by one"
+            f"{name} can only roll back one row ({reason}); this batch has {len(rows.row_id_list)}: pass prompts one by one"
         )
     if not base_of(model).config.is_encoder_decoder:
         _refuse_ungrown(model_kwargs, rows.width)
     whole = model_kwargs.get(mask_name(model)) is not None  # a draft is not told of the tokens that are hidden
-    return CroppingModel(model, model_kwargs, rows.ids[:, : rows.width] if whole else rows.texts()[0][None])
+    return CroppingModel(model, model_kwargs, rows.ids[:, : rows.width] if whole else rows.token_ids()[0][None])
 
 
 def _refuse_ungrown(model_kwargs: dict[str, Any], width: int) -> None:
@@ -130,5 +130,7 @@ def refuse_positions(input_ids: torch.Tensor, mask: torch.Tensor | None, positio
 def assistant_inputs(assistant: Any, rows: Rows, own: dict[str, Any], config: GenerationConfig) -> dict[str, Any]:
     """`own`, what a draft on Transformers' own cache is fed, with that cache."""
     own = {"use_cache": True} | own
-    base_of(assistant)._prepare_cache_for_generation(copy.copy(config), own, None, len(rows.index), rows.max_length)
+    base_of(assistant)._prepare_cache_for_generation(
+        copy.copy(config), own, None, len(rows.row_id_list), rows.max_length
+    )
     return own

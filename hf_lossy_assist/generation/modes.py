@@ -19,11 +19,11 @@ from .pairs import without_checkpointing
 @contextmanager
 def in_the_right_mode(call: Call, model: Any, lasting: bool | None = None) -> Iterator[None]:
     """Within this context a call's models may run, with the hooks of the call. `lasting`: what `lasts` returned, if it was asked."""
-    assistant = None if call.pair is None else call.pair[1]
+    assistant = None if call.stop_context is None else call.stop_context[1]
     lasting = lasts(call, model) if lasting is None else lasting
     # (`inference_mode(False)` will not do where tensors last: it switches gradients on.)
     with torch.no_grad() if lasting else torch.inference_mode(), ExitStack() as stack:
-        for tap in filter(None, (call.tap, *call.drafter.taps)):
+        for tap in filter(None, (call.rule_tap, *call.drafter.taps)):
             stack.enter_context(tap)
         stack.enter_context(without_checkpointing(model, assistant))
         yield
@@ -47,7 +47,7 @@ def read_prompts_together(calls: Sequence[Call]) -> None:
     for call in calls:
         call.positions.check(call.rows)
     for models in zip(*readers, strict=True):
-        texts = [call.rows.after(its.lengths)[0][0, :-1] for call, its in zip(calls, models, strict=True)]
+        texts = [call.rows.uncached_tokens(its.lengths)[0][0, :-1] for call, its in zip(calls, models, strict=True)]
         if any(len(text) for text in texts):
             with calls[0].clock.time("prefill"):
                 read_together(models, texts)
@@ -57,14 +57,14 @@ def _readers(call: Call) -> list[CachedModel]:
     """The models that read the prompt before the first round."""
     rows, companion = call.rows, call.companion
     models = [call.target]
-    if any(call.positions.room(rows, [1] * len(rows.index))):
+    if any(call.positions.room(rows, [1] * len(rows.row_id_list))):
         # A draft that is not needed yet reads the prompt with what it has to catch up with, unless it was told of it (RoPE, graphs).
         models += [
             its
             for its in call.drafter.cached_models
             if not call.stop.begins_alone or its.needs_prefill or its.rope is not None
         ]
-    if companion is not None and call.policy.filter.reads_companion(len(rows.index)):
+    if companion is not None and call.policy.filter.reads_companion(len(rows.row_id_list)):
         models.append(companion)
     return models
 
@@ -75,7 +75,7 @@ def lasts(call: Call, model: Any) -> bool:
     A cache of Transformers' goes back to the caller, and a quantised model may keep what it makes at its first forward; the caller's
     code may keep the tensors that it is shown, change them, or take gradients by them.
     """
-    models = [model] + ([] if call.pair is None else [call.pair[1]])
+    models = [model] + ([] if call.stop_context is None else [call.stop_context[1]])
     models += [] if call.companion is None else [call.companion.model]
     quantised = any(getattr(base_of(its), "is_quantized", False) for its in models)
     callers = call.processing.runs_callers_code or call.rows.runs_callers_code

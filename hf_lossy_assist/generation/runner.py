@@ -11,8 +11,8 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from ..artifacts.conditions import read_sampling
 from ..artifacts.features import FeatureTap
-from ..batch.positions import Positions
-from ..batch.processing import Processing
+from ..batch.logits_processing import Processing
+from ..batch.position_limits import PositionLimits
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
 from ..drafters.base import DraftContext, Drafter, apart, as_drafter
@@ -212,7 +212,7 @@ class Runner:
             name = mask_name(model)
             pads, columns = hidden(input_ids, model_kwargs.get(name), name)
             rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)
-            processing = Processing(logits_processor, len(rows.index), bool(generation_config.do_sample))
+            processing = Processing(logits_processor, len(rows.row_id_list), bool(generation_config.do_sample))
             return self._run(
                 checked, model, rows, processing, input_ids, generation_config, inputs_tensor, model_kwargs
             )
@@ -223,7 +223,7 @@ class Runner:
     ) -> Any:  # fmt: skip
         """Put target and draft on caches for these rows, and decode, or on another rank than the first follow."""
         draft, ranks, sampling = checked.draft, checked.ranks, bool(config.do_sample)
-        stop, clock = checked.stop.start(len(rows.index)), Clock(input_ids.device)
+        stop, clock = checked.stop.start(len(rows.row_id_list)), Clock(input_ids.device)
         kind = self.policy, checked.stop, processing, sampling
         compilation, sizes = self.compiling.of_call(config, model, draft.assistant, kind, rows)
         pair = None
@@ -262,21 +262,21 @@ class Runner:
                 target=target,
                 drafter=drafter,
                 stop=stop,
-                rule=rule.start(rows.texts()),
+                rule=rule.start(rows.token_ids()),
                 policy=self.policy,
                 processing=processing,
-                randomness=Randomness(self.generator, len(rows.index)),
+                randomness=Randomness(self.generator, len(rows.row_id_list)),
                 clock=clock,
-                positions=Positions(base_of(model), base_of(same_ids_draft), companion),
+                positions=PositionLimits(base_of(model), base_of(same_ids_draft), companion),
                 vocabulary=vocabulary,
                 sampling=sampling,
-                pair=pair,
+                stop_context=pair,
                 companion=None if companion is None else rowwise(companion, model, rows, vocabulary),
-                tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
+                rule_tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
                 streamer=self.streamer,
                 compiled=compilation is not None,
-                sizes=sizes,
-                fixed_rows=len(rows.index) > 1 and any(map(has_fixed_rows, models)),
+                compiled_batch_sizes=sizes,
+                fixed_rows=len(rows.row_id_list) > 1 and any(map(has_fixed_rows, models)),
                 keep_scores=rows.keeps_scores,
                 keep_logits=bool(outputs and config.output_logits),
             )

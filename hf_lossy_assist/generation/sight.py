@@ -66,9 +66,9 @@ class Sight:
 
 def show(model: Any, rows: Rows, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], passed: Mapping[str, Any] | None) -> None:  # fmt: skip
     """Have `rows` know what a decoder is given beside the ids: a sight, or the types of a text's tokens."""
-    rows.sight = sight_of(model, rows, input_ids, model_kwargs, passed)
-    if rows.sight is None:
-        rows.types = types_for(model, rows, model_kwargs.get("token_type_ids"), input_ids)
+    rows.multimodal = sight_of(model, rows, input_ids, model_kwargs, passed)
+    if rows.multimodal is None:
+        rows.token_types = types_for(model, rows, model_kwargs.get("token_type_ids"), input_ids)
 
 
 def sight_of(model: Any, rows: Rows, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], passed: Mapping[str, Any] | None) -> Sight | None:  # fmt: skip
@@ -116,13 +116,13 @@ def going_on(model: Any, rows: Rows, mask: torch.Tensor | None, positions: torch
 
     Raises: `ValueError`, one line, for positions that do not lag by the same number.
     """
-    out = MultimodalRowModel(None, model, len(rows.index), rows.max_length)
+    out = MultimodalRowModel(None, model, len(rows.row_id_list), rows.max_length)
     stand(out, rows)
     if positions is not None:
         seen = torch.ones_like(rows.ids[:, : rows.width]) if mask is None else mask.ne(0).long()
         lag = positions[..., -1:] - seen.sum(dim=1, keepdim=True).to(positions.device) + 1
         refuse_positions(rows.ids[:, : rows.width], mask, positions - lag)
-        out.offset = lag.expand(*lag.shape[:-2], len(rows.index), 1) if bool(lag.any()) else None
+        out.offset = lag.expand(*lag.shape[:-2], len(rows.row_id_list), 1) if bool(lag.any()) else None
     return out
 
 
@@ -138,7 +138,7 @@ def refuse_sight(model: Any, model_kwargs: Mapping[str, Any], reason: str) -> No
 def refuse_unread(model: Any, rows: Rows, cache: Any, name: str) -> None:
     """Refuse an empty cache, passed by this name, for a prompt that must be read at once: what is passed is filled piece by piece."""
     at_once = why_not_rows(model) is not None or keeps_states(model)
-    if rows.sight is not None and at_once and not int(cache.get_seq_length()):
+    if rows.multimodal is not None and at_once and not int(cache.get_seq_length()):
         raise ValueError(
             f"{name} is empty, and {type(base_of(model)).__name__} reads a prompt at once: leave it out, and go on with the output's"
         )
@@ -164,7 +164,7 @@ def prepared(base: Any, rows: Rows, passed: Mapping[str, Any]) -> tuple[torch.Te
     taken = set(inspect.signature(base.forward).parameters) - {"inputs_embeds", "position_ids", CACHE, *CACHE_NAMES}
     own = {name: value for name, value in passed.items() if name in taken and value is not None}
     own.setdefault("input_ids", passed.get("inputs"))
-    copies = len(rows.index) // len(own["input_ids"])
+    copies = len(rows.row_id_list) // len(own["input_ids"])
     found: list[Any] = []
 
     def keep(model: Any, input_ids: torch.Tensor, *args: Any, **given: Any) -> torch.Tensor:

@@ -44,9 +44,9 @@ def target_of(
     if continued:
         check_passed(model, given, rows.ids[:, : rows.width], rows.max_length, given_as or CACHE)
         refuse_unread(model, rows, given, given_as or CACHE)
-        rows.sight = None  # what the cache holds was seen before
-    several = len(rows.index) > 1
-    stays = _why_not_copied(model, given, len(rows.index), ranks) if continued else None
+        rows.multimodal = None  # what the cache holds was seen before
+    several = len(rows.row_id_list) > 1
+    stays = _why_not_copied(model, given, len(rows.row_id_list), ranks) if continued else None
     adopted = continued and stays is None
     if base_of(model).config.is_encoder_decoder and ranks is None:
         return encoded_model(model, rows, model_kwargs, "a cache was passed in" if continued and not adopted else None)
@@ -55,10 +55,10 @@ def target_of(
         reason = f"a cache was passed in, and {stays}" if several else "a cache was passed in"
     if not is_tested(base_of(model)):
         refuse_length(model, rows.max_length)
-    if reason is None or rows.sight is not None:
+    if reason is None or rows.multimodal is not None:
         mask = model_kwargs.get(mask_name(model))
         target = _on_rows(model, rows, model_kwargs, None if adopted else compilation, ranks, adopted)
-        counts = _counts_holes(target, base_of(model)) if rows.holes else None
+        counts = _counts_holes(target, base_of(model)) if rows.has_holes else None
         if counts is None:
             if adopted:
                 target.adopt(given, mask)
@@ -78,12 +78,12 @@ def _on_rows(
 ) -> RowModel:  # fmt: skip
     """The target on a cache of rows. Raises: `ValueError`, one line, for what it is given that cannot be followed there."""
     mask, positions = model_kwargs.get(mask_name(model)), model_kwargs.get("position_ids")
-    if rows.sight is None:
+    if rows.multimodal is None:
         zeros = TYPES if is_multimodal(model) else ()  # what a processor says of a text
         refuse_extra_inputs({name: value for name, value in model_kwargs.items() if name not in zeros})
     if adopted and ranks is None and is_multimodal(model):
         return going_on(model, rows, mask, positions)
-    if rows.sight is None:
+    if rows.multimodal is None:
         refuse_positions(rows.ids[:, : rows.width], mask, positions)
     target = rowwise(model, model, rows, compilation=compilation, ranks=ranks)
     if ranks is not None and target.facts.keeps_states:

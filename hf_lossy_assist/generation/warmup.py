@@ -12,7 +12,7 @@ from transformers import CompileConfig
 
 from ..artifacts.files import check_file, write_bytes
 from ..engine.call import Call
-from ..engine.compiled import WholeRounds
+from ..engine.compiled_loop import CompiledRounds
 from ..models.compilation import graphs_made
 from ..models.introspection import vocabulary_of
 from ..stats.speculation import SpeculationStats
@@ -154,9 +154,9 @@ class WarmingRunner(Runner):
         self.length = 0  # tokens of the longest text
 
     def decode(self, call: Call) -> SpeculationStats:
-        known, began, call.sizes = graphs_made(), time.perf_counter(), self.sizes
+        known, began, call.compiled_batch_sizes = graphs_made(), time.perf_counter(), self.sizes
         self.kind = Kind.of(call.policy, call.stop.settings, call.processing, getattr(call.drafter, "sampling", False))
-        rounds = WholeRounds.of(call, SpeculationStats([], 0, True)) if call.compiled else None
+        rounds = CompiledRounds.of(call, SpeculationStats([], 0, True)) if call.compiled else None
         if rounds is not None and not self.compiled:  # later calls are timed
             self.compiled = True
             with torch.random.fork_rng():

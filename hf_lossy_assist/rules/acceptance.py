@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..round import BEHIND_THE_DRAFT, Verdict, Verified
+from ..round import BONUS_PLACE, Verdict, Verified
 from ..validation import shown
 from ..vocabulary import at_places
 from .base import AcceptanceRule, RuleRun, Strict
@@ -17,7 +17,7 @@ class RandomSource(Protocol):
     def coins(self, verified: Verified) -> torch.Tensor:
         """(B, γ) float32 in [0, 1)."""
 
-    def draw(self, probs: torch.Tensor, call_rows: torch.Tensor, place: int) -> torch.Tensor:
+    def draw(self, probs: torch.Tensor, row_ids: torch.Tensor, place: int) -> torch.Tensor:
         """One token from each distribution (B, V), not necessarily normalised → (B,) int64; `place`: which of the round's."""
 
 
@@ -31,9 +31,7 @@ def accept(run: RuleRun, verified: Verified, randomness: RandomSource) -> Verdic
     runs, lossy = prefix(run, verified, coins)
     accepted, unchecked = runs.sum(dim=1), run.unchecked(verified, coins)
     if verified.sampling:
-        token = randomness.draw(
-            next_distribution(run, verified, coins, accepted), verified.call_rows, BEHIND_THE_DRAFT
-        )
+        token = randomness.draw(next_distribution(run, verified, coins, accepted), verified.row_ids, BONUS_PLACE)
     else:
         token = next_token(run, verified, coins, accepted)
     verdict = Verdict(accepted, token, lossy, None if unchecked is None else unchecked & runs, coins)

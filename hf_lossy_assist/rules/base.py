@@ -78,8 +78,8 @@ class AcceptanceRule(NoDeepCopy):
 
     def probability(self, verified: Verified) -> torch.Tensor:
         """Sampling: a(x) of each drafted token, (B, γ) float32 in [0, 1]."""
-        p = verified.p_of_tokens
-        return p.clamp(max=1.0) if verified.q is None else (p / verified.of_tokens(verified.q)).clamp(max=1.0)
+        p = verified.p_at_tokens
+        return p.clamp(max=1.0) if verified.q is None else (p / verified.at_tokens(verified.q)).clamp(max=1.0)
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
         """Which drafted tokens to accept once all before them are, (B, γ) bool. `coins` (B, γ) in [0, 1): None in greedy decoding.
@@ -146,7 +146,7 @@ class RuleRun:
         return type(self).observe is not RuleRun.observe
 
     def observe(self, verified: Verified, verdict: Verdict) -> None:
-        """Told after each round what was decided; `verified.call_rows` says about which rows of the call."""
+        """Told after each round what was decided; `verified.row_ids` says about which rows of the call."""
 
     def take(self, row: int, other: "RuleRun") -> None:
         """Told that another text takes the place of `row`: what is kept for it is from now on what `other`, the run of a call with that text

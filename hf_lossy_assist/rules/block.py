@@ -31,8 +31,8 @@ class BlockVerification(AcceptanceRule):
 
     def weights(self, verified: Verified) -> torch.Tensor:
         """w before the first and behind each drafted token, (B, γ + 1)."""
-        p = verified.p_of_tokens
-        ratio = p if verified.q is None else p / verified.of_tokens(verified.q)
+        p = verified.p_at_tokens
+        ratio = p if verified.q is None else p / verified.at_tokens(verified.q)
         out = [p.new_ones(p.shape[0])]
         for i in range(p.shape[1]):
             out.append((out[-1] * ratio[:, i]).clamp(max=1.0))
@@ -44,7 +44,7 @@ class BlockVerification(AcceptanceRule):
         if gamma == 0:
             return w
         if verified.q is None:
-            rest = w[:, :-1] * (1 - verified.p_of_tokens[:, 1:])  # q = 1 on the next token, where w·p − 1 ≤ 0
+            rest = w[:, :-1] * (1 - verified.p_at_tokens[:, 1:])  # q = 1 on the next token, where w·p − 1 ≤ 0
         else:
             rest = in_parts(_above, verified.logits[:, 1:gamma], verified.q[:, 1:], w[:, :-1])
         # 0/0: both distributions agree there and w = 1, so that nothing behind can be rejected either. Behind a token that cannot be, there

@@ -8,7 +8,7 @@ import torch
 
 from ..artifacts.features import FeatureSpec
 from ..registry import register_rule
-from ..round import Verdict, Verified, once
+from ..round import Verdict, Verified, lazy_property
 from ..validation import check_nesting, shown
 from .base import AcceptanceRule, RuleRun, accepted_by
 
@@ -41,32 +41,32 @@ class CompositeRule(AcceptanceRule):
         """The rules inside."""
         raise NotImplementedError(f"{type(self).__name__} needs a property parts")
 
-    @once
+    @lazy_property
     def depth(self) -> int:
         """How many rules stand inside one another."""
         return 1 + max(map(depth_of, self.parts))
 
-    @once
+    @lazy_property
     def lossless(self) -> bool:
         return all(rule.lossless for rule in self.parts)
 
-    @once
+    @lazy_property
     def modes(self) -> tuple[str, ...]:
         return tuple(mode for mode in AcceptanceRule.modes if all(mode in rule.modes for rule in self.parts))
 
-    @once
+    @lazy_property
     def needs_draft_probs(self) -> bool:
         return any(rule.needs_draft_probs for rule in self.parts)
 
-    @once
+    @lazy_property
     def trusts_stop(self) -> bool:
         return any(rule.trusts_stop for rule in self.parts)
 
-    @once
+    @lazy_property
     def needs_coins(self) -> bool:
         return any(rule.needs_coins for rule in self.parts)
 
-    @once
+    @lazy_property
     def features(self) -> FeatureSpec | None:
         return next((rule.features for rule in self.parts if rule.features is not None), None)
 
@@ -109,7 +109,7 @@ class Union(CompositeRule):
     def parts(self) -> tuple[AcceptanceRule, ...]:
         return self.rules
 
-    @once
+    @lazy_property
     def accepts_all_strict(self) -> bool:
         return any(rule.accepts_all_strict for rule in self.rules)
 

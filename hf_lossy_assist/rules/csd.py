@@ -56,7 +56,7 @@ class CSD(AcceptanceRule):
         """Where p(x) > `ratio`·p(y), (B, γ) bool."""
         choice = verified.argmax[:, : verified.draft.gamma, None]
         best = verified.logits.gather(-1, choice).squeeze(-1)
-        return (verified.of_tokens(verified.logits) - best).exp() > self.ratio
+        return (verified.at_tokens(verified.logits) - best).exp() > self.ratio
 
 
 class CSDRun(RuleRun):
@@ -72,7 +72,7 @@ class CSDRun(RuleRun):
         return self.rule.accepts(verified, coins) | (self._known(verified) & self.rule.near(verified))
 
     def observe(self, verified: Verified, verdict: Verdict) -> None:
-        ended = zip(verified.call_rows.tolist(), verdict.accepted.tolist(), verified.sent.tolist(), strict=True)
+        ended = zip(verified.row_ids.tolist(), verdict.accepted.tolist(), verified.sent.tolist(), strict=True)
         pairs = self._pairs(verified)
         for b, (row, accepted, sent) in enumerate(ended):
             if accepted < sent and pairs[b][accepted][0] != pairs[b][accepted][1]:
@@ -85,7 +85,7 @@ class CSDRun(RuleRun):
     def _known(self, verified: Verified) -> torch.Tensor:
         """Which drafted tokens complete a pair that may pass, (B, γ) bool."""
         known, out = set(self.rule.known), torch.zeros_like(verified.tokens, dtype=torch.bool)
-        for b, (row, pairs) in enumerate(zip(verified.call_rows.tolist(), self._pairs(verified), strict=True)):
+        for b, (row, pairs) in enumerate(zip(verified.row_ids.tolist(), self._pairs(verified), strict=True)):
             seen = self.rejected.get(row, Counter())
             for i, pair in enumerate(pairs):
                 out[b, i] = pair in known or seen[pair] >= self.rule.seen

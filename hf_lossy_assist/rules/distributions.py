@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..round import Verified, once
+from ..round import Verified, lazy_property
 from ..vocabulary import looks_are_free, rows_at_once
 
 
@@ -42,17 +42,17 @@ class Distributions:
         """The tokens' ids, (..., n), or (V,) where they are the whole vocabulary."""
         return torch.arange(self.logits.shape[-1], device=self.logits.device) if self.tokens is None else self.tokens
 
-    @once
+    @lazy_property
     def p(self) -> torch.Tensor:
         """The target's distributions, (..., V) float32."""
         return self.logits.softmax(dim=-1)
 
-    @once
+    @lazy_property
     def px(self) -> torch.Tensor:
         """p(x), (..., n)."""
         return self.at(self.p)
 
-    @once
+    @lazy_property
     def qx(self) -> torch.Tensor:
         """q(x), (..., n)."""
         return torch.ones_like(self.px) if self.q is None else self.at(self.q)
@@ -71,17 +71,17 @@ class Distributions:
         """min(1, p/q), (..., n)."""
         return (self.px / self.qx).clamp(max=1.0)
 
-    @once
+    @lazy_property
     def top(self) -> torch.Tensor:
         """max p, (..., 1)."""
         return self.p.amax(dim=-1, keepdim=True)
 
-    @once
+    @lazy_property
     def gap(self) -> torch.Tensor:
         """log max p − log p(x), at least 0, (..., n): a difference of logits, which needs no softmax."""
         return self.logits.amax(dim=-1, keepdim=True) - self.at(self.logits)
 
-    @once
+    @lazy_property
     def entropy(self) -> torch.Tensor:
         """H(p) in nats, (..., 1)."""
         # Σ p·(log Σ e^(z − max z) − (z − max z)): no logarithm of each p. 0 · −∞ is no part of it.
@@ -110,48 +110,48 @@ class DraftedDistributions(Distributions):
         row = self.places // gamma * values.shape[1] + self.places % gamma
         return values.flatten(0, 1).index_select(0, row)
 
-    @once
+    @lazy_property
     def logits(self) -> torch.Tensor:
         return self.rows(self.verified.logits)
 
-    @once
+    @lazy_property
     def q(self) -> torch.Tensor | None:
         return None if self.verified.q is None else self.rows(self.verified.q)
 
-    @once
+    @lazy_property
     def p(self) -> torch.Tensor:
         return self.verified.p[:, : self.verified.draft.gamma] if self.places is None else self.logits.softmax(dim=-1)
 
-    @once
+    @lazy_property
     def px(self) -> torch.Tensor:
         # Strict acceptance has worked them out when it samples; when it does not, who reads p(x) reads others as well.
-        return self.pick(self.verified.p_of_tokens) if self.verified.sampling else self.at(self.p)
+        return self.pick(self.verified.p_at_tokens) if self.verified.sampling else self.at(self.p)
 
-    @once
+    @lazy_property
     def qx(self) -> torch.Tensor:
         """q(x), (..., n)."""
         if self.verified.q is None:
             return torch.ones_like(self.px)
-        return self.pick(self.verified.of_tokens(self.verified.q))
+        return self.pick(self.verified.at_tokens(self.verified.q))
 
     def keep(self, rule: object, values: torch.Tensor) -> None:
-        """Keep what `rule` found out about the places, (..., 1), for when it is asked about one of them again (`kept_of`).
+        """Keep what `rule` found out about the places, (..., 1), for when it is asked about one of them again (`cache_for`).
 
         Only where looks are free: in a graph nothing may be left behind.
         """
         if self.places is None or not looks_are_free(values):
             return
         tokens = self.verified.tokens
-        kept = kept_of(self.verified, rule)
+        kept = cache_for(self.verified, rule)
         if kept is None:
             kept = torch.full(tokens.shape, math.nan, dtype=values.dtype, device=values.device)
-            self.verified.kept.append((rule, kept))
+            self.verified.rule_cache.append((rule, kept))
         kept.view(-1).index_copy_(0, self.places, values.squeeze(-1))
 
 
-def kept_of(verified: Verified, rule: object) -> torch.Tensor | None:
+def cache_for(verified: Verified, rule: object) -> torch.Tensor | None:
     """What `rule` kept of the round's drafted tokens, (B, γ), NaN where it was not asked; None: it kept nothing."""
-    return next((numbers for owner, numbers in verified.kept if owner is rule), None)
+    return next((numbers for owner, numbers in verified.rule_cache if owner is rule), None)
 
 
 def answers(

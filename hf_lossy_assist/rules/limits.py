@@ -133,7 +133,7 @@ class LimitedRun(RuleRun):
         return torch.where(closed, Strict().correction(verified, at), self.inner.correction(verified, coins, at))
 
     def observe(self, verified: Verified, verdict: Verdict) -> None:
-        rows, n = verified.call_rows, verdict.accepted[:, None]
+        rows, n = verified.row_ids, verdict.accepted[:, None]
         # In a union, other rules may have accepted some of the lossy tokens.
         state, own = self.state.of(rows), verdict.lossy & self.accepts(verified, verdict.coins)
         self._known = None  # the next round finds another state
@@ -165,7 +165,7 @@ class LimitedRun(RuleRun):
         return answer
 
     def _split(self, verified: Verified, coins: torch.Tensor | None) -> "LimitedDecision":
-        rule, gamma, state = self.rule, verified.draft.gamma, self.state.of(verified.call_rows)
+        rule, gamma, state = self.rule, verified.draft.gamma, self.state.of(verified.row_ids)
         own, strict = accepted_by(self.inner, verified, coins), Strict().accepts(verified, coins)
         closed = torch.zeros_like(own)
         if rule.inside is not None:

@@ -10,7 +10,7 @@ from ..registry import register_rule
 from ..round import Verified
 from ..validation import check_number
 from ..vocabulary import at_places, in_parts, looks_are_free, passing
-from .distributions import Distributions, DraftedDistributions, kept_of
+from .distributions import Distributions, DraftedDistributions, cache_for
 from .pointwise import Pointwise
 
 
@@ -51,7 +51,7 @@ class Mentored(Pointwise):
         return _above(p, q, split(p, q, self.budget).beta)
 
     def correction(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
-        kept = kept_of(verified, self) if looks_are_free(at) else None
+        kept = cache_for(verified, self) if looks_are_free(at) else None
         if kept is None or verified.q is None:
             return super().correction(verified, at)
         p, q, beta = verified.p_at(at), at_places(verified.q, at), kept.gather(1, at[:, None])

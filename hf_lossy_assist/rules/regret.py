@@ -42,7 +42,7 @@ class RegretBudget(AcceptanceRule):
     def regrets(self, verified: Verified) -> torch.Tensor:
         """max z − z(x) of each drafted token, and 0 for the argmax itself, (B, γ)."""
         choice = verified.argmax[:, : verified.draft.gamma, None]
-        regret = verified.logits.gather(-1, choice).squeeze(-1) - verified.of_tokens(verified.logits)
+        regret = verified.logits.gather(-1, choice).squeeze(-1) - verified.at_tokens(verified.logits)
         return regret.masked_fill(self.matches(verified), 0.0)
 
 
@@ -61,7 +61,7 @@ class RegretRun(RuleRun):
         if rule.budget == 0:
             return own  # an exact tie costs nothing, and is a mismatch all the same
         left = verified.sent[:, None] - torch.arange(regret.shape[1], device=regret.device)
-        fits = self.spent[verified.call_rows][:, None] + regret.cumsum(dim=1) <= rule.budget
+        fits = self.spent[verified.row_ids][:, None] + regret.cumsum(dim=1) <= rule.budget
         fits &= (regret <= rule.local * left.clamp(min=1)) & regret.isfinite()
         if rule.per_block is not None:
             fits &= (~own).long().cumsum(dim=1) <= rule.per_block
@@ -69,7 +69,7 @@ class RegretRun(RuleRun):
 
     def observe(self, verified: Verified, verdict: Verdict) -> None:
         own = verdict.lossy & self.accepts(verified, verdict.coins)  # in a union, others may have accepted some
-        self.spent[verified.call_rows] += self.rule.regrets(verified).masked_fill(~own, 0.0).sum(dim=1)
+        self.spent[verified.row_ids] += self.rule.regrets(verified).masked_fill(~own, 0.0).sum(dim=1)
 
     def take(self, row: int, other: RuleRun) -> None:
         assert isinstance(other, RegretRun)

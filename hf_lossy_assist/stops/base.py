@@ -149,10 +149,10 @@ class StopRun(StoppingCriteria):
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """`after_token`, as Transformers' own loop calls a `StoppingCriteria`."""
-        return self.after_token(input_ids, scores, rows=call_rows(input_ids, kwargs), features=kwargs.get("features"))
+        return self.after_token(input_ids, scores, rows=row_ids(input_ids, kwargs), features=kwargs.get("features"))
 
 
-def call_rows(input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> Sequence[int]:
+def row_ids(input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> Sequence[int]:
     """The number in the call of each row of `input_ids`. Transformers' own loop passes none, and has row 0 alone."""
     return kwargs.get("rows") or range(input_ids.shape[0])
 

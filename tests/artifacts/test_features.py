@@ -203,14 +203,14 @@ def record(monkeypatch):
     propose, out = AssistantRun.propose, defaultdict(list)
 
     def spy(self, rows, limits, randomness):
-        texts = [rows.ids[b, rows.pads[b] : rows.lengths[b]].clone() for b in range(len(rows.index))]
+        texts = [rows.ids[b, rows.pads[b] : rows.lengths[b]].clone() for b in range(len(rows.row_id_list))]
         draft = propose(self, rows, limits, randomness)
         for b, n in enumerate(draft.lengths.tolist()):
             if n:
                 tokens = torch.stack([tokens[b] for tokens, _ in self.stop.seen[:n]])
                 assert torch.equal(tokens, draft.tokens[b, :n])
                 features = torch.stack([features[b] for _, features in self.stop.seen[:n]])
-                out[threading.get_ident()].append(Drafted(rows.index[b], texts[b], tokens, features))
+                out[threading.get_ident()].append(Drafted(rows.row_id_list[b], texts[b], tokens, features))
         return draft
 
     monkeypatch.setattr(AssistantRun, "propose", spy)

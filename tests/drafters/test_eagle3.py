@@ -47,7 +47,7 @@ def test_a_chain_is_the_networks_own_without_caches(target, monkeypatch, flags, 
                 logits, tokens = eagle.chain(target, drafter.network, text, count)
                 assert draft.tokens[b, :count].tolist() == tokens.tolist()
                 torch.testing.assert_close(
-                    draft.peaks[b, :count].double(), logits.max(dim=-1).values, rtol=1e-5, atol=1e-5
+                    draft.validity[b, :count].double(), logits.max(dim=-1).values, rtol=1e-5, atol=1e-5
                 )
                 drafted += count
     assert drafted > 12

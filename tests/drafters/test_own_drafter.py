@@ -31,7 +31,7 @@ def drafted(rows, limits, sampling, token=7, lengths=None, **changes):
     """`token` three times for each row, not written anywhere."""
     lengths = [min(3, limit) for limit in limits] if lengths is None else lengths
     tokens = torch.full((len(limits), max(3, *lengths)), token)
-    return replace(hla.Draft(tokens, torch.tensor(lengths), rows.order, max(limits), sampling), **changes)
+    return replace(hla.Draft(tokens, torch.tensor(lengths), rows.row_ids, max(limits), sampling), **changes)
 
 
 def call(what, **settings):
@@ -53,9 +53,12 @@ def test_what_is_proposed_need_not_be_written():
         done = [length - 5 for length in rows.lengths]
         counts = [min(3, limit) for limit in limits]
         tokens = torch.stack(
-            [torch.nn.functional.pad(text[row], (0, 3))[n : n + 3] for row, n in zip(rows.index, done, strict=True)]
+            [
+                torch.nn.functional.pad(text[row], (0, 3))[n : n + 3]
+                for row, n in zip(rows.row_id_list, done, strict=True)
+            ]
         )
-        return hla.Draft(tokens, torch.tensor(counts), rows.order, max(limits), sampling)
+        return hla.Draft(tokens, torch.tensor(counts), rows.row_ids, max(limits), sampling)
 
     out = call(knows, return_dict_in_generate=True)
     assert torch.equal(out.sequences[:, 5:], text) and out.speculation.draft_acceptance_rate == 1
@@ -107,7 +110,7 @@ def test_the_call_says_whether_tokens_are_drawn(sampling):
     """A draft without distributions may say anything of the mode, and of the rows: the call knows."""
 
     def other_mode(rows, limits, mode):
-        return drafted(rows, limits, not mode, call_rows=torch.tensor([99, -5]))
+        return drafted(rows, limits, not mode, row_ids=torch.tensor([99, -5]))
 
     settings = {"do_sample": sampling, "top_k": 0, "temperature": 100.0}
     texts, right = (

@@ -44,9 +44,9 @@ def test_a_row_drafts_what_it_drafts_alone(target, kind, monkeypatch):
 
     def watched(run, rows, limits, steps):
         draft = own(run, rows, limits, steps)
-        for b, text in enumerate(rows.texts()):
+        for b, text in enumerate(rows.token_ids()):
             if limits[b] and int(draft.lengths[b]):
-                drafted.setdefault(tuple(text.tolist()), []).append(draft.peaks[b, : int(draft.lengths[b])])
+                drafted.setdefault(tuple(text.tolist()), []).append(draft.validity[b, : int(draft.lengths[b])])
         return draft
 
     monkeypatch.setattr(HiddenStateRun, "_draft", watched)
@@ -59,8 +59,8 @@ def test_a_row_drafts_what_it_drafts_alone(target, kind, monkeypatch):
         drafted.clear()
     one, three = both
     assert one.keys() == three.keys() and len(one) > 20
-    for text, peaks in one.items():
-        for mine, theirs in zip(peaks, three[text], strict=True):
+    for text, validity in one.items():
+        for mine, theirs in zip(validity, three[text], strict=True):
             torch.testing.assert_close(mine, theirs)
 
 

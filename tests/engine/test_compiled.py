@@ -17,7 +17,7 @@ from support import tiny
 from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.engine import compiled
+from hf_lossy_assist.engine import compiled_loop
 from hf_lossy_assist.models import compilation, static, static_cache
 from hf_lossy_assist.models.compat import CACHE, cache_of
 from hf_lossy_assist.models.int8 import quantised
@@ -175,7 +175,7 @@ def test_rounds_upload_nothing_while_no_row_ends(monkeypatch, policy):
         own = getattr(torch.Tensor, name)
         monkeypatch.setattr(torch.Tensor, name, lambda self, own=own: looked.append(own) or own(self))
     seen = []
-    own_round = compiled.WholeRounds.run
+    own_round = compiled_loop.CompiledRounds.run
 
     def counted(self, limits, stats):
         before, drafted = (len(made), len(looked)), self.call.clock.forwards["draft"]
@@ -183,7 +183,7 @@ def test_rounds_upload_nothing_while_no_row_ends(monkeypatch, policy):
         seen.append((len(made) - before[0], len(looked) - before[1], self.call.clock.forwards["draft"] - drafted))
         return ran
 
-    monkeypatch.setattr(compiled.WholeRounds, "run", counted)
+    monkeypatch.setattr(compiled_loop.CompiledRounds, "run", counted)
     settings = {"num_assistant_tokens": None} if policy == "svip" else {}
     written(policy=policy, max_new_tokens=60, eos_token_id=tiny.NEVER_EMITTED, **settings)  # compiles
     seen.clear()
@@ -287,7 +287,7 @@ def test_what_a_round_of_tensors_cannot_do_runs_stage_by_stage(settings, reason)
 
 @pytest.mark.full
 def test_models_of_many_layers_are_compiled_block_by_block(monkeypatch):
-    monkeypatch.setattr(compiled, "MOST_LAYERS", 3)
+    monkeypatch.setattr(compiled_loop, "MOST_LAYERS", 3)
     out = written()
     assert torch.equal(out.sequences, stage_by_stage().sequences)
     assert re.search(r"graphs of \d+ layers, more than 3", out.speculation.eager_because)

@@ -66,7 +66,9 @@ def drawn(call, lengths):
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("call", CALLS)
 def test_the_texts_of_many_calls(replaying, monkeypatch, call):
-    monkeypatch.setattr("hf_lossy_assist.engine.compiled.BLOCK", 2)  # so that short drafts are several blocks
+    monkeypatch.setattr(
+        "hf_lossy_assist.engine.compiled_loop.DRAFT_CHUNK", 2
+    )  # so that short drafts are several blocks
     for turn, lengths in enumerate((LENGTHS, (4, 8), LENGTHS)):
         own = written(lengths=lengths, **drawn(CALLS[call], lengths))
         out = written(replaying, lengths, **drawn(CALLS[call], lengths))

@@ -38,7 +38,7 @@ def output_law(own, q, c, p):
         draft = draft_of(tokens, torch.full((batch,), gamma), q, True)
         selection = own.select(draft, c, Randomness())
         kept, would_verify = selection.sent.tolist(), selection.would_verify
-        ratio = (draft.probs_of_tokens(p) / draft.probs_of_tokens(q)).clamp(max=1.0)
+        ratio = (draft.at_tokens(p) / draft.at_tokens(q)).clamp(max=1.0)
         for b in range(batch):
             alive = 1.0
             for i in range(kept[b] + 1):

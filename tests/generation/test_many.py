@@ -163,7 +163,7 @@ def test_no_more_tokens_than_there_is_room_for(pair, monkeypatch):
     going = []
     stages = module.run_stages
     monkeypatch.setattr(
-        module, "run_stages", lambda call, *args: (going.append(sum(call.rows.full)), stages(call, *args))[1]
+        module, "run_stages", lambda call, *args: (going.append(sum(call.rows.max_lengths)), stages(call, *args))[1]
     )
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
     assert together(pair, prompts(), max_rows=7, max_tokens=60) == expected

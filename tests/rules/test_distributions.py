@@ -89,7 +89,7 @@ def test_probabilities_of_tokens_and_of_places(part, monkeypatch):
     block = random_block(0, 30, 4, SIZE)
     at = torch.randint(0, 5, (30,))
     assert torch.equal(block.p_at(at), block.p[torch.arange(30), at])
-    assert torch.equal(block.p_of_tokens, block.of_tokens(block.p))
+    assert torch.equal(block.p_at_tokens, block.at_tokens(block.p))
 
 
 def test_places_are_those_that_their_numbers_say():

@@ -89,7 +89,7 @@ def test_limits_over_many_rounds(limits, gamma):
         accepted = 0
         for number in range(100 if gamma < 100 else 40):
             index = torch.randperm(5, generator=generator)[: 1 + number % 5]
-            block = changed(random_block(number, len(index), gamma, 6), sampling=number % 2 == 0, call_rows=index)
+            block = changed(random_block(number, len(index), gamma, 6), sampling=number % 2 == 0, row_ids=index)
             if not block.sampling:  # right, but for a few that the rule takes: long enough that windows fill and empty
                 second = block.logits[:, :gamma].topk(2).indices[..., 1]
                 few = torch.rand(second.shape, generator=generator) < 4 / (gamma + 6)

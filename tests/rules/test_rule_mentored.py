@@ -14,7 +14,7 @@ from support.sorted_split import split_by_sorting
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.rules import mentored
-from hf_lossy_assist.rules.distributions import kept_of
+from hf_lossy_assist.rules.distributions import cache_for
 from hf_lossy_assist.rules.mentored import split
 
 
@@ -234,8 +234,8 @@ def test_what_acceptance_found_serves_the_correction(monkeypatch):
     block, rule, solve = random_block(5, 100, 4, 40), hla.Mentored(0.1), mentored.split
     at, solved = torch.randint(0, 4, (100,)), []
     rule.accepts(block, torch.rand(100, 4))
-    kept = kept_of(block, rule)
-    assert kept is not None and kept_of(block, hla.Mentored(0.2)) is None
+    kept = cache_for(block, rule)
+    assert kept is not None and cache_for(block, hla.Mentored(0.2)) is None
     unknown = int(kept.gather(1, at[:, None]).isnan().sum())
     monkeypatch.setattr(mentored, "split", lambda p, q, budget: solved.append(len(p)) or solve(p, q, budget))
     torch.testing.assert_close(rule.correction(block, at), rule.correction(changed(block), at))

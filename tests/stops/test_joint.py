@@ -365,7 +365,7 @@ class Watching(hla.Runner):
 
     def decode(self, call):
         drafts = []
-        call.watch = lambda verified, verdict: drafts.append(verified.tokens)
+        call.on_round = lambda verified, verdict: drafts.append(verified.tokens)
         stats = super().decode(call)
         self.first = drafts[0]
         return stats

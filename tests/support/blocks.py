@@ -28,10 +28,10 @@ def draft_of(
     drafted: torch.Tensor,
     q: torch.Tensor | None = None,
     sampling: bool = False,
-    call_rows: torch.Tensor | None = None,
+    row_ids: torch.Tensor | None = None,
     planned: int | None = None,
 ) -> Draft:
-    rows = torch.arange(len(tokens)) if call_rows is None else call_rows
+    rows = torch.arange(len(tokens)) if row_ids is None else row_ids
     return Draft(tokens, drafted, rows, tokens.shape[1] if planned is None else planned, sampling, q)
 
 
@@ -42,11 +42,11 @@ def round_of(
     sampling: bool,
     sent: torch.Tensor | None = None,
     logits: torch.Tensor | None = None,
-    call_rows: torch.Tensor | None = None,
+    row_ids: torch.Tensor | None = None,
 ) -> Verified:
     """What the target says, `logits` (B, γ + 1, V), of a draft of which `sent` tokens were sent, by default all."""
     assert logits is not None
-    draft = draft_of(tokens, drafted, q, sampling, call_rows)
+    draft = draft_of(tokens, drafted, q, sampling, row_ids)
     return Verified(Selection(draft, drafted if sent is None else sent), logits)
 
 
@@ -63,7 +63,7 @@ def changed(verified: Verified, **changes: Any) -> Verified:
 
 def started(rule: AcceptanceRule, verified: Verified) -> RuleRun:
     """`rule` in a call with empty prompts."""
-    rows = int(verified.call_rows.max()) + 1 if len(verified.call_rows) else 0
+    rows = int(verified.row_ids.max()) + 1 if len(verified.row_ids) else 0
     return rule.start([torch.zeros(0, dtype=torch.int64)] * rows)
 
 

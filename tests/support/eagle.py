@@ -67,7 +67,7 @@ def watched(monkeypatch):
     seen, own = [], HiddenStateRun.propose
 
     def propose(self, rows, limits, randomness):
-        texts, begins = [text.clone() for text in rows.texts()], list(self.begins)
+        texts, begins = [text.clone() for text in rows.token_ids()], list(self.begins)
         seen.append(Round(texts, own(self, rows, limits, randomness), list(limits), begins))
         return seen[-1].draft
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hf_lossy_assist.engine.call import Call
-from hf_lossy_assist.engine.loop import open_round, read
+from hf_lossy_assist.engine.loop import read, start_round
 from hf_lossy_assist.generation.runner import Runner
 from hf_lossy_assist.rules import AcceptanceRule, Strict, accept
 from hf_lossy_assist.rules.acceptance import next_distribution, prefix
@@ -49,13 +49,13 @@ class Choices:
         self.at, self.weight = self.at + 1, self.weight * weights[chosen]
         return chosen
 
-    def begin_round(self, call_rows) -> None:
+    def begin_round(self, row_ids) -> None:
         """As `Randomness` has it: these choices take its place."""
 
     def for_filters(self) -> "Choices":
         return self
 
-    def draw(self, probs: torch.Tensor, call_rows, place: int = 0) -> torch.Tensor:
+    def draw(self, probs: torch.Tensor, row_ids, place: int = 0) -> torch.Tensor:
         """One token of each row of `probs` (B, V)."""
         law = probs.double() / probs.double().sum(dim=-1, keepdim=True)
         return torch.tensor([self.of(row) for row in law.tolist()])
@@ -172,25 +172,25 @@ class Enumerating(Runner):
     def decode(self, call: Call) -> SpeculationStats:
         rows, (end,) = call.rows, call.rows.eos or {None}
         if call.stop.settings.features is None and not self.real:  # a head reads what real forwards leave
-            call.target = Remembered(call.target.model, rows.texts())
+            call.target = Remembered(call.target.model, rows.token_ids())
             if hasattr(call.drafter, "model"):
-                call.drafter.model = Remembered(call.drafter.model.model, rows.texts())
-            call.companion = call.companion and Remembered(call.companion.model, rows.texts())
+                call.drafter.model = Remembered(call.drafter.model.model, rows.token_ids())
+            call.companion = call.companion and Remembered(call.companion.model, rows.token_ids())
         size = call.target.model.config.vocab_size
-        texts = [Texts(call.target.model, prompt, size, self.length, end) for prompt in rows.texts()]
+        texts = [Texts(call.target.model, prompt, size, self.length, end) for prompt in rows.token_ids()]
         for _ in range(self.rounds):
             verified = self._open(call)
             verdict = accept(call.rule, verified, call.randomness)
-            call.stop.observe(rows.index, verified.sent.tolist(), verdict.accepted.tolist())
+            call.stop.observe(rows.row_id_list, verified.sent.tolist(), verdict.accepted.tolist())
         self.law = sum(weight * self._joint(call, block, texts) for weight, block in self._blocks(call))
         expected = [t.behind(()) for t in texts]
         self.expected = expected[0] if len(texts) == 1 else _product(expected)
-        return SpeculationStats([RowStats() for _ in rows.index], 1, True)
+        return SpeculationStats([RowStats() for _ in rows.row_id_list], 1, True)
 
     def _open(self, call: Call):
         for model in filter(None, (call.target, getattr(call.drafter, "model", None), call.companion)):
-            model.rollback([min(pair) for pair in zip(model.lengths, call.rows.held(), strict=True)])
-        return read(call, open_round(call))[0]
+            model.rollback([min(pair) for pair in zip(model.lengths, call.rows.cached_lengths(), strict=True)])
+        return read(call, start_round(call))[0]
 
     def _blocks(self, call: Call):
         """Every block that can come to its verdict, with its probability."""

@@ -15,7 +15,7 @@ from transformers.generation import (
     SuppressTokensAtBeginLogitsProcessor,
 )
 
-from ...batch.processing import Processing
+from ...batch.logits_processing import Processing
 from ...models.row_cache import SPARE
 from ...models.row_model import RowModel
 from .reading import Reader

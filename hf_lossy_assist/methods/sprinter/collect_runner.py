@@ -85,15 +85,15 @@ class CollectRunner(Runner):
         rows, drafter = call.rows, call.drafter
         if isinstance(drafter, HiddenStateRun):
             drafter.hold_back(self.wanted.places)
-        kinds = [self.wanted.kinds[row % len(self.wanted.kinds)] for row in rows.index]
+        kinds = [self.wanted.kinds[row % len(self.wanted.kinds)] for row in rows.row_id_list]
         positions = 0
         while rows.unfinished:
-            renew(call.renewing, rows, call.clock)
+            renew(call.rope_models, rows, call.clock)
             draft = drafter.propose(rows, [0 if finished else 1 for finished in rows.finished], call.randomness)
             assert draft.hidden is not None, "the rule asks for them"
-            last, counts = rows.after(call.target.lengths)
+            last, counts = rows.uncached_tokens(call.target.lengths)
             raw = call.target.feed(last, counts, keep=1).to(device=rows.ids.device, dtype=torch.float32)
-            scores = call.processing(rows.ids, rows.lengths, raw, rows.index)
+            scores = call.processing(rows.ids, rows.lengths, raw, rows.row_id_list)
             # Nothing reads the place after the drafted token.
             verified = Verified(Selection(draft, draft.lengths), scores.expand(-1, 2, -1))
             following = self._judge(call, verified, draft.hidden[:, 0].float().tolist())
@@ -102,12 +102,12 @@ class CollectRunner(Runner):
             for b, token in enumerate(tokens):
                 if not rows.finished[b]:
                     rows.commit(b, [token], verified.logits[b])
-                    call.processing.commit(rows.index[b], 1)
-            call.target.rollback(rows.held())
+                    call.processing.commit(rows.row_id_list[b], 1)
+            call.target.rollback(rows.cached_lengths())
             drafter.learn(rows, verified, [0] * len(tokens))
             positions += 1
             self.progress(positions)
-        return SpeculationStats([RowStats() for _ in rows.index], 1, True)
+        return SpeculationStats([RowStats() for _ in rows.row_id_list], 1, True)
 
     def _judge(self, call: Call, verified: Verified, features: list[list[float]]) -> dict[str, list[int]]:
         """Record each row's drafted token, and return the tokens that rows of each kind go on with."""
@@ -126,7 +126,7 @@ class CollectRunner(Runner):
         for b, record in enumerate(table):
             if rows.finished[b]:
                 continue
-            row, position = rows.index[b], rows.lengths[b] - rows.begins[b]
+            row, position = rows.row_id_list[b], rows.lengths[b] - rows.prompt_lengths[b]
             if record[-1] != record[-1]:  # NaN: the distance of two distributions of which one is none
                 raise ValueError(
                     f"the target or the draft gave NaN or infinite logits in row {row}, after {position} new tokens"

@@ -69,7 +69,7 @@ class InstrumentedRunner(Runner):
         self.watch = watch
 
     def decode(self, call: Call) -> SpeculationStats:
-        call.watch = lambda verified, verdict: self.watch(call, verified)
+        call.on_round = lambda verified, verdict: self.watch(call, verified)
         return decode(call)
 
 

@@ -111,13 +111,13 @@ def sample(
         assert companion_probs is not None, "the filter always reads it"
         p, q = verified.p[:, :gamma], probs_of(draft)
         if verified.sampling:
-            x = (draft.probs_of_tokens(p) / draft.probs_of_tokens(q)).clamp(max=1.0)
+            x = (draft.at_tokens(p) / draft.at_tokens(q)).clamp(max=1.0)
         else:
             x = (draft.tokens == verified.argmax[:, :gamma]).float()
         x = x.double()
         reached = torch.cat([torch.ones_like(x[:, :1]), x[:, :-1].cumprod(dim=1)], dim=1)
         place = torch.arange(gamma).expand(batch, -1)
-        text = torch.tensor([first + row for row in call.rows.index])[:, None].expand(-1, gamma)
+        text = torch.tensor([first + row for row in call.rows.row_id_list])[:, None].expand(-1, gamma)
         number = torch.arange(rounds, rounds + batch)[:, None].expand(-1, gamma)
         most = torch.full((batch, gamma), call.stop.settings.longest)
         rounds += batch

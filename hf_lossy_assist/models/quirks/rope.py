@@ -145,10 +145,12 @@ def renewing(*models: Any) -> list[tuple[Any, ChangingRope]]:
 def renew(models: Sequence[tuple[Any, ChangingRope]], rows: Any, clock: Any) -> None:
     """Write the caches of those rows anew whose next token lies beyond the length up to which they are valid."""
     for model, rope in models:
-        for b in rope.due(rows.held()) if hasattr(model, "renew") else []:  # Transformers' own cache needs no telling
+        for b in (
+            rope.due(rows.cached_lengths()) if hasattr(model, "renew") else []
+        ):  # Transformers' own cache needs no telling
             if not rows.finished[b]:
                 with clock.time("prefill"):
-                    model.renew(b, rows.texts()[b][: model.lengths[b]])
+                    model.renew(b, rows.token_ids()[b][: model.lengths[b]])
 
 
 def _distinct(clean: torch.nn.Module, lengths: torch.Tensor, layer_type: str | None) -> torch.Tensor:

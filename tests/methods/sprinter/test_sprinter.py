@@ -247,9 +247,9 @@ def rounds(monkeypatch):
     propose, out = AssistantRun.propose, []
 
     def spy(self, rows, limits, randomness):
-        self.stop.settings.head.rows, self.stop.settings.head.place = list(rows.index), 0
+        self.stop.settings.head.rows, self.stop.settings.head.place = list(rows.row_id_list), 0
         draft = propose(self, rows, limits, randomness)
-        out.append((list(rows.index), list(limits), draft.lengths.tolist()))
+        out.append((list(rows.row_id_list), list(limits), draft.lengths.tolist()))
         return draft
 
     monkeypatch.setattr(AssistantRun, "propose", spy)

@@ -254,7 +254,7 @@ class ByVerdict(AcceptanceRule):
     lossless: ClassVar[bool] = False
 
     def probability(self, block):
-        return self.verifier(block.of_tokens(block.q) <= block.of_tokens(block.p)).float()
+        return self.verifier(block.at_tokens(block.q) <= block.at_tokens(block.p)).float()
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class OnAverage(AcceptanceRule):
     lossless: ClassVar[bool] = False
 
     def probability(self, block):
-        acceptable = block.of_tokens(block.q) <= block.of_tokens(block.p)
+        acceptable = block.at_tokens(block.q) <= block.at_tokens(block.p)
         eta = torch.where(acceptable, self.eta_tp, self.eta_fp)
         return eta + (1 - eta) * Strict().probability(block)
 

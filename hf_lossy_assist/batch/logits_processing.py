@@ -62,12 +62,12 @@ class Processing:
         ids: torch.Tensor,
         lengths: Sequence[int],
         scores: torch.Tensor,
-        index: Sequence[int],
-        open_places: Sequence[int] | None = None,
+        row_ids: Sequence[int],
+        active_positions: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Process `scores` (B, Q, V) float32, where position i of row b follows `ids[b, : lengths[b] + i]`; → (B, Q, V).
 
-        `index[b]`: which row of the call row b is. `open_places[b]`: at how many positions of row b, from the first, a token can
+        `row_ids[b]`: which row of the call row b is. `active_positions[b]`: at how many positions of row b, from the first, a token can
         still be committed; None: at all. The caller's code is not asked about others, nor behind a token that it forbids: a
         grammar has no answer there.
         """
@@ -79,26 +79,26 @@ class Processing:
             return self.processors(nothing, scores.reshape(-1, size)).view(batch, width, size)
         if batch == 1:
             return self._along_one_text(
-                ids, lengths[0], scores, index, width if open_places is None else open_places[0]
+                ids, lengths[0], scores, row_ids, width if active_positions is None else active_positions[0]
             )
-        out, still_open = scores.clone(), [width] * batch if open_places is None else list(open_places)
+        out, still_open = scores.clone(), [width] * batch if active_positions is None else list(active_positions)
         for length in sorted({n + i for n in set(lengths) for i in range(width)}):
             rows = [b for b, n in enumerate(lengths) if 0 <= length - n < width]
             at = rows, [length - lengths[b] for b in rows]
             asked = [k for k, (b, place) in enumerate(zip(*at, strict=True)) if place < still_open[b]]
-            texts = Texts(ids, lengths, index, length, drafted=width > 1)
+            texts = Texts(ids, lengths, row_ids, length, drafted=width > 1)
             out[at], forbidding = self._at_place(texts, rows, asked, out[at])  # (n, V), a copy
             for b in forbidding:
                 still_open[b] = min(still_open[b], length - lengths[b] + 1)
         return out
 
     def _along_one_text(
-        self, ids: torch.Tensor, begin: int, scores: torch.Tensor, index: Sequence[int], still_open: int
+        self, ids: torch.Tensor, begin: int, scores: torch.Tensor, row_ids: Sequence[int], still_open: int
     ) -> torch.Tensor:
         """As `__call__` of one row, without a copy of the scores but one."""
         out, width = [], scores.shape[1]
         for i in range(width):
-            texts = Texts(ids, [begin], index, begin + i, drafted=width > 1)
+            texts = Texts(ids, [begin], row_ids, begin + i, drafted=width > 1)
             found, forbidding = self._at_place(texts, [0], [0] if i < still_open else [], scores[:, i].clone())
             out.append(found)
             still_open = min(still_open, i + 1) if forbidding else still_open
@@ -166,14 +166,14 @@ class Processing:
     def _one(self, processor: Any, texts: "Texts", rows: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
         """One processor on `scores` (n, V), which follow the texts of `rows`."""
         if is_function(processor) or type(processor) is PrefixConstrainedLogitsProcessor:
-            return self._by_row(processor, texts.ids[:, : texts.length], rows, texts.index, scores)
+            return self._by_row(processor, texts.ids[:, : texts.length], rows, texts.row_ids, scores)
         return self._callers(processor, texts, rows, scores)
 
     def _by_row(
-        self, processor: Any, texts: torch.Tensor, rows: Sequence[int], index: Sequence[int], scores: torch.Tensor
+        self, processor: Any, texts: torch.Tensor, rows: Sequence[int], row_ids: Sequence[int], scores: torch.Tensor
     ) -> torch.Tensor:
         """A processor of Transformers' on `scores` (n, V), which follow `texts[rows]`, (n, length)."""
-        here = [index[b] for b in rows]
+        here = [row_ids[b] for b in rows]
         texts = texts if len(rows) == len(texts) else texts[rows]
         if here == list(range(self.batch)) or not keeps_rows(processor):
             return processor(texts, scores)
@@ -197,11 +197,11 @@ class Processing:
 
 @dataclass(frozen=True)
 class Texts:
-    """The first `length` tokens of rows that hold `lengths[b]` and perhaps drafts behind them; `index[b]`: the row of the call."""
+    """The first `length` tokens of rows that hold `lengths[b]` and perhaps drafts behind them; `row_ids[b]`: the row of the call."""
 
     ids: torch.Tensor  # (B, ≥ length)
     lengths: Sequence[int]
-    index: Sequence[int]
+    row_ids: Sequence[int]
     length: int
     drafted: bool = False
 
@@ -220,10 +220,10 @@ class Texts:
         processor may know no answer to a text that nobody wrote.
         """
         stands, asked = [rows[0]] * batch, set(rows)
-        for b, (row, held) in enumerate(zip(self.index, self.lengths, strict=True)):
+        for b, (row, held) in enumerate(zip(self.row_ids, self.lengths, strict=True)):
             if b in asked or held >= self.length:
                 stands[row] = b
-        return stands, [self.index[b] for b in rows]
+        return stands, [self.row_ids[b] for b in rows]
 
 
 def checked(processor: Any, texts: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from ..models.quirks.cache_positions import tables_of
 from .rows import Rows
 
 
-class Positions:
+class PositionLimits:
     """The tables of a call's models: what the rows may draft, and where the target's ends."""
 
     def __init__(self, target: Any, *others: Any):
@@ -19,11 +19,11 @@ class Positions:
 
     def _last(self, rows: Rows) -> list[int]:
         """The target's position of each row's last token."""
-        return [length - 1 for length in rows.lengths] if self._columns else rows.held()
+        return [length - 1 for length in rows.lengths] if self._columns else rows.cached_lengths()
 
     def room(self, rows: Rows, limits: list[int]) -> list[int]:
         """`limits`, the drafted tokens of each row, where the tables end no sooner."""
-        for size, last in ((self.target, self._last), (self._shortest, Rows.held)):
+        for size, last in ((self.target, self._last), (self._shortest, Rows.cached_lengths)):
             if size is not None:
                 limits = [max(min(n, size - place - 1), 0) for n, place in zip(limits, last(rows), strict=True)]
         return limits
@@ -32,7 +32,7 @@ class Positions:
         """Raise `ValueError` where a row needs a position that the target does not have."""
         if self.target is None:
             return
-        for row, last, finished in zip(rows.index, self._last(rows), rows.finished, strict=True):
+        for row, last, finished in zip(rows.row_id_list, self._last(rows), rows.finished, strict=True):
             if not finished and last >= self.target:
                 raise ValueError(
                     f"the target has {self.target} positions, and row {row} needs more: its text has {last + 1} tokens and no end. "

@@ -15,8 +15,8 @@ def sound(verified: Verified) -> dict[str, torch.Tensor]:
     places = torch.arange(gamma + 1, device=verified.logits.device)
     fine = {"target": _finite(verified.logits.amax(dim=-1)) | (places > verified.sent[:, None])}
     beyond = places[:gamma] >= draft.lengths[:, None]
-    if draft.peaks is not None:
-        fine["draft"] = _finite(draft.peaks) | beyond
+    if draft.validity is not None:
+        fine["draft"] = _finite(draft.validity) | beyond
     if companion is not None:
         fine["companion"] = _finite(companion[:, :gamma, 0]) | beyond
     return {model: its.long().cumprod(dim=1).sum(dim=1) for model, its in fine.items()}
@@ -27,7 +27,7 @@ def _finite(x: torch.Tensor) -> torch.Tensor:
     return (x - x) == 0
 
 
-def refuse_unsound(
+def refuse_invalid_logits(
     good: Mapping[str, int],
     taken: int,
     gamma: int,
@@ -50,7 +50,7 @@ def refuse_unsound(
         raise ValueError(f"{what} in row {row}, after {written + places} new tokens")
 
 
-def something(scores: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+def keep_one_token(scores: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
     """Where the processors left the draft none of the tokens that it knows, it is certain of token 0: any guess will do. (B, V) each."""
     nothing = (scores.amax(dim=-1) == float("-inf")) & raw.amax(dim=-1).isfinite()
     if looks_are_free(nothing) and not bool(nothing.any()):

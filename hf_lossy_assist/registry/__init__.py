@@ -1,7 +1,7 @@
-"""Register everything that has a name: `entry` describes what a name stands for, `registry` registers and looks up, `discovery` imports what registers."""
+"""The registry of everything that has a name: `entry` describes a name, `registry` registers and looks up, `discovery` imports what registers."""
 
-from .discovery import PLUGINS
-from .entry import KINDS, NEEDS, REQUIRED, Entry, Guarantee, HeadKind, Kind, Method, Need
+from .discovery import KINDS, Kind
+from .entry import NEEDS, REQUIRED, Entry, HeadKind, Method
 from .registry import (
     Names,
     NoDeepCopy,
@@ -21,8 +21,7 @@ from .registry import (
 
 
 __all__ = [
-    "KINDS", "NEEDS", "PLUGINS", "REQUIRED", "Entry", "Guarantee", "HeadKind", "Kind", "Method", "Names", "Need",
-    "NoDeepCopy", "find_entry",
-    "forget", "find_method", "find_method_for_head", "find_name", "list_entries", "register_drafter", "register_filter", "register_method", "register_rule",
+    "KINDS", "NEEDS", "REQUIRED", "Entry", "HeadKind", "Kind", "Method", "Names", "NoDeepCopy", "find_entry", "find_method",
+    "find_method_for_head", "find_name", "forget", "list_entries", "register_drafter", "register_filter", "register_method", "register_rule",
     "register_stop", "set_base",
 ]  # fmt: skip

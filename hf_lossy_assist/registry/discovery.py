@@ -7,23 +7,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, Literal
 
 from ..validation import one_line
-from .entry import KINDS, Entry, Kind
 
 
+Kind = Literal["method", "rule", "stop", "filter", "drafter"]
+KINDS: tuple[Kind, ...] = ("method", "rule", "stop", "filter", "drafter")
 PACKAGE = __name__.split(".")[0]
 PLUGINS = "hf_lossy_assist"  # the group of entry points that register more
-BUILTIN = (
-    "rules",
-    "stops",
-    "filters",
-    "drafters",
-    "policy.recipes",
-)  # every file of these is read for what it registers
+BUILTIN = ("rules", "stops", "filters", "drafters", "policy.recipes")  # whose files are all imported
 
-ENTRIES: dict[Kind, dict[str, Entry]] = {kind: {} for kind in KINDS}  # by kind and name
+ENTRIES: dict[Kind, dict[str, Any]] = {kind: {} for kind in KINDS}  # `registry.Entry` by kind and name
 _loaded: set[str] = set()
 _state = threading.local()  # .now: this thread is importing what registers
 
@@ -36,11 +31,7 @@ def is_initialising(make: Any) -> bool:
 
 
 def import_entries() -> None:
-    """Import what registers, once: the modules of this package and the entry points of others. A failed import is tried again at the
-    next look-up.
-
-    Raises: `ImportError`, one line, for an entry point that cannot be loaded.
-    """
+    """Import what registers, once; a failed import is tried again. Raises: `ImportError`, one line, for an entry point that fails."""
     import_builtin_entries()
     if PLUGINS in _loaded or getattr(_state, "now", False):
         return

@@ -1,100 +1,31 @@
-"""Describe what one name stands for: a rule, stop, filter, drafter or method, with one-line refusals of entries that could not be listed or serialised."""
+"""Describe what one name stands for: a rule, stop, filter, drafter or method. Entries that could not be listed or serialised are refused."""
 
 import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from ..validation import UNSEEN, nearest, shown
+from .discovery import PACKAGE, Kind
 
 
-LONGEST_NAME = 64
-LONGEST_TEXT = 500  # characters of a summary, or of another line for readers
-
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
-
-
-def check_name(what: str, name: Any) -> None:
-    """Refuse what a policy's JSON form or the command line could not name."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"{what}: expected a name of a-z, 0-9 and _, got {shown(name)}")
-    if len(name) > LONGEST_NAME:
-        raise ValueError(f"{what}: expected a name of at most {LONGEST_NAME} characters, got {len(name)}")
-
-
-def check_line(what: str, text: str) -> None:
-    """Refuse a text that is more than a line, or on which a terminal would act."""
-    if len(text) > LONGEST_TEXT:
-        raise ValueError(f"{what}: expected at most {LONGEST_TEXT} characters, got {len(text)}: {shown(text, 40)}")
-    if UNSEEN.search(text) or set(text) & set("\n\r\t\u2028\u2029"):
-        raise ValueError(f"{what}: expected one line without control characters, got {shown(text)}")
-
-
-def check_recipe(what: str, recipe: Any) -> None:
-    """Refuse a recipe without a name of its own: lists and errors say which function it is."""
-    if not all(isinstance(getattr(recipe, name, None), str) for name in ("__name__", "__qualname__", "__module__")):
-        raise TypeError(
-            f"{what}: expected a recipe with a name of its own, got {shown(recipe)}: write it as a function, def …"
-        )
-
-
-def check_class(what: str, cls: Any, base: type | None) -> None:
-    """Refuse what is no class of the kind that `base` is the base of."""
-    if not inspect.isclass(cls):
-        raise TypeError(f"{what}: expected a class, got {shown(cls)}")
-    if base is not None and not issubclass(cls, base):
-        raise TypeError(f"{what}: expected a subclass of {base.__name__}, got {shown(cls)}")
-
-
-def check_fields(what: str, cls: type) -> None:
-    """Refuse a class whose parameters are not just its fields: the JSON form is made of the fields, and a policy is read back from it."""
-    made = vars(cls).get(
-        "__dataclass_params__"
-    )  # of the class itself: what only its base has knows no field of its own
-    if made is None or not made.frozen:
-        raise TypeError(
-            f"{what}: {cls.__name__} is no frozen dataclass, so its JSON form would lose its parameters: put @dataclass(frozen=True) above it"
-        )
-    check_taken(what, cls)
-
-
-def check_taken(what: str, cls: type) -> None:
-    """Refuse a class that is made of other things than its fields, which are what a JSON form or a list of parameters names."""
-    fields = [f.name for f in dataclasses.fields(cls)]
-    taken = list(inspect.signature(cls.__init__).parameters)[1:]  # type: ignore[misc]
-    if set(fields) != set(taken):
-        raise TypeError(
-            f"{what}: {cls.__name__} takes {', '.join(taken) or 'nothing'}, and its fields are {', '.join(fields) or 'none'}: "
-            "its JSON form is made of the fields, so each parameter must be one, and no more (without an __init__ of its own)"
-        )
-
-
-def check_promise(what: str, cls: type, guarantee: str) -> None:
-    """Refuse a guarantee that the class attribute `lossless` contradicts; a property may say either."""
-    says = getattr(cls, "lossless", None)
-    if isinstance(says, bool) and guarantee != "depends" and says != (guarantee == "lossless"):
-        raise ValueError(
-            f"{what}: guarantee={guarantee!r}, and {cls.__name__}.lossless is {says}: one of them is wrong"
-        )
-
-
-Kind = Literal["method", "rule", "stop", "filter", "drafter"]
 Guarantee = Literal["lossless", "lossy", "depends"]
 Need = Literal["head", "profile", "companion"]
-T = TypeVar("T", bound=Callable[..., Any])
 
-KINDS: tuple[Kind, ...] = ("method", "rule", "stop", "filter", "drafter")
 GUARANTEES: tuple[Guarantee, ...] = ("lossless", "lossy", "depends")
 NEEDS: tuple[Need, ...] = ("head", "profile", "companion")
 REQUIRED = "required"
+LONGEST_NAME = 64
+LONGEST_TEXT = 500  # characters of a summary, or of another line for readers
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ARXIV = re.compile(r"\d{4}\.\d{5}")
 
 
 @dataclass(frozen=True)
 class HeadKind:
-    """The heads that a method is made for: what their probability is of, and where the state stands that they read."""
+    """The heads that a method is made for: the event whose probability they compute, and the position of the state that they read."""
 
     polarity: Literal["acceptable", "important"]
     position: Literal["predicting", "token"] | None = None  # None: either
@@ -109,11 +40,9 @@ class Entry:
         make: the class of a rule, stop, filter or drafter; the recipe of a method, a function that returns a `LossyPolicy`.
         guarantee: "lossless", "lossy", or "depends": then `condition` says on what.
         neutral: parameters, in JSON form, with which a rule is strict acceptance bit by bit, and a filter or a method lossless,
-            whatever the other parameters are. None: there is nothing to set, every setting is lossless.
-        neutral_text: the same for readers, where the parameters alone do not say it.
+            whatever the other parameters are. None: every setting is lossless. neutral_text: the same for readers.
         beside: other parts of a policy, in JSON form, that the neutral setting needs.
-        paper: an arXiv number, an address, or the name of an engine; "" for this package's own.
-        summary: one sentence.
+        paper: an arXiv number, an address, or the name of an engine; "" for this package. summary: one sentence.
         example: a value, in JSON form, for each parameter without a default.
         ladder: of a lossy rule or method, a parameter and values of it from strict to lax, which `hf-lossy tune` tries.
     """
@@ -122,9 +51,9 @@ class Entry:
     name: str
     make: Callable[..., Any]
     guarantee: Guarantee
-    neutral: Mapping[str, Any] | None
-    paper: str
     summary: str
+    neutral: Mapping[str, Any] | None = None
+    paper: str = ""
     condition: str = ""
     neutral_text: str = ""
     beside: Mapping[str, Any] = field(default_factory=dict)
@@ -132,14 +61,11 @@ class Entry:
     ladder: tuple[str, tuple[Any, ...]] | None = None
 
     def __post_init__(self) -> None:
-        what = f"register_{self.kind}"
-        check_name(what, self.name)
-        what = f"{what}: {self.name}"
+        check_name(f"register_{self.kind}", self.name)
+        what = f"register_{self.kind}: {self.name}"
         if not callable(self.make):
             raise TypeError(f"{what}: expected a class or a function, got {shown(self.make)}")
         for name in ("guarantee", "paper", "summary", "condition", "neutral_text"):
-            if not isinstance(getattr(self, name), str):
-                raise TypeError(f"{what}: {name}: expected a text, got {shown(getattr(self, name))}")
             check_line(f"{what}: {name}", getattr(self, name))
         for name in ("neutral", "beside", "example"):
             if not isinstance(getattr(self, name) or {}, Mapping):
@@ -147,13 +73,9 @@ class Entry:
         if self.guarantee not in GUARANTEES:
             raise ValueError(f"{what}: {nearest('guarantee', str(self.guarantee), GUARANTEES)}")
         if (self.guarantee == "depends") != bool(self.condition):
-            raise ValueError(
-                f"{what}: condition='…' says on what a guarantee depends: pass it with guarantee='depends'"
-            )
+            raise ValueError(f"{what}: condition='…' says on what guarantee='depends' depends: pass both or neither")
         if self.guarantee == "lossy" and self.neutral is None:
-            raise ValueError(
-                f"{what}: a lossy {self.kind} needs a neutral setting, such as neutral={{'threshold': 0.0}}"
-            )
+            raise ValueError(f"{what}: a lossy {self.kind} needs a neutral setting: neutral={{'threshold': 0.0}}")
         unknown = sorted(set(map(str, self.neutral or {})) - set(self.parameters))
         if unknown and self.parameters:  # a class without any is no dataclass, which is refused with its reason
             raise ValueError(f"{what}: neutral: {nearest('parameter', unknown[0], self.parameters)}")
@@ -166,7 +88,7 @@ class Entry:
     def parameters(self) -> dict[str, Any]:
         """Each parameter's default; `REQUIRED` where it has none."""
         if dataclasses.is_dataclass(self.make):
-            return {f.name: _default(f) for f in dataclasses.fields(self.make) if f.init}
+            return {f.name: _find_default(f) for f in dataclasses.fields(self.make) if f.init}
         if inspect.isclass(self.make):  # a drafter: the engine makes it, not a user
             return {}
         given = inspect.signature(self.make).parameters.values()
@@ -183,19 +105,13 @@ class Entry:
         if _ARXIV.fullmatch(self.paper):
             return f"huggingface.co/papers/{self.paper}"
         package = str(getattr(self.make, "__module__", "")).partition(".")[0]
-        return self.paper or ("this package" if package == __name__.partition(".")[0] else package)
-
-    @property
-    def guarantee_text(self) -> str:
-        return self.condition or self.guarantee
+        return self.paper or ("this package" if package == PACKAGE else package)
 
     @property
     def neutral_in_words(self) -> str:
         """The neutral setting, for readers."""
-        if self.neutral_text:
-            return self.neutral_text
-        if self.neutral:
-            return ", ".join(f"{name} = {value}" for name, value in self.neutral.items())
+        if self.neutral_text or self.neutral:
+            return self.neutral_text or ", ".join(f"{name} = {value}" for name, value in (self.neutral or {}).items())
         return "every setting" if self.parameters else "itself"
 
     @property
@@ -206,12 +122,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Method(Entry):
-    """A published method: a recipe, and what must stand beside its name.
+    """A published method: a recipe, and the arguments that it needs beside its name.
 
-    Args:
-        needs: what the recipe cannot do without: "head", "profile", "companion"; each is a parameter of it.
-        head_kind: of a method with a head.
-        title: its name in a text.
+    `needs`: what the recipe cannot do without: "head", "profile", "companion"; each is a parameter of it. `title`: its name in a text.
     """
 
     needs: tuple[Need, ...] = ()
@@ -223,14 +136,63 @@ class Method(Entry):
         check_line(f"register_method: {self.name}: title", self.title)
         for need in self.needs:
             if need not in NEEDS or need not in self.parameters:
-                raise ValueError(
-                    f"register_method: {self.name}: the recipe has no parameter {shown(need)}: see needs="
-                )
+                raise ValueError(f"register_method: {self.name}: needs: the recipe has no parameter {shown(need)}")
         if ("head" in self.needs) != (self.head_kind is not None):
             raise ValueError(f"register_method: {self.name}: needs=('head',) and head_kind= belong together")
 
 
-def _default(parameter: "dataclasses.Field[Any]") -> Any:
+def check_name(what: str, name: Any) -> None:
+    """Refuse what a policy's JSON form or the command line could not name."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"{what}: expected a name of a-z, 0-9 and _, got {shown(name)}")
+    if len(name) > LONGEST_NAME:
+        raise ValueError(f"{what}: expected a name of at most {LONGEST_NAME} characters, got {len(name)}")
+
+
+def check_line(what: str, text: Any) -> None:
+    """Refuse a text that is more than a line, or on which a terminal would act."""
+    if not isinstance(text, str):
+        raise TypeError(f"{what}: expected a text, got {shown(text)}")
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"{what}: expected at most {LONGEST_TEXT} characters, got {len(text)}: {shown(text, 40)}")
+    if UNSEEN.search(text) or set(text) & set("\n\r\t\u2028\u2029"):
+        raise ValueError(f"{what}: expected one line without control characters, got {shown(text)}")
+
+
+def _find_default(parameter: "dataclasses.Field[Any]") -> Any:
     if parameter.default_factory is not dataclasses.MISSING:
         return parameter.default_factory()
     return REQUIRED if parameter.default is dataclasses.MISSING else parameter.default
+
+
+def check_make(what: str, entry: Entry, base: type | None) -> None:
+    """Refuse a class or a recipe that could not be listed, written as JSON or read back."""
+    make = entry.make
+    if entry.kind == "method":
+        if not all(isinstance(getattr(make, name, None), str) for name in ("__name__", "__qualname__", "__module__")):
+            raise TypeError(
+                f"{what}: expected a recipe with a name of its own, got {shown(make)}: write a function, def …"
+            )
+        return
+    if not inspect.isclass(make):
+        raise TypeError(f"{what}: expected a class, got {shown(make)}")
+    if base is not None and not issubclass(make, base):
+        raise TypeError(f"{what}: expected a subclass of {base.__name__}, got {shown(make)}")
+    # Of the class itself: what only its base has knows no field of its own. No policy holds a drafter, which may be no dataclass.
+    params = vars(make).get("__dataclass_params__")
+    if entry.kind != "drafter" and (params is None or not params.frozen):
+        raise TypeError(
+            f"{what}: {make.__name__} is no frozen dataclass, so its JSON form would lose its parameters: put @dataclass(frozen=True) above it"
+        )
+    fields = [f.name for f in dataclasses.fields(make)]
+    taken = list(inspect.signature(make.__init__).parameters)[1:]  # type: ignore[misc]
+    if set(fields) != set(taken):
+        raise TypeError(
+            f"{what}: {make.__name__} takes {', '.join(taken) or 'nothing'}, and its fields are {', '.join(fields) or 'none'}: "
+            "its JSON form is made of the fields, so each parameter must be one, and no more (without an __init__ of its own)"
+        )
+    lossless = getattr(make, "lossless", None)  # a property may say either
+    if isinstance(lossless, bool) and entry.guarantee != "depends" and lossless != (entry.guarantee == "lossless"):
+        raise ValueError(
+            f"{what}: guarantee={entry.guarantee!r}, and {make.__name__}.lossless is {lossless}: mend one"
+        )

@@ -1,32 +1,20 @@
 """Register and look up names: one entry for each rule, stop, filter, drafter and method.
 
-JSON, `lossy_policy="name"`, the command line, the catalogue, model cards and the tests are made from these entries. An entry stands in
-the last lines of the file that defines what it names. Another package may register too, before it uses a name or, for the command line, by
-an entry point of the group "hf_lossy_assist" that imports it.
+JSON, `lossy_policy="name"`, the command line, the catalogue, model cards and the tests are made from these entries. Another package may
+register too, before it uses a name or, for the command line, by an entry point of the group "hf_lossy_assist" that imports it.
 """
 
-import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from ..validation import nearest
-from .discovery import ENTRIES, import_builtin_entries, import_entries, is_initialising
-from .entry import (
-    KINDS,
-    Entry,
-    Guarantee,
-    Kind,
-    Method,
-    T,
-    check_class,
-    check_fields,
-    check_promise,
-    check_recipe,
-    check_taken,
-)
+from .discovery import ENTRIES, KINDS, Kind, import_builtin_entries, import_entries, is_initialising
+from .entry import Entry, Guarantee, Method, check_make
 
 
+T = TypeVar("T", bound=Callable[..., Any])
+S = TypeVar("S", bound="NoDeepCopy")
 _bases: dict[Kind, type] = {}
 
 
@@ -35,38 +23,49 @@ def set_base(kind: Kind, cls: type) -> None:
     _bases[kind] = cls
 
 
-def register_rule(name: str, cls: T, *, guarantee: Guarantee, summary: str, neutral: Mapping[str, Any] | None = None,
-                  paper: str = "", **more: Any) -> T:  # fmt: skip
-    """Give an acceptance rule a name; returns the class. `more`: the other fields of `Entry`.
+def register_rule(name: str, cls: T, *, guarantee: Guarantee, summary: str, **more: Any) -> T:
+    """Give an acceptance rule a name; returns the class. `more`: the other fields of `Entry`, such as `neutral` and `paper`.
 
     Raises: `ValueError` or `TypeError`, one line, for a name that is taken and for an entry that contradicts itself.
     """
-    return _register(Entry("rule", name, cls, guarantee, neutral, paper, summary, **more))
+    return _register(Entry("rule", name, cls, guarantee, summary, **more))
 
 
-def register_stop(name: str, cls: T, *, summary: str, paper: str = "", **more: Any) -> T:
+def register_stop(name: str, cls: T, *, summary: str, **more: Any) -> T:
     """Give a draft stop a name; returns the class. Every setting is lossless: a stop says how much is drafted, not what is accepted."""
-    return _register(Entry("stop", name, cls, "lossless", None, paper, summary, **more))
+    return _register(Entry("stop", name, cls, "lossless", summary, **more))
 
 
-def register_filter(name: str, cls: T, *, guarantee: Guarantee = "lossless", summary: str,
-                    neutral: Mapping[str, Any] | None = None, paper: str = "", **more: Any) -> T:  # fmt: skip
-    """Give a verify filter a name; returns the class. As `register_rule`."""
-    return _register(Entry("filter", name, cls, guarantee, neutral, paper, summary, **more))
+def register_filter(name: str, cls: T, *, guarantee: Guarantee = "lossless", summary: str, **more: Any) -> T:
+    """Give a verify filter a name; returns the class. Arguments and errors as of `register_rule`."""
+    return _register(Entry("filter", name, cls, guarantee, summary, **more))
 
 
-def register_drafter(name: str, cls: T, *, summary: str, paper: str = "", **more: Any) -> T:
+def register_drafter(name: str, cls: T, *, summary: str, **more: Any) -> T:
     """Give a drafter a name; returns the class. Every drafter is lossless: the target verifies what it proposes."""
-    return _register(Entry("drafter", name, cls, "lossless", None, paper, summary, **more))
+    return _register(Entry("drafter", name, cls, "lossless", summary, **more))
 
 
-def register_method(name: str, *, recipe: T, guarantee: Guarantee, summary: str, neutral: Mapping[str, Any] | None = None,
-                    paper: str = "", **more: Any) -> T:  # fmt: skip
+def register_method(name: str, *, recipe: T, guarantee: Guarantee, summary: str, **more: Any) -> T:
     """Give a recipe a name; returns the recipe, a function that returns a `LossyPolicy`. `more`: the other fields of `Method`.
 
     Parameters of the recipe named "head", "profile" and "companion" are what `generate(…, lossy_policy="name", head=…)` hands on.
     """
-    return _register(Method("method", name, recipe, guarantee, neutral, paper, summary, **more))
+    return _register(Method("method", name, recipe, guarantee, summary, **more))
+
+
+def _register(entry: Entry) -> Any:
+    if not is_initialising(entry.make):
+        import_builtin_entries()  # or else a name of a module that is not imported yet would look free
+    check_make(f"register_{entry.kind}: {entry.name}", entry, _bases.get(entry.kind))
+    taken = ENTRIES[entry.kind].get(entry.name)
+    if taken is not None:
+        raise ValueError(
+            f"register_{entry.kind}: {entry.name!r} is the name of {taken.make.__module__}.{taken.make.__qualname__} already: "
+            f"choose another, or forget({entry.kind!r}, {entry.name!r}) first"
+        )
+    ENTRIES[entry.kind][entry.name] = entry
+    return entry.make
 
 
 def forget(kind: Kind, name: str) -> None:
@@ -95,27 +94,26 @@ def find_entry(kind: Kind, name: str, where: str = "") -> Entry:
 
 def find_method(name: str, where: str = "") -> Method:
     """Return the entry of a method, as `find_entry` does."""
-    found = find_entry("method", name, where)
-    assert isinstance(found, Method)
-    return found
+    entry = find_entry("method", name, where)
+    assert isinstance(entry, Method)
+    return entry
 
 
 def find_method_for_head(polarity: str, position: str) -> Method:
-    """Return the first method whose heads say P(`polarity`) of states at `position`.
+    """Return the first method whose heads compute P(`polarity`) from states at `position`.
 
     Raises: `ValueError`, one line, where no method has such heads.
     """
-    for found in list_entries("method"):
-        kind = found.head_kind if isinstance(found, Method) else None
+    for entry in list_entries("method"):
+        kind = entry.head_kind if isinstance(entry, Method) else None
         if kind is not None and kind.polarity == polarity and kind.position in (position, None):
-            return found  # type: ignore[return-value]
+            return entry  # type: ignore[return-value]
     raise ValueError(f"no method has heads that say P({polarity}) of states at the position {position!r}")
 
 
 def find_name(kind: Kind, cls: type) -> str | None:
     """Return the name of a class, or None if it is not registered."""
-    import_entries()
-    return next((name for name, found in ENTRIES[kind].items() if found.make is cls), None)
+    return next((entry.name for entry in list_entries(kind) if entry.make is cls), None)
 
 
 class Names(Mapping[str, Any]):
@@ -133,43 +131,10 @@ class Names(Mapping[str, Any]):
         return iter(ENTRIES[self._kind])
 
     def __len__(self) -> int:
-        import_entries()
-        return len(ENTRIES[self._kind])
+        return len(list_entries(self._kind))
 
     def __repr__(self) -> str:
         return f"<{self._kind}s: {', '.join(self)}>"
-
-
-def _register(made: Entry) -> Any:
-    if not is_initialising(made.make):
-        import_builtin_entries()  # or else a name of a module that is not imported yet would look free
-    _check(made)
-    taken = ENTRIES[made.kind].get(made.name)
-    if taken is not None:
-        raise ValueError(
-            f"register_{made.kind}: {made.name!r} is the name of {taken.make.__module__}.{taken.make.__qualname__} already: "
-            f"choose another, or forget({made.kind!r}, {made.name!r}) first"
-        )
-    ENTRIES[made.kind][made.name] = made
-    return made.make
-
-
-def _check(made: Entry) -> None:
-    """Refuse what could not be listed, written as JSON or read back."""
-    what = f"register_{made.kind}: {made.name}"
-    if made.kind == "method":
-        check_recipe(what, made.make)
-        return
-    check_class(what, made.make, _bases.get(made.kind))
-    assert inspect.isclass(made.make)
-    if made.kind == "drafter":  # no policy holds one, so one without settings need be no dataclass of its own
-        check_taken(what, made.make)
-    else:
-        check_fields(what, made.make)
-        check_promise(what, made.make, made.guarantee)
-
-
-S = TypeVar("S", bound="NoDeepCopy")
 
 
 class NoDeepCopy:
@@ -191,7 +156,7 @@ class CatalogEntry:
     class_name: str  # of a method: its recipe's
     guarantee: str
     neutral: str  # the setting at which the output is strict acceptance's, bit by bit
-    parameters: dict[str, Any]  # name → default; `registry.REQUIRED` where there is none
+    parameters: dict[str, Any]  # name → default; `REQUIRED` where there is none
     source: str
     summary: str
 
@@ -201,22 +166,12 @@ class CatalogEntry:
 
 def build_catalog() -> list[CatalogEntry]:
     """Return the entries of all names: methods, rules, stops, filters, then drafters, each in the order of registration."""
-    return [_describe_entry(find_entry) for kind in KINDS for find_entry in list_entries(kind)]
-
-
-def _describe_entry(find_entry: Entry) -> CatalogEntry:
-    return CatalogEntry(
-        name=find_entry.name,
-        kind=find_entry.kind,
-        class_name=find_entry.make.__name__,
-        guarantee=find_entry.guarantee_text,
-        neutral=find_entry.neutral_in_words,
-        parameters={name: _to_json(default) for name, default in find_entry.parameters.items()},
-        source=find_entry.source,
-        summary=find_entry.summary,
-    )
-
-
-def _to_json(value: Any) -> Any:
-    """JSON has no infinity."""
-    return str(value) if isinstance(value, float) and value in (float("inf"), float("-inf")) else value
+    return [
+        CatalogEntry(
+            e.name, kind, e.make.__name__, e.condition or e.guarantee, e.neutral_in_words,
+            # JSON has no infinity.
+            {name: str(value) if value in (float("inf"), float("-inf")) else value for name, value in e.parameters.items()},
+            e.source, e.summary,
+        )
+        for kind in KINDS for e in list_entries(kind)
+    ]  # fmt: skip

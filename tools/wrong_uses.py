@@ -60,7 +60,7 @@ case("unknown stop", lambda: generate(lossy_policy={"stop": "entropy"}))
 case("policy of a wrong type", lambda: generate(lossy_policy=0.3))
 case("policy True", lambda: generate(lossy_policy=True))
 case("policy given as a class", lambda: generate(lossy_policy=hla.SVIP))
-case("policy file that is not there", lambda: generate(lossy_policy="no/such/policy.json"))
+case("policy folder that is not there", lambda: generate(lossy_policy="no/such/policy"))
 case("policy text that is not JSON", lambda: generate(lossy_policy="{stop: svip}"))
 case("policy with a stop for a rule", lambda: hla.LossyPolicy(rule=hla.SVIP()))  # type: ignore[arg-type]
 case("SVIP(h=-1)", lambda: hla.SVIP(h=-1))

@@ -102,6 +102,11 @@ class Profile:
             [table.tolist() for table in tables],
         )
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the content."""
+        return hashlib.sha256(repr(self._content()).encode()).hexdigest()
+
     def worthwhile(self, batch: int) -> bool:
         """Return whether a companion is expected to pay for itself with so many rows, by more than the noise of the seconds."""
         gain = self.pays - self.latency.noise

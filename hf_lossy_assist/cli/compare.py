@@ -180,8 +180,7 @@ def _policies(given: str, gamma: int, demo_models: bool) -> dict[str, Any]:
 
     Strict acceptance drafts as many tokens as Transformers' arm does. On the demo's models a method's bare name takes the demo's head.
     """
-    from ..policy.parse import make_named_policy
-    from ..policy.short_form import split_policies
+    from ..policy.parse import make_named_policy, split_policies
     from ..registry import Names
     from ..registry import find_method as method
 
@@ -198,7 +197,7 @@ def _policies(given: str, gamma: int, demo_models: bool) -> dict[str, Any]:
 
 def _references(given: str | None, judge_url: str | None, judge_model: str | None) -> list[str]:
     """Read the names in `--reference`. Raises: `ValueError` or `ImportError`, one line, for a judge without one, and without ROUGE's library."""
-    from ..policy.short_form import split_policies
+    from ..policy.parse import split_policies
 
     if given is None:
         if judge_url is not None or judge_model is not None:

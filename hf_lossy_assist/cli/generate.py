@@ -127,7 +127,7 @@ class PolicyOptions:
         return finish, [*beside.values()]
 
     def _of_text(self) -> "hla.LossyPolicy":
-        from ..policy.short_form import is_short_form
+        from ..policy.parse import is_short_form
 
         text = self.policy
         on_the_hub = text.count("/") == 1 and not text.endswith(".json") and not text.lstrip().startswith("{")

@@ -67,7 +67,7 @@ def serve(
         raise ValueError(
             f"--api-key, or {KEY}: expected ASCII characters, no blanks at its ends: no client could present it"
         )
-    from ..policy.short_form import split_policies
+    from ..policy.parse import split_policies
     from ..server.app import Server
     from ..server.http import Bounds, count_connections, listen
     from ..server.requests import RequestLimits

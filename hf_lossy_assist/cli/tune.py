@@ -76,7 +76,7 @@ def tune(
     from ..evaluation.results import ResultFolder, ResultStore
     from ..evaluation.tuning import Search, describe_power, parse_search_space
     from ..evaluation.tuning import tune as run
-    from ..policy.short_form import split_policies
+    from ..policy.parse import split_policies
     from ..training.processes import Processes
 
     processes = Processes.started()

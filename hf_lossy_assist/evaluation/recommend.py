@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..policy.short_form import FALLBACK, is_short_form, list_parts
+from ..policy.parse import FALLBACK, is_short_form, list_parts
 from ..stats.intervals import FEWEST, Estimate
 from .arm_metrics import ArmMetrics
 from .arms import COMPILED, STATIC

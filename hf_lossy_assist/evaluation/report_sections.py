@@ -10,7 +10,7 @@ from typing import Any
 from ..artifacts.head import CONFIG, Head
 from ..artifacts.head_config import HeadConfig
 from ..artifacts.json_io import read_lines, read_object
-from ..policy.short_form import strip_paths
+from ..policy.parse import strip_paths
 from ..stats.intervals import Estimate
 from ..terminal import digits
 from ..training.head_quality import CURVES, Curves

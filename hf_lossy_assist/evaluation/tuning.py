@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..artifacts.certificate import Certificate
-from ..policy.parse import as_policy
+from ..policy.parse import add_parameter, as_policy, is_short_form, list_parts, strip_paths
 from ..policy.policy import LossyPolicy, compute_fingerprint
-from ..policy.short_form import add_parameter, is_short_form, list_parts, strip_paths
 from ..registry import Entry, Kind, Names, find_entry
 from ..stats.intervals import FEWEST, gain_bound, harm_bound, harms_allowed, net_bound, problems_needed
 from ..tasks.base import AnswerTask, Problem

@@ -1,17 +1,19 @@
-"""Make a `LossyPolicy` of everything that `lossy_policy=` accepts: policies, parts, names, JSON, files and folders."""
+"""Make a `LossyPolicy` of what `lossy_policy=` accepts: an object, a name or the short form `top_k:k=4+svip:max_draft=8`, a dict, a folder."""
 
+import difflib
+import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..artifacts.head import Head
-from ..artifacts.safe_references import load_parts
-from ..registry import NEEDS, Names, find_method, list_entries
-from ..validation import shown
-from .policy import LossyPolicy, make_head_policy, parse_policy, run_recipe
-from .serialise import PARTS, SAVED, read_spec
-from .short_form import SEAMS, is_short_form, make_part_policy, parse_short_form
+from ..artifacts.json_io import parse_json
+from ..registry import NEEDS, Kind, Names, find_entry, find_method, list_entries
+from ..validation import listed, nearest, shown
+from .policy import LossyPolicy, make_head_policy, run_recipe
+from .serialise import PARTS, SAVED, build_parts
 
 
 # What each need may be, in words.
@@ -20,13 +22,21 @@ MAY_BE = {
     "profile": "a Profile, a folder or org/name",
     "companion": "a model, a folder or org/name",
 }
+FALLBACK = "fallback"  # wraps the stop, whichever it is
+_NAME = re.compile(r"[A-Za-z_]\w*")
+# A plus or a comma inside a value is followed by no name (1e+3), or by one that nothing is assigned to.
+_PARTS = re.compile(r"\+(?=[A-Za-z_])")
+_PARAMETERS = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
 
 
 def as_policy(given: Any, *, head: Any = None, profile: Any = None, companion: Any = None) -> LossyPolicy:
-    """Make a policy of what `lossy_policy=` accepts: a `LossyPolicy`, a rule, a stop or a filter alone, a trained head, a name (of a method,
-    or of a rule, stop or filter that needs no parameter), the short form `top_k:k=4+svip`, the JSON form as a dict or as text, the path of a JSON file or of a
-    folder that `save_pretrained` wrote. A name is never a folder: one that is called like it is written ./strict. A file, like a folder, names heads by its own sub-folders or by repositories on the Hub
-    alone; a dict or a text may name any folder.
+    """Make a policy of what `lossy_policy=` accepts.
+
+    - An object: a `LossyPolicy`, a rule, a stop, a filter or a trained head.
+    - A name, of a method or of a rule, stop or filter that needs no parameter, or the short form `top_k:k=4+svip`.
+    - The JSON form: a dict, or its text, for parts made of others on the command line.
+    - A folder that `save_pretrained` wrote. A name is never a folder: one that is called like it is written ./strict. A folder names heads
+      by its sub-folders or by repositories on the Hub only; a dict may name any folder.
 
     Args:
         head (`Head` or `str`): beside the name of a method that needs one; a text is a folder or a name on the Hub.
@@ -34,9 +44,8 @@ def as_policy(given: Any, *, head: Any = None, profile: Any = None, companion: A
 
     Raises: `TypeError` or `ValueError`, one line with what was given and what there is.
     """
-    beside: dict[str, Any] = {
-        name: value for name, value in zip(NEEDS, (head, profile, companion), strict=True) if value is not None
-    }
+    parts = zip(NEEDS, (head, profile, companion), strict=True)
+    beside: dict[str, Any] = {name: value for name, value in parts if value is not None}
     if isinstance(given, str) and given in Names("method"):
         return make_named_policy(given, beside)
     if beside:
@@ -47,12 +56,12 @@ def as_policy(given: Any, *, head: Any = None, profile: Any = None, companion: A
         return given
     for kind, base in PARTS.items():
         if isinstance(given, base):
-            parts: dict[str, Any] = {kind: given}
-            return LossyPolicy(**parts)
-    if isinstance(given, Mapping):
-        return LossyPolicy.from_dict(given)
+            part: dict[str, Any] = {kind: given}
+            return LossyPolicy(**part)
     if isinstance(given, Head):
         return make_head_policy(given)
+    if isinstance(given, Mapping):
+        return LossyPolicy.from_dict(given)
     if isinstance(given, str | Path):
         return _parse_text(given)
     if isinstance(given, type):
@@ -60,7 +69,7 @@ def as_policy(given: Any, *, head: Any = None, profile: Any = None, companion: A
     if any(given is m.make for m in list_entries("method")):
         raise TypeError(f"lossy_policy: got the function {given.__name__}; pass what it returns, {given.__name__}(…)")
     raise TypeError(
-        f"lossy_policy: expected a LossyPolicy, a rule, a stop, a name, a dict or a JSON file, got {type(given).__name__}"
+        f"lossy_policy: expected a LossyPolicy, a rule, a stop, a name, a dict or a folder, got {type(given).__name__}"
     )
 
 
@@ -73,54 +82,217 @@ def make_named_policy(name: str, beside: Mapping[str, Any], **settings: Any) -> 
 
     Raises: `ValueError`, one line, for what is missing and for what the method has no use for.
     """
-    found = find_method(name, "lossy_policy: ")
-    missing = [need for need in found.needs if need not in beside]
+    method = find_method(name, "lossy_policy: ")
+    missing = [need for need in method.needs if need not in beside]
     if missing:
         options = " and ".join(f"{need}=… ({MAY_BE[need]})" for need in missing)
         on_the_line = " and ".join(f"--{need}" for need in missing)
+        hint = f"; the folder of that name here is ./{name}" if os.path.isdir(name) else ""
         raise ValueError(
-            f"lossy_policy: {name} needs {' and '.join(f'a {need}' for need in found.needs)}: pass {options} beside its name, "
-            f"on the command line {on_the_line}{_suggest_folder(name)}"
+            f"lossy_policy: {name} needs {' and '.join(f'a {need}' for need in method.needs)}: pass {options} beside its name, "
+            f"on the command line {on_the_line} or {name}:{missing[0]}=FOLDER{hint}"
         )
-    for need in beside:
-        if need not in found.parameters:
-            raise ValueError(f"lossy_policy: {name} takes no {need}: leave {need}=… out")
-    return run_recipe(found, **{need: _load_part(need, value) for need, value in beside.items()}, **settings)
+    for parameter in (*beside, *settings):
+        if parameter not in method.parameters and parameter in NEEDS:
+            raise ValueError(f"lossy_policy: {name} takes no {parameter}: leave {parameter}=… out")
+        if parameter not in method.parameters:
+            raise ValueError(f"lossy_policy: {nearest(f'parameter of {name!r}', parameter, method.parameters)}")
+    return run_recipe(method, **{need: _load_part(need, value) for need, value in beside.items()}, **settings)
 
 
 def _load_part(need: str, value: Any) -> Any:
     """Load a head or a profile from a folder or a repository; a companion is loaded when it is first used."""
+    saved = SAVED.get(need)
     if not isinstance(value, str | Path):
         return value
-    saved = SAVED.get(need)
     return str(value) if saved is None else saved.from_pretrained(value)
 
 
-def _suggest_folder(name: str) -> str:
-    """Return a hint for a folder that has a method's name, if there is one."""
-    return f"; the folder of that name here is ./{name}" if os.path.isdir(name) else ""
-
-
 def _parse_text(given: str | Path) -> LossyPolicy:
-    """Make a policy of a name, JSON, a file or a folder."""
+    """Make a policy of a name, the short form, JSON or a folder."""
     if isinstance(given, str) and given.lstrip().startswith("{"):
-        return parse_policy(given, "the text")
-    if isinstance(given, str) and is_short_form(given):
+        return LossyPolicy.from_dict(parse_json(given, "lossy_policy: the text", infinite=True))
+    if isinstance(given, str) and (is_short_form(given) or any(given in Names(kind) for kind in PARTS)):
         return parse_short_form(given)
-    if isinstance(given, str) and any(given in Names(seam) for seam in SEAMS):
-        return make_part_policy(given, Names("method"))
     # `os.path`, not `Path`: what is too long for a path is none there, and an error of the system here.
     if os.path.isdir(given):
         return LossyPolicy.from_pretrained(given)
-    if isinstance(given, Path) or given.endswith(".json"):
-        path = Path(given)
-        if not os.path.isfile(path):
-            raise ValueError(f"lossy_policy: there is no file {shown(str(path), 300)}")
-        spec = read_spec(path)
-        load_parts(spec, str(path.parent), path.parent)  # the file may come from anybody, as a folder may
-        return LossyPolicy.from_dict(spec)
-    if "/" in given:
-        may_be_on_the_hub = given.count("/") == 1 and given[0] not in "./~" and not given.endswith("/")
-        hint = f"; one on the Hub: LossyPolicy.from_pretrained({shown(given)})" if may_be_on_the_hub else ""
-        raise ValueError(f"lossy_policy: there is no folder {shown(given)} here{hint}")
-    return make_part_policy(given, Names("method"))
+    if os.path.isfile(given):
+        raise ValueError(f"lossy_policy: {shown(str(given), 300)} is a file: pass its folder, or the dict in it")
+    if isinstance(given, Path) or "/" in given:
+        text = str(given)
+        may_be_on_the_hub = text.count("/") == 1 and text[0] not in "./~" and not text.endswith("/")
+        hint = f"; one on the Hub: LossyPolicy.from_pretrained({shown(text)})" if may_be_on_the_hub else ""
+        raise ValueError(f"lossy_policy: there is no folder {shown(text, 300)} here{hint}")
+    _refuse_unknown(given)
+
+
+def _refuse_unknown(name: str) -> NoReturn:
+    """Refuse a name that nobody registered, with the nearest match and all that there are."""
+    groups = {"policies": sorted(Names("method"))} | {f"{kind}s": sorted(Names(kind)) for kind in PARTS}
+    there_are = "; ".join(f"{group}: {', '.join(names)}" for group, names in groups.items())
+    close = difflib.get_close_matches(name.lower(), [n for names in groups.values() for n in names], n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"lossy_policy: unknown policy {shown(name)}.{hint} There are {there_are}")
+
+
+# -- the short form ---------------------------------------------------------------------------------------------------
+
+
+def is_short_form(text: str) -> bool:
+    """Return whether a text begins with the name of a method, rule, stop or filter, and `:` or `+` follows."""
+    match = _NAME.match(text)
+    if match is None or text[match.end() : match.end() + 1] not in (":", "+"):
+        return False
+    return any(match[0] in Names(kind) for kind in ("method", *PARTS))
+
+
+def parse_short_form(text: str) -> LossyPolicy:
+    """Parse a short form into its policy: `name[:parameter=value[,…]]`, joined by `+`.
+
+    Each part is a rule, a stop or a filter; the first may be a method (`sprinter:head=folder`), whose parts the others replace;
+    `fallback` switches the drafting off while it does not pay. A value is JSON, or a text as it stands.
+
+    Raises: `ValueError`, one line with the nearest match, for unknown names and parameters and for two parts of one kind.
+    """
+    specs: dict[Kind, dict[str, Any]] = {}
+    base, fallback = LossyPolicy(), None
+    for i, (name, parameters) in enumerate(_parse_part(part, text) for part in _PARTS.split(text)):
+        kind = next((kind for kind in PARTS if name in Names(kind)), None)
+        if name == FALLBACK and "stop" not in parameters:
+            if fallback is not None:
+                raise ValueError(f"lossy_policy: {shown(text, 200)} names two fallbacks")
+            fallback = _check_fallback(parameters)
+        elif kind is not None:
+            if kind in specs:
+                hint = "; any_of and all_of join stops, union joins rules, in a policy's JSON form"
+                raise ValueError(
+                    f"lossy_policy: {shown(text, 200)} names two {kind}s{hint if kind != 'filter' else ''}"
+                )
+            specs[kind] = {"name": name, **parameters}
+        elif name not in Names("method"):
+            _refuse_unknown(name)
+        elif i > 0:
+            raise ValueError(
+                f"lossy_policy: {shown(text, 200)}: the method {name} stands first, parts that replace its own after it"
+            )
+        else:
+            beside = {need: parameters.pop(need) for need in NEEDS if need in parameters}
+            base = make_named_policy(name, beside, **parameters)
+    for kind, spec in specs.items():
+        _check_required(kind, spec)
+    policy = LossyPolicy(**({kind: getattr(base, kind) for kind in PARTS} | build_parts(specs)))
+    return policy if fallback is None else policy.with_fallback(**fallback)
+
+
+def _check_required(kind: Kind, spec: dict[str, Any]) -> None:
+    """Refuse a part that lacks a parameter, with a form that has it."""
+    entry = find_entry(kind, spec["name"])
+    missing = [name for name in entry.required if name not in spec]
+    if missing:
+        values = {name: entry.example.get(name, "…") for name in missing}
+        form = json.dumps({kind: spec | values})
+        if all(isinstance(value, bool | int | float) for value in values.values()):
+            form = f"{entry.name}:{','.join(f'{name}={json.dumps(value)}' for name, value in values.items())}"
+        raise ValueError(
+            f"lossy_policy: {entry.name} is a {kind} that needs {listed(missing)}: pass lossy_policy='{form}'"
+        )
+
+
+def _check_fallback(settings: dict[str, Any]) -> dict[str, Any]:
+    """Refuse unknown settings of the fallback; return the settings."""
+    known = [name for name in find_entry("stop", FALLBACK).parameters if name != "stop"]
+    for name in settings:
+        if name not in known:
+            raise ValueError(f"lossy_policy: {nearest(f'parameter of {FALLBACK!r}', name, known)}")
+    return settings
+
+
+def _parse_part(part: str, text: str) -> tuple[str, dict[str, Any]]:
+    """Parse one part into its name and its parameters."""
+    name, colon, rest = part.partition(":")
+    parameters: dict[str, Any] = {}
+    if not _NAME.fullmatch(name) or (colon and not rest):
+        raise ValueError(
+            f"lossy_policy: expected name:parameter=value,… in {shown(text, 200)}, got {shown(part, 100)}"
+        )
+    for setting in _PARAMETERS.split(rest) if rest else ():
+        key, equals, value = (word.strip() for word in setting.partition("="))
+        if not equals or not _NAME.fullmatch(key) or not value:
+            raise ValueError(
+                f"lossy_policy: expected {name}:parameter=value,…, got {shown(setting, 100)} in {shown(text, 200)}"
+            )
+        if key in parameters:
+            raise ValueError(f"lossy_policy: {name} is given {key} twice in {shown(text, 200)}")
+        parameters[key] = _parse_value(value)
+    return name, parameters
+
+
+def _parse_value(text: str) -> Any:
+    """Return the value of JSON, else the text itself. Infinity is a number here, as in a policy's JSON form."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def split_policies(text: str) -> list[str]:
+    """Split a list such as `svip,top_k:k=4,max=2+svip,strict` into policies: commas before `name=` belong to parameters.
+
+    JSON objects may stand in the list as well. Raises: `ValueError`, one line, for an empty entry.
+    """
+    policies, depth, begin = [], 0, 0
+    for place, char in enumerate(text):
+        depth += (char == "{") - (char == "}")
+        if char == "," and depth == 0 and not _PARAMETERS.match(text, place):
+            policies.append(text[begin:place].strip())
+            begin = place + 1
+    policies.append(text[begin:].strip())
+    if not all(policies):
+        raise ValueError(f"expected names of policies with commas between them, got {shown(text, 200)}")
+    return policies
+
+
+def list_parts(text: str) -> list[tuple[str, set[str]]]:
+    """Return the parts of a short form: each one's name, and the names of the parameters that it is given."""
+    return [(name, set(parameters)) for name, parameters in (_parse_part(part, text) for part in _PARTS.split(text))]
+
+
+def add_parameter(text: str, name: str, parameter: str, value: Any) -> str:
+    """Add a parameter to the part `name` of a short form."""
+    parts = _PARTS.split(text)
+    for i, part in enumerate(parts):
+        if part.partition(":")[0] == name:
+            parts[i] = f"{part}{',' if ':' in part else ':'}{parameter}={json.dumps(value)}"
+    return "+".join(parts)
+
+
+def strip_paths(text: str) -> str:
+    """Replace each path of this machine in a policy's text by its last part, for a text that others see."""
+    if text.lstrip().startswith("{"):
+        return json.dumps(_strip(_parse_value(text)), ensure_ascii=False)
+    if not is_short_form(text):
+        return str(_strip(text))
+    parts = (part.partition(":") for part in _PARTS.split(text))
+    return "+".join(
+        name + colon + ",".join(map(_strip_setting, _PARAMETERS.split(rest))) for name, colon, rest in parts
+    )
+
+
+def _strip_setting(setting: str) -> str:
+    """Replace the path in `key=folder` by its last part; return any other setting unchanged."""
+    key, equals, text = setting.partition("=")
+    value = _parse_value(text.strip())
+    return f"{key}={_strip(value)}" if equals and isinstance(value, str) else setting
+
+
+def _strip(value: Any) -> Any:
+    """Replace each existing path in a JSON value by its last part, at any depth."""
+    if isinstance(value, dict):
+        return {key: _strip(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_strip(inner) for inner in value]
+    try:
+        return Path(value).resolve().name if isinstance(value, str) and Path(value).exists() else value
+    except (OSError, ValueError):  # too long for a path, or no characters of one
+        return value

@@ -27,7 +27,7 @@ from ..stops import DraftStop
 from ..stops.constant import Constant
 from ..stops.fallback import Fallback
 from ..validation import listed, shown
-from .serialise import SAVED, build_parts, format_spec, parse_spec, read_spec, serialise, walk_parts
+from .serialise import PARTS, SAVED, build_parts, format_spec, read_spec, serialise, walk_parts
 
 
 POLICY = "policy.json"
@@ -55,26 +55,23 @@ class LossyPolicy(NoDeepCopy):
     certificate: Certificate | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        seams = ("rule", AcceptanceRule, False), ("stop", DraftStop, True), ("filter", VerifyFilter, False)
-        for seam, base, optional in (*seams, ("certificate", Certificate, True)):
-            value = getattr(self, seam)
-            if not (isinstance(value, base) or (optional and value is None)):
-                raise TypeError(f"LossyPolicy.{seam}: expected an object of {base.__name__}, got {shown(value)}")
+        for name, base in (*PARTS.items(), ("certificate", Certificate)):
+            value = getattr(self, name)
+            if not (isinstance(value, base) or (value is None and name in ("stop", "certificate"))):
+                raise TypeError(f"LossyPolicy.{name}: expected an object of {base.__name__}, got {shown(value)}")
         if isinstance(self.rule, BlockVerification) and self.filter.depends_on_token:
             raise ValueError(
                 "BlockVerification needs drafted tokens as they were drawn, and this filter drops some for their own sake: "
                 "give it exact='prefix', or use Strict()"
             )
-        ends_others = self.stop is not None and (self.stop.patience < 1 or self.stop.joint)
-        if ends_others and self.filter.joint and self.filter.lossless:
-            assert self.stop is not None
-            name = type(self.stop).__name__
+        stop = self.stop
+        if stop is not None and (stop.patience < 1 or stop.joint) and self.filter.joint and self.filter.lossless:
             how, instead = "", "take a stop that decides for each row by itself, such as SVIP()"
-            if not self.stop.joint:
-                how, instead = f" with patience {self.stop.patience}", "give the stop patience=1"
+            if not stop.joint:
+                how, instead = f" with patience {stop.patience}", "give the stop patience=1"
             raise ValueError(
-                f"{name}{how} ends a row's draft for what another row drafted, and a filter that weighs rows against each other is then "
-                f"no longer lossless: {instead}"
+                f"{type(stop).__name__}{how} ends a row's draft for what another row drafted, and a filter that weighs rows against each other "
+                f"is then no longer lossless: {instead}"
             )
 
     @property
@@ -90,13 +87,13 @@ class LossyPolicy(NoDeepCopy):
         return self._spec({})
 
     @classmethod
-    def from_dict(cls, spec: Mapping[str, Any], folder: Path | None = None) -> "LossyPolicy":
+    def from_dict(cls, spec: Mapping[str, Any]) -> "LossyPolicy":
         """Read the JSON form. Unknown entries, names and parameters are refused, with the nearest match.
 
-        A head is named by its folder (first looked for inside `folder`) or its repository on the Hub, and loaded. Where a part is
-        made of others of its kind, they stand in its entry in the same form: `{"name": "any_of", "stops": ["svip", …]}`.
+        A head is named by its folder or its repository on the Hub, and loaded. Where a part is made of others of its kind, they stand
+        in its entry in the same form: `{"name": "any_of", "stops": ["svip", …]}`.
         """
-        return cls(**build_parts(spec, folder))
+        return cls(**build_parts(spec))
 
     def heads(self) -> dict[str, Head]:
         """Return the trained heads in this policy, by the name of the subfolder that each is saved in."""
@@ -104,16 +101,15 @@ class LossyPolicy(NoDeepCopy):
 
     def _saved(self) -> dict[str, Head | Profile]:
         """Return the parts that are saved in a subfolder each, by its name: "stop_head", "stop_0_head" for a part's first part."""
-        parts = [*walk_parts("rule", self.rule), *walk_parts("stop", self.stop), *walk_parts("filter", self.filter)]
-        found = {f"{name}_{what}": getattr(part, what, None) for name, part in parts for what in SAVED}
-        return {name: part for name, part in found.items() if isinstance(part, Head | Profile)}
+        parts = [found for kind in PARTS for found in walk_parts(kind, getattr(self, kind))]
+        saved = {f"{name}_{what}": getattr(part, what, None) for name, part in parts for what in SAVED}
+        return {name: part for name, part in saved.items() if isinstance(part, Head | Profile)}
 
     def _spec(self, names: Mapping[int, str]) -> dict[str, Any]:
         """Return the JSON form. `names`: by `id`, names of heads and profiles that replace the paths they were loaded from."""
-        parts: tuple[tuple[Kind, Any, Any], ...] = (
-            ("rule", self.rule, Strict()), ("stop", self.stop, None), ("filter", self.filter, VerifyAll()),
-        )  # fmt: skip
-        return {kind: serialise(part, kind, names) for kind, part, neutral in parts if part != neutral}
+        neutral: dict[Kind, Any] = {"rule": Strict(), "stop": None, "filter": VerifyAll()}
+        parts = {kind: getattr(self, kind) for kind in PARTS}
+        return {kind: serialise(part, kind, names) for kind, part in parts.items() if part != neutral[kind]}
 
     def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
         """Refuse models that a head in this policy was not trained for (`Head.check`), and what its filter was not made for.
@@ -129,8 +125,6 @@ class LossyPolicy(NoDeepCopy):
     def with_fallback(self, **settings: Any) -> "LossyPolicy":
         """Return the same policy, whose drafting switches itself off while it does not pay; `settings` as of `Fallback`."""
         return LossyPolicy(self.rule, Fallback(self.stop or Constant(), **settings), self.filter)
-
-    # -- files --------------------------------------------------------------------------------------------------------
 
     def save_pretrained(self, save_directory: str | Path, measured: Sequence[tuple[str, str]] = ()) -> None:
         """Write policy.json, its certificate if it has one, a folder for each head and README.md, all or nothing. Another README.md there stays.
@@ -179,8 +173,8 @@ class LossyPolicy(NoDeepCopy):
     ) -> "LossyPolicy":
         """Load a policy from a folder or from the Hub (`org/name`, `org/name@revision`).
 
-        Its heads and its profile are sub-folders of its own or other repositories on the Hub; nothing else on this disk is read.
-        A repository that holds a head alone becomes the policy that it was trained for: `Sprinter(head)`, `AutoJudge(head)` or `SpecDecPP(head)`.
+        Its heads and its profile are sub-folders or other repositories on the Hub; nothing else on this disk is read. A repository that
+        holds only a head becomes the policy that it was trained for: `Sprinter(head)`, `AutoJudge(head)` or `SpecDecPP(head)`.
 
         Args:
             companion (`PreTrainedModel` or `str`, *optional*): in the place of the companion that the policy names, which is a repository
@@ -245,21 +239,10 @@ def run_recipe(found: Method, *given: Any, **settings: Any) -> LossyPolicy:
     return made
 
 
-def parse_policy(text: str, where: str, folder: Path | None = None) -> LossyPolicy:
-    """Parse a policy's JSON form; `where` names the text in errors."""
-    return LossyPolicy.from_dict(parse_spec(text, where), folder)
-
-
 def compute_fingerprint(policy: LossyPolicy) -> str:
     """SHA-256 of the JSON form, in which each head and profile stands by its content and not by where it lies.
 
     Raises: `ValueError`, one line, for a part without a name.
     """
-    names = {id(part): _hash_content(part) for part in policy._saved().values()}
+    names = {id(part): part.digest for part in policy._saved().values()}
     return hashlib.sha256(json.dumps(policy._spec(names), sort_keys=True).encode()).hexdigest()
-
-
-def _hash_content(part: Head | Profile) -> str:
-    if isinstance(part, Head):
-        return part.digest
-    return hashlib.sha256(repr(part._content()).encode()).hexdigest()

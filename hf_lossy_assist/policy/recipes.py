@@ -1,4 +1,4 @@
-"""The published methods: each a recipe, a function that returns a `LossyPolicy`, with its entry in the registry."""
+"""The published methods: a recipe each, which returns a `LossyPolicy`, and its entry in the registry."""
 
 from typing import Any
 
@@ -19,18 +19,12 @@ WINDOW = 32  # tokens that AutoJudge drafts a round
 
 
 def strict() -> LossyPolicy:
-    """Speculative decoding: strict acceptance, and as many drafted tokens a round as the call says.
-
-    Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (huggingface.co/papers/2211.17192). Lossless.
-    """
+    """Speculative decoding: strict acceptance, and the draft lengths of the call (Leviathan et al., huggingface.co/papers/2211.17192). Lossless."""
     return LossyPolicy()
 
 
 def svip(h: float = SVIP.h, c: float = SVIP.c, form: str = SVIP.form, max_draft: int = SVIP.max_draft) -> LossyPolicy:
-    """SVIP: strict acceptance; a row stops to draft where the draft's entropy says that acceptance is unlikely.
-
-    Zhang et al. (huggingface.co/papers/2411.18462). Lossless. Arguments as of `SVIP`.
-    """
+    """SVIP: strict acceptance; a row stops drafting where the draft's entropy makes acceptance unlikely. Lossless. Arguments as of `SVIP`."""
     return LossyPolicy(stop=SVIP(h, c, form, max_draft))
 
 
@@ -39,17 +33,15 @@ def sprinter(
 ) -> LossyPolicy:
     """SPRINTER: draft while the head V says ≥ `threshold`, accept all drafted tokens but the last unchecked, verify that one.
 
-    Zhong et al., "Speeding up Speculative Decoding via Sequential Approximate Verification"
-    (huggingface.co/papers/2502.04557). **Lossy**: η_FP of the tokens that strict acceptance would reject stay in the text.
-    `threshold` above 1 doubts every token and is bit-equal to strict acceptance with γ = 1.
+    Zhong et al., SPRINTER (huggingface.co/papers/2502.04557). **Lossy**: η_FP of the tokens that strict acceptance would reject stay in
+    the text. `threshold` above 1 doubts every token and is bit-equal to strict acceptance with γ = 1.
 
     Args:
         head (`Head`): from `hf-lossy fit sprinter`, or `Head.from_pretrained(…)`.
         threshold: τ; lower drafts longer and loses more. None takes the head's own, or 0.5. `hf-lossy compare` measures which one pays.
         max_draft: the most tokens of one round.
-        patience: see `HeadStop`; matters in batches alone. 0, the default, ends the round for all rows when one stops: 1.15 ×
-            strict acceptance in batches of 32 on the demo, where waiting for every row gives 0.80 × (docs/log.md). With 1 each
-            row's greedy text is the one it would have alone.
+        patience: see `HeadStop`; for batches. 0 ends the round for all rows when one stops: 1.15 × strict acceptance in batches of 32
+            on the demo, where waiting for every row gives 0.80 × (docs/log.md). With 1 a row's greedy text is the one it has alone.
 
     Raises: `TypeError` or `ValueError`, one line, for another head and for values out of their range.
     """
@@ -59,9 +51,8 @@ def sprinter(
 
 
 def specdec(head: Head, threshold: float | None = None, max_draft: int = SpecDecPP.max_draft) -> LossyPolicy:
-    """SpecDec++: strict acceptance; a row stops to draft where a rejection in its draft has become likely.
-
-    Huang et al. (huggingface.co/papers/2405.19715). Lossless. `threshold`: the paper's h; None takes the head's own, or 0.7.
+    """SpecDec++: strict acceptance; a row stops drafting where a rejection in its draft has become likely (Huang et al.,
+    huggingface.co/papers/2405.19715). Lossless. `threshold`: the paper's h; None takes the head's own, or 0.7.
     """
     return LossyPolicy(stop=SpecDecPP(head, _choose_threshold(head, threshold, SpecDecPP.threshold), max_draft))
 
@@ -71,15 +62,13 @@ def autojudge(
 ) -> LossyPolicy:
     """AutoJudge: strict acceptance, but a mismatch that the head finds unimportant is kept, and the rest of the draft with it.
 
-    Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039). **Lossy**: the
-    output is no longer the target's; what that costs on your task only a measurement there can tell. `threshold` 0 is
-    bit-equal to strict acceptance with the same window, 1 keeps everything.
+    Garipov et al., AutoJudge (huggingface.co/papers/2504.20039). **Lossy**: what it costs on your task only a measurement there can tell.
+    `threshold` 0 is bit-equal to strict acceptance with the same window, 1 keeps everything.
 
     Args:
         head (`Head`): from `hf-lossy fit autojudge`, or `Head.from_pretrained(…)`.
         threshold: a mismatch is kept where P(important) < threshold; None takes the head's own (recall ≥ 90 % when it was made).
-        window: tokens drafted a round, by default 32; longer than strict acceptance wants, for more of them are kept (the
-            paper: 64, and in vLLM tuned for each pair of models).
+        window: tokens drafted a round, by default 32: longer than for strict acceptance, as more of them are kept (the paper: 64).
         stop (`DraftStop`, *optional*): in place of a constant window, `SVIP()` for example.
 
     Raises: `TypeError` or `ValueError`, one line, for another head and for values out of their range.
@@ -95,9 +84,9 @@ def sv(
     profile: Profile, companion: Any, gamma: int | None = None, exact: str = SVFilter.exact,
     corrections: bool = SVFilter.corrections, fallback: bool = SVFilter.fallback,
 ) -> LossyPolicy:  # fmt: skip
-    """SV: draft `gamma` tokens a row, let a companion say which of them are worth the target's time, verify those strictly.
+    """SV: draft `gamma` tokens a row, verify strictly those that a companion finds worth the target's time.
 
-    Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328). Lossless, but for `exact="off"` in sampling.
+    Kim et al., Speculative Verification (huggingface.co/papers/2509.24328). Lossless, but for `exact="off"` in sampling.
 
     Args:
         profile (`Profile`): from `hf-lossy profile`, or `Profile.from_pretrained(…)`.
@@ -107,10 +96,10 @@ def sv(
 
     Raises: `TypeError` or `ValueError`, one line, for what is no profile and for drafts longer than were profiled.
     """
-    verification = SVFilter(profile, companion, exact, corrections, fallback)
+    filter = SVFilter(profile, companion, exact, corrections, fallback)
     stop = Constant(profile.gamma if gamma is None else gamma)
     profile.check_length(stop.gamma)
-    return LossyPolicy(stop=stop, filter=verification)
+    return LossyPolicy(stop=stop, filter=filter)
 
 
 Sprinter, AutoJudge, SpeculativeVerification = sprinter, autojudge, sv  # as the papers write them

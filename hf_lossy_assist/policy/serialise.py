@@ -1,4 +1,4 @@
-"""The JSON form of policies: each part by its name in the registry, with its parameters. Reading and writing change nothing but what they return."""
+"""Write and read the JSON form of policies: each part by its name in the registry, with its parameters."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..artifacts.head import Head
-from ..artifacts.json_io import check_depth, parse_json, read_json
+from ..artifacts.json_io import check_depth, read_json
 from ..artifacts.sv_profile import Profile
 from ..filters.base import VerifyFilter
 from ..registry import Kind, Names, find_name
@@ -21,21 +21,11 @@ from ..validation import nearest, shown
 LONGEST = 2**20  # bytes of policy.json
 PARTS: dict[Kind, type[Any]] = {"rule": AcceptanceRule, "stop": DraftStop, "filter": VerifyFilter}
 ANY_PART = tuple(PARTS.values())
-SAVED: dict[str, type[Head] | type[Profile]] = {
-    "head": Head,
-    "profile": Profile,
-}  # parameters with a folder of their own
-
-
-# -- writing ----------------------------------------------------------------------------------------------------------
+SAVED: dict[str, type[Head] | type[Profile]] = {"head": Head, "profile": Profile}  # parameters with a folder each
 
 
 def serialise(value: Any, kind: Kind, names: Mapping[int, str]) -> Any:
-    """Convert a part of a policy, or a parameter of one, to JSON values.
-
-    Args:
-        kind: what a part is: "rule", "stop" or "filter".
-        names: by `id`, heads and profiles that are to have other names than the folder or repository that they came from.
+    """Convert a part of a policy, or a parameter of one, to JSON values. `names`: of heads and profiles by `id`, in place of their sources.
 
     Raises: `ValueError`, one line, for what has no JSON form: a part without a name, a head that was never saved, an object.
     """
@@ -75,11 +65,8 @@ def walk_parts(name: str, part: Any) -> Iterator[tuple[str, Any]]:
         yield from walk_parts(f"{name}_{i}", value)
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
-
-
-def build_parts(spec: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-    """Build the parts that a policy's JSON form names; look for heads and profiles inside `folder` first.
+def build_parts(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the parts that a policy's JSON form names.
 
     Raises: `ValueError`, one line with the nearest match, for unknown entries, names and parameters.
     """
@@ -87,27 +74,10 @@ def build_parts(spec: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
     for key in spec:
         if key not in PARTS:
             raise ValueError(f"lossy_policy: {nearest('entry', str(key), PARTS)}")
-    return {kind: _build(kind, spec[kind], folder) for kind in PARTS if spec.get(kind) is not None}
+    return {kind: _build(kind, spec[kind]) for kind in PARTS if spec.get(kind) is not None}
 
 
-def parse_spec(text: str, where: str) -> dict[str, Any]:
-    """Parse the JSON form in a text."""
-    return _object(parse_json(text, f"lossy_policy: {where}", infinite=True), where)
-
-
-def read_spec(file: Path) -> dict[str, Any]:
-    """Read the JSON form in a file."""
-    where = f"the file {shown(str(file), 200)}"
-    return _object(read_json(file, f"lossy_policy: {where}", infinite=True, longest=LONGEST), where)
-
-
-def _object(spec: Any, where: str) -> dict[str, Any]:
-    if not isinstance(spec, dict):
-        raise ValueError(f'lossy_policy: {where} holds {shown(spec)}; expected an object such as {{"stop": "svip"}}')
-    return spec
-
-
-def _build(kind: Kind, spec: Any, folder: Path | None) -> Any:
+def _build(kind: Kind, spec: Any) -> Any:
     if isinstance(spec, PARTS[kind]):
         return spec
     parameters = {"name": spec} if isinstance(spec, str) else spec
@@ -123,14 +93,12 @@ def _build(kind: Kind, spec: Any, folder: Path | None) -> Any:
         if parameter not in fields:
             raise ValueError(f"lossy_policy: {nearest(f'parameter of {kind} {name!r}', str(parameter), fields)}")
     if kind in parameters:  # made of another of its kind, or of several
-        parameters[kind] = _build(kind, parameters[kind], folder)
+        parameters[kind] = _build(kind, parameters[kind])
     if isinstance(parameters.get(f"{kind}s"), list | tuple):
-        parameters[f"{kind}s"] = tuple(_build(kind, part, folder) for part in parameters[f"{kind}s"])
+        parameters[f"{kind}s"] = tuple(_build(kind, part) for part in parameters[f"{kind}s"])
     for what, saved in SAVED.items():
         if isinstance(parameters.get(what), str):
-            inside = None if folder is None else folder / parameters[what]
-            source = str(inside) if inside is not None and inside.is_dir() else parameters[what]
-            parameters[what] = saved.from_pretrained(source)
+            parameters[what] = saved.from_pretrained(parameters[what])
     try:
         return cls(**parameters)
     except TypeError as error:
@@ -138,6 +106,15 @@ def _build(kind: Kind, spec: Any, folder: Path | None) -> Any:
         if not missing:
             raise
         raise ValueError(f"lossy_policy: {kind} {name!r} needs {', '.join(sorted(missing))}") from None
+
+
+def read_spec(file: Path) -> dict[str, Any]:
+    """Read the JSON form in a file. Raises: `ValueError`, one line, where it holds none."""
+    where = f"lossy_policy: the file {shown(str(file), 200)}"
+    spec = read_json(file, where, infinite=True, longest=LONGEST)
+    if not isinstance(spec, dict):
+        raise ValueError(f'{where} holds {shown(spec)}; expected an object such as {{"stop": "svip"}}')
+    return spec
 
 
 def format_spec(spec: dict[str, Any]) -> str:

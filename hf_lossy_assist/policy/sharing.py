@@ -1,4 +1,4 @@
-"""Push folders that this package made to the Hub, file by file of what they consist of, and pull them back."""
+"""Push folders that this package made to the Hub, only the files that they consist of, and pull them back."""
 
 import re
 import shutil
@@ -26,6 +26,8 @@ from .serialise import read_spec
 CARD = "README.md"
 RECORDS = ("collect.json", "mine.json")  # what a dataset of `hf-lossy collect` or `mine` holds
 DATASET = "dataset_info.json"
+SHOWN = 5  # of the files that are not uploaded
+DATASETS = "datasets/"  # how the Hub's addresses tell a dataset's repository from a model's
 HEAD = rf"{re.escape(CONFIG)}|{re.escape(WEIGHTS)}|(?:reliability|roc(?:_\w+)?)\.png"
 PROFILED = rf"{re.escape(PROFILE)}|{re.escape(TABLES)}|(?:cells|goodput)\.png"
 MODEL = (
@@ -47,27 +49,21 @@ FILES = {
 def list_files(kind: str, folder: Path) -> tuple[list[str], list[str]]:
     """Return the files of `folder` that one of this kind consists of, and the others that are not hidden, relative to it.
 
-    For a policy these include the files of the heads and profiles that its policy.json names: other files may be left from an older one.
-
-    Raises: `ValueError` where one of the former is a link: what it leads to was not put here to be shared.
+    A policy consists of the heads and profiles that its policy.json names, too. Raises: `ValueError` where one of the files is a link.
     """
     top, below = FILES[kind]
     if kind == "policy":
         names = sorted(map(re.escape, list_subfolders(read_spec(folder / POLICY))))
         below = rf"(?:{'|'.join(names)})/(?:{CARD}|{HEAD}|{PROFILED})" if names else None
     expected = re.compile("|".join(f"(?:{part})" for part in (CARD, top, below) if part))
-    found, left = [], []
-    for path in _walk(folder):
-        name = path.relative_to(folder).as_posix()
-        if not expected.fullmatch(name):
-            left.append(name)
-        elif path.is_symlink() or not path.is_file():
+    paths = {path.relative_to(folder).as_posix(): path for path in _walk(folder)}
+    wanted = {name: path for name, path in paths.items() if expected.fullmatch(name)}
+    for path in wanted.values():
+        if path.is_symlink() or not path.is_file():
             raise ValueError(
                 f"{path} is a link: only files are uploaded, not what links lead to; put a copy in its place"
             )
-        else:
-            found.append(name)
-    return found, left
+    return [*wanted], [name for name in paths if name not in wanted]
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -84,9 +80,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 def detect_kind(folder: Path) -> str:
     """Detect the content of a folder: "policy", "head", "drafter", "models", "dataset" or "custom_generate".
 
-    Load heads, profiles and policies to be sure; for a model read its config and the headers of its weights, for a dataset its records.
-
-    Raises: `ValueError`, one line, for what is none of these or damaged.
+    Heads, profiles and policies are loaded to be sure. Raises: `ValueError`, one line, for what is none of these or damaged.
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {shown(str(folder), 200)}")
@@ -100,11 +94,8 @@ def detect_kind(folder: Path) -> str:
         return "dataset"
     if (folder / "custom_generate" / "generate.py").is_file():
         return "custom_generate"
-    if (
-        (folder / WEIGHTS).is_file()
-        and (folder / CONFIG).is_file()
-        and (kind := _check_part(folder)) in ("head", "drafter")
-    ):
+    alone = (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file()
+    if alone and (kind := _check_part(folder)) in ("head", "drafter"):
         return kind
     # Where the files of models may lie, and no deeper: the folder may be the root of a disk.
     files = sorted([*folder.glob("model*.safetensors"), *folder.glob("*/model*.safetensors")])
@@ -119,7 +110,7 @@ def detect_kind(folder: Path) -> str:
 
 
 def _check_part(folder: Path) -> str:
-    """Check one head, profile, drafter or model; returns "head", "profile", "drafter" or "model"."""
+    """Check one head, profile, drafter or model and return which it is. A model's config and the headers of its weights are read."""
     if (folder / PROFILE).is_file():
         Profile.from_pretrained(folder)
         return "profile"
@@ -142,29 +133,22 @@ def _check_part(folder: Path) -> str:
     return "model"
 
 
-SHOWN = 5  # of the files that are not uploaded
-DATASETS = "datasets/"  # how the Hub's addresses tell a dataset's repository from a model's
-
-
 def push(
     folder: str | Path, repo_id: str, *, private: bool | None = None, token: str | None = None, message: str | None = None,
     revision: str | None = None,
 ) -> str:  # fmt: skip
     """Upload a folder that this package can use (a head, a policy, models, a dataset, the custom_generate repository).
 
-    Creates the repository where there is none. What is there and unchanged is not uploaded again. Only the files that a folder
-    of its kind consists of are uploaded (`contents.FILES`); a warning names those that stay here.
-
-    Returns: the commit's URL. Raises: `ValueError`, one line, for a folder that is none of these, has no README.md or holds
-    a pickle or, among those files, a link; `huggingface_hub`'s errors, for a missing token for example.
+    Creates the repository where there is none. Only the files that such a folder consists of (`FILES`) are uploaded; a warning names
+    the others. Returns: the commit's URL. Raises: `ValueError`, one line, for another folder, one without README.md, a pickle or a link
+    in it; `huggingface_hub`'s errors.
     """
     folder = Path(folder)
     kind = detect_kind(folder)
     if not (folder / CARD).is_file():
         raise ValueError(f"{folder} has no {CARD}, the model card: write one, or save the {kind} again")
     files, left = list_files(kind, folder)
-    pickles = [name for name in left if set(map(str.lower, Path(name).suffixes)) & set(PICKLES)]
-    if pickles:
+    if pickles := [name for name in left if set(map(str.lower, Path(name).suffixes)) & set(PICKLES)]:
         raise ValueError(f"{folder} holds {pickles[0]}, a pickle: this package shares safetensors only")
     if left:
         warnings.warn(f"not uploaded, for no {kind} has such files: {listed(left, SHOWN)}", stacklevel=2)
@@ -175,12 +159,10 @@ def push(
             api.create_branch(repo_id, branch=revision, exist_ok=True, repo_type=repo_type)
         # A certificate stands for the policy that it was pushed with, and for no later one.
         stale = [name for name in (CERTIFICATE,) if kind == "policy" and name not in files]
-        return str(
-            api.upload_folder(
-                repo_id=repo_id, folder_path=folder, revision=revision, repo_type=repo_type, allow_patterns=files, delete_patterns=stale or None,
-                commit_message=message or f"Upload {kind} with hf_lossy_assist",
-            )
-        )  # fmt: skip
+        return str(api.upload_folder(
+            repo_id=repo_id, folder_path=folder, revision=revision, repo_type=repo_type, allow_patterns=files, delete_patterns=stale or None,
+            commit_message=message or f"Upload {kind} with hf_lossy_assist",
+        ))  # fmt: skip
 
 
 def pull(
@@ -189,7 +171,8 @@ def pull(
 ) -> Path:  # fmt: skip
     """Download a repository and check that it is one that this package can use; returns its folder.
 
-    A dataset's `repo_id` is "datasets/org/name". `force_download`: also what is in the cache already. Without `out` it stays in the Hub's cache. With `out` its files are copied there, once they are all here and checked.
+    A dataset's `repo_id` is "datasets/org/name". `force_download`: also what is in the cache already. Without `out` it stays in the Hub's
+    cache. With `out` its files are copied there, after all were downloaded and checked.
     """
     if out is not None:  # before anything is downloaded
         check_new(out, "download again")
@@ -201,12 +184,10 @@ def pull(
         )
     try:
         with hub_errors(repo_id):
-            cached = Path(
-                snapshot_download(
-                    repo.removeprefix(DATASETS), repo_type=repo_type, revision=revision or pinned or None, token=token,
-                    local_files_only=local_files_only, force_download=force_download,
-                )
-            )  # fmt: skip
+            cached = Path(snapshot_download(
+                repo.removeprefix(DATASETS), repo_type=repo_type, revision=revision or pinned or None, token=token,
+                local_files_only=local_files_only, force_download=force_download,
+            ))  # fmt: skip
     except HFValidationError:
         raise ValueError(f"{shown(repo_id, 200)} is not a repository name like org/name") from None
     detect_kind(cached)

@@ -20,11 +20,6 @@ from hf_lossy_assist.tasks.load import ExactTask
 from hf_lossy_assist.tasks.prompts import read_prompts
 
 
-def policy_file(folder, data):
-    (folder / "policy.json").write_bytes(data)
-    as_policy(folder / "policy.json")
-
-
 def policy_folder(folder, data):
     (folder / "policy.json").write_bytes(data)
     LossyPolicy.from_pretrained(folder)
@@ -61,7 +56,7 @@ def packed_rows(folder, data):
     ExactTask(folder / "p.jsonl.gz").problems()
 
 
-PLACES = [policy_file, policy_folder, policy_text, head_config, profile_facts, prompts, task_rows, packed_rows]
+PLACES = [policy_folder, policy_text, head_config, profile_facts, prompts, task_rows, packed_rows]
 DEEP = 1000
 BAD = {
     "lists": (b'{"stop": ' + b"[" * DEEP + b"]" * DEEP + b"}", "inside one another"),

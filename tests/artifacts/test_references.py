@@ -57,10 +57,6 @@ def test_a_policy_takes_no_head_from_elsewhere_on_the_disk(hub, tmp_path, monkey
     with pytest.raises(ValueError, match="one of its own sub-folders or a repository on the Hub") as error:
         LossyPolicy.from_pretrained(tmp_path / "policy")  # which may have been downloaded by other means
     line(error)
-    for file in (tmp_path / "policy" / "policy.json", "policy/policy.json"):
-        with pytest.raises(ValueError, match="one of its own sub-folders or a repository on the Hub") as error:
-            as_policy(file)
-        line(error)
 
 
 def test_what_the_user_writes_in_python_may_name_any_folder_here(tmp_path):
@@ -84,9 +80,8 @@ def test_a_link_is_no_sub_folder(tmp_path):
     Sprinter(linear()).save_pretrained(tmp_path / "policy")
     shutil.rmtree(tmp_path / "policy" / "stop_head")
     (tmp_path / "policy" / "stop_head").symlink_to(tmp_path / "elsewhere")
-    for given in (tmp_path / "policy", tmp_path / "policy" / "policy.json"):
-        with pytest.raises(ValueError, match="'stop_head' is a link to another place"):
-            as_policy(given)
+    with pytest.raises(ValueError, match="'stop_head' is a link to another place"):
+        as_policy(tmp_path / "policy")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
@@ -99,18 +94,16 @@ def test_a_link_is_no_file_of_a_sub_folder(tmp_path, name):
     for goal in (tmp_path / "elsewhere" / name, Path("../../../blobs") / name):
         (folder / "stop_head" / name).unlink()
         (folder / "stop_head" / name).symlink_to(goal)
-        for given in (folder, folder / "policy.json"):
-            with pytest.raises(ValueError, match=f"'stop_head': its {name} is a link to another place") as error:
-                as_policy(given)
-            line(error)
+        with pytest.raises(ValueError, match=f"'stop_head': its {name} is a link to another place") as error:
+            as_policy(folder)
+        line(error)
 
 
 def test_links_of_the_hubs_cache_are_its_own(hub):
     Sprinter(linear()).push_to_hub("org/policy")
     folder = pull("org/policy")
     assert (folder / "stop_head" / "config.json").is_symlink()
-    for given in (folder, folder / "policy.json"):
-        assert as_policy(given) == Sprinter(linear())
+    assert as_policy(folder) == Sprinter(linear())
 
 
 def test_a_companion_on_this_disk_is_for_this_disk(hub, tmp_path):
@@ -118,10 +111,10 @@ def test_a_companion_on_this_disk_is_for_this_disk(hub, tmp_path):
     policy = LossyPolicy(filter=Staged(own))
     policy.save_pretrained(tmp_path / "policy")
     folder = tmp_path / "policy"
-    for given in (folder, folder / "policy.json"):  # which may come from anybody
-        with pytest.raises(ValueError, match=r"a repository on the Hub.*from_pretrained\(…, companion=…\)") as error:
-            as_policy(given)
-        line(error)
+    # The folder may come from anybody.
+    with pytest.raises(ValueError, match=r"a repository on the Hub.*from_pretrained\(…, companion=…\)") as error:
+        as_policy(folder)
+    line(error)
     for form in (policy.to_dict(), json.dumps(policy.to_dict())):  # which the user wrote
         assert as_policy(form).filter.companion == own
     assert LossyPolicy.from_pretrained(folder, companion=own).filter.companion == own

@@ -8,7 +8,7 @@ from itertools import groupby
 
 import pytest
 
-from hf_lossy_assist import demo
+from hf_lossy_assist import Heuristic, LossyPolicy, demo
 
 
 def hf_lossy(*arguments):
@@ -41,11 +41,10 @@ def test_json_is_one_object_with_the_promised_keys(hf_lossy, tmp_path):
     assert report["speculation"]["num_new_tokens"] == sum(len(o["token_ids"]) for o in report["outputs"])
 
 
-def test_policies_agree_with_the_target_alone_and_a_policy_may_be_json_or_a_file(hf_lossy, tmp_path):
-    file = tmp_path / "policy.json"
-    file.write_text('{"stop": {"name": "heuristic"}}')
+def test_policies_agree_with_the_target_alone_and_a_policy_may_be_json_or_a_folder(hf_lossy, tmp_path):
+    LossyPolicy(stop=Heuristic()).save_pretrained(tmp_path / "policy")
     texts = []
-    for policy in ("target", "strict", '{"stop": {"name": "svip", "h": 0.5}}', str(file)):
+    for policy in ("target", "strict", '{"stop": {"name": "svip", "h": 0.5}}', str(tmp_path / "policy")):
         report = hf_lossy("generate", "--policy", policy, "--json").json
         assert (report["speculation"] is None) == (policy == "target")
         texts.append([(o["text"], o["token_ids"]) for o in report["outputs"]])

@@ -139,7 +139,7 @@ def test_a_policy_file(tmp_path, number):
         spec = {f: plain.get(f, needed().get(f)) for f in names - {field, "profile"} if f in needed()}
         text = json.dumps({kind: {"name": name} | spec | {field: "HERE"}}, default=str)
         (tmp_path / "policy.json").write_text(text.replace('"HERE"', number))
-        error = refused.refusal(lambda: hla.as_policy(tmp_path / "policy.json"))
+        error = refused.refusal(lambda: hla.as_policy(tmp_path))
         if error is not None:
             one_line(error, f"{name}.{field}={number[:20]}")
         whole = isinstance(next(f for f in dataclasses.fields(cls) if f.name == field).default, int)

@@ -11,9 +11,9 @@ from hf_lossy_assist.artifacts.certificate import Certificate
 from hf_lossy_assist.cli._runs import facts_of
 from hf_lossy_assist.evaluation.measuring import DecodingSettings
 from hf_lossy_assist.models.identity import ModelIdentity, dtype_of, weights_hash
+from hf_lossy_assist.policy.parse import strip_paths
 from hf_lossy_assist.policy.policy import compute_fingerprint
 from hf_lossy_assist.policy.sharing import list_files
-from hf_lossy_assist.policy.short_form import strip_paths
 
 
 POLICY = hla.LossyPolicy(hla.TopK(4), hla.SVIP())

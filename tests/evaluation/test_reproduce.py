@@ -11,7 +11,8 @@ import typer
 
 from hf_lossy_assist.cli.app import app
 from hf_lossy_assist.evaluation.measuring import ArmOutput
-from hf_lossy_assist.policy.short_form import SEAMS, list_parts, split_policies
+from hf_lossy_assist.policy.parse import list_parts, split_policies
+from hf_lossy_assist.policy.serialise import PARTS
 from hf_lossy_assist.registry import Names
 from hf_lossy_assist.stats.intervals import Estimate
 from hf_lossy_assist.tasks.load import NAMES
@@ -24,7 +25,7 @@ HEADLINES = {
     "sprinter-table-2", "sprinter-table-3", "sprinter-table-4", "autojudge-figure-3", "autojudge-table-1", "autojudge-table-2",
 }  # fmt: skip
 TABLES = sorted(FOLDER.glob("tables/*.json"))
-KNOWN = {name for kind in (*SEAMS, "method") for name in Names(kind)} | {"fallback"}
+KNOWN = {name for kind in (*PARTS, "method") for name in Names(kind)} | {"fallback"}
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import pytest
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.policy.short_form import split_policies
+from hf_lossy_assist.policy.parse import split_policies
 from hf_lossy_assist.registry import list_entries
 
 
@@ -55,12 +55,15 @@ def test_every_name_whose_parameters_are_numbers_has_one():
         ("svip:hh=1", "unknown parameter of stop 'svip' 'hh'"),
         ("svip+fallback:x=2", "unknown parameter of 'fallback' 'x'"),
         ("svip+fallback+fallback", "names two fallbacks"),
-        ("top_k+svip", "top_k is a rule that needs k: write top_k:k=4"),
+        ("top_k+svip", "top_k is a rule that needs k: pass lossy_policy='top_k:k=4'"),
         ("top_k:k=", "expected top_k:parameter=value,…, got 'k='"),
         ("top_k:", "expected name:parameter=value"),
         ("top_k:k=3,k=4", "is given k twice"),
         ("top_k:k=four", "got 'four'"),
-        ("sprinter:threshold=0.7", "sprinter needs head: write sprinter:head=FOLDER"),
+        (
+            "sprinter:threshold=0.7",
+            "sprinter needs a head: pass head=… (a Head, a folder or org/name) beside its name, on the command line --head or sprinter:head=FOLDER",
+        ),
         ("svip+sprinter:head=x", "the method sprinter stands first"),
         ("sprinter:tau=0.7,head=x", "unknown parameter of 'sprinter' 'tau'"),
     ],

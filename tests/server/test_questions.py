@@ -48,10 +48,10 @@ def test_a_chat_template_that_makes_nothing():
 
 def test_policies_of_one_name_are_refused(tmp_path):
     for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "policy.json").write_text('{"stop": {"name": "constant", "gamma": 3}}')
-    first, second = (str(tmp_path / folder / "policy.json") for folder in ("a", "b"))
-    assert list(_by_name([first, "svip"])) == ["policy.json", "svip"]
+        (tmp_path / folder / "policy").mkdir(parents=True)
+        (tmp_path / folder / "policy" / "policy.json").write_text('{"stop": {"name": "constant", "gamma": 3}}')
+    first, second = (str(tmp_path / folder / "policy") for folder in ("a", "b"))
+    assert list(_by_name([first, "svip"])) == ["policy", "svip"]
     longer = '{"stop": {"name": "constant",' + " " * 5000 + '"gamma": 3}}'
     assert list(_by_name([longer])) == [longer]
     for given in ([first, second], ["svip", "svip"]):

@@ -54,7 +54,7 @@ def case(random: Random, folder: Path) -> Case:
     spec: Any = policy_of(random)
     if random.random() < 0.75:
         spec = mutated(random, spec)
-    ways = {"dict": 8, "text": 8, "file": 4, "folder": 4, "object": 10, "part": 4, "deep": 3, "huge": 1}
+    ways = {"dict": 8, "text": 8, "folder": 8, "object": 10, "part": 4, "deep": 3, "huge": 1}
     how = random.choices(list(ways), list(ways.values()))[0]
     given: Any = spec
     if how == "deep":
@@ -64,12 +64,12 @@ def case(random: Random, folder: Path) -> Case:
     elif how == "object":
         return _object(random)
     elif how == "huge":
-        given = folder / "policy.json"
-        given.write_text(json.dumps({"stop": "svip"}))
-        with open(given, "r+b") as large:
+        given, file = folder, folder / "policy.json"
+        file.write_text(json.dumps({"stop": "svip"}))
+        with open(file, "r+b") as large:
             large.truncate(2**29)  # nothing on the disk, all of it in memory if it is read
     what = f"policy as {how}: {shown(given) if how in ('part', 'dict') else str(given)[:300]}"
-    if how in ("text", "file", "folder"):
+    if how in ("text", "folder"):
         text = written(given)
         data = damaged_text(random, text) if random.random() < 0.3 else text.encode()
         what = f"policy as {how}: {data[:400]!r}"
@@ -77,9 +77,8 @@ def case(random: Random, folder: Path) -> Case:
             given = data.decode("utf-8", "replace")
             given = given if given.lstrip().startswith("{") else "{" + given
         else:
-            file = folder / "policy.json"
-            file.write_bytes(data)
-            given = random.choice([str, Path])(file if how == "file" else folder)
+            (folder / "policy.json").write_bytes(data)
+            given = random.choice([str, Path])(folder)
     inputs, sampling = prompts(random, random.choice([1, 2])), random.random() < 0.3
     return Case(what, lambda: _read(given, inputs, sampling))
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ..artifacts.head import Head
 from ..artifacts.json_io import parse_json
-from ..registry import NEEDS, Kind, Names, find_entry, find_method, list_entries
+from ..registry import NEEDS, Names, find_entry, find_method, list_entries
 from ..validation import listed, nearest, shown
 from .policy import LossyPolicy, make_head_policy, run_recipe
 from .serialise import PARTS, SAVED, build_parts
@@ -155,7 +155,7 @@ def parse_short_form(text: str) -> LossyPolicy:
 
     Raises: `ValueError`, one line with the nearest match, for unknown names and parameters and for two parts of one kind.
     """
-    specs: dict[Kind, dict[str, Any]] = {}
+    specs: dict[str, Any] = {}
     base, fallback = LossyPolicy(), None
     for i, (name, parameters) in enumerate(_parse_part(part, text) for part in _PARTS.split(text)):
         kind = next((kind for kind in PARTS if name in Names(kind)), None)
@@ -177,7 +177,7 @@ def parse_short_form(text: str) -> LossyPolicy:
                 f"lossy_policy: {shown(text, 200)}: the method {name} stands first, parts that replace its own after it"
             )
         else:
-            beside = {need: parameters.pop(need) for need in NEEDS if need in parameters}
+            beside: dict[str, Any] = {need: parameters.pop(need) for need in NEEDS if need in parameters}
             base = make_named_policy(name, beside, **parameters)
     for kind, spec in specs.items():
         _check_required(kind, spec)
@@ -185,9 +185,9 @@ def parse_short_form(text: str) -> LossyPolicy:
     return policy if fallback is None else policy.with_fallback(**fallback)
 
 
-def _check_required(kind: Kind, spec: dict[str, Any]) -> None:
+def _check_required(kind: str, spec: dict[str, Any]) -> None:
     """Refuse a part that lacks a parameter, with a form that has it."""
-    entry = find_entry(kind, spec["name"])
+    entry = find_entry(kind, spec["name"])  # type: ignore[arg-type]
     missing = [name for name in entry.required if name not in spec]
     if missing:
         values = {name: entry.example.get(name, "…") for name in missing}

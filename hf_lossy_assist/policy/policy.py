@@ -55,7 +55,8 @@ class LossyPolicy(NoDeepCopy):
     certificate: Certificate | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, base in (*PARTS.items(), ("certificate", Certificate)):
+        bases: dict[str, type] = {**PARTS, "certificate": Certificate}
+        for name, base in bases.items():
             value = getattr(self, name)
             if not (isinstance(value, base) or (value is None and name in ("stop", "certificate"))):
                 raise TypeError(f"LossyPolicy.{name}: expected an object of {base.__name__}, got {shown(value)}")

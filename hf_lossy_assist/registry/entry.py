@@ -167,7 +167,7 @@ def _find_default(parameter: "dataclasses.Field[Any]") -> Any:
 
 def check_make(what: str, entry: Entry, base: type | None) -> None:
     """Refuse a class or a recipe that could not be listed, written as JSON or read back."""
-    make = entry.make
+    make: Any = entry.make
     if entry.kind == "method":
         if not all(isinstance(getattr(make, name, None), str) for name in ("__name__", "__qualname__", "__module__")):
             raise TypeError(
@@ -185,7 +185,7 @@ def check_make(what: str, entry: Entry, base: type | None) -> None:
             f"{what}: {make.__name__} is no frozen dataclass, so its JSON form would lose its parameters: put @dataclass(frozen=True) above it"
         )
     fields = [f.name for f in dataclasses.fields(make)]
-    taken = list(inspect.signature(make.__init__).parameters)[1:]  # type: ignore[misc]
+    taken = list(inspect.signature(make.__init__).parameters)[1:]
     if set(fields) != set(taken):
         raise TypeError(
             f"{what}: {make.__name__} takes {', '.join(taken) or 'nothing'}, and its fields are {', '.join(fields) or 'none'}: "

@@ -155,7 +155,7 @@ def parse_short_form(text: str) -> LossyPolicy:
 
     Raises: `ValueError`, one line with the nearest match, for unknown names and parameters and for two parts of one kind.
     """
-    specs: dict[str, Any] = {}
+    specs: dict[Kind, Any] = {}
     base, fallback = LossyPolicy(), None
     for i, (name, parameters) in enumerate(_parse_part(part, text) for part in _PARTS.split(text)):
         kind = next((kind for kind in PARTS if name in Names(kind)), None)
@@ -179,15 +179,15 @@ def parse_short_form(text: str) -> LossyPolicy:
         else:
             beside: dict[str, Any] = {need: parameters.pop(need) for need in NEEDS if need in parameters}
             base = make_named_policy(name, beside, **parameters)
-    for kind, spec in specs.items():
-        _check_required(kind, spec)
+    for seam, spec in specs.items():
+        _check_required(seam, spec)
     policy = LossyPolicy(**({kind: getattr(base, kind) for kind in PARTS} | build_parts(specs)))
     return policy if fallback is None else policy.with_fallback(**fallback)
 
 
-def _check_required(kind: str, spec: dict[str, Any]) -> None:
+def _check_required(kind: Kind, spec: dict[str, Any]) -> None:
     """Refuse a part that lacks a parameter, with a form that has it."""
-    entry = find_entry(kind, spec["name"])  # type: ignore[arg-type]
+    entry = find_entry(kind, spec["name"])
     missing = [name for name in entry.required if name not in spec]
     if missing:
         values = {name: entry.example.get(name, "…") for name in missing}

@@ -55,7 +55,7 @@ class LossyPolicy(NoDeepCopy):
     certificate: Certificate | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        bases: dict[str, type] = {**PARTS, "certificate": Certificate}
+        bases: dict[Any, type] = {**PARTS, "certificate": Certificate}
         for name, base in bases.items():
             value = getattr(self, name)
             if not (isinstance(value, base) or (value is None and name in ("stop", "certificate"))):

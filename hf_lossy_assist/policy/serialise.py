@@ -65,7 +65,7 @@ def walk_parts(name: str, part: Any) -> Iterator[tuple[str, Any]]:
         yield from walk_parts(f"{name}_{i}", value)
 
 
-def build_parts(spec: Mapping[str, Any]) -> dict[str, Any]:
+def build_parts(spec: Mapping[Any, Any]) -> dict[str, Any]:
     """Build the parts that a policy's JSON form names.
 
     Raises: `ValueError`, one line with the nearest match, for unknown entries, names and parameters.

@@ -184,8 +184,8 @@ def check_make(what: str, entry: Entry, base: type | None) -> None:
         raise TypeError(
             f"{what}: {make.__name__} is no frozen dataclass, so its JSON form would lose its parameters: put @dataclass(frozen=True) above it"
         )
-    fields = [f.name for f in dataclasses.fields(make)]
-    taken = list(inspect.signature(make.__init__).parameters)[1:]
+    fields = [f.name for f in dataclasses.fields(entry.make)]  # type: ignore[arg-type]
+    taken = list(inspect.signature(make.__init__).parameters)[1:]  # type: ignore[misc]
     if set(fields) != set(taken):
         raise TypeError(
             f"{what}: {make.__name__} takes {', '.join(taken) or 'nothing'}, and its fields are {', '.join(fields) or 'none'}: "

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ..artifacts.head import Head
 from ..artifacts.json_io import parse_json
-from ..registry import NEEDS, Names, find_entry, find_method, list_entries
+from ..registry import NEEDS, Kind, Names, find_entry, find_method, list_entries
 from ..validation import listed, nearest, shown
 from .policy import LossyPolicy, make_head_policy, run_recipe
 from .serialise import PARTS, SAVED, build_parts

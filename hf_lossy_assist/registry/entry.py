@@ -185,7 +185,7 @@ def check_make(what: str, entry: Entry, base: type | None) -> None:
             f"{what}: {make.__name__} is no frozen dataclass, so its JSON form would lose its parameters: put @dataclass(frozen=True) above it"
         )
     fields = [f.name for f in dataclasses.fields(entry.make)]  # type: ignore[arg-type]
-    taken = list(inspect.signature(make.__init__).parameters)[1:]  # type: ignore[misc]
+    taken = list(inspect.signature(make.__init__).parameters)[1:]
     if set(fields) != set(taken):
         raise TypeError(
             f"{what}: {make.__name__} takes {', '.join(taken) or 'nothing'}, and its fields are {', '.join(fields) or 'none'}: "

@@ -29,7 +29,7 @@ from hf_lossy_assist.evaluation.measuring import DecodingSettings, Writer
 from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
 from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
 from hf_lossy_assist.methods.autojudge.mine import mine
-from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
+from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
 from hf_lossy_assist.methods.specdec.fit import fit_specdec
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings

@@ -87,7 +87,7 @@ def mine(
     check_int("--workers", workers, 1, MOST_THREADS)
     from ..drafters.eagle import PLACES
     from ..methods.autojudge.mine import mine as run
-    from ..methods.autojudge.mine_settings import MineSettings
+    from ..methods.autojudge.mining_loop import MineSettings
 
     settings = MineSettings(
         max_new_tokens=NEW_TOKENS.get(task, 512) if max_new_tokens is None else max_new_tokens, **asdict(sampling),
@@ -162,20 +162,20 @@ def _in_memory() -> Iterator[None]:
 
 def _refuse_nothing(out: Path) -> None:
     """Take a dataset without a mismatch away, so that its name is free again. Raises: `ValueError`, one line, with the reason."""
-    from ..methods.autojudge.mined import RECORD, why_nothing
+    from ..methods.autojudge.dataset import RECORD, explain_nothing
 
     facts = read_object(out / RECORD)
     if not facts["found"]["mismatches"]:
         shutil.rmtree(out)
-        raise ValueError(f"nothing to fit a judge to was found, and nothing is written: {why_nothing(facts)}")
+        raise ValueError(f"nothing to fit a judge to was found, and nothing is written: {explain_nothing(facts)}")
 
 
 def _report(out: Path) -> str:
     """What a dataset holds, in a few lines."""
-    from ..methods.autojudge.mined import RECORD, unanswered
+    from ..methods.autojudge.dataset import RECORD, explain_unanswered
 
     facts = read_object(out / RECORD)
-    found, why = facts["found"], unanswered(facts)
+    found, why = facts["found"], explain_unanswered(facts)
     share = found["important"] / max(found["mismatches"], 1)
     lines = [
         f"{out}: {found['mismatches']} mismatches of {facts['problems']} problems, {found['important']} important ({share:.1%}), "

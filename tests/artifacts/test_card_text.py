@@ -8,7 +8,7 @@ from support.hub_server import card_problems
 
 from hf_lossy_assist import HeadConfig, HeadStop, LinearHead, LossyPolicy, Sprinter, demo
 from hf_lossy_assist.artifacts.cards import escape, head_card
-from hf_lossy_assist.methods.autojudge import mined
+from hf_lossy_assist.methods.autojudge import dataset as mined
 from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.training import dataset
 
@@ -51,13 +51,13 @@ def test_nothing_in_a_heads_or_a_policys_card_acts(method):
 
 
 def test_nothing_in_a_datasets_card_acts(tmp_path):
-    found = mined.summary([], 8)
+    found = mined.summarise([], 8)
     facts = {
         "target": None, "served": WILD, "served_at": WILD, "draft": MODEL.to_dict(), "settings": TEXTS, "versions": TEXTS,
         "task": WILD, "source": WILD, "judge": WILD, "problems": 1, "found": found,
     }  # fmt: skip
-    check(mined.card(facts).partition("\n---\n")[2])
-    check(mined.card(facts | {"target": MODEL.to_dict()}).partition("\n---\n")[2])
+    check(mined.make_data_card(facts).partition("\n---\n")[2])
+    check(mined.make_data_card(facts | {"target": MODEL.to_dict()}).partition("\n---\n")[2])
 
     from datasets import Dataset
 

@@ -10,7 +10,7 @@ from support.mining import NEW, TASK
 
 from hf_lossy_assist.cli._runs import _Within
 from hf_lossy_assist.methods.autojudge import mine as mining
-from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
+from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
 from hf_lossy_assist.methods.sprinter import collect as collecting
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sv import sampling

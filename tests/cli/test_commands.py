@@ -21,7 +21,7 @@ from support.hub_server import card_problems
 import hf_lossy_assist
 from hf_lossy_assist import Head, HeadConfig, LinearHead, Sprinter, demo
 from hf_lossy_assist.cli._provenance import ModelNames, recall
-from hf_lossy_assist.methods.autojudge.mine import _resumable
+from hf_lossy_assist.methods.autojudge.mine import name_way_on
 from hf_lossy_assist.training.dataset import read_dataset
 
 
@@ -283,7 +283,7 @@ def test_an_answer_that_was_cut_off_is_no_wrong_one(hf_lossy):
     ("said", "line"), [("no room", "no room. What"), ("no room.", "no room. What"), ("so?", "so? What")]
 )
 def test_what_is_done_stands_behind_one_full_stop(tmp_path, said, line):
-    with pytest.raises(ValueError) as error, _resumable(tmp_path / "x.partial"):
+    with pytest.raises(ValueError) as error, name_way_on(tmp_path / "x.partial"):
         raise ValueError(said)
     assert str(error.value).startswith(line)
 

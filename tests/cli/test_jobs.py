@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from hf_lossy_assist import demo, enable
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.methods.autojudge import mine as mining
-from hf_lossy_assist.methods.autojudge.fit_checks import check_models
-from hf_lossy_assist.methods.autojudge.hidden_states import read_mined
-from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
+from hf_lossy_assist.methods.autojudge.dataset import read_mined
+from hf_lossy_assist.methods.autojudge.fit import check_models
+from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
 from hf_lossy_assist.methods.sprinter import collect as collecting
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sv import profiling

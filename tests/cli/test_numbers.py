@@ -22,7 +22,7 @@ from hf_lossy_assist.artifacts.head_config import HeadConfig
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.filters import FILTERS
 from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
-from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
+from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.registry import KINDS, list_entries

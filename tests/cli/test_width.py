@@ -7,7 +7,7 @@ import pytest
 from hf_lossy_assist.cli._output import show_figures
 from hf_lossy_assist.cli.fit import _comparison, _thresholds
 from hf_lossy_assist.cli.tune import _show
-from hf_lossy_assist.methods.autojudge.compare import CLASSIFIERS, TOKENS
+from hf_lossy_assist.methods.autojudge.report import CLASSIFIERS, TOKENS
 from hf_lossy_assist.stats.intervals import Estimate
 from hf_lossy_assist.terminal import console
 

@@ -24,7 +24,7 @@ from hf_lossy_assist import (
     demo,
 )
 from hf_lossy_assist.artifacts.head import CONFIG, WEIGHTS
-from hf_lossy_assist.methods.autojudge.mined import RECORD, read_lines
+from hf_lossy_assist.methods.autojudge.dataset import RECORD, read_lines
 from hf_lossy_assist.policy.sharing import detect_kind
 from hf_lossy_assist.tasks.endpoint import Endpoint
 from hf_lossy_assist.training.resumable import prepare

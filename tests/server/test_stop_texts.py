@@ -11,7 +11,7 @@ from hf_lossy_assist.cli._output import Output, Written, _coloured, json_report
 from hf_lossy_assist.evaluation import harness
 from hf_lossy_assist.evaluation.arms import make_arms
 from hf_lossy_assist.evaluation.measuring import DecodingSettings, Writer
-from hf_lossy_assist.methods.autojudge.mined import rows
+from hf_lossy_assist.methods.autojudge.dataset import make_rows
 from hf_lossy_assist.methods.autojudge.search import Mined, Mismatch
 from hf_lossy_assist.models.texts import continuation, special_tokens
 from hf_lossy_assist.tasks.load import ExactTask
@@ -130,7 +130,7 @@ def test_what_commands_write(setting):
     assert json_report(Written([output], 1.0, None), setting.tokenizer, {})["outputs"][0]["text"] == TEXT
     assert _coloured(output, setting.tokenizer).plain == TEXT
     mined = Mined(0, PROMPT, setting.prompt, setting.new, setting.new, "big", [Mismatch(0, 1, 2, False, None)])
-    assert rows([mined], setting.tokenizer)[0]["response"] == TEXT
+    assert make_rows([mined], setting.tokenizer)[0]["response"] == TEXT
 
 
 @pytest.mark.full(every=4)

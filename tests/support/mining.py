@@ -12,10 +12,9 @@ from datasets import load_from_disk
 
 from hf_lossy_assist import demo
 from hf_lossy_assist.methods.autojudge import mine as module
-from hf_lossy_assist.methods.autojudge.in_flight import mine_problems
+from hf_lossy_assist.methods.autojudge.dataset import RECORD
 from hf_lossy_assist.methods.autojudge.mine import mine
-from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
-from hf_lossy_assist.methods.autojudge.mined import RECORD
+from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings, mine_problems
 from hf_lossy_assist.methods.autojudge.search import Mined
 from hf_lossy_assist.tasks.base import Problem
 from hf_lossy_assist.tasks.load import DemoTask

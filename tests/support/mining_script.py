@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from hf_lossy_assist.methods.autojudge.mine import mine
-from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
+from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
 from hf_lossy_assist.tasks.load import ExactTask
 from support import small
 

@@ -15,7 +15,7 @@ from support.openai_server import OpenAIServer, demo_completions
 
 from hf_lossy_assist import demo
 from hf_lossy_assist.methods.autojudge.mine import mine
-from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
+from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
 from hf_lossy_assist.tasks import endpoint as endpoint_file
 from hf_lossy_assist.tasks.endpoint import Completion, Endpoint
 from hf_lossy_assist.tasks.load import DemoTask

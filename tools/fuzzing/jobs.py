@@ -13,7 +13,7 @@ import torch
 from datasets import disable_progress_bars, load_from_disk
 
 from hf_lossy_assist.methods.autojudge import mine as mining
-from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
+from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
 from hf_lossy_assist.methods.sprinter import collect as collecting
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings

@@ -1,10 +1,11 @@
-"""Fit AutoJudge's head to mined mismatches, and say on held-out problems how good it is.
+"""Fit AutoJudge's head to mined mismatches, and measure it on held-out problems.
 
 Logistic regression on standardised hidden states, split by problem, its strength of regularisation chosen on held-out
 problems (Garipov et al., §3.2 and Appendix B, huggingface.co/papers/2504.20039). The scaler is folded into the weights, so a
 head reads raw hidden states.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,29 +14,40 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...artifacts.cards import head_card, write_card
+from ...artifacts.conditions import check_decoding, select_sampling
+from ...artifacts.features import FeatureSpec
 from ...artifacts.files import check_new, new_folder
 from ...artifacts.head import Head
+from ...artifacts.head_config import HeadConfig
 from ...drafters.hidden_state import HiddenStateDrafter
+from ...models.identity import ModelIdentity, check_weights, named_int8, tokenizer_hash, versions
+from ...training.finished import check_entries
+from ...training.head_quality import CURVES, compute_curves
+from ...training.head_training import write_head
+from ...validation import check_flag, check_int, shown
 from .classifiers import (
     PAPER,
     SOURCES,
+    WIDTH,
     JudgeSettings,
-    best,
+    Parts,
+    choose_c,
+    choose_folds,
     fit_classifier,
-    folded,
-    inputs,
-    moved,
-    scale_of,
+    fold_pipeline,
+    make_inputs,
+    measure_scale,
+    rescale,
+    split,
     train,
     train_grid,
 )
-from .fit_checks import check_labels, check_models
-from .hidden_states import PLACES, MinedTable, hidden_states, read_mined
-from .judge_config import config_of, of_fold, with_figures
-from .mined import unsearched
-from .report import JudgeReport, held_rows, report_of
-from .splits import Parts, folds_for, split
+from .dataset import RECORD, MinedTable, explain_unsearched, read_mined
+from .hidden_states import PLACES, read_hidden_states
+from .report import JudgeReport, compare_variants, make_evidence, make_report
+
+
+LABEL = "swapping the target's token for the draft's changes the answer"
 
 
 def fit_autojudge(
@@ -44,7 +56,7 @@ def fit_autojudge(
 ) -> tuple[Head, JudgeReport]:  # fmt: skip
     """Fit a judge to the dataset `data` of `hf-lossy mine` and write it to the folder `out`.
 
-    Without folds the head is the one fitted to 90 % of the problems, so its figures are its own. With folds it is fitted to
+    Without folds the head is the one fitted to 90 % of the problems, and its figures are of the rest. With folds it is fitted to
     all; its figures are those of the folds' heads, each on the problems it has not seen, and these heads lie in `fold-0/`, ….
 
     Args:
@@ -54,7 +66,6 @@ def fit_autojudge(
     Returns: the head, in evaluation mode, and the report. Raises: `ValueError`, one line.
     """
     from ...training.charts import compute_roc
-    from .compare import compare_all
 
     out = Path(out)
     check_new(out, "fit again")
@@ -67,69 +78,231 @@ def fit_autojudge(
             f"of {draft.kind} the judge reads the target's states alone: pass --features target, without --compare"
         )
     y, problem = mined.important.numpy(), mined.problem.numpy()
-    folded_by = folds_for(problem, y, settings.seed) if settings.folds is None else settings.folds
-    settings = replace(settings, folds=folded_by)
-    parts = _parts(mined, y, problem, settings, mlp=compare or settings.head == "mlp")
+    if settings.folds is None:
+        settings = replace(settings, folds=choose_folds(problem, y, settings.seed))
+    try:
+        parts = split(problem, settings.folds or 0, settings.seed, y)
+        _check_labels(y, problem, parts, mlp=compare or settings.head == "mlp")
+    except ValueError as error:  # to mine more is no help where most of it is cut off
+        raise ValueError("; ".join([str(error), *explain_unsearched(mined.facts)])) from None
 
+    models, places = {"draft": draft, "target": target}, PLACES if compare else (settings.position,)
     needed = SOURCES["both" if compare else settings.model]
-    places = PLACES if compare else (settings.position,)
-    models = {"draft": draft, "target": target}
-    states = {name: hidden_states(models[name], mined, places, name) for name in needed}
-    x = inputs(states, settings.model, [settings.position])
+    states = {name: read_hidden_states(models[name], mined, places, name) for name in needed}
+    x = make_inputs(states, settings.model, [settings.position])
 
     linear = settings.head == "linear"
     grid = train_grid(x, y, parts, settings) if compare or linear else {}
-    c = best(grid) if grid else 1.0
+    c = choose_c(grid) if grid else 1.0
     trained = grid[c] if linear else train(x, y, parts, settings, "mlp")
-    config = config_of(mined, identities, settings, x.shape[1])
-    heads = [folded(pipeline, config) for pipeline in trained.fitted]
-    with torch.no_grad():  # what the heads say, not the pipelines they were made of
-        said = [head(torch.from_numpy(x[held])).numpy() for head, (_, held) in zip(heads, parts, strict=True)]
+    config = _make_config(mined, identities, settings, x.shape[1])
+    heads = [fold_pipeline(pipeline, config) for pipeline in trained.fitted]
+    with torch.no_grad():  # of the heads, not of the pipelines they were made of
+        outputs = [head(torch.from_numpy(x[held])).numpy() for head, (_, held) in zip(heads, parts, strict=True)]
     fitted, late = heads[0], 0
     if settings.folds:
         pipeline, late = fit_classifier(x, y, settings.head, c, settings)
-        fitted = folded(pipeline, config)
-    scales = [scale_of(head, x) for head in (fitted, *heads)]
-    aligned = np.concatenate([moved(p, scale, scales[0]) for p, scale in zip(said, scales[1:], strict=True)])
-    report = report_of(mined, parts, said, aligned, trained, grid, c if linear else None, settings)
+        fitted = fold_pipeline(pipeline, config)
+    scales = [measure_scale(head, x) for head in (fitted, *heads)]
+    aligned = np.concatenate([rescale(p, scale, scales[0]) for p, scale in zip(outputs, scales[1:], strict=True)])
+    report = make_report(mined, parts, outputs, aligned, trained, grid, c if linear else None, settings)
     report.unconverged += late
-    curve = compute_roc(aligned, held_rows(y, parts), report.auroc)
-    plots: dict[str, tuple[str, dict[str, Any]]] = {"roc.png": ("", {settings.head: curve})}
+    held_y = np.concatenate([y[held] for _, held in parts])
+    plots = {"roc.png": ("", {settings.head: compute_roc(aligned, held_y, report.auroc)})}
     if compare:
-        report.comparison, more = compare_all(states, y, parts, settings, grid, c)
-        plots |= more
-    fitted.config = with_figures(config, mined, parts, report, settings)
+        for group, variants in compare_variants(states, y, parts, settings, grid, c).items():
+            report.comparison += [
+                {"group": group, "input": name, "auroc": t.auroc, "auroc_train": t.auroc_train}
+                for name, t in variants.items()
+            ]
+            curves = {name: compute_roc(np.concatenate(t.outputs), held_y, t.auroc) for name, t in variants.items()}
+            plots[f"roc_{group}.png"] = f", by {group}", curves
+    fitted.config = _add_figures(config, mined, parts, report, settings)
     folds = heads if settings.folds else []
     for k, head in enumerate(folds):
         held = parts[k][1]
-        own = float(moved(np.array([report.threshold]), scales[0], scales[k + 1])[0])
-        head.config = of_fold(fitted.config, k, problem[held], said[k], y[held], own)
+        threshold = float(rescale(np.array([report.threshold]), scales[0], scales[k + 1])[0])
+        head.config = _make_fold_config(fitted.config, k, problem[held], outputs[k], y[held], threshold)
     _write(out, fitted, folds, plots)
     return fitted, report
 
 
-def _parts(mined: MinedTable, y: np.ndarray, problem: np.ndarray, settings: JudgeSettings, mlp: bool) -> Parts:
-    """The parts that the problems are split into; what is too little is refused, with what was left unsearched."""
-    try:
-        parts = split(problem, settings.folds or 0, settings.seed, y)
-        check_labels(y, problem, parts, mlp=mlp)
-    except ValueError as error:  # to mine more is no help where most of it is cut off
-        raise ValueError("; ".join([str(error), *unsearched(mined.facts)])) from None
-    return parts
-
-
 def _write(out: Path, fitted: Head, folds: Sequence[Head], plots: dict[str, tuple[str, dict[str, Any]]]) -> None:
-    """The folder: the head, its card, the plots (by file name: what they compare, the curves) and the folds' heads."""
+    """Write the head, the plots (by file name: end of the title, curves) and the folds' heads."""
     from ...training.charts import draw_roc, save_figure
 
     axes = "unimportant tokens rejected", "important tokens rejected"
     with new_folder(out) as folder:
-        for name, (what, curves) in plots.items():
-            save_figure(draw_roc(curves, f"ROC of the judge{what}", *axes), folder / name)
-        fitted.write(folder)
-        write_card(head_card(fitted.config, plots=list(plots)), folder / "README.md")
+        for name, (title, curves) in plots.items():
+            save_figure(draw_roc(curves, f"ROC of the judge{title}", *axes), folder / name)
+        write_head(fitted, folder, list(plots))
         for k, head in enumerate(folds):
             (folder / f"fold-{k}").mkdir()
-            head.write(folder / f"fold-{k}")
-            write_card(head_card(head.config), folder / f"fold-{k}" / "README.md")
+            write_head(head, folder / f"fold-{k}")
     fitted.source = str(out)
+
+
+def check_models(mined: MinedTable, target: Any, draft: Any, tokenizer: Any) -> dict[str, ModelIdentity | None]:
+    """Refuse models that the mismatches were not mined with; warn of another id or precision under the same sizes.
+
+    Returns: the models that the data is of; None: a target that was behind a server and is not here. Raises: `ValueError`.
+    """
+    facts = mined.facts
+    _check_record(facts, Path(RECORD))
+    identities: dict[str, ModelIdentity | None] = {}
+    for name, model, dtype in zip(("target", "draft"), (target, draft), facts["dtypes"], strict=True):
+        recorded = identities[name] = ModelIdentity.from_dict(facts[name]) if facts[name] is not None else None
+        if model is None:
+            continue
+        given = ModelIdentity.of(model)
+        if dtype is not None and dtype != str(model.dtype):
+            warnings.warn(
+                f"the {name} was in {dtype} when the data was mined and is in {model.dtype} here: a head should be fitted in the "
+                "precision it will decode in (--dtype)",
+                stacklevel=3,
+            )
+        if recorded is None:  # mined behind a server, which does not tell its model
+            served = shown(facts.get("served"))
+            warnings.warn(f"the data was mined with {served} behind a server, taken to be {given}", stacklevel=3)
+            identities[name] = given
+            continue
+        instead = "Pass the models it names (--model, --assistant), or mine with these"
+        recorded.check(given, name, "the dataset", "the dataset was mined", instead)
+        precision = "int8" if named_int8(recorded.id) else str(dtype).removeprefix("torch.")
+        weights = facts.get(f"{name}_weights")
+        check_weights(weights, precision, model, name, "the dataset was mined", "use the same, or mine again")
+    there, here = facts["tokenizer_hash"], tokenizer_hash(tokenizer)
+    if here != there:
+        raise ValueError(
+            f"the dataset was mined with a tokenizer of hash {there[:12]}…, and the tokenizer here has "
+            f"{here[:12]}…: pass the models it names (--model), or mine with these"
+        )
+    sizes = [identity.vocab_size for identity in identities.values() if identity is not None]
+    mined.check_tokens(sizes[0] if identities["target"] is not None else max(len(tokenizer), *sizes), "the dataset")
+    return identities
+
+
+def _check_record(facts: dict[str, Any], where: Path) -> None:
+    """Refuse a record that no run of `hf-lossy mine` wrote."""
+    missing = [name for name in ("settings", "target", "draft", "tokenizer_hash") if name not in facts]
+    if missing:
+        raise ValueError(f"the dataset's {where} does not say its {', '.join(missing)}: mine it again")
+    objects = dict.fromkeys(("settings", "draft", "versions"), dict)
+    texts = dict.fromkeys(("task", "source", "tokenizer_hash"), str)
+    check_entries(facts, objects | texts | {"problems": int, "dtypes": list}, where)
+    try:
+        check_int("problems", facts["problems"], 1)
+        check_decoding(facts["settings"])
+        check_flag("naive", facts["settings"].get("naive", False))
+        if len(facts["dtypes"]) != 2 or not all(dtype is None or isinstance(dtype, str) for dtype in facts["dtypes"]):
+            raise ValueError(f"dtypes: expected those of the target and the draft, got {shown(facts['dtypes'])}")
+        for name in ("target", "draft"):
+            if facts[name] is not None:  # a target behind a server
+                ModelIdentity.from_dict(facts[name])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}: mine it again") from None
+
+
+def _check_labels(important: np.ndarray, problem: np.ndarray, parts: Parts, mlp: bool) -> None:
+    """Refuse data that no classifier can be fitted to, or that no figure can be had from.
+
+    `mlp`: a network is to be fitted too, which stops early on a tenth of its training rows, of both labels.
+    """
+    several = len(parts) > 1
+    sides = [("the dataset", np.ones_like(important))] + [
+        (f"the {side} problems" + (f" of fold {k}" if several else ""), mask)
+        for k, part in enumerate(parts)
+        for side, mask in zip(("training", "held-out"), part, strict=True)
+    ]
+    for name, mask in sides:
+        labels = important[mask]
+        if labels.all() or not labels.any():
+            kind, count = "important" if labels.all() else "unimportant", len(np.unique(problem[mask]))
+            hint = "" if mask.all() else f", {'pass fewer --folds' if several else 'try --folds 5'}, or another --seed"
+            raise ValueError(
+                f"{name}: only {kind} mismatches ({len(labels)} in {count} of {len(np.unique(problem))} problems), and "
+                f"both kinds are needed: mine more problems{hint}"
+            )
+    for name, mask in sides:
+        labels = important[mask]
+        if mlp and name.startswith("the training") and (len(labels) < 20 or min(labels.sum(), (~labels).sum()) < 2):
+            raise ValueError(
+                f"{name}: {len(labels)} mismatches, {labels.sum()} of them important; an MLP needs 20 and two of each kind: mine "
+                "more problems, or fit --head linear without --compare"
+            )
+
+
+def _make_config(
+    mined: MinedTable, identities: dict[str, ModelIdentity | None], settings: JudgeSettings, size: int
+) -> HeadConfig:
+    """Return the config of a head that reads `size` numbers, without figures."""
+    import sklearn
+
+    return HeadConfig(
+        hidden_size=size,
+        kind=settings.head,
+        width=WIDTH if settings.head == "mlp" else None,
+        method="autojudge",
+        polarity="important",
+        label=LABEL,
+        features=FeatureSpec(settings.model, settings.position),
+        target=identities["target"],
+        draft=identities["draft"],
+        tokenizer_hash=mined.facts["tokenizer_hash"],
+        decoding=select_sampling(mined.facts["settings"]),
+        versions=versions() | {"scikit-learn": sklearn.__version__},
+    )
+
+
+def _add_figures(
+    config: HeadConfig, mined: MinedTable, parts: Parts, report: JudgeReport, settings: JudgeSettings
+) -> HeadConfig:
+    """Return the config with the head's training and figures."""
+    facts, (_, held) = mined.facts, parts[0]
+    held_out = [] if settings.folds else np.unique(mined.problem.numpy()[held]).tolist()
+    if settings.folds:
+        apart = f"{settings.folds} folds by problem; this head saw all, the figures are of the folds' heads on what each did not see"
+    else:
+        use = ("C, " if report.c is not None else "") + "the threshold and the figures"
+        apart = f"{report.problems - len(held_out)} problems for training, {len(held_out)} kept aside for {use}"
+    classifier = f"MLP of {WIDTH} hidden units, stopped early"
+    if report.c is not None:
+        classifier = f"logistic regression, L2 with C = {report.c:g}, at most {settings.max_iter} steps"
+    training: dict[str, Any] = {
+        "prompts": facts.get("source") or "not named",
+        "task": facts.get("task") or "not named",
+        "problems": f"{facts.get('problems', report.problems)}, {report.problems} of them with a mismatch",
+        "mismatches": report.mismatches,
+        "labels": "each mismatch swapped alone" if facts["settings"].get("naive") else "semi-greedy search",
+        "classifier": classifier,
+        **({"C": report.c} if report.c is not None else {}),
+        "split": apart,
+        "seed": settings.seed,
+        "held_out_problems": held_out,
+    }
+    metrics: dict[str, Any] = {
+        **report.evidence.metrics(),
+        "brier": report.brier,
+        "important_share": report.important,
+        "held_out_mismatches": report.held_out,
+        "recall_goal": settings.recall,
+        "thresholds": report.thresholds,
+        CURVES: report.curves.to_dict(),
+        **({"comparison": report.comparison} if report.comparison else {}),
+    }
+    return replace(config, threshold=report.threshold, training=training, metrics=metrics)
+
+
+def _make_fold_config(
+    config: HeadConfig, k: int, problem: np.ndarray, outputs: np.ndarray, y: np.ndarray, threshold: float
+) -> HeadConfig:
+    """Return the config of fold k's head, with the problems it has not seen and its figures on them."""
+    seen = f"all folds but {k}; the figures are of the problems in it, the threshold is that of all folds together, on this head's scale"
+    training = config.training | {"split": seen, "held_out_problems": np.unique(problem).tolist()}
+    metrics = {
+        **make_evidence([outputs], y, problem).metrics(),
+        "brier": float(np.mean((outputs.astype(np.float64) - y) ** 2)),
+        "held_out_mismatches": len(y),
+        CURVES: compute_curves(outputs, outputs, y).to_dict(),
+    }
+    return replace(config, threshold=threshold, training=training, metrics=metrics)

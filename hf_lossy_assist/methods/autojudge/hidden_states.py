@@ -6,125 +6,34 @@ which in half precision is not quite the same (the paper's Appendix C): there a 
 state reads each alternative token in a forward of its own.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import math
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from huggingface_hub.utils import tqdm
+from transformers import DynamicCache
 
 from ...artifacts.features import FeatureSpec, FeatureTap
-from ...artifacts.json_io import read_object
+from ...models.architecture import Architecture
+from ...models.compat import CACHE
+from ...models.introspection import base_of
+from ...models.masks import layer_visibility
+from ...models.quirks.rope import ChangingRope
 from ...models.recurrent.layers import keeps_states
-from ...training.finished import check_files
-from ...validation import MOST, shown
-from .at_once import AtOnce
-from .mined import RECORD, why_nothing
-from .reading import states_along, why_not_searched
+from .dataset import MinedTable
+from .prefixes import count_shared, read_states_along, why_not_searched
 
 
-COLUMNS = ("problem", "position", "target_token", "draft_token", "important")
-IDS, TOKENS = ("prompt_ids", "response_ids"), ("target_token", "draft_token")  # the columns that hold token ids
 PLACES = ("predicting", "token", "target_token")  # before the mismatch, at the draft's token, at the target's
-
-
-@dataclass(frozen=True)
-class MinedTable:
-    """A mined dataset as tensors, N mismatches in order."""
-
-    problem: torch.Tensor  # (N,) int64
-    position: torch.Tensor  # (N,) int64   index into the problem's response
-    target_token: torch.Tensor  # (N,) int64
-    draft_token: torch.Tensor  # (N,) int64
-    important: torch.Tensor  # (N,) bool
-    texts: dict[int, tuple[list[int], list[int]]]  # of each problem: the prompt's tokens, the response's
-    facts: dict[str, Any]  # mine.json
-
-    def by_problem(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Each problem with the numbers of its rows (n,) int64."""
-        order = self.problem.argsort(stable=True)
-        names, counts = self.problem[order].unique_consecutive(return_counts=True)
-        yield from zip(names.tolist(), order.split(counts.tolist()), strict=True)
-
-    def check_tokens(self, vocabulary: int, where: str) -> None:
-        """Refuse token ids that are not from 0 to `vocabulary` - 1. `where`: the dataset's name. Raises: `ValueError`, one line."""
-        found = [
-            (name, [problem] * len(ids), ids)
-            for problem, texts in self.texts.items()
-            for name, ids in zip(IDS, texts, strict=True)
-        ]
-        found += [(name, self.problem.tolist(), getattr(self, name).tolist()) for name in TOKENS]
-        for name, problems, ids in found:
-            for problem, token in zip(problems, ids, strict=True):
-                if token is None or not 0 <= token < vocabulary:
-                    raise ValueError(
-                        f"{where}: {name} of problem {problem} has the token id {shown(token)}, expected 0 to {vocabulary - 1}: mine it again"
-                    )
-
-    def __len__(self) -> int:
-        return len(self.problem)
-
-
-def read_mined(path: str | Path) -> MinedTable:
-    """The dataset that `hf-lossy mine` wrote.
-
-    Raises: `ValueError`, one line, where the folder is another thing, unfinished, without mismatches or inconsistent.
-    """
-    from datasets import load_from_disk
-
-    path = Path(path)
-    if not (path / RECORD).is_file():
-        part = Path(f"{path}.partial")
-        hint = f" ({part} is unfinished: hf-lossy mine --resume)" if part.is_dir() else ""
-        raise ValueError(f"{path} is no dataset of hf-lossy mine: no {RECORD} in it{hint}")
-    facts = read_object(path / RECORD, "an object, the record of a run of hf-lossy mine")
-    check_files(path, facts)
-    try:
-        data = load_from_disk(str(path))
-    except IndexError:  # how `datasets` reads what it saved without a single row
-        data = []
-    except Exception as error:  # `datasets` raises whatever its reader meets in a damaged file
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ValueError(f"{path} cannot be read ({said}): mine it again") from None
-    if len(data) == 0:
-        raise ValueError(f"{path} has no mismatch: {why_nothing(facts)}")
-    missing = [name for name in (*COLUMNS, *IDS) if name not in data.column_names]
-    if missing:
-        raise ValueError(f"{path} is no dataset of hf-lossy mine: it has no column {', '.join(missing)}")
-    given = data.select_columns(list(COLUMNS)).with_format("numpy")
-    column = {name: torch.from_numpy(np.asarray(given[name][:])) for name in COLUMNS}
-    names, firsts = np.unique(column["problem"].numpy(), return_index=True)
-    rows = data.select_columns(list(IDS)).select(firsts)
-    mined = MinedTable(
-        **{name: column[name].long() for name in COLUMNS[:-1]},
-        important=column["important"].bool(),
-        texts={int(n): (row["prompt_ids"], row["response_ids"]) for n, row in zip(names, rows, strict=True)},
-        facts=facts,
-    )
-    _check(mined, path)
-    return mined
-
-
-def _check(mined: MinedTable, path: Path) -> None:
-    """Every token id may be one, and every mismatch stands where it says."""
-    mined.check_tokens(MOST, str(path))
-    rows = zip(*(getattr(mined, name).tolist() for name in COLUMNS[:-1]), strict=True)
-    for number, (problem, t, *tokens) in enumerate(rows):
-        prompt, response = mined.texts[problem]
-        if not prompt or not 0 <= t < len(response) or response[t] not in tokens:
-            raise ValueError(
-                f"{path}: row {number} says that tokens {tokens[0]} and {tokens[1]} differ at position {t} of problem {problem}, "
-                "whose response holds neither there: mine it again"
-            )
+WORTH_SHARING = 16  # tokens at the beginning of two texts
 
 
 @torch.no_grad()
-def hidden_states(
+def read_hidden_states(
     model: Any, mined: MinedTable, places: Sequence[str] = PLACES, name: str = "model"
 ) -> dict[str, torch.Tensor]:
-    """The last hidden states (after the final norm) of every mismatch, in its rows' order.
+    """Read the last hidden states (after the final norm) of every mismatch, in its rows' order.
 
     Args:
         model: a loaded decoder-only model that runs on rows of different length, in evaluation mode.
@@ -143,15 +52,14 @@ def hidden_states(
         )
     found: dict[str, torch.Tensor] = {}
     with FeatureTap(model, FeatureSpec("target")) as tap:
-        at_once = None if keeps_states(model) else AtOnce(model, tap)
-        for problem, rows in tqdm(
-            mined.by_problem(), desc=f"states of the {name}", total=len(mined.texts), unit="problem"
-        ):
-            text, others, columns = _layout(mined, problem, rows, places)
-            if at_once is None:
-                states, skipped = states_along(model, tap, len(mined.texts[problem][0]), text, others), 0
+        tree = None if keeps_states(model) else TreeForward(model, tap)
+        problems = tqdm(mined.by_problem(), desc=f"states of the {name}", total=len(mined.texts), unit="problem")
+        for problem, rows in problems:
+            text, others, columns = _lay_out(mined, problem, rows, places)
+            if tree is None:
+                states, skipped = read_states_along(model, tap, len(mined.texts[problem][0]), text, others), 0
             else:
-                states, skipped = at_once(text, others, min(map(min, columns.values())))
+                states, skipped = tree(text, others, min(map(min, columns.values())))
             for place, wanted in columns.items():
                 taken = states[[column - skipped for column in wanted]].float().cpu()
                 if place not in found:
@@ -160,10 +68,10 @@ def hidden_states(
     return found
 
 
-def _layout(
+def _lay_out(
     mined: MinedTable, problem: int, rows: torch.Tensor, places: Sequence[str]
 ) -> tuple[list[int], list[tuple[int, int]], dict[str, list[int]]]:
-    """The text up to the last mismatch, the (token, position) that come behind it, and of each place the columns to read.
+    """Return the text up to the last mismatch, the (token, position) appended to it, and of each place the columns to read.
 
     A token that the text itself holds is read there; each other one is appended.
     """
@@ -184,3 +92,59 @@ def _layout(
             if not inside:
                 others.append((token, len(prompt) + t))
     return text, others, columns
+
+
+class TreeForward:
+    """Reads a text and alternatives of its tokens in one forward under a 4-D mask; a beginning that texts share is read once."""
+
+    def __init__(self, model: Any, tap: FeatureTap):
+        """`tap`: takes the states, and is entered."""
+        self.model, self.tap, self.facts = model, tap, Architecture.of(model)
+        self.extra: dict[str, Any] = {"logits_to_keep": 1} if self.facts.keeps_logits else {}
+        self.shares = math.isinf(self.facts.reach) and ChangingRope.of(base_of(model), 1) is None
+        self.read, self.cache = list[int](), DynamicCache()  # the text before, and its keys and values
+
+    def __call__(self, text: list[int], others: list[tuple[int, int]], first: int) -> tuple[torch.Tensor, int]:
+        """Return the states (n, H) of a text's last tokens and of the `others` after it, and how many tokens, up to `first`, were not read.
+
+        `others`: (token, place), each of which sees the text before its place, and itself.
+        """
+        shared = min(count_shared(self.read, text), first) if self.shares else 0
+        shared = shared if shared >= WORTH_SHARING else 0
+        cache = DynamicCache()  # not `crop`, which counts otherwise in other releases
+        for i, layer in enumerate(self.cache.layers if shared else ()):
+            cache.update(layer.keys[:, :, :shared], layer.values[:, :, :shared], i)
+        self.read, self.cache = text, cache
+        device = self.facts.device
+        tokens = torch.tensor(text + [token for token, _ in others], device=device)[None]
+        at = torch.tensor([place for _, place in others], device=device, dtype=torch.long)
+        places = torch.cat([torch.arange(len(text), device=device), at])[None]
+        masks = {kind: mask[:, :, shared:] for kind, mask in self._make_masks(places, len(text)).items()}
+        self.model(
+            # As the engine shows a draft of a smaller vocabulary what it cannot know.
+            input_ids=tokens[:, shared:].clamp(max=self.facts.known - 1),
+            position_ids=places[:, shared:],
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            **{CACHE: cache if self.shares else None},
+            use_cache=self.shares,
+            **self.extra,
+        )
+        return self.tap.latest[0], shared
+
+    def _make_masks(self, positions: torch.Tensor, length: int) -> dict[str, torch.Tensor]:
+        """Return an additive mask (1, 1, Q, Q) in the model's dtype for each kind of layer.
+
+        `positions` (1, Q) are the `position_ids`; the first `length` tokens are the text. It never sees what is appended, and an
+        appended token sees the text before its position and itself.
+        """
+        width = positions.shape[1]
+        alone = torch.eye(width, dtype=torch.bool, device=positions.device)
+        added = torch.arange(length, width, device=positions.device)
+        masks = {}
+        for kind in self.facts.windows:
+            seen = alone.clone()
+            seen[:, :length] |= layer_visibility(self.facts, kind, positions, length)[0, 0]
+            seen[added, positions[0, length:]] = False  # the text's token there
+            mask = torch.zeros(1, 1, width, width, dtype=self.facts.dtype, device=positions.device)
+            masks[kind] = mask.masked_fill_(~seen, torch.finfo(self.facts.dtype).min)
+        return masks

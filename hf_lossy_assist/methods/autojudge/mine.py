@@ -3,8 +3,6 @@
 Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039).
 """
 
-import hashlib
-import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from ...artifacts.files import name_full_disk
-from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ...tasks.endpoint import served
 from ...tasks.load import AnswerTask, Problem
 from ...terminal import Bar
+from ...training.jobs import describe_run
 from ...training.processes import Processes
 from ...training.resumable import compute_key, folders, start_run
 from ...validation import MOST_ROWS, MOST_THREADS, check_int
-from .in_flight import mine_problems
-from .mine_inputs import prepared
-from .mine_settings import DEFAULTS, MineSettings
-from .mined import RECORD, assemble, line_of, read_lines, summary, why_nothing
+from .dataset import RECORD, assemble, explain_nothing, format_line, read_lines, summarise
+from .mining_loop import DEFAULTS, MineSettings, mine_problems, prepare_inputs
 from .search import Mined
 
 
@@ -58,60 +54,62 @@ def mine(
         raise ValueError("nothing to mine: there are no problems")
     out, part = folders(out)
     texts = [wrap(p.prompt) for p in problems]
+    prepare_inputs(target, draft, tokenizer, texts, settings)  # before anything is written
+    remote = served(target)
     contents = [[text, p.gold, dict(p.extra)] for text, p in zip(texts, problems, strict=True)]
-    prepared(target, draft, tokenizer, texts, settings)  # before anything is written
-    facts = _facts(target, draft, tokenizer, task, contents, settings, source)
+    models = {"target": None if remote else target, "draft": draft}
+    facts = describe_run(asdict(settings), models, tokenizer, contents, source, "problems") | {
+        "task": task.name,
+        "ends": [*task.ends, *([] if task.closing is None else [task.closing.pattern])],
+        "judge": getattr(getattr(task, "judge", None), "model", None),
+        "served": target.model if remote else None,
+        "served_at": target.url if remote else None,
+    }
     processes = Processes.started()
     with start_run(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
         if unfinished:
-            options = {"batch_size": batch_size, "workers": workers, "wrap": wrap}
-            _mine(target, draft, tokenizer, task, problems, part, settings, processes, options)
+            key = compute_key(part / RECORD)
+            done = {mined.problem for mined in read_lines(part)}
+            processes.wait()  # reading takes torn lines away; nobody writes before all have read
+            todo = processes.share([n for n in range(len(problems)) if n not in done])
+            bar, shares = Bar(len(todo), "mining", "problems", quiet=not processes.first), dict[int, float]()
+
+            def tell(number: int, share: float) -> None:
+                shares[number] = share
+                bar.to(sum(shares.values()))
+
+            found = mine_problems(
+                target, draft, tokenizer, task, [problems[n] for n in todo], settings,
+                batch_size=batch_size, workers=workers, wrap=wrap, numbers=todo, tell=tell,
+            )  # fmt: skip
+            path = part / f"{processes.rank:05d}.jsonl"
+            with name_way_on(part), bar, name_full_disk(path), open(path, "a", encoding="utf-8") as file:
+                for mined in _warn_of_nothing(found, len(todo), settings):
+                    file.write(format_line(mined, key))
+                    file.flush()
+                    tell(mined.problem, 1.0)
+            processes.wait()
             processes.on_first(lambda: assemble(out, part, facts, tokenizer))
     return out
 
 
-def _mine(
-    target: Any, draft: Any, tokenizer: Any, task: AnswerTask, problems: Sequence[Problem], part: Path,
-    settings: MineSettings, processes: Processes, options: dict[str, Any],
-) -> None:  # fmt: skip
-    """Mine this process's share of the problems that no line in `part` is of; `options`: of `mine_problems`."""
-    key = compute_key(part / RECORD)
-    done = {mined.problem for mined in read_lines(part)}
-    processes.wait()  # reading takes torn lines away; nobody writes before all have read
-    todo = processes.share([n for n in range(len(problems)) if n not in done])
-    bar, shares = Bar(len(todo), "mining", "problems", quiet=not processes.first), dict[int, float]()
-
-    def tell(number: int, share: float) -> None:
-        shares[number] = share
-        bar.to(sum(shares.values()))
-
-    found = mine_problems(
-        target, draft, tokenizer, task, [problems[n] for n in todo], settings,
-        numbers=todo, tell=tell, **options,
-    )  # fmt: skip
-    path, first = part / f"{processes.rank:05d}.jsonl", list[Mined]()
-    with _resumable(part), bar, name_full_disk(path), open(path, "a", encoding="utf-8") as file:
-        for mined in found:
-            file.write(line_of(mined, key))
-            file.flush()
-            tell(mined.problem, 1.0)
-            first += [mined] * (len(first) < FIRST)
-            if mined is first[-1] and len(first) == FIRST < len(todo):
-                _warn_of_nothing(first, settings)
-    processes.wait()
-
-
-def _warn_of_nothing(first: Sequence[Mined], settings: MineSettings) -> None:
-    """Say why the first problems of a run gave nothing, if they did not."""
-    found = summary(first, settings.max_new_tokens)
-    if not found["mismatches"]:
-        why = why_nothing({"problems": len(first), "found": found})
-        warnings.warn(f"the first {len(first)} problems gave no mismatch: {why}", stacklevel=4)
+def _warn_of_nothing(found: Iterator[Mined], count: int, settings: MineSettings) -> Iterator[Mined]:
+    """Pass on what is found; after the first problems of a longer run say why they gave nothing, if they did not."""
+    first: list[Mined] = []
+    for mined in found:
+        yield mined
+        if len(first) < FIRST < count:
+            first.append(mined)
+            if len(first) == FIRST:
+                counts = summarise(first, settings.max_new_tokens)
+                if not counts["mismatches"]:
+                    why = explain_nothing({"problems": FIRST, "found": counts})
+                    warnings.warn(f"the first {FIRST} problems gave no mismatch: {why}", stacklevel=3)
 
 
 @contextmanager
-def _resumable(part: Path) -> Iterator[None]:
-    """An error that ends the work says where what is done lies. What is wrong with the folder itself is found before."""
+def name_way_on(part: Path) -> Iterator[None]:
+    """Say in an error that ends the work where what is done lies. Errors of the folder itself are found before."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -120,33 +118,3 @@ def _resumable(part: Path) -> Iterator[None]:
         kind = type(error) if plain else OSError if isinstance(error, OSError) else ValueError
         end = "" if str(error).endswith((".", "?", "!", "…")) else "."
         raise kind(f"{error}{end} What is done is in {part}: --resume goes on from there") from None
-
-
-def _facts(
-    target: Any,
-    draft: Any,
-    tokenizer: Any,
-    task: AnswerTask,
-    contents: Sequence[list],
-    settings: MineSettings,
-    source: str,
-) -> dict[str, Any]:
-    remote = served(target)
-    return {
-        "settings": asdict(settings),
-        "task": task.name,
-        "ends": [*task.ends, *([] if task.closing is None else [task.closing.pattern])],
-        "target": None if remote else ModelIdentity.of(target).to_dict(),
-        "judge": getattr(getattr(task, "judge", None), "model", None),
-        "served": target.model if remote else None,
-        "served_at": target.url if remote else None,
-        "draft": ModelIdentity.of(draft).to_dict(),
-        "target_weights": None if remote else weights_hash(target),
-        "draft_weights": weights_hash(draft),
-        "tokenizer_hash": tokenizer_hash(tokenizer),
-        "dtypes": [None if remote else str(target.dtype), str(draft.dtype)],
-        "problems": len(contents),
-        "problems_sha256": hashlib.sha256(json.dumps(contents, default=str).encode()).hexdigest(),
-        "source": source,
-        "versions": versions(),
-    }

@@ -1,47 +1,57 @@
-"""What a fitted judge does on the problems it has not seen, as figures."""
+"""Measure a fitted judge on held-out problems: thresholds, figures and the paper's ablations."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from ...stats.auroc import auroc
 from ...training.head_quality import Curves, Evidence, add_intervals, compute_curves, format_share
-from .classifiers import JudgeSettings, Trained, threshold_table
-from .hidden_states import MinedTable
-from .splits import FOLDS, Parts
+from .classifiers import FOLDS, SOURCES, JudgeSettings, Parts, Trained, make_inputs, train
+from .dataset import MinedTable
+
+
+QUANTILES = 26  # of the held-out probabilities, as thresholds
+THRESHOLDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.5)
+CLASSIFIERS = {"linear": "logistic regression", "mlp": "MLP", "forest": "random forest"}
+TOKENS = {
+    "before the mismatch": ("predicting",),
+    "draft's token": ("token",),
+    "target's token": ("target_token",),
+    "both tokens": ("token", "target_token"),
+}
 
 
 @dataclass
 class JudgeReport:
-    """What a fitted judge does on the problems it has not seen."""
+    """The figures of a fitted judge on the problems it has not seen."""
 
-    evidence: (
-        Evidence  # what the figures are of, and the AUROC with its interval: the mean of the folds, if there are any
-    )
+    evidence: Evidence  # with the AUROC and its interval: the mean of the folds, if there are any
     brier: float
     important: float  # share of all mismatches
     problems: int  # with at least one mismatch
     mismatches: int
     held_out: int  # mismatches that the figures are of
     held_out_important: int
-    threshold: float  # the head's own
+    threshold: float  # the head's default
     thresholds: list[dict[str, float]]  # threshold, recall, accepted, and both ends of their intervals
     curves: Curves
     c: float | None  # None for an MLP
-    curve: list[dict[str, float]]  # C, auroc, auroc_train, of the grid
+    grid: list[dict[str, float]]  # C, auroc, auroc_train, of the grid
     folds: int  # 0: one split
-    unconverged: int  # of the head's own fits, those that ended before they converged
+    unconverged: int  # of the head's fits, those that ended before they converged
     comparison: list[dict[str, Any]] = field(default_factory=list)  # group, input, auroc, auroc_train
 
     @property
     def auroc(self) -> float:
-        """Mean of the folds, if there are any."""
+        """The mean of the folds, if there are any."""
         return self.evidence.auroc.value
 
     def counted(self, threshold: float) -> tuple[str, str]:
-        """`at`, each share with its counts and its interval."""
+        """Format `at`, each share with its counts and its interval."""
         counts = self.held_out_important, self.held_out - self.held_out_important
         recall, accepted = (
             format_share(round(part * count), count) for part, count in zip(self.at(threshold), counts, strict=True)
@@ -49,58 +59,123 @@ class JudgeReport:
         return recall, accepted
 
     def at(self, threshold: float) -> tuple[float, float]:
-        """(recall of important tokens, share of unimportant ones accepted) at the tabled threshold nearest to `threshold`."""
+        """Return (recall of important tokens, share of unimportant ones accepted) at the tabled threshold nearest to `threshold`."""
         row = min(self.thresholds, key=lambda r: abs(r["threshold"] - threshold))
         return row["recall"], row["accepted"]
 
 
-def held_rows(values: np.ndarray, parts: Parts) -> np.ndarray:
-    """The held-out rows' values, part after part."""
-    return np.concatenate([values[held] for _, held in parts])
-
-
-def report_of(
-    mined: MinedTable, parts: Parts, said: Sequence[np.ndarray], aligned: np.ndarray, trained: Trained,
+def make_report(
+    mined: MinedTable, parts: Parts, outputs: Sequence[np.ndarray], aligned: np.ndarray, trained: Trained,
     grid: dict[float, Trained], c: float | None, settings: JudgeSettings,
 ) -> JudgeReport:  # fmt: skip
-    """The figures of what the heads said of each part's held-out rows.
+    """Compute the figures of the heads' outputs on each part's held-out rows.
 
     Args:
-        said: part after part, in each head's own words; `aligned`: all of it on the scale of the head that is saved.
-        grid: the logistic regressions by C, where any were fitted; `c`: the head's own, None for an MLP.
+        outputs: part after part, on each head's scale; `aligned`: all of it on the scale of the head that is saved.
+        grid: the logistic regressions by C, where any were fitted; `c`: the head's, None for an MLP.
     """
-    y = mined.important.numpy()
-    says, held_y = np.concatenate(said), held_rows(y, parts)
-    table, threshold = threshold_table(aligned, held_y, settings.recall)
-    evidence = evidence_of(said, held_y, held_rows(mined.problem.numpy(), parts))
+    p, y, problem = np.concatenate(outputs), *(
+        np.concatenate([values.numpy()[held] for _, held in parts]) for values in (mined.important, mined.problem)
+    )  # fmt: skip
+    table, threshold = tabulate_thresholds(aligned, y, settings.recall)
+    evidence = make_evidence(outputs, y, problem)
+    counts = evidence.counts
     return JudgeReport(
         evidence=evidence,
-        brier=float(np.mean((says.astype(np.float64) - held_y) ** 2)),
+        brier=float(np.mean((p.astype(np.float64) - y) ** 2)),
         important=float(mined.important.float().mean()),
         problems=len(mined.texts),
         mismatches=len(mined),
-        held_out=len(held_y),
-        held_out_important=int(held_y.sum()),
+        held_out=len(y),
+        held_out_important=counts["important"],
         threshold=threshold,
-        thresholds=add_intervals(
-            table, {"recall": evidence.counts["important"], "accepted": evidence.counts["unimportant"]}
-        ),
-        curves=compute_curves(aligned, says, held_y),
+        thresholds=add_intervals(table, {"recall": counts["important"], "accepted": counts["unimportant"]}),
+        curves=compute_curves(aligned, p, y),
         c=c,
-        curve=[{"C": c, "auroc": t.auroc, "auroc_train": t.auroc_train} for c, t in grid.items()],
+        grid=[{"C": c, "auroc": t.auroc, "auroc_train": t.auroc_train} for c, t in grid.items()],
         folds=settings.folds or 0,
         unconverged=trained.unconverged,
     )
 
 
-def evidence_of(said: Sequence[np.ndarray], important: np.ndarray, problem: np.ndarray) -> Evidence:
-    """What stands behind the figures of what was said, part after part, of held-out rows (N,)."""
+def make_evidence(outputs: Sequence[np.ndarray], important: np.ndarray, problem: np.ndarray) -> Evidence:
+    """Describe the held-out rows (N,) behind the figures of heads' outputs, part after part."""
     longer = "mine more problems, or longer answers (hf-lossy mine --limit, --max-new-tokens)"
-    more = longer if len(said) > 1 else f"{longer}, or hold each problem out once (--folds {FOLDS})"
+    more = longer if len(outputs) > 1 else f"{longer}, or hold each problem out once (--folds {FOLDS})"
+    fold = np.repeat(np.arange(len(outputs)), [len(part) for part in outputs])
     return Evidence(
-        auroc=auroc(np.concatenate(said), important, problem, np.repeat(np.arange(len(said)), [len(s) for s in said])),
+        auroc=auroc(np.concatenate(outputs), important, problem, fold),
         texts=len(np.unique(problem)),
         unit="problem",
         counts={"important": int(important.sum()), "unimportant": int((~important).sum())},
         missing=dict.fromkeys(("important", "unimportant"), more),
     )
+
+
+def tabulate_thresholds(p: np.ndarray, important: np.ndarray, goal: float) -> tuple[list[dict[str, float]], float]:
+    """Return rows {threshold, recall, accepted}, rising, and the head's default threshold, of probabilities (N,).
+
+    The default is the one where recall + accepted is largest among those whose recall is at least `goal`: a good head need not give
+    up the recall that the goal allows it to. Of equal ones the lowest.
+
+    A token is accepted where P(important) < threshold: "recall" is the share of the important ones that is not, "accepted" the
+    share of the unimportant ones that is. Thresholds have four digits, or more where all probabilities are close together, and
+    stay below 1, which would accept whatever comes.
+    """
+    hits, others = np.sort(p[important]), np.sort(p[~important])
+    spread = float(p.max() - p.min())
+    lowest = np.array([_floor(t, spread) for t in hits[: len(hits) - max(1, math.ceil(goal * len(hits) - 1e-9)) + 1]])
+    # At the i-th lowest of the important tokens' scores i of them are lost.
+    both = np.searchsorted(others, lowest) / len(others) - np.searchsorted(hits, lowest) / len(hits)
+    default = float(lowest[both.argmax()])
+    levels = (*THRESHOLDS, *np.quantile(p, np.linspace(0, 1, QUANTILES)))
+    rows = [
+        {
+            "threshold": t,
+            "recall": float(1 - np.searchsorted(hits, t) / len(hits)),
+            "accepted": float(np.searchsorted(others, t) / len(others)),
+        }
+        for t in sorted({_floor(t, spread) for t in levels} | {default})
+    ]
+    return rows, default
+
+
+def _floor(t: float, spread: float) -> float:
+    """Return the next number of four digits below, or of as many as tell a thousandth of the `spread` of all probabilities.
+
+    Readable, and no token that the threshold rejects slips under it by rounding.
+    """
+    if t <= 0:
+        return 0.0
+    digits = max(3 - math.floor(math.log10(t)), -math.floor(math.log10(spread / 1000)) if spread > 0 else 0)
+    return min(round(math.floor(float(t) * 10.0**digits) / 10.0**digits, digits), 0.9999)
+
+
+def compare_variants(
+    states: dict[str, dict[str, torch.Tensor]], y: np.ndarray, parts: Parts, settings: JudgeSettings,
+    grid: dict[float, Trained], c: float,
+) -> dict[str, dict[str, Trained]]:  # fmt: skip
+    """Fit the ablations of Appendix B, Figures 6 and 7 (huggingface.co/papers/2504.20039), by group and name, on the same split.
+
+    Args:
+        states: of "draft" and "target", every place's states (N, H).
+        grid, c: the logistic regressions on the head's input, and the chosen one, which Figure 7's variants have too.
+    """
+    place = settings.position
+    fitted: dict[tuple[str, tuple[str, ...]], Trained] = {(settings.model, (place,)): grid[c]}
+
+    def fit(model: str, places: tuple[str, ...]) -> Trained:
+        if (model, places) not in fitted:
+            fitted[model, places] = train(make_inputs(states, model, places), y, parts, settings, "linear", c)
+        return fitted[model, places]
+
+    x = make_inputs(states, settings.model, [place])
+    return {
+        "regularisation": {f"C = {c:g}": trained for c, trained in grid.items()},
+        "classifier": {
+            name: grid[c] if kind == "linear" else train(x, y, parts, settings, kind)
+            for kind, name in CLASSIFIERS.items()
+        },
+        "token": {name: fit(settings.model, places) for name, places in TOKENS.items()},
+        "model": {model: fit(model, (place,)) for model in SOURCES},
+    }

@@ -1,4 +1,4 @@
-"""Algorithm 1 of AutoJudge: which of the target's tokens change the answer when the draft's stand in their place.
+"""Algorithm 1 of AutoJudge: find the target's tokens that change the answer when the draft's stand in their place.
 
 Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039). Nothing here runs the target: the search
 asks for continuations and answers by `yield`, so that many problems can wait on one batch of a model, or on a server.
@@ -12,21 +12,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Continue:
-    """Asks for the target's own continuation, (tokens,), of the response that begins with `prefix`."""
+    """A request for the target's continuation (tokens) of the response that begins with `prefix`."""
 
     prefix: list[int]
 
 
 @dataclass(frozen=True)
 class Work:
-    """Asks for `run()`, which may take long: a program, another server."""
+    """A request for `run()`, which may take long: a program, another server."""
 
     run: Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One position where draft and target differ, and what putting the draft's token there did to the answer."""
+    """One position where draft and target differ, and the effect of the draft's token there on the answer."""
 
     position: int  # in the response, from 0
     target_token: int
@@ -37,7 +37,7 @@ class Mismatch:
 
 @dataclass
 class Mined:
-    """What the search found out about one problem."""
+    """The outcome of the search on one problem."""
 
     problem: int
     prompt: str
@@ -54,7 +54,7 @@ class Mined:
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a search ends."""
+    """Limits at which a search ends."""
 
     max_new_tokens: int  # T_max: of the whole response, whatever is replaced
     max_mismatches: int | None = None
@@ -66,16 +66,16 @@ Search = Generator[Continue | Work, Any, Mined]
 
 
 def search(
-    mined: Mined, draft: Callable[[list[int], int], list[int]], over: Callable[[Sequence[int]], bool],
+    mined: Mined, predict: Callable[[list[int], int], list[int]], over: Callable[[Sequence[int]], bool],
     extract: Callable[[list[int]], str | None], same: Callable[[str, str], bool], limits: Limits,
     *, against_running: bool = False, naive: bool = False,
 ) -> Search:  # fmt: skip
-    """Algorithm 1 on one problem; `mined` is filled and returned.
+    """Run Algorithm 1 on one problem; fill and return `mined`.
 
     Args:
-        draft: `draft(y, s)` are the draft's own choices ỹ_s … after each prefix of y, from one parallel forward.
-        over: whether a response ends with its last token.
-        extract, same: the answer of a response, and whether two answers are equivalent.
+        predict: `predict(y, s)` are the draft's tokens ỹ_s … after each prefix of y, from one parallel forward.
+        over: True of a response that has ended with its last token.
+        extract, same: the answer of a response, and the equivalence of two answers.
         against_running: compare with the response as it stands (Appendix L), not with the target's first one.
         naive: replace each mismatch of the target's response alone, and keep none (Appendix A's simpler variant).
 
@@ -88,24 +88,24 @@ def search(
     mined.target_answer = reference
     if reference is None:
         return mined
-    own, t = draft(y, 0), -1  # ỹ
-    while (t := next((i for i in range(t + 1, len(y)) if y[i] != own[i]), -1)) >= 0:
+    drafted, t = predict(y, 0), -1  # ỹ
+    while (t := next((i for i in range(t + 1, len(y)) if y[i] != drafted[i]), -1)) >= 0:
         if limits.max_mismatches is not None and len(mined.mismatches) == limits.max_mismatches:
             mined.cut = "mismatches"
             break
         if limits.late():
             mined.cut = "seconds"
             break
-        alternative = [*y[:t], own[t]]
+        alternative = [*y[:t], drafted[t]]
         if not over(alternative) and len(alternative) < limits.max_new_tokens:
             alternative += yield Continue(alternative)
         limits.tell(t / len(y))
         answer = yield Work(partial(extract, alternative))
         equal = answer is not None and (yield Work(partial(same, reference, answer)))
-        mined.mismatches.append(Mismatch(t, y[t], own[t], not equal, answer))
+        mined.mismatches.append(Mismatch(t, y[t], drafted[t], not equal, answer))
         if equal and not naive:
             y = alternative  # go on from the new response
-            own = [*own[: t + 1], *draft(y, t + 1)]
+            drafted = [*drafted[: t + 1], *predict(y, t + 1)]
             reference = answer if against_running else reference
     mined.response = y
     return mined

@@ -20,10 +20,10 @@ from transformers import (
 )
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.methods.autojudge import draft_choices
-from hf_lossy_assist.methods.autojudge.continuing import Batch, Choice, decoding_processors
-from hf_lossy_assist.methods.autojudge.draft_choices import DraftChoices
-from hf_lossy_assist.methods.autojudge.in_flight import ended
+from hf_lossy_assist.methods.autojudge import draft_predictions
+from hf_lossy_assist.methods.autojudge.draft_predictions import DraftPredictions
+from hf_lossy_assist.methods.autojudge.generation_backend import LocalBackend, Sampler, prepare_decoding
+from hf_lossy_assist.methods.autojudge.mining_loop import make_end_test
 from hf_lossy_assist.tasks.maths import GSM8K
 
 
@@ -47,10 +47,10 @@ def alone(model: Any, text: list[int], budget: int, **settings: Any) -> list[int
     return tiny.greedy(model, inputs, max_new_tokens=budget, **settings)[0, len(text) :].tolist()
 
 
-def choosing(model: Any, budget: int) -> tuple[Choice, Callable]:
+def choosing(model: Any, budget: int) -> tuple[Sampler, Callable]:
     config = GenerationConfig(max_new_tokens=budget, pad_token_id=0, do_sample=False)
-    processors, ends = decoding_processors(model, config)
-    return Choice(processors, None), ended(None, ends)
+    processors, ends = prepare_decoding(model, config)
+    return Sampler(processors, None), make_end_test(None, ends)
 
 
 HYBRIDS = ["qwen3_5_text", "falcon_h1", "nemotron_h", "lfm2"]
@@ -65,7 +65,7 @@ def test_continuations_are_those_of_generate(name):
     size, jobs, longest = model.config.vocab_size, 10 if name == "demo" else 30, 16
     rng = random.Random(name)
     choice, over = choosing(model, longest)
-    batch = Batch(model, 4, 60, choice, over)
+    batch = LocalBackend(model, 4, 60, choice, over)
     words = lambda n: [rng.randrange(4, size) for _ in range(n)]  # noqa: E731
     prompts = [words(rng.choice([1, 3, 9, 17])) for _ in range(4)]
     last: list[list[int]] = [[] for _ in range(4)]
@@ -121,7 +121,7 @@ def test_only_what_is_new_is_run(monkeypatch):
     """A continuation from the middle of a cached response costs its own tokens, and the one that was replaced."""
     model = model_named("llama")
     choice, over = choosing(model, 16)
-    batch = Batch(model, 1, 60, choice, lambda response: False)
+    batch = LocalBackend(model, 1, 60, choice, lambda response: False)
     widths: list[int] = []
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True)  # fmt: skip
     try:
@@ -130,7 +130,7 @@ def test_only_what_is_new_is_run(monkeypatch):
             batch.step()
         assert widths == [2] + [1] * 10
         widths.clear()
-        written = batch.cached[0][3:]
+        written = batch.places[0].cached[3:]
         batch.start(0, [5, 6, 7], [*written[:4], 90], 1)
         batch.step()
         assert widths == [1], "all but the replaced token was in the cache"
@@ -147,7 +147,7 @@ def test_what_prompts_have_in_common_is_read_once():
     widths: list[int] = []
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True)  # fmt: skip
     try:
-        batch = Batch(model, 4, 60, choice, over)
+        batch = LocalBackend(model, 4, 60, choice, over)
         widths.clear()
         for place, prompt in enumerate(prompts):
             batch.start(place, prompt, [], 6)
@@ -157,9 +157,10 @@ def test_what_prompts_have_in_common_is_read_once():
         found = {}
         while batch.busy:
             found |= {place: new for place, new, _ in batch.step()}
-        read: list[DraftChoices] = []
+        read: list[DraftPredictions] = []
         drafts, second = [
-            DraftChoices(model, prompt, 40, tiny.VOCABULARY, Choice(NOTHING, None), read) for prompt in prompts[:2]
+            DraftPredictions(model, prompt, 40, tiny.VOCABULARY, Sampler(NOTHING, None), read)
+            for prompt in prompts[:2]
         ]
         drafts([3, 4, 5], 0)
         widths.clear()
@@ -168,7 +169,7 @@ def test_what_prompts_have_in_common_is_read_once():
     finally:
         hook.remove()
     assert [found[place] for place in range(4)] == [alone(model, prompt, 6) for prompt in prompts]
-    assert got == DraftChoices(model, prompts[1], 40, tiny.VOCABULARY, Choice(NOTHING, None))([3, 4, 5], 0)
+    assert got == DraftPredictions(model, prompts[1], 40, tiny.VOCABULARY, Sampler(NOTHING, None))([3, 4, 5], 0)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_the_models_own_generation_config_counts(change):
     except ValueError as error:
         assert "min_new_tokens" in change and "\n" not in str(error)
         return
-    batch = Batch(model, 3, 40, choice, over)
+    batch = LocalBackend(model, 3, 40, choice, over)
     texts = [tiny.prompts((n,), seed=n)["input_ids"][0].tolist() for n in (4, 9, 7)]
     for place, text in enumerate(texts):
         batch.start(place, text, [], 12)
@@ -202,13 +203,13 @@ def test_processors_are_those_of_the_call_not_of_the_models_taste():
         setattr(model.generation_config, option, value)
     given = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
     config = GenerationConfig(max_new_tokens=4, pad_token_id=0, do_sample=True, **given)
-    assert decoding_processors(model, config) == ([], {tiny.EOS})
+    assert prepare_decoding(model, config) == ([], {tiny.EOS})
     config = GenerationConfig(max_new_tokens=4, pad_token_id=0, do_sample=True, **given | {"temperature": 0.5})
-    assert [type(p) for p in decoding_processors(model, config)[0]] == [TemperatureLogitsWarper]
+    assert [type(p) for p in prepare_decoding(model, config)[0]] == [TemperatureLogitsWarper]
     model.generation_config.eos_token_id = [3, 8]
-    assert decoding_processors(model, config)[1] == {3, 8}
+    assert prepare_decoding(model, config)[1] == {3, 8}
     model.generation_config.eos_token_id = None
-    assert decoding_processors(model, config)[1] == set()
+    assert prepare_decoding(model, config)[1] == set()
 
 
 def test_a_text_may_end_a_response():
@@ -216,11 +217,11 @@ def test_a_text_may_end_a_response():
     ids = lambda text: m.tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
     task = GSM8K([], shots=1)
     task.ends, task.closing = ("The answer", "Ben"), None
-    over = ended(m.tokenizer, {m.tokenizer.eos_token_id}, task)
+    over = make_end_test(m.tokenizer, {m.tokenizer.eos_token_id}, task)
     for text, want in ((" The", False), (" The answer", True), (" Ada has", False), (" Ben", True)):
         assert over(ids(text)) == want, text
     assert over(ids(" Ada") + [m.tokenizer.eos_token_id])
-    assert not ended(m.tokenizer, set())(ids(" The answer") + [m.tokenizer.eos_token_id])
+    assert not make_end_test(m.tokenizer, set())(ids(" The answer") + [m.tokenizer.eos_token_id])
     task.closing = re.compile(r"Ada \w+")
     assert over(ids(" Ada has")) and not over(ids(" Ada"))
 
@@ -246,11 +247,11 @@ def one_by_one(model: Any, prompt: list[int], response: list[int], start: int, s
 @pytest.mark.parametrize("chunk", [3, 256])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", *HYBRIDS])
 def test_draft_choices_are_those_of_single_steps(name, chunk, monkeypatch):
-    monkeypatch.setattr(draft_choices, "CHUNK", chunk)
+    monkeypatch.setattr(draft_predictions, "CHUNK", chunk)
     model, rng = model_named(name), random.Random(f"{name} choices")
     words = lambda n: [rng.randrange(4, tiny.VOCABULARY) for _ in range(n)]  # noqa: E731
     for prompt in (words(1), words(6)):
-        own = DraftChoices(model, prompt, 40, tiny.VOCABULARY, Choice(NOTHING, None))
+        own = DraftPredictions(model, prompt, 40, tiny.VOCABULARY, Sampler(NOTHING, None))
         y = words(14)
         for response, start in (
             (y, 0), (y, 0), (y, 9), (y[:5] + words(6), 5), (y[:5], 5), (y + words(3), 2), (words(9), 4),
@@ -265,15 +266,15 @@ def test_a_draft_of_another_vocabulary(size):
     """Ids that only one of the two has are never chosen, and the random numbers are those of the target's vocabulary."""
     model = tiny.build("qwen2", vocab_size=size)
     prompt, response = [5, 90, 33], [7, 96, 20, 61, 59, 60, 44]
-    own = DraftChoices(model, prompt, 20, tiny.VOCABULARY, Choice(NOTHING, None))
+    own = DraftPredictions(model, prompt, 20, tiny.VOCABULARY, Sampler(NOTHING, None))
     assert own(response, 0) == one_by_one(model, prompt, response, 0, tiny.VOCABULARY)
-    sampled = Choice(NOTHING, 11)
-    got = DraftChoices(model, prompt, 20, tiny.VOCABULARY, sampled)(response, 0)
+    sampled = Sampler(NOTHING, 11)
+    got = DraftPredictions(model, prompt, 20, tiny.VOCABULARY, sampled)(response, 0)
     ids = torch.tensor([prompt + response[:-1]]).clamp(max=size - 1)
     with torch.no_grad():
         logits = model(ids).logits[0, len(prompt) - 1 :, : tiny.VOCABULARY]
     few = logits.shape[-1]
-    noise = [sampled.noise(prompt + response[:i], tiny.VOCABULARY)[:few] for i in range(len(response))]
+    noise = [sampled.draw_noise(prompt + response[:i], tiny.VOCABULARY)[:few] for i in range(len(response))]
     assert got == (logits.log_softmax(-1) + torch.stack(noise)).argmax(-1).tolist()
     assert max(got) < tiny.VOCABULARY
 
@@ -290,26 +291,26 @@ def test_each_text_is_processed_with_its_own_prefix():
         int(processor(torch.tensor([t]), row[None].clone()).argmax()) for t, row in zip(texts, logits, strict=True)
     ]
     kept = logits.clone()
-    assert Choice(LogitsProcessorList([processor]), None)(texts, logits) == want != best
+    assert Sampler(LogitsProcessorList([processor]), None)(texts, logits) == want != best
     assert torch.equal(logits, kept), "the caller's logits are its own"
-    assert [Choice(LogitsProcessorList([processor]), None)([t], row[None])[0] for t, row in zip(texts, logits, strict=True)] == want  # fmt: skip
-    assert Choice(NOTHING, None)([], logits[:0]) == []
+    assert [Sampler(LogitsProcessorList([processor]), None)([t], row[None])[0] for t, row in zip(texts, logits, strict=True)] == want  # fmt: skip
+    assert Sampler(NOTHING, None)([], logits[:0]) == []
 
 
 def test_the_state_and_the_text_name_the_sample():
     logits = torch.randn(40, 1).expand(40, 50).contiguous()  # all laws flat: the noise alone decides
     texts = [[3, n // 5, n] for n in range(40)]
-    tokens = Choice(NOTHING, 5)(texts, logits)
+    tokens = Sampler(NOTHING, 5)(texts, logits)
     order = torch.randperm(40).tolist()
-    again = Choice(NOTHING, 5)([texts[i] for i in order], logits[order])
+    again = Sampler(NOTHING, 5)([texts[i] for i in order], logits[order])
     assert again == [tokens[i] for i in order]
     torch.manual_seed(99)
     state = torch.random.get_rng_state()
-    assert [Choice(NOTHING, 5)([text], logits[:1])[0] for text in texts] == tokens
+    assert [Sampler(NOTHING, 5)([text], logits[:1])[0] for text in texts] == tokens
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert sum(a == b for a, b in zip(tokens, Choice(NOTHING, 6)(texts, logits), strict=True)) < 10
+    assert sum(a == b for a, b in zip(tokens, Sampler(NOTHING, 6)(texts, logits), strict=True)) < 10
     assert len(set(tokens)) > 15, "each text has noise of its own"
-    noise = Choice(NOTHING, 5).noise
+    noise = Sampler(NOTHING, 5).draw_noise
     different = [noise([1, 2], 8), noise([12], 8), noise([2, 1], 8), noise([1, 2, 0], 8), noise([0, 1, 2], 8)]
     assert len({tuple(n.tolist()) for n in different}) == 5
     assert all(torch.isfinite(n).all() for n in different)
@@ -322,8 +323,8 @@ def test_the_law_of_gumbel_max_is_the_models():
         law = processors(torch.zeros(1, 0, dtype=torch.long), logits.clone())[0].softmax(-1).double()
         by_state, by_text = torch.zeros(6), torch.zeros(6)
         for n in range(1500):
-            by_state[Choice(processors, n)([[4, 5, 6]], logits)[0]] += 1
-        for token in Choice(processors, 1)([[n, 7] for n in range(1500)], logits.expand(1500, 6)):
+            by_state[Sampler(processors, n)([[4, 5, 6]], logits)[0]] += 1
+        for token in Sampler(processors, 1)([[n, 7] for n in range(1500)], logits.expand(1500, 6)):
             by_text[token] += 1
         for counts in (by_state, by_text):
             assert counts[law == 0].sum() == 0
@@ -335,12 +336,12 @@ def test_target_and_draft_share_the_noise():
     """Identical laws never mismatch; laws that differ do so about as seldom as a coupling allows."""
     p = torch.randn(600, 20)
     texts = [[n] for n in range(600)]
-    choice = Choice(NOTHING, 3)
+    choice = Sampler(NOTHING, 3)
     tokens = choice(texts, p)
     assert tokens == choice(texts, p + torch.randn(600, 1)), "a law is the same whatever is added to all of its logits"
     q = p + 0.3 * torch.randn(600, 20)
     tv = float((p.softmax(-1) - q.softmax(-1)).abs().sum(-1).mean()) / 2
     apart = sum(a != b for a, b in zip(tokens, choice(texts, q), strict=True)) / 600
     assert 0 < apart < 2 * tv < 0.4  # 1 − (1 − tv) / (1 + tv), at most
-    independent = sum(a != b for a, b in zip(tokens, Choice(NOTHING, 4)(texts, q), strict=True)) / 600
+    independent = sum(a != b for a, b in zip(tokens, Sampler(NOTHING, 4)(texts, q), strict=True)) / 600
     assert independent > 3 * apart

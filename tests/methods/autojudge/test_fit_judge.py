@@ -14,12 +14,11 @@ from support.hub_server import card_problems
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, Head, HeadConfig, LinearHead, MLPHead, demo
-from hf_lossy_assist.methods.autojudge.classifiers import GRID, JudgeSettings, fit_classifier, folded, threshold_table
-from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
-from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, MinedTable, hidden_states, read_mined
-from hf_lossy_assist.methods.autojudge.judge_config import LABEL
-from hf_lossy_assist.methods.autojudge.report import JudgeReport
-from hf_lossy_assist.methods.autojudge.splits import split
+from hf_lossy_assist.methods.autojudge.classifiers import GRID, JudgeSettings, fit_classifier, fold_pipeline, split
+from hf_lossy_assist.methods.autojudge.dataset import MinedTable, read_mined
+from hf_lossy_assist.methods.autojudge.fit import LABEL, fit_autojudge
+from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, read_hidden_states
+from hf_lossy_assist.methods.autojudge.report import JudgeReport, tabulate_thresholds
 from hf_lossy_assist.models.identity import ModelIdentity, tokenizer_hash
 
 
@@ -97,7 +96,7 @@ def data(tmp_path_factory):
 def states_once():
     """The models run once for all tests of the same mismatches: it takes most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_lossy_assist.methods.autojudge.fit.hidden_states", hidden_states_once)
+        patch.setattr("hf_lossy_assist.methods.autojudge.fit.read_hidden_states", hidden_states_once)
         yield
 
 
@@ -110,7 +109,7 @@ def hidden_states_once(
     rows = torch.stack([mined.problem, mined.position, mined.target_token, mined.draft_token])
     key = model.config.name_or_path, rows.numpy().tobytes()
     if key not in known:
-        known[key] = hidden_states(model, mined)
+        known[key] = read_hidden_states(model, mined)
     return {place: known[key][place] for place in places}
 
 
@@ -164,8 +163,8 @@ def test_a_known_labelling_is_found(data, judged):
         low, high = row["threshold"] - 1e-6, row["threshold"] + 1e-6
         assert (said[y] >= high).mean() <= row["recall"] <= (said[y] >= low).mean()
         assert (said[~y] < low).mean() <= row["accepted"] <= (said[~y] < high).mean()
-    assert [row["C"] for row in report.curve] == list(GRID) and report.c in GRID
-    assert max(row["auroc"] for row in report.curve) == pytest.approx(report.auroc, abs=1e-6)
+    assert [row["C"] for row in report.grid] == list(GRID) and report.c in GRID
+    assert max(row["auroc"] for row in report.grid) == pytest.approx(report.auroc, abs=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "c"), [("linear", 1.0), ("linear", 1e-5), ("mlp", 1.0)])
@@ -176,7 +175,7 @@ def test_folding_changes_nothing(kind, c):
     x = ((generator.normal(size=(400, 6)) + 3) * scale + 2).astype(np.float32)
     y = generator.random(400) < 1 / (1 + np.exp(-(x[:, 1] - 5) * 2))
     pipeline, ended = fit_classifier(x, y, kind, c, JudgeSettings())
-    head = folded(pipeline, HeadConfig(6, kind=kind, width=128 if kind == "mlp" else None))
+    head = fold_pipeline(pipeline, HeadConfig(6, kind=kind, width=128 if kind == "mlp" else None))
     with torch.no_grad():
         said = head(torch.from_numpy(x)).numpy()
     assert np.allclose(said, pipeline.predict_proba(x)[:, 1], rtol=0, atol=1e-5) and ended == 0
@@ -212,7 +211,7 @@ def test_the_own_threshold_keeps_the_recall_and_wins_most(goal):
     generator = np.random.default_rng(1)
     important = generator.random(500) < 0.2
     said = (generator.beta(2, 5, 500) + 0.3 * important).clip(0, 1).astype(np.float32)
-    rows, own = threshold_table(said, important, goal)
+    rows, own = tabulate_thresholds(said, important, goal)
     assert [row["threshold"] for row in rows] == sorted({row["threshold"] for row in rows}) and len(
         rows
     ) <= 26 + 12 + 1
@@ -231,7 +230,7 @@ def test_the_own_threshold_keeps_the_recall_and_wins_most(goal):
 
 def test_a_good_head_gives_up_no_recall_for_nothing():
     said = np.array([0.1, 0.2, 0.3, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99])
-    rows, own = threshold_table(said, said > 0.5, 0.5)
+    rows, own = tabulate_thresholds(said, said > 0.5, 0.5)
     assert own == 0.6 and next(r for r in rows if r["threshold"] == 0.6) == {
         "threshold": 0.6,
         "recall": 1.0,
@@ -240,9 +239,9 @@ def test_a_good_head_gives_up_no_recall_for_nothing():
 
 
 def test_a_certain_head_gets_no_threshold_that_accepts_everything():
-    rows, own = threshold_table(np.array([1.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False]), 0.9)
+    rows, own = tabulate_thresholds(np.array([1.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False]), 0.9)
     assert own == 0.9999 and rows[-1] == {"threshold": 0.9999, "recall": 1.0, "accepted": 1.0}
-    rows, own = threshold_table(np.array([0.0, 0.0, 1.0]), np.array([True, False, False]), 1.0)
+    rows, own = tabulate_thresholds(np.array([0.0, 0.0, 1.0]), np.array([True, False, False]), 1.0)
     assert own == 0.0 and rows[0]["recall"] == 1.0 and rows[0]["accepted"] == 0.0
 
 

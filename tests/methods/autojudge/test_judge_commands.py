@@ -12,7 +12,7 @@ from support.hub_server import card_problems
 from support.openai_server import OpenAIServer, demo_completions
 
 from hf_lossy_assist import AutoJudge, Head, LossyPolicy, demo
-from hf_lossy_assist.methods.autojudge.mined import RECORD
+from hf_lossy_assist.methods.autojudge.dataset import RECORD
 
 
 pytestmark = [

@@ -38,12 +38,12 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 
+from hf_lossy_assist.methods.autojudge import dataset as mined_module
 from hf_lossy_assist.methods.autojudge import mine as module
-from hf_lossy_assist.methods.autojudge import mined as mined_module
-from hf_lossy_assist.methods.autojudge.continuing import Choice
+from hf_lossy_assist.methods.autojudge.dataset import RECORD, assemble, read_lines
+from hf_lossy_assist.methods.autojudge.generation_backend import Sampler
 from hf_lossy_assist.methods.autojudge.mine import mine
-from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
-from hf_lossy_assist.methods.autojudge.mined import RECORD, assemble, read_lines
+from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
 from hf_lossy_assist.methods.autojudge.search import Mined
 from hf_lossy_assist.tasks.base import AnswerTask, Problem
 from hf_lossy_assist.tasks.endpoint import Endpoint
@@ -71,7 +71,7 @@ def answers(texts: list[list[int]], starts: list[int], model: Any) -> list[str |
 
 
 @torch.no_grad()
-def assert_replays(one: Mined, choice: Choice) -> None:
+def assert_replays(one: Mined, choice: Sampler) -> None:
     """Where target and draft agree, theirs; where not, the target's if important and the draft's else: that is the response.
 
     One plain forward of each over prompt and response says what each would choose after every prefix of it.
@@ -98,7 +98,7 @@ def assert_replays(one: Mined, choice: Choice) -> None:
 @pytest.mark.full
 def test_the_response_replays():
     for one in local():
-        assert_replays(one, Choice(LogitsProcessorList(), None))
+        assert_replays(one, Sampler(LogitsProcessorList(), None))
     labels = [mismatch.important for one in local() for mismatch in one.mismatches]
     assert True in labels and False in labels and len(labels) > 20
 
@@ -139,7 +139,7 @@ def test_sampling_by_gumbel_max():
     assert len({str(one.mismatches) for one in (together[0], other, local()[0])}) == 3
     for one in together:
         assert one.mismatches
-        assert_replays(one, Choice(LogitsProcessorList([TemperatureLogitsWarper(1.3)]), 1))
+        assert_replays(one, Sampler(LogitsProcessorList([TemperatureLogitsWarper(1.3)]), 1))
 
 
 @pytest.mark.full

@@ -9,11 +9,10 @@ from transformers import LogitsProcessorList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
-from hf_lossy_assist.methods.autojudge.continuing import Choice
 from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
-from hf_lossy_assist.methods.autojudge.in_flight import mine_problems
+from hf_lossy_assist.methods.autojudge.generation_backend import Sampler
 from hf_lossy_assist.methods.autojudge.mine import mine
-from hf_lossy_assist.methods.autojudge.mine_settings import MineSettings
+from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings, mine_problems
 from hf_lossy_assist.tasks.load import DemoTask
 
 
@@ -57,7 +56,7 @@ def found(kind, count=COUNT, batch_size=3):
 @torch.no_grad()
 def test_the_response_replays(kind):
     """Where target and draft agree, theirs; where not, the target's if important and the draft's else."""
-    choice, labels = Choice(LogitsProcessorList(), None), []
+    choice, labels = Sampler(LogitsProcessorList(), None), []
     for one in found(kind):
         text, start = one.prompt_ids + one.response, len(one.prompt_ids)
         prefixes = [text[:i] for i in range(start, len(text))]

@@ -27,9 +27,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from hf_lossy_assist.methods.autojudge.dataset import RECORD, read_lines
+from hf_lossy_assist.methods.autojudge.generation_backend import ServerBackend
 from hf_lossy_assist.methods.autojudge.mine import mine
-from hf_lossy_assist.methods.autojudge.mined import RECORD, read_lines
-from hf_lossy_assist.methods.autojudge.remote import Remote
 from hf_lossy_assist.tasks.base import Problem
 from hf_lossy_assist.tasks.endpoint import Endpoint
 from hf_lossy_assist.tasks.load import DemoTask
@@ -107,7 +107,7 @@ def test_other_spellings_are_counted():
         ThreadPoolExecutor(2) as pool,
         Endpoint(server.url, "target") as end,
     ):
-        remote, got = Remote(end, tokenizer, [4], lambda response: response[-1] == 4, pool), {}
+        remote, got = ServerBackend(end, tokenizer, [4], lambda response: response[-1] == 4, pool), {}
         cases = [([2], [0], 3), ([2], [2], 3), ([0], [], 2), ([2, 2], [0], 5), ([1], [], 2)]
         for place, (prompt, prefix, budget) in enumerate(cases):
             remote.start(place, prompt, prefix, budget)

@@ -9,8 +9,8 @@ from datasets import load_from_disk
 from support.fitting import record
 from support.mining import loaded, undisturbed
 
+from hf_lossy_assist.methods.autojudge.dataset import RECORD
 from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
-from hf_lossy_assist.methods.autojudge.mined import RECORD
 from hf_lossy_assist.training.finished import BESIDE
 
 

@@ -6,9 +6,15 @@ import pytest
 from datasets import Dataset
 from support.fitting import record
 
-from hf_lossy_assist.methods.autojudge.hidden_states import read_mined
+from hf_lossy_assist.methods.autojudge.dataset import (
+    RECORD,
+    explain_nothing,
+    explain_unanswered,
+    make_schema,
+    read_mined,
+    summarise,
+)
 from hf_lossy_assist.methods.autojudge.mine import FIRST
-from hf_lossy_assist.methods.autojudge.mined import RECORD, schema, summary, unanswered, why_nothing
 from hf_lossy_assist.methods.autojudge.search import Mined
 
 
@@ -21,7 +27,7 @@ def facts(problems=4, **found):
 
 
 def test_responses_that_were_cut_are_counted_apart():
-    found = summary([mined(8), mined(8, "3"), mined(7), mined(8)], 8)
+    found = summarise([mined(8), mined(8, "3"), mined(7), mined(8)], 8)
     assert (found["problems_without_answer"], found["cut_without_answer"]) == (3, 2)
 
 
@@ -36,10 +42,6 @@ def test_responses_that_were_cut_are_counted_apart():
             {"problems_without_answer": 4, "cut_without_answer": 0},
             "4 of 4 problems were not searched: the target's response has no answer that the task finds, and none was cut: ask for its form "
             "in the prompts (--chat, --shots)",
-        ),
-        (
-            {"problems_without_answer": 4},  # a dataset of version 0.1.0
-            "4 of 4 problems were not searched: the target's response has no answer: raise --max-new-tokens, if they were cut",
         ),
         (
             {"problems_without_answer": 1, "cut_without_answer": 1},
@@ -62,13 +64,13 @@ def test_responses_that_were_cut_are_counted_apart():
     ],
 )
 def test_the_cause_of_an_empty_dataset(found, says):
-    assert why_nothing(facts(**found)) == says
-    assert (unanswered(facts(**found)) is None) == (found["problems_without_answer"] == 0)
+    assert explain_nothing(facts(**found)) == says
+    assert (explain_unanswered(facts(**found)) is None) == (found["problems_without_answer"] == 0)
 
 
 @pytest.mark.parametrize("found", [None, [], {"problems_without_answer": "4"}, {"problems_without_answer": True}])
 def test_a_record_that_says_something_else_gives_no_other_error(found):
-    assert why_nothing({"problems": 4, "found": found}).startswith("the draft guessed every token of 4 problems")
+    assert explain_nothing({"problems": 4, "found": found}).startswith("the draft guessed every token of 4 problems")
 
 
 CASES = {
@@ -99,7 +101,7 @@ def test_a_run_that_finds_nothing_says_so_before_its_end(hf_lossy, tmp_path):
 
 def test_fit_names_the_cause_of_an_empty_dataset(tmp_path):
     """Earlier versions left such a folder."""
-    empty = Dataset.from_dict({name: [] for name in schema()}, features=schema())
+    empty = Dataset.from_dict({name: [] for name in make_schema()}, features=make_schema())
     empty.save_to_disk(str(tmp_path), num_shards=1)
     for found, why in (
         ({"problems_without_answer": 0, "cut_by_seconds": 2}, "2 of 2 problems were cut off at --max-seconds: raise it"),

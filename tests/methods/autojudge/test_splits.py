@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hf_lossy_assist.methods.autojudge.splits import FOLDS, folds_for, split
+from hf_lossy_assist.methods.autojudge.classifiers import FOLDS, choose_folds, split
 
 
 def tokens(problems, each, important):
@@ -15,15 +15,15 @@ def tokens(problems, each, important):
 def test_one_split_where_it_holds_out_enough_of_both():
     problem = np.arange(100).repeat(12)
     half = np.arange(len(problem)) % 2 == 0  # 10 problems of 6 and 6 are held out: 60 of each
-    assert folds_for(problem, half, 0) == 0
+    assert choose_folds(problem, half, 0) == 0
     rare = np.arange(len(problem)) % 4 == 0  # 30 of one
-    assert folds_for(problem, rare, 0) == folds_for(problem, ~rare, 0) == FOLDS
+    assert choose_folds(problem, rare, 0) == choose_folds(problem, ~rare, 0) == FOLDS
 
 
 @pytest.mark.parametrize(("important", "folds"), [(0, 0), (1, 0), (2, 2), (3, 3), (9, FOLDS)])
 def test_as_many_folds_as_problems_with_each_label(important, folds):
     problem, labels = tokens(40, 3, important)
-    assert folds_for(problem, labels, 0) == folds
+    assert choose_folds(problem, labels, 0) == folds
     for seed in range(5 if folds else 0):
         for training, held in split(problem, folds, seed, labels):
             assert labels[held].any() and labels[training].any() and not labels[held].all()
@@ -31,7 +31,7 @@ def test_as_many_folds_as_problems_with_each_label(important, folds):
 
 def test_too_few_problems_are_left_to_the_split():
     problem, labels = tokens(7, 3, 3)
-    assert folds_for(problem, labels, 0) == 0
+    assert choose_folds(problem, labels, 0) == 0
     with pytest.raises(ValueError, match="in 7 problems; at least 8"):
         split(problem, 0, 0, labels)
 

@@ -12,7 +12,8 @@ from transformers import DynamicCache
 
 from hf_lossy_assist import FeatureSpec, demo
 from hf_lossy_assist.artifacts.features import FeatureTap
-from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, MinedTable, hidden_states, read_mined
+from hf_lossy_assist.methods.autojudge.dataset import MinedTable, read_mined
+from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, read_hidden_states
 from hf_lossy_assist.models.compat import CACHE
 
 
@@ -70,7 +71,7 @@ def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor])
 def test_one_forward_gives_what_separate_ones_give(name):
     data = random_mined(tiny.VOCABULARY)
     model = tiny.shared(name)
-    got = hidden_states(model, data)
+    got = read_hidden_states(model, data)
     assert_same(got, one_by_one(model, data))
     assert not torch.allclose(got["token"], got["target_token"], atol=1e-2)
 
@@ -80,7 +81,7 @@ def test_one_forward_gives_what_separate_ones_give(name):
 @pytest.mark.parametrize("name", ["qwen3_5_text", "falcon_h1", "nemotron_h", "zamba2", "kimi_linear", "lfm2"])
 def test_a_recurrent_model_gives_what_separate_forwards_give(name):
     data, model = random_mined(hybrids.VOCABULARY, ((5, 20), (1, 9), (3, 6))), hybrids.model(name)
-    got = hidden_states(model, data)
+    got = read_hidden_states(model, data)
     assert_same(
         got, one_by_one(model, data, decodes=True)
     )  # Nemotron-H and Zamba 2 read prompts otherwise than they decode
@@ -97,7 +98,7 @@ def test_what_prompts_begin_with_is_read_once(name):
     widths: list[int] = []
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True)  # fmt: skip
     try:
-        got = hidden_states(model, data)
+        got = read_hidden_states(model, data)
     finally:
         hook.remove()
     assert_same(got, one_by_one(model, data))
@@ -112,19 +113,19 @@ def test_the_demo_models():
     size = len(models.tokenizer)
     data = mined([(p, r, [(t, r[t], (r[t] + 5) % size, True) for t in range(0, len(r), 4)]) for p, r in texts])
     for model in (models.target, models.draft):
-        assert_same(hidden_states(model, data), one_by_one(model, data))
+        assert_same(read_hidden_states(model, data), one_by_one(model, data))
 
 
 def test_rows_keep_their_order_and_places_can_be_chosen():
     data, model = random_mined(tiny.VOCABULARY), tiny.shared("llama")
-    whole = hidden_states(model, data)
+    whole = read_hidden_states(model, data)
     order = torch.randperm(len(data))
     shuffled = MinedTable(
         *(getattr(data, n)[order] for n in ("problem", "position", "target_token", "draft_token", "important")),
         texts=data.texts, facts={},
     )  # fmt: skip
     for places in (("token",), ("predicting", "target_token")):
-        got = hidden_states(model, shuffled, places)
+        got = read_hidden_states(model, shuffled, places)
         assert_same(got, {place: whole[place][order] for place in places})
 
 
@@ -139,12 +140,12 @@ def test_a_draft_that_does_not_know_every_token(name):
         data.problem, data.position, data.target_token.clamp(max=96), data.draft_token.clamp(max=96), data.important,
         texts={n: tuple([min(i, 96) for i in ids] for ids in text) for n, text in data.texts.items()}, facts={},
     )  # fmt: skip
-    assert_same(hidden_states(model, data), one_by_one(model, clamped))
+    assert_same(read_hidden_states(model, data), one_by_one(model, clamped))
 
 
 def test_half_precision_gives_float32():
     model = tiny.build("llama").to(torch.bfloat16)
-    for states in hidden_states(model, random_mined(tiny.VOCABULARY)).values():
+    for states in read_hidden_states(model, random_mined(tiny.VOCABULARY)).values():
         assert states.dtype == torch.float32 and states.isfinite().all()
 
 
@@ -152,12 +153,12 @@ def test_a_long_text():
     model = tiny.build("llama", max_position_embeddings=4096, num_hidden_layers=1)
     ids = torch.randint(4, tiny.VOCABULARY, (2500,)).tolist()
     data = mined([(ids[:100], ids[100:], [(t, 5, ids[100 + t], False) for t in (0, 1200, 2399)])])
-    assert_same(hidden_states(model, data), one_by_one(model, data))
+    assert_same(read_hidden_states(model, data), one_by_one(model, data))
 
 
 def test_a_model_without_rows_is_refused():
     with pytest.raises(ValueError, match="the draft does not: it is an encoder-decoder") as error:
-        hidden_states(tiny.shared("t5"), random_mined(tiny.VOCABULARY), name="draft")
+        read_hidden_states(tiny.shared("t5"), random_mined(tiny.VOCABULARY), name="draft")
     assert "\n" not in str(error.value)
 
 

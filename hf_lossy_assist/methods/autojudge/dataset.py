@@ -1,0 +1,272 @@
+"""The dataset of mined mismatches: its lines while it is made, its columns, its folder and card, and how it is read."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from huggingface_hub import DatasetCard, DatasetCardData
+
+from ...artifacts.cards import TEMPLATES, escape
+from ...models.identity import ModelIdentity
+from ...models.texts import continuation
+from ...training.finished import check_files, finish_dataset, load_rows, open_dataset
+from ...training.resumable import compute_key, open_sealed_line, seal_line
+from ...validation import MOST, listed, shown
+from .search import Mined, Mismatch
+
+
+RECORD = "mine.json"
+LONGEST = 256 * 2**20  # bytes of a problem's line; a response of 8000 tokens with 8000 mismatches fits in
+COLUMNS = ("problem", "position", "target_token", "draft_token", "important")
+IDS, TOKENS = ("prompt_ids", "response_ids"), ("target_token", "draft_token")  # the columns that hold token ids
+
+
+def make_schema() -> Any:
+    """Return the columns of the dataset: a row for each mismatch."""
+    from datasets import Features, List, Value
+
+    return Features(
+        {
+            "problem": Value("int32"),  # number of the problem: its rows stay on one side of every split
+            "prompt": Value("string"),
+            "response": Value("string"),  # the final one: unimportant tokens from the draft, others from the target
+            "prompt_ids": List(Value("int32")),
+            "response_ids": List(Value("int32")),
+            "position": Value("int32"),  # in response_ids
+            "target_token": Value("int32"),
+            "draft_token": Value("int32"),
+            "important": Value("bool"),
+            "target_answer": Value("string"),  # of the target's first response
+            "answer": Value("string"),  # of the response with the draft's token, which the target continued
+        }
+    )
+
+
+def format_line(mined: Mined, key: str) -> str:
+    """Format a problem as the line of an unfinished run. `ValueError`, one line, where it is longer than what is read back."""
+    line = seal_line(asdict(mined), key)
+    if len(line) > LONGEST or len(line.encode("utf-8")) > LONGEST:
+        raise ValueError(
+            f"problem {mined.problem} has {len(mined.mismatches)} mismatches, more than fit into a line of {LONGEST} bytes: mine "
+            "again with fewer (max_mismatches) or shorter responses (max_new_tokens)"
+        )
+    return line
+
+
+def read_lines(part: Path) -> list[Mined]:
+    """Read the problems that an unfinished run has done, by their number, and remove a last line that was cut off.
+
+    Raises: `ValueError`, one line, for a line that is not what was written, or of another run.
+    """
+    found, key = {}, compute_key(part / RECORD)
+    for file in sorted(part.glob("*.jsonl")):
+        for number, line in enumerate(_whole_lines(file), 1):
+            spec = open_sealed_line(line, f"{file}, line {number}", key)
+            spec["mismatches"] = [Mismatch(**m) for m in spec["mismatches"]]
+            found[spec["problem"]] = Mined(**spec)
+    return [found[n] for n in sorted(found)]
+
+
+def _whole_lines(file: Path) -> Iterator[bytes]:
+    """Yield the lines of a file; remove what stands after the last line end."""
+    if not file.is_file():
+        raise ValueError(f"{file} is no file: delete it and resume")
+    with open(file, "r+b") as lines:
+        whole = 0
+        while line := lines.readline(LONGEST + 1):  # to "\n" alone: a text may hold other separators
+            if len(line) > LONGEST:  # nothing here wrote it, and what stands behind it is not to be lost
+                raise ValueError(f"{file} has a line of more than {LONGEST} bytes: delete it and resume")
+            if not line.endswith(b"\n"):  # killed, or the disk was full, in the middle of a line
+                lines.truncate(whole)
+                return
+            whole += len(line)
+            yield line[:-1]
+
+
+def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: Any) -> None:
+    """Put the problems' lines together as an Arrow dataset, in their order, and remove them."""
+    from datasets import Dataset
+
+    mined = read_lines(part)
+    done = {one.problem for one in mined}
+    missing = [number for number in range(facts["problems"]) if number not in done]
+    if missing:
+        raise ValueError(
+            f"{part} lacks {len(missing)} of {facts['problems']} problems ({listed(missing, 5)}): resume mines them again"
+        )
+    facts = facts | {"found": summarise(mined, facts["settings"]["max_new_tokens"])}
+
+    def make(cache: Path) -> Any:
+        rows, columns = make_rows(mined, tokenizer), make_schema()
+        return Dataset.from_dict({name: [row[name] for row in rows] for name in columns}, features=columns)
+
+    # One file even for no rows: none at all could not be read back.
+    finish_dataset(out, part, RECORD, facts, make, lambda facts, _: make_data_card(facts), num_shards=1)
+
+
+def make_rows(mined: Sequence[Mined], tokenizer: Any) -> list[dict[str, Any]]:
+    """Return the dataset's rows."""
+    rows = []
+    for one in mined:
+        common = {
+            "problem": one.problem,
+            "prompt": one.prompt,
+            "response": continuation(tokenizer, one.prompt_ids, one.response),
+            "prompt_ids": one.prompt_ids,
+            "response_ids": one.response,
+            "target_answer": one.target_answer,
+        }
+        rows += [common | asdict(m) for m in one.mismatches]
+    return rows
+
+
+def summarise(mined: Sequence[Mined], max_new_tokens: int) -> dict[str, Any]:
+    """Count what a run found, for mine.json and its card. `max_new_tokens`: where responses were cut."""
+    mismatches = [m for one in mined for m in one.mismatches]
+    without = [one for one in mined if one.target_answer is None]
+    return {
+        "mismatches": len(mismatches),
+        "important": sum(m.important for m in mismatches),
+        "no_answer": sum(m.answer is None for m in mismatches),  # of these: the alternative had no answer
+        "problems_without_answer": len(without),  # of the target: not searched
+        "cut_without_answer": sum(len(one.target_response) >= max_new_tokens for one in without),  # of these
+        "cut_by_mismatches": sum(one.cut == "mismatches" for one in mined),
+        "cut_by_seconds": sum(one.cut == "seconds" for one in mined),
+        "continuations": sum(one.continuations for one in mined),
+        "target_tokens": sum(one.new_tokens for one in mined),
+        "retokenised": sum(one.retokenised for one in mined),
+    }
+
+
+def make_data_card(facts: dict[str, Any]) -> str:
+    """Return the README.md of a mined dataset, as text."""
+    facts = escape(facts)
+    found = facts["found"]
+    return str(
+        DatasetCard.from_template(
+            DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", "autojudge"], task_categories=["text-classification"]),
+            template_path=str(TEMPLATES / "mined.md"), facts=facts, found=found,
+            share=found["important"] / max(found["mismatches"], 1),
+            target=ModelIdentity.from_dict(facts["target"]) if facts["target"] else f"{facts['served']} at {facts['served_at']}",
+            draft=ModelIdentity.from_dict(facts["draft"]),
+            settings=", ".join(f"{k} {v}" for k, v in facts["settings"].items() if v is not None),
+            versions=", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
+        )
+    )  # fmt: skip
+
+
+def explain_unanswered(facts: dict[str, Any]) -> str | None:
+    """Say in one line why problems were not searched, and the way out; None where all were."""
+    found = _read_counts(facts)
+    without, cut = found["problems_without_answer"], found["cut_without_answer"]
+    if not without:
+        return None
+    line = f"{without} of {facts.get('problems')} problems were not searched: the target's response has no answer"
+    if not cut:
+        return f"{line} that the task finds, and none was cut: ask for its form in the prompts (--chat, --shots)"
+    return f"{line}, and {cut} were cut short: raise --max-new-tokens"
+
+
+def explain_unsearched(facts: dict[str, Any]) -> list[str]:
+    """Say why problems were not searched, or not to their end, and the way out: a line for each reason that there is."""
+    reasons, late = [explain_unanswered(facts)], _read_counts(facts)["cut_by_seconds"]
+    if late:
+        reasons.append(f"{late} of {facts.get('problems')} problems were cut off at --max-seconds: raise it")
+    return [reason for reason in reasons if reason is not None]
+
+
+def explain_nothing(facts: dict[str, Any]) -> str:
+    """Say in one line why a dataset of these facts has no mismatch, and the way out."""
+    reasons, found = explain_unsearched(facts), _read_counts(facts)
+    if not reasons:
+        return (
+            f"the draft guessed every token of {facts.get('problems', 'all')} problems as the target does: mine more or harder problems, "
+            "or take a weaker draft"
+        )
+    if found["problems_without_answer"] + found["cut_by_seconds"] != facts.get("problems"):
+        reasons.append("of the others the draft guessed every token as the target does")
+    return "; ".join(reasons)
+
+
+def _read_counts(facts: dict[str, Any]) -> dict[str, int]:
+    """Read the counts of a record that anybody may have written; 0 where there is none."""
+    found = facts.get("found")
+    names = ("problems_without_answer", "cut_without_answer", "cut_by_seconds")
+    counts = {name: found.get(name) if isinstance(found, dict) else 0 for name in names}
+    return {name: count if type(count) is int else 0 for name, count in counts.items()}
+
+
+@dataclass(frozen=True)
+class MinedTable:
+    """A mined dataset as tensors: N mismatches, in order."""
+
+    problem: torch.Tensor  # (N,) int64
+    position: torch.Tensor  # (N,) int64   index into the problem's response
+    target_token: torch.Tensor  # (N,) int64
+    draft_token: torch.Tensor  # (N,) int64
+    important: torch.Tensor  # (N,) bool
+    texts: dict[int, tuple[list[int], list[int]]]  # of each problem: the prompt's tokens, the response's
+    facts: dict[str, Any]  # mine.json
+
+    def by_problem(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield each problem with the numbers of its rows (n,) int64."""
+        order = self.problem.argsort(stable=True)
+        names, counts = self.problem[order].unique_consecutive(return_counts=True)
+        yield from zip(names.tolist(), order.split(counts.tolist()), strict=True)
+
+    def check_tokens(self, vocabulary: int, where: str) -> None:
+        """Refuse token ids that are not from 0 to `vocabulary` - 1. `where`: the dataset's name. Raises: `ValueError`, one line."""
+        found = [
+            (name, [problem] * len(ids), ids)
+            for problem, texts in self.texts.items()
+            for name, ids in zip(IDS, texts, strict=True)
+        ]
+        found += [(name, self.problem.tolist(), getattr(self, name).tolist()) for name in TOKENS]
+        for name, problems, ids in found:
+            for problem, token in zip(problems, ids, strict=True):
+                if token is None or not 0 <= token < vocabulary:
+                    raise ValueError(
+                        f"{where}: {name} of problem {problem} has the token id {shown(token)}, expected 0 to {vocabulary - 1}: mine it again"
+                    )
+
+    def __len__(self) -> int:
+        return len(self.problem)
+
+
+def read_mined(path: str | Path) -> MinedTable:
+    """Read the dataset that `hf-lossy mine` wrote.
+
+    Raises: `ValueError`, one line, where the folder is another thing, unfinished, without mismatches or inconsistent.
+    """
+    path = Path(path)
+    facts = open_dataset(path, RECORD, "hf-lossy mine")
+    check_files(path, facts)
+    data = load_rows(path)
+    if len(data) == 0:
+        raise ValueError(f"{path} has no mismatch: {explain_nothing(facts)}")
+    missing = [name for name in (*COLUMNS, *IDS) if name not in data.column_names]
+    if missing:
+        raise ValueError(f"{path} is no dataset of hf-lossy mine: it has no column {', '.join(missing)}")
+    given = data.select_columns(list(COLUMNS)).with_format("numpy")
+    column = {name: torch.from_numpy(np.asarray(given[name][:])) for name in COLUMNS}
+    names, firsts = np.unique(column["problem"].numpy(), return_index=True)
+    texts = data.select_columns(list(IDS)).select(firsts)
+    mined = MinedTable(
+        **{name: column[name].long() for name in COLUMNS[:-1]},
+        important=column["important"].bool(),
+        texts={int(n): (row["prompt_ids"], row["response_ids"]) for n, row in zip(names, texts, strict=True)},
+        facts=facts,
+    )
+    mined.check_tokens(MOST, str(path))
+    rows = zip(*(getattr(mined, name).tolist() for name in COLUMNS[:-1]), strict=True)
+    for number, (problem, t, *tokens) in enumerate(rows):
+        prompt, response = mined.texts[problem]
+        if not prompt or not 0 <= t < len(response) or response[t] not in tokens:
+            raise ValueError(
+                f"{path}: row {number} says that tokens {tokens[0]} and {tokens[1]} differ at position {t} of problem {problem}, "
+                "whose response holds neither there: mine it again"
+            )
+    return mined

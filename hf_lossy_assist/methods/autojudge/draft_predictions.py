@@ -1,0 +1,113 @@
+"""Predict the draft's tokens along a response: a search tries the places where they differ from it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...drafters.hidden_state import HiddenStateDrafter
+from ...models.row_model import RowModel
+from .generation_backend import Sampler
+from .prefixes import PrefixReader, count_shared, reserve
+
+
+CHUNK = 256  # positions whose logits are looked at together: of a vocabulary of 150 000, 150 MB
+Predict = Callable[[list[int], int], list[int]]  # the draft's tokens for positions `start` … of a response
+
+
+class DraftPredictions:
+    """The predictions of a draft model, each after the response's tokens: one forward over what is new in the response."""
+
+    @torch.inference_mode()
+    def __init__(
+        self, draft: Any, prompt: list[int], limit: int, vocabulary: int, sampler: Sampler,
+        latest: "list[DraftPredictions] | None" = None,
+    ):  # fmt: skip
+        """`vocabulary`: the target's; ids that only one of the models has are never chosen.
+
+        `latest`: at most one entry, that of another problem whose text was read last; prompts may begin alike. This one takes its place.
+        """
+        self.model, self.prompt = RowModel(draft, 1, limit, vocabulary), prompt
+        self.vocabulary, self.sampler = vocabulary, sampler
+        self.cached: list[int] = []
+        self.latest = [] if latest is None else latest
+        self.reader = PrefixReader(self.model) if self.model.facts.keeps_states else None
+        if self.reader is None:
+            reserve(self.model, limit)
+
+    @torch.inference_mode()
+    def __call__(self, response: list[int], start: int) -> list[int]:
+        """Predict positions `start` … of `response`."""
+        text, first = (
+            self.prompt + response,
+            len(self.prompt) + start - 1,
+        )  # logits at `first` predict position `start`
+        begin = self._go_to(text, first)
+        out: list[int] = []
+        for place in range(begin, len(text) - 1, CHUNK):
+            piece = text[place : min(place + CHUNK, len(text) - 1)]
+            self.model.rollback([place])
+            logits = self.model.feed(torch.tensor([piece]), [len(piece)])[0]  # (≤ CHUNK, V)
+            logits = logits[max(first - place, 0) :, : self.vocabulary].float()
+            missing = self.vocabulary - logits.shape[-1]
+            logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
+            ends = range(place + len(piece) - logits.shape[0], place + len(piece))
+            out += self.sampler([text[: end + 1] for end in ends], logits, "draft")
+        self.cached, self.latest[:] = text[:-1], [self]
+        return out
+
+    def _go_to(self, text: list[int], first: int) -> int:
+        """Return the number of tokens of `text`, at most `first`, after which the model can go on."""
+        if self.reader is not None:
+            self.model = self.reader.read(text[:first], len(self.prompt)).copy()
+            return first
+        if not self.cached and self.latest and self.model.rope is None:
+            self.cached = self.prompt[: count_shared(self.latest[0].cached, self.prompt)]
+            self.model.cache.copy(0, self.latest[0].model.cache, 0, len(self.cached))
+        return min(count_shared(self.cached, text), first)
+
+
+class StatesPredictions:
+    """The predictions of a drafter on the target's states, in drafts of `places` tokens, each after the response's tokens.
+
+    The target reads what is new in a response in a forward of its own, for the search has the states of no text as it stands in the end.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self, drafter: HiddenStateDrafter, target: Any, prompt: list[int], limit: int, sampler: Sampler, places: int
+    ):
+        self.drafter, self.target, self.prompt, self.sampler, self.places = drafter, target, prompt, sampler, places
+        self.reader, self.model = drafter.hook(target), RowModel(target, 1, limit)
+        self.cached: list[int] = []
+        self.states: torch.Tensor | None = None  # of the tokens in `cached`, (1, n, layers · H)
+        reserve(self.model, limit)
+
+    @torch.inference_mode()
+    def __call__(self, response: list[int], start: int) -> list[int]:
+        """Predict positions `start` … of `response`. After a text of one token there is no prediction; the response's token stands there."""
+        text, first = self.prompt + response, len(self.prompt) + start
+        unpredicted = response[start : start + max(2 - first, 0)]
+        first = max(first, 2)
+        if first >= len(text):
+            return unpredicted
+        states = self._read(text[:-2])[0]
+        logits = self.drafter.logits_along(
+            self.target, torch.tensor(text[:-1]), states, len(text) - first, self.places
+        )
+        return unpredicted + self.sampler([text[:end] for end in range(first, len(text))], logits.float(), "draft")
+
+    def _read(self, text: list[int]) -> torch.Tensor:
+        """Return the target's states of `text`, of which only what differs from the text before is read."""
+        shared = count_shared(self.cached, text)
+        self.model.rollback([shared])
+        parts = [] if self.states is None else [self.states[:, :shared]]
+        for place in range(shared, len(text), CHUNK):
+            piece = text[place : place + CHUNK]
+            with self.reader:
+                self.model.feed(torch.tensor([piece]), [len(piece)], keep=0)
+                states = self.reader.take()
+            assert states is not None, "the target has just run"
+            parts.append(states)
+        self.states, self.cached = torch.cat(parts, dim=1), list(text)
+        return self.states

@@ -1,0 +1,242 @@
+"""Search many problems at once, all waiting on one batch of the target or on its server. What cannot be mined is refused before."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+from transformers import GenerationConfig, LogitsProcessorList
+
+from ...drafters.hidden_state import HiddenStateDrafter, refuse_models
+from ...models.introspection import base_of, vocabulary_of
+from ...models.probe import why_not_prefixes
+from ...models.quirks.rope import ChangingRope
+from ...models.texts import continuation, special_in
+from ...tasks.endpoint import served
+from ...tasks.load import AnswerTask, Problem
+from ...training.jobs import SamplingSettings, check_places
+from ...validation import LONGEST_DRAFT, MOST_FACTOR, MOST_NEW_TOKENS, check_flag, check_int, check_number
+from .draft_predictions import DraftPredictions, Predict, StatesPredictions
+from .generation_backend import Backend, LocalBackend, Sampler, ServerBackend, prepare_decoding
+from .prefixes import why_not_searched
+from .search import Continue, Limits, Mined, Search, Work, search
+
+
+TAIL = 128  # tokens in which the text that ends a response is looked for
+
+
+@dataclass(frozen=True)
+class MineSettings(SamplingSettings):
+    """Settings that decide every label in the dataset. A resumed run must have the same."""
+
+    max_new_tokens: int = 512  # T_max: of a whole response, whatever is replaced in it
+    naive: bool = False  # each mismatch of the target's response alone
+    max_mismatches: int | None = None  # of a problem; what is cut off is counted
+    max_seconds: float | None = None  # of a problem; looked at between two continuations
+    places: int = 1  # tokens that a drafter on the target's states drafts in turn before it reads these states again
+    LARGEST_SEED: ClassVar[int] = 2**63 - 1
+    GREEDY: ClassVar[str] = "leave --do-sample out"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("max_new_tokens", self.max_new_tokens, 1, MOST_NEW_TOKENS)
+        check_int("places", self.places, 1, LONGEST_DRAFT)
+        check_flag("naive", self.naive)
+        if self.max_mismatches is not None:
+            check_int("max_mismatches", self.max_mismatches, 1)
+        if self.max_seconds is not None:
+            check_number("max_seconds", self.max_seconds, 0.0, MOST_FACTOR)
+
+
+DEFAULTS = MineSettings()
+
+
+def prepare_inputs(
+    target: Any, draft: Any, tokenizer: Any, texts: Sequence[str], settings: MineSettings
+) -> tuple[list[list[int]], LogitsProcessorList, set[int]]:
+    """Return the prompts' tokens, and the processors and end tokens that decoding uses; refuse what cannot be mined."""
+    if served(target) and settings.do_sample:
+        raise ValueError("a target behind a server is mined greedily: its random numbers are its own")
+    prompts = [tokenizer(text)["input_ids"] for text in texts]
+    for number, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
+        if not prompt or not text.strip():
+            raise ValueError(f"problem {number} has an empty prompt")
+    check_places(settings.places, draft)
+    models, why_not = {"target": target, "draft": draft}, why_not_searched
+    if isinstance(draft, HiddenStateDrafter):
+        _refuse_drafter(target, draft)
+        del models["draft"]
+        why_not = why_not_prefixes
+    models = {name: model for name, model in models.items() if not served(model)}
+    for name, model in models.items():
+        if (reason := why_not(model)) is not None:
+            raise ValueError(f"mining needs models that run in batches; the {name} does not: {reason}")
+    sizes = [vocabulary_of(model) for model in models.values()]
+    if abs(sizes[0] - sizes[-1]) > 0.02 * max(sizes):  # padding differs by less
+        raise ValueError(
+            f"the target has {sizes[0]} token ids, the draft {sizes[-1]}: mining needs a draft with the target's tokenizer"
+        )
+    longest = max(map(len, prompts))
+    for name, model in models.items():
+        room = getattr(base_of(model).config.get_text_config(decoder=True), "max_position_embeddings", None)
+        rope = ChangingRope.of(base_of(model), 1)
+        for most, what in (
+            (room, f"positions of the {name}"),
+            (None if rope is None else rope.changes_after, f"after which the {name}'s RoPE changes"),
+        ):
+            if most is not None and longest + settings.max_new_tokens > most:
+                raise ValueError(
+                    f"the longest prompt has {longest} tokens, which with max_new_tokens={settings.max_new_tokens} is more than the "
+                    f"{most} {what}: choose fewer new tokens or shorter prompts"
+                )
+    config = GenerationConfig(max_new_tokens=settings.max_new_tokens, pad_token_id=0, **settings.decoding())
+    return prompts, *prepare_decoding(draft if served(target) else target, config)
+
+
+def _refuse_drafter(target: Any, draft: HiddenStateDrafter) -> None:
+    """Refuse a drafter on the target's states that cannot draft after each token of a response."""
+    if served(target):
+        raise ValueError(
+            f"{draft.kind} reads the target's hidden states, which no server gives: mine with the target here, or with a draft model"
+        )
+    if not draft.drafts_each_place:
+        raise ValueError(f"{draft.kind} fills in a block for each token: mine with an EAGLE drafter or a draft model")
+    refuse_models("mining", target, draft)
+
+
+def mine_problems(
+    target: Any, draft: Any, tokenizer: Any, task: AnswerTask, problems: Sequence[Problem],
+    settings: MineSettings = DEFAULTS, *, batch_size: int = 16, workers: int = 4,
+    wrap: Callable[[str], str] = str, numbers: Sequence[int] | None = None,
+    tell: Callable[[int, float], None] = lambda number, share: None,
+) -> Iterator[Mined]:  # fmt: skip
+    """Run Algorithm 1 on every problem, `batch_size` of them in flight; yield each as it is done (not in their order).
+
+    At each step every problem in flight has one continuation under way, or waits for one answer; a problem that is done makes
+    room for the next at once.
+
+    Args:
+        numbers: the problems' numbers in what is yielded. tell: is given a problem's number and the share of it that is done.
+    """
+    if not problems:
+        return
+    texts = [wrap(p.prompt) for p in problems]
+    numbers = range(len(problems)) if numbers is None else numbers
+    prompts, processors, ends = prepare_inputs(target, draft, tokenizer, texts, settings)
+    sampler = Sampler(processors, settings.seed if settings.do_sample else None)
+    vocabulary = vocabulary_of(draft if served(target) else target)
+    limit, over = max(map(len, prompts)) + settings.max_new_tokens, make_end_test(tokenizer, ends, task)
+    places = min(batch_size, len(problems))
+    latest: list[DraftPredictions] = []
+
+    def begin(i: int) -> Search:
+        predict: Predict
+        if isinstance(draft, HiddenStateDrafter):
+            predict = StatesPredictions(draft, target, prompts[i], limit, sampler, settings.places)
+        else:
+            predict = DraftPredictions(draft, prompts[i], limit, vocabulary, sampler, latest)
+        began, seconds = time.monotonic(), settings.max_seconds
+
+        def extract(response: list[int]) -> str | None:
+            return task.extract(problems[i], continuation(tokenizer, prompts[i], response))
+
+        return search(
+            Mined(numbers[i], texts[i], prompts[i], [], [], None),
+            predict, over, extract, partial(task.same, problems[i]),
+            Limits(settings.max_new_tokens, settings.max_mismatches,
+                   lambda: seconds is not None and time.monotonic() - began > seconds, partial(tell, numbers[i])),
+            against_running=task.against_running, naive=settings.naive,
+        )  # fmt: skip
+
+    pool = ThreadPoolExecutor(workers, "hf-lossy-mine")  # starts no thread before it is given work
+    try:
+        backend: Backend
+        if served(target):
+            backend = ServerBackend(target, tokenizer, sorted(ends), over, pool)
+        else:
+            backend = LocalBackend(target, places, limit, sampler, over)
+        loop = _MiningLoop(places, backend, pool if task.slow else None, settings.max_new_tokens)
+        yield from loop.run(prompts, begin)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(eq=False)
+class _Place:
+    search: Search | None = None  # None: free
+    prompt: list[int] = field(default_factory=list)
+    costs: list[int] = field(default_factory=lambda: [0, 0, 0])  # continuations, tokens, retokenised
+
+
+class _MiningLoop:
+    """Problems in flight, each in its place; moves a search on when what it waits for is there."""
+
+    def __init__(self, places: int, backend: Backend, pool: ThreadPoolExecutor | None, max_new_tokens: int):
+        self.backend, self.pool, self.max_new_tokens = backend, pool, max_new_tokens
+        self.places = [_Place() for _ in range(places)]
+        self.pending: dict[Future, _Place] = {}
+
+    def run(self, prompts: Sequence[list[int]], begin: Callable[[int], Search]) -> Iterator[Mined]:
+        """Run a search for each of the prompts."""
+        waiting, left = iter(range(len(prompts))), len(prompts)
+        while left:
+            for number, place in enumerate(self.places):
+                while place.search is None and (i := next(waiting, None)) is not None:
+                    place.search, place.prompt, place.costs = begin(i), prompts[i], [0, 0, 0]
+                    for mined in self._advance(number, None):
+                        left -= 1
+                        yield mined
+            for mined in self._step():
+                left -= 1
+                yield mined
+            used = [number for number, place in enumerate(self.places) if place.search is not None]
+            if left == len(used) and 0 < 2 * left <= len(self.places):  # no problem is left for the free places
+                self.backend.narrow(used)
+                self.places = [self.places[number] for number in used]
+
+    def _advance(self, number: int, value: Any) -> Iterator[Mined]:
+        """Give a search the value that it waits for; yield its outcome if that was the last."""
+        place = self.places[number]
+        assert place.search is not None
+        try:
+            while True:
+                request = place.search.send(value)
+                if isinstance(request, Continue):
+                    budget = self.max_new_tokens - len(request.prefix)
+                    self.backend.start(number, place.prompt, request.prefix, budget)
+                    return
+                assert isinstance(request, Work)
+                if self.pool is not None:
+                    self.pending[self.pool.submit(request.run)] = place
+                    return
+                value = request.run()
+        except StopIteration as stop:
+            place.search = None
+            self.backend.forget(number)
+            mined: Mined = stop.value
+            mined.continuations, mined.new_tokens, mined.retokenised = place.costs
+            yield mined
+
+    def _step(self) -> Iterator[Mined]:
+        """Take one step of everything that is under way."""
+        if self.backend.busy:
+            for number, continuation_, respelt in self.backend.step():
+                costs = self.places[number].costs
+                costs[:] = costs[0] + 1, costs[1] + len(continuation_), costs[2] + int(respelt)
+                yield from self._advance(number, continuation_)
+        elif self.pending:
+            wait(self.pending, return_when=FIRST_COMPLETED)
+        for future in [f for f in self.pending if f.done()]:
+            yield from self._advance(self.places.index(self.pending.pop(future)), future.result())
+
+
+def make_end_test(tokenizer: Any, ends: set[int], task: AnswerTask | None = None) -> Callable[[Sequence[int]], bool]:
+    """Return a test of a response's end: its last token is an end token, or the task says so of its tail."""
+    if task is None or not task.ends_early:
+        return lambda response: response[-1] in ends
+    visible = special_in(tokenizer, task.ends)
+    return lambda response: (
+        response[-1] in ends or task.over(continuation(tokenizer, response[:-TAIL], response[-TAIL:], visible))
+    )

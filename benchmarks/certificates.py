@@ -1,11 +1,11 @@
-"""Does a certificate keep its word on real answers? Thousands of users draw their problems from those that the demo pair has answered.
+"""Simulate users on real answers of the demo pair, and count how often a certificate's bound is broken.
 
-    python benchmarks/certificates.py --make        # 240 problems under every setting; writes certificates.json beside this file
+    python benchmarks/certificates.py --make        # 240 problems under every setting; writes certificates.json next to this file
     python benchmarks/certificates.py               # 2000 users at every limit; prints a table
 
-The answers are a population whose every rate of harm is known. A user draws problems from it with replacement, tries all settings on the first of
-them, and certifies on the rest with the functions that `hf-lossy tune` runs. Limits stand just below the true rates, where a certificate is broken
-most easily. Ladders are climbed as they are, from lax to strict, and shuffled.
+The answers are a population with known rates of harm. A user draws problems from it with replacement, tries all settings on the first of
+them, and certifies on the rest with the functions of `hf-lossy tune`. Limits are just below the true rates, where a bound is broken
+most easily. Sequences of settings are tested in order, from lax to strict, and shuffled.
 """
 
 import argparse
@@ -38,9 +38,9 @@ ORDERS = ("as they are", "lax first", "shuffled")
 
 @dataclass(frozen=True)
 class Population:
-    """What came of N problems under every setting: S of them, the lossless one first.
+    """The outcome of N problems under S settings, the lossless one first.
 
-    harm, gain: (S, N) bool. tokens, seconds: (S, N) float. steps: of the lossy ones, in the order of the rows behind the first.
+    harm, gain: (S, N) bool. tokens, seconds: (S, N) float. steps: the lossy settings, in the order of the rows after the first.
     """
 
     names: list[str]
@@ -52,17 +52,17 @@ class Population:
 
     @property
     def rates(self) -> np.ndarray:
-        """True rate of harm of every setting, (S,)."""
+        """Return the true rate of harm of every setting, (S,)."""
         return self.harm.mean(axis=1)
 
     @property
     def speeds(self) -> np.ndarray:
-        """True tokens per second, (S,)."""
+        """Return the true tokens per second of every setting, (S,)."""
         return self.tokens.sum(axis=1) / self.seconds.sum(axis=1)
 
 
 def read(file: Path = TABLE) -> Population:
-    """The population in a table that `make` wrote."""
+    """Read the population from a table that `make` wrote."""
     table = json.loads(file.read_text(encoding="utf-8"))["settings"]
     field = parse_search_space(POLICIES)
     names = [*field.lossless, *(step.name for step in field.steps)]
@@ -114,7 +114,7 @@ def make(problems: int, file: Path = TABLE) -> None:
 
 
 def ordered(steps: Sequence[Candidate], order: str) -> list[Candidate]:
-    """The same steps, each ladder climbed in this order."""
+    """Return the same steps, each sequence in this order."""
     random = np.random.default_rng(SEED)
     places = {ladder: [s.place for s in steps if s.ladder == ladder] for ladder in {s.ladder for s in steps}}
     for ladder in sorted(places):
@@ -126,7 +126,7 @@ def ordered(steps: Sequence[Candidate], order: str) -> list[Candidate]:
 
 
 def limits(population: Population) -> list[float]:
-    """Just below every true rate of harm, so that the setting breaks the limit by less than one answer; and one that all settings keep."""
+    """Return limits just below every true rate of harm, each exceeded by less than one answer, and one that no setting exceeds."""
     half = 0.5 / population.harm.shape[1]
     return [
         *sorted({float(rate) - half for rate in population.rates if rate > half}),
@@ -137,7 +137,7 @@ def limits(population: Population) -> list[float]:
 def drawn(
     population: Population, users: int, problems: int, random: np.random.Generator
 ) -> Iterator[list[TrialResult]]:
-    """Of each user: what comes of every setting on problems drawn with replacement."""
+    """Return for each user the outcome of every setting on problems drawn with replacement."""
     n = population.harm.shape[1]
     times = random.multinomial(problems, np.full(n, 1 / n), size=users).T.astype(float)  # (N, users)
     harms, gains = (np.rint(its.astype(float) @ times).astype(int).T for its in (population.harm, population.gain))
@@ -148,12 +148,12 @@ def drawn(
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of many users at one limit.
+    """The result of many users at one limit.
 
     Args:
-        broken: share of those with any certified setting whose true harm is above the limit; chosen: with such a one chosen.
-        certified: share of those with a certificate. best: the fastest setting that these problems certify for nearly all, or None.
-        near: share of those whose choice has at least 0.9 × its true speed.
+        broken: share of users with any certified setting whose true harm is above the limit; chosen: with such a setting chosen.
+        certified: share of users with a certificate. best: the fastest setting that these problems certify for nearly all, or None.
+        near: share of users whose choice has at least 0.9 × its true speed.
     """
 
     limit: float
@@ -166,7 +166,7 @@ class Outcome:
 
 
 def outcome(population: Population, limit: float, order: str, users: int = USERS, seed: int = SEED) -> Outcome:
-    """What users get who ask for this limit."""
+    """Return the result of the users at this limit."""
     random, steps = np.random.default_rng(seed), ordered(population.steps, order)
     rate, speed = (
         dict(zip(population.names, its.tolist(), strict=True)) for its in (population.rates, population.speeds)
@@ -197,8 +197,10 @@ def outcome(population: Population, limit: float, order: str, users: int = USERS
 
 
 def known(population: Population, steps: Sequence[Candidate], limit: float) -> str | None:
-    """The fastest setting that one who knows all rates could have certified with these problems: it and all below it on its ladder pass
-    together for 99 of 100 users, and it is faster than the lossless one."""
+    """Return the fastest setting that these problems could certify with full knowledge of the rates.
+
+    It and all earlier settings of its sequence pass together for 99 of 100 users, and it is faster than the lossless one.
+    """
     rate, speed = (
         dict(zip(population.names, its.tolist(), strict=True)) for its in (population.rates, population.speeds)
     )

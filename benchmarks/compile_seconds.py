@@ -1,10 +1,10 @@
-"""How long it takes until a policy's compiled rounds are there: with an empty compile cache, and with one that an earlier process filled.
+"""Measure how long a policy's compiled rounds take to build, with an empty compile cache and with one from an earlier process.
 
     OMP_NUM_THREADS=1 python benchmarks/compile_seconds.py --policies strict svip
     OMP_NUM_THREADS=1 python benchmarks/compile_seconds.py --policies svip --repeats 3
 
-Each measurement is a process of its own that runs `hf_lossy_assist.warmup` on the demo pair, batch 1, texts of up to 256 tokens; loading the models
-is not counted.
+Each measurement is a separate process that runs `hf_lossy_assist.warmup` on the demo pair, batch 1, sequences of up to 256 tokens.
+Loading the models is not counted.
 """
 
 import argparse

@@ -1,12 +1,16 @@
-"""Compiled rounds beside eager ones and beside the target alone, which is compiled as well. All arms take turns in one run.
+"""Compare compiled rounds with eager ones and with the target alone, which is compiled as well. All arms take turns in one run.
 
     python benchmarks/compiled.py                                 # the demo pair, CPU, batches of 1, 4, 8, 32
     python benchmarks/compiled.py --batch-sizes 1 --mode max-autotune-no-cudagraphs --json out.json
 
-Arms: `target` (Transformers' generate), `target static` (the same with a StaticCache of one size for all prompts, kept from call to call,
-and its forward compiled), `target loop` (the least that a compiled target can be: one compiled function a token, argmax within), `assisted γ`
-(Transformers', batch 1), and `strict γ` and `svip` of this package, eager, compiled, and `auto`: whichever of the two `hla.warmup` found faster.
-What each arm compiles it compiles in the warm-up, whose seconds are shown; after it nothing may be compiled again. Otherwise as
+Arms:
+- `target`: Transformers' generate.
+- `target static`: the same, compiled, with one StaticCache that all calls share.
+- `target loop`: the least overhead of a compiled target: one compiled function per token, with argmax.
+- `assisted γ`: Transformers', batch 1.
+- `strict γ` and `svip` of this package: eager, compiled, and `auto`, the one that `hla.warmup` found faster.
+
+Each arm compiles during the warm-up, whose seconds are shown; afterwards nothing may be recompiled. Otherwise as
 benchmarks/engine.py.
 """
 
@@ -33,7 +37,7 @@ class Text(NamedTuple):
 
 
 class TargetLoop:
-    """Greedy decoding with one compiled function a token: no processors, no criteria but the end token and the length."""
+    """Greedy decoding with one compiled function per token, without processors; it stops at the end token or the length."""
 
     def __init__(self, model: Any, capacity: int, ends: set[int], mode: str | None):
         self.model, self.capacity, self.ends = (
@@ -47,7 +51,7 @@ class TargetLoop:
     def _step(
         self, token: torch.Tensor, mask: torch.Tensor, position: torch.Tensor, column: torch.Tensor, cache: Any
     ) -> torch.Tensor:
-        """(B, 1) tokens at `column` of the cache → the next ones (B, 1). `mask` (B, capacity): what is not padding."""
+        """Return the next tokens (B, 1) after (B, 1) tokens at `column` of the cache. `mask` (B, capacity) is False for padding."""
         seen = mask & (torch.arange(self.capacity, device=mask.device) <= column)
         additive = torch.zeros(seen.shape, dtype=self.model.dtype, device=mask.device).masked_fill(
             ~seen, torch.finfo(self.model.dtype).min
@@ -91,7 +95,7 @@ class TargetLoop:
 
 
 def static(target: Any, capacity: int, mode: str | None) -> Callable[..., Any]:
-    """Transformers' generate, compiled, on caches that calls of one batch size share."""
+    """Return Transformers' generate, compiled, with caches that calls of one batch size share."""
     plain, caches = type(target).generate, dict[int, StaticCache]()
     how = CompileConfig(mode=mode, fullgraph=True, dynamic=False)
     how._compile_all_devices = True  # Transformers compiles on accelerators alone otherwise
@@ -106,7 +110,7 @@ def static(target: Any, capacity: int, mode: str | None) -> Callable[..., Any]:
 
 
 def compiled_arms(target: Any, draft: Any, args: argparse.Namespace, ends: set[int]) -> list[Arm]:
-    """Those of benchmarks/engine.py and beside each its compiled form."""
+    """Return the arms of benchmarks/engine.py, each with its compiled form."""
     how = CompileConfig(mode=args.mode)
     loop = TargetLoop(target, args.capacity, ends, args.mode)
     whole = static(target, args.capacity, args.mode)
@@ -132,7 +136,7 @@ def compiled_arms(target: Any, draft: Any, args: argparse.Namespace, ends: set[i
 def found_out(
     target: Any, draft: Any, prompts: list[list[int]], args: argparse.Namespace
 ) -> dict[str, list[hla.WarmUp]]:
-    """What `hla.warmup` finds for calls that ask for nothing, by policy."""
+    """Return by policy what `hla.warmup` chooses for calls without a compile request."""
     policies = {"strict": {"num_assistant_tokens": args.gamma}} | ({"svip": {}} if args.svip else {})
     sizes, how = args.batch_sizes, CompileConfig(mode=args.mode)
     return {
@@ -146,7 +150,7 @@ def found_out(
 def warm_up(
     arms: list[Arm], tokenizer: Any, prompts: list[str], args: argparse.Namespace, ends: set[int]
 ) -> dict[int, float]:
-    """Every arm does every prompt once; the seconds of each, by its place in `arms`."""
+    """Let every arm run every prompt once; return the seconds of each, by its index in `arms`."""
     took = {}
     for k, arm in enumerate(arms):
         began = time.perf_counter()
@@ -157,7 +161,7 @@ def warm_up(
 
 
 def row_of(arm: Arm, arms: list[Arm], warm: float) -> dict[str, Any]:
-    """The figures of one arm."""
+    """Return the figures of one arm."""
     beside = {a.name: a for a in arms if a.batch_size == arm.batch_size}
     targets = [a for a in beside.values() if a.name.startswith("target")]
     alone = max(targets, key=lambda a: statistics.median(a.speeds))

@@ -1,4 +1,4 @@
-"""What a benchmark ran on: device, driver, memory, versions; and what a forward must read, and how fast the device's memory gives it."""
+"""Describe the device of a benchmark, and measure its memory bandwidth and the bytes that a forward reads."""
 
 import os
 import platform
@@ -21,7 +21,7 @@ COPIES = 10  # the fastest counts
 
 
 def measured(device: str) -> float:
-    """Bytes a second that a copy of a large tensor reads and writes."""
+    """Return the bytes per second that copying a large tensor reads and writes."""
     numbers = (1 if device.startswith("cuda") else 1 / 4) * GIB / 4  # far more than any cache holds
     source = torch.ones(int(numbers), device=device)
     copy, best = torch.empty_like(source), float("inf")
@@ -35,13 +35,13 @@ def measured(device: str) -> float:
 
 
 def of_weights(model: Any) -> int:
-    """Bytes of weights that one forward reads: of a table of embeddings only some rows, unless it serves the logits as well."""
+    """Return the bytes of weights that one forward reads; of an embedding table only some rows, unless it is also the output layer."""
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     return sum(p.nbytes for p in model.parameters()) - (0 if table is head else table.nbytes)
 
 
 def of_cache(model: Any, length: float) -> float:
-    """Bytes of keys and values that one forward behind `length` tokens reads."""
+    """Return the bytes of keys and values that one forward after `length` tokens reads."""
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -49,7 +49,7 @@ def of_cache(model: Any, length: float) -> float:
 
 
 def name_of(device: str) -> str:
-    """The device as its maker calls it."""
+    """Return the device's product name."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     known = Path("/proc/cpuinfo")
@@ -60,7 +60,7 @@ def name_of(device: str) -> str:
 
 
 def environment(device: str) -> dict[str, str]:
-    """By name, for people to read."""
+    """Return the device, driver, memory and versions by name."""
     found = {"device": name_of(device)}
     if device.startswith("cuda"):
         free, total = torch.cuda.mem_get_info(device)

@@ -1,13 +1,13 @@
-"""The papers' methods on an EAGLE-3 drafter beside a draft model: acceptance, tokens a call of the target, right answers, tokens per second.
+"""Compare the papers' methods on an EAGLE-3 drafter and on a draft model: acceptance, tokens a call, right answers, tokens per second.
 
     python benchmarks/drafter_methods.py                             # fits into a temporary folder: some minutes
-    python benchmarks/drafter_methods.py --work fitted               # keeps what was fitted, and takes it again
-    python benchmarks/drafter_methods.py --small --problems 8        # a minute, of no worth but to see that it runs
+    python benchmarks/drafter_methods.py --work fitted               # keeps the fitted heads and uses them again
+    python benchmarks/drafter_methods.py --small --problems 8        # a minute, only to test the script
     python benchmarks/drafter_methods.py --pair runs/hybrid          # another target and draft model of the demo's task, and no drafter
 
-On the demo's models. What is fitted for the drafter, on calibration problems, is fitted by the calls that are behind `hf-lossy collect --drafter demo`,
-`fit`, `mine` and `profile`; for the draft model the shipped heads and profile stand, which were fitted on more. A method that cannot be fitted says why and
-is left out. All arms continue each batch of problems one behind the other, as `hf-lossy compare` has them.
+On the demo's models. For the drafter, heads are fitted on calibration problems by the functions of `hf-lossy collect --drafter demo`,
+`fit`, `mine` and `profile`. The draft model has the shipped heads and profile, which were fitted on more. A method that cannot be fitted
+is left out with its reason. The arms run one after the other on each batch of problems, as in `hf-lossy compare`.
 """
 
 import argparse
@@ -49,7 +49,7 @@ MINED = 4  # times as many problems are mined: of each few tokens differ
 
 
 class Fits:
-    """What is fitted for the drafter, each in a folder of `work`; one that is there is taken as it is."""
+    """The heads and profiles of the drafter, each in a folder of `work`; an existing one is used as it is."""
 
     def __init__(self, models: hla.demo.Demo, drafter: Any, work: Path, prompts: int, seed: int):
         self.models, self.drafter, self.work, self.seed = models, drafter, work, seed
@@ -61,7 +61,7 @@ class Fits:
         return self.models.target, self.drafter, self.models.tokenizer
 
     def head(self, method: str) -> hla.Head:
-        """SPRINTER's or SpecDec++'s, on the drafter's own states."""
+        """Fit SPRINTER's or SpecDec++'s head on the drafter's own states."""
         data, out = self.work / f"{method}-data", self.work / method
         if not out.exists():
             more: dict[str, Any] = (
@@ -74,7 +74,7 @@ class Fits:
         return hla.Head.from_pretrained(out)
 
     def judge(self) -> hla.Head:
-        """AutoJudge's, on the target's states."""
+        """Fit AutoJudge's head on the target's states."""
         data, out, task = self.work / "autojudge-data", self.work / "autojudge", DemoTask("calibration", self.seed)
         if not out.exists():
             if not data.exists():
@@ -89,7 +89,7 @@ class Fits:
         return hla.Head.from_pretrained(out)
 
     def profile(self) -> hla.Profile:
-        """SV's, with the demo's companion over the drafter."""
+        """Measure SV's profile, with the demo's companion over the drafter."""
         out, target, companion = self.work / "profile", self.models.target, self.models.companion
         if not out.exists():
             settings = ProfileSettings(gamma=(GAMMA,), batches=(1, 8), seed=self.seed)
@@ -99,13 +99,13 @@ class Fits:
 
 
 def pair_in(folder: Path) -> hla.demo.Demo:
-    """The models of a folder that `examples/train_demo_models.py` has written, with the demo's companion and tokenizer, which is theirs."""
+    """Load the models of a folder that `examples/train_demo_models.py` wrote, with the demo's companion and tokenizer."""
     target, draft = (load_model(str(folder / name), dtype=torch.float32).eval() for name in ("target", "draft"))
     return hla.demo.load()._replace(target=target, draft=draft)
 
 
 def svip_for(models: hla.demo.Demo, draft: Any, texts: list[PromptText]) -> hla.SVIP:
-    """SVIP with the threshold that should be fastest for this draft."""
+    """Return SVIP with the predicted fastest threshold for this draft."""
     prompts = [its.prompt for its in texts[:64]]
     return calibrate_svip(models.target, draft, prompts, tokenizer=models.tokenizer).stop
 
@@ -113,7 +113,7 @@ def svip_for(models: hla.demo.Demo, draft: Any, texts: list[PromptText]) -> hla.
 def recipes(
     models: hla.demo.Demo, draft: Any, fits: Fits | None, texts: list[PromptText]
 ) -> dict[str, Callable[[], Any]]:
-    """What makes the policy of each method, by its name. `fits`: None where the shipped heads and profile stand."""
+    """Return a function per method that makes its policy. `fits` is None for the shipped heads and profile."""
     head = hla.demo.head if fits is None else fits.head
     judge = (lambda: hla.demo.head("autojudge")) if fits is None else fits.judge
     its_profile = hla.demo.profile if fits is None else fits.profile
@@ -129,7 +129,7 @@ def recipes(
 
 
 def policies(name: str, made: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Each policy under its draft's name and its own; what cannot be made says why."""
+    """Return each policy by the names of its draft and method, or print why it cannot be made."""
     found = {}
     for method, make in made.items():
         try:

@@ -1,4 +1,4 @@
-"""An EAGLE-3 drafter beside the draft model and the target alone, in one interleaved run.
+"""Compare an EAGLE-3 drafter with the draft model and the target alone, in one interleaved run.
 
     python benchmarks/eagle3.py                                              # the demo, batches of 1, 8 and 32, eager and compiled
     python benchmarks/eagle3.py --model M --assistant D --drafter FOLDER --weights int8 --prompts gsm8k.jsonl --chat --batch-sizes 1

@@ -1,4 +1,4 @@
-"""Tokens per second of this engine beside Transformers' own, all arms interleaved in one run.
+"""Measure tokens per second of this engine against Transformers' own, all arms interleaved in one run.
 
     python benchmarks/engine.py                                              # the demo pair, CPU
     python benchmarks/engine.py --model M --assistant D --prompts gsm8k.jsonl --chat --problems 8 --max-new-tokens 64
@@ -6,10 +6,10 @@
 
 Arms at batch 1: `target` (Transformers' generate alone), `assisted γ` (Transformers' assisted generation with
 num_assistant_tokens=γ, schedule "constant", confidence threshold 0), `assisted default` (the same with Transformers' defaults:
-20 tokens, threshold 0.4, refitted every round where scikit-learn is installed), `strict γ` and `svip` (ours). Then `target`,
-`strict γ` and `svip` in batches. In every repeat each arm does all prompts once, and arms of one batch size take turns at each
-batch, in an order that rotates; figures are medians over the repeats, ratios the medians of the ratios within a repeat. Greedy; a
-row counts its tokens up to and with its end token.
+20 tokens, threshold 0.4, refitted every round if scikit-learn is installed), `strict γ` and `svip` (ours). Then `target`,
+`strict γ` and `svip` in batches. In every repeat each arm runs all prompts once. Arms of one batch size take turns at each
+batch, in an order that rotates. Figures are medians over the repeats, ratios the medians of the ratios within a repeat. Greedy; a
+row counts its tokens up to and including its end token.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from hf_lossy_assist.stats.speculation import SpeculationStats
 
 
 class Arm:
-    """One way to continue prompts, `batch_size` at a time; keeps what the current repeat took."""
+    """One way to continue prompts, `batch_size` at a time, with the seconds and tokens of the current repeat."""
 
     def __init__(self, name: str, batch_size: int, generate: Callable[..., Any]):
         self.name, self.batch_size, self.generate = name, batch_size, generate
@@ -58,7 +58,7 @@ class Arm:
 
 
 def one_repeat(arms: list[Arm], tokenizer: Any, prompts: list[str], args: argparse.Namespace, ends: set[int]) -> None:
-    """Every arm does every prompt once; arms of one batch size take turns at each batch, in an order that rotates."""
+    """Let every arm run every prompt once; arms of one batch size take turns at each batch, in an order that rotates."""
     for arm in arms:
         arm.begin()
     for size in sorted({arm.batch_size for arm in arms}):
@@ -72,14 +72,14 @@ def one_repeat(arms: list[Arm], tokenizer: Any, prompts: list[str], args: argpar
 
 
 def warm_up(arms: list[Arm], tokenizer: Any, prompts: list[str], args: argparse.Namespace, ends: set[int]) -> None:
-    """One repeat that is not counted."""
+    """Run one repeat that is not counted."""
     one_repeat(arms, tokenizer, prompts, args, ends)
     for arm in arms:
         arm.speeds.clear()
 
 
 def ratio(arm: Arm, other: Arm) -> float:
-    """Median over the repeats of how many times as fast `arm` was in the same repeat."""
+    """Return the median over the repeats of the speed of `arm` relative to another in the same repeat."""
     return round(statistics.median(a / b for a, b in zip(arm.speeds, other.speeds, strict=True)), 3)
 
 
@@ -125,7 +125,7 @@ def arms_for(target: Any, draft: Any, args: argparse.Namespace) -> list[Arm]:
 
 
 def row_of(arm: Arm, arms: list[Arm]) -> dict[str, Any]:
-    """The figures of one arm."""
+    """Return the figures of one arm."""
     target, assisted = arms[0], arms[1]
     alone = next((a for a in arms if a.name == arm.name and a.batch_size == 1), arm)
     stats = SpeculationStats.merge(arm.calls) if arm.calls else None
@@ -146,7 +146,7 @@ def row_of(arm: Arm, arms: list[Arm]) -> dict[str, Any]:
 
 
 def show_by_batch(arms: list[Arm], args: argparse.Namespace) -> None:
-    """Print what each arm reached beside the first of its batch size, and write it to `args.json`."""
+    """Print each arm's figures relative to the first of its batch size, and write them to `args.json`."""
     table = Table(
         "arm", "batch", "tokens/s", "range", "× target", "equal", "accepted", "a call", title=machine(args.device)
     )

@@ -1,12 +1,12 @@
-"""One command for a machine with a GPU: its environment, the tests marked `gpu`, and every arm of the demo pair and of synthetic pairs.
+"""Run everything that a GPU can measure: its environment, the tests marked `gpu`, and every arm of the demo pair and of synthetic pairs.
 
-    python benchmarks/gpu.py              # on CUDA all of it; on a CPU a small form that shows that it runs
-    python benchmarks/gpu.py --no-all     # without compiled SVIP, which compiles five functions of each pair, and without `target loop`
+    python benchmarks/gpu.py              # on CUDA all of it; on a CPU a small form that only shows that it runs
+    python benchmarks/gpu.py --no-all     # without compiled SVIP, which compiles five functions per pair, and without `target loop`
 
 Writes docs/gpu/<device>.md. Arms as in benchmarks/compiled.py; they take turns, and the figures
-are medians. The synthetic pairs (benchmarks/synthetic.py) need no download: their sizes and kinds are real ones, their weights random,
-and the draft agrees with the target at a share of the tokens that `--agreement` sets. The limit of an arm is what its forwards must
-read, weights once each and the keys and values of the text, at the bandwidth that a copy on this device reaches.
+are medians. The synthetic pairs (benchmarks/synthetic.py) need no download: real sizes, random weights, and
+a draft that agrees with the target at a share of the tokens that `--agreement` sets. An arm's limit is the time to read
+the weights and the sequence's keys and values for each forward, at the bandwidth of a copy on this device.
 """
 
 import argparse
@@ -37,7 +37,7 @@ SPARE = 1.3  # bytes that a pair needs beside those of its weights: caches, grap
 
 
 class Pair(NamedTuple):
-    """What is measured; `prompts` as `tokenizer` takes them."""
+    """A pair to measure; `prompts` are inputs of `tokenizer`."""
 
     title: str
     target: Any
@@ -86,7 +86,7 @@ def options() -> argparse.Namespace:
 
 
 def tests(where: str) -> str:
-    """What the tests marked `gpu` said, in one line."""
+    """Return the result of the tests marked `gpu`, in one line."""
     if not where.startswith("cuda"):
         return "not run: they need CUDA"
     done = subprocess.run(
@@ -99,7 +99,7 @@ def tests(where: str) -> str:
 
 
 def pairs(args: argparse.Namespace, left_out: list[str]) -> Iterator[Pair]:
-    """One after the other, so that the last one's memory is free; those that do not fit into it are named in `left_out`."""
+    """Yield the pairs one after the other, so that the last one's memory is free. Those that do not fit are named in `left_out`."""
     if DEMO in args.pairs:
         yield demo(args)
     dtype = torch.float32 if args.small else torch.bfloat16
@@ -114,7 +114,7 @@ def pairs(args: argparse.Namespace, left_out: list[str]) -> Iterator[Pair]:
 
 
 def made(sizes: synthetic.Synthetic, dtype: torch.dtype, args: argparse.Namespace) -> Pair:
-    """A synthetic pair."""
+    """Build a synthetic pair."""
     target, draft = synthetic.models(sizes, args.agreement, dtype, args.device)
     title = f"synthetic {sizes.name}, {str(dtype).removeprefix('torch.')}, agreement {args.agreement:.0%}"
     texts = synthetic.prompts(sizes, args.problems, length=64)
@@ -122,7 +122,7 @@ def made(sizes: synthetic.Synthetic, dtype: torch.dtype, args: argparse.Namespac
 
 
 def demo(args: argparse.Namespace) -> Pair:
-    """The embedded models."""
+    """Load the embedded models."""
     models = hla.demo.load(torch.float32, args.device)
     prompts = [problem.prompt for problem in hla.demo.problems(args.problems, 777)]
     ends = models.target.generation_config.eos_token_id
@@ -131,7 +131,7 @@ def demo(args: argparse.Namespace) -> Pair:
 
 
 def measure(pair: Pair, args: argparse.Namespace, speed: float) -> dict[str, Any]:
-    """All arms in turns; `speed`: bytes a second."""
+    """Measure all arms in turns; `speed`: bytes per second."""
     target, draft = pair.target, pair.draft
     arms = [arm for arm in compiled_arms(target, draft, args, pair.ends) if not arm.name.endswith(" auto")]
     arms = [arm for arm in arms if args.all or arm.name not in LONGEST]
@@ -172,7 +172,7 @@ def measure(pair: Pair, args: argparse.Namespace, speed: float) -> dict[str, Any
 
 
 def bytes_of(arm: Arm, pair: Pair, length: float) -> float | None:
-    """What the forwards of an arm's last repeat had to read; None where it does not say how many they were."""
+    """Return the bytes that the forwards of an arm's last repeat read, or None if it does not report their number."""
     if arm.calls:
         forwards = SpeculationStats.merge(arm.calls).forwards
         prompts = forwards.get("prefill", 0) / 2  # as many of each model, where prompts have forwards of their own
@@ -186,7 +186,7 @@ def bytes_of(arm: Arm, pair: Pair, length: float) -> float | None:
 
 
 def lines_of(found: dict[str, Any], args: argparse.Namespace) -> Iterator[str]:
-    """One pair as Markdown."""
+    """Return one pair's figures as Markdown."""
     mib = {name: f"{found['read'][name] / 2**20:.1f} + {found['cache'][name] / 2**20:.2f}" for name in found["read"]}
     yield f"## {found['title']}\n"
     yield f"A forward reads, weights and keys and values, MiB: target {mib['target']}, draft {mib['draft']}, behind {found['length']:.0f} tokens."

@@ -1,13 +1,13 @@
-"""Texts in flight (`generate_many`) beside fixed batches of the same size, in the order given and sorted by length.
+"""Compare continuous batching (`generate_many`) with fixed batches of the same size, in the given order and sorted by length.
 
-    python benchmarks/many.py                                # 400 demo problems, 32 texts at a time
+    python benchmarks/many.py                                # 400 demo problems, 32 rows
     python benchmarks/many.py --model M --assistant D --prompts questions.jsonl --chat --problems 100 --rows 8
 
-Greedy; all arms in turns within each repeat, after a warm-up of a batch each. "sorted": by the length of the prompt, which is all that anyone knows
-before; "sorted by text": by the length that each text will come to, which nobody knows. Ratios are medians of the ratios within a repeat.
-The demo's texts are of one length, so each has a longest length of its own, which no arm knows but "sorted by text". Latencies are of the
-texts in flight, from a place to the end; in a fixed batch each text waits for the longest. Storage: the most tokens that there was room for
-in the target's caches, with those of the prompts that were read ahead of time.
+Greedy; all arms take turns within each repeat, after a warm-up of one batch each. "sorted": by the length of the prompt, which is all that is known
+beforehand; "sorted by text": by the length of the output, which is not. Ratios are medians of the ratios within a repeat.
+The demo's outputs have one length, so each gets a random longest length, which only "sorted by text" knows. Latencies of continuous
+batching run from insertion to the end; in a fixed batch each row waits for the longest. Storage: the largest capacity
+of the target's caches in tokens, including the prefetched prompts.
 """
 
 import statistics
@@ -30,7 +30,7 @@ from hf_lossy_assist.models.row_cache import SPARE
 
 @dataclass
 class Arm:
-    """A way to write all prompts; it returns the new tokens of each."""
+    """A way to process all prompts; it returns the new tokens of each."""
 
     name: str
     policy: str
@@ -46,7 +46,7 @@ class Arm:
 
 @dataclass
 class Work:
-    """What is to be written. longest: most new tokens of each text."""
+    """The prompts to process. longest: most new tokens of each."""
 
     pair: Any
     prompts: list[str]
@@ -56,7 +56,7 @@ class Work:
 
 
 def in_batches(work: Work, policy: str | None, order: list[int]) -> list[list[int]]:
-    """`rows` prompts a call, in this order; a call goes on for the longest of its texts, and the others are cut."""
+    """Process `rows` prompts per call, in this order; a call runs until its longest sequence ends, and the others are cut."""
     pair, prompts, rows, ends = work.pair, work.prompts, work.rows, work.ends
     target, draft, tokenizer = pair
     texts: list[list[int]] = [[]] * len(prompts)
@@ -73,7 +73,7 @@ def in_batches(work: Work, policy: str | None, order: list[int]) -> list[list[in
 
 
 def flowing(work: Work, policy: str, latencies: list[float]) -> list[list[int]]:
-    """`rows` texts in flight, each with a criterion of its own length."""
+    """Run `rows` sequences in flight, each with a stopping criterion of its length."""
     target, draft, tokenizer = work.pair
     texts: list[list[int]] = [[]] * len(work.prompts)
     lengths = {
@@ -91,7 +91,7 @@ def flowing(work: Work, policy: str, latencies: list[float]) -> list[list[int]]:
 
 
 class Storage:
-    """The largest that the target's cache was: rows × columns."""
+    """The largest size of the target's cache: rows × columns."""
 
     def __init__(self) -> None:
         self.most, self._own = 0, in_flight.run_stages

@@ -1,4 +1,4 @@
-"""What the benchmarks of a pair share: their options, the models and prompts, the clock, the machine's name and the file of figures."""
+"""Helpers of the benchmarks of a pair: options, models and prompts, clock, machine's name, and the file of figures."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from hf_lossy_assist.tasks.prompts import read_prompts
 
 
 def options(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
-    """A parser with what every benchmark of a pair needs; `defaults`: by option, where this benchmark's differ."""
+    """Return a parser with the options of every benchmark of a pair; `defaults`: this benchmark's, by option."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="target: a path or Hub id; default the embedded demo pair")
     parser.add_argument("--assistant", help="draft: a path or Hub id")
@@ -32,7 +32,7 @@ def options(description: str | None, **defaults: Any) -> argparse.ArgumentParser
 
 
 def opened(args: argparse.Namespace) -> tuple[Any, Any, Any, list[str], set[int]]:
-    """What `load` gives, the target enabled, and the target's end tokens."""
+    """Return the result of `load` with the target enabled, and the target's end tokens."""
     target, draft, tokenizer, prompts = load(args)
     hla.enable(target)
     ends = target.generation_config.eos_token_id
@@ -71,7 +71,7 @@ def synchronize(device: str) -> None:
 
 
 def machine(device: str) -> str:
-    """What the figures were taken on."""
+    """Return a description of this machine."""
     return (
         torch.cuda.get_device_name()
         if device.startswith("cuda")
@@ -80,7 +80,7 @@ def machine(device: str) -> str:
 
 
 def record(args: argparse.Namespace, where: str, **found: Any) -> None:
-    """Write the figures to `args.json`, where one was given, with the settings and the versions they were taken under."""
+    """Write the figures, settings and versions to `args.json`, if it is set."""
     if args.json is None:
         return
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}

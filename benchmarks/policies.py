@@ -1,10 +1,10 @@
-"""Every acceptance rule at three settings on the demo: right answers, tokens per target call, lossy tokens, speed. Makes docs/policies.md.
+"""Measure every acceptance rule at three settings on the demo: right answers, tokens per target call, lossy tokens, speed. Writes docs/policies.md.
 
     python benchmarks/policies.py --out docs                       # 300 problems; writes policies.md, policies.png and policies.json
 
-All arms have the same draft length and take turns at each batch of problems, in an order that rotates; speed is the median over the
-batches of tokens per second against strict acceptance on the same batch, after a batch that is not counted. Rules that are defined for greedy
-decoding are run so, the others sample at temperature 1, each group beside its own strict arm. SPRINTER drafts until its head doubts.
+All arms have the same draft length and take turns at each batch of problems, in an order that rotates. Speed is the median over the
+batches of tokens per second against strict acceptance on the same batch, after a batch that is not counted. Rules for greedy
+decoding run greedily, the others sample at temperature 1, each group with its own strict arm. SPRINTER drafts until its head rejects.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def figures(models: Any, task: AnswerTask, problems: Sequence[Problem], arms: li
 
 
 def dominates(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether `one` is nowhere worse than `other` and somewhere better, in its own kind of decoding."""
+    """Return whether `one` is nowhere worse than `other` and somewhere better, in the same kind of decoding."""
     keys = ("right", "tokens_per_target_call")
     worse = any(one[k] < other[k] for k in keys)
     return (
@@ -124,7 +124,7 @@ def markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Right answers against tokens per target call; the front as a line."""
+    """Draw right answers against tokens per target call, with the front as a line."""
     from matplotlib.figure import Figure
 
     from hf_lossy_assist.training.charts import save_figure

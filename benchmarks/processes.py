@@ -1,10 +1,10 @@
-"""Jobs of `hf-lossy` in one process and shared by several, each process with one thread; arms take turns within each repeat.
+"""Time jobs of `hf-lossy` in one process and shared by several, each process with one thread; arms take turns within each repeat.
 
     torchrun --standalone --nproc-per-node 2 benchmarks/processes.py         # mining and comparing the demo pair
 
-The processes stay: alone, the first one works while the others wait. Seconds are of the whole command (models are loaded in them), without
-the start of Python. "at once": each process does the whole job by itself while the others do it too, so that processes × alone ÷ at once is what
-the machine gives to processes that share nothing. Ratios are medians of the ratios within a repeat.
+The processes persist: in the arm of one process, the first one works while the others wait. Seconds are of the whole command, loading included, without
+the start of Python. "at once": each process does the whole job at the same time, so processes × alone ÷ at once is
+the machine's limit for independent processes. Ratios are medians of the ratios within a repeat.
 """
 
 import argparse
@@ -38,7 +38,7 @@ ARMS = "alone", "together", "at once"
 
 
 def seconds(words: list[str], together: Processes, arm: str) -> float:
-    """Of one job, until all processes have done their part."""
+    """Return the seconds of one job, until all processes have finished."""
     folders = together.all(tempfile.mkdtemp())
     own, out = Processes.started, folders[together.rank if arm == "at once" else 0]
     if arm != "together":

@@ -1,14 +1,15 @@
-"""A real pair on a CPU, eager and compiled, beside its target alone. Arms take turns at each prompt, and each prompt is a repeat.
+"""Compare a real pair on a CPU, eager and compiled, with its target alone. Arms take turns at each prompt, and each prompt is a repeat.
 
     python benchmarks/real_pair.py --model M --assistant D --prompts gsm8k/dev.jsonl --weights int8 --json int8.json
     python benchmarks/real_pair.py … --weights float32 --arms target "target compiled" "assisted" "strict 3 compiled"
     python benchmarks/real_pair.py … --weights bfloat16 --draft-weights int8 --arms "plain target" target "strict 3" svip
     python benchmarks/real_pair.py … --weights int8 --batch-size 8 --limit 48 --arms "plain target" "plain strict 3" "plain strict 3 fallback"
 
-The target is held twice: as PyTorch has it (`plain`; in int8 that is its dynamic quantisation) and as `hf_lossy_assist.prepack` lays it
-out, and the target alone has both. `--draft-weights int8`: the draft in PyTorch's dynamic int8 beside a target in float. `compiled` is one compiled function a token for the target (benchmarks/compiled.py) and
-compiled rounds for the rest. A call in which something was compiled is done again and only then counts. Greedy, as chats.
-`--json FILE` is written after every call, and what it holds already is not done again.
+The target is loaded twice: with PyTorch's layers (`plain`; in int8 its dynamic quantisation) and packed by `hf_lossy_assist.prepack`;
+the target alone is measured in both forms. `--draft-weights int8`: the draft in PyTorch's dynamic int8 with a target in float.
+`compiled` is one compiled function per token for the target (benchmarks/compiled.py) and
+compiled rounds for the rest. A call that compiled something is repeated, and only the repetition counts. Greedy, as chats.
+`--json FILE` is written after every call, and its results are not measured again.
 """
 
 import argparse
@@ -51,14 +52,14 @@ WITHOUT_DRAFT = ("suffix",)
 
 
 def quantised(model: Any) -> Any:
-    """In place, by PyTorch's dynamic int8."""
+    """Quantise a model in place, by PyTorch's dynamic int8."""
     from torch.ao.quantization import quantize_dynamic
 
     return quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
 
 
 def pair(args: argparse.Namespace, packed: bool) -> tuple[Any, Any, Any, list[str]]:
-    """Target, draft, tokenizer and prompts, the models with the weights that `args` names."""
+    """Return target, draft, tokenizer and prompts, the models with the weights that `args` names."""
     target, draft, tokenizer, prompts = load(args)
     for model, weights in ((draft, args.draft_weights or args.weights), (target, args.weights)):
         if weights == "int8":
@@ -70,7 +71,7 @@ def pair(args: argparse.Namespace, packed: bool) -> tuple[Any, Any, Any, list[st
 
 
 def assisted(target: Any, draft: Any, gamma: int = 5) -> Generate:
-    """Transformers' own loop with a constant number of tokens."""
+    """Run Transformers' assisted generation with a constant number of tokens."""
     plain, given = type(target).generate, draft.generation_config
     settings = {
         "num_assistant_tokens": gamma,
@@ -89,7 +90,7 @@ def assisted(target: Any, draft: Any, gamma: int = 5) -> Generate:
 
 
 def arm_of(name: str, target: Any, draft: Any, loop: TargetLoop) -> Generate:
-    """How the arm `name`, without `PLAIN`, continues prompts."""
+    """Return the function of the arm `name`, without `PLAIN`."""
     if name == "target":
         return lambda **kwargs: type(target).generate(target, **kwargs)
     if name == "target compiled":
@@ -108,7 +109,7 @@ def graphs() -> int:
 
 
 def timed(generate: Generate, inputs: Any, args: argparse.Namespace, ends: set[int]) -> dict[str, Any]:
-    """One call: tokens per second and the texts, each up to and with its end token."""
+    """Time one call: tokens per second and the outputs, each up to and including its end token."""
     clock = getattr(time, args.clock)
     for _ in range(4):  # a longer text is another graph, a batch that shrinks one more
         before, began = graphs(), clock()
@@ -133,7 +134,7 @@ def timed(generate: Generate, inputs: Any, args: argparse.Namespace, ends: set[i
 
 
 def row_of(name: str, done: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """The figures of an arm over the prompts that all arms have done."""
+    """Return the figures of an arm over the prompts that all arms have run."""
     count = min(map(len, done.values()))
     speeds = {arm: [call["speed"] for call in calls[:count]] for arm, calls in done.items()}
     alone = [arm for arm in TARGETS if arm in done] or [name]

@@ -1,4 +1,4 @@
-"""The arms of `policies.py`: every acceptance rule at three settings, and what each took and wrote."""
+"""The arms of `policies.py`: every acceptance rule at three settings, with seconds and outputs."""
 
 import argparse
 import dataclasses
@@ -18,7 +18,7 @@ STRICT = "strict"
 
 @dataclasses.dataclass
 class Arm:
-    """One policy, and what it took and wrote on each batch."""
+    """One policy, with its seconds and outputs on each batch."""
 
     rule: str
     setting: str
@@ -51,9 +51,9 @@ class Arm:
 
 
 def rules(judge: hla.Head) -> dict[str, list[hla.AcceptanceRule]]:
-    """Three settings of every rule, from strict to loose; the first is its source's where that names one.
+    """Return three settings of every rule, from strict to loose; the first is its source's, if the source names one.
 
-    The demo's target is surer of its tokens than real ones are: what its sources recommend is often strict acceptance here.
+    The demo's target is more confident than real ones, so a source's setting is often strict acceptance.
     """
     table = judge.config.metrics["thresholds"]
     spread = [min(table, key=lambda row: abs(row["accepted"] - goal))["threshold"] for goal in (0.3, 0.6, 0.9)]
@@ -100,7 +100,7 @@ def arms_for(args: argparse.Namespace) -> list[Arm]:
 
 
 def described(rule: Any) -> str:
-    """The class and its parameters, without those that are as by default."""
+    """Return the class and its non-default parameters."""
     given = []
     for f in dataclasses.fields(rule):
         value = getattr(rule, f.name)

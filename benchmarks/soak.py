@@ -1,12 +1,12 @@
-"""`hf-lossy serve` under many clients of OpenAI's library at once: errors, texts, latencies, storage, hang-ups, and how it ends.
+"""Run many OpenAI clients against `hf-lossy serve`: errors, outputs, latencies, memory, hang-ups, and shutdown.
 
     python benchmarks/soak.py                                # the demo pair, 64 clients, ten minutes
     python benchmarks/soak.py --clients 8 --minutes 0.2
 
-The server is a process of its own. Each client asks one demo problem after another, greedily, every third one streamed; every tenth request is
-dropped in the middle by its client. Texts are compared with what `generate` writes. Beside it, before it: the same server asked one request
-after another. In the end SIGTERM comes while all clients wait, and what is being written must be written. With --policy and a lossy policy
-texts differ by design.
+The server is a separate process. Each client sends one demo problem after another, greedily, every third one streamed; the client drops every tenth request
+in the middle. Outputs are compared with `generate`'s. As a baseline, the same server first gets one request
+after another. At the end SIGTERM arrives while all clients wait, and running requests must finish. With --policy and a lossy policy
+outputs differ by design.
 """
 
 import argparse
@@ -35,7 +35,7 @@ NEW = 48
 
 
 class Clients:
-    """What all of them ask, and what came of it."""
+    """The clients' requests and results."""
 
     def __init__(self, url: str, problems: list[str], texts: list[str], policy: str):
         self.url, self.problems, self.texts, self.policy = url, problems, texts, policy
@@ -46,7 +46,7 @@ class Clients:
         self.until = 0.0
 
     async def ask(self, client: openai.AsyncOpenAI, number: int) -> None:
-        """One request. The last digit of its number says in which way."""
+        """Send one request; the last digit of its number decides its kind."""
         n = number % len(self.problems)
         call: dict[str, Any] = {
             "model": "demo", "prompt": self.problems[n], "max_tokens": NEW, "temperature": 0, "extra_body": {"lossy_policy": self.policy},
@@ -73,7 +73,7 @@ class Clients:
         self.counts["equal" if text == self.texts[n] else "different"] += 1
 
     async def client(self, first: int) -> None:
-        """Asks until the time is over."""
+        """Send requests until the time is over."""
         number = first * 1009
         async with openai.AsyncOpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=120) as client:
             while time.monotonic() < self.until:
@@ -85,20 +85,20 @@ class Clients:
                 number += 1
 
     async def run(self, clients: int, seconds: float) -> float:
-        """All clients at once; the seconds that it took."""
+        """Run all clients at once; return the seconds."""
         self.until, began = time.monotonic() + seconds, time.perf_counter()
         await asyncio.gather(*(self.client(first) for first in range(clients)))
         return time.perf_counter() - began
 
 
 def storage(pid: int) -> float:
-    """MB of main memory that a process has."""
+    """Return the resident memory of a process, in MB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 async def watched(pid: int, work: Any, found: list[float]) -> Any:
-    """`work`, with the server's storage noted every few seconds."""
+    """Run `work` and record the server's memory every few seconds."""
     task = asyncio.ensure_future(work)
     while not task.done():
         found.append(storage(pid))
@@ -107,7 +107,7 @@ async def watched(pid: int, work: Any, found: list[float]) -> Any:
 
 
 async def ended(server: subprocess.Popen, its: Clients, count: int) -> dict[str, int]:
-    """SIGTERM while `count` requests are written: how many were still open, came to their end as they should, and the server's exit code."""
+    """Send SIGTERM while `count` requests run; return how many were open, how many finished properly, and the exit code."""
     async with openai.AsyncOpenAI(base_url=its.url, api_key="none", max_retries=0, timeout=120) as client:
 
         async def one(n: int) -> bool:

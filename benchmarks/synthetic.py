@@ -1,10 +1,10 @@
-"""Pairs of random models whose agreement is set by construction: speed can be measured without trained weights.
+"""Pairs of random models whose agreement is set by construction, so that speed can be measured without trained weights.
 
-Both models are plain Transformers classes of any size. Token t's embedding is a random vector, and the row of the output embeddings of
-its one successor is the same vector: the successor's logit stands far above all others. The layers between are random and read in full,
-and what they add is too small to change a choice. All successors of the target form one cycle through the vocabulary; the draft has the
-same successor for a share of the tokens, and another one for the rest. So in greedy decoding each drafted token that follows a right
-one is right with a probability that is that share.
+Both models are plain Transformers classes of any size. Token t's embedding is a random vector, and the output embedding of
+its one successor is the same vector, so the successor's logit is far above all others. The layers between are random and fully read,
+but their contribution is too small to change a choice. All successors of the target form one cycle through the vocabulary. The draft has the
+same successor for a share of the tokens, and another one for the rest. In greedy decoding this share is the probability that
+a drafted token after a right one is right.
 """
 
 from dataclasses import asdict, dataclass
@@ -22,7 +22,7 @@ WHISPER = 1e-4  # standard deviation of the layers' last matrices: what they add
 
 @dataclass(frozen=True)
 class Size:
-    """A decoder, in the names of Transformers' configs."""
+    """Sizes of a decoder, in the names of Transformers' configs."""
 
     model_type: str
     hidden_size: int
@@ -33,13 +33,13 @@ class Size:
     head_dim: int
 
     def settings(self) -> dict[str, Any]:
-        """Arguments of `AutoConfig.for_model`."""
+        """Return arguments of `AutoConfig.for_model`."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A model of a kind that `Size` has no names for, such as a hybrid: arguments of `AutoConfig.for_model`."""
+    """Arguments of `AutoConfig.for_model` for a model that `Size` cannot describe, such as a hybrid."""
 
     fields: dict[str, Any]
 
@@ -82,9 +82,9 @@ def models(
     hesitates: float = 0.7,
     seed: int = 0,
 ) -> tuple[Any, Any]:
-    """Target and draft, which agree about the next token at a share `agreement` of all tokens.
+    """Return target and draft, which agree about the next token at a share `agreement` of all tokens.
 
-    `hesitates`: at which share of the others the draft is unsure, so that stops that look at its distribution have something to see.
+    `hesitates`: the share of the other tokens at which the draft is unsure, for stops that read its distribution.
     """
     for name, value in (("agreement", agreement), ("hesitates", hesitates)):
         if not 0 <= value <= 1:
@@ -113,7 +113,7 @@ def model(
     dtype: torch.dtype,
     device: Any,
 ) -> Any:
-    """A decoder whose favourite behind token t is `successor[t]`, with a logit of `LOGIT · certainty[t]`; both (V,)."""
+    """Build a decoder whose favourite after token t is `successor[t]`, with a logit of `LOGIT · certainty[t]`; both (V,)."""
     shape = size.settings()
     config = AutoConfig.for_model(
         shape.pop("model_type"),
@@ -139,26 +139,26 @@ def model(
 
 
 def prompts(pair: Synthetic, count: int, length: int, seed: int = 1) -> list[list[int]]:
-    """`count` random prompts of `length` token ids each."""
+    """Return `count` random prompts of `length` token ids each."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(pair.vocabulary, (count, length), generator=generator).tolist()
 
 
 def tokenizer(texts: list[list[int]], **_: Any) -> BatchEncoding:
-    """Token ids as a tokenizer gives them; all of one length."""
+    """Return token ids in a tokenizer's form; all of one length."""
     ids = torch.tensor(texts)
     return BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
 
 def bytes_needed(pair: Synthetic, dtype: torch.dtype) -> int:
-    """What the weights of both models take, about."""
+    """Return the approximate bytes of both models' weights."""
     sizes = [its for its in (pair.target, pair.draft) if isinstance(its, Size)]
     assert len(sizes) == 2, "of a `Shape` nothing is known"
     return sum(numbers(its, pair.vocabulary) for its in sizes) * dtype.itemsize
 
 
 def numbers(size: Size, vocabulary: int) -> int:
-    """Of a model's weights, norms and biases left out."""
+    """Return the number of a model's weights, without norms and biases."""
     heads = 2 * (size.num_attention_heads + size.num_key_value_heads) * size.head_dim
     layer = size.hidden_size * (heads + 3 * size.intermediate_size)
     return 2 * vocabulary * size.hidden_size + size.num_hidden_layers * layer

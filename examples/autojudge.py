@@ -1,4 +1,4 @@
-"""AutoJudge on the demo models: mismatches that do not change the answer are kept, and what that saves in target calls.
+"""AutoJudge on the demo models: accept mismatches that do not change the answer, and count the target calls that this saves.
 
 python examples/autojudge.py [--problems N]
 """

@@ -1,4 +1,4 @@
-"""Several prompts at once, sampled, several texts each, with each row's own statistics.
+"""Several prompts in one batch, sampled, several outputs each, with statistics per row.
 
 python examples/batches.py
 """

@@ -1,4 +1,4 @@
-"""Fit SVIP to the embedded demo models, and say how far its bound can be trusted on their texts.
+"""Fit SVIP to the embedded demo models, and report how far its bound holds on their outputs.
 
 python examples/calibrate_svip.py
 python examples/calibrate_svip.py --problems 200 --sample --json calibration.json

@@ -1,4 +1,4 @@
-"""SPRINTER on the demo models: what a trained head saves in target calls, and what it costs in answers.
+"""SPRINTER on the demo models: target calls that a trained head saves, and its cost in right answers.
 
 python examples/sprinter.py [--problems N]
 """

@@ -1,12 +1,12 @@
 """Train the embedded demo models: `target`, `draft` and `companion`, with one tokenizer.
 
-    python examples/train_demo_models.py --out runs/demo                  # all three; resumes where it was stopped
+    python examples/train_demo_models.py --out runs/demo                  # all three; resumes an interrupted run
     python examples/train_demo_models.py --out runs/demo --only draft     # one of them
-    python examples/train_demo_models.py --out runs/hybrid --hybrid       # a target and a draft of Qwen3.5's kind in their place
-    accelerate launch examples/train_demo_models.py --out runs/demo       # several processes: the batch is split among them
+    python examples/train_demo_models.py --out runs/hybrid --hybrid       # instead, a target and a draft of Qwen3.5's kind
+    accelerate launch examples/train_demo_models.py --out runs/demo       # several processes share each batch
 
-Every step's texts come from a seed made of the step's number alone, so a killed and resumed run sees the same texts as an
-undisturbed one. Finished models land in OUT/<name> as ordinary Transformers folders (float16 safetensors).
+A step's seed depends on its number alone, so a killed and resumed run sees the same sequences as an
+undisturbed one. Finished models are written to OUT/<name> as ordinary Transformers folders (float16 safetensors).
 """
 
 import argparse
@@ -122,7 +122,7 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> PreTraine
 
 @contextmanager
 def short_chunks() -> Iterator[None]:
-    """Hybrids run in chunks of 32 tokens here: on a CPU a step with Transformers' 64 takes half as long again."""
+    """Let hybrids run in chunks of 32 tokens: with Transformers' 64 a step on a CPU takes half as long again."""
     own = modeling_qwen3_5.torch_chunk_gated_delta_rule
     modeling_qwen3_5.torch_chunk_gated_delta_rule = functools.partial(own, chunk_size=32)
     try:
@@ -132,7 +132,7 @@ def short_chunks() -> Iterator[None]:
 
 
 def batch_of(step: int, recipe: Recipe, ids: dict[str, int], share: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """Texts of one step: `input_ids` and `labels`, both (batch, longest text); labels cover the solution and the end."""
+    """Return `input_ids` and `labels` of one step, both (batch, longest sequence); labels cover the solution and the end."""
     rows, labels = [], []
     for problem in list(islice(task.generate_problems("train", recipe.seed * 1_000_000 + step), recipe.batch))[share]:
         prompt = [ids[t] for t in re.findall(task.TOKEN_PATTERN, problem.prompt)]
@@ -144,14 +144,14 @@ def batch_of(step: int, recipe: Recipe, ids: dict[str, int], share: slice) -> tu
 
 
 def replace_file(path: Path, state: dict) -> None:
-    """Write beside it, then rename, so that a kill leaves the old file or the new one."""
+    """Write a temporary file, then rename, so that a kill leaves the old file or the new one."""
     part = path.with_name(path.name + ".part")
     torch.save(state, part)
     os.replace(part, path)
 
 
 def finish(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, log: list[dict]) -> None:
-    """The finished model as a Transformers folder (float16), put in its place in one step."""
+    """Save the finished model as a Transformers folder (float16), renamed into place."""
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     model = model.half()

@@ -1,7 +1,7 @@
-"""Wrong uses drawn at random, counted: refused in one line of this package, accepted and right, anything else.
+"""Draw wrong uses at random and count the outcomes: refused in one line of this package, accepted and right, anything else.
 
 Run `python tools/fuzz.py --seed 0 --cases 1000` (`--only` for one area, `--case` for one case). The same seed draws the same cases. It
-exits with 1 if anything else happens than a refusal in one line or what is right. Nothing is downloaded: models are random and tiny,
+exits with 1 if any case is neither refused in one line nor right. Nothing is downloaded: models are random and tiny,
 servers are on loopback. The areas are files in `tools/fuzzing`.
 """
 
@@ -45,7 +45,7 @@ MEMORY = 3 * 2**30  # bytes that all cases may need beyond the libraries
 
 
 def run(seed: int, number: int, only: str | None = None) -> tuple[str, str, Verdict]:
-    """Case `number` of `seed`: its area, what it was, and what became of it."""
+    """Run case `number` of `seed`; return its area, its description and its verdict."""
     drawn = random.Random(f"{seed}/{number}").choices(list(AREAS), [share for _, share in AREAS.values()])[0]
     area = only or drawn
     with tempfile.TemporaryDirectory() as folder:
@@ -55,7 +55,7 @@ def run(seed: int, number: int, only: str | None = None) -> tuple[str, str, Verd
 
 
 def fuzz(seed: int, numbers: range, only: str | None = None, loud: bool = False) -> Counter[tuple[str, str]]:
-    """The counts by area and verdict; every case that is neither refused in one line nor right is printed."""
+    """Return the counts by area and verdict, and print every case that is neither refused in one line nor right."""
     counts: Counter[tuple[str, str]] = Counter()
     for number in numbers:
         began = time.perf_counter()
@@ -68,14 +68,14 @@ def fuzz(seed: int, numbers: range, only: str | None = None, loud: bool = False)
 
 
 def quiet() -> None:
-    """Transformers' own advice would drown the counts."""
+    """Silence Transformers' warnings, which would hide the counts."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity(logging.CRITICAL)
 
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """A case that wants all memory is to fail alone, not to end this process or others on the machine."""
+    """Limit memory, so that a case that exhausts it fails alone."""
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").is_file() else 0
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if pages:

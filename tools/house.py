@@ -1,6 +1,6 @@
-"""Counts that say how easily the package is read, and the limits that `make check` holds.
+"""Count what makes the package hard to read, and check the limits of `make check`.
 
-    python tools/house.py                 # the table; exit status 1 and one line for each limit that is passed
+    python tools/house.py                 # the table; exit status 1 and one line for each limit that is exceeded
     python tools/house.py --root FOLDER   # another checkout's table
 
 Identifiers are those of variables, attributes, arguments, keywords, functions, classes and import aliases.

@@ -1,4 +1,4 @@
-"""Work on many models in processes of their own, because one may hang or crash."""
+"""Run work on many models in separate processes, because one may hang or crash."""
 
 import json
 import subprocess
@@ -12,9 +12,9 @@ CHUNK = 6  # models to a process
 
 
 def run(script: str, names: list[str], lines: Path | None, processes: int, seconds: int) -> list[dict[str, Any]]:
-    """`script --work name …` on a few of `names` at a time, `seconds` for each; it prints a line of JSON for each as it comes to it.
+    """Run `script --work name …` on a few of `names` at a time, with `seconds` for each; it prints one line of JSON per name.
 
-    What kills its process is noted, and the rest goes on. `lines`: the raw results go behind what is there.
+    A name that kills its process is recorded, and the rest continues. `lines`: the file to which raw results are appended.
     """
     results: list[dict[str, Any]] = []
 
@@ -33,7 +33,7 @@ def run(script: str, names: list[str], lines: Path | None, processes: int, secon
 
 
 def one_process(script: str, names: list[str], seconds: int) -> list[dict[str, Any]]:
-    """The results of the first few of `names`: all of them, or up to the one that its process did not survive."""
+    """Return the results of the first few of `names`: all of them, or up to the one that killed its process."""
     command = [sys.executable, script, "--work", *names]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=seconds * len(names), check=False)

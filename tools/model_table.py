@@ -22,7 +22,7 @@ TITLES = {
 
 
 def verdict(shapes: dict[str, Any]) -> tuple[str, str]:
-    """What the page says of one attention's results, and why."""
+    """Return the page's verdict on one attention's results, and the reason."""
     if "not built" in shapes:
         return "not built", shapes["not built"]
     said = {name: result for name, result in shapes.items() if isinstance(result, dict)}
@@ -44,7 +44,7 @@ def verdict(shapes: dict[str, Any]) -> tuple[str, str]:
 
 
 def judged(result: dict[str, Any]) -> dict[str, str]:
-    """A row of the page: name, class, kind, attention, verdict, why."""
+    """Return a row of the page: name, class, kind, attention, verdict, why."""
     model_type, kind = result["name"].split("/")
     names = {"causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "encoder-decoder": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}  # fmt: skip
     found = {a: verdict(result[a]) for a in ("sdpa", "eager") if a in result}
@@ -102,5 +102,5 @@ def table(group: list[dict[str, str]], name: str) -> list[str]:
 
 
 def escaped(text: str) -> str:
-    """Text that stays one cell and one line."""
+    """Escape text so that it stays one cell and one line."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

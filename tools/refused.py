@@ -1,4 +1,4 @@
-"""Whether a wrong use is refused as it should be: in one line, with a `ValueError` or `TypeError`, by this package."""
+"""Check that a wrong use is refused properly: in one line, with a `ValueError` or `TypeError`, by this package."""
 
 import traceback
 from collections.abc import Callable
@@ -12,7 +12,7 @@ PACKAGE = Path(hla.__file__).resolve().parent
 
 
 def refusal(call: Callable[[], Any]) -> Exception | None:
-    """What a wrong use raises."""
+    """Return what a wrong use raises."""
     try:
         call()
     except Exception as error:
@@ -21,7 +21,7 @@ def refusal(call: Callable[[], Any]) -> Exception | None:
 
 
 def fault(error: Exception | None) -> str | None:
-    """What is wrong with a refusal, or None if it is as it should be."""
+    """Return what is wrong with a refusal, or None."""
     if error is None:
         return "it was accepted"
     if not isinstance(error, ValueError | TypeError):

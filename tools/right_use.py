@@ -1,4 +1,4 @@
-"""Tiny random models and a call of generate that is right: what the wrong uses beside this file change one thing of."""
+"""Tiny random models and valid calls of generate; each wrong use in this folder changes one thing about them."""
 
 import copy
 from functools import cache
@@ -65,14 +65,14 @@ def mask(*rows: list[int]) -> dict[str, torch.Tensor]:
 
 
 def generate(model: Any = None, **settings: Any) -> Any:
-    """A call that would be right if `settings` were empty."""
+    """Make a call that is valid if `settings` is empty."""
     given = {"input_ids": ids(), "assistant_model": draft(), "lossy_policy": "strict", "max_new_tokens": 8}
     given |= {"do_sample": False} | settings
     return (target() if model is None else model).generate(**{k: v for k, v in given.items() if v is not ...})
 
 
 def broken(model: Any) -> Any:
-    """A copy that gives NaN as soon as a text holds token 10, as weights damaged on the way would."""
+    """Return a copy that gives NaN as soon as a sequence contains token 10, as damaged weights would."""
     model = hla.disable(copy.deepcopy(model))
     with torch.no_grad():
         model.get_input_embeddings().weight[10] = float("nan")
@@ -86,14 +86,14 @@ def gpt2(positions: int) -> Any:
 
 
 class StatesReader(LlamaForCausalLM):
-    """With the inputs of Gemma 4's assistants, which draft from the target's keys and values."""
+    """A model with the inputs of Gemma 4's assistants, which draft from the target's keys and values."""
 
     def forward(self, input_ids: Any = None, inputs_embeds: Any = None, shared_kv_states: Any = None) -> Any:
         raise AssertionError("never run")
 
 
 class NoiseReader(LlamaForCausalLM):
-    """With the inputs of DFlash's assistants, which denoise a block from the target's hidden states."""
+    """A model with the inputs of DFlash's assistants, which denoise a block from the target's hidden states."""
 
     def forward(self, noise_embeds: Any, context_hidden_states: Any, cache: Any = None) -> Any:
         raise AssertionError("never run")
@@ -108,7 +108,7 @@ class Printer(BaseStreamer):
 
 
 def by_runner(**settings: Any) -> Any:
-    """The same without `enable`."""
+    """Make the same call without `enable`."""
     return generate(
         draft(), assistant_model=..., lossy_policy=..., custom_generate=hla.Runner("svip", draft()), **settings
     )
@@ -121,6 +121,6 @@ def flash(model: Any) -> Any:
 
 
 def filled(cache: Any) -> Any:
-    """`cache`, holding the prompt's first tokens."""
+    """Return `cache` filled with the prompt's first tokens."""
     draft()(ids()[:, :3], **{CACHE: cache})
     return cache

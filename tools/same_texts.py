@@ -1,12 +1,12 @@
-"""The greedy tokens of every policy of the catalogue, written down with one checkout and compared with another's.
+"""Record the greedy tokens of every registered policy with one checkout, and compare them with another's.
 
     git worktree add /tmp/before 7054678
     PYTHONPATH=/tmp/before python tools/same_texts.py record texts.json     # a few minutes
     python tools/same_texts.py compare texts.json                           # exit status 1 if one token differs
     python tools/same_texts.py compare texts.json --compile eager --models llama demo --problems 8   # compiled rounds
 
-Each policy writes 40 demo problems at batch 1 and at batch 8, and ragged prompts on six tiny random architectures where it needs no head
-of the demo's. Policies stand here in their JSON form, so that classes may be renamed between the two checkouts.
+Each policy runs on 40 demo problems at batch 1 and at batch 8, and on ragged prompts of six tiny random architectures if it needs no head
+of the demo's. Policies are written in their JSON form, so that classes may be renamed between the two checkouts.
 """
 
 import argparse
@@ -67,7 +67,7 @@ STOPS: dict[str, dict[str, Any]] = {
 
 
 def policies() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name → JSON form of those that any pair of models can run."""
+    """Return the JSON forms of the policies that any pair of models can run, by name."""
     for name, settings in RULES.items():
         yield f"rule {name}", {"rule": {"name": name.split()[0], **settings}, "stop": {"name": "constant", "gamma": 6}}
     for name, settings in STOPS.items():
@@ -76,7 +76,7 @@ def policies() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def demo_policies(hla: Any, companion: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Those that need the demo's heads, profile or companion."""
+    """Return the policies that need the demo's heads, profile or companion."""
     folder = Path(hla.demo.FOLDER)
     heads = {name: str(folder / f"{name}_head") for name in ("sprinter", "autojudge", "specdec")}
     yield "stop head", {"stop": {"name": "head", "head": heads["sprinter"]}}
@@ -110,7 +110,7 @@ COUNTED: collections.Counter[str] = collections.Counter()  # calls, by how their
 
 
 def written(target: Any, draft: Any, inputs: Any, policy: Any, length: int) -> list[list[int]]:
-    """Each row's new tokens, padding included."""
+    """Return each row's new tokens, padding included."""
     out = target.generate(
         **inputs,
         assistant_model=draft,

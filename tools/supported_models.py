@@ -1,9 +1,9 @@
-"""Which models give Transformers' own text: a tiny random model of every causal and encoder-decoder model type, tried.
+"""Compare tiny random models of every causal and encoder-decoder model type with Transformers' own `generate`.
 
 `python tools/supported_models.py` builds each (`tiny_models.py`) with `sdpa` and with `eager` attention and compares strict
 greedy decoding with `model.generate`: one prompt, prompts of different length in one left-padded batch, prompts of equal length.
-Texts are longer than windows, chunks and RoPE's original length. One draft is often right, another never. The table goes to
-docs/models.md. It exits with 1 if a text differs or a model ends in a traceback. `--only llama bart` tries these alone.
+Sequences are longer than windows, chunks and RoPE's original length. One draft is often right, another never. The table is written to
+docs/models.md. It exits with 1 if an output differs or a model ends in a traceback. `--only llama bart` runs only these.
 """
 
 import argparse
@@ -42,15 +42,15 @@ DRAFTED = {"often": 5, "never": 2}  # tokens a round, by how often the draft is 
 
 
 class TooLong(BaseException):
-    """Beyond `SECONDS` of processor time; no kind of `Exception`, so that it counts as no model's own error."""
+    """More than `SECONDS` of CPU time; not an `Exception`, so that it does not count as a model's error."""
 
 
 class NoVerdict(Exception):
-    """A reference that says nothing: it hardly varies, or chooses by less than rounding."""
+    """A reference without information: it hardly varies, or chooses by less than rounding."""
 
 
 def prompts(lengths: tuple[int, ...], seed: int) -> dict[str, torch.Tensor]:
-    """Random prompts, padded on the left: `input_ids` and `attention_mask` (rows, longest)."""
+    """Return random left-padded prompts: `input_ids` and `attention_mask` (rows, longest)."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(4, VOCABULARY - 8, (len(lengths), max(lengths)), generator=generator)
     mask = (torch.arange(max(lengths)) >= max(lengths) - torch.tensor(lengths)[:, None]).long()
@@ -58,7 +58,7 @@ def prompts(lengths: tuple[int, ...], seed: int) -> dict[str, torch.Tensor]:
 
 
 def reference(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """What Transformers writes alone, (B, new). Raises `NoVerdict`."""
+    """Return the output of Transformers alone, (B, new). Raise `NoVerdict`."""
     out = model.generate(**inputs, **SETTINGS, output_logits=True)
     new = out.sequences[:, -len(out.logits) :]
     top = torch.stack(out.logits).float().topk(2).values  # (new, B, 2)
@@ -74,7 +74,7 @@ def reference(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 @torch.no_grad()
 def drafts(model: Any) -> dict[str, Any]:
-    """A copy with noise, which is often right, and one whose choice is always the next token id."""
+    """Return a copy with noise, which is often right, and a model that always chooses the next token id."""
     often, never = copy.deepcopy(model), copy.deepcopy(model)
     generator = torch.Generator().manual_seed(1)
     for weight in often.parameters():
@@ -89,7 +89,7 @@ def drafts(model: Any) -> dict[str, Any]:
 
 
 def try_shape(model: Any, own: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """{"verdict": "equal" | "unequal" | "refused" | "traceback", "why": …} of one batch with both drafts."""
+    """Return {"verdict": "equal" | "unequal" | "refused" | "traceback", "why": …} of one batch with both drafts."""
     try:
         wanted = reference(model, inputs)
     except NoVerdict:
@@ -132,7 +132,7 @@ def try_shape(model: Any, own: dict[str, Any], inputs: dict[str, torch.Tensor]) 
 
 
 def rows_of(inputs: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """Each row of a left-padded batch as a call of its own, without padding."""
+    """Return each row of a left-padded batch as a separate call, without padding."""
     return [
         {"input_ids": ids[mask.bool()][None], "attention_mask": mask[mask.bool()][None]}
         for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
@@ -140,7 +140,7 @@ def rows_of(inputs: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
 
 
 def refused_by_us(error: Exception) -> bool:
-    """One line, raised by this package."""
+    """Return whether this package raised the error, in one line."""
     last = traceback.extract_tb(error.__traceback__)[-1].filename
     return (
         isinstance(error, ValueError | TypeError)
@@ -158,7 +158,7 @@ def line_of(error: BaseException) -> str:
 def examine(
     model_type: str, kind: str, attention: str, shapes: Iterable[str] = SHAPES, first: int = 0, **changes: Any
 ) -> dict[str, Any]:
-    """One model type with one attention: {"not built": …} or, for each shape, what `try_shape` says. Seeds from `first` on."""
+    """Examine one model type with one attention: {"not built": …} or the result of `try_shape` for each shape. Seeds from `first` on."""
     said = ""
     for seed in range(first, first + ATTEMPTS):
         try:
@@ -182,7 +182,7 @@ def examine(
 
 
 def beside(name: str, attention: str, before: dict[str, Any]) -> dict[str, Any]:
-    """`examine`, of the batches that the other kind of attention, tried `before`, leaves to be shown."""
+    """Examine the batches that the other attention, tried `before`, did not decide."""
     model_type, kind = name.split("/")
     rows = before.get("sdpa", {}).get("ragged", {}).get("verdict") == "equal"
     shapes = ("ragged",) if rows else ("one",) if "one" in before.get("sdpa", {}) else tuple(SHAPES)
@@ -190,9 +190,9 @@ def beside(name: str, attention: str, before: dict[str, Any]) -> dict[str, Any]:
 
 
 def work(names: list[str], tried: Callable[[str, str, dict[str, Any]], dict[str, Any]]) -> None:
-    """Try these and print a line of JSON for each: run in a process of its own, because a type may hang or crash.
+    """Examine these models and print a line of JSON for each, in a separate process, because a model may hang or crash.
 
-    `tried`: what comes of a name with a kind of attention, given what came of it with the kinds before.
+    `tried`: the result for a name with one attention, given the results with the earlier ones.
     """
 
     def too_long(*_: Any) -> None:

@@ -1,9 +1,9 @@
-"""Which models that see give Transformers' own text: a tiny random model of every image-text model type, with text alone and with pictures.
+"""Compare tiny random models of every image-text model type with Transformers' own `generate`, with text and with pictures.
 
 `python tools/supported_vision.py` builds each (`tiny_models.py`, `tiny_vision.py`) and compares strict greedy decoding with
-`model.generate`, as `supported_models.py` does for models of text: one prompt, and prompts of different length in one left-padded batch;
-then one prompt with a picture, and three with one, two and none. Of the drafts, which see what the target sees, one is often right and one
-never. The table goes to docs/vision_models.md; it exits with 1 if a text differs. `--only llava gemma3` tries these alone.
+`model.generate`, as `supported_models.py` does for text models: one prompt, and prompts of different length in one left-padded batch;
+then one prompt with a picture, and three with one, two and none. The drafts see the target's inputs; one is often right and one
+never. The table is written to docs/vision_models.md; it exits with 1 if an output differs. `--only llava gemma3` runs only these.
 """
 
 import argparse
@@ -38,7 +38,7 @@ IN_TESTS = {
 
 
 def batches(name: str, seed: int) -> dict[str, dict[str, torch.Tensor]]:
-    """The inputs of each call with a model type."""
+    """Return the inputs of each call with a model type."""
     found = {shape: prompts(lengths, seed) for shape, lengths in TEXTS.items()}
     if name in SEEN:
         found |= {shape: with_pictures(SEEN[name], counts, seed) for shape, counts in PICTURES.items()}
@@ -46,7 +46,7 @@ def batches(name: str, seed: int) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def attempt(model: Any, own: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, str]:
-    """{"verdict": "equal" | "unequal" | "refused" | "generate fails", "why": …} of one batch with both drafts."""
+    """Return {"verdict": "equal" | "unequal" | "refused" | "generate fails", "why": …} of one batch with both drafts."""
     try:
         wanted = reference(model, inputs)
     except NoVerdict:
@@ -69,7 +69,7 @@ def attempt(model: Any, own: dict[str, Any], inputs: dict[str, torch.Tensor]) ->
 
 
 def reads_pictures(model: Any, inputs: dict[str, torch.Tensor]) -> None:
-    """Raises `NoVerdict` where the text is the same with other pictures."""
+    """Raise `NoVerdict` if the output is the same with other pictures."""
     if "pixel_values" in inputs:
         other = inputs | {"pixel_values": -inputs["pixel_values"]}
         if torch.equal(reference(model, inputs), reference(model, other)):
@@ -77,7 +77,7 @@ def reads_pictures(model: Any, inputs: dict[str, torch.Tensor]) -> None:
 
 
 def examine(name: str, attention: str) -> dict[str, Any]:
-    """One model type: {"not built": …} or, by shape, what `attempt` says."""
+    """Examine one model type: {"not built": …} or, by shape, the result of `attempt`."""
     said = ""
     for seed in range(text_models.ATTEMPTS):
         try:
@@ -101,7 +101,7 @@ def examine(name: str, attention: str) -> dict[str, Any]:
 
 
 def row_of(result: dict[str, Any]) -> dict[str, str]:
-    """A row of the page. What differs between the two kinds of attention is said of the worse one."""
+    """Return a row of the page. If the two kinds of attention differ, it describes the worse one."""
     tried = {kind: result[kind] for kind in text_models.ATTENTIONS if "not built" not in result[kind]}
     row = {"type": result["name"], "class": CLASSES[result["name"]], "attention": ", ".join(tried), "why": ""}
     if not tried:

@@ -1,8 +1,8 @@
-"""A tiny random model of any model type that the installed Transformers has: its default config, shrunk by rules.
+"""Build a tiny random model of any model type of the installed Transformers: its default config, shrunk by rules.
 
-`tiny_config(model_type)` reads the fields of the config's class and gives each number that has a say in the model's size a small
-one; of layers, one of each kind stays. Windows and chunks shrink to `WINDOW`, so that a text of 30 tokens crosses them.
-`lively(model)` gives it weights that make texts vary: a freshly initialised model repeats one token for ever.
+`tiny_config(model_type)` reads the fields of the config's class and makes each number that determines the model's size
+small; one layer of each kind remains. Windows and chunks shrink to `WINDOW`, so that a sequence of 30 tokens crosses them.
+`lively(model)` sets weights that make outputs vary: a freshly initialised model repeats one token for ever.
 """
 
 import copy
@@ -17,7 +17,7 @@ from transformers.models.auto import modeling_auto
 
 
 def model_types() -> dict[str, list[str]]:
-    """Every model type with a causal or an encoder-decoder language model → which of the two ("causal", "encoder-decoder")."""
+    """Return every model type with a causal or an encoder-decoder language model, and which of the two ("causal", "encoder-decoder")."""
     kinds = {
         "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "encoder-decoder": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
@@ -28,7 +28,7 @@ def model_types() -> dict[str, list[str]]:
 
 
 def small(name: str, value: Any) -> Any:
-    """The tiny value of the config field `name` whose default is `value`."""
+    """Return the tiny value of the config field `name` whose default is `value`."""
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         return value
     for pattern, tiny in SIZES.items():
@@ -38,14 +38,14 @@ def small(name: str, value: Any) -> Any:
 
 
 def default_config(cls: Any) -> Any:
-    """The config as the class makes it, with fields read although they may vary between layers."""
+    """Return the default config of the class, with fields readable that may vary between layers."""
     config = cls()
     config.allow_global_per_layer_attribute_access = True
     return config
 
 
 def shrunk(cls: Any) -> dict[str, Any]:
-    """Arguments for a tiny config of `cls`."""
+    """Return arguments for a tiny config of `cls`."""
     default = default_config(cls)
     fields: dict[str, Any] = {field.name: getattr(default, field.name, None) for field in dataclasses.fields(cls)}
     for old in ("id2label", "label2id", "dtype", "architectures", "transformers_version", "torch_dtype"):
@@ -82,12 +82,12 @@ def shrunk(cls: Any) -> dict[str, Any]:
 
 
 def small_list(name: str, items: list[Any]) -> list[Any]:
-    """Tiny values where the layers have numbers; kinds of layers stay."""
+    """Return tiny values for per-layer numbers; kinds of layers stay."""
     return [small(name, item) for item in items] if items and isinstance(items[0], int) else items
 
 
 def one_of_each(lists: dict[str, Any], depth: int) -> list[int]:
-    """Layers to keep: the first of each combination of kinds, at least two and at most five."""
+    """Return the layers to keep: the first of each combination of kinds, at least two and at most five."""
     seen: dict[str, int] = {}
     for i in range(depth):
         seen.setdefault(str([value[i] for name, value in lists.items() if isinstance(value[i], str)]), i)
@@ -96,7 +96,7 @@ def one_of_each(lists: dict[str, Any], depth: int) -> list[int]:
 
 
 def small_rope(rope: Any) -> Any:
-    """RoPE's parameters with lengths small enough to be crossed, where the type of RoPE has lengths."""
+    """Return RoPE's parameters with lengths small enough to be crossed, if the type of RoPE has lengths."""
     if not isinstance(rope, dict):
         return rope
     if rope and all(isinstance(value, dict) for value in rope.values()):  # one for each kind of layer
@@ -108,7 +108,7 @@ def small_rope(rope: Any) -> Any:
 
 
 def tiny_config(model_type: str, **changes: Any) -> Any:
-    """The default config of `model_type`, or of one of `VARIANTS`, shrunk."""
+    """Return the shrunk default config of `model_type`, or of one of `VARIANTS`."""
     model_type, variant = VARIANTS.get(model_type, (model_type, {}))
     cls = CONFIG_MAPPING[model_type]
     fields = shrunk(cls)
@@ -127,7 +127,7 @@ def merge(fields: dict[str, Any], changes: dict[str, Any]) -> None:
 
 
 def tiny_model(model_type: str, kind: str, attention: str, seed: int = 0, **changes: Any) -> Any:
-    """A lively tiny model. `kind`: "causal" or "encoder-decoder"; `attention`: "sdpa" or "eager"."""
+    """Return a lively tiny model. `kind`: "causal" or "encoder-decoder"; `attention`: "sdpa" or "eager"."""
     config = tiny_config(model_type, **changes)
     if kind == "causal" and hasattr(config, "is_decoder"):
         config.is_decoder = True
@@ -146,7 +146,7 @@ AUTO = {
 
 
 def untie(config: Any) -> None:
-    """Output weights of their own: with the input's, a random model mostly repeats the token that it read last."""
+    """Separate output weights from input weights: with tied ones a random model mostly repeats its last token."""
     for part in [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))]:
         if getattr(part, "tie_word_embeddings", False):
             part.tie_word_embeddings = False
@@ -157,7 +157,7 @@ GAINS = (1.5, 2.5, 1.2, 4.0)  # of matrices, by seed: what makes one model chaot
 
 @torch.no_grad()
 def lively(model: Any, seed: int = 0) -> Any:
-    """Other weights in place: matrices spread so that signals neither die nor explode, embeddings wide, no bias at zero."""
+    """Replace the weights in place: matrices scaled so that signals neither vanish nor explode, wide embeddings, no zero bias."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         if not weight.is_floating_point():
@@ -178,7 +178,7 @@ def lively(model: Any, seed: int = 0) -> Any:
 
 
 def output_layer(model: Any) -> Any:
-    """The linear layer that makes the logits, or None: of FSMT, whose table of embeddings counts as one, the layer itself."""
+    """Return the linear layer that makes the logits, or None. FSMT's `get_output_embeddings` gives its embedding table instead."""
     layers = [
         model.get_output_embeddings(),
         *(m for name, m in model.named_modules() if name.endswith("output_projection")),
@@ -187,7 +187,7 @@ def output_layer(model: Any) -> Any:
 
 
 def varied(model: Any, generator: torch.Generator) -> Any:
-    """Take out of the output weights what all positions have in common: else one token wins everywhere."""
+    """Remove from the output weights what all positions have in common; otherwise one token wins everywhere."""
     head, seen = output_layer(model), []
     if head is None:
         return model

@@ -1,4 +1,4 @@
-"""What makes a default config tiny: sizes by the names of its fields, and what these rules get wrong, by model type."""
+"""Sizes that make a default config tiny, by field name, and exceptions to these rules, by model type."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""Pictures for tiny models that see: random tensors of the shapes that each family's processor makes, and the tokens that stand for them.
+"""Pictures for tiny vision models: random tensors in the shapes of each family's processor, and their placeholder tokens.
 
-A picture takes the tokens `Seen.piece` in the text; `prompts` puts any number of them into each row. Nothing here is a real image,
-and no processor is needed: what is compared is the text that two ways of decoding make of the same tensors.
+A picture takes the tokens `Seen.piece` in the sequence; `prompts` puts any number of them into each row. There are no real images
+and no processors: the comparison is between two ways of decoding the same tensors.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Seen:
-    """How one model type is shown pictures.
+    """How pictures are passed to one model type.
 
     Args:
         piece: the tokens of one picture.
-        tensors: of the number of pictures in each row and a generator, what the model is given beside the text.
-        changes: of the tiny config.
-        types: the name of the token types that tell pictures (1) from text (0), if it has any.
+        tensors: from the number of pictures in each row and a generator, the model's inputs besides the tokens.
+        changes: changes of the tiny config.
+        types: the name of the token types that separate pictures (1) from text (0), if any.
     """
 
     piece: Sequence[int]
@@ -35,7 +35,7 @@ class Seen:
 
 
 def flat(*shape: int, **others: Any) -> Callable[[Sequence[int], torch.Generator], Tensors]:
-    """`pixel_values` (pictures, *shape) of all rows behind each other; `others`: what each picture is described by, by name."""
+    """Return `pixel_values` (pictures, *shape), the rows concatenated; `others`: further inputs per picture, by name."""
 
     def tensors(counts: Sequence[int], generator: torch.Generator) -> Tensors:
         n = sum(counts)
@@ -46,7 +46,7 @@ def flat(*shape: int, **others: Any) -> Callable[[Sequence[int], torch.Generator
 
 
 def patches(each: int, *shape: int, **others: Any) -> Callable[[Sequence[int], torch.Generator], Tensors]:
-    """`pixel_values` (patches, *shape), `each` to a picture, of all rows behind each other."""
+    """Return `pixel_values` (patches, *shape), `each` per picture, the rows concatenated."""
 
     def tensors(counts: Sequence[int], generator: torch.Generator) -> Tensors:
         n = sum(counts)
@@ -57,7 +57,7 @@ def patches(each: int, *shape: int, **others: Any) -> Callable[[Sequence[int], t
 
 
 def by_row(*shape: int) -> Callable[[Sequence[int], torch.Generator], Tensors]:
-    """`pixel_values` (B, most pictures of a row, *shape), zeros where a row has fewer."""
+    """Return `pixel_values` (B, most pictures of a row, *shape), zeros if a row has fewer."""
 
     def tensors(counts: Sequence[int], generator: torch.Generator) -> Tensors:
         pictures = torch.randn(len(counts), max(counts), *shape, generator=generator)
@@ -135,7 +135,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def prompts(seen: Seen, counts: Sequence[int], seed: int) -> Tensors:
-    """Random text with `counts[b]` pictures in row b, padded on the left; rows differ in length even where they show as much."""
+    """Return left-padded random prompts with `counts[b]` pictures in row b; rows differ in length even with equal counts."""
     generator = torch.Generator().manual_seed(seed)
 
     def words(number: int) -> list[int]:

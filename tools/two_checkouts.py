@@ -1,13 +1,13 @@
-"""Tokens per second of this engine in two checkouts, their arms interleaved in one run on the demo pair.
+"""Compare this engine's tokens per second in two checkouts, their arms interleaved in one run on the demo pair.
 
     git worktree add /tmp/before 452a2f8
     python tools/two_checkouts.py /tmp/before . --batch-sizes 1 8 32
 
-Each checkout has a process of its own, which waits while the other works. They take turns at each batch of prompts, the first turn
-changing from batch to batch; after half of the repeats both are started anew in the other order. One checkout given twice shows how far
-from 1 a machine's noise goes. The ratio (second ÷ first) is the median over the repeats of the ratio within a repeat. "Of the fastest" takes
-of each batch of prompts the fastest repeat of either checkout: the work is the same every time, so what is slower was disturbed. Greedy; a
-row counts its tokens up to and with its end token, and both checkouts must write the same ones.
+Each checkout has one process, which waits while the other works. They take turns at each batch of prompts, the first turn
+changing from batch to batch. After half of the repeats both restart in the other order. The same checkout given twice shows
+the machine's noise. The ratio (second ÷ first) is the median over the repeats of the ratio within a repeat. "Of the fastest" takes
+for each batch of prompts the fastest repeat of either checkout: the work is the same every time, so a slower one was disturbed. Greedy; a
+row counts its tokens up to and including its end token, and both checkouts must give the same ones.
 """
 
 import argparse
@@ -31,7 +31,7 @@ Repeat = tuple[int, list[list[float]]]  # tokens of all prompts; of each checkou
 
 
 def serve(problems: int, seed: int) -> None:
-    """The worker: a line of JSON in for each batch (policy, first, count), one out (tokens of each row, seconds)."""
+    """Serve as the worker: one line of JSON in per batch (policy, first, count), one out (tokens of each row, seconds)."""
     import hf_lossy_assist as hla
 
     models = hla.demo.load()
@@ -53,7 +53,7 @@ def serve(problems: int, seed: int) -> None:
 
 
 class Checkout:
-    """One checkout's worker and what it took in each repeat."""
+    """One checkout's worker and its results in each repeat."""
 
     def __init__(self, process: "subprocess.Popen[str]"):
         self.process = process
@@ -89,7 +89,7 @@ def started(folder: Path, args: argparse.Namespace) -> Iterator[Checkout]:
 
 
 def repeat(pair: list[Checkout], policy: str, size: int, problems: int) -> Repeat:
-    """The tokens of all prompts, `size` at a time, and the seconds of each batch in both."""
+    """Return the tokens of all prompts, `size` at a time, and the seconds of each batch in both checkouts."""
     tokens = 0
     seconds: list[list[float]] = [[], []]
     for turn, first in enumerate(range(0, problems, size)):
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def show(found: dict[tuple[int, str], list[Repeat]]) -> None:
-    """A row for each batch size and policy."""
+    """Print a row for each batch size and policy."""
     table = Table(
         "policy", "batch", "before, tokens/s", "after, tokens/s", "after ÷ before", "range", "of the fastest"
     )

@@ -118,7 +118,7 @@ case("an unsaved head as JSON", lambda: hla.Sprinter(head()).to_dict())
 
 
 def profile(gamma: int = 4, tokens: Any = (0, 2, 4), accept: float = 0.5, **facts: Any) -> hla.Profile:
-    """Of these models, with figures made up by hand."""
+    """Return a profile of these models with invented figures."""
     counted = np.array([tokens])
     latency = Latency(np.array([1]), counted, 1.0 + counted, *np.full((3, 1), 0.1))
     own = {"target": target(), "draft": draft(), "companion": llama()}

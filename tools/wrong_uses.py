@@ -1,7 +1,7 @@
 """Wrong uses, and the one line that each gets: names, types, shapes, devices, vocabularies and values.
 
-Run `python tools/wrong_uses.py` (those of heads, judges and profiles: `wrong_policies.py`). It exits with 1 if a wrong use is accepted, is refused in more than one line, or is found
-out only inside Transformers or torch. Nothing is downloaded: the models are random and tiny.
+Run `python tools/wrong_uses.py` (for heads, judges and profiles: `wrong_policies.py`). It exits with 1 if a wrong use is accepted, is refused in more than one line, or
+fails only inside Transformers or torch. Nothing is downloaded: the models are random and tiny.
 """
 
 import sys
@@ -73,7 +73,7 @@ case("Heuristic(initial=9, max_draft=5)", lambda: hla.Heuristic(initial=9, max_d
 
 
 def holes(rows: int) -> dict[str, torch.Tensor]:
-    """Prompts of a decoder whose second token is hidden."""
+    """Return prompts of a decoder whose second token is hidden."""
     prompts = torch.tensor([[0, 4, 5]]).expand(rows, -1)
     return {"decoder_input_ids": prompts, "decoder_attention_mask": torch.tensor([[1, 0, 1]]).expand(rows, -1)}
 

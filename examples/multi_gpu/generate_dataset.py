@@ -1,10 +1,10 @@
-"""Answers to a file of prompts, written by all processes together: each on a GPU of its own, or on CPU cores.
+"""Answer a file of prompts in several processes, one per GPU or CPU core.
 
     torchrun --nproc-per-node 2 examples/multi_gpu/generate_dataset.py --out answers.jsonl
     accelerate launch --num_processes 8 examples/multi_gpu/generate_dataset.py --model M --assistant D --prompts questions.jsonl --out answers.jsonl
 
-Each process keeps `--rows` texts in flight and appends every finished one to a file of its own; the same command again goes on where an
-interrupted one ended, with any number of processes. In the end the first process makes one file of all of them, in the order of the prompts.
+Each process runs `--rows` sequences at once and appends every finished one to a file of its own. The same command continues an
+interrupted run, with any number of processes. In the end the first process merges the files, in the order of the prompts.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def opened(args: argparse.Namespace, device: torch.device) -> tuple[Any, Any, Any, list[str]]:
-    """The models on this process's device, and all prompts."""
+    """Return the models on this process's device, and all prompts."""
     if args.model is None:
         demo = hla.demo.load(device=device)
         return demo.target, demo.draft, demo.tokenizer, [its.prompt for its in hla.demo.problems(args.limit, seed=0)]
@@ -81,12 +81,12 @@ def parts_of(out: Path) -> list[Path]:
 
 
 def read_parts(out: Path) -> list[dict[str, Any]]:
-    """What is finished."""
+    """Return the finished answers."""
     return [json.loads(line) for file in parts_of(out) for line in file.open(encoding="utf-8")]
 
 
 def drop_torn_line(part: Path) -> None:
-    """A process that was killed may have written half of one."""
+    """Remove a last line that a killed process left incomplete."""
     data = part.read_bytes()
     part.write_bytes(data[: data.rfind(b"\n") + 1])
 

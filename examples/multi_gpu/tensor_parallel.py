@@ -1,9 +1,9 @@
-"""A target spread over ranks by tensor parallelism, with the draft whole on each: one text, the same on every rank.
+"""Spread a target over ranks by tensor parallelism, with the whole draft on each: the output is the same on every rank.
 
     torchrun --nproc-per-node 2 examples/multi_gpu/tensor_parallel.py                        # a small random Llama, on the CPU
     torchrun --nproc-per-node 8 examples/multi_gpu/tensor_parallel.py --model M --assistant D --prompt "Why is the sky blue?" --policy svip
 
-A random Llama writes nonsense; what is shown is that it is the nonsense of one process.
+A random Llama generates nonsense; the example shows that it equals the nonsense of one process.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def random_pair(folder: Path, first: bool) -> tuple[str, str]:
-    """A Llama whose sizes two or four ranks can share, and a smaller one, saved by the first rank. The folder's name, to all."""
+    """Return the folder of a Llama whose sizes two or four ranks can share, and of a smaller one, saved by the first rank."""
     box = [str(folder)]
     dist.broadcast_object_list(box)
     names = tuple(str(Path(box[0], name)) for name in ("target", "draft"))
@@ -63,7 +63,7 @@ def random_pair(folder: Path, first: bool) -> tuple[str, str]:
 
 
 def prompt_of(args: argparse.Namespace, device: torch.device) -> dict[str, torch.Tensor]:
-    """The prompt's tokens; a few numbers where the models have no tokenizer."""
+    """Return the prompt's tokens; a few numbers if the models have no tokenizer."""
     if os.path.isdir(args.model) and not os.path.exists(os.path.join(args.model, "tokenizer_config.json")):
         ids = torch.arange(5, 17)[None]
         return {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}

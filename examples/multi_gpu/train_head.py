@@ -1,4 +1,4 @@
-"""Trains SPRINTER's verifier in several processes with accelerate: more records, or a wider head, than one device takes.
+"""Train SPRINTER's verifier in several processes with accelerate, for more records or a wider head than one device can take.
 
     torchrun --nproc-per-node 2 examples/multi_gpu/train_head.py --out head                  # the demo pair's records, collected first
     accelerate launch --num_processes 8 examples/multi_gpu/train_head.py --data collected --width 1024 --out head
@@ -25,7 +25,7 @@ from hf_lossy_assist.training.head_training import HeadFitSettings, fold_scaler,
 
 
 class Logits(torch.nn.Module):
-    """A head as a module whose forward is what the loss takes."""
+    """A head as a module whose forward gives the loss's input."""
 
     def __init__(self, head: hla.Head):
         super().__init__()
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def collected(out: Path) -> Path:
-    """A small dataset of the demo pair, collected by all processes together."""
+    """Collect a small dataset of the demo pair, in all processes together."""
     if not out.exists():
         target, draft, _, tokenizer = hla.demo.load()
         texts = [PromptText(problem.prompt) for problem in hla.demo.problems(24, seed=0)]

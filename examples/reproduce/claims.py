@@ -1,4 +1,4 @@
-"""Whether a run confirms what a table says: the figure, its 95 % interval, and the rule that the table's file gives."""
+"""Decide whether a run confirms a table's claim, from the figure, its 95 % interval, and the rule in the table's file."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ Parts = tuple[list[float], list[float]]  # numerators and denominators, by unit
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a check. `shown`: the figure for people; `why`: of a verdict that is not "confirmed"."""
+    """The result of a check. `shown`: the figure for people; `why`: the reason of a verdict other than "confirmed"."""
 
     says: str
     verdict: str
@@ -37,7 +37,7 @@ class Outcome:
 
 
 def outcome(check: Check, found: Measured, judge: QATask | None = None) -> Outcome:
-    """Judge one check by its own rule."""
+    """Judge one check by its rule."""
     if check.cannot is not None:
         return Outcome(check.says, CANNOT, why=check.cannot)
     if check.figure == "win_tie" and judge is None:
@@ -58,7 +58,7 @@ def outcome(check: Check, found: Measured, judge: QATask | None = None) -> Outco
 
 
 def _verdict(check: Check, figure: Estimate) -> tuple[str, str]:
-    """Confirmed where the whole interval is on the right side of the bound."""
+    """Return "confirmed" if the whole interval is on the right side of the bound."""
     low, high = figure.low, figure.high
     if check.at_most is not None and high is not None:
         bound, good, bad = check.at_most, high <= check.at_most, figure.value > check.at_most
@@ -83,7 +83,7 @@ def _verdict(check: Check, figure: Estimate) -> tuple[str, str]:
 
 
 def _arm(found: Measured, arm: str | None, size: int | None) -> list[ArmOutput]:
-    """An arm's answers at a batch size, by default (and in a trial) the smallest, in the order of the prompts."""
+    """Return an arm's answers at a batch size (default: the smallest), in the order of the prompts."""
     sizes = {answer.batch_size for answer in found.answers}
     here = size if size in sizes else min(sizes)
     its = [answer for answer in found.answers if answer.arm == arm and answer.batch_size == here]
@@ -91,7 +91,7 @@ def _arm(found: Measured, arm: str | None, size: int | None) -> list[ArmOutput]:
 
 
 def _same_work(check: Check, found: Measured) -> bool:
-    """Whether two policies wrote the same tokens in the same rounds."""
+    """Return whether two policies gave the same tokens in the same rounds."""
     ours, theirs = (
         [(its.token_ids, its.accept_lengths, its.num_draft_tokens) for its in _arm(found, name, check.batch_size)]
         for name in (check.arm, check.beside)
@@ -100,7 +100,7 @@ def _same_work(check: Check, found: Measured) -> bool:
 
 
 def parts(figure: str, answers: Sequence[ArmOutput], problems: Sequence[Problem]) -> Parts:
-    """What a figure is a share of, by unit: speed by batches, whose seconds all their rows share, the others by prompts."""
+    """Return numerator and denominator of a figure by unit: speed by batches, whose rows share the seconds, the others by prompts."""
     above: defaultdict[int, float] = defaultdict(float)
     below: dict[int, float] = {}
     for its in answers:
@@ -142,7 +142,7 @@ def _share(figure: Estimate) -> str:
 
 
 def _harm(check: Check, found: Measured) -> tuple[Estimate, str]:
-    """Answers that the target has right and the arm wrong, with the exact upper bound on their share."""
+    """Count answers that the target has right and the arm wrong, with the exact upper bound on their share."""
     pairs = list(zip(_arm(found, check.arm, check.batch_size), _arm(found, "target", check.batch_size), strict=True))
     harms = sum(bool(base.right) and not its.right for its, base in pairs)
     bound = harm_bound(harms, len(pairs), DELTA)
@@ -150,7 +150,7 @@ def _harm(check: Check, found: Measured) -> tuple[Estimate, str]:
 
 
 def _win_tie(check: Check, found: Measured, judge: QATask) -> tuple[Estimate, str]:
-    """Texts of the arm that the judge finds better or as good, of those it gives a verdict on."""
+    """Count outputs of the arm that the judge finds better or as good, among those it decides."""
     gains = [
         judge_pair(judge, found.problems[its.prompt].prompt, base, its)
         for its, base in zip(*(_arm(found, name, check.batch_size) for name in (check.arm, check.beside)), strict=True)
@@ -163,7 +163,7 @@ def _win_tie(check: Check, found: Measured, judge: QATask) -> tuple[Estimate, st
 
 
 def _information(check: Check, found: Measured) -> tuple[Estimate, str]:
-    """The share of the uncertainty that S and A tell, over repeats on other problems; or how many times other cells tell it."""
+    """Return the share of the uncertainty that S and A explain, over repeats on other problems, or its ratio to that of other cells."""
     assert check.pair is not None and check.cells is not None
     repeats = found.information[check.pair]
     gains, bits = ([_row(rows, check.cells)[key] for rows in repeats] for key in ("gain", "entropy"))

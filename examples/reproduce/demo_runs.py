@@ -1,7 +1,7 @@
-"""What the demo pair does for a table: policies compared side by side, or S's and A's information measured.
+"""Run the demo pair for a table: compare policies side by side, or measure the information in S and A.
 
-Everything is measured by the package's own functions, those behind `hf-lossy compare`, `profile`, `collect` and `fit`. A run's folder
-is named by its settings, so tables that ask for the same run share it, and an interrupted one goes on where it was.
+Everything uses the package's own functions, those of `hf-lossy compare`, `profile`, `collect` and `fit`. A run's folder
+is named by its settings, so tables with the same run share it, and an interrupted run continues.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ PROFILE_SEED = 900  # prompts that a profile is made of are not those that speed
 
 @dataclass
 class Measured:
-    """What a run gave: answers and their problems, or for each pair of models the information in each repeat."""
+    """The result of a run: answers and their problems, or the information per pair of models and repeat."""
 
     answers: list[ArmOutput] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -45,24 +45,24 @@ class Measured:
 
 @dataclass
 class Place:
-    """The models, and the folder in which everything is kept."""
+    """The models, and the folder of all results."""
 
     models: Any
     out: Path
 
     def folder(self, kind: str, settings: dict[str, Any]) -> Path:
-        """The folder of what is made with these settings."""
+        """Return the folder for these settings."""
         text = json.dumps(settings, sort_keys=True, ensure_ascii=False)
         return self.out / kind / hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def measure(run: dict[str, Any], place: Place) -> Measured:
-    """Do a run, or what is left of it, or read what it gave."""
+    """Do a run, finish it, or read its result."""
     return _compared(run, place) if run["kind"] == "compare" else _information(run, place)
 
 
 def problems_of(variant: str | None, split: str, seed: int, count: int) -> list[Problem]:
-    """The first demo problems of a stream, with their solutions; of a variant alone if one is named."""
+    """Return the first demo problems of a stream, with their solutions; only those of a variant, if one is named."""
     if variant is None:
         return DemoTask(split, seed).problems(count)
     verbs = [f" {verb} " for verb in VERBS[variant]]
@@ -95,7 +95,7 @@ def _compare(run: dict[str, Any], place: Place, problems: list[Problem], out: Pa
 
 
 def policies_of(run: dict[str, Any], place: Place) -> dict[str, hla.LossyPolicy]:
-    """The run's policies by their names; heads and the profile that they need are made first."""
+    """Return the run's policies by name, after making the heads and the profile that they need."""
     heads = {name: str(head(settings, place)) for name, settings in run.get("heads", {}).items()}
     made = profile_of(run["profile"], place) if "profile" in run else None
     return {
@@ -116,7 +116,7 @@ def _with_companion(spec: str, gamma: int, made: hla.Profile, companion: Any) ->
 
 
 def head(settings: dict[str, Any], place: Place) -> Path:
-    """A verifier that is trained on a variant of the task, as `hf-lossy collect` and `fit sprinter` make one."""
+    """Train a verifier on a variant of the task, as `hf-lossy collect` and `fit sprinter` do."""
     folder = place.folder("heads", settings)
     data = folder.with_name(folder.name + "-data")
     if not data.exists():
@@ -134,7 +134,7 @@ def head(settings: dict[str, Any], place: Place) -> Path:
 def profile_of(
     settings: dict[str, Any], place: Place, draft: str = "draft", companion: str = "companion"
 ) -> hla.Profile:
-    """SV's profile of the demo's models on this machine; `settings`: those of `ProfileSettings`, and how many problems."""
+    """Measure SV's profile of the demo's models on this machine; `settings`: those of `ProfileSettings`, and the number of problems."""
     folder = place.folder("profiles", settings | {"draft": draft, "companion": companion})
     if not folder.exists():
         more = {name: value for name, value in settings.items() if name not in ("problems", "seed")}
@@ -150,7 +150,7 @@ def profile_of(
 
 
 def _information(run: dict[str, Any], place: Place) -> Measured:
-    """Profiles on other problems each time: how much S and A tell of a drafted token's acceptance."""
+    """Measure profiles on other problems in each repeat: how much S and A explain of a drafted token's acceptance."""
     shared = {name: run[name] for name in ("problems", "gamma", "new_tokens", "batch_size", "batches", "rounds")}
     found: dict[str, list[list[dict[str, Any]]]] = {}
     for name, (draft, companion) in run["pairs"].items():

@@ -1,4 +1,4 @@
-"""The papers' tables: what each claims, what is run for it, and how the claim is judged. One JSON file each, in tables/."""
+"""The papers' tables: each one's claims, runs and rules. One JSON file each, in tables/."""
 
 import json
 from dataclasses import dataclass, field, fields
@@ -22,14 +22,14 @@ BOUNDS = ("above", "below", "at_most")
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that a table says, and the rule by which a run confirms it: written down before anything is measured.
+    """One claim of a table, and the rule by which a run confirms it, written before anything is measured.
 
     Args:
-        says: what is claimed, for people. cannot: why nothing here can test it; then there is no rule.
-        run: which of the table's runs; the only one by default. figure: one of `FIGURES`.
-        arm, beside: the two that are compared. batch_size: where there are several.
+        says: the claim, for people. cannot: why it cannot be tested; then there is no rule.
+        run: which of the table's runs; default: the only one. figure: one of `FIGURES`.
+        arm, beside: the two arms to compare. batch_size: if there are several.
         pair, cells, beside_cells: of "information": which pair of models, and in which cells.
-        above, below, at_most: what the figure's whole 95 % interval has to be.
+        above, below, at_most: bounds of the figure's whole 95 % interval.
     """
 
     says: str
@@ -49,7 +49,7 @@ class Check:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table or figure of a paper. `runs`: what the demo pair does for it, by name; `published`: what its authors did."""
+    """A table or figure of a paper. `runs`: the demo pair's runs, by name; `published`: the authors' experiment."""
 
     name: str
     paper: str
@@ -60,17 +60,17 @@ class PaperTable:
     checks: tuple[Check, ...] = field(default_factory=tuple)
 
     def run_of(self, check: Check) -> dict[str, Any]:
-        """The run that a check is about."""
+        """Return the run of a check."""
         return self.runs[check.run if check.run is not None else next(iter(self.runs))]
 
 
 def read_tables(folder: Path = FOLDER) -> dict[str, PaperTable]:
-    """All tables by name. `ValueError`, one line with the file, for what is no table."""
+    """Read all tables by name. Raise `ValueError`, one line with the file, for an invalid one."""
     return {path.stem: read_table(path) for path in sorted(folder.glob("*.json"))}
 
 
 def read_table(path: Path) -> PaperTable:
-    """One file, checked."""
+    """Read and check one file."""
     given = json.loads(path.read_text(encoding="utf-8"))
     expected = [its.name for its in fields(PaperTable) if its.name != "name"]
     if not isinstance(given, dict) or sorted(given) != sorted(expected):
@@ -90,7 +90,7 @@ def read_table(path: Path) -> PaperTable:
 
 
 def _wrong(table: PaperTable, check: Check) -> str | None:
-    """Why a check is none, or None."""
+    """Return why a check is invalid, or None."""
     if (check.cannot is None) == (check.figure is None):
         return "expected a figure, or why there is none (cannot)"
     if check.cannot is not None:

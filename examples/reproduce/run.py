@@ -1,11 +1,11 @@
-"""Run the papers' headline tables on the demo models, judge each claim by its table's own rule, and write docs/results.md.
+"""Run the papers' headline tables on the demo models, judge each claim by its table's rule, and write docs/results.md.
 
     python examples/reproduce/run.py                        # all tables; `make reproduce` does the same
     python examples/reproduce/run.py --only svip-figure-5   # one; repeatable
-    python examples/reproduce/run.py --published            # what the authors ran, on what; with --run it is run here
+    python examples/reproduce/run.py --published            # the authors' experiments; with --run they run
 
-What is done is kept in --out: an interrupted run goes on where it was, down to the batch, and a table that has a result is not
-measured again unless its file, the versions or the machine are others. Delete --out to measure anew.
+Results are stored in --out: an interrupted run continues, down to the batch. A table that has a result is measured
+again only if its file, the versions or the machine changed. Delete --out to start again.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def published(chosen: dict[str, PaperTable], out: Path | None) -> int:
-    """Print the authors' experiments; with `out` run their commands there, but those whose own --out is there already."""
+    """Print the authors' experiments; with `out` run their commands in it, except those whose --out exists."""
     for table in chosen.values():
         print(f"\n{table.name}: {table.paper}, {table.where}\n{table.claim}\nhardware: {table.published['hardware']}")
         for name, value in table.published["settings"].items():
@@ -128,7 +128,7 @@ def measure_all(tables: dict[str, PaperTable], chosen: dict[str, PaperTable], ar
 
 
 def _result(table: PaperTable, place: Any, judge: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """One table's runs and verdicts."""
+    """Return one table's runs and verdicts."""
     from claims import outcome
     from demo_runs import measure
 
@@ -141,14 +141,14 @@ def _result(table: PaperTable, place: Any, judge: Any, args: argparse.Namespace)
 
 
 def _capped(run: dict[str, Any], most: int | None) -> dict[str, Any]:
-    """The run, with fewer problems in a trial."""
+    """Return the run, with fewer problems in a trial."""
     if most is None or run["kind"] != "compare":
         return run
     return run | {"problems": min(run["problems"], most), "batch_sizes": [1]}
 
 
 def _judge(args: argparse.Namespace, opened: ExitStack) -> Any:
-    """A task that compares texts by the judge model, or None where none is named."""
+    """Return a task that compares outputs by the judge model, or None if none is named."""
     from hf_lossy_assist.tasks.endpoint import Endpoint
     from hf_lossy_assist.tasks.open_ended import QATask
 
@@ -160,7 +160,7 @@ def _judge(args: argparse.Namespace, opened: ExitStack) -> Any:
 
 
 def _key(table: PaperTable, args: argparse.Namespace, where: dict[str, Any]) -> str:
-    """What a result is of."""
+    """Return everything that identifies a result."""
     checks = [vars(check) for check in table.checks]
     facts = [table.runs, checks, where, args.problems, args.judge_url, args.judge_model]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,1 +1,1 @@
-"""Wrong uses drawn at random, a file for each area; `tools/fuzz.py` runs them."""
+"""Random wrong uses, one file per area; `tools/fuzz.py` runs them."""

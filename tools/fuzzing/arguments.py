@@ -1,4 +1,4 @@
-"""Arguments of `generate` with a policy: each one of its signature, of the generation config and ours, alone and together."""
+"""Arguments of `generate` with a policy, from its signature, the generation config and this package, alone and together."""
 
 import copy
 import inspect
@@ -86,7 +86,7 @@ EXTRA = ("position_ids", "token_type_ids", "inputs_embeds", "encoder_outputs", C
 
 
 def names() -> list[str]:
-    """Every argument that `generate` may be given."""
+    """Return every argument of `generate`."""
     known = (
         set(inspect.signature(GenerationMixin.generate).parameters)
         | set(vars(GenerationConfig()))
@@ -96,7 +96,7 @@ def names() -> list[str]:
 
 
 def value_of(name: str, random: Random, meant: float) -> Make:
-    """A value of this argument, with a chance of `meant` one that means something."""
+    """Return a value of this argument, a meaningful one with probability `meant`."""
     makes = [*map(always, MEANT.get(name, ())), *MADE.get(name, ())]
     return random.choice(makes) if makes and random.random() < meant else junk(random)
 

@@ -1,4 +1,4 @@
-"""The command line in this process: random options and values for every command, and commands and options that are none."""
+"""The command line in this process: random options and values for every command, and unknown commands and options."""
 
 import contextlib
 import io
@@ -52,7 +52,7 @@ MEANT = {
 
 @cache
 def commands() -> dict[tuple[str, ...], Any]:
-    """Every command by its words."""
+    """Return every command by its words."""
     top: Any = typer.main.get_command(cli.app)
     out: dict[tuple[str, ...], Any] = {}
     for name, its in top.commands.items():
@@ -128,7 +128,7 @@ def _prompts(random: Random, folder: Path) -> Path:
 
 
 def _run(arguments: Sequence[str], folder: Path) -> None:
-    """The real `main`, called in `folder`; a refusal is code 2 and one line on stderr."""
+    """Call the real `main` in `folder`; a refusal is code 2 and one line on stderr."""
     own = server()
     own.pieces, own.endless = (
         [(reply(b'{"data": [{"id": "target"}], "choices": [{"text": " w5", "message": {"content": "yes"}}]}'), 0.0)],

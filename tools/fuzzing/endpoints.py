@@ -1,4 +1,4 @@
-"""Servers that answer wrongly: JSON and shapes that are none of the API's, bodies and headers without end, broken connections."""
+"""Servers with wrong answers: JSON and shapes outside the API, endless bodies and headers, broken connections."""
 
 import gzip
 import json
@@ -32,7 +32,7 @@ Piece = tuple[bytes, float]  # what is sent, and the seconds to wait before it
 
 
 class Server:
-    """Sends `pieces` to everyone who asks."""
+    """A server that sends `pieces` to every client."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []

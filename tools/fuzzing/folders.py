@@ -1,4 +1,4 @@
-"""Heads and profiles on disk: their JSON, their tensors and their files damaged, with and without the checksum that belongs to them."""
+"""Heads and profiles on disk with damaged JSON, tensors and files, with and without a matching checksum."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ TYPES = [
 
 
 def changed_tensors(random: Random, data: bytes) -> bytes:
-    """A whole safetensors file, of which one tensor has other values, another type, shape or name, or is missing."""
+    """Return a valid safetensors file in which one tensor has other values, another type, shape or name, or is missing."""
     tensors = safetensors.torch.load(data)
     name = random.choice(sorted(tensors))
     how, its = random.randrange(8), tensors[name]
@@ -59,7 +59,7 @@ def changed_tensors(random: Random, data: bytes) -> bytes:
 
 
 def damage(random: Random, folder: Path, config: str, weights: str, checksum: str) -> str:
-    """Damage one of the two files; returns how. With a chance the checksum in `config` is made to fit."""
+    """Damage one of the two files; return how. Sometimes the checksum in `config` is updated to match."""
     how = random.choice(["json", "json", "text", "tensors", "tensors", "tensors", "bytes", "file"])
     text, data = (folder / config).read_text(encoding="utf-8"), (folder / weights).read_bytes()
     if how == "json":

@@ -1,4 +1,4 @@
-"""Unfinished folders of collect, mine and profile, damaged and gone on with; and finished datasets, damaged and read."""
+"""Unfinished folders of collect, mine and profile, damaged and resumed; finished datasets, damaged and read."""
 
 import copy
 import dataclasses
@@ -90,7 +90,7 @@ def problems() -> Path:
 
 @cache
 def undisturbed(kind: str) -> Path:
-    """Of one whole run: the folder before it was put together ("out.partial"), and what it gave ("out")."""
+    """Return the folder of one whole run before it was finalised ("out.partial"), and its result ("out")."""
     disable_progress_bars()
     folder = home() / "jobs" / kind
     out, kept = folder / "out", folder / "kept"
@@ -130,7 +130,7 @@ def case(random: Random, folder: Path) -> Case:
 
 @cache
 def _other_draft() -> Any:
-    """The same name and sizes, other weights."""
+    """Return a draft of the same name and sizes with other weights."""
     draft = copy.deepcopy(pair()[1])
     with torch.no_grad():
         for weight in draft.parameters():

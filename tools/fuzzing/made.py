@@ -1,4 +1,4 @@
-"""Right heads, profiles and models on disk, made once in a process: what the areas damage copies of."""
+"""Valid heads, profiles and models on disk, made once per process, of which the areas damage copies."""
 
 import atexit
 import shutil
@@ -25,7 +25,7 @@ def home() -> Path:
 
 
 def head(polarity: str = "acceptable", kind: str = "linear") -> hla.Head:
-    """A random head on the Llama draft's state (P(acceptable)) or on the target's (P(important))."""
+    """Return a random head on the Llama draft's state (P(acceptable)) or on the target's (P(important))."""
     torch.manual_seed(1)
     target, draft = pair()
     spec = hla.FeatureSpec() if polarity == "acceptable" else hla.FeatureSpec("target", "token")
@@ -37,7 +37,7 @@ def head(polarity: str = "acceptable", kind: str = "linear") -> hla.Head:
 
 
 def profile(gamma: int = 4) -> hla.Profile:
-    """Of the Llama pair with the draft as companion, in figures made up by hand."""
+    """Return a profile of the Llama pair with the draft as companion, with invented figures."""
     target, draft = pair()
     tokens = np.array([[0, 2, gamma], [0, 4, 2 * gamma]])
     batches = np.array([1, 2])
@@ -56,7 +56,7 @@ def profile(gamma: int = 4) -> hla.Profile:
 
 @cache
 def saved(what: str) -> Path:
-    """The folder of a head ("head", "mlp", "judge_head"), of a "profile", of a "companion", or of the models ("target", "draft")."""
+    """Return the folder of a head ("head", "mlp", "judge_head"), of a "profile", of a "companion", or of the models ("target", "draft")."""
     folder = home() / what
     if what in ("head", "mlp", "judge_head"):
         head(
@@ -73,5 +73,5 @@ def saved(what: str) -> Path:
 
 
 def copied(what: str, folder: Path) -> Path:
-    """A copy of it to damage."""
+    """Return a copy of the folder, to damage."""
     return Path(shutil.copytree(saved(what), folder / what))

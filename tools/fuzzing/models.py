@@ -1,4 +1,4 @@
-"""Tiny random models in float64, so that block and token forwards never disagree about the best token, and what is right."""
+"""Tiny random models in float64, in which block and token forwards always agree about the best token, and checks of the output."""
 
 import copy
 import random as random_module
@@ -40,7 +40,7 @@ OURS = {
 
 @cache
 def pair(family: str = "llama") -> tuple[Any, Any]:
-    """A target, enabled, and a draft that agrees with it often."""
+    """Return an enabled target, and a draft that often agrees with it."""
     torch.manual_seed(0)
     sizes: dict[str, Any]
     if family == "llama":
@@ -74,7 +74,7 @@ def pair(family: str = "llama") -> tuple[Any, Any]:
 
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Whole words, ids from 4 on; it knows the "abcdef" that Transformers' stop strings are measured with."""
+    """Return a tokenizer of whole words, ids from 4 on; it knows the "abcdef" by which Transformers measures stop strings."""
     words = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{i}" for i in range(VOCAB - 5)), "abcdef"]
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -84,7 +84,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def prompts(random: random_module.Random, rows: int) -> dict[str, torch.Tensor]:
-    """Prompts of different length, padded on the left."""
+    """Return prompts of different length, left-padded."""
     width = random.randint(2, 9)
     ids = torch.tensor([[random.randrange(4, VOCAB) for _ in range(width)] for _ in range(rows)])
     pads = [random.randrange(width) if rows > 1 and random.random() < 0.5 else 0 for _ in range(rows)]
@@ -93,7 +93,7 @@ def prompts(random: random_module.Random, rows: int) -> dict[str, torch.Tensor]:
 
 
 class Short(StoppingCriteria):
-    """Ends every text at `END` tokens, so that a huge limit is no endless call."""
+    """End every sequence at `END` tokens, so that a huge limit is no endless call."""
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         return torch.full((input_ids.shape[0],), input_ids.shape[1] >= END, device=input_ids.device)
@@ -104,10 +104,10 @@ def short() -> StoppingCriteriaList:
 
 
 def checked(family: str, build: Callable[[], dict[str, Any]], model: Any = None, draft: Any = None) -> None:
-    """Call `generate` of this package with what `build` makes, and compare with Transformers alone.
+    """Call `generate` of this package with the arguments of `build`, and compare with Transformers alone.
 
-    Greedy text, scores and logits are equal where the policy is lossless; else the text is one: the prompt, then tokens of
-    the vocabulary. Neither model may be changed by the call. Raises what the call raises, and `Wrong`.
+    Greedy output, scores and logits must be equal if the policy is lossless. Otherwise the output must be the prompt, then tokens of
+    the vocabulary. Neither model may be changed by the call. Raise what the call raises, and `Wrong`.
     """
     target, other = pair(family)
     target, draft = model or target, draft or other
@@ -125,7 +125,7 @@ def checked(family: str, build: Callable[[], dict[str, Any]], model: Any = None,
 
 
 def _compare(target: Any, given: dict[str, Any], again: dict[str, Any], got: Any, lossless: bool) -> None:
-    """`again`: the same arguments once more, for Transformers alone."""
+    """Compare with Transformers alone, called with the same arguments, `again`."""
     text = got if isinstance(got, torch.Tensor) else getattr(got, "sequences", None)
     if not isinstance(text, torch.Tensor) or text.dim() != 2 or text.dtype not in (torch.int64, torch.int32):
         raise Wrong(f"generate gave a {type(got).__name__}")

@@ -1,4 +1,4 @@
-"""Policies as JSON, files, folders and objects: every rule, stop and filter of the registry with changed parameters, nested and damaged."""
+"""Policies as JSON, files, folders and objects: every registered rule, stop and filter with changed parameters, nested and damaged."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ PARAMETERS: dict[str, list[Any]] = {
 
 
 def spec_of(random: Random, seam: str, depth: int = 0) -> Any:
-    """A valid entry of a policy's JSON form, as often as chance has it."""
+    """Return a random valid entry of a policy's JSON form."""
     name = random.choice(list(SEAMS[seam]))
     out: dict[str, Any] = {"name": name}
     for field in dataclasses.fields(SEAMS[seam][name]):
@@ -97,7 +97,7 @@ def _deep(random: Random) -> Any:
 
 
 def _object(random: Random) -> Case:
-    """A part made by hand, with one or two of its parameters set to something that belongs nowhere."""
+    """Return a part built in Python, with one or two of its parameters set to an invalid value."""
     part = random.choice([p for known in SEAMS.values() for p in known.values()])
     given: dict[str, Any] = {}
     for field in dataclasses.fields(part):
@@ -109,7 +109,7 @@ def _object(random: Random) -> Case:
 
 
 def _read(given: Any, inputs: dict[str, Any], sampling: bool) -> None:
-    """What is accepted has a JSON form that reads back to an equal policy, and decodes."""
+    """Check that an accepted policy decodes, and that its JSON form reads back to an equal one."""
     policy = as_policy(given)
     if not isinstance(policy, hla.LossyPolicy):
         raise Wrong(f"as_policy gave a {type(policy).__name__}")

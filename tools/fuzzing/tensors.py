@@ -1,4 +1,4 @@
-"""Tensors given to `generate` with a policy: prompts and masks of wrong type, shape, device and content."""
+"""Tensors for `generate` with a policy: prompts and masks of wrong type, shape, device and content."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ NAMES = (
 
 
 def changed(random: Random, given: torch.Tensor, mask: bool) -> Any:
-    """`given` with one thing about it changed."""
+    """Return `given` with one property changed."""
     how, given = random.randrange(14), given.detach()
     rows, width = given.shape
     if how == 0:

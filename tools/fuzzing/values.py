@@ -1,4 +1,4 @@
-"""Values of every wrong kind, and damage to JSON, to bytes and to files."""
+"""Invalid values of every kind, and damage to JSON, bytes and files."""
 
 import copy
 import json
@@ -69,7 +69,7 @@ def always(value: Any) -> Make:
 
 
 def junk(random: Random) -> Make:
-    """A value that belongs nowhere, more often than not."""
+    """Return a value that is usually invalid anywhere."""
     kind = random.random()
     if kind < 0.5:
         return always(random.choice(NUMBERS))
@@ -79,7 +79,7 @@ def junk(random: Random) -> Make:
 
 
 def shown(value: Any) -> str:
-    """A repr of one line that never gets long."""
+    """Return a short repr of one line."""
     short = reprlib.Repr()
     short.maxother = short.maxstring = 80
     short.maxdict = short.maxlist = short.maxtuple = 8
@@ -104,7 +104,7 @@ ENTRIES: list[Any] = [
 
 
 def mutated(random: Random, value: Any) -> Any:
-    """A copy of a JSON value with one to three places changed."""
+    """Return a copy of a JSON value with one to three entries changed."""
     out = json.loads(json.dumps(value))
     for _ in range(random.randint(1, 3)):
         holder, key = _place(random, out)
@@ -126,12 +126,12 @@ def mutated(random: Random, value: Any) -> Any:
 
 
 def _entry(random: Random) -> Any:
-    """One of `ENTRIES`, anew: the next change must not reach the list itself."""
+    """Return a copy of one of `ENTRIES`, so that later changes do not reach the list itself."""
     return copy.deepcopy(random.choice(ENTRIES))
 
 
 def _place(random: Random, value: Any) -> tuple[Any, Any]:
-    """A random entry of a random object or list inside: what holds it, and its key; (None, None) where there is none."""
+    """Return a random nested object or list and a key in it, or (None, None) without any."""
     places = []
 
     def walk(holder: Any) -> None:
@@ -145,7 +145,7 @@ def _place(random: Random, value: Any) -> tuple[Any, Any]:
 
 
 def written(value: Any) -> str:
-    """JSON text, with what `RAW` stands for."""
+    """Return JSON text, with the values that `RAW` represents."""
     text = json.dumps(value)
     for name, raw in RAW.items():
         text = text.replace(f'"{name}"', raw)
@@ -153,7 +153,7 @@ def written(value: Any) -> str:
 
 
 def damaged_text(random: Random, text: str) -> bytes:
-    """JSON text, damaged as text or as bytes."""
+    """Return JSON, damaged as text or as bytes."""
     how, at = random.randrange(9), random.randrange(max(len(text), 1))
     if how == 0:
         return text[:at].encode()
@@ -181,7 +181,7 @@ def damaged_text(random: Random, text: str) -> bytes:
 
 
 def damaged_bytes(random: Random, data: bytes) -> bytes:
-    """`data` with bytes flipped, cut off, put in or taken out."""
+    """Return `data` with bytes flipped, cut off, inserted or removed."""
     how, at = random.randrange(7), random.randrange(max(len(data), 1))
     if how == 0:
         return data[:at]
@@ -203,7 +203,7 @@ def damaged_bytes(random: Random, data: bytes) -> bytes:
 
 
 def replaced_file(random: Random, file: Path) -> str:
-    """Put something else in the place of a file; returns what."""
+    """Replace a file by something else; return what."""
     ways = {
         "missing": 3,
         "empty": 3,

@@ -1,4 +1,4 @@
-"""What became of a case: refused in one line of this package, accepted and right, or anything else."""
+"""The verdict on a case: refused in one line of this package, accepted and right, or anything else."""
 
 import faulthandler
 import resource
@@ -25,18 +25,18 @@ LARGEST = 2**28  # bytes that a case may take more than all before it
 
 @dataclass(frozen=True)
 class Case:
-    """`call` raises what a user would see, returns where the use was accepted and right, and raises `Wrong` where it was not."""
+    """A case. `call` raises what a user would see, returns if the use was accepted and right, and raises `Wrong` otherwise."""
 
     what: str
     call: Callable[[], None]
 
 
 class Wrong(Exception):
-    """Accepted, and not right."""
+    """The use was accepted, and the result is not right."""
 
 
 class Refused(Exception):
-    """A refusal that is no exception to its user: the line that a command printed."""
+    """A refusal that is not an exception for its user: the line that a command printed."""
 
 
 class Late(BaseException):
@@ -45,7 +45,7 @@ class Late(BaseException):
 
 @dataclass(frozen=True)
 class Verdict:
-    """One of the three, and what was seen."""
+    """One of the three outcomes, and the evidence."""
 
     kind: str
     seen: str
@@ -53,7 +53,7 @@ class Verdict:
 
 
 def judge(case: Case, seconds: float) -> Verdict:
-    """Run a case. One that takes longer than `seconds` hangs, and one that takes a gigabyte is no refusal."""
+    """Run a case. One that takes longer than `seconds`, or a gigabyte, is neither refused nor right."""
     memory, verdict = _peak(), _judged(case, seconds)
     if _peak() - memory > LARGEST:
         return Verdict(ELSE, f"{(_peak() - memory) >> 20} MiB of memory: {verdict.kind}, {verdict.seen}")
@@ -83,12 +83,12 @@ def _judged(case: Case, seconds: float) -> Verdict:
 
 
 def _peak() -> int:
-    """The most memory that this process ever had, in bytes."""
+    """Return the peak memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def fault(error: BaseException) -> str | None:
-    """What is wrong with a refusal, or None if it is as it should be."""
+    """Return what is wrong with a refusal, or None."""
     if not isinstance(error, ValueError | TypeError | OSError | ImportError):
         return f"a {type(error).__name__} from {_place(error)}"
     if not _innermost(error).is_relative_to(PACKAGE):
@@ -97,7 +97,7 @@ def fault(error: BaseException) -> str | None:
 
 
 def fault_of_line(text: str) -> str | None:
-    """What is wrong with the text of a refusal."""
+    """Return what is wrong with a refusal's text, or None."""
     if not text.strip():
         return "no text"
     if len(text.splitlines()) != 1:
@@ -120,9 +120,9 @@ def _place(error: BaseException) -> str:
 
 @contextmanager
 def _limited(seconds: float) -> Any:
-    """Raises `Late` after so many seconds, or later where other programs had the processor: then the case had no time, and does not hang.
+    """Raise `Late` after so many seconds, or later if other programs had the processor.
 
-    Where not even that ends it, the process ends with every thread's traceback.
+    If that does not end it, the process ends with every thread's traceback.
     """
     began, worked = time.monotonic(), time.process_time()
 

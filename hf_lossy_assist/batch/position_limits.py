@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..models.introspection import learned_positions
-from ..models.quirks.cache_positions import tables_of
+from ..models.quirks.cache_positions import PositionSources
 from .rows import Rows
 
 
@@ -13,7 +13,7 @@ class PositionLimits:
     def __init__(self, target: Any, *others: Any):
         """Transformers models; None among `others` is passed over."""
         self.target = learned_positions(target)
-        self._columns = bool(tables_of(target))  # hidden tokens have positions of the target's, too
+        self._columns = bool(PositionSources.of(target).tables)  # hidden tokens have positions of the target's, too
         tables = [learned_positions(its) for its in others if its is not None]
         self._shortest = min((size for size in tables if size is not None), default=None)
 

@@ -1,16 +1,14 @@
 """`token_type_ids`: which of them a model is given, as `generate` gives them: of a new token, the type of the prompt's last one."""
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
-from ..models.introspection import base_of, device_of
+from ..models.introspection import base_of, device_of, remember
 from .rows import Rows
 
 
 NAME = "token_type_ids"
-_tried: WeakKeyDictionary[Any, dict[tuple[int, ...], str | None]] = WeakKeyDictionary()
 
 
 def types_for(model: Any, rows: Rows, given: torch.Tensor | None, input_ids: torch.Tensor) -> torch.Tensor | None:
@@ -46,12 +44,10 @@ def check_types(model: Any, given: Any, input_ids: torch.Tensor) -> None:
     if values[0] < 0 or values[-1] >= count:
         outside = values[0] if values[0] < 0 else values[-1]
         raise ValueError(f"{NAME}: type {outside} is none of the model's {count}")
-    tried = _tried.setdefault(base, {})
-    if values[:2] not in tried:
-        tried[values[:2]] = _trial(base, values[0], values[-1])
-    if tried[values[:2]] is not None:
+    reason = remember(base, (NAME, values[:2]), lambda: _trial(base, values[0], values[-1]))
+    if reason is not None:
         raise ValueError(
-            f"{NAME}: {tried[values[:2]]}, which {type(base).__name__} cannot do token by token: leave {NAME} or lossy_policy out"
+            f"{NAME}: {reason}, which {type(base).__name__} cannot do token by token: leave {NAME} or lossy_policy out"
         )
 
 

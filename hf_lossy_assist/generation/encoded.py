@@ -13,12 +13,12 @@ from ..models.encoder_decoder import (
     ENCODED,
     INPUTS,
     CrossAttentionRowModel,
-    each_tensor,
+    map_tensors,
     reads_encoder,
     why_not_encoded_rows,
 )
 from ..models.introspection import base_of, device_of, learned_positions
-from ..models.quirks.cache_positions import Seams
+from ..models.quirks.cache_positions import PositionSources
 from .inputs import DROP, cropping, mask_name
 
 
@@ -64,7 +64,7 @@ def _why_not(model: Any, rows: Rows, model_kwargs: Mapping[str, Any], draft: boo
         return reason
     if any(rows.pads) and not _passes_over_hidden(model, rows.has_holes):
         return f"its positions count the tokens that {mask_name(model)} hides"
-    if rows.width > 1 and Seams.of(model).reads_tokens:
+    if rows.width > 1 and PositionSources.of(model).reads_tokens:
         padding = base_of(model).config.pad_token_id
         if padding is not None and bool((rows.ids[:, : rows.width] == padding).any()):
             return "its positions pass over padding in a prompt"
@@ -73,8 +73,8 @@ def _why_not(model: Any, rows: Rows, model_kwargs: Mapping[str, Any], draft: boo
 
 def _passes_over_hidden(model: Any, holes: bool) -> bool:
     """Whether hidden tokens change no position: of a model that is told positions by its mask, or, but for `holes`, counts distances alone."""
-    base, seams = base_of(model), Seams.of(model)
-    if not holes and not seams.tables and learned_positions(base) is None:
+    base, sources = base_of(model), PositionSources.of(model)
+    if not holes and not sources.tables and learned_positions(base) is None:
         return True
     ids, mask = torch.tensor([[0, 0, 0]]), torch.tensor([[0, 1, 1]])
     made = base.prepare_inputs_for_generation(ids, decoder_attention_mask=mask, is_first_iteration=True)
@@ -117,5 +117,5 @@ def encoder_inputs(
         if "attention_mask" in inspect.signature(encoder.forward).parameters:
             inputs["attention_mask"] = own["attention_mask"][::copies]
     encoded = encoder(**inputs, return_dict=True)
-    own[ENCODED] = each_tensor(encoded, lambda its: its.repeat_interleave(copies, dim=0)) if copies > 1 else encoded
+    own[ENCODED] = map_tensors(encoded, lambda its: its.repeat_interleave(copies, dim=0)) if copies > 1 else encoded
     return own

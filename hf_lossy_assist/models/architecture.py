@@ -1,16 +1,23 @@
 """What a decoder's forward on rows depends on: facts read off its config and code, the same whatever cache it runs on."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
 
-from .introspection import attention_of, base_of, device_of, is_tested, learned_positions, tokens_known
-from .packing import ORDINARY
+from .compat import keeps_logits
+from .introspection import (
+    ORDINARY,
+    attention_of,
+    base_of,
+    device_of,
+    is_tested,
+    learned_positions,
+    remember,
+    tokens_known,
+)
 from .recurrent.layers import keep_states, layers_of
 
 
@@ -26,30 +33,38 @@ class Architecture:
 
     config: Any  # of the text part
     device: torch.device
-    dtype: torch.dtype  # of its weights and masks
-    known: int  # token ids that its embedding has
-    table_end: int | None  # positions that its table of learned ones has; None: it has no table
-    windows: dict[str, int | None]  # tokens that each kind of layer sees; None: all before
-    unmasked: tuple[str, ...]  # kinds of layers that attend to nothing
-    layers: (
-        Sequence[Callable[[Any, int], Any]] | None
-    )  # what makes each layer of its cache; None: of a kind that is not known
-    keeps_states: bool  # some layers keep a recurrent state or a convolution's window
-    chunk: int | None  # tokens of a chunk, where a kind of layer is chunked
-    layer_weights: float  # of one layer, about
-    keeps_logits: bool  # `logits_to_keep` spares logits that nobody reads
-    mask_each_row: bool  # its attention wants a mask for each row (XGLM checks for it)
-    may_pack: (
-        bool  # its attention goes through Transformers' table of attention functions and knows no other cache position
-    )
+    # Of its weights and masks.
+    dtype: torch.dtype
+    # Token ids that its embedding has.
+    known: int
+    # Positions that its table of learned ones has; None: it has no table.
+    table_end: int | None
+    # Tokens that each kind of layer sees; None: all before.
+    windows: dict[str, int | None]
+    # Kinds of layers that attend to nothing.
+    unmasked: tuple[str, ...]
+    # What makes each layer of its cache; None: one is of a kind that is not known.
+    layers: Sequence[Callable[[Any, int], Any]] | None
+    # Some layers keep a recurrent state or a convolution's window.
+    keeps_states: bool
+    # Tokens of a chunk, where a kind of layer is chunked.
+    chunk: int | None
+    # Numbers in one layer's weights, about.
+    layer_weights: float
+    # `logits_to_keep` spares logits that nobody reads.
+    keeps_logits: bool
+    # Its attention wants a mask for each row (XGLM checks for it).
+    mask_each_row: bool
+    # Its attention goes through Transformers' table of attention functions and knows no other cache position.
+    may_pack: bool
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "Architecture":
-        """The facts of a model, wrapped or not."""
+        """Read the facts of a model, wrapped or not."""
         base = base_of(model)
         config, table = base.config.get_text_config(decoder=True), base.get_input_embeddings().weight
         # An early exit's blocks look at the config of the model that they belong to.
-        own = all(getattr(module, "config", config) is config for module in base.modules())
+        one_config = all(getattr(module, "config", config) is config for module in base.modules())
         windows, layers = _windows(config), layers_of(config)
         return cls(
             config=config,
@@ -62,33 +77,28 @@ class Architecture:
             layers=layers,
             keeps_states=layers is not None and keep_states(layers),
             chunk=getattr(config, "attention_chunk_size", None) if CHUNKED in windows else None,
-            layer_weights=_weights(base) / max(config.num_hidden_layers, 1),
-            keeps_logits="logits_to_keep" in inspect.signature(base.forward).parameters,
+            layer_weights=remember(base, "weights", lambda: _weights(base)) / max(config.num_hidden_layers, 1),
+            keeps_logits=keeps_logits(base),
             mask_each_row=not is_tested(base),
-            may_pack=attention_of(config) == ORDINARY and is_tested(base) and own,
+            may_pack=attention_of(config) == ORDINARY and is_tested(base) and one_config,
         )
 
     @property
     def reach(self) -> float:
-        """How many tokens every layer sees whatever their places: its shortest window or chunk; a state counts all places."""
+        """Return how many tokens every layer sees whatever their places: its shortest window or chunk; a state counts all places."""
         if self.keeps_states:
             return 0
         limits = [*self.windows.values(), self.chunk]
         return min((limit for limit in limits if limit is not None), default=float("inf"))
 
     def sees_all(self, visible: int) -> bool:
-        """Whether a text of `visible` tokens is in view of its last one in every layer."""
+        """Tell whether a text of `visible` tokens is in view of its last one in every layer."""
         return all((w is None or visible <= w) and kind != CHUNKED for kind, w in self.windows.items())
 
 
-_counted: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-
-
 def _weights(base: Any) -> int:
-    """How many numbers a model's parameters have; counted once, since a thousand parameters take a millisecond."""
-    if base not in _counted:
-        _counted[base] = sum(getattr(p, "ds_numel", p.numel()) for p in base.parameters())
-    return _counted[base]
+    # Remembered, since to count a thousand parameters takes a millisecond.
+    return sum(getattr(p, "ds_numel", p.numel()) for p in base.parameters())
 
 
 def _windows(config: Any) -> dict[str, int | None]:

@@ -1,15 +1,9 @@
-"""A model and its cache, in the two ways the engine can roll back: `RowModel` (any batch, O(1)) and `CroppingModel`
-(Transformers' own cache, one row).
+"""A model and its cache, in the two ways the engine can roll back: `RowModel` (any batch, O(1)) and `CroppingModel` (Transformers' cache, one row).
 
-Both keep `lengths`, the tokens that each row's cache holds, and offer the same verbs:
-`feed` runs tokens and appends them, `rollback` forgets the tail, `select` drops rows.
+Both have `lengths`, the tokens that each row's cache holds, and the same verbs: `feed` runs tokens and appends them, `rollback` forgets the tail,
+`select` drops rows.
+"""
 
-
-Inputs with an entry for each token of the text, grown as the text grows: as `generate` grows them from one token to the next.
-
-One row on Transformers' own cache, rolled back with `crop`: encoder-decoders, convolution states, a cache passed in."""
-
-import inspect
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
@@ -17,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from .compat import CACHE
-from .introspection import base_of, device_of
+from .compat import CACHE, keeps_logits
+from .introspection import base_of, device_of, tokens_known
 from .quirks.rope import ChangingRope
 
 
@@ -32,23 +26,25 @@ class CachedModel(Protocol):
     lengths: list[int]
     device: torch.device
     rope: ChangingRope | None
-    needs_prefill: bool  # a prompt must have a forward of its own, before the first block
-    outlives_call: bool  # its cache goes back to the caller
+    # A prompt must have a forward of its own, before the first block.
+    needs_prefill: bool
+    # Its cache goes back to the caller.
+    outlives_call: bool
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
-        """Run `tokens` (B, Q), of which row b's first `counts[b]` are real, behind what the cache holds.
+        """Run `tokens` (B, Q), of which row b's first `counts[b]` are real, after what the cache holds.
 
         Returns the logits of the last `keep` positions, (B, keep, V); None: of all Q; 0: nothing can be read from them.
         """
 
     def rollback(self, lengths: Sequence[int]) -> None:
-        """Forget everything behind each row's first `lengths[b]` tokens."""
+        """Forget everything after each row's first `lengths[b]` tokens."""
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows only."""
 
     def export(self, rows: int, mask: torch.Tensor | None) -> Cache | None:
-        """The cache as Transformers can go on with it, or None where that is not one text's.
+        """Return the cache as Transformers can go on with it, or None where that is not one text's.
 
         `rows`: how many the call had; `mask` (rows, width): which tokens of the prompts are not hidden.
         """
@@ -60,7 +56,7 @@ GROWING = (MASK, POSITIONS, *REPEATED, *ZERO)
 
 
 class GrowingInputs:
-    """The mask, positions and token types of a prompt (…, width), and what they are for a text with more tokens behind it."""
+    """The mask, positions and token types of a prompt (…, width), grown as `generate` grows them for a text with more tokens."""
 
     def __init__(self, mask: torch.Tensor | None, others: dict[str, torch.Tensor], prefix: str = ""):
         """`mask`: (1, width), 0 where a token is hidden; None: nothing is. `prefix` of the mask's name in the model's forward."""
@@ -68,7 +64,7 @@ class GrowingInputs:
 
     @classmethod
     def taken_from(cls, model_kwargs: dict[str, Any], encoder_decoder: bool, device: torch.device) -> "GrowingInputs":
-        """Takes them out of `model_kwargs` and onto `device`. An encoder-decoder's `attention_mask` belongs to its encoder and stays."""
+        """Take them out of `model_kwargs` and onto `device`. An encoder-decoder's `attention_mask` belongs to its encoder and stays."""
         prefix = "decoder_" if encoder_decoder else ""
         names = (prefix + MASK, prefix + POSITIONS, *REPEATED, *ZERO)
         given = {name: model_kwargs.pop(name, None) for name in names}
@@ -76,35 +72,30 @@ class GrowingInputs:
         return cls(given.pop(prefix + MASK, None), given, prefix)
 
     def seen(self, width: int) -> list[int]:
-        """The places in a prompt of `width` that the mask does not hide."""
+        """Return the places in a prompt of `width` that the mask does not hide."""
         return list(range(width)) if self.mask is None else self.mask[0].nonzero()[:, 0].tolist()
 
     def up_to(self, length: int) -> dict[str, torch.Tensor]:
-        """Each input for the first `length` places of the text: (…, length)."""
-        out = {} if self.mask is None else {self.prefix + MASK: _grown(self.mask, length, "ones")}
-        for name, value in self.others.items():
-            how = "counted" if name.endswith(POSITIONS) else "repeated" if name in REPEATED else "zeros"
-            out[name] = _grown(value, length, how)
-        return out
+        """Return each input for the first `length` places of the text: (…, length)."""
+        given = self.others if self.mask is None else {self.prefix + MASK: self.mask, **self.others}
+        return {name: _grown(name, value, length) for name, value in given.items()}
 
 
-def _grown(value: torch.Tensor, length: int, how: str) -> torch.Tensor:
+def _grown(name: str, value: torch.Tensor, length: int) -> torch.Tensor:
     more = length - value.shape[-1]
     if more <= 0:
         return value[..., :length]
     new = value[..., -1:].expand(*value.shape[:-1], more)
-    if how == "ones":
-        new = torch.ones_like(new)
-    elif how == "zeros":
-        new = torch.zeros_like(new)
-    elif how == "counted":
+    if name.endswith(POSITIONS):
         new = new + torch.arange(1, more + 1, dtype=value.dtype, device=value.device)
+    elif name not in REPEATED:
+        new = torch.full_like(new, int(name.endswith(MASK)))
     return torch.cat([value, new], dim=-1)
 
 
 def _positions(inputs: dict[str, Any], end: int) -> torch.Tensor:
-    """Where the tokens of these inputs of a forward stand, (1, Q), on the CPU; they end before place `end`."""
-    given = inputs.get("position_ids")
+    """Return the positions of the tokens of these inputs of a forward, (1, Q), on the CPU; they end before place `end`."""
+    given = inputs.get(POSITIONS)
     if given is not None and given.dim() == 2:
         return given.cpu()
     ids = inputs["decoder_input_ids"] if "decoder_input_ids" in inputs else inputs["input_ids"]
@@ -112,7 +103,7 @@ def _positions(inputs: dict[str, Any], end: int) -> torch.Tensor:
 
 
 class CroppingModel:
-    """One row on Transformers' own cache, rolled back with `crop`: encoder-decoders, convolution states, a cache passed in.
+    """One row on Transformers' cache, rolled back with `crop`: encoder-decoders, convolution states, a cache passed in.
 
     The cache is laid out as Transformers does: a token that the mask hides (padding, a hole) has its place there. `lengths` and
     `feed` count the other tokens alone, as everywhere in this package.
@@ -125,17 +116,14 @@ class CroppingModel:
         base = base_of(model)
         self.model, self.kwargs = model, dict(model_kwargs)
         self.cache: Cache = self.kwargs[CACHE]
-        table = base.get_input_embeddings().weight
-        self.device, self.known = device_of(base), table.shape[0]
-        self.keeps_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
+        self.device, self.known, self.keeps_logits = device_of(base), tokens_known(base), keeps_logits(base)
         for name in ("logits_to_keep", "cache_position"):
             self.kwargs.pop(name, None)
         self.growing = GrowingInputs.taken_from(self.kwargs, base.config.is_encoder_decoder, self.device)
         self.prompt = input_ids.to(self.device)
         for layer in getattr(self.cache, "layers", ()):
-            if hasattr(
-                layer, "set_prefill_length"
-            ):  # one that keeps the prompt whatever its window, which comes here in two forwards
+            # One that keeps the prompt whatever its window, which comes here in two forwards.
+            if hasattr(layer, "set_prefill_length"):
                 layer.set_prefill_length(self.prompt.shape[1])
         self.seen = self.growing.seen(self.prompt.shape[1])
         held = int(self.cache.get_seq_length())  # a static cache's is a tensor, which it counts in
@@ -152,8 +140,8 @@ class CroppingModel:
         if self.fresh and keep != 0:  # a prompt of one token has no prefill: this forward may be rolled back itself
             self.cache.activate_past_recording()
         start, end = self.ids.shape[1], self._places(self.lengths[0] + width)
-        behind = max(end - max(start, wide), 0)  # of `tokens`, those behind the prompt
-        self.ids = torch.cat([self.ids, self.prompt[:, start:end], tokens[:, width - behind :]], dim=1)
+        later = max(end - max(start, wide), 0)  # of `tokens`, those after the prompt
+        self.ids = torch.cat([self.ids, self.prompt[:, start:end], tokens[:, width - later :]], dim=1)
         extra: dict[str, Any] = {}
         if self.keeps_logits and keep is not None and keep < end - start:
             extra["logits_to_keep"] = max(keep, 1)
@@ -176,7 +164,7 @@ class CroppingModel:
         return out.logits[:, out.logits.shape[1] - (width if keep is None else keep) :]
 
     def _places(self, length: int) -> int:
-        """How many places of the cache the text's first `length` ≥ 1 tokens take, hidden ones among them too."""
+        """Return how many places of the cache the text's first `length` ≥ 1 tokens take, hidden ones among them too."""
         if length <= len(self.seen):
             return self.seen[length - 1] + 1
         return self.prompt.shape[1] + length - len(self.seen)
@@ -190,8 +178,7 @@ class CroppingModel:
         self.lengths = list(lengths)
 
     def select(self, rows: Sequence[int]) -> None:
-        if list(rows) != [0]:
-            raise AssertionError(f"a cropped cache has one row; asked for {list(rows)}")
+        assert list(rows) == [0], "a cropped cache has one row"
 
     def export(self, rows: int, mask: torch.Tensor | None) -> Cache:
         return self.cache

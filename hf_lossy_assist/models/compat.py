@@ -1,6 +1,4 @@
-"""What the installed Transformers calls the cache of a model: `cache` since 5.24, `past_key_values` before; the argument, and the field of outputs.
-
-A model's forward under one set of names."""
+"""Argument names of a model's forward, across Transformers' releases and across models."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -12,37 +10,45 @@ from transformers import GenerationMixin
 _OLD = "past_key_values"
 _taken = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 
+# The cache, as an argument and as a field of outputs: `cache` since Transformers 5.24.
 CACHE = _OLD if _OLD in _taken else "cache"
-OF_MAMBA = "cache_params"  # what the forward of Mamba's family takes where `CACHE` is the old name
-# What `generate` takes it by: its own name first, then those that it renames with a warning.
-CACHE_NAMES = (CACHE,) if CACHE == _OLD else (CACHE, _OLD, OF_MAMBA)
+# What the forward of Mamba's family takes where `CACHE` is the old name.
+MAMBA_CACHE = "cache_params"
+# What `generate` takes it by: its name first, then those that it renames with a warning.
+CACHE_NAMES = (CACHE,) if CACHE == _OLD else (CACHE, _OLD, MAMBA_CACHE)
+ENCODED = "encoder_outputs"
 
 
 def cache_of(output: Any) -> Any:
-    """The cache of a forward or of `generate`, or None."""
+    """Return the cache of a forward's or of `generate`'s output, or None."""
     return getattr(output, CACHE, None)
 
 
 def passed_as(kwargs: Mapping[str, Any]) -> str | None:
-    """The name by which these arguments of `generate` bring a cache, or None. Of two names Transformers reads the first alone."""
+    """Return the name by which these arguments of `generate` bring a cache, or None. Of two names Transformers reads the first alone."""
     name = next((name for name in CACHE_NAMES if name in kwargs), CACHE)
     return None if kwargs.get(name) is None else name
 
 
 def takes_positions(base: Any) -> bool:
-    """Whether a model's forward can be told where tokens stand."""
+    """Tell whether a model's forward takes `position_ids`."""
     return "position_ids" in inspect.signature(base.forward).parameters
 
 
+def keeps_logits(base: Any) -> bool:
+    """Tell whether `logits_to_keep` spares logits that nobody reads."""
+    return "logits_to_keep" in inspect.signature(base.forward).parameters
+
+
 def forward_of(model: Any, base: Any) -> Callable[..., Any]:
-    """`model`, or what calls it where it has another name for its cache or takes no positions, as Mamba; `base`: what it wraps."""
+    """Return `model`, or what calls it if it has another name for its cache or takes no positions, as Mamba; `base`: what it wraps."""
     names = inspect.signature(base.forward).parameters
-    if CACHE in names and "position_ids" in names or not {CACHE, OF_MAMBA} & set(names):
+    if CACHE in names and "position_ids" in names or not {CACHE, MAMBA_CACHE} & set(names):
         return model
 
     def run(position_ids: Any = None, **inputs: Any) -> Any:
         if CACHE not in names:
-            inputs[OF_MAMBA] = inputs.pop(CACHE)
+            inputs[MAMBA_CACHE] = inputs.pop(CACHE)
         return model(**inputs)
 
     return run

@@ -1,10 +1,8 @@
-"""Where the tokens of a batch stand among the columns of the prompts as they were given, hidden tokens between them.
+"""What each token of a forward on rows may see, as the additive masks that a decoder takes.
 
-A cache of rows holds no hidden token. But Transformers' sliding windows and chunks count columns, and so do the positions of models that take none
-(BART's decoder): of a row whose mask has holes, or of any padded row, those are not the places in the cache.
-
-
-What each token of a forward on rows may see, as the additive masks that a decoder takes."""
+A cache of rows holds no hidden token. But Transformers' sliding windows and chunks count the columns of the prompts as they were given, and so do
+the positions of models that take none (BART's decoder): of a row whose mask has holes, or of any padded row, those are not the slots.
+"""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -15,29 +13,29 @@ from .architecture import CHUNKED, Architecture
 
 
 class Columns:
-    """The columns of each row's tokens; behind the prompts one column a token."""
+    """The columns of each row's tokens among those of the prompts; after the prompts one column a token."""
 
     def __init__(self, seen: Sequence[torch.Tensor], width: int, device: torch.device):
         """`seen` (n,) int64 of each row: the columns of its prompt's tokens, in their order; `width`: of the prompts."""
         rows = [columns.to(device) for columns in seen]
-        self.hidden = torch.tensor([width - len(its) for its in rows], device=device)[:, None]  # (B, 1)
-        self.left = torch.stack([its[:1] for its in rows])  # (B, 1): tokens that are hidden on the left
-        self.most = max(width - len(its) - int(its[0]) for its in rows)  # that a row's holes hide
-        longest = max(len(its) for its in rows)
-        behind = torch.arange(longest, device=device) + self.hidden
-        self._table = torch.stack([torch.cat([its, rest[len(its) :]]) for its, rest in zip(rows, behind, strict=True)])
+        self.hidden = torch.tensor([width - len(row) for row in rows], device=device)[:, None]  # (B, 1)
+        self.left = torch.stack([row[:1] for row in rows])  # (B, 1): tokens that are hidden on the left
+        self.most = max(width - len(row) - int(row[0]) for row in rows)  # that a row's holes hide
+        longest = max(len(row) for row in rows)
+        later = torch.arange(longest, device=device) + self.hidden
+        self._table = torch.stack([torch.cat([row, rest[len(row) :]]) for row, rest in zip(rows, later, strict=True)])
 
     def of(self, slots: torch.Tensor) -> torch.Tensor:
-        """The columns of tokens number `slots` (1 or B, Q) of each row, (B, Q)."""
+        """Return the columns of tokens number `slots` (1 or B, Q) of each row, (B, Q)."""
         slots, known = slots.expand(len(self.hidden), -1), self._table.shape[1]
         return torch.where(slots < known, self._table.gather(1, slots.clamp(max=known - 1)), slots + self.hidden)
 
     def from_first(self, slots: torch.Tensor) -> torch.Tensor:
-        """The same, counted from each row's first token."""
+        """Return the same, counted from each row's first token."""
         return self.of(slots) - self.left
 
     def select(self, rows: Sequence[int]) -> "Columns":
-        """These rows alone."""
+        """Return these rows alone."""
         out, index = copy.copy(self), list(rows)
         # `most` stays that of all: it only says when masks may be left out.
         out.hidden, out.left, out._table = self.hidden[index], self.left[index], self._table[index]
@@ -51,7 +49,7 @@ def visibility(
     chunk: int | None,
     places: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Which of the `visible` slots each query may see, (1 or B, 1, Q, visible) bool, from `position_ids` (1 or B, Q).
+    """Return which of the `visible` slots each query may see, (1 or B, 1, Q, visible) bool, from `position_ids` (1 or B, Q).
 
     `places`: what a window and a chunk count, of slots (1 or B, n); None: the slots themselves.
     """
@@ -80,44 +78,40 @@ class Masks:
     """The masks of one decoder on a cache of rows."""
 
     def __init__(self, facts: Architecture, columns: Columns | None = None):
-        """`columns`: those that windows and chunks count, where they are not the places in the cache."""
+        """`columns`: those that windows and chunks count, where they are not the slots."""
         self.facts, self.columns = facts, columns
         self._open: torch.Tensor | None = None  # zeros, (1, 1, 1, capacity)
 
     @property
     def counts_holes(self) -> bool:
-        """Whether a token sees less than the model itself would make of the places in the cache."""
+        """Tell whether a token sees less than the model itself would make of the slots."""
         return self.columns is not None and self.columns.most > 0 and self.facts.reach < float("inf")
 
     def of(
         self, slots: torch.Tensor, visible: int, rows: int, capacity: int
     ) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
-        """An additive mask (1 or B, 1, Q, visible) in the model's dtype, one for each kind of layer if there are several.
+        """Return an additive mask (1 or B, 1, Q, visible) in the model's dtype, one for each kind of layer if there are several.
 
-        `slots` (1 or B, Q): the places of the tokens of the forward; `rows`: B; `capacity`: how large `visible` can come to be.
+        `slots` (1 or B, Q): those of the forward's tokens; `rows`: B; `capacity`: how large `visible` can come to be.
         """
         facts = self.facts
         if not facts.windows:
             return None
         holes = 0 if self.columns is None else self.columns.most
-        if slots.shape == (1, 1) and facts.sees_all(visible + holes):
-            # One token that sees everything before it needs no mask. On a CPU a ready one is still cheaper than the model's own
-            # way of finding that out (0.29 ms against 0.34 ms for the demo draft's step).
-            return self._open_mask(visible, rows, capacity) if facts.device.type == "cpu" else None
-        lowest = torch.finfo(facts.dtype).min
         masks = {}
-        for kind in facts.windows:
-            seen = layer_visibility(facts, kind, slots, visible, self.columns if self.counts_holes else None)
-            masks[kind] = torch.zeros_like(seen, dtype=facts.dtype).masked_fill_(~seen, lowest)
-            if facts.mask_each_row:
-                masks[kind] = masks[kind].expand(rows, -1, -1, -1)
-        return masks | dict.fromkeys(facts.unmasked) if len(masks) > 1 else next(iter(masks.values()))
-
-    def _open_mask(self, visible: int, rows: int, capacity: int) -> torch.Tensor | dict[str, torch.Tensor | None]:
-        facts = self.facts
-        if self._open is None or self._open.shape[-1] < visible:
-            self._open = torch.zeros(1, 1, 1, capacity, dtype=facts.dtype, device=facts.device)
-        mask = self._open[..., :visible]
+        if slots.shape == (1, 1) and facts.sees_all(visible + holes):
+            # One token that sees everything before it needs no mask. On a CPU a ready one is still cheaper than the model's
+            # way of finding that out (0.29 ms against 0.34 ms for the demo draft's step).
+            if facts.device.type != "cpu":
+                return None
+            if self._open is None or self._open.shape[-1] < visible:
+                self._open = torch.zeros(1, 1, 1, capacity, dtype=facts.dtype, device=facts.device)
+            masks = dict.fromkeys(facts.windows, self._open[..., :visible])
+        else:
+            lowest = torch.finfo(facts.dtype).min
+            for kind in facts.windows:
+                seen = layer_visibility(facts, kind, slots, visible, self.columns if self.counts_holes else None)
+                masks[kind] = torch.zeros_like(seen, dtype=facts.dtype).masked_fill_(~seen, lowest)
         if facts.mask_each_row:
-            mask = mask.expand(rows, -1, -1, -1)
-        return mask if len(facts.windows) == 1 else dict.fromkeys(facts.windows, mask) | dict.fromkeys(facts.unmasked)
+            masks = {kind: mask.expand(rows, -1, -1, -1) for kind, mask in masks.items()}
+        return masks | dict.fromkeys(facts.unmasked) if len(masks) > 1 else next(iter(masks.values()))

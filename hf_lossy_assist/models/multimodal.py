@@ -1,25 +1,29 @@
-"""A prompt that is more than text, such as one with images: a model reads it at once, with all that `generate` hands it.
-
-A decoder on a cache of rows whose prompt is more than text: it reads the prompt once, as `generate` has it read, and goes on with text alone."""
+"""Multimodal prefill: a prompt that is more than text is read once, as `generate` has it read, and decoded on a cache of rows as text alone."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .cached_model import MASK, POSITIONS, REPEATED, GrowingInputs
-from .compat import CACHE, forward_of
-from .introspection import base_of, device_of
+from .compat import CACHE
+from .introspection import base_of, device_of, recall, remember
 from .masks import Columns
 from .packing import padded_left
-from .probe import BLOCK, probe_failure, same
-from .quirks.attention import with_temperature
+from .probe import BLOCK, DIFFERS, UNTRIED, probe_failure, same
+from .quirks.forward import patched_forward
 from .row_model import RowModel
+
+
+def is_multimodal(model: Any) -> bool:
+    """Tell whether a decoder takes more than text."""
+    base = base_of(model)
+    kinds = getattr(base, "input_modalities", "text")
+    return not base.config.is_encoder_decoder and kinds not in ("text", ("text",), ["text"])
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,7 @@ class Prompt:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The names of what is given, and whether there are several rows and tokens hidden between others: what a trial of one such prompt says of
-        others.
-        """
+        """Return what a trial of one such prompt says of others by: the names of what is given, several rows, hidden tokens between others."""
         names = {name for name, value in self.given.items() if value is not None and not isinstance(value, Mapping)}
         for name, value in self.given.items():  # what was encoded of each kind of input
             if isinstance(value, Mapping):
@@ -56,24 +58,23 @@ class Prompt:
         return found
 
     def columns(self, device: torch.device) -> Columns | None:
-        """Where the tokens stand that are not hidden; None: nothing is."""
+        """Return where the tokens are that are not hidden; None: nothing is."""
         if self.mask is None or bool(self.mask.all()):
             return None
         return Columns([row.nonzero()[:, 0] for row in self.mask], self.ids.shape[1], device)
 
 
-class Reading:
-    """A prompt that a model reads, and goes on from, as `generate` has it do: on a cache of Transformers' own, padded rows side by side."""
+class Prefill:
+    """A prompt that a model reads, and goes on from, as `generate` has it do: on a cache of Transformers', padded rows side by side."""
 
     def __init__(self, model: Any, prompt: Prompt, width: int):
-        """Reads the first `width` places of the prompt's, which are all or all but one."""
+        """Read the first `width` places of the prompt's, which are all or all but one."""
         self.model, self.base = model, base_of(model)
-        config = self.base.config.get_text_config(decoder=True)
         device = device_of(self.base)
-        self.cache: Cache = DynamicCache(config=config)
+        self.cache: Cache = DynamicCache(config=self.base.config.get_text_config(decoder=True))
         # A window keeps no more than the next token needs; here the last one is read again.
         self.cache.layers = [
-            DynamicLayer() if type(its) is DynamicSlidingWindowLayer else its for its in self.cache.layers
+            DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in self.cache.layers
         ]
         self.ids, self.given = prompt.ids.to(device), dict(prompt.given)
         self.given |= {"use_cache": True}
@@ -83,94 +84,82 @@ class Reading:
         self.logits = self._run(width, is_first_iteration=True)
 
     def step(self, tokens: torch.Tensor | None = None) -> torch.Tensor:
-        """One more token of each row, `tokens` (B, 1), or the prompt's own; returns the logits behind it, (B, V)."""
+        """Read one more token of each row, `tokens` (B, 1), or the prompt's; returns the logits after it, (B, V)."""
         if tokens is not None:
             self.ids = torch.cat([self.ids, tokens.to(self.ids.device)], dim=1)
         return self._run(int(self.cache.get_seq_length()) + 1, next_sequence_length=1)
 
     def _run(self, end: int, **how: Any) -> torch.Tensor:
-        out = self.model(**self._inputs(end, **how), return_dict=True)
+        out = self.model(**self._inputs(self.ids[:, :end], **how), return_dict=True)
         self.cache = out[CACHE]
-        kept = {int(its.get_seq_length()) for its in self.cache.layers if getattr(its, "keys", None) is not None}
-        if kept - {end}:
+        layers = [layer for layer in self.cache.layers if getattr(layer, "keys", None) is not None]
+        places = {int(layer.get_seq_length()) for layer in layers}
+        if places - {end}:
             raise ValueError(
-                f"{type(self.base).__name__} keeps {', '.join(map(str, sorted(kept)))} places in its cache for a prompt of {end} tokens, and a round "
-                "can only go on from a place for each: leave lossy_policy out"
+                f"{type(self.base).__name__} keeps {', '.join(map(str, sorted(places)))} places in its cache for a prompt of {end} tokens, and a "
+                "round can only go on from a place for each: leave lossy_policy out"
             )
         logits: torch.Tensor = out.logits[:, -1]
         return logits
 
-    def _inputs(self, end: int, **how: Any) -> dict[str, Any]:
-        given = self.given | {CACHE: self.cache} | self.growing.up_to(end) | how
-        inputs: dict[str, Any] = self.base.prepare_inputs_for_generation(self.ids[:, :end], **given)
+    def _inputs(self, ids: torch.Tensor, **how: Any) -> dict[str, Any]:
+        given = self.given | {CACHE: self.cache} | self.growing.up_to(ids.shape[1]) | how
+        inputs: dict[str, Any] = self.base.prepare_inputs_for_generation(ids, **given)
         return inputs
 
-    def behind(self) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
-        """What the token behind the prompt is given: its place less the tokens before it, (…, B, 1) or None for zeros, and types, (B, 1) each."""
+    def next_inputs(self) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
+        """Return what the token after the prompt is given: its position less the tokens before it, (…, B, 1), None for zeros; types (B, 1)."""
         width = self.ids.shape[1]
-        ids = torch.nn.functional.pad(self.ids, (0, 1))
-        given = self.given | {CACHE: self.cache} | self.growing.up_to(width + 1)
-        inputs = self.base.prepare_inputs_for_generation(ids, next_sequence_length=1, **given)
+        inputs = self._inputs(torch.nn.functional.pad(self.ids, (0, 1)), next_sequence_length=1)
         types = {name: inputs[name] for name in REPEATED if inputs.get(name) is not None}
-        places = inputs.get(POSITIONS)
-        if places is None:
+        positions = inputs.get(POSITIONS)
+        if positions is None:
             return None, types
         mask = self.growing.mask
-        counts = torch.full((len(ids),), width, device=ids.device) if mask is None else mask.ne(0).sum(dim=1)
-        offset = places[..., -1:] - counts[:, None].to(places.device)  # (…, B, 1)
+        counts = torch.full((len(self.ids),), width) if mask is None else mask.ne(0).sum(dim=1)
+        offset = positions[..., -1:] - counts[:, None].to(positions.device)  # (…, B, 1)
         return (offset if bool(offset.any()) else None), types
 
 
-_tried: WeakKeyDictionary[Any, dict[frozenset[str], str | None]] = WeakKeyDictionary()
-
-
-def is_multimodal(model: Any) -> bool:
-    """Whether a decoder takes more than text."""
-    base = base_of(model)
-    kinds = getattr(base, "input_modalities", "text")
-    return not base.config.is_encoder_decoder and kinds not in ("text", ("text",), ["text"])
-
-
 def why_not_prompt(model: Any, prompt: Prompt, limit: int) -> str | None:
-    """Why a model does not go on from such a prompt in blocks as it does token by token, or None if it does: tried once for each kind of prompt.
+    """Say why a model does not go on from such a prompt in blocks as it does token by token; None if it does: tried once for each kind of prompt.
 
     `limit`: as of `RowModel`. Raises: what the model raises at the prompt itself, in `generate` too.
     """
-    base = base_of(model)
-    known = _tried.setdefault(base, {})
-    if prompt.kinds not in known:
+    base, name = base_of(model), ("prompt", prompt.kinds)
+    if recall(base, name, UNTRIED) == UNTRIED:
         scratch = MultimodalRowModel(None, model, len(prompt.ids), limit)
         scratch.stand_at(prompt.columns(scratch.device))
         scratch.last += BLOCK + 1  # beyond the call's last token
-        reading = scratch.read(prompt)
-        known[prompt.kinds] = probe_failure(base, "its prompt", lambda: scratch.trial(prompt, reading))
-    return known[prompt.kinds]
+        prefill = scratch.read(prompt)
+        remember(base, name, lambda: probe_failure(base, "its prompt", lambda: scratch.trial(prompt, prefill)))
+    found: str | None = recall(base, name)
+    return found
 
 
 class MultimodalRowModel(RowModel):
     """A `RowModel` that has read a `Prompt`: rounds begin at each row's last token, which must be text.
 
-    Positions behind the prompt are each row's own where pictures take fewer of them than tokens, as Qwen-VL's. The first `feed` raises `ValueError`
+    Positions after the prompt are each row's where pictures take fewer of them than tokens, as Qwen-VL's. The first `feed` raises `ValueError`
     for a model that does not go on from such a prompt in blocks as it does token by token.
     """
 
     def __init__(self, prompt: Prompt | None, model: Any, rows: int, limit: int, vocabulary: int | None = None):
         """Take `RowModel`'s arguments after `prompt`, which has as many rows; None where a filled cache is adopted."""
         super().__init__(model, rows, limit, vocabulary)
-        if self.rope is not None:
-            if limit > self.rope.changes_after:
-                raise ValueError(
-                    f"{type(base_of(model)).__name__} has RoPE that changes beyond {self.rope.changes_after} tokens, and a prompt that is more than "
-                    f"text may come to {limit}: ask for fewer tokens, or leave lossy_policy out"
-                )
-            self.rope, self.run = None, with_temperature(forward_of(model, base_of(model)), base_of(model))
+        if self.rope is not None and limit > self.rope.changes_after:
+            raise ValueError(
+                f"{type(base_of(model)).__name__} has RoPE that changes beyond {self.rope.changes_after} tokens, and a prompt that is more than "
+                f"text may come to {limit}: ask for fewer tokens, or leave lossy_policy out"
+            )
+        self.rope = None
         self.needs_prefill, self.packs = True, False
         self.prompt = prompt
         if prompt is not None:
             self.stand_at(prompt.columns(self.device))
-        self.offset: torch.Tensor | None = None  # (…, B, 1): of each row's places, behind the number of its tokens
+        self.offset: torch.Tensor | None = None  # (…, B, 1): of each row's positions, after the number of its tokens
         self.each: dict[str, torch.Tensor] = {}  # (B, 1): what each token of a row is given beside its id
-        self.run = partial(self._seeing, self.run)
+        self.run = partial(self._run, patched_forward(model))
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         if self.prompt is None:
@@ -184,46 +173,46 @@ class MultimodalRowModel(RowModel):
         logits = self.read(prompt).logits
         return logits[:, None][:, :0] if keep == 0 else super().feed(tokens, counts, keep)
 
-    def _seeing(self, run: Callable[..., Any], position_ids: torch.Tensor, **inputs: Any) -> Any:
+    def _run(self, run: Callable[..., Any], position_ids: torch.Tensor, **inputs: Any) -> Any:
         if self.offset is not None:
             position_ids = position_ids + self.offset
         each = {name: value.expand(-1, inputs["input_ids"].shape[1]) for name, value in self.each.items()}
         return run(position_ids=position_ids, **inputs, **each)
 
-    def read(self, prompt: Prompt) -> Reading:
+    def read(self, prompt: Prompt) -> Prefill:
         """Read the prompt, and hold what was read."""
         width = prompt.ids.shape[1] - self.facts.keeps_states  # a state cannot be rolled back into the prompt
         mask = None if prompt.mask is None else prompt.mask[:, :width]
         with padded_left(mask):
-            reading = Reading(self.model, prompt, width)
-        self.adopt(reading.cache, mask)
-        if self.facts.keeps_states:
-            assert self.cache.history is not None
-            self.cache.history.prompts = [length + 1 for length in self.lengths]
+            prefill = Prefill(self.model, prompt, width)
+        self.adopt(prefill.cache, mask)
+        rows = len(self.lengths)
+        if self.cache.log is not None:
+            self.cache.log.prompts = [length + 1 for length in self.lengths]
         else:
             self.rollback([length - 1 for length in self.lengths])
-        offset, self.each = reading.behind()
-        self.offset = offset if offset is None else offset.expand(*offset.shape[:-2], len(self.lengths), 1)
-        self.each = {name: value.expand(len(self.lengths), 1) for name, value in self.each.items()}
-        return reading
+        offset, each = prefill.next_inputs()
+        self.offset = None if offset is None else offset.expand(*offset.shape[:-2], rows, 1)
+        self.each = {name: value.expand(rows, 1) for name, value in each.items()}
+        return prefill
 
-    def trial(self, prompt: Prompt, reading: Reading) -> str | None:
-        """Run a block behind what was read, of which rows keep different numbers, beside one token at a time; None if all logits are the same."""
+    def trial(self, prompt: Prompt, prefill: Prefill) -> str | None:
+        """Run a block after what was read, of which rows keep different numbers, and single tokens; None if all logits are the same."""
         start, rows = list(self.lengths), range(len(self.lengths))
         tokens = [prompt.ids[:, -1:].to(self.device)]
-        wanted = [reading.step() if self.facts.keeps_states else reading.logits]
+        wanted = [prefill.step() if self.facts.keeps_states else prefill.logits]
         for _ in range(BLOCK):
             tokens.append(wanted[-1].argmax(dim=-1, keepdim=True))
-            wanted.append(reading.step(tokens[-1]))
+            wanted.append(prefill.step(tokens[-1]))
         block, right = torch.cat(tokens, dim=1), torch.stack(wanted, dim=1)  # (B, 1 + BLOCK), (B, 1 + BLOCK, V)
         got = self.feed(block, [BLOCK + 1] * len(start), keep=BLOCK + 1)
         if not same(got, right, self.dtype):
-            return "a trial on a block did not give what it gives one token at a time"
-        kept = [1 + b % BLOCK for b in rows]
-        self.rollback([a + n for a, n in zip(start, kept, strict=True)])
-        again = self.feed(block[rows, kept][:, None], [1] * len(start), keep=1)
-        if not same(again[:, 0], right[rows, kept], self.dtype):
-            return "a trial on rows of different length did not give what it gives one token at a time"
+            return f"a trial on a block {DIFFERS}"
+        good = [1 + b % BLOCK for b in rows]
+        self.rollback([a + n for a, n in zip(start, good, strict=True)])
+        again = self.feed(block[rows, good][:, None], [1] * len(start), keep=1)
+        if not same(again[:, 0], right[rows, good], self.dtype):
+            return f"a trial on rows of different length {DIFFERS}"
         return None
 
     def select(self, rows: Sequence[int]) -> None:

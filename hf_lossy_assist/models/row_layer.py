@@ -7,6 +7,11 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 
+Rows = torch.Tensor | slice
+# What a `RowCache` asks of each of its layers, of whatever kind.
+ROW_METHODS = ("copy_from", "resize", "copy_row", "export_to", "adopt")
+
+
 class RowLayer(CacheLayerMixin):
     """One layer's storage, (B, heads, capacity, d). Written where `RowCache.plan` said."""
 
@@ -18,11 +23,16 @@ class RowLayer(CacheLayerMixin):
         self.owner, self.number = owner, number
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
         written = 0 if self.owner.slots is not None else self.owner.visible
-        self.keys = self.owner.storage((self.number, "keys"), key_states, written)
-        self.values = self.owner.storage((self.number, "values"), value_states, written)
-        self.is_initialized = True
+        self.hold(
+            self.owner.storage((self.number, "keys"), key_states, written),
+            self.owner.storage((self.number, "values"), value_states, written),
+        )
+
+    def hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Have this storage."""
+        self.keys, self.values = keys, values
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
 
     def grow(self) -> None:
         """Have the owner's capacity, which is larger by now."""
@@ -32,62 +42,50 @@ class RowLayer(CacheLayerMixin):
             new[:, :, : old.shape[2]] = old
             setattr(self, name, new)
 
-    def have(self, rows: int, like: "RowLayer") -> None:
+    def resize(self, rows: int, like: "RowLayer") -> None:
         """Have the owner's capacity and so many rows, one more than before at most; `like`: what storage looks like, if there is none yet."""
         if not self.is_initialized and not like.is_initialized:
             return
         if not self.is_initialized:
-            self.dtype, self.device, self.is_initialized = like.dtype, like.device, True
-            self.keys, self.values = (its.new_zeros(rows, *its.shape[1:]) for its in (like.keys, like.values))
+            self.hold(*(states.new_zeros(rows, *states.shape[1:]) for states in (like.keys, like.values)))
         if self.keys.shape[2] < self.owner.capacity:
             self.grow()
         if len(self.keys) < rows:
-            self.keys, self.values = (torch.cat([its, torch.zeros_like(its[:1])]) for its in (self.keys, self.values))
+            self.hold(*(torch.cat([states, torch.zeros_like(states[:1])]) for states in (self.keys, self.values)))
 
-    def be_row(self, b: int, other: "RowLayer") -> None:
-        """Hold what row b of `other` holds, on the same storage."""
-        self.keys, self.values = other.keys[b : b + 1], other.values[b : b + 1]
-        self.dtype, self.device, self.is_initialized = other.dtype, other.device, True
-
-    def be_first(self, tokens: int, other: "RowLayer") -> None:
-        """Hold a copy of so many tokens of each row of `other`."""
+    def copy_from(self, other: "RowLayer", rows: Rows, tokens: int | None = None) -> None:
+        """Hold what these rows of `other` hold: a copy of their first `tokens`, or all; those of a slice are on the same storage then."""
         if other.is_initialized:
-            self.keys, self.values = other.keys[:, :, :tokens].clone(), other.values[:, :, :tokens].clone()
-            self.dtype, self.device, self.is_initialized = other.dtype, other.device, True
-
-    def select(self, rows: torch.Tensor) -> None:
-        """Keep these rows only, in this order."""
-        if self.is_initialized:
-            self.keys, self.values = self.keys[rows], self.values[rows]
+            found = (states[rows] for states in (other.keys, other.values))
+            self.hold(*(states if tokens is None else states[:, :, :tokens].clone() for states in found))
 
     def copy_row(self, b: int, a: int, tokens: int, other: "RowLayer") -> None:
-        """Row b's first tokens are those of row a in `other`."""
+        """Let row b's first tokens be those of row a in `other`."""
         if other.is_initialized:
             self.keys[b, :, :tokens] = other.keys[a, :, :tokens]
             self.values[b, :, :tokens] = other.values[a, :, :tokens]
 
-    def hand_out(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
-        """Put the only row's first tokens into a cache of Transformers' own, as `RowModel.as_dynamic_cache` says."""
+    def export_to(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
+        """Put the only row's first tokens into a cache of Transformers', as `RowModel.as_dynamic_cache` says."""
         if not self.is_initialized:  # a layer that attends to a picture alone, of a text
             return
-        kept = [states[:, :, :length] for states in (self.keys, self.values)]
-        if seen is None:
-            out.update(*(states.clone() for states in kept), self.number)
-            return
-        places = torch.nn.functional.pad(seen.to(kept[0].device), (0, length - int(seen.sum())), value=True)
-        spread = [states.new_zeros(*states.shape[:2], len(places), states.shape[3]) for states in kept]
-        for new, old in zip(spread, kept, strict=True):
-            new[:, :, places] = old
-        out.update(*spread, self.number)
+        states = [held[:, :, :length].clone() for held in (self.keys, self.values)]
+        if seen is not None:
+            places = torch.nn.functional.pad(seen.to(self.keys.device), (0, length - int(seen.sum())), value=True)
+            spread = [held.new_zeros(*held.shape[:2], len(places), held.shape[3]) for held in states]
+            for new, old in zip(spread, states, strict=True):
+                new[:, :, places] = old
+            states = spread
+        out.update(*states, self.number)
 
     def adopt(self, layer: Any, columns: torch.Tensor) -> None:
-        """Copy a layer of Transformers' own, of whose places row b's tokens are at `columns[b]`, (B, n) int64, what is hidden behind them."""
+        """Copy a layer of Transformers', of whose places row b's tokens are at `columns[b]`, (B, n) int64, what is hidden after them."""
         if layer.keys is not None and layer.keys.numel():
             # A sliding window has forgotten the first places, which nobody sees any more.
             forgotten = self.owner.adopted - layer.keys.shape[2]
-            spread = [torch.nn.functional.pad(its, (0, 0, forgotten, 0)) for its in (layer.keys, layer.values)]
+            spread = [torch.nn.functional.pad(held, (0, 0, forgotten, 0)) for held in (layer.keys, layer.values)]
             places = columns.to(layer.keys.device)[:, None, :, None]
-            self.update(*(its.gather(2, places.expand(-1, its.shape[1], -1, its.shape[3])) for its in spread))
+            self.update(*(held.gather(2, places.expand(-1, held.shape[1], -1, held.shape[3])) for held in spread))
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object

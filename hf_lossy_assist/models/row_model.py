@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,19 +9,18 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from .architecture import Architecture
 from .cached_model import CachedModel
-from .compat import CACHE, forward_of
+from .compat import CACHE
 from .introspection import base_of, has_fixed_rows
 from .masks import Columns, Masks
 from .packing import Layout, packed
-from .quirks.attention import with_alibi, with_few_heads, with_temperature
-from .quirks.cache_positions import tables_of, with_places
+from .quirks.cache_positions import PositionSources
+from .quirks.forward import patched_forward
 from .quirks.rope import ChangingRope
-from .recurrent.recording import modules_of
 from .row_cache import RowCache
 
 
 PACKED_BELOW = 0.9  # of a padded block's tokens: packing costs a little itself
-# Products that the padding must waste in each layer, tokens × weights, before packing pays for its own copies: on two CPU cores a
+# Products that the padding must waste in each layer, tokens × weights, before packing pays for its copies: on two CPU cores a
 # layer of 0.11 million weights breaks even at about 100 tokens (docs/log.md).
 PACKED_FROM = 1e7
 
@@ -43,29 +41,26 @@ class RowModel:
     ):
         """`limit`: the most tokens that a row can come to hold; `vocabulary`: the target's, if it may be larger.
 
-        `types` (B, n): `token_type_ids` of each row's first n tokens; those behind have the last one's.
+        `types` (B, n): `token_type_ids` of each row's first n tokens; later ones have the last one's.
         """
         self.model, self.facts = model, Architecture.of(model)
         base = base_of(model)
-        states = modules_of(base) if self.facts.keeps_states else None
-        self.cache = self.cache_type(self.facts.layers or self.facts.config.num_hidden_layers, limit, states)
+        layers = self.facts.layers or self.facts.config.num_hidden_layers
+        self.cache = self.cache_type(layers, limit, self.facts.keeps_states)
         self.needs_prefill = self.facts.keeps_states  # else a rollback would run the prompt's recurrence again
         self.lengths, self._rolled_back = [0] * rows, False
         self.masks = Masks(self.facts)
         self.columns: Columns | None = None
-        self.counts_columns = bool(tables_of(base))  # its positions are columns
+        # Its positions are columns, which a table is asked for.
+        self.counts_columns = bool(PositionSources.of(base).tables)
         self.device, self.dtype = self.facts.device, self.facts.dtype
         self.types = None if types is None else types.to(self.device)
         # Padding alone lies beyond the limit; beyond a table of positions, rows for which this draft guesses no more.
         self.last = min(limit, self.facts.table_end or limit) - 1
         self.narrow = vocabulary is not None and self.facts.known < vocabulary
         self.rope = ChangingRope.of(base, rows)
-        self.run: Callable[..., Any] = with_alibi(with_temperature(forward_of(model, base), base), base)
-        self.run = with_places(self.run, base)
-        if self.rope is not None:
-            self.run = partial(self.rope.run, self.run)
-        self.packs = rows > 1 and self.facts.may_pack and self.run is model and not has_fixed_rows(base)
-        self.run = with_few_heads(self.run, base)
+        self.run: Callable[..., Any] = patched_forward(model, self.rope)
+        self.packs = rows > 1 and self.facts.may_pack and self.rope is None and not has_fixed_rows(base)
 
     @property
     def reach(self) -> float:
@@ -74,7 +69,7 @@ class RowModel:
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device)
-        if self.narrow:  # shown an id beyond its own, it guesses badly, and the guess is verified as any other
+        if self.narrow:  # ids outside the draft's vocabulary: a bad proposal is rejected by verification
             tokens = tokens.clamp(max=self.facts.known - 1)
         width = tokens.shape[1]
         prefill = not any(self.lengths)
@@ -97,23 +92,16 @@ class RowModel:
         if self.types is not None:
             places = slots.clamp(max=self.types.shape[1] - 1).expand(len(self.types), -1)
             extra["token_type_ids"] = self.types.gather(1, places)
-        with self.cache.forward():
-            out = self.run(
-                input_ids=tokens,
-                position_ids=positions,
-                # Right padding is hidden by causality alone, so a prefill keeps the fast causal kernel.
-                attention_mask=None if prefill and not self.masks.counts_holes else self._mask(slots),
-                **{CACHE: self.cache},
-                use_cache=True,
-                **extra,
-            )
+        # Right padding is hidden by causality alone, so a prefill keeps the fast causal kernel.
+        mask = None if prefill and not self.masks.counts_holes else self._mask(slots)
+        out = self._forward(tokens, positions, mask, **extra)
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         if keep == 0:  # what nobody reads anything from is no guess
             self._settle()
         return out.logits[:, out.logits.shape[1] - keep :]
 
     def _feed_packed(self, tokens: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """`feed` without the padding of short rows; their logits behind `counts[b]` are zeros."""
+        """Feed without the padding of short rows; their logits after `counts[b]` are zeros."""
         layout = Layout(counts, tokens.shape[1], self.device)
         starts = torch.tensor(self.lengths, device=self.device)
         slots = starts[layout.rows] + layout.places  # (N,)
@@ -124,23 +112,19 @@ class RowModel:
         if self.types is not None:
             extra["token_type_ids"] = self.types[layout.rows, slots.clamp(max=self.types.shape[1] - 1)][None]
         with packed(self.facts.config, layout):
-            out = self.run(
-                input_ids=layout.pack(tokens[:, : layout.shape[1]]),
-                position_ids=slots[None],
-                attention_mask=self._mask(places),
-                **{CACHE: self.cache},
-                use_cache=True,
-                **extra,
-            )
+            out = self._forward(layout.pack(tokens[:, : layout.shape[1]]), slots[None], self._mask(places), **extra)
         self.lengths = ends
         return layout.pad(out.logits, layout.width)
 
     def _mask(self, slots: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
-        """Return the attention mask for the tokens at `slots`; see `Masks.of`."""
         return self.masks.of(slots, self.cache.visible, len(self.lengths), self.cache.capacity)
 
+    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: Any, **extra: Any) -> Any:
+        inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": mask, CACHE: self.cache}
+        return self.run(**inputs, use_cache=True, **extra)
+
     def stand_at(self, columns: Columns | None) -> None:
-        """Say at which columns of the prompts the rows' tokens stand, before the first forward; None: at their places in the cache."""
+        """Say at which columns of the prompts the rows' tokens are, before the first forward; None: at their slots."""
         if columns is not None and (self.counts_columns or (columns.most and self.reach < float("inf"))):
             self.columns = columns
             self.masks = Masks(self.facts, columns)
@@ -163,17 +147,17 @@ class RowModel:
             self.rope.select(rows)
 
     def take(self, b: int, other: CachedModel, tokens: int | None = None) -> None:
-        """Row b holds from now on what the only row of `other` holds, or its first `tokens`; b may be one more than there are."""
+        """Copy the only row of `other`, or its first `tokens`, into row b, which may be one more than there are."""
         assert isinstance(other, RowModel)
-        for its in (self, other):
-            its._settle()
+        for model in (self, other):
+            model._settle()
         tokens = other.lengths[0] if tokens is None else tokens
         self.cache.take(b, other.cache, tokens, max(len(self.lengths), b + 1))
         self.lengths[b:] = [tokens, *self.lengths[b + 1 :]]
         self.last, self.masks = max(self.last, other.last), Masks(self.facts)
 
     def anew(self, limit: int) -> "RowModel":
-        """One row on the same model that holds nothing yet, of a text of up to `limit` tokens."""
+        """Return one row on the same model that holds nothing yet, of a text of up to `limit` tokens."""
         assert self.joins and len(self.lengths) == 1
         out = copy.copy(self)
         out.cache, out.lengths, out.masks = self.cache.like(limit), [0], Masks(self.facts)
@@ -181,7 +165,7 @@ class RowModel:
         return out
 
     def copy(self) -> "RowModel":
-        """Of the only row, what it holds and no more, on storage of its own."""
+        """Return a copy of the only row, with room for what it holds and no more."""
         self._settle()
         out = RowModel(self.model, 1, self.cache.limit)
         out.narrow, out.lengths, out.cache = self.narrow, list(self.lengths), self.cache.first(self.lengths[0])
@@ -189,12 +173,12 @@ class RowModel:
 
     @property
     def joins(self) -> bool:
-        """Whether what it holds of a text is the same whatever texts stand beside it."""
+        """Tell whether what it holds of a text is the same whatever texts are beside it."""
         return type(self) is RowModel and self.rope is None and self.types is None and self.columns is None
 
     @property
     def keeps_prompts(self) -> bool:
-        """Whether what it holds of a prompt's beginning can be told from the rest, and is the same behind any prompt that begins alike."""
+        """Tell whether what it holds of a prompt's beginning is apart from the rest, and the same for any prompt that begins alike."""
         return self.joins and not self.facts.keeps_states
 
     def renew(self, row: int, tokens: torch.Tensor) -> None:
@@ -208,7 +192,7 @@ class RowModel:
         self.lengths[row] = len(tokens)
 
     def row(self, row: int) -> "RowModel":
-        """One row alone, on the same storage: what is fed to it is in this model's cache too. Its length is its own."""
+        """Return one row alone, on the same storage: what is fed to it is in this model's cache, too, but does not count in its length."""
         alone = RowModel(self.model, 1, self.cache.limit)
         alone.cache, alone.lengths = self.cache.row(row), [self.lengths[row]]
         alone.types = None if self.types is None else self.types[row : row + 1]
@@ -222,21 +206,21 @@ class RowModel:
         self.cache.capacity = tokens
 
     def export(self, rows: int, mask: torch.Tensor | None) -> DynamicCache | None:
-        """Of a call with one row: rows of a batch end at different places, also where one row alone is left."""
+        """Return the cache of a call with one row; the rows of a batch end at different places."""
         return None if rows > 1 else self.as_dynamic_cache(None if mask is None else mask[0].ne(0))
 
     def as_dynamic_cache(self, seen: torch.Tensor | None = None) -> DynamicCache:
-        """A one-row copy that Transformers can go on with (the output's cache).
+        """Return a one-row copy that Transformers can go on with (the output's cache).
 
-        `seen` (width,) bool: which tokens of the prompt as given the mask shows. The others have their place in a cache of
-        Transformers' own; here they get zeros there, since the mask that goes with the text hides them.
+        `seen` (width,) bool: which tokens of the prompt as given the mask shows. The others have a place in a cache of
+        Transformers'; here they get zeros there, since the mask that goes with the text hides them.
         """
         self._settle()
         out = DynamicCache(config=self.facts.config)
         for layer in self.cache.layers:
-            layer.hand_out(out, self.lengths[0], seen)
+            layer.export_to(out, self.lengths[0], seen)
         return out
 
     def adopt(self, given: Cache, mask: torch.Tensor | None) -> None:
-        """Go on where a cache of Transformers' own ends, which is copied. `mask` (B, width): which of its places are the texts'."""
+        """Go on where a cache of Transformers' ends, which is copied. `mask` (B, width): which of its places are the texts'."""
         self.lengths = self.cache.adopt(given, mask, self.device)

@@ -1,20 +1,21 @@
 """The closed forms of states behind a block's first tokens are what the recurrences of Transformers' own files leave behind those tokens."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from support import hybrids
 
 from hf_lossy_assist.models.recurrent import closed_forms, recording
-from hf_lossy_assist.models.recurrent.closed_forms import CLOSED_FORMS, Block, states_behind
-from hf_lossy_assist.models.recurrent.recording import Call, Recurrence
-from hf_lossy_assist.models.recurrent.steps import Ends
+from hf_lossy_assist.models.recurrent.closed_forms import CLOSED_FORMS, Block, states_after
+from hf_lossy_assist.models.recurrent.recording import Call
+from hf_lossy_assist.models.recurrent.steps import RowLengths
 from hf_lossy_assist.models.row_model import RowModel
 
 
 ROWS, WIDTH, HEADS, KEYS, VALUES = 4, 7, 6, 5, 3
-ENDS = Ends([0, 1, 4, 7])
+ENDS = RowLengths([0, 1, 4, 7])
 FILES = {
     "torch_chunk_gated_delta_rule": "qwen3_5_text",
     "chunk_kimi_delta_attention": "kimi_linear",
@@ -61,9 +62,11 @@ def calls(case):
     """Two layers' calls and the states before them, the second's being none."""
     name, settings = CASES[case]
     module = sys.modules[type(hybrids.model(FILES[name])).__module__]
-    its = Recurrence(name, getattr(module, name))
     made = [(mamba if name == "mamba2_chunk_scan" else delta)(seed, **settings) for seed in (0, 1)]
-    return [Call(its, arguments) for arguments in made], [torch.randn(ROWS, HEADS, KEYS, VALUES), None]
+    return [Call(name, getattr(module, name), arguments) for arguments in made], [
+        torch.randn(ROWS, HEADS, KEYS, VALUES),
+        None,
+    ]
 
 
 @pytest.mark.parametrize("at_once", [1, closed_forms.NUMBERS], ids=["alone", "together"])
@@ -77,7 +80,7 @@ def test_it_is_the_state_of_the_files_own_recurrence(case, at_once, monkeypatch)
     ]
     blocks = [call.block(state, like) for call, state in zip(layers, states, strict=True)]
     before = None if states[0] is None else states[0].clone()
-    found = states_behind(blocks, ENDS)
+    found = states_after(blocks, ENDS)
     assert torch.equal(states[0], before), "it belongs to the layer still"
     for mine, right in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, right.float(), rtol=1e-5, atol=1e-5 * float(right.abs().max()))
@@ -89,10 +92,10 @@ def test_it_is_the_state_of_the_files_own_recurrence(case, at_once, monkeypatch)
 def test_what_is_not_known_is_left_to_the_files_own_recurrence(case):
     (call, _), _ = calls(case)
     like = torch.zeros(ROWS, HEADS, KEYS, VALUES)
-    its, arguments = call.recurrence, call.arguments
+    function, arguments = call.function, call.arguments
 
     def may(**changes):
-        return Call(its, arguments | changes).block(None, like) is not None
+        return replace(call, arguments=arguments | changes).block(None, like) is not None
 
     assert may() and may(cu_seqlens=None) and may(use_cache=True), "an argument that the function passes over"
     assert not may(cu_seqlens=torch.tensor([0, 7]))
@@ -100,12 +103,12 @@ def test_what_is_not_known_is_left_to_the_files_own_recurrence(case):
         name: torch.cat([its] * 3, dim=1) if isinstance(its, torch.Tensor) and its.dim() > 2 else its
         for name, its in arguments.items()
     }
-    assert Call(its, wide).block(None, like) is None, "too many tokens"
+    assert replace(call, arguments=wide).block(None, like) is None, "too many tokens"
 
     def changed(more=None, **given):
-        return its.function(**given)
+        return function(**given)
 
-    assert Call(Recurrence(its.name, changed), arguments | {"more": 2.0}).block(None, like) is None
+    assert Call(call.name, changed, arguments | {"more": 2.0}).block(None, like) is None
 
 
 def test_layers_that_differ_do_not_stand_side_by_side():
@@ -121,8 +124,8 @@ def test_layers_that_differ_do_not_stand_side_by_side():
         1,
         Block(CLOSED_FORMS["torch_chunk_gated_delta_rule"], smaller | {"use_qk_l2norm_in_kernel": True}, like[:, :3]),
     )
-    alone = [states_behind([block], ENDS)[0] for block in blocks]
-    for mine, right in zip(states_behind(blocks, ENDS), alone, strict=True):
+    alone = [states_after([block], ENDS)[0] for block in blocks]
+    for mine, right in zip(states_after(blocks, ENDS), alone, strict=True):
         torch.testing.assert_close(mine, right, rtol=0, atol=1e-6)
 
 
@@ -136,8 +139,8 @@ def test_both_ways_of_going_back_leave_the_same(kind, monkeypatch):
         seen = []
         monkeypatch.setattr(
             recording,
-            "states_behind",
-            lambda blocks, ends, seen=seen: seen.append(len(blocks)) or states_behind(blocks, ends),
+            "states_after",
+            lambda blocks, ends, seen=seen: seen.append(len(blocks)) or states_after(blocks, ends),
         )
         rows = RowModel(hybrids.model(kind), 3, 32)
         tokens = torch.arange(4, 28).view(3, 8)

@@ -1,6 +1,8 @@
 """Where tokens of rows stand, where a decoder's forward is not told: tables and biases have each row's own, and other threads' forwards nothing."""
 
 import threading
+import types
+from functools import partial
 
 import pytest
 import torch
@@ -12,11 +14,14 @@ from transformers.models.pegasus_x.modeling_pegasus_x import PegasusXSinusoidalP
 from hf_lossy_assist.models.compat import CACHE
 from hf_lossy_assist.models.encoder_decoder import (
     CrossAttentionRowModel,
-    each_tensor,
+    map_tensors,
     reads_encoder,
     why_not_encoded_rows,
 )
-from hf_lossy_assist.models.quirks.cache_positions import BIAS, Seams, Standing, standing
+from hf_lossy_assist.models.quirks import cache_positions
+from hf_lossy_assist.models.quirks.cache_positions import PositionSources
+from hf_lossy_assist.models.quirks.forward import patches_of
+from hf_lossy_assist.models.quirks.patching import Forward, running
 
 
 NAMES = (*encoded.TEXT, *encoded.SOUND)
@@ -26,16 +31,15 @@ def test_tables_that_want_positions_in_a_shape_of_their_own():
     """Pegasus-X's sinusoids take a column of them, BigBird-Pegasus's table a row; each with what its decoder hands it."""
     sines, table = PegasusXSinusoidalPositionalEmbedding(8), BigBirdPegasusLearnedPositionalEmbedding(30, 8)
     positions = torch.tensor([[4, 5, 6], [9, 10, 11]])
-    counted = torch.arange(2, 5)
-    given = {
-        sines: (torch.zeros(2, 3, 8), 2, counted[:, None]),
-        table: (torch.zeros(2, 3, dtype=torch.int64), 2, counted),
-    }
     wholes = {sines: sines(torch.zeros(1, 20, 8))[0], table: table.weight}
-    for its, args in given.items():
+    for place, by, given, counted in (
+        (sines, partial(cache_positions._look_up, sines, None), torch.zeros(2, 3, 8), torch.arange(2, 5)[:, None]),
+        (table, cache_positions._ask_by_position, torch.zeros(2, 3, dtype=torch.int64), torch.arange(2, 5)),
+    ):
         for width in (3, 1):
-            found = Standing(positions[:, :width], 20, {}).look_up(its, (args[0][:, :width], 2, args[2][:width]), {})
-            torch.testing.assert_close(found, wholes[its][positions[:, :width]])
+            forward = Forward(types.SimpleNamespace(visible=12), positions[:, :width])
+            found = by(forward, place.forward, given[:, :width], 2, counted[:width])
+            torch.testing.assert_close(found, wholes[place][positions[:, :width]])
 
 
 @torch.no_grad()
@@ -50,7 +54,7 @@ def inputs_of(model, name, rows=3):
 @torch.no_grad()
 def plain(model, inputs, text, row):
     """The logits of each place of `text` (n,), all at once and without a cache."""
-    own = {name: each_tensor(value, lambda its: its[row : row + 1]) for name, value in inputs.items()}
+    own = {name: map_tensors(value, lambda its: its[row : row + 1]) for name, value in inputs.items()}
     return model(**own, decoder_input_ids=text[None], use_cache=False).logits[0]
 
 
@@ -97,15 +101,15 @@ def test_padding_that_is_drafted_moves_no_token_behind_it(name):
 
 
 def test_what_is_found_of_each_kind():
-    found = {name: Seams.of(encoded.shared(name)) for name in NAMES}
-    assert {name: its.told for name, its in found.items() if its.told} == {
+    found = {name: PositionSources.of(encoded.shared(name)) for name in NAMES}
+    assert {name: its.argument for name, its in found.items() if its.argument} == {
         "whisper": "decoder_position_ids", "moonshine": "decoder_position_ids",
     }  # fmt: skip
     assert {name for name, its in found.items() if its.reads_tokens} == {"m2m_100", "speech_to_text"}
     assert {name: len(its.biases) for name, its in found.items() if its.biases} == {"t5": 1, "umt5": 2}
-    assert all(its.known for its in found.values()) and not Seams(None, (), ()).known
+    assert all(its.known for its in found.values()) and not PositionSources(None).known
     distilled = encoded.distilled(encoded.shared("whisper"))
-    assert reads_encoder(distilled) and Seams.of(distilled).told == "position_ids"
+    assert reads_encoder(distilled) and PositionSources.of(distilled).argument == "position_ids"
     assert not any(reads_encoder(encoded.shared(name)) for name in NAMES)
 
 
@@ -114,14 +118,12 @@ def test_what_is_found_of_each_kind():
 def test_another_threads_forward_sees_nothing_and_nothing_stays(name):
     model = encoded.shared(name)
     inputs, text, seen = inputs_of(model, name, 1), torch.tensor([2, 30, 41]), []
-    expected, seams = plain(model, inputs, text, 0), Seams.of(model)
-    where = Standing(torch.tensor([[1, 2, 2]]), 9, {})
-    with standing(seams, where), standing(seams, where):
+    expected, patches = plain(model, inputs, text, 0), patches_of(model)
+    with running(Forward(types.SimpleNamespace(visible=9), torch.tensor([[1, 2, 2]])), patches):
         moved = plain(model, inputs, text, 0)
         thread = threading.Thread(target=lambda: seen.append(plain(model, inputs, text, 0)))
         thread.start()
         thread.join()
     assert not torch.allclose(moved, expected) and torch.equal(seen[0], expected)
     assert torch.equal(plain(model, inputs, text, 0), expected)
-    assert not any(table._forward_hooks for table in seams.tables)
-    assert not any(BIAS in its.__dict__ for its in seams.biases)
+    assert patches and not any(patch.name in vars(patch.place) for patch in patches)

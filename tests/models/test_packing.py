@@ -15,7 +15,7 @@ from support.tiny import NEVER_EMITTED, assisted, greedy
 
 from hf_lossy_assist import Constant, FeatureSpec, Judge, LossyPolicy, VerifyFilter
 from hf_lossy_assist.artifacts.features import FeatureTap
-from hf_lossy_assist.models.introspection import NAME
+from hf_lossy_assist.models.introspection import PACKED
 from hf_lossy_assist.models.packing import Layout, packed
 from hf_lossy_assist.models.probe import why_not_rows
 from hf_lossy_assist.models.row_model import PACKED_BELOW, RowModel
@@ -242,7 +242,7 @@ def test_the_attention_comes_back_after_an_error():
     model = tiny.build("qwen3")
     layout = Layout([1], 1, torch.device("cpu"))
     with pytest.raises(RuntimeError, match="on purpose"), packed(model.config, layout):
-        assert model.config._attn_implementation == NAME
+        assert model.config._attn_implementation == PACKED
         raise RuntimeError("on purpose")
     assert model.config._attn_implementation == "sdpa"
 
@@ -270,7 +270,7 @@ def test_other_threads_are_not_disturbed(name):
     with ThreadPoolExecutor(1) as thread:
         with packed(model.config, Layout([2, 1], 2, torch.device("cpu"))):
             reason, text = thread.submit(other).result()
-            assert model.config._attn_implementation == NAME, "the other thread's packed forwards ended this one's"
+            assert model.config._attn_implementation == PACKED, "the other thread's packed forwards ended this one's"
         assert reason is None and torch.equal(text, expected)
     assert model.config._attn_implementation == "sdpa"
 

@@ -16,7 +16,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.probe import why_not_rows
-from hf_lossy_assist.models.quirks.cache_positions import tables_of
+from hf_lossy_assist.models.quirks.cache_positions import PositionSources
 
 
 RAGGED = (9, 1, 4, 14)
@@ -135,7 +135,7 @@ def test_the_model_is_whole_again_after_an_error_and_beside_another_thread(name)
     with pytest.raises(RuntimeError, match="stop here"):
         tiny.assisted(model, tiny.prompts(RAGGED), model, logits_processor=LogitsProcessorList([Raising()]), **NEVER)
     assert getattr(file, "build_alibi_tensor", None) is own
-    assert not any("forward" in vars(table) for table in tables_of(model))
+    assert not any("forward" in vars(table) for table in PositionSources.of(model).tables)
     wanted = reference(name, tiny.NEVER_EMITTED)
 
     def run(kind):

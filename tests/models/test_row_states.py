@@ -10,6 +10,7 @@ import torch
 from support import hybrids
 
 from hf_lossy_assist.models.probe import RECURRENT, why_not_prefixes, why_not_rows
+from hf_lossy_assist.models.quirks.forward import patches_of
 from hf_lossy_assist.models.recurrent import closed_forms, recording
 from hf_lossy_assist.models.row_model import RowModel
 from hf_lossy_assist.models.together import together
@@ -153,7 +154,7 @@ def test_a_modelling_file_is_as_it_was_behind_a_forward():
     model = hybrids.model("qwen3_next")
     module = sys.modules[type(model).__module__]
     own = {name: getattr(module, name) for name in recording.FORMS if hasattr(module, name)}
-    assert own and recording.modules_of(model) == [module]
+    assert own and {patch.place for patch in patches_of(model)} == {module}
     rows = fed(model, [text(5, 0)])
     with pytest.raises(IndexError):
         rows.feed(torch.tensor([[10**6]]), [1])
@@ -191,14 +192,10 @@ def test_what_does_not_continue_a_cached_block_is_refused_by_name(kind):
 
 def made_wrong(monkeypatch):
     """Recurrences that are run again run over a token too many, in a closed form too."""
-    own, ends = recording.Recurrence.idle_behind, closed_forms.Written.behind
+    idle, after = recording.Call.idle_after, closed_forms.Written.after
+    monkeypatch.setattr(recording.Call, "idle_after", lambda call, tokens, *limited: idle(call, tokens + 1, *limited))
     monkeypatch.setattr(
-        recording.Recurrence,
-        "idle_behind",
-        lambda its, arguments, tokens, *limited: own(its, arguments, tokens + 1, *limited),
-    )
-    monkeypatch.setattr(
-        closed_forms.Written, "behind", lambda its, state, tokens: ends(its, state, (tokens + 1).clamp(max=3))
+        closed_forms.Written, "after", lambda written, state, tokens: after(written, state, (tokens + 1).clamp(max=3))
     )
 
 

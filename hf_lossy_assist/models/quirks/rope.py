@@ -1,17 +1,15 @@
-"""Rotary embeddings whose frequencies depend on the length of the text ("dynamic", "longrope"): a token gets those that
-`generate` gives it alone.
+"""Rotary embeddings whose frequencies depend on the length of the text ("dynamic", "longrope"): a token gets those that `generate` gives it.
 
-Transformers computes one set of frequencies for a whole forward, from its largest position. In `generate` without a draft, at
-batch 1, that position is the prompt's last one in the first forward and the token's own one after it, and what is in the cache
-keeps the frequencies that it was written with. A block of several tokens, or of several rows, needs several sets: here each
-token's follow from `max(its prompt's length, its position + 1)`. Some models (Phi-3) write their cache anew, with the long
-frequencies, when the text outgrows the original length; so do we, and no draft crosses that place.
+Transformers computes one set of frequencies for a whole forward, from its largest position. In `generate` without a draft, at batch 1, that
+position is the prompt's last one in the first forward and the token's after it, and what is in the cache keeps the frequencies that it was
+written with. A block of several tokens or rows needs several sets: each token's follow from `max(its prompt's length, its position + 1)`.
+Some models (Phi-3) write their cache anew, with the long frequencies, when the text outgrows the original length; so does this package, and
+no draft crosses that position.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -19,35 +17,28 @@ import torch
 from transformers import DynamicCache
 
 from ..compat import CACHE
-from .patching import ScopedPatch
+from .patching import Forward, Patch, running
 
 
-_current: ContextVar["tuple[ChangingRope, torch.Tensor] | None"] = ContextVar("current_rope", default=None)
+def _changes(kind: Any) -> bool:
+    return isinstance(kind, str) and ("dynamic" in kind or kind == "longrope")
 
 
 def changing_kind(module: torch.nn.Module) -> str | None:
-    """The kind of RoPE, if one of this module's kinds changes with the length of the text."""
+    """Return the kind of RoPE, if one of this module's kinds changes with the length of the text."""
     kinds = getattr(module, "rope_type", None)
-    for kind in kinds.values() if isinstance(kinds, dict) else [kinds]:
-        if isinstance(kind, str) and _changes(kind):
-            return kind
-    return None
-
-
-def _changes(kind: str) -> bool:
-    return "dynamic" in kind or kind == "longrope"
+    return next((kind for kind in (kinds.values() if isinstance(kinds, dict) else [kinds]) if _changes(kind)), None)
 
 
 def configured_kind(config: Any) -> str | None:
-    """The kind of RoPE in `config`, or one of its kinds for several types of layers, if it changes with the length."""
+    """Return the kind of RoPE in `config`, or one of its kinds for several types of layers, if it changes with the length."""
     for name in ("rope_parameters", "rope_scaling"):
         found = getattr(config, name, None)
-        if not isinstance(found, dict):
-            continue
-        for part in [found, *(value for value in found.values() if isinstance(value, dict))]:
-            kind = part.get("rope_type", part.get("type"))
-            if isinstance(kind, str) and (_changes(kind) or kind == "su"):  # as Phi-3's own code called it
-                return kind
+        parts = [found, *found.values()] if isinstance(found, dict) else []
+        for part in parts:
+            kind = part.get("rope_type", part.get("type")) if isinstance(part, dict) else None
+            if _changes(kind) or kind == "su":  # as Phi-3's own code called it
+                return str(kind)
     return None
 
 
@@ -56,23 +47,23 @@ class ChangingRope:
 
     def __init__(self, base: Any, modules: Sequence[torch.nn.Module], rows: int):
         self.modules = list(modules)
-        self.first = [
-            0
-        ] * rows  # the length of each row's text at its first forward, or when its cache was written anew
-        self.renewed_after = _renewed_after(base)  # tokens; None: what is in the cache stays as it is
+        # The length of each row's text at its first forward, or when its cache was written anew.
+        self.first = [0] * rows
+        # Tokens; None: what is in the cache stays as it is.
+        self.renewed_after = _renewed_after(base)
+        self.patches = [Patch(module, "forward", partial(_rotate, module)) for module in self.modules]
         self._clean = {id(module): _clean(module) for module in self.modules}
 
     @classmethod
     def of(cls, base: Any, rows: int) -> "ChangingRope | None":
-        """None for a model whose RoPE, if it has one, is the same for texts of all lengths: nearly all models."""
-        changing = [
-            module for module in base.modules() if changing_kind(module) is not None
-        ]  # a model may get another RoPE
+        """Return None for a model whose RoPE, if it has one, is the same for texts of all lengths: nearly all models."""
+        # Not remembered: a model may get another RoPE.
+        changing = [module for module in base.modules() if changing_kind(module) is not None]
         return cls(base, changing, rows) if changing else None
 
     @property
     def changes_after(self) -> int:
-        """The length of text up to which all frequencies are the first ones."""
+        """Return the length of text up to which all frequencies are the first ones."""
         found = []
         for module in self.modules:
             kinds: Any = module.rope_type
@@ -80,45 +71,35 @@ class ChangingRope:
         return min(original for kind, original in found if _changes(kind))
 
     def begin(self, lengths: Sequence[int]) -> None:
-        """Say how long each row's prompt is, before its first forward."""
+        """Take the length of each row's prompt, before its first forward."""
         self.first = list(lengths)
 
     def select(self, rows: Sequence[int]) -> None:
         self.first = [self.first[row] for row in rows]
 
     def room(self, held: Sequence[int], budgets: Sequence[int]) -> list[int]:
-        """How much each row may draft, of `budgets`, behind its `held` tokens and the next without crossing the place where its
-        cache is written anew."""
+        """Return how much each row may draft, of `budgets`, after its `held` tokens and the next, before its cache is written anew."""
         edge = self.renewed_after
         if edge is None:
             return list(budgets)
         return [min(room, edge - 1 - n) if n < edge else room for n, room in zip(held, budgets, strict=True)]
 
     def due(self, held: Sequence[int]) -> list[int]:
-        """The rows whose cache must be written anew before the token behind their `held` ones is run."""
+        """Return the rows whose cache must be written anew before the token after their `held` ones is run."""
         edge = self.renewed_after
         return [] if edge is None else [b for b, n in enumerate(held) if n >= edge >= self.first[b]]
 
-    def run(self, model: Callable[..., Any], **inputs: Any) -> Any:
-        """`model(**inputs)`; its `position_ids` (1 or B, Q) are each row's own."""
-        with self.at(inputs["position_ids"].cpu()):
-            return model(**inputs)
+    def lengths_at(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the length of the text that gives each token at `positions` (1 or B, Q) its frequencies, (1 or B, Q), on the CPU."""
+        lengths = torch.maximum(positions + 1, torch.tensor(self.first)[:, None])
+        return lengths[:1] if bool((lengths == lengths[:1]).all()) else lengths
 
-    @contextmanager
-    def at(self, positions: torch.Tensor) -> Iterator[None]:
-        """A forward in this thread whose tokens stand at `positions` (1 or B, Q), on the CPU."""
-        lengths = torch.maximum(positions + 1, torch.tensor(self.first)[:, None])  # (B, Q)
-        if bool((lengths == lengths[:1]).all()):
-            lengths = lengths[:1]
-        token = _current.set((self, lengths))
-        try:
-            with _rotating.within(self.modules):
-                yield
-        finally:
-            _current.reset(token)
+    def at(self, positions: torch.Tensor) -> AbstractContextManager[None]:
+        """Run a forward in this thread whose tokens are at `positions` (1 or B, Q), on the CPU."""
+        return running(Forward(rope=self, rope_lengths=self.lengths_at(positions)), self.patches)
 
     def rotate(self, module: torch.nn.Module, x: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor, **kwargs: Any) -> Any:  # fmt: skip
-        """What `module` gives at `positions` (…, 1 or B, Q), each token with the frequencies of a text of `lengths` (1 or B, Q)."""
+        """Return what `module` gives at `positions` (…, 1 or B, Q), each token with the frequencies of a text of `lengths` (1 or B, Q)."""
         clean, shape = self._clean[id(module)], (max(len(lengths), positions.shape[-2]), lengths.shape[1])
         lengths = _distinct(clean, lengths, kwargs.get("layer_type"))
         found = lengths.unique().tolist()
@@ -137,7 +118,7 @@ class ChangingRope:
 
 
 def renewing(*models: Any) -> list[tuple[Any, ChangingRope]]:
-    """Those of a call's models that write their cache anew when a text grows beyond a certain length."""
+    """Return those of a call's models that write their cache anew when a text grows beyond a certain length."""
     ropes = [(model, model.rope) for model in models if model is not None and model.rope is not None]
     return [(model, rope) for model, rope in ropes if rope.renewed_after is not None]
 
@@ -145,52 +126,52 @@ def renewing(*models: Any) -> list[tuple[Any, ChangingRope]]:
 def renew(models: Sequence[tuple[Any, ChangingRope]], rows: Any, clock: Any) -> None:
     """Write the caches of those rows anew whose next token lies beyond the length up to which they are valid."""
     for model, rope in models:
-        for b in (
-            rope.due(rows.cached_lengths()) if hasattr(model, "renew") else []
-        ):  # Transformers' own cache needs no telling
+        # Transformers' own cache renews itself.
+        for b in rope.due(rows.cached_lengths()) if hasattr(model, "renew") else []:
             if not rows.finished[b]:
                 with clock.time("prefill"):
                     model.renew(b, rows.token_ids()[b][: model.lengths[b]])
 
 
 def _distinct(clean: torch.nn.Module, lengths: torch.Tensor, layer_type: str | None) -> torch.Tensor:
-    """`lengths` with one value for all that have the same frequencies."""
+    """Return `lengths` with one value for all that have the same frequencies."""
     kind, original = _original(clean, layer_type)
     return lengths.clamp(min=original, max=None if "dynamic" in kind else original + 1)
 
 
 def _original(module: torch.nn.Module, layer_type: str | None) -> tuple[str, int]:
-    """The kind of RoPE, and the length of text up to which it has its first frequencies."""
-    its: Any = module
-    kind = its.rope_type if layer_type is None else its.rope_type[layer_type]
+    """Return the kind of RoPE, and the length of text up to which it has its first frequencies."""
+    kinds: Any = module.rope_type
+    kind = kinds if layer_type is None else kinds[layer_type]
     if kind != "longrope":
-        return kind, int(its.original_max_seq_len)
-    parameters = its.config.rope_parameters if layer_type is None else its.config.rope_parameters[layer_type]
+        return kind, int(module.original_max_seq_len)  # type: ignore[arg-type]
+    config: Any = module.config
+    parameters = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
     return kind, int(parameters["original_max_position_embeddings"])
 
 
 def _at_length(clean: torch.nn.Module, x: torch.Tensor, positions: torch.Tensor, length: int, **kwargs: Any) -> Any:
-    """The module's own forward for a text of `length` tokens; its last place is one too many, which says so."""
+    """Run the module's forward for a text of `length` tokens; its last position is one too many, which says so."""
     end = positions.new_full((*positions.shape[:-1], 1), length - 1)
     # It keeps what it computed for the longest text so far, so each length starts from a new copy.
     return type(clean).forward(_clean(clean), x, torch.cat([positions, end], dim=-1), **kwargs)
 
 
 def _clean(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy as it was before it saw any text, whatever texts this one has seen. No weights: rotary modules have none."""
+    """Return a copy as it was before it saw any text. Rotary modules have no weights."""
     out: Any = copy.copy(module)
     out._buffers = {name: None if value is None else value.clone() for name, value in module._buffers.items()}
     for name in [*out._buffers, *vars(out)]:
         if name.endswith("original_inv_freq"):
-            own = name.replace("original_inv_freq", "inv_freq")
-            out._buffers[own] = getattr(module, name).to(out._buffers[own].device, copy=True)
+            current = name.replace("original_inv_freq", "inv_freq")
+            out._buffers[current] = getattr(module, name).to(out._buffers[current].device, copy=True)
         elif name.endswith("max_seq_len_cached"):
             setattr(out, name, out.original_max_seq_len)
     return out
 
 
 def _renewed_after(base: Any) -> int | None:
-    """How many tokens the cache may hold before `generate` throws it away and runs the whole text once more, as Phi-3's does."""
+    """Return how many tokens the cache may hold before `generate` throws it away and runs the text again, as Phi-3's does."""
     edge = getattr(base.config, "original_max_position_embeddings", None)
     if not isinstance(edge, int):
         return None
@@ -201,23 +182,14 @@ def _renewed_after(base: Any) -> int | None:
     return edge if inputs.get(CACHE) is None else None
 
 
-def _forward(module: torch.nn.Module, own: Callable[..., Any], x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:  # fmt: skip
+def _rotate(module: Any, forward: Forward, original: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:  # fmt: skip
     kwargs = {} if layer_type is None else {"layer_type": layer_type}
-    current = _current.get()
-    kinds: Any = module.rope_type
-    kind = kinds if layer_type is None else kinds[layer_type]
-    # A layer type of its own may have another kind; and a vision tower's positions are not those of the text.
-    if current is None or not _changes(kind) or current[1].shape[1] != position_ids.shape[-1]:
-        return own(x, position_ids, **kwargs)
-    rope, lengths = current
-    return rope.rotate(module, x, position_ids.to(x.device), lengths, **kwargs)
-
-
-def _rotated(module: torch.nn.Module) -> dict[str, Any]:
-    return {"forward": partial(_forward, module, module.forward)}
-
-
-_rotating = ScopedPatch(_rotated)
+    kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
+    lengths = forward.rope_lengths
+    # A layer type may have another kind; and a vision tower's positions are not those of the text.
+    if lengths is None or not _changes(kind) or lengths.shape[1] != position_ids.shape[-1]:
+        return original(x, position_ids, **kwargs)
+    return forward.rope.rotate(module, x, position_ids.to(x.device), lengths, **kwargs)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -225,5 +197,5 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _each(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """`change` of a tensor, or of each in a tuple: cosines and sines are two, complex numbers one."""
+    """Apply `change` to a tensor, or to each in a tuple: cosines and sines are two, complex numbers one."""
     return change(value) if isinstance(value, torch.Tensor) else tuple(change(part) for part in value)

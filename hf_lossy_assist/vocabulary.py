@@ -76,3 +76,11 @@ def passing(compare: Callable[..., torch.Tensor], values: torch.Tensor, bar: tor
     """
     shape = torch.broadcast_shapes(values.shape, bar.shape)
     return compare(values, bar, out=torch.empty(shape, dtype=torch.float32, device=values.device))
+
+
+def keep_one_token(scores: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+    """Make a row of `scores` (B, V) that the processors left no token certain of token 0, where `raw` (B, V) is finite: any guess will do."""
+    nothing = (scores.amax(dim=-1) == float("-inf")) & raw.amax(dim=-1).isfinite()
+    if looks_are_free(nothing) and not bool(nothing.any()):
+        return scores
+    return torch.cat([scores[:, :1].masked_fill(nothing[:, None], 0.0), scores[:, 1:]], dim=1)

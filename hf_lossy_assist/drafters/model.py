@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 
 from ..artifacts.features import FeatureTap
-from ..batch.finite_logits import keep_one_token
 from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
@@ -21,6 +20,7 @@ from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..stats.clock import Clock
 from ..stops import StopRun
+from ..vocabulary import keep_one_token
 from .base import DraftContext, Drafter, DrafterRun, empty_draft, fit_vocabulary
 
 

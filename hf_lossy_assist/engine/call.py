@@ -8,11 +8,12 @@ import torch
 
 from ..artifacts.features import FeatureTap
 from ..batch.logits_processing import Processing
-from ..batch.position_limits import PositionLimits
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..drafters.base import DrafterRun
 from ..models.cached_model import CachedModel
+from ..models.introspection import learned_positions
+from ..models.quirks.cache_positions import PositionSources
 from ..models.quirks.rope import renewing
 from ..models.row_model import RowModel
 from ..models.static import StaticRowModel
@@ -21,6 +22,39 @@ from ..round import Verdict, Verified
 from ..rules import RuleRun
 from ..stats.clock import Clock
 from ..stops import StopRun
+
+
+class PositionLimits:
+    """Tables of positions, such as GPT-2's: no text grows past the target's, and no draft past any."""
+
+    def __init__(self, target: Any, *others: Any):
+        """`target` and `others` are Transformers models; None among `others` is passed over."""
+        self.target = learned_positions(target)
+        self._columns = bool(PositionSources.of(target).tables)  # hidden tokens have positions of the target's, too
+        tables = [learned_positions(model) for model in others if model is not None]
+        self._shortest = min((size for size in tables if size is not None), default=None)
+
+    def _last(self, rows: Rows) -> list[int]:
+        """Return the target's position of each row's last token."""
+        return [length - 1 for length in rows.lengths] if self._columns else rows.cached_lengths()
+
+    def room(self, rows: Rows, limits: list[int]) -> list[int]:
+        """Lower `limits`, the tokens that each row may draft, to what the tables have room for."""
+        for size, last in ((self.target, self._last), (self._shortest, Rows.cached_lengths)):
+            if size is not None:
+                limits = [max(min(n, size - place - 1), 0) for n, place in zip(limits, last(rows), strict=True)]
+        return limits
+
+    def check(self, rows: Rows) -> None:
+        """Raise `ValueError` where a row needs a position that the target does not have."""
+        if self.target is None:
+            return
+        for row, last, finished in zip(rows.row_id_list, self._last(rows), rows.finished, strict=True):
+            if not finished and last >= self.target:
+                raise ValueError(
+                    f"the target has {self.target} positions, and row {row} needs more: its text has {last + 1} tokens and no end. "
+                    f"Pass a smaller max_new_tokens or a shorter prompt"
+                )
 
 
 @dataclass

@@ -1,38 +1,49 @@
-"""What a round decided becomes text: written, streamed, counted."""
+"""The last stage of a round: what it decided becomes text, is streamed and counted."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
-from ..batch.finite_logits import refuse_invalid_logits, sound
 from ..round import Verdict, Verified
 from ..stats.speculation import Record, SpeculationStats
 from .call import Call
 
 
-MODELS = ("target", "draft", "companion")  # whose logits are looked at
+MODELS = ("target", "draft", "companion")  # whose logits are checked
+COUNTS = 4 + len(MODELS)  # columns of `pack_round` before the drafted tokens
 
 
 def commit(call: Call, verified: Verified, verdict: Verdict, raw: torch.Tensor, stats: SpeculationStats) -> list[int]:
-    """Append what was accepted, stop each row at the first token that ends it, stream, count; returns n of each row."""
+    """Append what was accepted, end each row at the first token that ends it, stream, count; return n of each row."""
     call.rows.write(verdict.token[:, None], verdict.accepted)
     table = pack_round(verified, verdict).tolist()  # the one device sync of a round whose filter and stop need none
     return apply_round(call, table, stats, verified.logits, raw)
 
 
 def pack_round(verified: Verified, verdict: Verdict) -> torch.Tensor:
-    """All that the host wants to know of a round, (B, 7 + 3γ) int64, to be read at once.
+    """Collect all that the host reads of a round in one tensor, (B, 7 + 3γ) int64.
 
-    n, the token behind the accepted ones, drafted tokens, sent ones; of each of `MODELS`, at how many places from the first it gave a
-    distribution; then the drafted tokens, which of them are lossy, and which are unchecked, γ each.
+    n, the token after the accepted ones, drafted tokens, sent ones; of each of `MODELS`, at how many places from the first its logits make
+    a distribution; then γ drafted tokens, which of them are lossy, and which are unchecked.
     """
-    good = sound(verified)
-    everywhere = torch.full_like(verdict.accepted, verified.draft.gamma + 1)
-    head = [verdict.accepted, verdict.token, verified.drafted, verified.sent]
-    head += [good.get(model, everywhere) for model in MODELS]
+    draft, companion = verified.draft, verified.selection.companion
+    places = torch.arange(draft.gamma + 1, device=verified.logits.device)
+    beyond = places[: draft.gamma] >= draft.lengths[:, None]
+    everywhere = torch.full_like(verdict.accepted, draft.gamma + 1)
+    finite = [
+        _finite_places(verified.logits.amax(dim=-1), places > verified.sent[:, None]),
+        everywhere if draft.validity is None else _finite_places(draft.validity, beyond),
+        everywhere if companion is None else _finite_places(companion[:, : draft.gamma, 0], beyond),
+    ]
+    counts = torch.stack([verdict.accepted, verdict.token, verified.drafted, verified.sent, *finite], dim=1)
     unchecked = torch.zeros_like(verdict.lossy) if verdict.unchecked is None else verdict.unchecked
-    return torch.cat([torch.stack(head, dim=1), verified.tokens, verdict.lossy.long(), unchecked.long()], dim=1)
+    return torch.cat([counts, verified.tokens, verdict.lossy.long(), unchecked.long()], dim=1)
+
+
+def _finite_places(x: torch.Tensor, unread: torch.Tensor) -> torch.Tensor:
+    """Count the places of each row from the first that are finite or unread, (B,) int64."""
+    # x − x is NaN for the others: `isfinite` in half as many operations.
+    return (((x - x) == 0) | unread).long().cumprod(dim=1).sum(dim=1)
 
 
 def apply_round(
@@ -42,24 +53,29 @@ def apply_round(
     scores: torch.Tensor | None = None,
     raw: torch.Tensor | None = None,
 ) -> list[int]:
-    """`pack_round` as lists becomes text; returns n of each row.
+    """Make text of `pack_round` as lists; return n of each row.
 
     `scores` and `raw` (B, γ + 1, V): the target's logits, processed and not, where the call keeps them or a criterion reads them.
+    Raises: `ValueError` where a token of the text came from no distribution.
     """
-    rows, gamma = call.rows, (len(table[0]) - 4 - len(MODELS)) // 3
-    before, accepted = list(rows.lengths), []
+    rows, gamma = call.rows, (len(table[0]) - COUNTS) // 3
+    before = list(rows.lengths)
     active = [b for b, finished in enumerate(rows.finished) if not finished]
-    for b, (n, token, drafted, sent, *rest) in enumerate(table):
-        accepted.append(n)
-        if rows.finished[b]:
-            continue
-        row, good, rest = rows.row_id_list[b], dict(zip(MODELS, rest, strict=False)), rest[len(MODELS) :]
-        new = rest[:n] + [token]
+    for b in active:
+        n, token, drafted, sent, *finite = table[b][:COUNTS]
+        tokens, lossy, unchecked = (table[b][COUNTS + i * gamma : COUNTS + (i + 1) * gamma] for i in range(3))
+        row, new = rows.row_id_list[b], [*tokens[:n], token]
         taken = rows.commit(b, new, None if scores is None else scores[b])
-        blame = partial(_blame, call, b, before[b], None if raw is None else raw[b])
-        refuse_invalid_logits(good, taken, gamma, row, before[b] - rows.prompt_lengths[b], blame)
+        for model, place in zip(MODELS, finite, strict=True):
+            # Where the text does not come to such a place (after a rejected token, a grammar may have no way on), it is no error.
+            if place < min(taken, gamma + (model == "target")):
+                culprit = None if model != "target" or raw is None else _blame(call, b, before[b], raw[b], place)
+                culprit = culprit or f"the {model} model gave NaN or infinite logits"
+                raise ValueError(
+                    f"{culprit} in row {row}, after {before[b] - rows.prompt_lengths[b] + place} new tokens"
+                )
         call.processing.commit(row, taken)
-        record = Record(drafted, sent, n, rest[gamma : 2 * gamma], taken, rest[2 * gamma :])
+        record = Record(drafted, sent, n, lossy, taken, unchecked)
         stats.record(row, record, before[b] if rows.writes_past_end else None)
         if call.keep_scores and scores is not None:
             call.scores[row].append(scores[b, :taken].clone())
@@ -69,21 +85,23 @@ def apply_round(
             for t in new[:taken]:
                 call.streamer.put(torch.tensor([t]))
 
+    accepted = [line[0] for line in table]
     call.stop.observe(
         [rows.row_id_list[b] for b in active], [table[b][3] for b in active], [accepted[b] for b in active]
     )
     return accepted
 
 
-def _blame(call: Call, b: int, length: int, raw: torch.Tensor | None, place: int) -> str | None:
-    """Return which processor made no distribution at a place of a round, where the model gave one in `raw` (γ + 1, V)."""
-    if raw is None or not bool(raw[place].amax().isfinite()):
+def _blame(call: Call, b: int, length: int, raw: torch.Tensor, place: int) -> str | None:
+    """Name the processor that makes no distribution at a place of a round, where the model gave one in `raw` (γ + 1, V)."""
+    if not bool(raw[place].amax().isfinite()):
         return None
-    return call.processing.blame(call.rows.ids[b], length + place, raw[place], call.rows.row_id_list[b])
+    culprit = call.processing.blame(call.rows.ids[b], length + place, raw[place], call.rows.row_id_list[b])
+    return None if culprit is None else f"logits_processor: {culprit}"
 
 
-def new_tokens_first(kept: Sequence[Sequence[torch.Tensor]], length: int) -> tuple[torch.Tensor, ...]:
-    """Each row's scores as `generate` returns them: one (B, V) for each new token, zeros where a row had ended."""
-    rows = [torch.cat(list(parts)) for parts in kept]
+def new_tokens_first(rounds: Sequence[Sequence[torch.Tensor]], length: int) -> tuple[torch.Tensor, ...]:
+    """Return each row's scores as `generate` does: one (B, V) for each new token, zeros where a row had ended."""
+    rows = [torch.cat(list(parts)) for parts in rounds]
     full = torch.stack([torch.nn.functional.pad(r, (0, 0, 0, length - r.shape[0])) for r in rows])  # (B, length, V)
     return tuple(full.unbind(dim=1))

@@ -17,7 +17,7 @@ from ..round import BONUS_PLACE
 from ..stats.speculation import SpeculationStats
 from ..stops import StopRun
 from .call import Call
-from .commit import MODELS, apply_round
+from .commit import COUNTS, apply_round
 from .compiled_round import (
     DraftedBlock,
     RoundNumbers,
@@ -90,9 +90,8 @@ class CompiledRounds:
         stats.num_compiled_rounds += 1
         call.clock.count("draft", gamma)
         call.clock.count("target", 1)
-        first = 4 + len(MODELS)
         places = state.held + self._pads + 1  # of the text behind each row
-        rows.write_at(out[:, first : first + gamma], places)
+        rows.write_at(out[:, COUNTS : COUNTS + gamma], places)
         rows.write_at(out[:, 1:2], places + out[:, 0])
         accepted = apply_round(call, table, stats)
         self._known = [h + n + 1 for h, n in zip(held, accepted, strict=True)], list(limits), list(rows.row_id_list)

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..batch.finite_logits import keep_one_token
 from ..drafters.base import fit_vocabulary
 from ..models.static import Block, run_block
 from ..round import Draft, Selection, Verdict, Verified
 from ..rules import RuleRun, accept
 from ..rules.base import race
 from ..stops import DraftStop
+from ..vocabulary import keep_one_token
 from .commit import pack_round
 
 

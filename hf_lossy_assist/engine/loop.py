@@ -11,7 +11,7 @@ from ..batch.rows import Rows
 from ..models.cached_model import CachedModel
 from ..models.quirks.rope import renew
 from ..models.static import StaticRowModel
-from ..round import Draft, Selection, Verified
+from ..round import Verified
 from ..rules import accept
 from ..stats.clock import Clock
 from ..stats.speculation import RowStats, SpeculationStats
@@ -20,10 +20,8 @@ from ..stops.fallback import Fallback
 from ..validation import check_int, shown
 from .call import Call
 from .commit import commit
-from .companion import companion_probs
 from .compiled_loop import CompiledRounds
-from .propose import propose
-from .verify import verify
+from .stages import propose, select, verify
 
 
 def decode(call: Call) -> SpeculationStats:
@@ -34,9 +32,9 @@ def decode(call: Call) -> SpeculationStats:
 
     compiled = CompiledRounds.of(call, stats) if call.compiled else None
     while rows.unfinished:
-        room = start_round(call)
-        if compiled is None or not compiled.fits(room) or not compiled.run(room, stats):
-            run_stages(call, room, stats)
+        limits = start_round(call)
+        if compiled is None or not compiled.fits(limits) or not compiled.run(limits, stats):
+            run_stages(call, limits, stats)
         rows.check_time()
         drop_finished(call)
 
@@ -50,40 +48,35 @@ def decode(call: Call) -> SpeculationStats:
     return stats
 
 
-def run_stages(call: Call, room: list[int], stats: SpeculationStats) -> None:
-    """One round: draft → select → verify → accept → commit."""
-    verified, raw = read(call, room)
+def run_stages(call: Call, limits: list[int], stats: SpeculationStats) -> None:
+    """Run one round of up to `limits[b]` drafted tokens for row b."""
+    verified, raw_logits = draft_and_verify(call, limits)
     verdict = accept(call.rule, verified, call.randomness)
-    accepted = commit(call, verified, verdict, raw, stats)
+    accepted = commit(call, verified, verdict, raw_logits, stats)
     if call.on_round is not None:
         call.on_round(verified, verdict)
     roll_back(call, verified, accepted)
 
 
-def start_round(call: Call) -> list[int]:
-    """How much each row may draft in the round that begins."""
-    call.randomness.begin_round(call.rows.row_id_list)
-    renew(call.rope_models, call.rows, call.clock)
-    return limits(call)
-
-
-def read(call: Call, room: list[int]) -> tuple[Verified, torch.Tensor]:
-    """The first half of a round, draft → select → verify: what waits for its verdict, and the target's raw logits (B, γ + 1, V)."""
-    draft = propose(call, room)  # each row until its stop ends it
+def draft_and_verify(call: Call, limits: list[int]) -> tuple[Verified, torch.Tensor]:
+    """Run the first half of a round: what waits for its verdict, and the target's raw logits (B, γ + 1, V)."""
+    draft = propose(call, limits)
     selection = select(call, draft)
     return verify(call, selection)
 
 
-def limits(call: Call) -> list[int]:
-    """How much each row may draft in the coming round: what its stop plans and its text has room for; finished rows nothing."""
+def start_round(call: Call) -> list[int]:
+    """Begin a round; return how much each row may draft: what its stop plans and its text has room for, finished rows nothing."""
     rows = call.rows
-    going = [row for row, finished in zip(rows.row_id_list, rows.finished, strict=True) if not finished]
-    planned = dict(zip(going, check_limits(call.stop.begin_round(going), going, call.stop.settings), strict=True))
+    call.randomness.begin_round(rows.row_id_list)
+    renew(call.rope_models, rows, call.clock)
+    active = [row for row, finished in zip(rows.row_id_list, rows.finished, strict=True) if not finished]
+    planned = dict(zip(active, check_limits(call.stop.begin_round(active), active, call.stop.settings), strict=True))
     call.positions.check(rows)
-    rooms = call.positions.room(rows, rows.budgets())
+    limits = call.positions.room(rows, rows.budgets())
     for _, rope in call.rope_models:
-        rooms = rope.room(rows.cached_lengths(), rooms)
-    return [min(planned.get(row, 0), room) for row, room in zip(rows.row_id_list, rooms, strict=True)]
+        limits = rope.room(rows.cached_lengths(), limits)
+    return [min(planned.get(row, 0), limit) for row, limit in zip(rows.row_id_list, limits, strict=True)]
 
 
 def check_limits(planned: list[int], rows: list[int], stop: DraftStop) -> list[int]:
@@ -95,18 +88,6 @@ def check_limits(planned: list[int], rows: list[int], stop: DraftStop) -> list[i
     for limit in planned:
         check_int(f"{type(stop).__name__}.limits", limit, 0, stop.longest)
     return planned
-
-
-def select(call: Call, draft: Draft) -> Selection:
-    """What the policy's filter sends to the target."""
-    chosen = call.policy.filter
-    companion = None
-    if call.companion is not None and draft.gamma and chosen.reads_companion(len(call.rows.row_id_list)):
-        companion = companion_probs(call, draft)
-    selection = chosen.select(draft, companion, call.randomness.for_filters())
-    if selection.replaced is not None:  # not all tokens are the draft's
-        call.rows.write(selection.draft.tokens)
-    return selection
 
 
 def roll_back(call: Call, verified: Verified, accepted: list[int]) -> None:

@@ -12,11 +12,10 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from ..artifacts.conditions import read_sampling
 from ..artifacts.features import FeatureTap
 from ..batch.logits_processing import Processing
-from ..batch.position_limits import PositionLimits
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
 from ..drafters.base import DraftContext, Drafter, apart, as_drafter
-from ..engine.call import Call
+from ..engine.call import Call, PositionLimits
 from ..engine.loop import decode
 from ..models.compat import CACHE
 from ..models.identity import same_ids

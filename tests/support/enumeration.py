@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hf_lossy_assist.engine.call import Call
-from hf_lossy_assist.engine.loop import read, start_round
+from hf_lossy_assist.engine.loop import draft_and_verify, start_round
 from hf_lossy_assist.generation.runner import Runner
 from hf_lossy_assist.rules import AcceptanceRule, Strict, accept
 from hf_lossy_assist.rules.acceptance import next_distribution, prefix
@@ -190,7 +190,7 @@ class Enumerating(Runner):
     def _open(self, call: Call):
         for model in filter(None, (call.target, getattr(call.drafter, "model", None), call.companion)):
             model.rollback([min(pair) for pair in zip(model.lengths, call.rows.cached_lengths(), strict=True)])
-        return read(call, start_round(call))[0]
+        return draft_and_verify(call, start_round(call))[0]
 
     def _blocks(self, call: Call):
         """Every block that can come to its verdict, with its probability."""

@@ -1,0 +1,128 @@
+"""The first three stages of a round: the drafter proposes, the policy's filter selects, the target verifies."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from ..artifacts.features import FeatureSpec
+from ..batch.logits_processing import Processing
+from ..batch.processor_kinds import only_functions
+from ..drafters.base import fit_vocabulary
+from ..drafters.checks import fitting
+from ..round import Draft, Selection, Verified
+from ..validation import shown
+from .call import Call
+
+
+MAX_CATCH_UP = 8  # a companion that lags further behind than this is prefilled first, without computing logits
+
+
+def propose(call: Call, limits: Sequence[int]) -> Draft:
+    """Draft up to `limits[b]` tokens for row b, and write them after its text.
+
+    Raises: `ValueError` or `TypeError`, one line, for a draft that is none of these rows and this target.
+    """
+    draft = call.drafter.propose(call.rows, limits, call.randomness)
+    if not call.drafter.tokens_are_sure:
+        name = type(call.drafter).__name__
+        draft = fitting(draft, limits, call.vocabulary, call.rows.row_ids, name)
+        # Tokens without a distribution count as certain in both kinds of decoding; a distribution's argmax was not drawn from it.
+        if draft.probs is not None and draft.sampling != call.sampling:
+            raise ValueError(
+                f"{name}.propose: sampling: expected {call.sampling}, as this call decodes (DraftContext.sampling), "
+                f"got {shown(draft.sampling)}"
+            )
+        draft = replace(draft, sampling=call.sampling)
+    call.rows.write(draft.tokens)
+    if draft.gamma and not call.rule.rule.lossless and not call.drafter.gives_probs and call.processing.may_forbid:
+        return _cut_forbidden(call, draft)
+    return draft
+
+
+def _cut_forbidden(call: Call, draft: Draft) -> Draft:
+    """Cut each draft before the first token that a logits processor forbids: a lossy rule might accept it."""
+    rows, functions = call.rows, Processing(only_functions(call.processing.processors), call.processing.batch)
+    flat = torch.zeros(*draft.tokens.shape, call.vocabulary, device=rows.ids.device)
+    scores = functions(rows.ids, rows.lengths, flat, rows.row_id_list)
+    allowed = scores.gather(2, draft.tokens[..., None])[..., 0] > float("-inf")
+    return replace(draft, lengths=torch.minimum(draft.lengths, allowed.long().cumprod(dim=1).sum(dim=1)))
+
+
+def select(call: Call, draft: Draft) -> Selection:
+    """Return what the policy's filter sends to the target."""
+    chosen, companion = call.policy.filter, None
+    if call.companion is not None and draft.gamma and chosen.reads_companion(len(call.rows.row_id_list)):
+        companion = companion_probs(call, draft)
+    selection = chosen.select(draft, companion, call.randomness.for_filters())
+    if selection.replaced is not None:  # not all tokens are the draft's
+        call.rows.write(selection.draft.tokens)
+    return selection
+
+
+def companion_probs(call: Call, draft: Draft) -> torch.Tensor:
+    """Run the companion over the draft: its distributions at each drafted position and the one after, (B, γ + 1, V) float32."""
+    rows, gamma, companion = call.rows, draft.gamma, call.companion
+    assert companion is not None, "the filter has one"
+    with call.clock.time("companion"):
+        tokens, counts = rows.uncached_tokens(companion.lengths, gamma)
+        if len(set(counts)) > 1 and max(counts) > gamma + MAX_CATCH_UP:  # it was not read for a while
+            companion.feed(tokens[:, : -gamma - 1], [count - gamma - 1 for count in counts], keep=0)
+            tokens, counts = rows.uncached_tokens(companion.lengths, gamma)
+        even = len(set(counts)) == 1
+        raw = companion.feed(tokens, counts, keep=gamma + 1 if even else None)
+        if not even:
+            ends = torch.tensor(counts, device=raw.device)[:, None]
+            places = ends - gamma - 1 + torch.arange(gamma + 1, device=raw.device)
+            raw = raw.gather(1, places[..., None].expand(-1, -1, raw.shape[-1]))
+    vocabulary = raw.shape[-1] if draft.probs is None else draft.probs.shape[-1]
+    raw = fit_vocabulary(raw.to(device=rows.ids.device, dtype=torch.float32), vocabulary)
+    return _processed(call, draft, draft.lengths, raw).softmax(dim=-1)
+
+
+def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
+    """Run the target over each row's last token and the tokens sent: what it says of them, and its raw logits (B, γ + 1, V) float32."""
+    rows, draft = call.rows, selection.draft
+    last, counts = rows.uncached_tokens(call.target.lengths)  # (B, 1); in the first round perhaps the whole prompt
+    sent = [draft.gamma] * len(counts) if selection.sends_all else selection.sent.tolist()
+    fed = [count + n for count, n in zip(counts, sent, strict=True)]
+    with call.clock.time("target", (len(fed), sum(fed))):
+        logits = call.target.feed(torch.cat([last, draft.tokens], dim=1), fed, keep=1 + draft.gamma)
+    raw = logits.to(device=rows.ids.device, dtype=torch.float32)
+    accepts, spec = None, call.rule.rule.features
+    if draft.gamma and spec is not None:  # before processors, which may run the target, too
+        with call.clock.time("head"):
+            accepts = call.rule.rule.judge(_head_inputs(call, draft, spec))
+    for tap in call.drafter.taps:  # a processor of guidance runs the target, too
+        tap.listening = False
+    processed = _processed(call, draft, selection.sent, raw)
+    for tap in call.drafter.taps:
+        tap.listening = True
+    return Verified(selection, processed, accepts), raw
+
+
+def _processed(call: Call, draft: Draft, counts: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+    """Run the logits processors on `raw` (B, γ + 1, V), the caller's where the first `counts` (B,) of the drafted tokens can be committed."""
+    rows, active = call.rows, None
+    if call.processing.runs_callers_code:
+        active = rows.active_positions(draft.tokens, counts.tolist())
+    return call.processing(rows.ids, rows.lengths, raw, rows.row_id_list, active)
+
+
+def _head_inputs(call: Call, draft: Draft, spec: FeatureSpec) -> torch.Tensor:
+    """Collect the hidden states that the rule's head reads of each drafted token, (B, γ, H).
+
+    They come with forwards that run anyway, but for the draft's own state of the last token, which costs one draft forward.
+    """
+    gamma, parts = draft.gamma, []
+    if spec.reads("draft"):
+        assert draft.hidden is not None, "the runner has the drafter keep them"
+        parts.append(draft.hidden)
+    if spec.reads("target"):
+        assert call.rule_tap is not None, "the runner puts it on the target"
+        states = call.rule_tap.latest
+        if states.shape[1] <= gamma:  # the forward left out columns that no row needs
+            states = torch.nn.functional.pad(states, (0, 0, 0, gamma + 1 - states.shape[1]))
+        first = states.shape[1] - gamma - (spec.position == "predicting")
+        parts.append(states[:, first : first + gamma])
+    return torch.cat([part.to(draft.tokens.device) for part in parts], dim=-1)

@@ -22,10 +22,10 @@ from transformers import PreTrainedModel
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.eagle import PLACES
-from hf_lossy_assist.evaluation.arm_metrics import ArmMetrics
 from hf_lossy_assist.evaluation.arms import TARGET, Arm, make_arms
-from hf_lossy_assist.evaluation.comparing import Batches, compare
-from hf_lossy_assist.evaluation.measuring import DecodingSettings, Writer
+from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches
+from hf_lossy_assist.evaluation.metrics import ArmMetrics
+from hf_lossy_assist.evaluation.run import DecodingSettings, Writer
 from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
 from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
 from hf_lossy_assist.methods.autojudge.mine import mine
@@ -189,8 +189,8 @@ def main() -> None:
             [its.prompt for its in asked],
             Writer(models.target, models.tokenizer, DecodingSettings(max_new_tokens=96), task),
         )
-        found = compare(writer, arms, prompts, Batches(len(prompts), [args.batch_size]), task=task, problems=asked)
-        show(found.figures)
+        found = compare_arms(writer, arms, prompts, list_batches(len(prompts), [args.batch_size]), problems=asked)
+        show(found.metrics)
 
 
 if __name__ == "__main__":

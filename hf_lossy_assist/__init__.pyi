@@ -21,7 +21,7 @@ from .drafters.model import AssistantDrafter as AssistantDrafter
 from .drafters.suffix import SuffixDrafter as SuffixDrafter
 from .drafters.suffix import SuffixMemory as SuffixMemory
 from .drafters.transformers_drafters import MTPDrafter as MTPDrafter
-from .evaluation.early_exit_search import find_exit as find_exit
+from .evaluation.find_early_exit import find_exit as find_exit
 from .filters.base import VerifyAll as VerifyAll
 from .filters.base import VerifyFilter as VerifyFilter
 from .filters.companion import Staged as Staged

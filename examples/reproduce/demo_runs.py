@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli._runs import facts_of, progress
+from hf_lossy_assist.cli._runs import describe_run, show_progress
 from hf_lossy_assist.evaluation.arms import make_arms
-from hf_lossy_assist.evaluation.comparing import Batches, compare
-from hf_lossy_assist.evaluation.measuring import ArmOutput, DecodingSettings, Writer
-from hf_lossy_assist.evaluation.report_sections import read_run
+from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches
+from hf_lossy_assist.evaluation.report_page import read_run
 from hf_lossy_assist.evaluation.results import ResultFolder
+from hf_lossy_assist.evaluation.run import ArmOutput, DecodingSettings, Writer
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
@@ -85,13 +85,13 @@ def _compare(run: dict[str, Any], place: Place, problems: list[Problem], out: Pa
     arms = make_arms(target, draft, policies, tokenizer=tokenizer, assisted=False)
     texts, sizes = [problem.prompt for problem in problems], run.get("batch_sizes", [1])
     source = f"demo, test problems of seed {run['seed']}"
-    facts = facts_of(target, draft, arms, decoding, texts, source, sizes, problems)
+    facts = describe_run(target, draft, arms, decoding, texts, source, sizes, problems)
     store = ResultFolder(out, facts, resume=out.with_name(out.name + ".partial").exists())
-    batches = Batches(len(texts), sizes)
-    with progress("comparing", len(arms) * (len(batches.all()) + len(set(sizes)))) as tell:
-        writer = Writer(target, tokenizer, decoding)
-        found = compare(writer, arms, texts, batches, store=store, task=DemoTask(), problems=problems, tell=tell)
-    store.finish(found.figures)
+    batches = list_batches(len(texts), sizes)
+    with show_progress("comparing", len(arms) * (len(batches) + len(set(sizes)))) as tell:
+        writer = Writer(target, tokenizer, decoding, DemoTask())
+        found = compare_arms(writer, arms, texts, batches, store=store, problems=problems, tell=tell)
+    store.finish(found.metrics)
 
 
 def policies_of(run: dict[str, Any], place: Place) -> dict[str, hla.LossyPolicy]:

@@ -15,7 +15,6 @@ from ..validation import one_line
 
 # Errors of a disk or quota that is full or fails: Python's line names no file when it happens at a write.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-MADE_WITH = ".made-with.json"  # in a folder: with which models it was made on this machine; never shared, and taken from nobody
 
 
 @contextmanager

@@ -1,9 +1,11 @@
-"""The models that options name: target, what drafts for it, companion; their tokenizer's chat template, and a server in a model's place."""
+"""Load what options name: target, draft, companion, a server in a model's place, prompts; and compare heads with the run that uses them."""
 
 import difflib
 import json
 import os
 import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +14,25 @@ import hf_lossy_assist as hla
 from ..tasks.prompts import PromptText, read_texts
 from ..terminal import show
 from ..validation import one_line, shown
-from ._options import DEMO, INT8, TARGET, LoadOptions, check_pair
-from ._provenance import ModelNames, absolute
+from ._options import DEMO, INT8, TARGET, LoadOptions, ModelOptions, check_pair
 
 
+DEMO_TARGETS = ("demo-target", "demo-target:int8")  # the demo's in records
 # Settings that commands take by options, which would win over `--set`.
 OPTIONS = {
-    name: f"--{name.replace('_', '-')}" for name in ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p")
+    name: f"pass --{name.replace('_', '-')}"
+    for name in ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p")
 }
+STOP_DECIDES = dict.fromkeys(
+    ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+    "pass a stop, such as --policy constant:gamma=5",
+)
 
 
 def load(
     model: str | None, assistant: str | None, dtype: str, device: str, overrides: list[str] | None = None
 ) -> tuple[Any, Any, Any]:
-    """Target, draft and tokenizer as the options name them; the demo's where both are None. `overrides`: `--set`."""
+    """Load target, draft and tokenizer; the demo's where both names are None. `overrides`: `--set`."""
     import torch
 
     from ..models.int8 import quantised
@@ -64,7 +71,7 @@ def load(
         tokenizer.pad_token = tokenizer.eos_token
     if assistant is not None:
         _check_tokenizers(tokenizer, source, assistant)
-        if absolute(assistant) == absolute(source):
+        if Path(assistant).resolve() == Path(source).resolve():
             show(
                 "remark: --assistant is --model, and a draft that costs what the target costs gains nothing: pass a smaller model",
                 file=sys.stderr,
@@ -90,35 +97,27 @@ def _check_tokenizers(tokenizer: Any, model: str, assistant: str) -> None:
         )
 
 
-def load_models(names: ModelNames, options: LoadOptions) -> tuple[Any, Any, Any]:
+def load_models(models: ModelOptions, options: LoadOptions) -> tuple[Any, Any, Any]:
     """Load the target, what drafts for it, and the tokenizer. Raises: `ValueError`, one line, for a drafter of another target."""
-    if names.drafter is None:
-        return load(names.model, names.assistant, options.dtype, options.device, options.overrides)
-    drafter = trained(names.drafter)
-    target, _, tokenizer = load(names.model, None, options.dtype, options.device, options.overrides)
+    if models.drafter is None:
+        return load(models.model, models.assistant, options.dtype, options.device, options.overrides)
+    drafter = load_trained(models.drafter)
+    target, _, tokenizer = load(models.model, None, options.dtype, options.device, options.overrides)
     if options.dtype == INT8:
         drafter = drafter.int8()
     drafter.check(target)
     return target, drafter, tokenizer
 
 
-def check_compiled(compiled: bool, names: ModelNames) -> None:
-    """Rounds of a drafter on the target's states are eager: hooks read the states."""
-    if compiled and names.drafter is not None:
-        raise ValueError(
-            "--compile: rounds that read the target's hidden states are not compiled: leave it out beside --drafter"
-        )
-
-
 def is_trained(given: str) -> bool:
-    """Whether `--drafter` names files, and no registered drafter."""
+    """Return whether `--drafter` names files, and no registered drafter."""
     return given == DEMO or (
         not given.lstrip().startswith("{") and (os.sep in given or "/" in given or Path(given).is_dir())
     )
 
 
-def trained(given: str) -> Any:
-    """The trained drafter that `--drafter` names. Raises: `ValueError`, one line, for other drafters; what loading raises."""
+def load_trained(given: str) -> Any:
+    """Load the trained drafter that `--drafter` names. Raises: `ValueError`, one line, for other drafters; what loading raises."""
     from ..drafters.io import load_drafter
 
     if not is_trained(given):
@@ -129,18 +128,18 @@ def trained(given: str) -> Any:
 
 
 def read_drafter(given: str | None, policy: str, model: str | None, assistant: str | None) -> "hla.Drafter | None":
-    """`--drafter`: a registered drafter's name, JSON with the name and parameters, or a trained drafter's folder or Hub id.
+    """Read `--drafter`: a registered drafter's name, JSON with the name and parameters, or a trained drafter's folder or Hub id.
 
     Raises: one line where it does not fit the rest.
     """
-    from ..artifacts.json_io import parse_json as parse
+    from ..artifacts.json_io import parse_json
     from ..drafters.base import as_drafter
 
     drafter: hla.Drafter | None = None
     if given is not None and is_trained(given):
-        drafter = trained(given)
+        drafter = load_trained(given)
     elif given is not None:
-        drafter = as_drafter(parse(given, "--drafter") if given.lstrip().startswith("{") else given)
+        drafter = as_drafter(parse_json(given, "--drafter") if given.lstrip().startswith("{") else given)
     if policy == TARGET:
         if drafter is not None:
             raise ValueError(f"--drafter drafts, and --policy {TARGET} has no draft: leave one of them out")
@@ -152,7 +151,7 @@ def read_drafter(given: str | None, policy: str, model: str | None, assistant: s
 
 
 def load_companion(companion: str | None, target: Any, draft: Any, tokenizer: Any) -> Any:
-    """`--companion`, in the target's precision and place; the demo's where it is None."""
+    """Load `--companion` in the target's precision and place; the demo's where it is None."""
     from ..models.identity import same_ids
     from ..models.int8 import int8
 
@@ -173,15 +172,18 @@ def load_companion(companion: str | None, target: Any, draft: Any, tokenizer: An
 def override(target: Any, given: list[str] | None) -> None:
     """Write each NAME=VALUE into the target's generation config; a VALUE is JSON, or else a text.
 
-    Raises: `ValueError`, one line, for an unknown name, one that has an option of its own, and a value that Transformers refuses.
+    Raises: `ValueError` or `TypeError`, one line, for an unknown name, one that something else decides, and a wrong value.
     """
+    from ..generation.setting_types import check_settings
+
     config = target.generation_config
     for text in given or ():
         name, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"--set: expected NAME=VALUE such as num_beams=1, got {shown(text)}")
-        if name in OPTIONS:
-            raise ValueError(f"--set {name}: the command decides it: pass {OPTIONS[name]}")
+        if name in OPTIONS | STOP_DECIDES:
+            by = "the command" if name in OPTIONS else "the policy"
+            raise ValueError(f"--set {name}: {by} decides it: {(OPTIONS | STOP_DECIDES)[name]}")
         known = [other for other in vars(config) if not other.startswith("_")]
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
@@ -192,6 +194,9 @@ def override(target: Any, given: list[str] | None) -> None:
         except ValueError:
             parsed = value
         try:
+            if name == "pad_token_id" and isinstance(parsed, list):
+                raise TypeError(f"{name}: expected one token id, got {shown(parsed)}")
+            check_settings({name: parsed}, None, lambda name, value: name)
             config.update(**{name: parsed})
         except (TypeError, ValueError) as error:
             raise ValueError(f"--set {shown(text)}: {one_line(error)}") from None
@@ -215,7 +220,7 @@ def open_endpoint(role: str, url: str | None, model: str | None, timeout: float)
 
 
 def with_template(tokenizer: Any, prompts: list[str]) -> list[str]:
-    """Prompts in the tokenizer's chat template, without the begin token that the tokenizer will add itself."""
+    """Put prompts into the tokenizer's chat template, without the begin token that the tokenizer will add itself."""
     try:
         texts = [
             tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
@@ -232,14 +237,59 @@ def with_template(tokenizer: Any, prompts: list[str]) -> list[str]:
     return texts
 
 
-def texts_of(prompts: str, limit: int | None, demo_limit: int, seed: int) -> tuple[list[PromptText], str]:
+def read_prompt_texts(prompts: str, limit: int | None, demo_limit: int, seed: int) -> tuple[list[PromptText], str]:
     """Read `--prompts`, and say what records call them. The demo's: problems that neither the models were trained on nor a test uses."""
     if prompts != DEMO:
         return read_texts(prompts, limit), Path(prompts).name
     problems = hla.demo.problems(demo_limit if limit is None else limit, seed, "calibration")
-    return [PromptText(p.prompt, p.solution) for p in problems], demo_source(seed)
+    return [PromptText(p.prompt, p.solution) for p in problems], name_demo_source(seed)
 
 
-def demo_source(seed: int) -> str:
+def name_demo_source(seed: int) -> str:
     """Name the demo problems for records."""
     return f"the demo task, calibration problems of seed {seed}"
+
+
+def find_parts(policy: Any) -> Iterator[Any]:
+    """Yield the heads and profiles of a policy, however deep they are in it."""
+    from ..artifacts.head import Head
+    from ..artifacts.sv_profile import Profile
+
+    if isinstance(policy, Head | Profile):
+        yield policy
+    elif is_dataclass(policy):
+        for field in fields(policy):
+            yield from find_parts(getattr(policy, field.name))
+    elif isinstance(policy, list | tuple):
+        for part in policy:
+            yield from find_parts(part)
+
+
+def check_parts(models: ModelOptions, parts: Iterable[Any]) -> None:
+    """Refuse heads and profiles of other models than the demo's where no option names a model."""
+    for part in parts if models.demo else ():
+        record = getattr(part, "config", part)  # a head's identities are in its config, a profile's in itself
+        check_made_for(part.source, *(None if model is None else model.id for model in (record.target, record.draft)))
+
+
+def check_made_for(name: str | None, target: str | None, draft: str | None) -> None:
+    """Refuse what was made for other models than the demo's: what a record names is not loaded by itself."""
+    if target not in (None, *DEMO_TARGETS):
+        pair = "pass --model and --assistant, or --drafter"
+        raise ValueError(f"{name} was made for the models {one_line(target)} and {one_line(draft)}: {pair}")
+
+
+def warn_of_other_decoding(parts: Iterable[Any], do_sample: bool) -> None:
+    """Remark on each head that was trained on another kind of decoding than this run's."""
+    from ..artifacts.head import Head
+
+    here, there = ("sampling", "greedy decoding") if do_sample else ("greedy decoding", "sampling")
+    for head in {part.source: part for part in parts if isinstance(part, Head)}.values():
+        if head.config.decoding.get("do_sample", do_sample) != do_sample:
+            command = "mine" if head.config.method == "autojudge" else "collect"
+            option = "--do-sample" if do_sample else "--greedy"
+            show(
+                f"remark: the head {head.source} was trained for {there}, and this is {here}: it knows these texts less well; "
+                f"hf-lossy {command} {option} makes data for them",
+                file=sys.stderr,
+            )

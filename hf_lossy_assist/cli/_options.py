@@ -1,4 +1,4 @@
-"""What several commands share: their options in groups, the decorator that makes a command of a function with groups, the checks between options."""
+"""Options that commands share, in groups; the decorator that makes a command of a function with groups; checks between options."""
 
 import importlib.util
 import inspect
@@ -56,8 +56,13 @@ class ModelOptions:
         """Whether no model is named."""
         return self.model is self.assistant is self.drafter is None
 
+    def format(self) -> str:
+        """Return the options as they are typed."""
+        given = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return " ".join(f"--{name} {value}" for name, value in given if value is not None)
+
     def check(self) -> None:
-        """Expect a draft model beside the target, or a drafter in its place."""
+        """Refuse a target without a draft model, or a drafter in its place, and a draft alone."""
         if self.drafter is None:
             check_pair(self.model, self.assistant)
         elif self.assistant is not None:
@@ -175,7 +180,7 @@ def check_gamma(gamma: int) -> None:
     check_int("--gamma", gamma, 1, LONGEST_DRAFT)
 
 
-def batch_sizes(text: str) -> list[int]:
+def read_batch_sizes(text: str) -> list[int]:
     """Read a `--batch-size` that may be several."""
     try:
         sizes = [int(size) for size in text.split(",")]
@@ -188,8 +193,8 @@ def batch_sizes(text: str) -> list[int]:
     return sizes
 
 
-def width_of(head: str, width: int | None) -> dict[str, Any]:
-    """Give `--width` as a setting, if it was given. Refuses it for a head without hidden units."""
+def read_width(head: str, width: int | None) -> dict[str, Any]:
+    """Return `--width` as a setting, if it was given; refuse it for a head without hidden units."""
     if width is not None and head != "mlp":
         raise ValueError(
             f"--width is for --head mlp, and this head is {one_line(head)}: leave it out, or pass --head mlp"
@@ -197,7 +202,7 @@ def width_of(head: str, width: int | None) -> dict[str, Any]:
     return {} if width is None else {"width": width}
 
 
-def needs(extra: str, *modules: str) -> None:
+def require_extra(extra: str, *modules: str) -> None:
     """Refuse in one line where an optional dependency is missing."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:

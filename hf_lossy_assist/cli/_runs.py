@@ -1,4 +1,4 @@
-"""How runs begin, go on and end: where prompts come from, a run's record, the bar, the exit code and one line on stderr for what users can mend."""
+"""How runs begin, go on and end: problems, a run's record, the bar, the exit code and one line on stderr for what users can mend."""
 
 import hashlib
 import json
@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ import typer
 
 from ..artifacts.files import check_new
 from ..terminal import Bar, plain_warnings, show
-from ..validation import HTTP_CLIENTS, MOST_NEW_TOKENS, check_int, check_positive, one_line, unreached
-from ._options import DEMO, SamplingOptions
+from ..validation import HTTP_CLIENTS, check_int, check_positive, one_line, unreached
+from ._options import DEMO
 
 
 LONGEST = 600  # characters of an error: the names of all rules and stops fit in
@@ -64,7 +64,7 @@ _signals: list[int] = []  # SIGTERM, if it came
 
 
 def end_after(hours: float | None) -> None:
-    """End the command that runs as SIGTERM would, so many hours from now; None: never."""
+    """End the command as SIGTERM would, so many hours from now; None: never."""
     if hours is None:
         return
     check_positive("--max-hours", hours, 24 * 365)
@@ -75,8 +75,8 @@ def end_after(hours: float | None) -> None:
 
 
 @contextmanager
-def going_on(out: Path) -> Iterator[None]:
-    """Where this is interrupted, say how to go on, if the unfinished run of `out` has begun."""
+def hint_resume(out: Path) -> Iterator[None]:
+    """Say how to go on where this is interrupted, if the unfinished run of `out` has begun."""
     try:
         yield
     except KeyboardInterrupt:
@@ -87,7 +87,7 @@ def going_on(out: Path) -> Iterator[None]:
 
 @contextmanager
 def _ending() -> Iterator[None]:
-    """SIGTERM, from a scheduler or from `end_after`, ends a job as Ctrl-C does."""
+    """Let SIGTERM, from a scheduler or from `end_after`, end a job as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():  # where Python takes no signals
         yield
         return
@@ -107,7 +107,7 @@ def _ending() -> Iterator[None]:
 
 @contextmanager
 def _one_voice() -> Iterator[None]:
-    """Of the processes that `accelerate launch` started the first one speaks: of the others errors alone are heard."""
+    """Silence all but the first of the processes that `accelerate launch` started; errors are shown of all."""
     if int(os.environ.get("RANK", "0")) == 0:
         yield
         return
@@ -118,9 +118,7 @@ def _one_voice() -> Iterator[None]:
 
 def _say_wrong_words(error: Any) -> None:
     text = error.format_message()
-    if (
-        type(error).__name__ == "NoArgsIsHelpError"
-    ):  # the command alone: the text is its help, which typer may have shown by now
+    if type(error).__name__ == "NoArgsIsHelpError":  # the text is the help, which typer may have shown by now
         print(text, end="\n" if text else "")
         return
     context = getattr(error, "ctx", None)
@@ -128,14 +126,8 @@ def _say_wrong_words(error: Any) -> None:
 
 
 def say(text: str) -> None:
-    """One line on stderr that no terminal acts on, however long or wild a name in it is."""
+    """Print one line on stderr that no terminal acts on, however long or wild a name in it is."""
     print(f"hf-lossy: {one_line(text, LONGEST)}", file=sys.stderr)
-
-
-def check_decoding(max_new_tokens: int, sampling: SamplingOptions) -> None:
-    """Refuse what no call of `generate` takes, by the names of the options."""
-    check_int("--max-new-tokens", max_new_tokens, 2, MOST_NEW_TOKENS)
-    sampling.check_ranges()
 
 
 def check_out(out: Path | None, resume: bool) -> None:
@@ -151,7 +143,7 @@ def check_out(out: Path | None, resume: bool) -> None:
         check_new(out)
 
 
-def prompts_of(
+def read_problems(
     prompts: Path | None,
     task: str | None,
     data: Path | None,
@@ -160,7 +152,7 @@ def prompts_of(
     seed: int,
     shots: int = 0,
 ) -> tuple[list[str], list[Any], Any, str]:
-    """The prompts, the problems that they are, their task, and what they are called in the record."""
+    """Return prompts, the problems that they are, their task, and their name in records."""
     from ..tasks.load import load_task
     from ..tasks.prompts import read_prompts
 
@@ -181,19 +173,19 @@ def prompts_of(
         raise ValueError(f"--task {name} {UNCOUNTED[name]}: pass demo, gsm8k, math or a JSON-lines file with `answer`")
     found = load_task(name, data=data, seed=seed, shots=shots)
     problems = found.problems(DEMO_LIMIT if limit is None and name == DEMO else limit)
-    return [problem.prompt for problem in problems], problems, found, source_of(name, data, shots)
+    return [problem.prompt for problem in problems], problems, found, name_source(name, data, shots)
 
 
-def source_of(task: str, data: Path | None, shots: int) -> str:
-    """What a task's problems are called in records: a file's folder is nobody's business."""
+def name_source(task: str, data: Path | None, shots: int) -> str:
+    """Name a task's problems for records: by the file alone, without its path."""
     source = Path(task).name if data is None else f"{Path(task).name}, {data.name}"
     return f"{source}, {shots} worked examples" if shots else source
 
 
-def distinct(problems: Sequence[Any], source: str) -> list[Any]:
-    """Give each problem once, with a warning where one is repeated: a repetition says nothing new, and would narrow a bound.
+def remove_duplicates(problems: Sequence[Any], source: str) -> list[Any]:
+    """Remove duplicate problems, with a warning: duplicates would make the confidence bound too tight.
 
-    Raises: `ValueError`, one line, for a problem without a right answer: its loss cannot be told.
+    Raises: `ValueError`, one line, for a problem without a right answer.
     """
     found = list({problem.prompt: problem for problem in reversed(problems)}.values())[::-1]
     if len(found) < len(problems):
@@ -220,12 +212,7 @@ def announce_missing_intervals(prompts: int, sizes: Sequence[int]) -> None:
         )
 
 
-def longest_of(tokenizer: Any, texts: Sequence[str]) -> int:
-    """Tokens of the longest text."""
-    return max(len(ids) for ids in tokenizer(list(texts))["input_ids"])
-
-
-def facts_of(
+def describe_run(
     target: Any,
     draft: Any,
     arms: Sequence[Any],
@@ -235,8 +222,8 @@ def facts_of(
     sizes: Sequence[int],
     problems: Sequence[Any] = (),
 ) -> dict[str, Any]:
-    """What a run is of, for its record: a run is gone on with where all of it is the same."""
-    from ..artifacts.conditions import describe_machine as machine
+    """Return what a run's record says of it: a run resumes only where all of it is the same."""
+    from ..artifacts.conditions import describe_machine
     from ..models.identity import ModelIdentity, dtype_of, versions, weights_hash
 
     return {
@@ -246,18 +233,18 @@ def facts_of(
         "draft_weights": weights_hash(draft),
         "dtype": dtype_of(target),
         "draft_dtype": dtype_of(draft),  # a drafter's is its file's: beside a target it is copied
-        "arms": arm_facts(arms),
+        "arms": describe_arms(arms),
         "decoding": asdict(decoding),
         "source": source,
-        "prompts": hash_of(texts, problems),
+        "prompts": hash_prompts(texts, problems),
         "batch_sizes": list(sizes),
-        "machine": machine(target.device),
+        "machine": describe_machine(target.device),
         "versions": versions(),
     }
 
 
-def arm_facts(arms: Sequence[Any]) -> dict[str, Any]:
-    """Give what a run's record says of each arm."""
+def describe_arms(arms: Sequence[Any]) -> dict[str, Any]:
+    """Return what a run's record says of each arm."""
     from ..policy.policy import compute_fingerprint
 
     return {
@@ -271,73 +258,38 @@ def arm_facts(arms: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def hash_of(texts: Sequence[str], problems: Sequence[Any]) -> str:
-    """SHA-256 of what is asked, and of what is right."""
+def hash_prompts(texts: Sequence[str], problems: Sequence[Any]) -> str:
+    """Return the SHA-256 of prompts and right answers."""
     known = [[problem.gold, dict(problem.extra)] for problem in problems]
     return hashlib.sha256(json.dumps([list(texts), known], sort_keys=True, default=str).encode()).hexdigest()
 
 
 @contextmanager
-def progress(
+def show_progress(
     what: str, calls: int, *, most: bool = False, quiet: bool = False
-) -> Iterator[Callable[[str, int], None]]:
-    """A bar of calls, each of one way to write and one batch, that moves within a call too; `most`: there may be fewer calls. `quiet`: it is not shown.
+) -> Iterator[Callable[[str], None]]:
+    """Show a bar of calls, and yield what is told of each call that is over. most: there may be fewer. quiet: it is not shown."""
+    with Bar(calls, what, "calls", most=most, quiet=quiet) as bar:
+        done = count(1)
 
-    It is told which call begins, with 0, and that it is over, with 1.
-    """
-    with Bar(calls, what, "calls", most=most, quiet=quiet) as bar, closing(_Within(bar)) as within:
-        yield within.tell
+        def tell(arm: str) -> None:
+            bar.say(arm)
+            bar.to(next(done))
+
+        yield tell
 
 
 @contextmanager
 def resumable(store: Any) -> Iterator[None]:
-    """Where this is interrupted, say how to go on, and let another process do so; `store`: of the run's answers."""
+    """Say how to go on where this is interrupted, and let another process do so. store: of the run's answers."""
     from ..evaluation.results import ResultFolder
 
     if not isinstance(store, ResultFolder):  # in memory alone
         yield
         return
     try:
-        with going_on(store.out):
+        with hint_resume(store.out):
             yield
     except BaseException:
         store.release()
         raise
-
-
-class _Within:
-    """Moves a bar within a call by the seconds of the last one of its kind: what is timed must not be asked how far it has come."""
-
-    def __init__(self, bar: Bar, tick: float = 0.5):
-        """`tick`: seconds between two moves."""
-        self.bar, self.tick = bar, tick
-        self.seconds: dict[str, float] = {}  # of the last call of each kind
-        self.begun: tuple[str, float] | None = None  # the call under way
-        self.done = 0
-        self._lock, self._over = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._move, name="hf-lossy-bar", daemon=True)
-        self._thread.start()
-
-    def tell(self, now: str, done: int) -> None:
-        """`done` calls are over since the last word; `now`: of which kind, or which one begins."""
-        kind = now.removeprefix("warm-up: ")
-        with self._lock:
-            if not done:
-                self.bar.say(now)
-                self.begun = kind, time.perf_counter()
-                return
-            if self.begun is not None:
-                self.seconds[kind] = time.perf_counter() - self.begun[1]
-            self.begun, self.done = None, self.done + done
-            self.bar.to(self.done)
-
-    def _move(self) -> None:
-        while not self._over.wait(self.tick):
-            with self._lock:
-                if self.begun is not None and (usual := self.seconds.get(self.begun[0])):
-                    self.bar.to(self.done + min((time.perf_counter() - self.begun[1]) / usual, 0.95))
-
-    def close(self) -> None:
-        """The bar stays where it is."""
-        self._over.set()
-        self._thread.join()

@@ -1,4 +1,4 @@
-"""The command `hf-lossy`: which commands there are. how they end is in `_runs`.
+"""The command `hf-lossy`: which commands there are. How they end is in `_runs`.
 
 Imports inside a command's functions are of what loads torch, Transformers or an optional extra, so that `--help` is quick.
 """
@@ -12,22 +12,28 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..terminal import show
 from . import _runs
-from .collect import collect
-from .compare import compare
-from .eval import evaluate_tasks
-from .fit import fit_autojudge, fit_eagle3, fit_specdec, fit_sprinter
-from .generate import generate
-from .mine import mine
-from .profile import profile
-from .serve import serve
-from .tune import tune
-from .without_models import policies, pull, push, report
+from .collect_command import collect_command
+from .compare_command import compare_command
+from .eval_command import eval_command
+from .fit_command import fit_autojudge_command, fit_eagle3_command, fit_specdec_command, fit_sprinter_command
+from .generate_command import generate_command
+from .mine_command import mine_command
+from .profile_command import profile_command
+from .serve_command import serve_command
+from .tune_command import tune_command
+from .without_models import policies_command, pull_command, push_command, report_command
 
 
-ORDER = (
-    "compare", "generate", "serve", "tune", "policies", "collect", "mine", "fit", "profile", "eval", "report",
-    "push", "pull",
-)  # fmt: skip
+# In the order of the work: see what is fastest, use it, train what it needs, measure that, share it. None: a group.
+COMMANDS = {
+    "compare": compare_command, "generate": generate_command, "serve": serve_command, "tune": tune_command,
+    "policies": policies_command, "collect": collect_command, "mine": mine_command, "fit": None, "profile": profile_command,
+    "eval": eval_command, "report": report_command, "push": push_command, "pull": pull_command,
+}  # fmt: skip
+FITS = {
+    "sprinter": fit_sprinter_command, "autojudge": fit_autojudge_command, "specdec": fit_specdec_command,
+    "eagle3": fit_eagle3_command,
+}  # fmt: skip
 
 
 def _show_version(wanted: bool) -> None:
@@ -37,10 +43,10 @@ def _show_version(wanted: bool) -> None:
 
 
 class InOrder(TyperGroup):
-    """Lists commands in the order of the work: see what is fastest, use it, train what it needs, measure that, share it."""
+    """Lists commands in the order of `COMMANDS`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+        return sorted(super().list_commands(ctx), key=list(COMMANDS).index)
 
 
 app = typer.Typer(
@@ -82,14 +88,11 @@ def options(
     """
 
 
-for function in (generate, serve, compare, tune, policies, collect, mine, profile, report, push, pull):
-    app.command()(function)
-app.command("eval")(evaluate_tasks)
 app.add_typer(fit_app, name="fit")
-fit_app.command("sprinter")(fit_sprinter)
-fit_app.command("autojudge")(fit_autojudge)
-fit_app.command("specdec")(fit_specdec)
-fit_app.command("eagle3")(fit_eagle3)
+for group, commands in ((app, COMMANDS), (fit_app, FITS)):
+    for name, function in commands.items():
+        if function is not None:
+            group.command(name)(function)
 
 
 def main() -> None:

@@ -7,25 +7,23 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from ..registry import KINDS, REQUIRED
-from ..registry import find_entry as entry
-from ..registry.registry import CatalogEntry
-from ..registry.registry import build_catalog as catalog
+from ..registry import KINDS, REQUIRED, find_entry
+from ..registry.registry import CatalogEntry, build_catalog
 from ..terminal import console, show, show_json
 from ..validation import nearest
-from ._options import AsJson, command, needs
+from . import _options
 
 
 Token = Annotated[str | None, "access token of the Hub (default: the stored one, or HF_TOKEN)"]
 Revision = Annotated[str | None, "branch, tag or commit"]
 
 
-@command
-def policies(
+@_options.command
+def policies_command(
     *,
     name: Annotated[str | None, typer.Argument(help="show this one alone, with all that is known of it")] = None,
     kind: Annotated[str | None, f"list only these: {', '.join(KINDS[:-1])} or {KINDS[-1]}"] = None,
-    as_json: AsJson = False,
+    as_json: _options.AsJson = False,
 ) -> None:
     """List every method, rule, stop, filter and drafter: what each guarantees, its neutral setting, its parameters and source.
 
@@ -39,24 +37,26 @@ def policies(
     """
     if kind is not None and kind not in KINDS:
         raise ValueError(f"--kind: {nearest('kind', kind, KINDS)}")
-    chosen = [line for line in catalog() if kind in (None, line.kind)]
+    chosen = [line for line in build_catalog() if kind in (None, line.kind)]
     if name is not None:
         chosen = [line for line in chosen if line.name == name]
         if not chosen:
-            raise ValueError(nearest("policy", name, {line.name for line in catalog() if kind in (None, line.kind)}))
+            raise ValueError(
+                nearest("policy", name, {line.name for line in build_catalog() if kind in (None, line.kind)})
+            )
     if as_json:
         show_json([line.to_dict() for line in chosen], indent=1)
         return
     if name is not None:
-        show("\n\n".join(map(_in_full, chosen)))
+        show("\n\n".join(map(_format_entry, chosen)))
         return
     screen = console(highlight=False)
     for group in dict.fromkeys(line.kind for line in chosen):
         _show_group(screen, group, [line for line in chosen if line.kind == group])
 
 
-@command
-def report(
+@_options.command
+def report_command(
     *,
     folders: Annotated[
         list[Path], typer.Argument(help="folders that compare, tune, fit sprinter or fit autojudge wrote")
@@ -69,24 +69,21 @@ def report(
 
       hf-lossy report found tuned head --out report.html
     """
-    needs("train", "scipy", "jinja2", "matplotlib")
+    _options.require_extra("train", "scipy", "jinja2", "matplotlib")
     if out.suffix not in (".html", ".md"):
         raise ValueError(f"--out: expected a name that ends in .html or .md, got {str(out)!r}")
     from ..artifacts.files import check_file, write_text
-    from ..evaluation.page import render_html as html
-    from ..evaluation.page import render_markdown as markdown
-    from ..evaluation.report_sections import format_title, make_sections
-    from ..evaluation.report_sections import read_folder as read
+    from ..evaluation.report_page import format_title, make_sections, read_folder, render_html, render_markdown
 
     check_file("--out", out)
-    found = [read(folder) for folder in folders]
-    write = markdown if out.suffix == ".md" else html
+    found = [read_folder(folder) for folder in folders]
+    write = render_markdown if out.suffix == ".md" else render_html
     write_text(out, write(format_title(found), make_sections(found)))
     show(f"{out}: {len(found)} {'folder' if len(found) == 1 else 'folders'}, {out.stat().st_size // 1024 + 1} KB")
 
 
-@command
-def push(
+@_options.command
+def push_command(
     path: Annotated[Path, typer.Argument(help="folder of a head, a policy, models, a dataset or custom_generate")],
     repo_id: Annotated[str, typer.Argument(help="repository on the Hub: org/name")],
     private: Annotated[bool, "--private", "make a new repository private"] = False,
@@ -100,13 +97,13 @@ def push(
 
       hf-lossy push head org/name --private
     """
-    from ..policy import sharing
+    from ..policy.sharing import push
 
-    show(sharing.push(path, repo_id, private=private or None, token=token, message=message, revision=revision))
+    show(push(path, repo_id, private=private or None, token=token, message=message, revision=revision))
 
 
-@command
-def pull(
+@_options.command
+def pull_command(
     repo_id: Annotated[str, typer.Argument(help="org/name, org/name@revision or datasets/org/name")],
     out: Annotated[Path | None, "folder to copy it into; must not exist"] = None,
     revision: Revision = None,
@@ -122,19 +119,19 @@ def pull(
 
       hf-lossy pull datasets/org/name --out data
     """
-    from ..policy import sharing
+    from ..policy.sharing import pull
 
     if local_files_only and force_download:
         raise ValueError("--local-files-only and --force-download contradict each other: pass one of them")
     where = {"local_files_only": local_files_only, "force_download": force_download}
-    show(sharing.pull(repo_id, out, revision=revision, token=token, **where))
+    show(pull(repo_id, out, revision=revision, token=token, **where))
 
 
-def _in_full(line: CatalogEntry) -> str:
+def _format_entry(line: CatalogEntry) -> str:
     """Write one entry as lines, which fit any width."""
-    ladder = entry(line.kind, line.name).ladder
+    ladder = find_entry(line.kind, line.name).ladder
     rows = {
-        f"{line.kind} {line.name}": line.summary, "guarantee": line.guarantee, "neutral": line.neutral, "parameters": _given(line) or "none",
+        f"{line.kind} {line.name}": line.summary, "guarantee": line.guarantee, "neutral": line.neutral, "parameters": _format_parameters(line) or "none",
         "source": line.source, "in Python": f"hla.{line.class_name}",
         "tune tries": "this setting alone" if ladder is None else f"{ladder[0]} = {', '.join(map(str, ladder[1]))}",
     }  # fmt: skip
@@ -147,7 +144,7 @@ def _show_group(screen: Any, kind: str, lines: list[CatalogEntry]) -> None:
     for line in lines:
         title = Text().append(line.name, style="bold").append(f"  {line.guarantee}")
         facts = {
-            "parameters": _given(line),
+            "parameters": _format_parameters(line),
             "neutral": line.neutral,
             "source": line.source.removeprefix("huggingface.co/"),
         }
@@ -158,5 +155,5 @@ def _show_group(screen: Any, kind: str, lines: list[CatalogEntry]) -> None:
     screen.print()
 
 
-def _given(line: CatalogEntry) -> str:
+def _format_parameters(line: CatalogEntry) -> str:
     return ", ".join(name if value == REQUIRED else f"{name}={value}" for name, value in line.parameters.items())

@@ -12,7 +12,6 @@ from ..generation.enable import enable
 from ..generation.unsupported import refuse_config
 from ..models.compat import CACHE
 from ..policy.policy import LossyPolicy
-from ..validation import one_line
 
 
 TARGET, STATIC = "target", "target compiled"
@@ -138,8 +137,3 @@ def counted_calls(model: Any) -> Iterator[list[int]]:
         yield count
     finally:
         handle.remove()
-
-
-def format_failure(error: Exception) -> str:
-    """Return why an arm was left out, in one line."""
-    return f"{type(error).__name__}: {one_line(error, 200)}"

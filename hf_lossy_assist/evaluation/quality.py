@@ -12,7 +12,7 @@ from typing import Any
 from ..stats.intervals import Estimate, mean, wilson
 from ..tasks.base import Problem, squeeze_blanks
 from ..tasks.open_ended import QATask, Rouge, compute_rouge
-from .measuring import ArmOutput
+from .run import ArmOutput
 
 
 TASK = "task"  # the name of a task's own reference texts, where another reference is an arm's

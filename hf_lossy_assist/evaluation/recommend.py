@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from ..policy.parse import FALLBACK, is_short_form, list_parts
 from ..stats.intervals import FEWEST, Estimate
-from .arm_metrics import ArmMetrics
 from .arms import COMPILED, STATIC
+from .metrics import ArmMetrics
 
 
 def recommend(found: Sequence[ArmMetrics], batch_size: int) -> str:

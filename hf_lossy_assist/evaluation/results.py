@@ -11,8 +11,8 @@ from ..artifacts.files import format_json, name_full_disk, write_text
 from ..artifacts.json_io import read_lines
 from ..training.processes import ALONE, Lock, Processes
 from ..training.resumable import compute_key, folders, open_sealed_line, prepare, read_record, seal_line
-from .arm_metrics import ArmMetrics
-from .measuring import ArmOutput
+from .metrics import ArmMetrics
+from .run import ArmOutput
 
 
 RECORD, BATCHES, ANSWERS, SUMMARY = "run.json", "batches{}.jsonl", "answers.jsonl", "summary.csv"
@@ -32,16 +32,16 @@ class ResultStore:
         """Return whether all arms have done this batch."""
         return (batch_size, unit) in self._done
 
-    def keeps(self, arm: str) -> bool:
-        """Return whether an arm goes on: one that was left out when the run was begun stays out."""
+    def measures(self, arm: str) -> bool:
+        """Return whether an arm is measured: one that was left out when the run was begun stays out."""
         return not self.answers or any(answer.arm == arm for answer in self.answers)
 
     def add(self, batch_size: int, unit: int, answers: Sequence[ArmOutput]) -> None:
-        """Keep what all arms wrote for a batch."""
+        """Store the answers of all arms to a batch."""
         self.take(batch_size, unit, answers)
 
     def take(self, batch_size: int, unit: int, answers: Sequence[ArmOutput]) -> None:
-        """Return the same of a batch that another process did, and keeps."""
+        """Take the answers of a batch that another process did, and stores."""
         self.answers += answers
         self._done.add((batch_size, unit))
 

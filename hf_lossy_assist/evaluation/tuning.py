@@ -16,12 +16,12 @@ from ..policy.parse import add_parameter, as_policy, is_short_form, list_parts, 
 from ..policy.policy import LossyPolicy, compute_fingerprint
 from ..registry import Entry, Kind, Names, find_entry
 from ..stats.intervals import FEWEST, gain_bound, harm_bound, harms_allowed, net_bound, problems_needed
-from ..tasks.base import AnswerTask, Problem
-from .arm_metrics import ArmMetrics, compute_gain
-from .arms import TARGET, Arm, make_arms
-from .comparing import Batches, Comparison, Tell, compare
-from .measuring import Writer
+from ..tasks.base import Problem
+from .arms import TARGET, make_arms
+from .comparison import Comparison, Tell, compare_arms, list_batches
+from .metrics import ArmMetrics, compute_gain
 from .results import ResultStore
+from .run import Writer
 
 
 DOUBT = 0.1  # a setting is not a candidate where its harm on the first problems is above the limit at this level
@@ -185,38 +185,37 @@ class TuningResult:
     Args:
         tried: figures on the problems that settings were tried on. certified: on the others, of the target, the best lossless
             policy and the candidates.
-        verdicts: of each candidate. best: the fastest that is certified, if it clearly beats the best lossless one and the target alone.
+        results: of each candidate. best: the fastest that is certified, if it clearly beats the best lossless one and the target alone.
         lossless: that one's figures.
     """
 
     tried: list[ArmMetrics]
     certified: list[ArmMetrics]
-    verdicts: list[CertificationResult]
+    results: list[CertificationResult]
     best: CertificationResult | None
     lossless: ArmMetrics
 
 
-def tune(
-    writer: Writer, draft: Any, field: SearchSpace, task: AnswerTask, problems: Sequence[Problem], prompts: Sequence[str],
-    search: Search, *, store: ResultStore | None = None, tell: Tell = lambda what, done: None,
+def tune_policies(
+    writer: Writer, draft: Any, space: SearchSpace, problems: Sequence[Problem], prompts: Sequence[str], search: Search, *,
+    store: ResultStore | None = None, tell: Tell = lambda arm: None,
 ) -> TuningResult:  # fmt: skip
     """Try every setting on the first problems and certify candidates on the rest.
 
     Args:
-        prompts: the problems' texts as the models are given them.
-        store: where answers are kept, so that an interrupted run goes on. Its processes share the batches, and all return the same.
+        writer: with the task that tells right answers. prompts: the problems' texts as the models are given them.
+        store: where answers are stored, so that an interrupted run resumes. Its processes share the batches, and all return the same.
 
     Raises: `ValueError`, one line, where the target has so few right answers that a policy with none would be certified.
     """
     store = ResultStore() if store is None else store
-    common: dict[str, Any] = {"store": store, "task": task, "problems": problems, "tell": tell}
-    first = compare(
-        writer,
-        _make_arms(writer, draft, field.policies),
-        prompts[: search.first],
-        _make_batches(search, search.first),
-        **common,
-    ).figures
+
+    def measure(policies: Mapping[str, LossyPolicy], first: int, end: int) -> Comparison:
+        arms = make_arms(writer.target, draft, policies, tokenizer=writer.tokenizer, assisted=False)
+        batches = list_batches(end, [search.batch_size], first)
+        return compare_arms(writer, arms, prompts, batches, store=store, problems=problems, tell=tell)
+
+    first = measure(space.policies, 0, search.first).metrics
     by = {metrics.arm: metrics for metrics in first}
     right = by[TARGET].right or 0
     if right <= search.max_loss * search.first:
@@ -224,29 +223,19 @@ def tune(
             f"the target has {right} of {search.first} problems right, so there is nothing to lose, and a policy with none right would "
             f"be certified at {search.max_loss:.2%}: see --max-new-tokens and --chat"
         )
-    best_lossless = max((by[name] for name in field.lossless), key=_get_speed)
+    best_lossless = max((by[name] for name in space.lossless), key=_get_speed)
     tried = {metrics.arm: _make_trial(metrics) for metrics in first}
-    chosen = choose_candidates(
-        field.steps, tried, max(_get_speed(best_lossless), _get_speed(by[TARGET])), search.max_loss
-    )
-    policies = {name: field.policies[name] for name in (best_lossless.arm, *(step.name for step in chosen))}
-    rest = Batches(len(prompts), [search.batch_size], search.first)
-    second = compare(writer, _make_arms(writer, draft, policies), prompts, rest, **common)
-    later = {metrics.arm: metrics for metrics in second.figures}
+    to_beat = max(_get_speed(best_lossless), _get_speed(by[TARGET]))
+    chosen = choose_candidates(space.steps, tried, to_beat, search.max_loss)
+    policies = {name: space.policies[name] for name in (best_lossless.arm, *(step.name for step in chosen))}
+    second = measure(policies, search.first, len(prompts))
+    later = {metrics.arm: metrics for metrics in second.metrics}
     found = certify(chosen, {s.name: _make_trial(later[s.name]) for s in chosen}, search.max_loss, search.delta)
     best, lossless = find_fastest(found), later[best_lossless.arm]
     # A gain over a lossless arm that may be noise does not count.
     if best is not None and not _is_faster(second, best.step.name, max(lossless, later[TARGET], key=_get_speed).arm):
         best = None
-    return TuningResult(first, second.figures, found, best, lossless)
-
-
-def _make_arms(writer: Writer, draft: Any, policies: Mapping[str, LossyPolicy]) -> list[Arm]:
-    return make_arms(writer.target, draft, policies, tokenizer=writer.tokenizer, assisted=False)
-
-
-def _make_batches(search: Search, prompts: int) -> Batches:
-    return Batches(prompts, [search.batch_size])
+    return TuningResult(first, second.metrics, found, best, lossless)
 
 
 def _make_trial(metrics: ArmMetrics) -> TrialResult:
@@ -280,7 +269,7 @@ def describe_power(problems: int, search: Search, ladders: int) -> str:
 
 
 def make_certificate(
-    found: TuningResult, field: SearchSpace, search: Search, facts: Mapping[str, Any], decoding: Mapping[str, Any]
+    found: TuningResult, space: SearchSpace, search: Search, facts: Mapping[str, Any], decoding: Mapping[str, Any]
 ) -> Certificate | None:
     """Make the certificate of the chosen setting; None if none was chosen.
 
@@ -299,7 +288,7 @@ def make_certificate(
     }
     return Certificate(
         policy=strip_paths(best.step.name),
-        fingerprint=compute_fingerprint(field.policies[best.step.name]),
+        fingerprint=compute_fingerprint(space.policies[best.step.name]),
         task=facts["source"],
         problems=best.tried.problems,
         right=target.right or 0,
@@ -309,7 +298,7 @@ def make_certificate(
         net_bound=best.net,
         confidence=1 - search.delta,
         max_loss=search.max_loss,
-        tried=len(field.steps),
+        tried=len(space.steps),
         batch_size=facts["batch_sizes"][0],
         speed=best.tried.speed,
         of_target=metrics.of_target.value,

@@ -11,7 +11,7 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 
 from ..artifacts.certificate import CERTIFICATE
-from ..artifacts.files import MADE_WITH, check_new, new_folder
+from ..artifacts.files import check_new, new_folder
 from ..artifacts.head import CONFIG, WEIGHTS, Head
 from ..artifacts.hub import PICKLES, hub_errors
 from ..artifacts.json_io import read_object
@@ -194,6 +194,5 @@ def pull(
     if out is None:
         return cached
     with new_folder(out) as folder:
-        # The cache holds links; copies are files. What names models of this machine was not written here.
-        shutil.copytree(cached, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MADE_WITH))
+        shutil.copytree(cached, folder, dirs_exist_ok=True)  # the cache holds links; copies are files
     return Path(out)

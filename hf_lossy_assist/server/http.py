@@ -25,7 +25,7 @@ from .responses import make_error
 
 
 if TYPE_CHECKING:
-    from .app import Server
+    from .routes import Server
 
 MOST_BYTES = 4 * 2**20  # of a request's body
 FREE_BYTES = 64 * 2**10  # of each body that do not count for the bound on all: a stalled body stops no small one

@@ -1,14 +1,10 @@
 """Bars: they move within a batch, say what is left, and never go back."""
 
-import time
-from contextlib import closing
-
 import pytest
 from support import small, tiny
 from support.collecting import models, tiny_pair, word_prompts
 from support.mining import NEW, TASK
 
-from hf_lossy_assist.cli._runs import _Within
 from hf_lossy_assist.methods.autojudge import mine as mining
 from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
 from hf_lossy_assist.methods.sprinter import collect as collecting
@@ -39,24 +35,6 @@ def test_what_was_done_before_does_not_count_for_the_speed():
         quiet.skip(4)
         quiet.to(5)
         quiet.say("x")
-
-
-def test_comparing_moves_within_a_call():
-    """By the seconds of the last call of the arm, from a thread: what is timed is not asked."""
-    bar = Bar(4, "comparing", "calls")
-    with closing(_Within(bar, tick=0.01)) as within:
-        stood = []
-        for now in ("warm-up: svip", "svip"):
-            within.tell(now, 0)
-            time.sleep(0.15)
-            stood.append(bar.done)
-            within.tell(now, 1)
-            stood.append(bar.done)
-        within.tell("target", 0)
-        time.sleep(0.05)
-        stood.append(bar.done)
-    first, one, inside, two, unknown = stood
-    assert (first, one, two, unknown) == (0, 1, 2, 2) and 1.3 < inside < 2
 
 
 @pytest.fixture

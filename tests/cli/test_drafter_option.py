@@ -7,7 +7,6 @@ import torch
 from support.commands import DEMO, prompts_file
 
 from hf_lossy_assist import Head, Profile, demo
-from hf_lossy_assist.cli._provenance import recall
 from hf_lossy_assist.drafters.io import save_drafter
 
 
@@ -31,12 +30,14 @@ def test_sprinter_from_collecting_to_comparing(hf_lossy, tmp_path):
     assert json.loads((data / "collect.json").read_text())["settings"]["places"] == 5
     done = hf_lossy("fit", "sprinter", data, "--out", head)
     assert done.code == 0, done.err
-    assert Head.from_pretrained(head).config.draft == IDENTITY and recall(head).drafter == "demo"
+    assert Head.from_pretrained(head).config.draft == IDENTITY
     name = f"sprinter:head={head},threshold=0.3"
     short = ("--limit", 4, "--max-new-tokens", 8, "--no-static", "--json")
-    done = hf_lossy("compare", "--policies", f"svip,{name}", *short)
+    done = hf_lossy("compare", *WITH, "--policies", f"svip,{name}", *short)
     assert [row["arm"] for row in done.json["figures"]] == ["target", "svip", name]
-    wrote = hf_lossy("generate", "--policy", "sprinter", "--head", head, "--limit", 1, "--max-new-tokens", 8, "--json")
+    wrote = hf_lossy(
+        "generate", *WITH, "--policy", "sprinter", "--head", head, "--limit", 1, "--max-new-tokens", 8, "--json"
+    )
     assert wrote.json["drafter"] == "demo" and wrote.json["assistant"] is None
     assert (
         "trained for the draft" in hf_lossy("generate", "--policy", "sprinter", *WITH).line
@@ -51,7 +52,9 @@ def test_specdec(hf_lossy, tmp_path):
     )
     assert hf_lossy("fit", "specdec", data, "--out", head).code == 0
     assert Head.from_pretrained(head).config.draft == IDENTITY
-    wrote = hf_lossy("generate", "--policy", "specdec", "--head", head, "--limit", 1, "--max-new-tokens", 8, "--json")
+    wrote = hf_lossy(
+        "generate", *WITH, "--policy", "specdec", "--head", head, "--limit", 1, "--max-new-tokens", 8, "--json"
+    )
     assert wrote.json["drafter"] == "demo"
 
 
@@ -67,14 +70,14 @@ def test_autojudge(hf_lossy, tmp_path):
     done = hf_lossy("mine", "--drafter", folder, "--out", mined, "--limit", 8, "--max-mismatches", 12)
     assert done.code == 0, done.err
     assert json.loads((mined / "mine.json").read_text())["draft"]["model_type"] == "eagle3"
-    both = hf_lossy("fit", "autojudge", mined, "--out", judge, "--features", "both")
+    both = hf_lossy("fit", "autojudge", mined, "--drafter", folder, "--out", judge, "--features", "both")
     assert "reads the target's states alone" in both.line
-    done = hf_lossy("fit", "autojudge", mined, "--out", judge, "--folds", 2)
+    done = hf_lossy("fit", "autojudge", mined, "--drafter", folder, "--out", judge, "--folds", 2)
     assert done.code == 0, done.err
     config = Head.from_pretrained(judge).config
     assert config.features.model == "target" and config.draft.id == "noisy"
     options = ("--policy", "autojudge", "--head", judge, "--window", 8, "--limit", 1, "--max-new-tokens", 8)
-    assert hf_lossy("generate", *options, "--json").json["drafter"] == str(folder)
+    assert hf_lossy("generate", "--drafter", folder, *options, "--json").json["drafter"] == str(folder)
 
 
 @pytest.mark.full
@@ -86,7 +89,7 @@ def test_profile(hf_lossy, tmp_path):
     made = Profile.from_pretrained(out)
     assert made.draft == IDENTITY and made.gamma == 3
     options = ("--policy", "sv", "--profile", out, "--limit", 1, "--max-new-tokens", 8)
-    assert hf_lossy("generate", *options, "--json").json["drafter"] == "demo"
+    assert hf_lossy("generate", *WITH, *options, "--json").json["drafter"] == "demo"
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.cli.app import ORDER
+from hf_lossy_assist.cli.app import COMMANDS as IN_ORDER
 
 
 TOP = typer.main.get_command(app)
@@ -66,8 +66,8 @@ def test_an_example_with_a_wrong_option_is_found():
 
 
 def test_commands_stand_in_the_order_of_the_work(hf_lossy):
-    assert set(ORDER) == set(TOP.commands) and len(ORDER) == len(TOP.commands)
-    assert re.findall(r"^[│|]? (\w+)  ", hf_lossy("-h").out, flags=re.M) == list(ORDER)
+    assert set(IN_ORDER) == set(TOP.commands) and len(IN_ORDER) == len(TOP.commands)
+    assert re.findall(r"^[│|]? (\w+)  ", hf_lossy("-h").out, flags=re.M) == list(IN_ORDER)
 
 
 def test_the_same_thing_has_the_same_name():

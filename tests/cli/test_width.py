@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hf_lossy_assist.cli._output import show_figures
-from hf_lossy_assist.cli.fit import _comparison, _thresholds
-from hf_lossy_assist.cli.tune import _show
+from hf_lossy_assist.cli._output import show_metrics
+from hf_lossy_assist.cli.fit_command import _tabulate_comparison, _tabulate_thresholds
+from hf_lossy_assist.cli.tune_command import _show_results
 from hf_lossy_assist.methods.autojudge.report import CLASSIFIERS, TOKENS
 from hf_lossy_assist.stats.intervals import Estimate
 from hf_lossy_assist.terminal import console
@@ -36,7 +36,7 @@ def test_compare(capsys):
     }  # fmt: skip
     wide["guarantee"] = lambda rounds: "lossless up to rounding" if rounds else "lossless"
     arms = [SimpleNamespace(arm=name, **wide) for name in ("target", "assisted γ=5", LONG)]
-    show_figures(arms, {"8": "use svip"}, {}, rounds=True)
+    show_metrics(arms, {"8": "use svip"}, {}, rounds=True)
     whole(
         capsys.readouterr().out,
         "tokens/s",
@@ -53,7 +53,9 @@ def test_compare(capsys):
 def test_tune(capsys):
     tried = SimpleNamespace(speed=12345.6, harms=12, problems=10000, gains=100)
     step = SimpleNamespace(name=LONG)
-    _show(SimpleNamespace(verdicts=[SimpleNamespace(step=step, tried=tried, harm=0.1234, net=0.1234, certified=True)]))
+    _show_results(
+        SimpleNamespace(results=[SimpleNamespace(step=step, tried=tried, harm=0.1234, net=0.1234, certified=True)])
+    )
     whole(capsys.readouterr().out, "candidate", "harms", "certified", "12/10000", folded=1)
 
 
@@ -64,7 +66,7 @@ def test_fit_autojudge(capsys):
         {"group": "classifier", "input": name, "auroc": 0.9, "auroc_train": 0.9}
         for name in (*CLASSIFIERS.values(), *TOKENS)
     ]
-    for table in (_thresholds(report), _comparison(rows)):
+    for table in (_tabulate_thresholds(report), _tabulate_comparison(rows)):
         console().print(table)
     whole(
         capsys.readouterr().out, "important rejected", "0.1234567891 (default)", "before the mismatch", "random forest"

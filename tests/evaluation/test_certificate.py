@@ -8,8 +8,8 @@ import torch
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.certificate import Certificate
-from hf_lossy_assist.cli._runs import facts_of
-from hf_lossy_assist.evaluation.measuring import DecodingSettings
+from hf_lossy_assist.cli._runs import describe_run
+from hf_lossy_assist.evaluation.run import DecodingSettings
 from hf_lossy_assist.models.identity import ModelIdentity, dtype_of, weights_hash
 from hf_lossy_assist.policy.parse import strip_paths
 from hf_lossy_assist.policy.policy import compute_fingerprint
@@ -184,7 +184,7 @@ def test_a_drafter_beside_a_target_in_another_precision(recwarn):
     """It is what its files hold, before and after its copy drafted."""
     models, drafter = hla.demo.load(dtype=torch.bfloat16), hla.demo.drafter()
     hla.enable(models.target)
-    facts = facts_of(models.target, drafter, [], DecodingSettings(), ["a"], "demo", [1])
+    facts = describe_run(models.target, drafter, [], DecodingSettings(), ["a"], "demo", [1])
     assert (facts["dtype"], facts["draft_dtype"]) == ("bfloat16", "float16")
     policy = replace(POLICY, certificate=of_models(models, drafter))
     for _ in range(2):

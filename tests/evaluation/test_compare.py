@@ -17,9 +17,9 @@ from transformers import CompileConfig
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli._runs import announce_missing_intervals
 from hf_lossy_assist.evaluation import arms
-from hf_lossy_assist.evaluation.comparing import Batches, compare
-from hf_lossy_assist.evaluation.measuring import DecodingSettings, Writer
+from hf_lossy_assist.evaluation.comparison import compare_arms
 from hf_lossy_assist.evaluation.results import ResultStore
+from hf_lossy_assist.evaluation.run import DecodingSettings, Writer
 from hf_lossy_assist.tasks.maths import GSM8K
 
 
@@ -157,10 +157,10 @@ def test_a_run_that_goes_on_says_what_was_left_out_before():
     ways = [*ARMS, replace(ARMS[0], name=arms.STATIC)]
     store = ResultStore()
     store.add(1, 0, its)
-    found = compare(None, ways, ["a"], Batches(1, [1]), store=store)
+    found = compare_arms(None, ways, ["a"], [(1, 0, 0)], store=store)
     assert found.left_out == {arms.STATIC: "it failed when this run was begun"}
     store.add(1, 0, [replace(its[0], arm=arms.STATIC)])
-    assert compare(None, ways, ["a"], Batches(1, [1]), store=store).left_out == {}
+    assert compare_arms(None, ways, ["a"], [(1, 0, 0)], store=store).left_out == {}
 
 
 @pytest.mark.parametrize(

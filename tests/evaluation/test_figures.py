@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from support.runs import ARMS, a_run
 
-from hf_lossy_assist.evaluation.arm_metrics import compute_metrics
-from hf_lossy_assist.evaluation.measuring import ArmOutput
+from hf_lossy_assist.evaluation.metrics import compute_metrics
 from hf_lossy_assist.evaluation.recommend import recommend
 from hf_lossy_assist.evaluation.results import format_csv
+from hf_lossy_assist.evaluation.run import ArmOutput
 
 
 def test_every_figure():

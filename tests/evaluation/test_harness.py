@@ -12,7 +12,7 @@ from support import small
 import hf_lossy_assist as hla
 from hf_lossy_assist import demo
 from hf_lossy_assist.demo.lm_eval_task import write_task
-from hf_lossy_assist.evaluation import harness
+from hf_lossy_assist.evaluation import lm_eval_models
 from hf_lossy_assist.models import loading
 
 
@@ -34,7 +34,7 @@ def test_the_command():
 def test_seconds_are_of_generating_and_warm():
     """Not of reading tasks, nor of the first batch, which is generated twice."""
     models = demo.load()
-    plain, lossy = harness.make_models()
+    plain, lossy = lm_eval_models.make_models()
     ids = models.tokenizer("How many", return_tensors="pt")["input_ids"]
     calls = []
     models.target.register_forward_pre_hook(lambda *_: calls.append(len(calls)))
@@ -100,11 +100,11 @@ def test_a_later_row_that_does_not_fit_is_one_line(own_tasks):
     (own_tasks / "sums.jsonl").write_text(GOOD + '{"text": "1 + 1?", "answer": "2"}\n')
     file = own_tasks / "sums.yaml"
     file.write_text(file.read_text().replace("{{question}}", "{{question.strip()}}"))
-    manager = harness.make_task_manager(["sums"], own_tasks)
+    manager = lm_eval_models.make_task_manager(["sums"], own_tasks)
     with pytest.raises(
         ValueError, match=r"^sums: a template does not fit a row of the data \('None' has no attr[^\n]*$"
     ):
-        harness.evaluate("dummy", ["sums"], manager)
+        lm_eval_models.evaluate("dummy", ["sums"], manager)
 
 
 def test_a_policy_is_not_mixed_up_with_the_target(hf_lossy, tmp_path, monkeypatch):
@@ -120,10 +120,10 @@ def test_what_the_folder_has_is_looked_for_nowhere_else(own_tasks, monkeypatch):
     monkeypatch.setattr(
         lm_eval, "TaskManager", lambda **given: asked.append(given["include_defaults"]) or of_folder(**given)
     )
-    harness.make_task_manager(["sums"], own_tasks)
+    lm_eval_models.make_task_manager(["sums"], own_tasks)
     assert asked == [False]
     with pytest.raises(ValueError, match="no other"):
-        harness.make_task_manager(["sums", "other"], own_tasks)
+        lm_eval_models.make_task_manager(["sums", "other"], own_tasks)
     assert asked == [False, False, True]
 
 

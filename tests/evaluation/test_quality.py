@@ -6,8 +6,8 @@ import pytest
 from support.openai_server import OpenAIServer
 
 from hf_lossy_assist.cli._output import show_quality
-from hf_lossy_assist.evaluation.measuring import ArmOutput
 from hf_lossy_assist.evaluation.quality import Quality, check_references, compute_quality
+from hf_lossy_assist.evaluation.run import ArmOutput
 from hf_lossy_assist.stats.intervals import Estimate
 from hf_lossy_assist.tasks import base as answers_module
 from hf_lossy_assist.tasks.base import Problem

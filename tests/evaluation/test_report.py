@@ -6,11 +6,10 @@ import pytest
 from support.pages import Checked, read_page
 from support.runs import ARMS, a_run
 
-from hf_lossy_assist.evaluation import page as pages
-from hf_lossy_assist.evaluation.arm_metrics import compute_metrics
+from hf_lossy_assist.evaluation import report_page as pages
 from hf_lossy_assist.evaluation.arms import Arm
-from hf_lossy_assist.evaluation.page import Table, group_by_source
-from hf_lossy_assist.evaluation.report_sections import format_title, make_sections, read_folder
+from hf_lossy_assist.evaluation.metrics import compute_metrics
+from hf_lossy_assist.evaluation.report_page import Table, format_title, group_by_source, make_sections, read_folder
 from hf_lossy_assist.evaluation.results import ResultFolder
 from hf_lossy_assist.training.charts import draw_speed_and_quality
 
@@ -66,7 +65,10 @@ def test_markdown_says_the_same(folder):
     text = markdown([read_folder(folder)])
     assert "**batch size 1: use &#60;svip&#62;**" in text and "&#60;T&#62; with D" in text
     row = next(line for line in text.splitlines() if line.startswith("| svip"))
-    assert "| 50.0 (34.6–72.2) | 3.00 (1.62–5.55) | 2.00 | 5.00 | 80% | lossless | – | – | 4/4 | 2/4, 50%" in row
+    assert (
+        "| 50.0 (34.6–72.2) | 3.00 (1.62–5.55) | 2.00 | – | 5.00 | 80% | – | – | 4/4 | lossless | 2/4 | 15%–85% |"
+        in row
+    )
 
 
 @pytest.mark.full
@@ -81,8 +83,8 @@ def test_a_search_is_judged_on_the_problems_of_its_certificate(tmp_path):
     store.finish(compute_metrics(later, ARMS), compute_metrics(tried, ARMS), advice="use svip")
     found = read_folder(tmp_path / "tuned")
     certificate, trial = found.parts
-    assert [its.prompts for its in certificate.figures + trial.figures] == [2] * 6
-    assert certificate.figures[1].of_target.value == pytest.approx(3) and trial.figures[
+    assert [its.prompts for its in certificate.metrics + trial.metrics] == [2] * 6
+    assert certificate.metrics[1].of_target.value == pytest.approx(3) and trial.metrics[
         2
     ].of_target.value == pytest.approx(1 / 3)
     for said in (html([found]), markdown([found])):
@@ -162,7 +164,7 @@ def test_names_act_nowhere(tmp_path):
     found = read_folder(tmp_path / wild.replace("/", ""))
     text = markdown([found])
     assert "<" not in text.replace("<!-- -->", "") and "](" not in text and "`" not in text
-    assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {12}
+    assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {15}
     checked = Checked()
     checked.feed(html([found]))  # refuses what acts
     assert checked.open == []

@@ -6,8 +6,8 @@ from support.heads import FIGURES, edit, full_config, linear, save
 from support.pages import Checked, read_page
 from support.refusals import refused
 
-from hf_lossy_assist.evaluation import page as pages
-from hf_lossy_assist.evaluation.report_sections import format_title, make_sections, read_folder
+from hf_lossy_assist.evaluation import report_page as pages
+from hf_lossy_assist.evaluation.report_page import format_title, make_sections, read_folder
 from hf_lossy_assist.training.head_quality import CURVES, compute_curves
 
 

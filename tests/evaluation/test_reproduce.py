@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from hf_lossy_assist.cli.app import app
-from hf_lossy_assist.evaluation.measuring import ArmOutput
+from hf_lossy_assist.evaluation.run import ArmOutput
 from hf_lossy_assist.policy.parse import list_parts, split_policies
 from hf_lossy_assist.policy.serialise import PARTS
 from hf_lossy_assist.registry import Names
@@ -197,7 +197,7 @@ def test_a_table_is_run_interrupted_resumed_and_kept(of, driver, monkeypatch, tm
     assert driver(*TRIAL) == 0 and (tmp_path / "out" / "results.md").read_text(encoding="utf-8") == page
     assert "svip-figure-5: SVIP is faster than the target alone: " in capsys.readouterr().out
     monkeypatch.setattr(runs, "measure", measure)
-    monkeypatch.setattr(runs, "compare", lambda *_, **__: pytest.fail("it is measured"))
+    monkeypatch.setattr(runs, "compare_arms", lambda *_, **__: pytest.fail("it is measured"))
     monkeypatch.setattr(of["claims"], "_verdict", lambda *_: ("confirmed", "by the new rule"))
     before = json.loads((tmp_path / "out" / "svip-figure-5.json").read_text())
     assert driver(*TRIAL, "--judge-again") == 0

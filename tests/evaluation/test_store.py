@@ -9,11 +9,11 @@ from support.held import held, names_holder
 from support.runs import ARMS, a_run
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli._runs import facts_of
-from hf_lossy_assist.evaluation.arm_metrics import compute_metrics
+from hf_lossy_assist.cli._runs import describe_run
 from hf_lossy_assist.evaluation.arms import make_arms
-from hf_lossy_assist.evaluation.measuring import DecodingSettings
+from hf_lossy_assist.evaluation.metrics import compute_metrics
 from hf_lossy_assist.evaluation.results import ResultFolder
+from hf_lossy_assist.evaluation.run import DecodingSettings
 from hf_lossy_assist.tasks.base import Problem
 from hf_lossy_assist.training.resumable import compute_key, seal_line
 
@@ -91,7 +91,7 @@ def test_a_run_is_of_its_right_answers_and_heads_too(tmp_path):
     def facts(gold, name):
         policies = {"svip": hla.as_policy("svip"), "sprinter": hla.as_policy(f"sprinter:head={name}")}
         arms = make_arms(models.target, models.draft, policies)
-        return facts_of(
+        return describe_run(
             models.target, models.draft, arms, DecodingSettings(), ["a"], "demo", [1], [Problem("a", gold)]
         )
 

@@ -7,8 +7,8 @@ from support.commands import prompts_file
 
 from hf_lossy_assist.evaluation import tuning
 from hf_lossy_assist.evaluation.arms import Arm
-from hf_lossy_assist.evaluation.measuring import ArmOutput, Writer
-from hf_lossy_assist.evaluation.tuning import Search, describe_power, parse_search_space, tune
+from hf_lossy_assist.evaluation.run import ArmOutput, Writer
+from hf_lossy_assist.evaluation.tuning import Search, describe_power, parse_search_space, tune_policies
 from hf_lossy_assist.stats.intervals import harm_bound
 from hf_lossy_assist.tasks.base import AnswerTask, Problem
 
@@ -58,8 +58,8 @@ def search(monkeypatch):
     """Run a search over 400 problems, the first 80 of which are for trying."""
     monkeypatch.setattr(
         tuning,
-        "_make_arms",
-        lambda writer, draft, policies: (
+        "make_arms",
+        lambda target, draft, policies, **_: (
             [Arm("target", None, "target")] + [Arm(n, None, "policy", p) for n, p in policies.items()]
         ),
     )
@@ -69,7 +69,8 @@ def search(monkeypatch):
         problems = task.problems(count)
         prompts = [problem.prompt for problem in problems]
         settings = Search(max_loss, 0.05, 80)
-        return tune(writer, None, parse_search_space(field), task, problems, prompts, settings), writer
+        writer.task = task
+        return tune_policies(writer, None, parse_search_space(field), problems, prompts, settings), writer
 
     return run
 
@@ -90,18 +91,18 @@ def test_the_fastest_of_those_that_are_certified(search):
 
 def test_what_shows_its_harm_late_is_not_certified(search):
     found, _ = search({"top_k:k=8+svip": range(80, 400, 20), "top_k:k=4+svip": [0], "top_k:k=3+svip": [0, 1, 90]})
-    by = {its.step.name: its for its in found.verdicts}
+    by = {its.step.name: its for its in found.results}
     assert not by["top_k:k=8+svip"].certified and found.best is None
 
 
 def test_a_climb_ends_where_a_setting_fails(search):
     found, _ = search({"top_k:k=8+svip": [1, *range(81, 400, 12)], "top_k:k=4+svip": [100]})
-    assert [(its.step.name, its.certified) for its in found.verdicts] == [
+    assert [(its.step.name, its.certified) for its in found.results] == [
         ("top_k:k=4+svip", True),
         ("top_k:k=8+svip", False),
     ]
     found, _ = search({"top_k:k=8+svip": [1], "top_k:k=4+svip": range(81, 400, 12)})
-    assert [(its.step.name, its.certified) for its in found.verdicts] == [
+    assert [(its.step.name, its.certified) for its in found.results] == [
         ("top_k:k=4+svip", False),
         ("top_k:k=8+svip", False),
     ]
@@ -116,20 +117,20 @@ def test_answers_that_the_target_has_wrong_are_no_harm(search):
 
 def test_three_batches_show_no_gain(search):
     found, _ = search({}, max_loss=0.7, count=83)
-    assert [its.certified for its in found.verdicts] == [True] and found.best is None
+    assert [its.certified for its in found.results] == [True] and found.best is None
     assert search({}, max_loss=0.7, count=84)[0].best is not None
 
 
 def test_nothing_is_faster(search):
     found, writer = search({}, seconds={name: 2.5 for name in SECONDS} | {"svip": 2.0})
-    assert found.best is None and found.verdicts == []
+    assert found.best is None and found.results == []
     assert {name for name, first in writer.calls if first >= 80} == {"target", "svip"}
 
 
 def test_what_the_target_alone_outruns_is_not_advised(search):
     """A draft may cost more than it brings: all settings are faster than svip, and none than the target."""
     found, _ = search({}, dict.fromkeys(SECONDS, 1.95) | {"svip": 2.0, "target": 1.9})
-    assert found.best is None and found.verdicts == []
+    assert found.best is None and found.results == []
 
 
 def test_a_gain_within_the_noise_is_none(search):
@@ -137,7 +138,7 @@ def test_a_gain_within_the_noise_is_none(search):
     noisy = [1.98 + (-1.0 if i % 2 else 1.0) * (1 if i % 3 else -1) for i in range(400)]
     slow = {"top_k:k=3+svip": 3.0, "top_k:k=4+svip": 3.0}
     found, _ = search({}, SECONDS | slow | {"svip": 2.0, "top_k:k=8+svip": noisy})
-    assert [its.certified for its in found.verdicts] == [True] and found.best is None
+    assert [its.certified for its in found.results] == [True] and found.best is None
     found, _ = search({}, SECONDS | slow | {"svip": 2.0, "top_k:k=8+svip": [t - 0.5 for t in noisy]})
     assert found.best.step.name == "top_k:k=8+svip"
 
@@ -218,7 +219,7 @@ def test_a_problem_counts_once(hf_lossy, tmp_path, monkeypatch):
     """300 rows of 3 problems certify what 3 problems do."""
     rows = [{"prompt": f"What is {i}?", "answer": str(i)} for i in (1, 2, 3)] * 100
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr("hf_lossy_assist.cli.tune.load_models", no_models)
+    monkeypatch.setattr("hf_lossy_assist.cli.tune_command.load_models", no_models)
     done = hf_lossy("tune", "--task", tmp_path / "rows.jsonl", "--first", 1, "--policies", "svip,top_k:k=3")
     assert "2 problems for the certificate: too few for 1.00%" in done.out
     assert "warning: rows.jsonl: 297 of 300 problems are repetitions, and each problem counts once" in done.err

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli._models import load
-from hf_lossy_assist.cli._options import ModelOptions
-from hf_lossy_assist.cli._provenance import ModelNames, Source, models_from
+from hf_lossy_assist.cli._models import check_made_for, load
 from hf_lossy_assist.models.identity import ModelIdentity, dtype_of, weights_hash
 from hf_lossy_assist.models.int8 import int8, quantised
 
@@ -78,7 +76,7 @@ def test_a_folder_has_one_name_from_wherever_it_is_named(pair, tmp_path, monkeyp
 
 def test_what_was_trained_for_the_demo_in_int8_is_for_the_demo(pair):
     names = (ModelIdentity.of(int8(model)).id for model in (pair.target, pair.draft))
-    assert models_from(ModelOptions(), [Source("head", *names)]) == ModelNames()
+    check_made_for("head", *names)
 
 
 def test_a_draft_in_bfloat16_has_a_copy_in_int8(pair):

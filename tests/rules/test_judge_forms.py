@@ -178,7 +178,7 @@ def test_wrong_heads_and_values_are_refused():
 
 def test_the_command_lines_policy(tmp_path):
     """`--policy autojudge` with its options, and each option with a policy that has no use for it."""
-    from hf_lossy_assist.cli.generate import PolicyOptions
+    from hf_lossy_assist.cli.generate_command import PolicyOptions
 
     def _policy(policy, head, threshold, window, demo_models):
         options = PolicyOptions(policy=policy, head=head, threshold=threshold, window=window)

@@ -4,7 +4,7 @@ import pytest
 from support import small
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli.serve import _by_name, _longest
+from hf_lossy_assist.cli.serve_command import _find_longest, _read_policies
 from hf_lossy_assist.server.requests import RequestError, RequestLimits, read_request, read_turn
 
 
@@ -51,12 +51,12 @@ def test_policies_of_one_name_are_refused(tmp_path):
         (tmp_path / folder / "policy").mkdir(parents=True)
         (tmp_path / folder / "policy" / "policy.json").write_text('{"stop": {"name": "constant", "gamma": 3}}')
     first, second = (str(tmp_path / folder / "policy") for folder in ("a", "b"))
-    assert list(_by_name([first, "svip"])) == ["policy", "svip"]
+    assert list(_read_policies([first, "svip"])) == ["policy", "svip"]
     longer = '{"stop": {"name": "constant",' + " " * 5000 + '"gamma": 3}}'
-    assert list(_by_name([longer])) == [longer]
+    assert list(_read_policies([longer])) == [longer]
     for given in ([first, second], ["svip", "svip"]):
         with pytest.raises(ValueError, match="--policies: two of them are called"):
-            _by_name(given)
+            _read_policies(given)
 
 
 def test_an_empty_key_in_the_environment_is_refused(hf_lossy, monkeypatch):
@@ -77,5 +77,5 @@ def test_the_longest_text_of_a_nested_config():
     class Nested:
         config = type("Config", (), {"get_text_config": lambda self, decoder: inner.config})()
 
-    assert _longest(Nested(), model, None) == 64
-    assert _longest(model, object(), None) == 256
+    assert _find_longest(Nested(), model, None) == 64
+    assert _find_longest(model, object(), None) == 256

@@ -7,10 +7,10 @@ from support.tokenizers_by_kind import KINDS, STOP, tokenizer_of
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli._output import Output, Written, _coloured, json_report
-from hf_lossy_assist.evaluation import harness
+from hf_lossy_assist.cli._output import GeneratedText, GeneratedTexts, _colour, json_report
+from hf_lossy_assist.evaluation import lm_eval_models
 from hf_lossy_assist.evaluation.arms import make_arms
-from hf_lossy_assist.evaluation.measuring import DecodingSettings, Writer
+from hf_lossy_assist.evaluation.run import DecodingSettings, Writer
 from hf_lossy_assist.methods.autojudge.dataset import make_rows
 from hf_lossy_assist.methods.autojudge.search import Mined, Mismatch
 from hf_lossy_assist.models.texts import continuation, special_tokens
@@ -126,9 +126,9 @@ def test_generate_many(setting):
 
 def test_what_commands_write(setting):
     its = setting.many()
-    output = Output(PROMPT, its.token_ids, its.speculation, False)
-    assert json_report(Written([output], 1.0, None), setting.tokenizer, {})["outputs"][0]["text"] == TEXT
-    assert _coloured(output, setting.tokenizer).plain == TEXT
+    output = GeneratedText(PROMPT, its.token_ids, its.speculation, False)
+    assert json_report(GeneratedTexts([output], 1.0, None), setting.tokenizer, {})["outputs"][0]["text"] == TEXT
+    assert _colour(output, setting.tokenizer).plain == TEXT
     mined = Mined(0, PROMPT, setting.prompt, setting.new, setting.new, "big", [Mismatch(0, 1, 2, False, None)])
     assert make_rows([mined], setting.tokenizer)[0]["response"] == TEXT
 
@@ -159,7 +159,7 @@ def test_lm_eval_reads_texts_behind_their_prompts(setting):
     pytest.importorskip("lm_eval")
     from lm_eval.api.instance import Instance
 
-    plain, lossy = harness.make_models()
+    plain, lossy = lm_eval_models.make_models()
     arguments = {"until": ["zzz"], "max_gen_toks": 20}
     for model in (
         plain(setting.target, tokenizer=setting.tokenizer, batch_size=2),

@@ -8,8 +8,8 @@ from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_lossy_assist.server.app import EventStream
 from hf_lossy_assist.server.detokenize import AnswerText, TextChanged
+from hf_lossy_assist.server.routes import EventStream
 
 
 @pytest.fixture(scope="module")

@@ -478,7 +478,7 @@ def test_the_command(data, tmp_path):
     import typer
     from typer.testing import CliRunner
 
-    from hf_lossy_assist.cli.fit import fit_autojudge as command
+    from hf_lossy_assist.cli.fit_command import fit_autojudge_command as command
 
     app = typer.Typer()
     app.command()(command)

@@ -31,10 +31,10 @@ def mined(tmp_path_factory):
     import typer
     from typer.testing import CliRunner
 
-    from hf_lossy_assist.cli.mine import mine
+    from hf_lossy_assist.cli.mine_command import mine_command
 
     out, app = tmp_path_factory.mktemp("mined") / "mined", typer.Typer()
-    app.command()(mine)
+    app.command()(mine_command)
     result = CliRunner().invoke(app, ["--out", str(out), "--limit", str(PROBLEMS), "--batch-size", "12"])
     assert result.exit_code == 0, result.output
     return out

@@ -11,26 +11,25 @@ from typing import Annotated, Any
 from ..artifacts.json_io import read_object
 from ..terminal import show
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int, check_number
-from ._models import demo_source, load, load_models, open_endpoint, with_template
-from ._options import DEMO, Chat, LoadOptions, ModelOptions, Out, RunOptions, SamplingOptions, Shots, command, needs
-from ._provenance import ModelNames, names_of, remember
-from ._runs import check_out, end_after, going_on
+from . import _options
+from ._models import load, load_models, name_demo_source, open_endpoint, with_template
+from ._runs import check_out, end_after, hint_resume
 
 
 MINED = 64  # problems of `--task demo` without --limit
-NEW_TOKENS = {DEMO: 96}  # of a whole response, by task; 512 elsewhere
+NEW_TOKENS = {_options.DEMO: 96}  # of a whole response, by task; 512 elsewhere
 
 
-@command
-def mine(
+@_options.command
+def mine_command(
     *,
-    out: Out,
-    models: ModelOptions,
+    out: _options.Out,
+    models: _options.ModelOptions,
     task: Annotated[
         str, "demo, gsm8k, math, code, qa, mt_bench, spec_bench, or a file of JSON lines (exact match)"
-    ] = DEMO,
+    ] = _options.DEMO,
     data: Annotated[Path | None, "the problems of --task (default: an installed package's, or the Hub's)"] = None,
-    shots: Shots = 0,
+    shots: _options.Shots = 0,
     limit: Annotated[int | None, "most problems to mine (default: all; 64 of the demo)"] = None,
     max_new_tokens: Annotated[int | None, "most tokens of a whole response (default: 512; 96 for the demo)"] = None,
     batch_size: Annotated[int, "problems in flight"] = 16,
@@ -39,18 +38,18 @@ def mine(
     ] = False,
     no_sandbox: Annotated[bool, "--no-sandbox", "run them with your rights where there is no bubblewrap"] = False,
     workers: Annotated[int, "threads for servers and for running programs"] = 4,
-    running: RunOptions,
+    running: _options.RunOptions,
     naive: Annotated[bool, "--naive", "try each mismatch by itself, for comparison"] = False,
     max_mismatches: Annotated[int | None, "most mismatches of a problem; further ones are counted"] = None,
     max_seconds: Annotated[float | None, "most seconds for a problem; then it is cut short"] = None,
-    sampling: SamplingOptions,
+    sampling: _options.SamplingOptions,
     target_url: Annotated[str | None, "OpenAI-compatible server that runs the target"] = None,
     target_model: Annotated[str | None, "name of the target on that server"] = None,
     judge_url: Annotated[str | None, "server with a judge model, for qa and the benches"] = None,
     judge_model: Annotated[str | None, "name of the judge on that server"] = None,
     timeout: Annotated[float, "seconds to wait for a server's reply"] = 120.0,
-    loading: LoadOptions,
-    chat: Chat = False,
+    loading: _options.LoadOptions,
+    chat: _options.Chat = False,
 ) -> None:
     """Mine the tokens whose replacement by the draft's changes the answer (AutoJudge, Algorithm 1).
 
@@ -65,7 +64,7 @@ def mine(
       hf-lossy mine --model M --assistant D --task qa --data q.jsonl --judge-url URL --judge-model J --out mined
     """
     end_after(running.max_hours)
-    needs("train", "accelerate", "datasets")
+    _options.require_extra("train", "accelerate", "datasets")
     check_out(out, running.resume)
     if (target_url is None) != (target_model is None):
         raise ValueError("--target-url and --target-model belong together")
@@ -86,7 +85,7 @@ def mine(
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
     check_int("--workers", workers, 1, MOST_THREADS)
     from ..drafters.eagle import PLACES
-    from ..methods.autojudge.mine import mine as run
+    from ..methods.autojudge.mine import mine
     from ..methods.autojudge.mining_loop import MineSettings
 
     settings = MineSettings(
@@ -101,25 +100,23 @@ def mine(
             task, data=data, split="calibration", seed=sampling.seed, shots=shots, judge=judge, chat=chat,
             allow_code_execution=allow_code_execution, sandbox=not no_sandbox,
         )  # fmt: skip
-        problems = chosen.problems(MINED if limit is None and task == DEMO else limit)
-        names = names_of(models, dtype=loading.dtype, chat=chat)
-        target, draft, tokenizer = _load(names, loading, remote)
+        problems = chosen.problems(MINED if limit is None and task == _options.DEMO else limit)
+        target, draft, tokenizer = _load(models, loading, remote)
         if remote:
             target = opened.enter_context(open_endpoint("target", target_url, target_model, timeout))
         wrap = (lambda text: with_template(tokenizer, [text])[0]) if chat else str
-        source = demo_source(sampling.seed) if task == DEMO else (data or Path(task)).name
-        with going_on(out), _in_memory():
-            run(
+        source = name_demo_source(sampling.seed) if task == _options.DEMO else (data or Path(task)).name
+        with hint_resume(out), _in_memory():
+            mine(
                 target, draft, tokenizer, chosen, problems, out, settings,
                 batch_size=batch_size, workers=workers, resume=running.resume, wrap=wrap, source=source,
             )  # fmt: skip
     if int(os.environ.get("RANK", "0")) == 0:
-        _refuse_nothing(out)
-        remember(out, names)
-        show(_report(out))
+        _refuse_empty(out)
+        show(_summarize(out))
 
 
-def _check_models(models: ModelOptions, task: str, remote: bool) -> None:
+def _check_models(models: _options.ModelOptions, task: str, remote: bool) -> None:
     """Refuse models that do not go together, or not with the task. remote: a server runs the target."""
     if remote and models.model is not None:
         raise ValueError("--model and --target-url are two targets: pass one of them (--assistant is the draft)")
@@ -129,21 +126,21 @@ def _check_models(models: ModelOptions, task: str, remote: bool) -> None:
         )
     if not remote:
         models.check()
-    elif models.assistant is None and task != DEMO:
+    elif models.assistant is None and task != _options.DEMO:
         raise ValueError(
             "--target-url needs --assistant, the draft, whose tokenizer is the target's (without it: --task demo)"
         )
-    if task == DEMO and models.assistant is not None:
+    if task == _options.DEMO and models.assistant is not None:
         raise ValueError("--task demo is for the demo models: name another task with --assistant")
 
 
-def _load(names: ModelNames, options: LoadOptions, remote: bool) -> tuple[Any, Any, Any]:
+def _load(models: _options.ModelOptions, options: _options.LoadOptions, remote: bool) -> tuple[Any, Any, Any]:
     """Load the target (None where a server runs it), the draft and the tokenizer."""
-    if not remote or names.assistant is None:
-        return load_models(names, options)
+    if not remote or models.assistant is None:
+        return load_models(models, options)
     if options.overrides:
         raise ValueError("--set is for a target that is loaded here, and --target-url's is not: leave it out")
-    draft, _, tokenizer = load(names.assistant, None, options.dtype, options.device)
+    draft, _, tokenizer = load(models.assistant, None, options.dtype, options.device)
     return None, draft, tokenizer
 
 
@@ -160,7 +157,7 @@ def _in_memory() -> Iterator[None]:
         ) from None
 
 
-def _refuse_nothing(out: Path) -> None:
+def _refuse_empty(out: Path) -> None:
     """Take a dataset without a mismatch away, so that its name is free again. Raises: `ValueError`, one line, with the reason."""
     from ..methods.autojudge.dataset import RECORD, explain_nothing
 
@@ -170,8 +167,8 @@ def _refuse_nothing(out: Path) -> None:
         raise ValueError(f"nothing to fit a judge to was found, and nothing is written: {explain_nothing(facts)}")
 
 
-def _report(out: Path) -> str:
-    """What a dataset holds, in a few lines."""
+def _summarize(out: Path) -> str:
+    """Describe a dataset in a few lines."""
     from ..methods.autojudge.dataset import RECORD, explain_unanswered
 
     facts = read_object(out / RECORD)

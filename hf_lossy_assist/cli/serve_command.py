@@ -12,19 +12,18 @@ import hf_lossy_assist as hla
 
 from ..terminal import show
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, shown
-from ._models import load_models
-from ._options import LoadOptions, ModelOptions, command, needs
-from ._provenance import folder_of, models_from, parts_in, sources_in
+from . import _options
+from ._models import check_parts, find_parts, load_models
 
 
 KEY = "HF_LOSSY_API_KEY"
 LONGEST = 1_048_576  # tokens of a prompt and its text, where the model names no limit
 
 
-@command
-def serve(
+@_options.command
+def serve_command(
     *,
-    models: ModelOptions,
+    models: _options.ModelOptions,
     policies: Annotated[
         str, "policies that requests may name, with commas; the first is used where none is named"
     ] = "svip",
@@ -39,7 +38,7 @@ def serve(
     max_new_tokens: Annotated[int, "most new tokens that a request may ask for"] = 512,
     max_length: Annotated[int | None, "most tokens of a prompt and its text (default: the model's own limit)"] = None,
     grace: Annotated[int, "seconds that requests under way have once the server is to end, e.g. 120"] = 30,
-    loading: LoadOptions,
+    loading: _options.LoadOptions,
 ) -> None:
     """Serve a pair behind OpenAI's API: /v1/completions and /v1/chat/completions, streamed or not, and /metrics for Prometheus.
 
@@ -52,7 +51,7 @@ def serve(
 
       hf-lossy serve --model M --assistant D --policies svip,strict,top_k:k=2+svip --batch-size 32 --port 8000
     """
-    needs("serve", "starlette", "uvicorn", "prometheus_client")
+    _options.require_extra("serve", "starlette", "uvicorn", "prometheus_client")
     models.check()
     check_int("--port", port, 0, 65535)
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
@@ -68,22 +67,20 @@ def serve(
             f"--api-key, or {KEY}: expected ASCII characters, no blanks at its ends: no client could present it"
         )
     from ..policy.parse import split_policies
-    from ..server.app import Server
     from ..server.http import Bounds, count_connections, listen
     from ..server.requests import RequestLimits
+    from ..server.routes import Server
     from ..server.worker import Worker
 
-    chosen = _by_name(split_policies(policies))
-    sources = [source for policy in chosen.values() for source in sources_in(parts_in(policy))]
-    folders = [source for policy in split_policies(policies) for source in folder_of(policy)]
-    names = models_from(models, [*sources, *folders])
-    target, draft, tokenizer = load_models(names, loading)
+    chosen = _read_policies(split_policies(policies))
+    check_parts(models, [part for policy in chosen.values() for part in find_parts(policy)])
+    target, draft, tokenizer = load_models(models, loading)
     for policy in chosen.values():
         hla.Runner(policy, draft, tokenizer=tokenizer).validate(target)
-    limits = RequestLimits(chosen, max_new_tokens, _longest(target, draft, max_length))
+    limits = RequestLimits(chosen, max_new_tokens, _find_longest(target, draft, max_length))
     worker = Worker((target, draft, tokenizer), chosen, batch_size, max_waiting)
     worker.check_settings()
-    called = name or (Path(names.model).name if names.model is not None else "demo")
+    called = name or (Path(models.model).name if models.model is not None else "demo")
     bounds = Bounds(count_connections(batch_size + max_waiting), grace=grace)
     line = f"(policies: {', '.join(chosen)}); Ctrl-C ends it once all texts are written"
     try:
@@ -97,8 +94,8 @@ def serve(
             os._exit(0)
 
 
-def _by_name(policies: list[str]) -> dict[str, Any]:
-    """Load policies, by what requests call them: a file or folder by its own name, a short form as it stands."""
+def _read_policies(policies: list[str]) -> dict[str, Any]:
+    """Return policies by the names that requests use: a file or folder by its name, a short form as it stands."""
     chosen: dict[str, Any] = {}
     for text in policies:
         name = Path(text).name if os.path.exists(text) else text  # which says no to JSON that is too long for a path
@@ -108,8 +105,8 @@ def _by_name(policies: list[str]) -> dict[str, Any]:
     return chosen
 
 
-def _longest(target: Any, draft: Any, wanted: int | None) -> int:
-    """Give the most tokens of a text that both models can read."""
+def _find_longest(target: Any, draft: Any, wanted: int | None) -> int:
+    """Return the most tokens of a text that both models can read."""
     configs = [model.config for model in (target, draft) if hasattr(model, "config")]  # a drafter on states has none
     known = [getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) for config in configs]
     most = min([length for length in known if length is not None], default=LONGEST)

@@ -7,54 +7,37 @@ from typing import Annotated, Any
 
 import hf_lossy_assist as hla
 
+from ..registry import Names, find_method
 from ..terminal import show, show_json
-from ..validation import check_number
-from ._models import check_compiled, load_models, open_endpoint, with_template
-from ._options import (
-    AsJson,
-    Chat,
-    Data,
-    LoadOptions,
-    ModelOptions,
-    OptionalOut,
-    PromptsFile,
-    RunOptions,
-    SamplingOptions,
-    Shots,
-    batch_sizes,
-    check_gamma,
-    command,
-    needs,
-)
-from ._output import show_figures, show_quality
-from ._provenance import models_from, parts_in, sources_in, warn_of_other_decoding
+from ..validation import MOST_NEW_TOKENS, check_int, check_number
+from . import _options
+from ._models import check_parts, find_parts, load_models, open_endpoint, warn_of_other_decoding, with_template
+from ._output import show_metrics, show_quality
 from ._runs import (
     announce_missing_intervals,
-    check_decoding,
     check_out,
+    describe_run,
     end_after,
-    facts_of,
-    longest_of,
-    progress,
-    prompts_of,
+    read_problems,
     resumable,
+    show_progress,
 )
 
 
-@command
-def compare(
+@_options.command
+def compare_command(
     *,
-    models: ModelOptions,
+    models: _options.ModelOptions,
     policies: Annotated[
         str, "policies with commas between them: svip,top_k:k=4+svip,strict+fallback, JSON or folders"
     ] = "strict,svip,svip+fallback",
-    prompts: PromptsFile = None,
+    prompts: _options.PromptsFile = None,
     task: Annotated[
         str | None,
         "demo, gsm8k, math, a JSON-lines file, or for speed alone mt_bench, spec_bench, sharegpt, lm1b, wikitext",
     ] = None,
-    data: Data = None,
-    shots: Shots = 0,
+    data: _options.Data = None,
+    shots: _options.Shots = 0,
     batch_size: Annotated[str, "prompts at a time; several with commas: 1,8"] = "1",
     limit: Annotated[int | None, "most prompts (default: all; 12 of the demo)"] = None,
     max_new_tokens: Annotated[int, "most new tokens of each text"] = 128,
@@ -68,12 +51,12 @@ def compare(
     judge_url: Annotated[str | None, "OpenAI-compatible server with a judge model, for --reference ARM"] = None,
     judge_model: Annotated[str | None, "name of the judge on that server"] = None,
     timeout: Annotated[float, "seconds of silence of the judge before it is asked again"] = 120.0,
-    out: OptionalOut = None,
-    running: RunOptions,
-    sampling: SamplingOptions,
-    loading: LoadOptions,
-    chat: Chat = False,
-    as_json: AsJson = False,
+    out: _options.OptionalOut = None,
+    running: _options.RunOptions,
+    sampling: _options.SamplingOptions,
+    loading: _options.LoadOptions,
+    chat: _options.Chat = False,
+    as_json: _options.AsJson = False,
 ) -> None:
     """Measure policies beside the target alone and Transformers' assisted generation, and say what to use.
 
@@ -94,52 +77,58 @@ def compare(
       hf-lossy compare --model M --assistant D --task lm1b --policies strict,sprinter:head=head --reference task
     """
     end_after(running.max_hours)
-    needs("train", "scipy")
+    _options.require_extra("train", "scipy")
     models.check()
-    sizes = batch_sizes(batch_size)
-    check_gamma(gamma)
+    sizes = _options.read_batch_sizes(batch_size)
+    _options.check_gamma(gamma)
     check_number("--timeout", timeout, 0.001, 86400.0)
-    references = _references(reference, judge_url, judge_model)
-    check_decoding(max_new_tokens, sampling)
+    references = _read_references(reference, judge_url, judge_model)
+    check_int("--max-new-tokens", max_new_tokens, 2, MOST_NEW_TOKENS)
+    sampling.check_ranges()
     check_out(out, running.resume)
     from ..evaluation.arms import make_arms, why_not_static
-    from ..evaluation.comparing import Batches
-    from ..evaluation.comparing import compare as run
-    from ..evaluation.measuring import DecodingSettings, Writer
+    from ..evaluation.comparison import compare_arms, list_batches
     from ..evaluation.quality import check_references, compute_quality
     from ..evaluation.results import ResultFolder, ResultStore
+    from ..evaluation.run import DecodingSettings, Writer
     from ..models.identity import dtype_of
     from ..training.processes import Processes
 
     processes = Processes.started()
     decoding = DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
-    chosen = _policies(policies, gamma, models.demo)
-    parts = [part for policy in chosen.values() for part in parts_in(policy)]
-    names = models_from(models, sources_in(parts))
-    check_compiled(compile_rounds, names)
-    questions, problems, scoring, source = prompts_of(prompts, task, data, names.model, limit, sampling.seed, shots)
-    batches = Batches(len(questions), sizes)
+    chosen = _read_policies(policies, gamma, models.demo)
+    parts = [part for policy in chosen.values() for part in find_parts(policy)]
+    check_parts(models, parts)
+    if compile_rounds and models.drafter is not None:
+        raise ValueError(
+            "--compile: rounds that read the target's hidden states are not compiled: leave it out beside --drafter"
+        )
+    questions, problems, scoring, source = read_problems(
+        prompts, task, data, models.model, limit, sampling.seed, shots
+    )
+    batches = list_batches(len(questions), sizes)
     if not as_json:
         announce_missing_intervals(len(questions), sizes)
-    target, draft, tokenizer = load_models(names, loading)
+    target, draft, tokenizer = load_models(models, loading)
     texts = with_template(tokenizer, questions) if chat else questions
     left_out = {"target compiled": why} if (why := why_not_static(target)) and static else {}
-    capacity = longest_of(tokenizer, texts) + max_new_tokens if static and not left_out else None
+    longest = max(len(ids) for ids in tokenizer(texts)["input_ids"])
+    capacity = longest + max_new_tokens if static and not left_out else None
     arms = make_arms(
         target, draft, chosen, tokenizer=tokenizer, gamma=gamma, capacity=capacity, compiled=compile_rounds
     )
     check_references(references, [arm.name for arm in arms], problems)
     store: ResultStore = ResultStore(processes)
     if out is not None:
-        facts = facts_of(target, draft, arms, decoding, texts, source, sizes, problems)
+        facts = describe_run(target, draft, arms, decoding, texts, source, sizes, problems)
         store = ResultFolder(out, facts, running.resume, processes)
-    left = processes.share([batch for batch in batches.all() if not store.has(batch[0], batch[1])])
+    left = processes.share([batch for batch in batches if not store.has(batch[0], batch[1])])
     calls = len(arms) * (len(left) + len({size for size, _, _ in left}))
-    with _judge(judge_url, judge_model, timeout) as judge:
-        with resumable(store), progress("comparing", calls, quiet=not processes.first) as tell:
-            found = run(
+    with _open_judge(judge_url, judge_model, timeout) as judge:
+        with resumable(store), show_progress("comparing", calls, quiet=not processes.first) as tell:
+            found = compare_arms(
                 Writer(target, tokenizer, decoding, scoring), arms, texts, batches,
-                store=store, task=scoring, problems=problems, tell=tell,
+                store=store, problems=problems, tell=tell,
             )  # fmt: skip
         if not processes.first:
             return
@@ -152,42 +141,40 @@ def compare(
 def _finish(
     found: Any, left_out: dict[str, str], judged: list[Any], sizes: list[int], store: Any, rounds: bool, as_json: bool
 ) -> None:
-    """Write the figures into the folder of the run, if it has one, and show them.
+    """Write the metrics into the folder of the run, if it has one, and show them.
 
     judged: rows of `--reference`. rounds: whether the models compute with fewer digits than float32.
     """
-    from ..evaluation.recommend import recommend as advise
+    from ..evaluation.recommend import recommend
     from ..evaluation.results import ResultFolder
 
-    advice = {str(size): advise(found.figures, size) for size in sorted(set(sizes))}
+    advice = {str(size): recommend(found.metrics, size) for size in sorted(set(sizes))}
     quality = {"quality": [row.to_dict() for row in judged]} if judged else {}
     if isinstance(store, ResultFolder):
         seconds = found.warm_up_seconds
-        store.finish(found.figures, advice=advice, left_out=left_out, warm_up_seconds=seconds, **quality)
+        store.finish(found.metrics, advice=advice, left_out=left_out, warm_up_seconds=seconds, **quality)
     if as_json:
-        figures = [row.to_dict() for row in found.figures]
+        figures = [row.to_dict() for row in found.metrics]
         show_json({"figures": figures, "advice": advice, "left_out": left_out, **quality})
         return
-    show_figures(found.figures, advice, left_out, rounds=rounds)
+    show_metrics(found.metrics, advice, left_out, rounds=rounds)
     if judged:
         show_quality(judged)
     if isinstance(store, ResultFolder):
         show(f"\n{store.out}: run.json, answers.jsonl (Spec-Bench's format), summary.csv")
 
 
-def _policies(given: str, gamma: int, demo_models: bool) -> dict[str, Any]:
+def _read_policies(given: str, gamma: int, demo_models: bool) -> dict[str, Any]:
     """Read `--policies`, each under the name that it was given.
 
     Strict acceptance drafts as many tokens as Transformers' arm does. On the demo's models a method's bare name takes the demo's head.
     """
     from ..policy.parse import make_named_policy, split_policies
-    from ..registry import Names
-    from ..registry import find_method as method
 
     constant = hla.Constant(gamma)
     chosen: dict[str, Any] = {}
     for name in split_policies(given):
-        if demo_models and name in Names("method") and method(name).needs == ("head",):
+        if demo_models and name in Names("method") and find_method(name).needs == ("head",):
             policy = make_named_policy(name, {"head": hla.demo.head(name)})
         else:
             policy = hla.as_policy(name)
@@ -195,7 +182,7 @@ def _policies(given: str, gamma: int, demo_models: bool) -> dict[str, Any]:
     return chosen
 
 
-def _references(given: str | None, judge_url: str | None, judge_model: str | None) -> list[str]:
+def _read_references(given: str | None, judge_url: str | None, judge_model: str | None) -> list[str]:
     """Read the names in `--reference`. Raises: `ValueError` or `ImportError`, one line, for a judge without one, and without ROUGE's library."""
     from ..policy.parse import split_policies
 
@@ -205,12 +192,12 @@ def _references(given: str | None, judge_url: str | None, judge_model: str | Non
                 "--judge-url and --judge-model compare texts with an arm's: pass --reference, or leave them out"
             )
         return []
-    needs("eval", "rouge_score")
+    _options.require_extra("eval", "rouge_score")
     return list(dict.fromkeys(split_policies(given)))
 
 
 @contextmanager
-def _judge(judge_url: str | None, judge_model: str | None, timeout: float) -> Iterator[Any]:
+def _open_judge(judge_url: str | None, judge_model: str | None, timeout: float) -> Iterator[Any]:
     """Connect to a judge model while this context lasts: its task, or None where no server is named."""
     from ..tasks.open_ended import QATask
 

@@ -7,48 +7,32 @@ from typing import Annotated, Any
 from ..artifacts.files import check_new
 from ..terminal import console, show, table
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int
-from ._models import load_companion, load_models, texts_of, with_template
-from ._options import (
-    DEMO,
-    INT8,
-    Chat,
-    Companion,
-    LoadOptions,
-    ModelOptions,
-    Out,
-    Prompts,
-    RunOptions,
-    SamplingOptions,
-    batch_sizes,
-    check_prompts,
-    command,
-    needs,
-)
-from ._provenance import names_of, remember
-from ._runs import end_after, going_on
+from . import _options
+from ._models import load_companion, load_models, read_prompt_texts, with_template
+from ._runs import end_after, hint_resume
 
 
 PROFILED = 512  # prompts, as in the paper
-SAMPLED = SamplingOptions(do_sample=True)
+SAMPLED = _options.SamplingOptions(do_sample=True)
 
 
-@command
-def profile(
+@_options.command
+def profile_command(
     *,
-    out: Out,
-    models: ModelOptions,
-    companion: Companion = None,
-    prompts: Prompts = DEMO,
+    out: _options.Out,
+    models: _options.ModelOptions,
+    companion: _options.Companion = None,
+    prompts: _options.Prompts = _options.DEMO,
     limit: Annotated[int | None, "most prompts to use (default: all; 512 of the demo)"] = None,
     gamma: Annotated[list[int] | None, "draft length to profile; repeatable (default: 5 and 7)"] = None,
     max_new_tokens: Annotated[int, "new tokens of each prompt"] = 64,
     batch_size: Annotated[str, "prompts at a time while rounds are timed; several with commas: 1,8"] = "1,4,16,32,64",
     sample_batch_size: Annotated[int, "prompts at a time while samples are taken"] = 16,
     rounds: Annotated[int, "rounds timed for each number of verified tokens"] = 8,
-    sampling: SamplingOptions = SAMPLED,
-    running: RunOptions,
-    loading: LoadOptions,
-    chat: Chat = False,
+    sampling: _options.SamplingOptions = SAMPLED,
+    running: _options.RunOptions,
+    loading: _options.LoadOptions,
+    chat: _options.Chat = False,
 ) -> None:
     """Measure what SV decides by: how often the target accepts what draft and companion agree on, and what rounds cost here.
 
@@ -63,20 +47,20 @@ def profile(
       hf-lossy profile --model M --assistant D --companion C --prompts questions.jsonl --chat --batch-size 8,32 --out profile
     """
     end_after(running.max_hours)
-    needs("train", "sklearn", "matplotlib")
+    _options.require_extra("train", "sklearn", "matplotlib")
     models.check()
     if models.model is not None and companion is None:
-        raise ValueError(f"--model needs --companion beside it: a path, Hub id, or {INT8}")
-    check_prompts(prompts, models.model)
+        raise ValueError(f"--model needs --companion beside it: a path, Hub id, or {_options.INT8}")
+    _options.check_prompts(prompts, models.model)
     check_int("--limit", PROFILED if limit is None else limit, 1)
     check_int("--seed", sampling.seed, 0)
     sampling.check()
-    sizes = batch_sizes(batch_size)
+    sizes = _options.read_batch_sizes(batch_size)
     check_int("--sample-batch-size", sample_batch_size, 1, MOST_ROWS)
     check_new(out, "profile again")  # before models are loaded
     from ..artifacts.sv_profile import LONGEST_PROFILED
     from ..methods.sv.instrument import ProfileSettings
-    from ..methods.sv.profiling import profile as run
+    from ..methods.sv.profiling import profile
 
     lengths = tuple(gamma or ProfileSettings.gamma)
     for length in lengths:
@@ -85,15 +69,14 @@ def profile(
     settings = ProfileSettings(
         gamma=lengths, new_tokens=max_new_tokens, batch_size=sample_batch_size, batches=tuple(sizes), rounds=rounds, **asdict(sampling)
     )  # fmt: skip
-    read, source = texts_of(prompts, limit, PROFILED, sampling.seed)
+    read, source = read_prompt_texts(prompts, limit, PROFILED, sampling.seed)
     texts = [text.prompt for text in read]
-    names = names_of(models, companion=companion, dtype=loading.dtype, chat=chat)
-    target, draft, tokenizer = load_models(names, loading)
+    target, draft, tokenizer = load_models(models, loading)
     third = load_companion(companion, target, draft, tokenizer)
     texts = with_template(tokenizer, texts) if chat else texts
-    with going_on(out):
-        measured = run(target, draft, third, tokenizer, texts, out, settings, resume=running.resume, source=source)
-    remember(out, names)
+    run: dict[str, Any] = {"resume": running.resume, "source": source}
+    with hint_resume(out):
+        measured = profile(target, draft, third, tokenizer, texts, out, settings, **run)
     _show(measured, out)
 
 
@@ -119,13 +102,13 @@ def _show(profile: Any, out: Path) -> None:
         f"of the rounds; the last column is predicted ({profile.machine})\n"
     )
     found = compared(profile)
-    speeds_of = table(
+    speeds_table = table(
         "rows", "target\nalone", f"strict,\nγ = {profile.gamma}", "svip", "SV,\npredicted", "SV × the\nfastest"
     )
     for row, speeds in zip(found, metrics[ALTERNATIVES], strict=True):
         alone = (f"{speeds[name]:.0f}" for name in ("target", "strict", "svip"))
-        speeds_of.add_row(str(row.rows), *alone, f"{row.tokens_per_second:.0f}", f"{row.gain:.2f}")
-    screen.print(speeds_of)
+        speeds_table.add_row(str(row.rows), *alone, f"{row.tokens_per_second:.0f}", f"{row.gain:.2f}")
+    screen.print(speeds_table)
     show("tokens per second of all rows, on the same prompts\n")
     unused = (
         ""

@@ -8,27 +8,9 @@ from .. import registry
 from ..tasks.prompts import PromptText
 from ..terminal import show
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, nearest
-from ._models import load_models, texts_of, with_template
-from ._options import (
-    DEMO,
-    DEMO_PROMPTS,
-    Chat,
-    LoadOptions,
-    ModelOptions,
-    Out,
-    Prompts,
-    RunOptions,
-    SamplingOptions,
-    Seed,
-    Temperature,
-    TopK,
-    TopP,
-    check_prompts,
-    command,
-    needs,
-)
-from ._provenance import names_of, remember
-from ._runs import check_out, end_after, going_on
+from . import _options
+from ._models import load_models, read_prompt_texts, with_template
+from ._runs import check_out, end_after, hint_resume
 
 
 MIX, LAMBDA = 0.15, 1.2
@@ -36,12 +18,12 @@ METHODS = ("sprinter", "specdec", "eagle3")  # what is trained on this data
 NEW_TOKENS = {"eagle3": 256}  # of an answer; 64 of a row for a head
 
 
-@command
-def collect(
+@_options.command
+def collect_command(
     *,
-    out: Out,
-    models: ModelOptions,
-    prompts: Prompts = DEMO,
+    out: _options.Out,
+    models: _options.ModelOptions,
+    prompts: _options.Prompts = _options.DEMO,
     method: Annotated[
         str,
         "--for",
@@ -59,18 +41,18 @@ def collect(
         bool, "--states/--no-states", "for eagle3: keep the target's states on disk, or work them out again each time"
     ] = True,
     batch_size: Annotated[int, "prompts at a time"] = 8,
-    seed: Seed = 0,
-    running: RunOptions,
+    seed: _options.Seed = 0,
+    running: _options.RunOptions,
     do_sample: Annotated[
         bool | None,
         "--do-sample/--greedy",
         "sample, or take the likeliest token each time (default: sample; greedy for eagle3)",
     ] = None,
-    temperature: Temperature = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    loading: LoadOptions,
-    chat: Chat = False,
+    temperature: _options.Temperature = 1.0,
+    top_k: _options.TopK = 0,
+    top_p: _options.TopP = 1.0,
+    loading: _options.LoadOptions,
+    chat: _options.Chat = False,
 ) -> None:
     """Collect what a head on the draft is trained on: the draft's state at each token, and how likely either model finds the token.
 
@@ -89,7 +71,7 @@ def collect(
       hf-lossy collect --for eagle3 --model M --prompts questions.jsonl --chat --out texts
     """
     end_after(running.max_hours)
-    needs("train", "accelerate", "datasets")
+    _options.require_extra("train", "accelerate", "datasets")
     check_out(out, running.resume)
     if method not in METHODS:
         raise ValueError(f"--for: {nearest('method', method, METHODS)}")
@@ -101,7 +83,7 @@ def collect(
             raise ValueError(f"{name}: the target alone answers for eagle3: leave it out")
     max_new_tokens = NEW_TOKENS.get(method, 64) if max_new_tokens is None else max_new_tokens
     do_sample = for_head if do_sample is None else do_sample
-    check_int("--limit", DEMO_PROMPTS if limit is None else limit, 1)
+    check_int("--limit", _options.DEMO_PROMPTS if limit is None else limit, 1)
     check_int("--seed", seed, 0)
     check_int("--max-new-tokens", max_new_tokens, 1, MOST_NEW_TOKENS)
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
@@ -110,63 +92,56 @@ def collect(
     if mix is not None and method != "specdec":
         raise ValueError(f"--mix is for --for specdec, not {method}: leave it out")
     decoding = {"do_sample": do_sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    SamplingOptions(do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p).check()
-    check_prompts(prompts, models.model)
-    texts, source = texts_of(prompts, limit, DEMO_PROMPTS, seed)
+    _options.SamplingOptions(do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p).check()
+    _options.check_prompts(prompts, models.model)
+    texts, source = read_prompt_texts(prompts, limit, _options.DEMO_PROMPTS, seed)
     common = decoding | {"new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
     if models.drafter is not None:
         from ..drafters.eagle import PLACES
 
         common["places"] = PLACES
-    work = _for_head(method, mix, LAMBDA if lam is None else lam, common) if for_head else _for_eagle3(states, common)
-    names = names_of(models, dtype=loading.dtype, chat=chat)
-    target, draft, tokenizer = load_models(names, loading)
+    lam = LAMBDA if lam is None else lam
+    work = _make_head_job(method, mix, lam, common) if for_head else _make_eagle3_job(states, common)
+    target, draft, tokenizer = load_models(models, loading)
     if chat:
         written = with_template(tokenizer, [t.prompt for t in texts])
         texts = [PromptText(text, t.continuation) for text, t in zip(written, texts, strict=True)]
-    with going_on(out):
-        summary = work(target, draft, tokenizer, texts, out, running.resume, source)
-    remember(out, names)
+    with hint_resume(out):
+        summary = work(target, draft, tokenizer, texts, out, resume=running.resume, source=source)
     show(f"{out}: {summary}")
 
 
-Work = Callable[[Any, Any, Any, list[PromptText], Path, bool, str], str]  # what was collected, in words
-
-
-def _for_head(method: str, mix: float | None, lam: float, common: dict[str, Any]) -> Work:
+def _make_head_job(method: str, mix: float | None, lam: float, common: dict[str, Any]) -> Callable[..., str]:
+    """Return a function that collects for a head, and returns a summary."""
     from datasets import load_from_disk
 
-    from ..methods.sprinter.collect import collect as run
+    from ..methods.sprinter.collect import collect
     from ..methods.sprinter.collect_runner import CollectSettings
 
-    settings = CollectSettings(lam=lam, **common, **_recorded(method, mix))
+    settings = CollectSettings(lam=lam, **common, **_choose_states(method, mix))
 
-    def work(
-        target: Any, draft: Any, tokenizer: Any, texts: list[PromptText], out: Path, resume: bool, source: str
-    ) -> str:
-        run(target, draft, tokenizer, texts, out, settings, resume=resume, source=source)
+    def work(target: Any, draft: Any, tokenizer: Any, texts: list[PromptText], out: Path, **run: Any) -> str:
+        collect(target, draft, tokenizer, texts, out, settings, **run)
         return f"{len(load_from_disk(str(out)))} tokens of {len(texts)} prompts, with a data card"
 
     return work
 
 
-def _for_eagle3(states: bool, common: dict[str, Any]) -> Work:
-    from ..methods.eagle3.collect import CollectSettings
-    from ..methods.eagle3.collect import collect as run
+def _make_eagle3_job(states: bool, common: dict[str, Any]) -> Callable[..., str]:
+    """Return a function that collects for an EAGLE-3 drafter, and returns a summary."""
+    from ..methods.eagle3.collect import CollectSettings, collect
 
     settings = CollectSettings(states=states, **common)
 
-    def work(
-        target: Any, draft: Any, tokenizer: Any, texts: list[PromptText], out: Path, resume: bool, source: str
-    ) -> str:
-        run(target, tokenizer, [text.prompt for text in texts], out, settings, resume=resume, source=source)
+    def work(target: Any, draft: Any, tokenizer: Any, texts: list[PromptText], out: Path, **run: Any) -> str:
+        collect(target, tokenizer, [text.prompt for text in texts], out, settings, **run)
         return f"answers to {len(texts)} prompts, with {'their' if states else 'no'} states"
 
     return work
 
 
-def _recorded(method: str, mix: float | None) -> dict[str, Any]:
-    """Give the settings in which the methods' data differ: whose state is kept, and what the rows go on from."""
+def _choose_states(method: str, mix: float | None) -> dict[str, Any]:
+    """Return the settings in which the methods' data differ: which state is stored, and what the rows go on from."""
     from ..artifacts.features import FeatureSpec
 
     kind = registry.find_method(method).head_kind

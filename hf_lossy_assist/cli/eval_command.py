@@ -10,27 +10,26 @@ import hf_lossy_assist as hla
 
 from ..terminal import console, show, show_json
 from ..validation import MOST_ROWS, check_int
-from ._models import load_models
-from ._options import DEMO, TARGET, AsJson, LoadOptions, ModelOptions, command, needs
-from ._provenance import folder_of, models_from, parts_in, sources_in
+from . import _options
+from ._models import check_parts, find_parts, load_models
 
 
-@command
-def evaluate_tasks(
+@_options.command
+def eval_command(
     *,
     tasks: Annotated[
         str, "names of lm-eval's tasks, with commas between them; demo: word problems of the demo models"
-    ] = DEMO,
-    models: ModelOptions,
+    ] = _options.DEMO,
+    models: _options.ModelOptions,
     policy: Annotated[str, "method, rule or stop by name, short form, JSON, file or folder"] = "svip",
     include_path: Annotated[Path | None, "a folder of task files beside lm-eval's own"] = None,
     num_fewshot: Annotated[int | None, "examples in each prompt (default: the task's)"] = None,
     limit: Annotated[int | None, "most problems of each task (default: all)"] = None,
     batch_size: Annotated[int, "prompts at a time"] = 1,
     gen_kwargs: Annotated[str | None, "as lm-eval's: max_gen_toks=256,temperature=0"] = None,
-    chat: Annotated[bool, "--chat", "apply the tokenizer's chat template"] = False,
-    loading: LoadOptions,
-    as_json: AsJson = False,
+    chat: _options.Chat = False,
+    loading: _options.LoadOptions,
+    as_json: _options.AsJson = False,
 ) -> None:
     """Run tasks of EleutherAI's lm-eval with the target alone and with a policy, and show both figures.
 
@@ -40,7 +39,7 @@ def evaluate_tasks(
 
       hf-lossy eval --model M --assistant D --tasks gsm8k --policy svip --limit 50 --batch-size 8 --chat
     """
-    needs("lm-eval", "lm_eval")
+    _options.require_extra("lm-eval", "lm_eval")
     models.check()
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
     if limit is not None:
@@ -49,42 +48,41 @@ def evaluate_tasks(
         check_int("--num-fewshot", num_fewshot, 0)
     if include_path is not None and not include_path.is_dir():
         raise FileNotFoundError(f"--include-path: there is no folder {str(include_path)!r}")
-    if policy == TARGET:  # the column of the target alone would have its figures
-        raise ValueError(f"--policy {TARGET} is what the target alone is called: write ./{TARGET} for the folder")
+    if policy == _options.TARGET:  # the column of the target alone would have its figures
+        raise ValueError(
+            f"--policy {_options.TARGET} is what the target alone is called: write ./{_options.TARGET} for the folder"
+        )
     chosen, names = hla.as_policy(policy), [name.strip() for name in tasks.split(",")]
     from ..demo.lm_eval_task import write_task
-    from ..evaluation.harness import evaluate, make_task_manager
-    from ..evaluation.harness import make_models as wrappers
+    from ..evaluation.lm_eval_models import evaluate, make_models, make_task_manager
 
     with TemporaryDirectory() as written:
-        if DEMO in names and include_path is None:
-            write_task(include_path := Path(written), DEMO)
+        if _options.DEMO in names and include_path is None:
+            write_task(include_path := Path(written), _options.DEMO)
         manager = make_task_manager(names, include_path)
-        used = models_from(models, [*sources_in(parts_in(chosen)), *folder_of(policy)])
-        target, draft, tokenizer = load_models(used, loading)
+        check_parts(models, find_parts(chosen))
+        target, draft, tokenizer = load_models(models, loading)
         common = {"tokenizer": tokenizer, "batch_size": batch_size}
         settings: dict[str, Any] = {
             "limit": limit, "num_fewshot": num_fewshot, "gen_kwargs": gen_kwargs, "apply_chat_template": chat
         }  # fmt: skip
         found, seconds = {}, {}
-        plain, lossy = wrappers()
-        for name, model in ((TARGET, plain(target, **common)), (policy, lossy(target, draft, chosen, **common))):
+        plain, lossy = make_models()
+        for name, model in (
+            (_options.TARGET, plain(target, **common)),
+            (policy, lossy(target, draft, chosen, **common)),
+        ):
             found[name] = evaluate(model, names, manager, **settings)
             seconds[name] = model.seconds
     if as_json:
         show_json({"results": found, "seconds": seconds, "lossless": chosen.lossless})
         return
-    shown = Table(
-        *(Column(name, overflow="fold") for name in ("task", "figure", *found)), box=None, padding=(0, 2, 0, 0)
-    )
-    for task, figures in found[TARGET].items():
+    columns = (Column(name, overflow="fold") for name in ("task", "figure", *found))
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
+    for task, figures in found[_options.TARGET].items():
         for metric in figures:
-            shown.add_row(
-                task, metric, *(f"{by_task[task].get(metric, float('nan')):.4f}" for by_task in found.values())
-            )
-    console(highlight=False).print(shown)
-    kind = "lossless" if chosen.lossless else "lossy"
-    show(
-        f"{policy} is {kind}; seconds of generating: "
-        + ", ".join(f"{name} {took:.1f}" for name, took in seconds.items())
-    )
+            cells = (by_task[task].get(metric, float("nan")) for by_task in found.values())
+            table.add_row(task, metric, *(f"{cell:.4f}" for cell in cells))
+    console(highlight=False).print(table)
+    took = ", ".join(f"{name} {duration:.1f}" for name, duration in seconds.items())
+    show(f"{policy} is {'lossless' if chosen.lossless else 'lossy'}; seconds of generating: {took}")

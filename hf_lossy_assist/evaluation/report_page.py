@@ -1,29 +1,93 @@
-"""Turn folders into sections of a report: what `compare` and `tune` wrote, and how good a fitted head is on held-out tokens."""
+"""Report folders that `compare`, `tune` and `fit` wrote: as one HTML page, which asks nobody for anything, or as Markdown."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from ..artifacts.cards import escape
 from ..artifacts.head import CONFIG, Head
 from ..artifacts.head_config import HeadConfig
 from ..artifacts.json_io import read_lines, read_object
 from ..policy.parse import strip_paths
 from ..stats.intervals import Estimate
-from ..terminal import digits
+from ..stats.speculation import SOURCES
 from ..training.head_quality import CURVES, Curves
 from ..training.resumable import compute_key, open_sealed_line
 from ..validation import check_number, one_line
-from .arm_metrics import ArmMetrics, compute_metrics
-from .measuring import ArmOutput
-from .page import NONE, Section, SourcedText, Table, group_by_source
+from .metrics import NONE, ArmMetrics, compute_metrics, format_row
 from .results import ANSWERS, RECORD
+from .run import ArmOutput
 
 
+FIRST = 4  # prompts whose texts are shown
 NO_CURVES = f"no ROC and no reliability: this head's config has no {CURVES}; heads that this version's fit sprinter or fit autojudge writes have them"
 AS_IF = "Wilson's intervals, as if the tokens of one text were independent"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, whose columns without any figure are left out, and its charts (address of the image, caption)."""
+
+    title: str
+    heads: list[str]
+    rows: list[list[str]]
+    charts: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        shown = [i for i in range(len(self.heads)) if i == 0 or any(row[i] != NONE for row in self.rows)]
+        object.__setattr__(self, "heads", [self.heads[i] for i in shown])
+        object.__setattr__(self, "rows", [[row[i] for i in shown] for row in self.rows])
+
+
+@dataclass(frozen=True)
+class SourcedText:
+    """A text, in runs of tokens of one source: (name of the source, text)."""
+
+    title: str
+    runs: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One folder's part. `texts`: by a title each, the first of which is open."""
+
+    title: str
+    about: list[str]
+    notes: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    texts: list[tuple[str, list[SourcedText]]] = field(default_factory=list)
+
+
+def group_by_source(title: str, pieces: Sequence[str], sources: Sequence[int]) -> SourcedText:
+    """Make a `Text` of tokens. `sources`: of each an index into `SOURCES`; empty: the target wrote alone."""
+    names = [SOURCES[source] for source in sources] or ["target alone"] * len(pieces)
+    pairs = groupby(zip(names, pieces, strict=True), key=lambda pair: pair[0])
+    return SourcedText(title, [(name, "".join(piece for _, piece in run)) for name, run in pairs])
+
+
+def render_html(title: str, sections: Sequence[Section]) -> str:
+    """Write the page; nothing in names and texts acts there."""
+    import jinja2
+
+    here = jinja2.FileSystemLoader(Path(__file__).parent)
+    made = jinja2.Environment(loader=here, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return made.get_template("page.html.jinja").render(title=title, sections=sections, sources=SOURCES)
+
+
+def render_markdown(title: str, sections: Sequence[Section]) -> str:
+    """Write the same without charts and texts."""
+    parts = [f"# {title}"]
+    for section in sections:
+        parts += [f"## {escape(section.title)}", *(escape(line) for line in section.about)]
+        parts += [f"**{escape(line)}**" for line in section.notes]
+        for table in section.tables:
+            lines = [table.heads, ["---"] * len(table.heads), *escape(table.rows)]
+            parts += [f"{table.title}:", "\n".join("| " + " | ".join(row) + " |" for row in lines)]
+    return "\n\n".join(parts) + "\n"
 
 
 @dataclass(frozen=True)
@@ -68,11 +132,6 @@ class FoundHead:
         """Return the remarks of fitting on the figures."""
         lines = (self.config.metrics.get(name) for name in ("verdict", "warning"))
         return [line for line in lines if isinstance(line, str)]
-
-
-def is_head(folder: Path) -> bool:
-    """Return whether a folder looks like a head's."""
-    return (folder / CONFIG).is_file()
 
 
 def read_head(folder: Path) -> FoundHead:
@@ -134,10 +193,6 @@ def _read_auroc(metrics: Any) -> Estimate | None:
     return Estimate(value, low, high)
 
 
-FIRST = 4  # prompts whose texts are shown
-POSITIONS = "share of rounds that keep at least so many tokens, the target's own included"
-
-
 @dataclass(frozen=True)
 class FoundRun:
     """A folder that a comparison wrote."""
@@ -162,7 +217,7 @@ class RunPart:
 
     title: str
     answers: list[ArmOutput]
-    figures: list[ArmMetrics]
+    metrics: list[ArmMetrics]
 
 
 @dataclass(frozen=True)
@@ -176,7 +231,7 @@ class _Arm:
 
 def read_folder(folder: Path) -> FoundRun | FoundHead:
     """Read a folder of `compare` or `tune`, or a head's. Raises: as `read_run`."""
-    return read_head(folder) if is_head(folder) else read_run(folder)
+    return read_head(folder) if (folder / CONFIG).is_file() else read_run(folder)
 
 
 def read_run(folder: Path) -> FoundRun:
@@ -235,57 +290,16 @@ def _make_section(run: FoundRun) -> Section:
     from ..training.charts import draw_speed_and_quality, encode_as_uri
 
     tables = []
-    for part, size, here in _group_metrics(run):
-        about = f"batch size {size}, {here[0].prompts} prompts{part.title}"
-        chart = encode_as_uri(draw_speed_and_quality(*_make_points(here)))
-        tables.append(
-            Table(about, *format_metrics(here, run.rounds), [(chart, f"{about}: speed and {_make_points(here)[1]}")])
-        )
-        if positions := count_positions(part.answers, size):
-            tables.append(Table(f"{about}: {POSITIONS}", *positions))
-    return Section(run.name, [_describe(run)], _recommend(run), tables, _collect_texts(run))
-
-
-def _group_metrics(run: FoundRun) -> Iterator[tuple[RunPart, int, list[ArmMetrics]]]:
-    """Yield each part and batch size with its figures."""
     for part in run.parts:
-        for size in sorted({line.batch_size for line in part.figures}):
-            yield part, size, [line for line in part.figures if line.batch_size == size]
-
-
-def format_metrics(here: Sequence[ArmMetrics], rounds: bool) -> tuple[list[str], list[list[str]]]:
-    """Make the table of one batch size. `rounds`: the models' precision is below float32."""
-    heads = ["", "tokens/s", "× target", "× assisted", "tokens a call", "accepted", "guarantee", "lossy", "unchecked", "same text", "right"]  # fmt: skip
-    rows = []
-    for run in here:
-        rows.append([
-            strip_paths(run.arm), _format_estimate(run.tokens_per_second, f".{digits(run.tokens_per_second.value)}f"), _format_estimate(run.of_target, ".2f"),
-            NONE if run.of_assisted is None else f"{run.of_assisted.value:.2f}", _format_optional(run.tokens_per_target_call, ".2f"),
-            _format_optional(run.acceptance, ".0%"), run.guarantee(rounds), _format_optional(run.lossy, ".1%"), _format_optional(run.unchecked, ".1%"), f"{run.equal}/{run.prompts}",
-            NONE if run.accuracy is None else f"{run.right}/{run.judged}, {_format_estimate(run.accuracy, '.0%')}",
-        ])  # fmt: skip
-    return heads, rows
-
-
-def count_positions(answers: Sequence[ArmOutput], size: int) -> tuple[list[str], list[list[str]]] | None:
-    """Count, for each policy, the share of rounds that keep at least 1, 2, … tokens. None if no arm has rounds."""
-    rounds: defaultdict[str, list[int]] = defaultdict(list)
-    for answer in answers:
-        if answer.batch_size == size and answer.accept_lengths:
-            rounds[answer.arm] += answer.accept_lengths
-    if not rounds:
-        return None
-    longest = min(max(max(lengths) for lengths in rounds.values()), 12)
-    heads = ["", "rounds", *map(str, range(1, longest + 1))]
-    rows = [
-        [
-            strip_paths(arm),
-            str(len(lengths)),
-            *(f"{sum(n >= place for n in lengths) / len(lengths):.0%}" for place in range(1, longest + 1)),
-        ]
-        for arm, lengths in rounds.items()
-    ]
-    return heads, rows
+        for size in sorted({line.batch_size for line in part.metrics}):
+            here = [line for line in part.metrics if line.batch_size == size]
+            about = f"batch size {size}, {here[0].prompts} prompts{part.title}"
+            points, quality = _make_points(here)
+            chart = encode_as_uri(draw_speed_and_quality(points, quality))
+            rows = [{k: v for cells in format_row(line, run.rounds) for k, v in cells.items()} for line in here]
+            cells = [[strip_paths(line.arm), *row.values()] for line, row in zip(here, rows, strict=True)]
+            tables.append(Table(about, ["", *rows[0]], cells, [(chart, f"{about}: speed and {quality}")]))
+    return Section(run.name, [_describe(run)], _recommend(run), tables, _collect_texts(run))
 
 
 def _make_points(here: Sequence[ArmMetrics]) -> tuple[list[tuple[str, float, float, tuple[float, float] | None]], str]:
@@ -321,13 +335,3 @@ def _describe(run: FoundRun) -> str:
 def _recommend(run: FoundRun) -> list[str]:
     given = run.record.get("found", {}).get("advice", {})
     return [given] if isinstance(given, str) else [f"batch size {size}: {line}" for size, line in given.items()]
-
-
-def _format_estimate(figure: Any, form: str) -> str:
-    if figure.low is None:
-        return format(figure.value, form)
-    return f"{figure.value:{form}} ({figure.low:{form}}–{figure.high:{form}})"
-
-
-def _format_optional(value: float | None, form: str) -> str:
-    return format(value, form) if value else NONE

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..stats.intervals import Estimate, mcnemar, rate, ratio, wilson
+from ..terminal import digits
 from .arms import TARGET
-from .measuring import ArmOutput
+from .run import ArmOutput
+
+
+NONE = "–"  # a cell without a figure
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,48 @@ class ArmMetrics:
             else:
                 row[name] = value
         return row
+
+
+def format_estimate(figure: Estimate, form: str) -> str:
+    """Return a figure with its interval in brackets, if it has one."""
+    between = "" if figure.low is None else f" ({figure.low:{form}}–{figure.high:{form}})"
+    return f"{figure.value:{form}}{between}"
+
+
+def format_optional(figure: Estimate | float | None, form: str) -> str:
+    """Return a figure, or a dash where there is none."""
+    if isinstance(figure, Estimate):
+        return format_estimate(figure, form)
+    return format(figure, form) if figure else NONE
+
+
+def format_row(metrics: ArmMetrics, rounds: bool) -> list[dict[str, str]]:
+    """Return an arm's cells by column, in tables of speed, acceptance and answers. rounds: the models' precision is below float32."""
+    speed, target = metrics.tokens_per_second, metrics.arm == TARGET
+    changed = NONE
+    if metrics.p is not None and metrics.better + metrics.worse > 0:
+        changed = f"+{metrics.better} −{metrics.worse}, {metrics.p:.2g}"
+    return [
+        {
+            "tokens/s": format_estimate(speed, f".{digits(speed.value)}f"),
+            "× target": "1" if target else format_estimate(metrics.of_target, ".2f"),
+            "× assisted": NONE if metrics.of_assisted is None else f"{metrics.of_assisted.value:.2f}",
+            "first, ms": format_optional(metrics.first_token and metrics.first_token * 1e3, ".0f"),
+        },
+        {
+            "a call": format_optional(metrics.tokens_per_target_call, ".2f"),
+            "accepted": format_optional(metrics.acceptance, ".0%"),
+            "lossy": format_optional(metrics.lossy, ".1%"),
+            "unchecked": format_optional(metrics.unchecked, ".1%"),
+            "same text": f"{metrics.equal}/{metrics.prompts}",
+            "guarantee": metrics.guarantee(rounds),
+        },
+        {
+            "right": NONE if metrics.right is None else f"{metrics.right}/{metrics.judged}",
+            "95 %": NONE if metrics.accuracy is None else f"{metrics.accuracy.low:.0%}–{metrics.accuracy.high:.0%}",
+            "won, lost, p": changed,
+        },
+    ]
 
 
 class Described(Protocol):

@@ -1,5 +1,6 @@
 """`hf-lossy generate`: prompts continued with a draft model's help."""
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,53 +10,35 @@ from typing import Annotated, Any
 import hf_lossy_assist as hla
 
 from ..artifacts.files import check_file
-from ..registry import Method, Names
-from ..registry import find_method as method
-from ..registry import list_entries as entries
+from ..registry import Method, Names, find_method, list_entries
 from ..tasks.prompts import read_prompts
-from ..terminal import Bar, show_json, streamer
+from ..terminal import Bar, show, show_json, streamer
 from ..training.processes import Processes
 from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int
-from ._models import load_companion, load_models, read_drafter, with_template
-from ._options import (
-    TARGET,
-    AsJson,
-    Assistant,
-    Chat,
-    Companion,
-    LoadOptions,
-    Model,
-    ModelOptions,
-    PromptsFile,
-    SamplingOptions,
-    check_gamma,
-    command,
-    needs,
-)
-from ._output import Output, Written, json_report, show_outputs, show_report, write_page
-from ._provenance import (
-    folder_of,
-    models_from,
-    names_of,
-    parts_in,
-    sources_in,
+from . import _options
+from ._models import (
+    check_parts,
+    find_parts,
+    load_companion,
+    load_models,
+    read_drafter,
     warn_of_other_decoding,
-    warn_of_unused_companion,
+    with_template,
 )
+from ._output import GeneratedText, GeneratedTexts, json_report, show_outputs, show_report, write_page
 
 
 DEMO_PROBLEMS = 3
-# (target, draft, tokenizer, the companion where none is named) → policy
-Finish = Callable[[Any, Any, Any, "str | None"], "hla.LossyPolicy | None"]
+Finish = Callable[[Any, Any, Any], "hla.LossyPolicy | None"]  # of target, draft and tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
-    """`--policy` and the options beside it. Which one goes with which method follows from the parameters of its recipe."""
+    """`--policy` and the options beside it. Which option goes with which method follows from its recipe's parameters."""
 
-    policy: Annotated[str, f"method, rule or stop by name, JSON, file, folder or Hub id; `{TARGET}` for no draft"] = (
-        "strict"
-    )
+    policy: Annotated[
+        str, f"method, rule or stop by name, JSON, file, folder or Hub id; `{_options.TARGET}` for no draft"
+    ] = "strict"
     head: Annotated[
         str | None, "head for sprinter, autojudge or specdec: a folder or Hub id (default: the demo's)"
     ] = None
@@ -64,7 +47,7 @@ class PolicyOptions:
     )
     window: Annotated[int | None, "draft length for autojudge (default: 32)"] = None
     profile: Annotated[str | None, "profile for sv: a folder or Hub id (default: the demo's)"] = None
-    companion: Companion = None
+    companion: _options.Companion = None
     gamma: Annotated[int | None, "draft length for sv (default: the profile's)"] = None
     drafter: Annotated[
         str | None, "what drafts instead of the assistant: suffix, composite, …, or JSON with its name"
@@ -74,12 +57,12 @@ class PolicyOptions:
 
     def check(self) -> None:
         """Refuse an option that this policy has no use for."""
-        check_gamma(1 if self.gamma is None else self.gamma)
+        _options.check_gamma(1 if self.gamma is None else self.gamma)
         for name in ("head", "threshold", "window", "profile", "companion", "gamma"):
-            takers = [m.name for m in entries("method") if name in m.parameters]
+            takers = [m.name for m in list_entries("method") if name in m.parameters]
             if getattr(self, name) is not None and self.policy not in takers:
                 raise ValueError(f"--{name} is for --policy {' or '.join(takers)}, not {self.policy!r}")
-        if self.fallback and self.policy == TARGET:
+        if self.fallback and self.policy == _options.TARGET:
             raise ValueError("--fallback switches drafting off, and --policy target has none: leave it out")
 
     def read(self, demo_models: bool) -> tuple[Finish, list[Any]]:
@@ -91,14 +74,14 @@ class PolicyOptions:
         Raises: `ValueError`, one line, for what is missing and for what cannot be loaded.
         """
         self.check()
-        if self.policy == TARGET:
+        if self.policy == _options.TARGET:
             return lambda *models: None, []
-        if self.policy in Names("method") and method(self.policy).needs:
-            return self._of_method(method(self.policy), demo_models)
-        policy = self._of_text()
-        return lambda *models: self._finished(policy), [*parts_in(policy)]
+        if self.policy in Names("method") and find_method(self.policy).needs:
+            return self._read_method(find_method(self.policy), demo_models)
+        policy = self._read_text()
+        return lambda *models: self._add_fallback(policy), [*find_parts(policy)]
 
-    def _of_method(self, found: Method, demo_models: bool) -> tuple[Finish, list[Any]]:
+    def _read_method(self, found: Method, demo_models: bool) -> tuple[Finish, list[Any]]:
         from ..policy.parse import make_named_policy
 
         for need in found.needs:
@@ -118,15 +101,15 @@ class PolicyOptions:
         settings = {name: value for name, value in settings.items() if value is not None}
         if "companion" not in found.needs:
             policy = make_named_policy(found.name, beside, **settings)
-            return lambda *models: self._finished(policy), [*beside.values()]
+            return lambda *models: self._add_fallback(policy), [*beside.values()]
 
-        def finish(target: Any, draft: Any, tokenizer: Any, usual: str | None) -> "hla.LossyPolicy | None":
-            companion = load_companion(self.companion or usual, target, draft, tokenizer)
-            return self._finished(make_named_policy(found.name, {**beside, "companion": companion}, **settings))
+        def finish(target: Any, draft: Any, tokenizer: Any) -> "hla.LossyPolicy | None":
+            companion = load_companion(self.companion, target, draft, tokenizer)
+            return self._add_fallback(make_named_policy(found.name, {**beside, "companion": companion}, **settings))
 
         return finish, [*beside.values()]
 
-    def _of_text(self) -> "hla.LossyPolicy":
+    def _read_text(self) -> "hla.LossyPolicy":
         from ..policy.parse import is_short_form
 
         text = self.policy
@@ -135,31 +118,29 @@ class PolicyOptions:
             return hla.LossyPolicy.from_pretrained(text)
         return hla.as_policy(text)
 
-    def _finished(self, policy: "hla.LossyPolicy") -> "hla.LossyPolicy":
+    def _add_fallback(self, policy: "hla.LossyPolicy") -> "hla.LossyPolicy":
         return policy.with_fallback() if self.fallback else policy
 
 
-@command
-def generate(
+@_options.command
+def generate_command(
     *,
-    model: Model = None,
-    assistant: Assistant = None,
+    model: _options.Model = None,
+    assistant: _options.Assistant = None,
     options: PolicyOptions,
     prompt: Annotated[list[str] | None, "a prompt; repeatable (default: a few demo problems)"] = None,
-    prompts: PromptsFile = None,
+    prompts: _options.PromptsFile = None,
     limit: Annotated[int | None, "most prompts (default: all; of the demo 3, or one batch)"] = None,
     max_new_tokens: Annotated[int, "most new tokens of each text"] = 128,
-    sampling: SamplingOptions,
+    sampling: _options.SamplingOptions,
     batch_size: Annotated[int, "texts that are written at a time"] = 1,
-    loading: LoadOptions,
-    chat: Chat = False,
+    loading: _options.LoadOptions,
+    chat: _options.Chat = False,
     stream: Annotated[bool, "--stream", "print each text as it is written (batch size 1)"] = False,
     html: Annotated[Path | None, "write the texts as a page, each token with its source"] = None,
-    as_json: AsJson = False,
+    as_json: _options.AsJson = False,
 ) -> None:
     """Continue prompts with a draft model's help, and say how much it helped.
-
-    Without --model and --assistant the models are those that the head's or profile's folder was made with, or the demo's.
 
     Examples:
 
@@ -173,20 +154,20 @@ def generate(
     check_int("--batch-size", batch_size, 1, MOST_ROWS)
     sampling.check_ranges(": leave --do-sample out for greedy decoding")
     if html is not None:
-        needs("train", "jinja2", "matplotlib")
+        _options.require_extra("train", "jinja2", "matplotlib")
         check_file("--html", html)
     if stream and (as_json or batch_size > 1):
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
     policy, drafter = options.policy, read_drafter(options.drafter, options.policy, model, assistant)
     finish, parts = options.read(demo_models=model is None)
-    names = names_of(models := ModelOptions(model=model, assistant=assistant))
+    models = _options.ModelOptions(model=model, assistant=assistant)
     if drafter is None:
-        names = models_from(models, [*sources_in(parts), *folder_of(policy)])
+        check_parts(models, parts)
     if limit is not None:
         check_int("--limit", limit, 1)
-    texts, problems = _texts(prompt, prompts, names.model, sampling.seed, limit, max(DEMO_PROBLEMS, batch_size))
-    target, draft, tokenizer = load_models(names, loading)
-    chosen = finish(target, draft, tokenizer, names.companion)
+    texts, problems = _texts(prompt, prompts, model, sampling.seed, limit, max(DEMO_PROBLEMS, batch_size))
+    target, draft, tokenizer = load_models(models, loading)
+    chosen = finish(target, draft, tokenizer)
     if drafter is not None and not drafter.needs_assistant:
         draft = None
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sampling.do_sample}
@@ -205,15 +186,15 @@ def generate(
     if html is not None:
         write_page(html, written.outputs, tokenizer, policy)
     warn_of_other_decoding(parts, sampling.do_sample)
-    warn_of_unused_companion(chosen, batch_size)
+    _remark_on_companion(chosen, batch_size)
     if as_json:
-        assisted = chosen and draft is not None and names.drafter is None
+        assisted = chosen and draft is not None
         facts: dict[str, Any] = {
-            "model": names.model or "demo/target",
-            "assistant": (names.assistant or "demo/draft") if assisted else None,
+            "model": model or "demo/target",
+            "assistant": (assistant or "demo/draft") if assisted else None,
         }
-        if (name := options.drafter or names.drafter) is not None:
-            facts["drafter"] = name
+        if options.drafter is not None:
+            facts["drafter"] = options.drafter
         facts["policy"] = policy if chosen is None else chosen.to_dict() or "strict"
         show_json(json_report(written, tokenizer, facts))
         return
@@ -239,7 +220,7 @@ def _texts(
 
 def _write(
     target: Any, tokenizer: Any, texts: list[str], settings: dict[str, Any], seed: int, rows: int, stream: bool
-) -> Written:
+) -> GeneratedTexts:
     """Continue each text, `rows` at a time. settings: arguments of `generate`."""
     import torch
 
@@ -249,32 +230,32 @@ def _write(
     return _in_flight(target, texts, settings, seed, rows)
 
 
-def _in_flight(target: Any, texts: list[str], settings: dict[str, Any], seed: int, rows: int) -> Written:
+def _in_flight(target: Any, texts: list[str], settings: dict[str, Any], seed: int, rows: int) -> GeneratedTexts:
     """Continue `rows` texts at a time: one that has ended gives its place to the next."""
     processes = Processes.started()
     numbers = processes.share(range(len(texts)))
-    outputs: dict[int, Output] = {}
-    began, ends = time.perf_counter(), _ends(target.generation_config)
+    outputs: dict[int, GeneratedText] = {}
+    began, ends = time.perf_counter(), _list_end_tokens(target.generation_config)
     few = len(numbers) <= rows
     with Bar(len(numbers), "writing", "prompts", quiet=few or not processes.first) as bar:
         share = [texts[number] for number in numbers]
         many = hla.generate_many(target, share, max_rows=rows, seed=seed, numbers=numbers, **settings)
         for done, result in enumerate(many, 1):
             cut = not set(result.token_ids[-1:]) & set(ends)
-            outputs[result.index] = Output(texts[result.index], result.token_ids, result.speculation, cut)
+            outputs[result.index] = GeneratedText(texts[result.index], result.token_ids, result.speculation, cut)
             bar.to(done)
     outputs = {number: output for part in processes.all(outputs) for number, output in part.items()}
     seconds = time.perf_counter() - began
     stats = [part for part in processes.all(many.speculation) if part is not None]
-    return Written([outputs[number] for number in sorted(outputs)], seconds, hla.SpeculationStats.merge(stats))
+    return GeneratedTexts([outputs[number] for number in sorted(outputs)], seconds, hla.SpeculationStats.merge(stats))
 
 
 def _in_batches(
     target: Any, tokenizer: Any, texts: list[str], settings: dict[str, Any], rows: int, stream: bool
-) -> Written:
+) -> GeneratedTexts:
     """Continue `rows` texts in a call, which ends with the longest of them."""
-    outputs: list[Output] = []
-    calls, seconds, ends = [], 0.0, _ends(target.generation_config)
+    outputs: list[GeneratedText] = []
+    calls, seconds, ends = [], 0.0, _list_end_tokens(target.generation_config)
     with Bar(len(texts), "writing", "prompts", quiet=stream or len(texts) <= rows) as bar:
         for start in range(0, len(texts), rows):
             batch = texts[start : start + rows]
@@ -290,16 +271,26 @@ def _in_batches(
             new = out.sequences[:, inputs["input_ids"].shape[1] :]
             for i, padded in enumerate(new.tolist()):
                 row = None if stats is None else replace(stats, rows=[stats.rows[i]])
-                ids = _trimmed(padded, ends) if row is None else padded[: row.num_new_tokens]
-                outputs.append(Output(batch[i], ids, row, not set(ids[-1:]) & set(ends)))
+                ids = _cut_padding(padded, ends) if row is None else padded[: row.num_new_tokens]
+                outputs.append(GeneratedText(batch[i], ids, row, not set(ids[-1:]) & set(ends)))
             bar.to(start + len(batch))
-    return Written(outputs, seconds, hla.SpeculationStats.merge(calls) if calls else None)
+    return GeneratedTexts(outputs, seconds, hla.SpeculationStats.merge(calls) if calls else None)
 
 
-def _trimmed(ids: list[int], ends: list[int | None]) -> list[int]:
+def _cut_padding(ids: list[int], ends: list[int | None]) -> list[int]:
     """Cut new tokens after the first end token; the rest is padding."""
     return next((ids[: i + 1] for i, token in enumerate(ids) if token in ends), ids)
 
 
-def _ends(config: Any) -> list[int | None]:
+def _remark_on_companion(policy: Any, rows: int) -> None:
+    """Say that `sv` asks no companion where its profile says that none pays for itself with so many rows."""
+    profile = getattr(getattr(policy, "filter", None), "profile", None)
+    if profile is not None and policy.filter.fallback and not profile.worthwhile(rows):
+        show(
+            f"remark: sv is strict acceptance here: its profile expects no gain from a companion at batch size {rows} (hf-lossy profile)",
+            file=sys.stderr,
+        )
+
+
+def _list_end_tokens(config: Any) -> list[int | None]:
     return config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]

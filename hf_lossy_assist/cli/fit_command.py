@@ -9,25 +9,11 @@ import typer
 from ..artifacts.files import check_new
 from ..artifacts.json_io import read_object
 from ..terminal import console, show, table
-from ..validation import check_int, check_number, check_positive
-from ._models import load, load_models
-from ._options import (
-    Device,
-    DType,
-    FitSeed,
-    LoadOptions,
-    Model,
-    ModelOptions,
-    Out,
-    RunOptions,
-    Width,
-    command,
-    needs,
-    width_of,
-)
-from ._output import show_verdict
-from ._provenance import ModelNames, Source, copy_names, models_from, names_of, remember
-from ._runs import check_out, end_after, going_on
+from ..validation import check_number
+from . import _options
+from ._models import check_made_for, load, load_models
+from ._output import show_evidence
+from ._runs import check_out, end_after, hint_resume
 
 
 if TYPE_CHECKING:
@@ -36,18 +22,18 @@ if TYPE_CHECKING:
 SHOWN = 8  # rows of the thresholds' table
 
 
-@command
-def fit_sprinter(
+@_options.command
+def fit_sprinter_command(
     *,
     data: Annotated[Path, typer.Argument(help="folder that `hf-lossy collect` wrote")],
-    out: Out,
+    out: _options.Out,
     lam: Annotated[
         list[float] | None, "--lambda", "λ to try; repeatable; the head for the dataset's own λ is saved"
     ] = None,
     head: Annotated[str, "shape of the head: linear or mlp"] = "linear",
-    width: Width = None,
+    width: _options.Width = None,
     balance: Annotated[bool, "weight both labels equally in the loss"] = True,
-    seed: FitSeed = 0,
+    seed: _options.FitSeed = 0,
 ) -> None:
     """Train SPRINTER's verifier and say on held-out prompts how good it is.
 
@@ -55,15 +41,13 @@ def fit_sprinter(
 
       hf-lossy fit sprinter data --out head --head mlp --lambda 1 --lambda 1.2 --lambda 1.5
     """
-    needs("train", "datasets", "sklearn", "matplotlib")
-    from ..methods.sprinter.fit import fit_sprinter as run
-    from ..training.head_quality import format_share as share
+    _options.require_extra("train", "datasets", "sklearn", "matplotlib")
+    from ..methods.sprinter.fit import fit_sprinter
+    from ..training.head_quality import format_share
     from ..training.head_training import HeadFitSettings
 
-    fitted, reports = run(
-        data, out, lam or (), HeadFitSettings(kind=head, balance=balance, seed=seed, **width_of(head, width))
-    )
-    copy_names(data, out)
+    settings = HeadFitSettings(kind=head, balance=balance, seed=seed, **_options.read_width(head, width))
+    fitted, reports = fit_sprinter(data, out, lam or (), settings)
     kinds = reports[0].auroc_by_kind
     figures = table("λ", "AUROC", *kinds, "Brier", "acceptable", "η_TP", "η_FP")
     figures.padding = (0, 1, 0, 0)  # ten columns
@@ -76,25 +60,25 @@ def fit_sprinter(
     for r in reports:
         counts = r.evidence.counts
         each = zip(r.at(0.5), (counts["acceptable"], counts["unacceptable"]), strict=True)
-        rejected, given_away = (share(round(part * count), count) for part, count in each)
+        rejected, given_away = (format_share(round(part * count), count) for part, count in each)
         show(f"λ = {r.lam:g}: {r.evidence}; at τ = 0.5 η_TP {rejected}, η_FP {given_away}")
     same = len(reports) > 1 and not fitted.config.decoding.get("do_sample")
     note = "; greedy distributions are 0 or 1, so every λ ≥ 1 gives the same labels" if same else ""
     show(f"{out}: the head for λ = {fitted.config.lam:g}, with its card and plots{note}")
     saved = next(r for r in reports if r.lam == fitted.config.lam)
-    show_verdict(saved.evidence, f"hf-lossy compare --policies svip,sprinter:head={out}")
+    show_evidence(saved.evidence, f"hf-lossy compare --policies svip,sprinter:head={out}")
 
 
-@command
-def fit_specdec(
+@_options.command
+def fit_specdec_command(
     *,
     data: Annotated[Path, typer.Argument(help="folder that `hf-lossy collect --for specdec` wrote")],
-    out: Out,
+    out: _options.Out,
     head: Annotated[str, "shape of the head: linear or mlp"] = "mlp",
-    width: Width = None,
+    width: _options.Width = None,
     weight: Annotated[float, "weight of a rejection in the loss; an acceptance weighs 1"] = 6.0,
     calibrated: Annotated[bool, "shift the intercept by log(weight), so that outputs are probabilities"] = True,
-    seed: FitSeed = 0,
+    seed: _options.FitSeed = 0,
 ) -> None:
     """Train SpecDec++'s acceptance head and say on held-out prompts how good it is.
 
@@ -102,14 +86,13 @@ def fit_specdec(
 
       hf-lossy fit specdec data --out head --width 64 --weight 6
     """
-    needs("train", "datasets", "sklearn", "matplotlib")
+    _options.require_extra("train", "datasets", "sklearn", "matplotlib")
     check_number("--weight", weight, 1e-3, 1e3)
-    from ..methods.specdec.fit import fit_specdec as run
+    from ..methods.specdec.fit import fit_specdec
     from ..training.head_training import HeadFitSettings
 
-    settings = HeadFitSettings(kind=head, seed=seed, **width_of(head, width))
-    fitted, report = run(data, out, settings, weight=weight, calibrated=calibrated)
-    copy_names(data, out)
+    settings = HeadFitSettings(kind=head, seed=seed, **_options.read_width(head, width))
+    fitted, report = fit_specdec(data, out, settings, weight=weight, calibrated=calibrated)
     if report.thresholds:
         rounds = table("threshold h", "tokens drafted a round", "of them accepted")
         for row in report.thresholds:
@@ -121,15 +104,15 @@ def fit_specdec(
         f"KL {report.kl:.4f}; {report.acceptance:.1%} of the drafted tokens are accepted"
     )
     policy = json.dumps({"stop": {"name": "specdec", "head": str(out)}})
-    show_verdict(report.evidence, f"hf-lossy generate --policy '{policy}'")
+    show_evidence(report.evidence, f"hf-lossy generate --policy '{policy}'")
 
 
-@command
-def fit_autojudge(
+@_options.command
+def fit_autojudge_command(
     *,
     data: Annotated[Path, typer.Argument(help="folder that `hf-lossy mine` wrote")],
-    out: Out,
-    models: ModelOptions,
+    out: _options.Out,
+    models: _options.ModelOptions,
     head: Annotated[str, "shape of the head: linear or mlp"] = "linear",
     features: Annotated[
         str | None, "hidden states that the head reads: of draft, target or both (default: both; target for a drafter)"
@@ -144,13 +127,11 @@ def fit_autojudge(
     ] = None,
     recall: Annotated[float, "share of important tokens that the head's threshold must reject"] = 0.9,
     compare: Annotated[bool, "--compare", "compare other classifiers and inputs too, with plots"] = False,
-    seed: FitSeed = 0,
-    dtype: DType = "float32",
-    device: Device = "auto",
+    seed: _options.FitSeed = 0,
+    dtype: _options.DType = "float32",
+    device: _options.Device = "auto",
 ) -> None:
     """Train AutoJudge's classifier on mined mismatches and say on held-out problems how good it is.
-
-    Without --model and --assistant the models are those that the data were mined with.
 
     Examples:
 
@@ -158,11 +139,11 @@ def fit_autojudge(
 
       hf-lossy fit autojudge mined --out judge --features target --folds 5 --compare
     """
-    needs("train", "datasets", "sklearn", "matplotlib")
-    if models.demo:
-        remembered = models_from(models, [_source(data)])
-        models = ModelOptions(model=remembered.model, assistant=remembered.assistant, drafter=remembered.drafter)
-    names = names_of(models)
+    _options.require_extra("train", "datasets", "sklearn", "matplotlib")
+    record = data / "mine.json"  # what else there is of it, reading the dataset checks
+    facts = read_object(record) if record.is_file() and models.demo else {}
+    pair = [entry.get("id") if isinstance(entry := facts.get(r), dict) else None for r in ("target", "draft")]
+    check_made_for(str(data), *pair)
     if features is None:
         features = "both" if models.drafter is None else "target"
     untargeted = features == "draft" and models.assistant is not None and models.model is None  # may be on a server
@@ -170,24 +151,23 @@ def fit_autojudge(
         models.check()
     check_new(out, "fit again")  # before models are loaded
     from ..methods.autojudge.classifiers import JudgeSettings
-    from ..methods.autojudge.fit import fit_autojudge as run
+    from ..methods.autojudge.fit import fit_autojudge
 
     settings = JudgeSettings(model=features, position=position, head=head, recall=recall, folds=folds, seed=seed)
     if untargeted:
         target, (draft, _, tokenizer) = None, load(models.assistant, None, dtype, device)
     else:
-        target, draft, tokenizer = load_models(names, LoadOptions(dtype=dtype, device=device))
-    fitted, report = run(data, out, target, draft, tokenizer, settings, compare)
-    remember(out, names_of(models, dtype=dtype))
+        target, draft, tokenizer = load_models(models, _options.LoadOptions(dtype=dtype, device=device))
+    fitted, report = fit_autojudge(data, out, target, draft, tokenizer, settings, compare)
     screen = console()
-    screen.print(_thresholds(report))
+    screen.print(_tabulate_thresholds(report))
     source = f"out of {report.folds} folds" if report.folds else "held out"
     show(
         f"{report.held_out} mismatches {source}, {report.held_out_important} important; in all {report.mismatches} of "
         f"{report.problems} problems, {report.important:.1%} important\n"
     )
     if report.comparison:
-        screen.print(_comparison(report.comparison))
+        screen.print(_tabulate_comparison(report.comparison))
     chosen = "" if report.c is None else f", C = {report.c:g}"
     late = f"; {report.unconverged} fits ended before they converged" if report.unconverged else ""
     rejected, accepted = report.counted(report.threshold)
@@ -198,16 +178,18 @@ def fit_autojudge(
     folder = out if out.is_absolute() else f"./{out}"  # a bare name is a rule's
     arguments = "--task demo" if models.drafter is None else f"--task demo --drafter {models.drafter}"
     if models.model:
-        arguments = f"{names.words()} --task {fitted.config.training['task']} --data FILE"
-    show_verdict(report.evidence, f"hf-lossy compare {arguments} --policies svip,{folder}", "which answers it changes")
+        arguments = f"{models.format()} --task {fitted.config.training['task']} --data FILE"
+    show_evidence(
+        report.evidence, f"hf-lossy compare {arguments} --policies svip,{folder}", "which answers it changes"
+    )
 
 
-@command
-def fit_eagle3(
+@_options.command
+def fit_eagle3_command(
     *,
     data: Annotated[Path, typer.Argument(help="folder that `hf-lossy collect --for eagle3` wrote")],
-    out: Out,
-    model: Model = None,
+    out: _options.Out,
+    model: _options.Model = None,
     vocabulary: Annotated[int | None, "tokens that it can propose: the target's most frequent (default: all)"] = None,
     layers: Annotated[int, "decoder layers"] = 1,
     intermediate_size: Annotated[int | None, "width of its MLP (default: the target's)"] = None,
@@ -219,10 +201,10 @@ def fit_eagle3(
     held_out: Annotated[float, "share of the texts that the figures are made on"] = 0.05,
     texts: Annotated[int | None, "of the others, how many it is trained on (default: all)"] = None,
     save_every: Annotated[int, "steps between two checkpoints"] = 100,
-    seed: FitSeed = 0,
-    running: RunOptions,
-    dtype: DType = "float32",
-    device: Device = "auto",
+    seed: _options.FitSeed = 0,
+    running: _options.RunOptions,
+    dtype: _options.DType = "float32",
+    device: _options.Device = "auto",
 ) -> None:
     """Train an EAGLE-3 drafter: chains of drafted tokens on the target's hidden states. Lossless in use.
 
@@ -235,32 +217,23 @@ def fit_eagle3(
       hf-lossy fit eagle3 texts --model M --vocabulary 16000 --intermediate-size 4096 --out drafter
     """
     end_after(running.max_hours)
-    needs("train", "accelerate")
+    _options.require_extra("train", "accelerate")
     check_out(out, running.resume)
-    for name, value, least in (
-        ("--layers", layers, 1), ("--steps", steps, 1), ("--epochs", epochs, 1), ("--batch-size", batch_size, 1), ("--longest", longest, 4),
-        ("--save-every", save_every, 1), ("--seed", seed, 0), ("--vocabulary", vocabulary, 2), ("--intermediate-size", intermediate_size, 1),
-        ("--texts", texts, 1),
-    ):  # fmt: skip
-        if value is not None:
-            check_int(name, value, least, 2**31)
-    check_positive("--learning-rate", learning_rate, 1.0)
-    check_number("--held-out", held_out, 0.01, 0.5)
     from ..methods.eagle3.data import target_of
-    from ..methods.eagle3.run import fit_eagle3 as run
+    from ..methods.eagle3.run import fit_eagle3
     from ..methods.eagle3.settings import FitSettings
 
     settings = FitSettings(
         layers=layers, vocabulary=vocabulary, intermediate_size=intermediate_size, steps=steps, epochs=epochs, batch_size=batch_size,
         learning_rate=learning_rate, longest=longest, held_out=held_out, texts=texts, save_every=save_every, seed=seed,
     )  # fmt: skip
-    names = models_from(ModelOptions(model=model), [Source(str(data), target_of(data), None)])
-    target, _, _ = load(names.model, None, dtype, device)
-    with going_on(out):
-        _, report = run(target, data, out, settings, resume=running.resume)
+    if model is None:
+        check_made_for(str(data), target_of(data), None)
+    target, _, _ = load(model, None, dtype, device)
+    with hint_resume(out):
+        _, report = fit_eagle3(target, data, out, settings, resume=running.resume)
     if report is None:  # another process has the figures
         return
-    remember(out, ModelNames(names.model, dtype=dtype))
     places = table("place of a draft", "accepted, %", "95 %")
     for place, share in enumerate(report.acceptance, 1):
         if share is None:
@@ -273,15 +246,7 @@ def fit_eagle3(
     show(f"{out}: {call.value:.2f} tokens a call of the target on {report.texts} held-out texts, drafting {steps}")
 
 
-def _source(data: Path) -> Source:
-    """Name the dataset as a source of models."""
-    record = data / "mine.json"  # what else there is of it, reading the dataset checks
-    facts = read_object(record) if record.is_file() else {}
-    names = (entry.get("id") if isinstance(entry := facts.get(role), dict) else None for role in ("target", "draft"))
-    return Source(str(data), *names)
-
-
-def _thresholds(report: "JudgeReport") -> Any:
+def _tabulate_thresholds(report: "JudgeReport") -> Any:
     """Tabulate a few of the thresholds, the default among them."""
     rows = report.thresholds
     step = max(1, len(rows) // SHOWN)
@@ -294,7 +259,7 @@ def _thresholds(report: "JudgeReport") -> Any:
     return shown
 
 
-def _comparison(rows: list[dict[str, Any]]) -> Any:
+def _tabulate_comparison(rows: list[dict[str, Any]]) -> Any:
     """Tabulate every variant's AUROC."""
     shown = table("varied", "", "AUROC", "in training")
     for i, row in enumerate(rows):

@@ -104,8 +104,9 @@ def test_text_that_streams(capsys):
 @pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 def test_generate_shows_prompts_paths_and_texts_as_text(hf_lossy, tmp_path):
     prompt = f"1 + 1 {WILD} [bold]b[/bold] [/nothing]"
-    policy = tmp_path / "[red]p[blink].json"
-    policy.write_text('{"stop": "svip"}')
+    policy = tmp_path / "[red]p[blink]"
+    policy.mkdir()
+    (policy / "policy.json").write_text('{"stop": "svip"}')
     options = ("--prompt", prompt, "--max-new-tokens", 4, "--policy", policy)
     for more in ((), ("--stream",)):
         done = hf_lossy("generate", *options, *more)

@@ -1,4 +1,4 @@
-"""The figures of the README and the site, each for a light and for a dark page: `python docs/figures/draw.py`."""
+"""Draw the figures of the README and the site, each for a light and for a dark page: `python docs/figures/draw.py`."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def document(wide, high, title, parts):
 
 
 def one_round(c):
-    """Five stages, the same five tokens going down through them."""
+    """Draw five stages that the same five tokens pass."""
     left, step, first = 104, 74, 8
     drafted = ["buys", "4", "more", ".", "Now"]
     stages = [
@@ -82,7 +82,7 @@ def one_round(c):
 
 
 def row_cache(c):
-    """Three rows of different length in one storage, before and after a round."""
+    """Draw three rows of different length in one cache, before and after a round."""
     parts, cell = [], 22
     rows = [("row 0", 9, 3, 2), ("row 1", 5, 3, 0), ("row 2", 7, 3, 3)]
     for k, title in enumerate(

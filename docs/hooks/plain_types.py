@@ -1,5 +1,5 @@
-"""The types of our docstrings stand in Markdown, "(`Head`, *optional*)", and the reference takes types from signatures: shapes move into
-the description, the rest goes."""
+"""Remove the types from docstrings, "(`Head`, *optional*)", since the reference takes them from signatures; shapes move into
+the description."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ TYPED = re.compile(r"^(\s+\w[\w, ]*) \(((?:tuple of )?`[^\n]*?)\):", flags=re.M)
 
 
 class PlainTypes(griffe.Extension):
-    """Run by mkdocstrings on every object that it reads."""
+    """An extension that mkdocstrings runs on every object."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Rewrite the docstring, if there is one."""
@@ -20,6 +20,6 @@ class PlainTypes(griffe.Extension):
 
 
 def untyped(found: re.Match[str]) -> str:
-    """Of "name (`torch.LongTensor` of shape `(B, length)`):" the name and the shape."""
+    """Reduce "name (`torch.LongTensor` of shape `(B, length)`):" to the name and the shape."""
     name, kind = found[1], found[2].removesuffix(", *optional*")
     return f"{name}: {kind};" if " of shape " in kind else f"{name}:"

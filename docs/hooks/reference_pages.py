@@ -1,6 +1,6 @@
-"""Pages that the package itself writes, made anew at every build: policies, papers, commands, and the public Python names.
+"""Generate pages at every build from the package: policies, papers, commands, and the public Python names.
 
-Nothing in them is typed twice: they come from `build_catalog()`, from the typer app and from `hf_lossy_assist.__all__`.
+The sources are `build_catalog()`, the typer app and `hf_lossy_assist.__all__`.
 """
 
 import inspect
@@ -22,25 +22,28 @@ from hf_lossy_assist.registry.registry import build_catalog
 KINDS = {
     "method": (
         "Methods",
-        "What `lossy_policy=` takes by name; beside the name, `head=`, `profile=` and `companion=` where the method needs one.",
+        "Names for `lossy_policy=`, with `head=`, `profile=` and `companion=` if the method needs one.",
     ),
-    "rule": ("Rules", "What is accepted. Every rule but the lossless ones changes the distribution of the text."),
+    "rule": (
+        "Rules",
+        "Which drafted tokens are accepted. Every rule except the lossless ones changes the output's distribution.",
+    ),
     "stop": ("Draft stops", "How many tokens a round drafts. A stop changes the speed and never the distribution."),
-    "filter": ("Verify filters", "Which drafted tokens go to the target."),
+    "filter": ("Verify filters", "Which drafted tokens the target reads."),
     "drafter": ("Drafters", "Where drafted tokens come from."),
 }
-# The room of the package that a public name lives in, and its page. A name in another room fails the build.
+# The page of each room of the package. A public name in another room fails the build.
 ROOMS = {
-    "generation": ("generation", "Calling generate", "How a model learns `lossy_policy=`, and the same without `enable`."),
+    "generation": ("generation", "Calling generate", "`lossy_policy=` in `generate`, with and without `enable`."),
     "policy": ("policy", "Policies and methods", "A policy is a rule, a draft stop and a verify filter."),
     "methods": ("policy", "", ""),
     "registry": ("policy", "", ""),
-    "rules": ("rules", "Rules", "What is accepted, and what the token after a rejection is drawn from."),
+    "rules": ("rules", "Rules", "Which tokens are accepted, and the distribution of the token after a rejection."),
     "stops": ("stops", "Draft stops", "How many tokens each row drafts in a round."),
-    "filters": ("filters", "Drafters and filters", "What writes ahead, and which drafted tokens go to the target."),
+    "filters": ("filters", "Drafters and filters", "What drafts, and which drafted tokens the target reads."),
     "drafters": ("filters", "", ""),
-    "artifacts": ("artifacts", "Heads and profiles", "What is trained or measured, saved and shared."),
-    "models": ("models", "Models", "Helpers around a Transformers model."),
+    "artifacts": ("artifacts", "Heads and profiles", "Trained or measured files, saved and shared."),
+    "models": ("models", "Models", "Helpers for a Transformers model."),
     "evaluation": ("models", "", ""),
     "round": ("round", "One round", "The tensors that rules, stops and filters see."),
     "engine": ("round", "", ""),
@@ -51,7 +54,7 @@ ROOMS = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages; mkdocs calls this before it reads any."""
+    """Add the pages. mkdocs calls this before it reads any."""
     pages = {"policies.md": policies_page(), "papers.md": papers_page(), "command-line.md": commands_page()}
     pages |= {f"api/{name}.md": text for name, text in api_pages().items()}
     for name, text in pages.items():
@@ -66,9 +69,9 @@ def policies_page() -> str:
     out = [
         "# Policies",
         "Every policy, rule, draft stop and verify filter, as `hf-lossy policies` lists them. "
-        "**Neutral**: the setting at which the text is strict acceptance's, bit for bit. "
-        "[Rules side by side](../policies.md) has each lossy rule measured on the demo; "
-        "[choose a policy](../how-to/choose-a-policy.md) says which to try first.",
+        "**Neutral**: the setting at which a part equals strict acceptance, bit for bit. "
+        "[Rules side by side](../policies.md) measures each lossy rule on the demo; "
+        "[choose a policy](../how-to/choose-a-policy.md) recommends which to try first.",
     ]
     entries = build_catalog()
     for kind in [*KINDS, *sorted({e.kind for e in entries} - set(KINDS))]:
@@ -98,11 +101,11 @@ def papers_page() -> str:
     papers = {s: found for s, found in by_source.items() if s.startswith("huggingface.co/")}
     out = [
         "# Papers and engines",
-        "Where each policy, rule, draft stop and filter comes from.",
+        "The source of each policy, rule, draft stop and filter.",
         "## Papers",
-        table(("paper", "here", "what it does"), sorted(lines(papers), key=lambda row: row[0], reverse=True)),
+        table(("paper", "name", "what it does"), sorted(lines(papers), key=lambda row: row[0], reverse=True)),
         "## Engines, libraries and this package",
-        table(("source", "here", "what it does"), lines({s: f for s, f in by_source.items() if s not in papers})),
+        table(("source", "name", "what it does"), lines({s: f for s, f in by_source.items() if s not in papers})),
     ]
     return "\n\n".join(out) + "\n"
 
@@ -125,14 +128,14 @@ def source(text: str) -> str:
 def commands_page() -> str:
     out = [
         "# Command line",
-        "Made from the program itself; `hf-lossy COMMAND --help` says the same. "
-        "[Use the command line](../how-to/command-line.md) shows what for.",
+        "Generated from the program, as `hf-lossy COMMAND --help`. "
+        "[Use the command line](../how-to/command-line.md) has examples.",
     ]
     group: Any = typer.main.get_command(app)
     for path, command in commands("hf-lossy", group):
-        said, _, examples = (command.help or "").partition("Example")
+        summary, _, examples = (command.help or "").partition("Example")
         lines = [line.strip() for line in examples.splitlines()[1:] if line.strip()]
-        out += [f"## `{path}`", cell(said), "\n".join(["```text", *lines, "```"])]
+        out += [f"## `{path}`", cell(summary), "\n".join(["```text", *lines, "```"])]
         rows = [parameter(p) for p in command.params if p.name != "help"]
         out += [table(("option", "value", "default", "what it is"), rows)] if rows else []
     return "\n\n".join(out) + "\n"
@@ -147,20 +150,20 @@ def commands(path: str, group: Any) -> Iterable[tuple[str, Any]]:
         yield from commands(f"{path} {name}", inside[name])
 
 
-def parameter(its: Any) -> tuple[str, str, str, str]:
-    option = its.param_type_name == "option"
-    names = ", ".join(f"`{name}`" for name in [*its.opts, *its.secondary_opts]) if option else f"`{its.name.upper()}`"
-    flag = option and its.is_flag
-    unset = its.default is None or isinstance(its.default, bool) or callable(its.default)
-    default = "required" if its.required else "" if unset else f"`{its.default}`"
-    return names, "" if flag else value_of(its), default, cell(getattr(its, "help", None) or "")
+def parameter(param: Any) -> tuple[str, str, str, str]:
+    option = param.param_type_name == "option"
+    names = [f"`{name}`" for name in [*param.opts, *param.secondary_opts]] if option else [f"`{param.name.upper()}`"]
+    flag = option and param.is_flag
+    unset = param.default is None or isinstance(param.default, bool) or callable(param.default)
+    default = "required" if param.required else "" if unset else f"`{param.default}`"
+    return ", ".join(names), "" if flag else value_type(param), default, cell(getattr(param, "help", None) or "")
 
 
-def value_of(its: Any) -> str:
-    """What kind of value an option takes; older typers keep click's type, newer ones the annotation."""
-    if hasattr(its, "type"):
-        return str(its.type.name)
-    kind = its.type_descriptor.annotation
+def value_type(param: Any) -> str:
+    """Return the type of an option's value; older typers have click's type, newer ones the annotation."""
+    if hasattr(param, "type"):
+        return str(param.type.name)
+    kind = param.type_descriptor.annotation
     kind = next((a for a in get_args(kind) if a is not type(None)), kind)
     return {Path: "path", str: "text", int: "integer", float: "number"}.get(kind, kind.__name__)
 
@@ -169,18 +172,18 @@ def value_of(its: Any) -> str:
 
 
 def api_pages() -> dict[str, str]:
-    """A page for each room; every name of `__all__` on one of them."""
+    """Return one page per room, with every name of `__all__` on one of them."""
     pages: dict[str, list[str]] = {}
     for name in hf_lossy_assist.__all__:
         value = getattr(hf_lossy_assist, name)
-        where = value.__name__ if isinstance(value, ModuleType) else value.__module__
-        room = where.removeprefix("hf_lossy_assist.").split(".")[0]
+        module = value.__name__ if isinstance(value, ModuleType) else value.__module__
+        room = module.removeprefix("hf_lossy_assist.").split(".")[0]
         if room not in ROOMS:
-            raise PluginError(f"{name} lives in {where}, for which docs/hooks/reference_pages.py has no page")
+            raise PluginError(f"{name} is in {module}, for which docs/hooks/reference_pages.py has no page")
         names = value.__all__ if isinstance(value, ModuleType) else [value.__qualname__]
         holder = value if isinstance(value, ModuleType) else inspect.getmodule(value)
-        for its in names:
-            found = getattr(holder, its)
+        for public in names:
+            found = getattr(holder, public)
             if callable(found):  # constants have no docstring
                 pages.setdefault(ROOMS[room][0], []).append(f"::: {found.__module__}.{found.__qualname__}")
     titles = {page: (title, lead) for page, title, lead in ROOMS.values() if title}
@@ -199,7 +202,7 @@ def table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def cell(text: str) -> str:
-    """Text for a table: on one line, and a bar in it is no border."""
+    """Escape text for a table's cell, on one line."""
     return " ".join(text.split()).replace("|", "\\|")
 
 

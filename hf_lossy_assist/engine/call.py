@@ -12,11 +12,11 @@ from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..drafters.base import DrafterRun
 from ..models.cached_model import CachedModel
+from ..models.compiled.static_model import StaticRowModel
 from ..models.introspection import learned_positions
 from ..models.quirks.cache_positions import PositionSources
 from ..models.quirks.rope import renewing
 from ..models.row_model import RowModel
-from ..models.static import StaticRowModel
 from ..policy.policy import LossyPolicy
 from ..round import Verdict, Verified
 from ..rules import RuleRun

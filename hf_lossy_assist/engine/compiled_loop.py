@@ -11,8 +11,8 @@ import torch
 
 from ..drafters.model import AssistantRun
 from ..filters import VerifyAll
-from ..models.compilation import FAILURES, compiled_once, failure, graphs_made
-from ..models.static import Block, StaticRowModel
+from ..models.compiled.compilation import FAILURES, compiled_once, failure, graphs_made
+from ..models.compiled.static_model import Block, StaticRowModel
 from ..round import BONUS_PLACE
 from ..stats.speculation import SpeculationStats
 from ..stops import StopRun

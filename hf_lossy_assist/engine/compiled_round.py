@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..drafters.base import fit_vocabulary
-from ..models.static import Block, run_block
+from ..models.compiled.static_model import Block, run_block
 from ..round import Draft, Selection, Verdict, Verified
 from ..rules import RuleRun, accept
 from ..rules.base import race

@@ -9,8 +9,8 @@ import torch
 
 from ..batch.rows import Rows
 from ..models.cached_model import CachedModel
+from ..models.compiled.static_model import StaticRowModel
 from ..models.quirks.rope import renew
-from ..models.static import StaticRowModel
 from ..round import Verified
 from ..rules import accept
 from ..stats.clock import Clock

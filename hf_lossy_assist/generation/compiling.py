@@ -9,7 +9,7 @@ from transformers import CompileConfig
 
 from ..batch.logits_processing import Processing
 from ..batch.rows import Rows
-from ..models.compilation import Compilation
+from ..models.compiled.compilation import Compilation
 from ..policy.policy import LossyPolicy
 from ..stops import DraftStop
 from ..validation import shown

@@ -12,7 +12,7 @@ from ..drafters.base import DraftContext, DrafterRun
 from ..drafters.model import AssistantRun, head_taps
 from ..drafters.retokenized import RetokenizingRun
 from ..models.cached_model import CachedModel
-from ..models.compilation import Compilation
+from ..models.compiled.compilation import Compilation
 from ..models.early_exit import ExitModel, leaves_early
 from ..models.introspection import base_of
 from ..models.probe import why_not_prefixes, why_not_rows

@@ -17,9 +17,8 @@ from transformers.generation import StopStringCriteria
 
 from ..drafters.base import apart
 from ..models.compat import passed_as
-from ..models.in_step import Steps
+from ..models.distributed.sharded import RankGroup
 from ..models.introspection import base_of
-from ..models.led import Ranks
 from ..policy.parse import as_policy
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, shown
@@ -161,7 +160,11 @@ def speculative_generate(model: Any, policy: LossyPolicy, runner_type: type[Runn
 
 
 def _speculative_generate(
-    model: Any, policy: LossyPolicy, runner_type: type[Runner], ranks: Ranks | Steps | None, **kwargs: Any
+    model: Any,
+    policy: LossyPolicy,
+    runner_type: type[Runner],
+    ranks: RankGroup | None,
+    **kwargs: Any,
 ) -> Any:
     given, generator, drafter = (kwargs.pop(name, None) for name in ("generation_config", "generator", "drafter"))
     if given is not None and not isinstance(given, GenerationConfig):

@@ -10,15 +10,14 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 from ..batch.rows import Rows
 from ..batch.token_types import shared_types
 from ..models.cached_model import GROWING, CroppingModel
-from ..models.compilation import Compilation
-from ..models.in_step import Steps
+from ..models.compiled.compilation import Compilation
+from ..models.compiled.static_model import StaticRowModel
+from ..models.distributed.sharded import RankGroup
 from ..models.introspection import base_of
-from ..models.led import Ranks
 from ..models.masks import Columns
 from ..models.multimodal import MultimodalRowModel
 from ..models.probe import RECURRENT, why_not_alone
 from ..models.row_model import RowModel
-from ..models.static import StaticRowModel
 from .input_tensors import refuse_mask
 
 
@@ -33,7 +32,7 @@ def learned_prompt(model: Any) -> bool:
 
 
 def rowwise(
-    model: Any, target: Any, rows: Rows, vocabulary: int | None = None, compilation: Compilation | None = None, ranks: Ranks | Steps | None = None
+    model: Any, target: Any, rows: Rows, vocabulary: int | None = None, compilation: Compilation | None = None, ranks: RankGroup | None = None
 ) -> RowModel:  # fmt: skip
     """`model` on a cache of rows; what else the target is fed, a draft and a companion of its kind are fed too.
 

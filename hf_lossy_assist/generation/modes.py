@@ -10,7 +10,7 @@ from ..batch.processor_kinds import from_transformers
 from ..engine.call import Call
 from ..engine.loop import prefill
 from ..models.cached_model import CachedModel
-from ..models.in_step import is_sharded
+from ..models.distributed.sharded import is_sharded
 from ..models.introspection import base_of
 from ..models.reading import read_together, reads_together
 from .pairs import without_checkpointing

@@ -18,10 +18,10 @@ from ..drafters.base import DraftContext, Drafter, apart, as_drafter
 from ..engine.call import Call, PositionLimits
 from ..engine.loop import decode
 from ..models.compat import CACHE
+from ..models.distributed.sharded import RankGroup
+from ..models.distributed.tensor_parallel import TensorParallelGroup
 from ..models.identity import same_ids
-from ..models.in_step import Steps
 from ..models.introspection import base_of, device_of, has_fixed_rows, vocabulary_of
-from ..models.led import Ranks
 from ..models.probe import refuse_by_length
 from ..policy.parse import as_policy
 from ..stats.clock import Clock
@@ -65,7 +65,7 @@ class CheckedCall:
 
     draft: DraftInputs
     stop: DraftStop
-    ranks: Ranks | Steps | None = None
+    ranks: RankGroup | None = None
     cache_name: str | None = None
     inputs: Mapping[str, Any] | None = None
 
@@ -234,7 +234,7 @@ class Runner:
             show(model, rows, input_ids, model_kwargs, checked.inputs)
         agree(ranks, rows, self.policy)
         target = target_of(model, rows, model_kwargs, compilation, checked.cache_name, ranks)
-        if isinstance(ranks, Ranks) and not ranks.leads:
+        if isinstance(ranks, TensorParallelGroup) and not ranks.leads:
             return followed(target, ranks, model, self.streamer)
 
         def decode() -> Any:

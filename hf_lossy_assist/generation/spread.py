@@ -14,9 +14,24 @@ from transformers.generation.utils import is_fsdp_managed_module
 
 from ..batch.rows import Rows
 from ..models.cached_model import CachedModel
-from ..models.in_step import SteppedModel, Steps, is_one_of_several, is_sharded, is_zero3
+from ..models.distributed.sharded import (
+    LockstepGroup,
+    LockstepModel,
+    RankGroup,
+    is_one_of_several,
+    is_sharded,
+    is_zero3,
+)
+from ..models.distributed.tensor_parallel import (
+    END,
+    FAILED,
+    LeaderModel,
+    OtherRankFailed,
+    TensorParallelGroup,
+    follow,
+    is_spread,
+)
 from ..models.introspection import base_of, device_of
-from ..models.led import END, FAILED, LedModel, OtherRankFailed, Ranks, follow, is_spread
 from ..models.row_model import RowModel
 from ..policy.policy import LossyPolicy
 from .pairs import without_checkpointing
@@ -36,7 +51,7 @@ def refuse_spread(name: str, model: Any) -> None:
         raise ValueError(f"the {name} is spread over ranks (FSDP2), and each rank runs it by itself: load it whole")
 
 
-def ranks_of(model: Any, synced: bool | None) -> Ranks | Steps | None:
+def ranks_of(model: Any, synced: bool | None) -> RankGroup | None:
     """Those that share a target, or its forwards; None: it is whole. `synced`: `synced_gpus` of the call.
 
     Raises: `ValueError`, one line, for a target that is sharded in a way that nothing here keeps in step.
@@ -52,48 +67,48 @@ def ranks_of(model: Any, synced: bool | None) -> Ranks | Steps | None:
         raise ValueError(
             "the target's weights are spread over ranks by the first FSDP, which lossy_policy does not run: shard it with FSDP2 (fully_shard), or pass synced_gpus=False where every rank has the same prompts and seed"
         )
-    return Ranks.of(model, device) or Steps.of(model, device, synced)
+    return TensorParallelGroup.of(model, device) or LockstepGroup.of(model, device, synced)
 
 
 @contextmanager
-def failures_told(ranks: Ranks | Steps | None) -> Iterator[None]:
+def failures_told(ranks: RankGroup | None) -> Iterator[None]:
     """Within this context, an error before the ranks have met is told to the others, which otherwise would wait for this one."""
     try:
         yield
     except BaseException:
-        if ranks is not None and not ranks.met:
-            ranks.met = True
+        if ranks is not None and not ranks.joined:
+            ranks.joined = True
             ranks.fail()
         raise
 
 
-def agree(ranks: Ranks | Steps | None, rows: Rows, policy: LossyPolicy) -> None:
+def agree(ranks: RankGroup | None, rows: Rows, policy: LossyPolicy) -> None:
     """Refuse a call of ranks that share their forwards and have not all made it. Raises: `ValueError`, on each of them."""
-    if isinstance(ranks, Ranks):
+    if isinstance(ranks, TensorParallelGroup):
         texts = hashlib.sha256(repr((rows.ids[:, : rows.width].tolist(), rows.pads)).encode()).hexdigest()
         ranks.agree((texts, rows.max_length, str(policy)), "prompts, lengths or policies")
 
 
 def led(target: CachedModel, decode: Callable[[], Any]) -> Any:
     """What `decode` returns; on the first of several ranks, which tells the others of it, or in step with them."""
-    if isinstance(target, SteppedModel):
-        return target.steps.run(decode)
-    if not isinstance(target, LedModel):
+    if isinstance(target, LockstepModel):
+        return target.group.run(decode)
+    if not isinstance(target, LeaderModel):
         return decode()
-    ranks = target.ranks
+    ranks = target.group
     try:
         out = decode()
         written = _moved(out, torch.device("cpu"))
     except BaseException:
         if not target.broken:
-            ranks.tell([FAILED])
+            ranks.broadcast([FAILED])
         raise
-    ranks.tell([END])
+    ranks.broadcast([END])
     ranks.share(written)
     return out
 
 
-def followed(target: CachedModel, ranks: Ranks, model: Any, streamer: Any) -> Any:
+def followed(target: CachedModel, ranks: TensorParallelGroup, model: Any, streamer: Any) -> Any:
     """What the first rank's call returns, on another rank. Raises: `OtherRankFailed`."""
     assert isinstance(target, RowModel)
     with torch.no_grad(), without_checkpointing(model, None):
@@ -101,7 +116,7 @@ def followed(target: CachedModel, ranks: Ranks, model: Any, streamer: Any) -> An
     if streamer is not None:
         streamer.end()
     if not well:
-        raise OtherRankFailed("rank 0 ended with an error, which it tells of itself")
+        raise OtherRankFailed("rank 0 ended with an error: see its traceback")
     return _moved(ranks.share(None), ranks.device)
 
 

@@ -5,10 +5,9 @@ from typing import Any
 from ..batch.rows import Rows
 from ..models.cached_model import CachedModel
 from ..models.compat import CACHE, takes_positions
-from ..models.compilation import Compilation
-from ..models.in_step import Steps
+from ..models.compiled.compilation import Compilation
+from ..models.distributed.sharded import LockstepGroup, RankGroup
 from ..models.introspection import base_of, is_tested
-from ..models.led import Ranks
 from ..models.multimodal import is_multimodal
 from ..models.probe import keeps_states_alone, refuse_length, why_not_rows
 from ..models.quirks.rope import ChangingRope
@@ -22,7 +21,7 @@ from .text_inputs import refuse_extra_inputs
 
 
 def target_of(
-    model: Any, rows: Rows, model_kwargs: dict[str, Any], compilation: Compilation | None, given_as: str | None, ranks: Ranks | Steps | None = None
+    model: Any, rows: Rows, model_kwargs: dict[str, Any], compilation: Compilation | None, given_as: str | None, ranks: RankGroup | None = None
 ) -> CachedModel:  # fmt: skip
     """The target on a cache of rows, or on Transformers' own.
 
@@ -33,7 +32,7 @@ def target_of(
         raise ValueError(
             "a target that is spread over ranks cannot be compiled here: pass disable_compile=True, or load it whole"
         )
-    if isinstance(ranks, Steps) and not is_tested(base_of(model)):
+    if isinstance(ranks, LockstepGroup) and not is_tested(base_of(model)):
         raise ValueError(
             f"{type(base_of(model)).__name__} must be tried before it is decoded in blocks, and is spread over ranks (FSDP2), which "
             "do not try it together: load it whole"
@@ -74,7 +73,7 @@ def target_of(
 
 
 def _on_rows(
-    model: Any, rows: Rows, model_kwargs: dict[str, Any], compilation: Compilation | None, ranks: Ranks | Steps | None, adopted: bool
+    model: Any, rows: Rows, model_kwargs: dict[str, Any], compilation: Compilation | None, ranks: RankGroup | None, adopted: bool
 ) -> RowModel:  # fmt: skip
     """The target on a cache of rows. Raises: `ValueError`, one line, for what it is given that cannot be followed there."""
     mask, positions = model_kwargs.get(mask_name(model)), model_kwargs.get("position_ids")
@@ -97,7 +96,7 @@ def _on_rows(
     return target
 
 
-def _why_not_copied(model: Any, given: Any, rows: int, ranks: Ranks | Steps | None) -> str | None:
+def _why_not_copied(model: Any, given: Any, rows: int, ranks: RankGroup | None) -> str | None:
     """Why a cache that was passed in is gone on with where it is, and not copied; `ranks`: those that share the target."""
     if keeps_states_alone(given):
         return "it counts no tokens"

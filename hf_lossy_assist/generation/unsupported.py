@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from ..models.compat import CACHE, CACHE_NAMES, passed_as
-from ..models.in_step import is_one_of_several
+from ..models.distributed.sharded import is_one_of_several
 from ..models.introspection import base_of, vocabulary_of
 from ..models.multimodal import is_multimodal
 from ..models.probe import why_not_rows

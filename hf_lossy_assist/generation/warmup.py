@@ -13,7 +13,7 @@ from transformers import CompileConfig
 from ..artifacts.files import check_file, write_bytes
 from ..engine.call import Call
 from ..engine.compiled_loop import CompiledRounds
-from ..models.compilation import graphs_made
+from ..models.compiled.compilation import graphs_made
 from ..models.introspection import vocabulary_of
 from ..stats.speculation import SpeculationStats
 from ..validation import check_int, shown

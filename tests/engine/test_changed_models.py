@@ -10,8 +10,8 @@ from support import tiny
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models.compiled.signature import Signature, shared
 from hf_lossy_assist.models.prepack import PackedLinear
-from hf_lossy_assist.models.signature import Signature, shared
 
 
 @pytest.fixture(scope="module", autouse=True)

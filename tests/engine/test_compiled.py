@@ -18,8 +18,8 @@ from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import compiled_loop
-from hf_lossy_assist.models import compilation, static, static_cache
 from hf_lossy_assist.models.compat import CACHE, cache_of
+from hf_lossy_assist.models.compiled import compilation, static_cache, static_model
 from hf_lossy_assist.models.int8 import quantised
 
 
@@ -213,9 +213,9 @@ def test_what_a_model_is_made_of_is_not_checked_before_each_round(monkeypatch):
 def test_prompts_of_any_length_are_filled_in_by_one_graph(monkeypatch):
     filled = []
     monkeypatch.setattr(
-        static.StaticRowModel,
+        static_model.StaticRowModel,
         "_fill",
-        lambda self, *args, own=static.StaticRowModel._fill: filled.append(1) or own(self, *args),
+        lambda self, *args, own=static_model.StaticRowModel._fill: filled.append(1) or own(self, *args),
     )
     written(lengths=(9, 4))
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -242,7 +242,7 @@ def test_texts_of_other_lengths_compile_nothing_again():
 def test_a_text_that_outgrows_its_storage(monkeypatch):
     """Once: each size is a graph of its own."""
     grown, reserve = set(), static_cache.StaticRowCache.reserve
-    monkeypatch.setattr(static_cache, "LEAST", 16)
+    monkeypatch.setattr(static_cache, "LEAST_CAPACITY", 16)
     monkeypatch.setattr(
         static_cache.StaticRowCache,
         "reserve",

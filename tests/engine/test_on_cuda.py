@@ -8,7 +8,7 @@ from support import tiny
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models import storage
+from hf_lossy_assist.models.compiled import static_cache
 
 
 pytestmark = [
@@ -64,7 +64,7 @@ def test_graphs_are_recorded_once():
         written(mode="reduce-overhead", num_assistant_tokens=3)
         recorded.append(get_container(torch.cuda.current_device()).tree_manager.new_graph_id().id)
     assert recorded[-1] - recorded[-2] == 1  # the id that was just asked for
-    assert all(storage.pool_of(model).free for model in pair())
+    assert all(static_cache.pool_of(model).free for model in pair())
 
 
 def test_rows_that_leave():

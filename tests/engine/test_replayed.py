@@ -13,8 +13,8 @@ from transformers import CompileConfig
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
 from hf_lossy_assist.generation.compiling import compilation_of
-from hf_lossy_assist.models import compilation, static, storage
 from hf_lossy_assist.models.compat import cache_of
+from hf_lossy_assist.models.compiled import compilation, static_cache, static_model
 
 
 LENGTHS = (9, 5)
@@ -84,7 +84,7 @@ def test_the_texts_of_many_calls(replaying, monkeypatch, call):
 @pytest.mark.full
 def test_what_is_read_too_late_is_found(replaying, monkeypatch):
     """Else the test above would say nothing."""
-    monkeypatch.setattr(compilation, "copied", lambda out: out)
+    monkeypatch.setattr(compilation, "tree_map_only", lambda kind, function, out: out)
     try:
         same = torch.equal(written(replaying).sequences, written().sequences)
     except (IndexError, RuntimeError, ValueError):
@@ -96,8 +96,8 @@ def test_what_is_read_too_late_is_found(replaying, monkeypatch):
 def test_nothing_of_a_replay_is_left_where_a_later_round_could_read_it(replaying, monkeypatch):
     """A result that somebody still holds keeps CUDA graphs from beginning anew."""
     caches = []
-    own = static.StaticRowModel.close
-    monkeypatch.setattr(static.StaticRowModel, "close", lambda self: caches.append(self.cache) or own(self))
+    own = static_model.StaticRowModel.close
+    monkeypatch.setattr(static_model.StaticRowModel, "close", lambda self: caches.append(self.cache) or own(self))
     written(replaying)
     held = {id(value) for cache in caches for value in vars(cache).values() if isinstance(value, torch.Tensor)}
     assert len(caches) == 2 and not held
@@ -106,14 +106,14 @@ def test_nothing_of_a_replay_is_left_where_a_later_round_could_read_it(replaying
 def test_storage_that_moves_is_found(replaying, monkeypatch):
     written(replaying)
     assert replaying.moved == 0
-    monkeypatch.setattr(storage.Loan, "take", lambda *_: None)
+    monkeypatch.setattr(static_cache.BufferLease, "take", lambda *_: None)
     written(replaying)
     assert replaying.moved > 0
 
 
 def spoiled(model):
     """All that the model keeps, written over with NaN."""
-    kept = [tensor for shelf in storage.pool_of(model).free for tensor in shelf.tensors.values()]
+    kept = [tensor for _, buffers in static_cache.pool_of(model).free for tensor in buffers.values()]
     with torch.inference_mode():
         for tensor in kept:
             tensor.fill_(float("nan"))
@@ -133,7 +133,7 @@ def test_rows_that_leave(replaying):
     for _ in range(2):
         assert torch.equal(written(replaying, **settings).sequences, own.sequences)
         for model in pair():
-            assert {shelf.shape.rows for shelf in storage.pool_of(model).free} == {1, 2}
+            assert {shape.rows for shape, _ in static_cache.pool_of(model).free} == {1, 2}
             spoiled(model)
     assert replaying.moved == 0
 
@@ -141,7 +141,7 @@ def test_rows_that_leave(replaying):
 @pytest.mark.full
 def test_what_the_caller_is_given_is_his(replaying):
     out = written(replaying, lengths=(9,))
-    kept = {t.data_ptr() for shelf in storage.pool_of(pair()[0]).free for t in shelf.tensors.values()}
+    kept = {t.data_ptr() for _, buffers in static_cache.pool_of(pair()[0]).free for t in buffers.values()}
     assert kept and not kept & {t.data_ptr() for layer in cache_of(out).layers for t in (layer.keys, layer.values)}
     before = [layer.keys.clone() for layer in cache_of(out).layers]
     written(replaying, lengths=(8,))
@@ -154,18 +154,18 @@ def interrupted(call):
 
 def test_a_call_that_is_interrupted_gives_back(replaying, monkeypatch):
     written(replaying)
-    kept = [len(storage.pool_of(model).free) for model in pair()]
+    kept = [len(static_cache.pool_of(model).free) for model in pair()]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(loop, "drop_finished", interrupted)
         written(replaying)
-    assert [len(storage.pool_of(model).free) for model in pair()] == kept
+    assert [len(static_cache.pool_of(model).free) for model in pair()] == kept
     assert torch.equal(written(replaying).sequences, written().sequences) and replaying.moved == 0
 
 
 def test_eager_calls_keep_nothing(replaying):
-    storage._pools.clear()
+    static_cache._pools.clear()
     written()
-    assert not storage._pools
+    assert not static_cache._pools
 
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -11,7 +11,7 @@ from transformers import CompileConfig
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import compiling
 from hf_lossy_assist.generation import warmup as module
-from hf_lossy_assist.models import static_cache
+from hf_lossy_assist.models.compiled import static_cache
 
 
 GRAPHS = CompileConfig(backend="eager")
@@ -90,7 +90,7 @@ def test_stops_that_look_at_each_token_are_compiled_in_all_their_widths(pays):
 @pytest.mark.full
 def test_texts_as_long_as_their_storage_compile_nothing(pays, monkeypatch):
     """Their last rounds have no room for a whole draft in it."""
-    monkeypatch.setattr(static_cache, "LEAST", 32)
+    monkeypatch.setattr(static_cache, "LEAST_CAPACITY", 32)
     warm(sizes=(1,), lengths=(32,))
     with torch._dynamo.config.patch(error_on_recompile=True):
         out = written((9,), max_new_tokens=23, eos_token_id=tiny.NEVER_EMITTED)

@@ -5,23 +5,22 @@ padding is overwritten by the next block as rejected tokens are. A prompt's forw
 than the widest run as in `RowModel`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
 
-from .architecture import Architecture
-from .compat import CACHE
+from ..architecture import Architecture
+from ..compat import CACHE
+from ..introspection import base_of, is_tested
+from ..masks import Columns, layer_visibility
+from ..row_cache import SPARE
+from ..row_model import RowModel
 from .compilation import FAILURES, Compilation, compiled_once, failure, graphs_made
-from .introspection import base_of, is_tested
-from .masks import Columns, layer_visibility
-from .row_cache import SPARE
-from .row_model import RowModel
 from .signature import Signature
-from .static_cache import StaticRowCache
-from .storage import Loan
+from .static_cache import BufferLease, StaticRowCache
 
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, SPARE)  # of blocks; each that a call meets is compiled once
@@ -47,7 +46,7 @@ class StaticRowModel(RowModel):
         self.compilation, self.eager_because = compilation, self._why_not()
         self._signature: Signature | None = None
         if self.eager_because is None and compilation.replays({self.device}):
-            self.cache.loan = Loan(model, len(self.cache.layers))
+            self.cache.lease = BufferLease(model, len(self.cache.layers))
         # A first block that brings the prompt along would have a shape of its own.
         self.needs_prefill |= self.eager_because is None
         # Blocks of this call that ran compiled, and what was compiled for them.
@@ -72,7 +71,7 @@ class StaticRowModel(RowModel):
     @property
     def replays(self) -> bool:
         """Whether its compiled functions are CUDA graphs, each recorded when it runs for the second time."""
-        return self.cache.loan is not None
+        return self.cache.lease is not None
 
     @property
     def tensors(self) -> "Block":
@@ -89,15 +88,10 @@ class StaticRowModel(RowModel):
         self.cache.reserve(max(self.lengths) + wide)
         padded = torch.nn.functional.pad(tokens.to(self.device), (0, wide - width))
         starts = torch.tensor(self.lengths, device=self.device)
-        known = graphs_made()
-        try:
-            block = compiled_once(run_block, self.compilation, [(self.model, self.signature)])
-            logits = block(self.tensors, padded, starts)
-        except FAILURES as error:
-            self.eager_because = failure(error)
+        logits = self._run(run_block, self.compilation, padded, starts)
+        if self.eager_because is not None:
             return super().feed(tokens, counts, keep)
         self.num_compiled += 1
-        self.num_graphs += graphs_made() - known
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         return logits[:, width - (width if keep is None else keep) : width]
 
@@ -106,17 +100,22 @@ class StaticRowModel(RowModel):
         self.allocate(tokens.shape[1])
         tokens = tokens.to(self.device).contiguous()
         torch._dynamo.maybe_mark_dynamic(tokens, 1)
-        known = graphs_made()
-        try:
-            compiled_once(fill_block, self.compilation.of_any_length(), [(self.model, self.signature)])(
-                self.tensors, tokens
-            )
-        except FAILURES as error:
-            self.eager_because = failure(error)
+        self._run(fill_block, self.compilation.of_any_length(), tokens)
+        if self.eager_because is not None:
             return super().feed(tokens, counts, 0)
-        self.num_graphs += graphs_made() - known
         self.lengths = list(counts)
         return tokens.new_zeros(len(counts), 0, 0, dtype=self.dtype)
+
+    def _run(self, function: Callable[..., Any], compilation: Compilation, *tensors: torch.Tensor) -> Any:
+        """Return what the compiled function returns; where it cannot be compiled, `eager_because` says why from now on."""
+        known = graphs_made()
+        try:
+            out = compiled_once(function, compilation, [(self.model, self.signature)])(self.tensors, *tensors)
+        except FAILURES as error:
+            self.eager_because = failure(error)
+            return None
+        self.num_graphs += graphs_made() - known
+        return out
 
     def allocate(self, tokens: int) -> None:
         """Have storage for `tokens` of each row, if there is none yet."""
@@ -140,8 +139,8 @@ class StaticRowModel(RowModel):
 
     def close(self) -> None:
         """The call is over: give back what of the cache's storage outlives it."""
-        if self.cache.loan is not None:
-            self.cache.loan.give_back()
+        if self.cache.lease is not None:
+            self.cache.lease.give_back()
 
     @property
     def signature(self) -> Signature:
@@ -181,26 +180,14 @@ def storage_of(model: PreTrainedModel, signature: Signature, layers: int) -> lis
 
 
 def fill_block(block: Block, tokens: torch.Tensor) -> None:
-    """`tokens` (B, Q) at the beginning of each row. What lies behind a shorter row's last one is overwritten by its next block."""
-    facts, cache = block.facts, block.cache
-    if block.narrow:
-        tokens = tokens.clamp(max=facts.known - 1)
-    positions = cache.plan([0] * tokens.shape[0], tokens.shape[1], tokens.device)
-    block.model(
-        input_ids=tokens,
-        position_ids=positions if facts.table_end is None else positions.clamp(max=facts.table_end - 1),
-        attention_mask=None,  # right padding is hidden by causality alone
-        **{CACHE: cache},
-        use_cache=True,
-    )
-    cache.forget_plan()
+    """Write `tokens` (B, Q) at the beginning of each row. What lies behind a shorter row's last one is overwritten by its next block."""
+    positions = block.cache.plan([0] * tokens.shape[0], tokens.shape[1], tokens.device)
+    _forward(block, tokens, positions, None)  # right padding is hidden by causality alone
 
 
 def run_block(block: Block, tokens: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """`tokens` (B, Q) behind the first `starts[b]` of each row: logits (B, Q, V). Every shape is known before it runs."""
+    """Return logits (B, Q, V) of `tokens` (B, Q) behind the first `starts[b]` of each row. Every shape is known before it runs."""
     facts, cache = block.facts, block.cache
-    if block.narrow:
-        tokens = tokens.clamp(max=facts.known - 1)
     slots = starts[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
     cache.plan_static(slots)
     extra = {}
@@ -211,13 +198,25 @@ def run_block(block: Block, tokens: torch.Tensor, starts: torch.Tensor) -> torch
     for kind in facts.windows:
         seen = layer_visibility(facts, kind, slots, cache.capacity)
         masks[kind] = torch.zeros_like(seen, dtype=facts.dtype).masked_fill(~seen, lowest)
-    logits: torch.Tensor = block.model(
+    out: torch.Tensor = _forward(
+        block, tokens, slots, masks if len(masks) > 1 else next(iter(masks.values())), **extra
+    )
+    return out
+
+
+def _forward(block: Block, tokens: torch.Tensor, positions: torch.Tensor, mask: Any, **extra: Any) -> Any:
+    facts = block.facts
+    if block.narrow:
+        tokens = tokens.clamp(max=facts.known - 1)
+    if facts.table_end is not None:
+        positions = positions.clamp(max=facts.table_end - 1)
+    logits = block.model(
         input_ids=tokens,
-        position_ids=slots if facts.table_end is None else slots.clamp(max=facts.table_end - 1),
-        attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-        **{CACHE: cache},
+        position_ids=positions,
+        attention_mask=mask,
+        **{CACHE: block.cache},
         use_cache=True,
         **extra,
     ).logits
-    cache.forget_plan()  # what the cache keeps of a graph is a result of it: a CUDA graph's must be let go before the next one
+    block.cache.forget_plan()  # what the cache keeps of a graph is a result of it: a CUDA graph's must be let go before the next one
     return logits

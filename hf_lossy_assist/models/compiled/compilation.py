@@ -14,8 +14,9 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
+from torch.utils._pytree import tree_map_only
 
-from ..validation import one_line
+from ...validation import one_line
 from .signature import Signature, shared
 
 
@@ -101,17 +102,10 @@ def compiled(
         **settings,
     )
     devices = frozenset[torch.device]().union(*(signature.devices for signature in signatures))
-    return (lambda *args: copied(made(*args))) if compilation.replays(devices) else made
-
-
-def copied(out: Any) -> Any:
-    """`out` in tensors of its own: those that a CUDA graph returns are overwritten by the next one that is replayed."""
-    if isinstance(out, torch.Tensor):
-        return out.clone()
-    if isinstance(out, tuple):
-        parts = [copied(part) for part in out]
-        return type(out)(*parts) if hasattr(out, "_fields") else tuple(parts)
-    return out
+    if not compilation.replays(devices):
+        return made
+    # Tensors that a CUDA graph returns are overwritten by the next one that is replayed.
+    return lambda *args: tree_map_only(torch.Tensor, torch.clone, made(*args))
 
 
 def graphs_made() -> int:

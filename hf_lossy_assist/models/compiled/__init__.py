@@ -1,0 +1,1 @@
+"""Models whose forwards are compiled functions, on storage of fixed shapes."""

@@ -1,0 +1,160 @@
+"""A target whose weights are spread over ranks: the first rank decodes, and the others compute what it computes.
+
+Nothing but the target is run by more than one rank. What the first one drafts, draws and decides the others never see, so they cannot decide
+otherwise; what it feeds to the target they feed, told in one small broadcast a forward.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..introspection import base_of
+from ..row_model import RowModel
+
+
+FEED, SELECT, END, FAILED = range(4)
+LONGEST_MESSAGE = 1024  # whole numbers; what is longer comes in two
+CHECKED = "HF_LOSSY_CHECK_RANKS"  # in the environment: compare the logits of all ranks after each forward
+
+
+class OtherRankFailed(RuntimeError):
+    """Another of the ranks that compute one target together ended with an error."""
+
+
+class RanksDiverged(RuntimeError):
+    """Ranks computed different logits from the same tokens."""
+
+
+class TensorParallelGroup:
+    """The ranks that share one target, and what the first tells the others."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.rank, self.count = dist.get_rank(), dist.get_world_size()
+        self.leads = self.rank == 0
+        self.checks = bool(os.environ.get(CHECKED))
+        self.joined = False  # whether all have made this call
+
+    @classmethod
+    def of(cls, model: Any, device: torch.device) -> "TensorParallelGroup | None":
+        """Return the ranks of a target that tensor parallelism spreads over all processes; None: it is whole."""
+        return cls(device) if is_spread(model) else None
+
+    def row_model(self, *size: Any) -> RowModel:
+        """Return this rank's part of the target on a cache of rows. Takes `RowModel`'s arguments."""
+        out = LeaderModel(*size, group=self) if self.leads else RowModel(*size)
+        out.packs = False  # which each rank would have to decide alike
+        return out
+
+    def fail(self) -> None:
+        """Tell the others, which are here or come here, that this rank's call ended before it began."""
+        self._gather(None)
+
+    def agree(self, what: Any, name: str) -> None:
+        """Refuse a call that is not the same on all ranks. Raises: `ValueError` on each of them; `OtherRankFailed`."""
+        self.joined = True
+        found = self._gather(what)
+        if None in found:
+            raise OtherRankFailed("another rank of this target ended with an error: see its traceback")
+        if any(other != found[0] for other in found):
+            raise ValueError(f"{name} differ between the ranks of one target: every rank must make the same call")
+
+    def _gather(self, what: Any) -> list[Any]:
+        found: list[Any] = [None] * self.count
+        dist.all_gather_object(found, what)
+        return found
+
+    def share(self, value: Any) -> Any:
+        """Return the first rank's `value`, on all."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def broadcast(self, numbers: Sequence[int]) -> None:
+        """Send whole numbers from the first rank to the others."""
+        first, rest = numbers[: LONGEST_MESSAGE - 1], numbers[LONGEST_MESSAGE - 1 :]
+        message = torch.zeros(LONGEST_MESSAGE, dtype=torch.int64)
+        message[: 1 + len(first)] = torch.tensor([len(numbers), *first])
+        dist.broadcast(message.to(self.device), src=0)
+        if rest:
+            dist.broadcast(torch.tensor(rest, dtype=torch.int64, device=self.device), src=0)
+
+    def receive(self) -> list[int]:
+        """Return what the first rank has broadcast."""
+        message = torch.zeros(LONGEST_MESSAGE, dtype=torch.int64, device=self.device)
+        dist.broadcast(message, src=0)
+        count, *numbers = message.tolist()
+        if count > len(numbers):
+            rest = torch.zeros(count - len(numbers), dtype=torch.int64, device=self.device)
+            dist.broadcast(rest, src=0)
+            numbers += rest.tolist()
+        return numbers[:count]
+
+    def check(self, logits: torch.Tensor) -> None:
+        """Compare logits, where the environment asks for it. Raises: `RanksDiverged`, on all ranks."""
+        if not self.checks or not logits.numel():  # a prefill needs none
+            return
+        flat = logits.detach().reshape(-1).float().nan_to_num()
+        here = torch.stack([flat.sum(), flat.abs().sum(), flat.argmax().float()]).to(self.device)
+        first = here.clone()
+        dist.broadcast(first, src=0)
+        others = torch.zeros(self.count, device=self.device)
+        others[self.rank] = float(not torch.equal(here, first))
+        dist.all_reduce(others)
+        if others.any():
+            raise RanksDiverged(f"ranks {others.nonzero()[:, 0].tolist()} computed other logits than rank 0")
+
+
+class LeaderModel(RowModel):
+    """The target on the first rank, which has the others do as it does."""
+
+    def __init__(self, *args: Any, group: TensorParallelGroup, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.group, self._feeding = group, False
+        self.broken = False  # a forward failed here, in the middle of which the others may be
+
+    def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
+        if self._feeding:  # a feed within a feed
+            return super().feed(tokens, counts, keep)
+        head = [FEED, *tokens.shape, -1 if keep is None else keep]
+        self.group.broadcast([*head, *self.lengths, *counts, *tokens.reshape(-1).tolist()])
+        self._feeding, self.broken = True, True
+        try:
+            logits = super().feed(tokens, counts, keep)
+        finally:
+            self._feeding = False
+        self.group.check(logits)
+        self.broken = False
+        return logits
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.group.broadcast([SELECT, *rows])
+        super().select(rows)
+
+    def export(self, rows: int, mask: torch.Tensor | None) -> None:
+        """Return no cache: each rank holds a part of it."""
+
+
+def follow(model: RowModel, group: TensorParallelGroup) -> bool:
+    """Compute what the first rank computes, until its call is over; return False where it ended with an error."""
+    while True:
+        what, *numbers = group.receive()
+        if what in (END, FAILED):
+            return what == END
+        if what == SELECT:
+            model.select(numbers)
+            continue
+        rows, width, keep = numbers[:3]
+        lengths, counts = numbers[3 : 3 + rows], numbers[3 + rows : 3 + 2 * rows]
+        tokens = torch.tensor(numbers[3 + 2 * rows :], dtype=torch.int64).view(rows, width)
+        model.rollback(lengths)
+        group.check(model.feed(tokens, counts, None if keep < 0 else keep))
+
+
+def is_spread(model: Any) -> bool:
+    """Return whether tensor parallelism spreads a model's weights over processes."""
+    size = getattr(base_of(model), "tp_size", None)
+    return size is not None and size > 1

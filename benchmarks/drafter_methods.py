@@ -38,9 +38,9 @@ from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
 from hf_lossy_assist.methods.svip.calibrate import calibrate_svip
 from hf_lossy_assist.models.loading import load_model
+from hf_lossy_assist.tasks.demo_task import problems
 from hf_lossy_assist.tasks.load import DemoTask, load_task
 from hf_lossy_assist.tasks.prompts import PromptText
-from hf_lossy_assist.tasks.word_problems import problems
 
 
 GAMMA, WINDOW = 5, 8  # drafted tokens; AutoJudge's on EAGLE-2 (its Appendix J)

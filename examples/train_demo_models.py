@@ -37,7 +37,7 @@ from transformers import (
 )
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from hf_lossy_assist.tasks import word_problems as task
+from hf_lossy_assist.tasks import demo_task as task
 
 
 PAD, EOS = "<pad>", "<eos>"

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import demo
-from hf_lossy_assist.tasks import word_problems as task
+from hf_lossy_assist.tasks import demo_task as task
 
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ from hf_lossy_assist.evaluation.quality import get_reference, judge_pair
 from hf_lossy_assist.evaluation.run import ArmOutput
 from hf_lossy_assist.stats.intervals import Estimate, harm_bound, rate, ratio, wilson
 from hf_lossy_assist.tasks.base import Problem
-from hf_lossy_assist.tasks.open_ended import QATask, compute_rouge
+from hf_lossy_assist.tasks.qa import QATask, compute_rouge
 
 
 CONFIRMED, NOT_CONFIRMED, CANNOT = "confirmed", "not confirmed", "cannot be tested here"

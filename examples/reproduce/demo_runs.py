@@ -23,9 +23,9 @@ from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
 from hf_lossy_assist.methods.sv.instrument import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
+from hf_lossy_assist.tasks.demo_task import GAINS, LOSSES, generate_problems
 from hf_lossy_assist.tasks.load import DemoTask, Problem
 from hf_lossy_assist.tasks.prompts import PromptText
-from hf_lossy_assist.tasks.word_problems import GAINS, LOSSES, generate_problems
 from hf_lossy_assist.training.head_training import HeadFitSettings
 
 

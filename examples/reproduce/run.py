@@ -150,7 +150,7 @@ def _capped(run: dict[str, Any], most: int | None) -> dict[str, Any]:
 def _judge(args: argparse.Namespace, opened: ExitStack) -> Any:
     """Return a task that compares outputs by the judge model, or None if none is named."""
     from hf_lossy_assist.tasks.endpoint import Endpoint
-    from hf_lossy_assist.tasks.open_ended import QATask
+    from hf_lossy_assist.tasks.qa import QATask
 
     if (args.judge_url is None) != (args.judge_model is None):
         raise SystemExit("--judge-url and --judge-model belong together")

@@ -199,7 +199,7 @@ def _read_references(given: str | None, judge_url: str | None, judge_model: str 
 @contextmanager
 def _open_judge(judge_url: str | None, judge_model: str | None, timeout: float) -> Iterator[Any]:
     """Connect to a judge model while this context lasts: its task, or None where no server is named."""
-    from ..tasks.open_ended import QATask
+    from ..tasks.qa import QATask
 
     if judge_url is None and judge_model is None:
         yield None

@@ -71,8 +71,8 @@ def mine_command(
     check_number("--timeout", timeout, 0.001, 86400.0)
     remote = target_url is not None
     _check_models(models, task, remote)
-    from ..tasks.conversations import NO_ANSWERS, ShareGPT
     from ..tasks.load import JUDGED, load_task
+    from ..tasks.prompts import NO_ANSWERS, ShareGPT
 
     if task == ShareGPT.name:
         raise ValueError(NO_ANSWERS)

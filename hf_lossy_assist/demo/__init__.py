@@ -11,8 +11,8 @@ from ..artifacts.sv_profile import Profile
 from ..drafters.eagle import Eagle3Drafter
 from ..drafters.io import load_drafter
 from ..models.loading import load_model, load_tokenizer
-from ..tasks.word_problems import WordProblem as Problem
-from ..tasks.word_problems import answer, problems
+from ..tasks.demo_task import WordProblem as Problem
+from ..tasks.demo_task import answer, problems
 from ..validation import nearest
 
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from ..tasks.word_problems import problems
+from ..tasks.demo_task import problems
 
 
 PROBLEMS = 12

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..stats.intervals import Estimate, mean, wilson
 from ..tasks.base import Problem, squeeze_blanks
-from ..tasks.open_ended import QATask, Rouge, compute_rouge
+from ..tasks.qa import QATask, Rouge, compute_rouge
 from .run import ArmOutput
 
 

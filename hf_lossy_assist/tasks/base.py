@@ -1,8 +1,6 @@
 """Base of all tasks: prompts, the answer of a response, the equivalence of two answers; and the reader of their files.
 
-AutoJudge (Garipov et al. 2025, section 3.1) calls a token unimportant where replacing it leaves an *equivalent
-answer*. A task says what is asked, where the answer stands in a response, and when two answers are equivalent; each is
-a method of its own.
+AutoJudge (Garipov et al. 2025, section 3.1) calls a token unimportant if replacing it leaves an *equivalent answer*.
 """
 
 import gzip

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ..validation import check_int, nearest, one_line, shown
-from .base import AnswerTask, Data, ExactTask, Problem, Row, require_file
-from .conversations import ShareGPT
-from .maths import GSM8K, MathTask
-from .open_ended import LM1B, JudgeModel, MTBench, QATask, SpecBench, WikiText
-from .programs import CodeTask
-from .word_problems import DemoTask
+from .base import AnswerTask, ExactTask, Problem, Row, require_file
+from .code import CodeTask
+from .demo_task import DemoTask
+from .math import GSM8K, MathTask
+from .prompts import ShareGPT
+from .qa import LM1B, JudgeModel, MTBench, QATask, SpecBench, WikiText
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,6 @@ class DataSource:
         packages: modules that carry the data, each with the file inside it; the first that is installed is read.
         dataset, config, split, more: arguments of `datasets.load_dataset`; None: it is no data set of the Hub.
         train: the split to learn from, where it has one.
-        home: where a file can be had, for what is no data set of the Hub.
     """
 
     needs: str
@@ -34,7 +33,6 @@ class DataSource:
     split: str = "test"
     train: str | None = None
     more: dict[str, Any] = field(default_factory=dict)
-    home: str | None = None
 
 
 # The Hub's own copy of a data set that a script makes: scripts are not run.
@@ -55,8 +53,7 @@ SOURCES = {
         split="train",
     ),
     "spec_bench": DataSource(
-        "a JSON-lines file with `turns` and `category`",
-        home="data/spec_bench/question.jsonl of https://github.com/hemingkx/Spec-Bench",
+        "data/spec_bench/question.jsonl of https://github.com/hemingkx/Spec-Bench (JSON lines with `turns` and `category`)"
     ),
     "sharegpt": DataSource(
         "a JSON array or JSON lines with `conversations`",
@@ -116,8 +113,7 @@ def load_rows(task: str, data: str | Path | None = None, learn: bool = False) ->
             return loaded
         tried.append(why)
     reasons = f"; {' and '.join(tried)}" if tried else ""
-    home = "" if source.home is None else f"; it is {source.home}"
-    raise ValueError(f"the task {task} needs --data: {source.needs}{reasons}{home}")
+    raise ValueError(f"the task {task} needs --data: {source.needs}{reasons}")
 
 
 def _find_in_package(module: str, file: str) -> Path | None:
@@ -183,9 +179,9 @@ def load_task(
         raise ValueError(
             f"--allow-code-execution and --no-sandbox are for the task code; {name} runs no programs: leave them out"
         )
-    if name == "demo" and data is not None:
-        raise ValueError(f"the task demo makes its own problems; drop --data {data}")
     if name == "demo":
+        if data is not None:
+            raise ValueError(f"the task demo makes its own problems; drop --data {data}")
         return DemoTask(split, seed)
     if name == "code":
         return CodeTask(data, chat=chat, allow_code_execution=allow_code_execution, sandbox=sandbox)
@@ -196,14 +192,9 @@ def load_task(
         raise ValueError(
             "the task qa needs a judge: the address of an OpenAI-compatible server and the name of its model"
         )
-    return GSM8K(rows, shots) if name == "gsm8k" else _make_task(name, rows, judge)
-
-
-def _make_task(name: str, rows: Data, judge: JudgeModel | None) -> AnswerTask:
-    """Return a task that asks for its rows and at most for a judge."""
     if name in JUDGED:
         return JUDGED[name](rows, judge)
-    return ShareGPT(rows) if name == ShareGPT.name else MathTask(rows)
+    return GSM8K(rows, shots) if name == "gsm8k" else ShareGPT(rows) if name == ShareGPT.name else MathTask(rows)
 
 
 def _check_file(name: str, data: str | Path | None) -> None:

@@ -1,19 +1,23 @@
-"""Prompts from JSON-lines files."""
+"""Prompts from files: JSON lines of several benchmarks, and ShareGPT's conversations, which are a JSON array or JSON lines."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, NoReturn
 
-from ..artifacts.json_io import parse_json, read_lines
+from ..artifacts.json_io import LONGEST, parse_json, read_lines
 from ..validation import shown
-from .conversations import FIELD, find_first_turn, holds_array, read_array
+from .base import FileTask, Problem, Row, require_file
 
 
-FIELDS = ("prompt", "question", "turns")  # our own, GSM8K's, Spec-Bench's (its first turn)
-
-
-CONTINUATIONS = ("continuation", "answer", "reference")  # our own, GSM8K's, Spec-Bench's (of its first turn)
+FIELDS = ("prompt", "question", "turns")  # GSM8K's is `question`, Spec-Bench's `turns`
+CONTINUATIONS = ("continuation", "answer", "reference")  # GSM8K's is `answer`, Spec-Bench's `reference`
+PEOPLE, MODELS = ("human", "user"), ("gpt", "chatgpt", "assistant", "bing", "bard")
+BLOCK = 1 << 20  # characters that are read at a time
+FIELD = "conversations"
+NO_ANSWERS = "the task sharegpt has prompts and no right answers: use it with compare, or as --prompts of collect, and another task here"
+_GAP = re.compile(r"[\s,]*")
 
 
 class PromptText(NamedTuple):
@@ -34,9 +38,7 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[str]:
 
 def read_texts(path: str | Path, limit: int | None = None) -> list[PromptText]:
     """Read prompts as `read_prompts` does, with each line's `continuation`, `answer` (GSM8K) or first `reference` (Spec-Bench), if it has one."""
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {shown(str(path), 200)}")
+    path = require_file(path)
     texts: list[PromptText] = []
     for where, row in _read_rows(path):
         if isinstance(row, dict) and FIELD in row:
@@ -54,14 +56,13 @@ def read_texts(path: str | Path, limit: int | None = None) -> list[PromptText]:
 
 
 def _read_text(row: Any, where: str) -> PromptText:
-    """Return the prompt in a row, and what follows it."""
-    prompt = _first(row, FIELDS)
+    prompt = _find_text(row, FIELDS)
     if prompt is None:
         given = json.dumps(row, ensure_ascii=False)[:60]
         raise ValueError(f"{where}: expected a text under one of {', '.join(FIELDS)}, got {shown(given, 200)}")
     if not prompt.strip():
         raise ValueError(f"{where}: the prompt is blank: every prompt needs some text")
-    return PromptText(prompt, _first(row, CONTINUATIONS))
+    return PromptText(prompt, _find_text(row, CONTINUATIONS))
 
 
 def _read_rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -74,8 +75,106 @@ def _read_rows(path: Path) -> Iterator[tuple[str, Any]]:
             yield where, parse_json(line, where)
 
 
-def _first(row: Any, fields: Sequence[str]) -> str | None:
+def _find_text(row: Any, fields: Sequence[str]) -> str | None:
     """Return the text under the first of `fields` that `row` has something under; of a list its first entry."""
     found = next((row[f] for f in fields if isinstance(row, dict) and row.get(f)), None)
     found = found[0] if isinstance(found, list) else found
     return found if isinstance(found, str) else None
+
+
+def holds_array(path: Path) -> bool:
+    """Return whether a file's first mark is that of a JSON array."""
+    with path.open("rb") as file:
+        return file.read(4096).lstrip().startswith(b"[")
+
+
+def read_array(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the values of the JSON array in a file, one by one, each with its name for errors; no more of it is in memory than one.
+
+    Raises: `ValueError`, one line, where it is no array, or not UTF-8, or an entry has more than `LONGEST` characters.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            yield from _read_entries(file, str(path))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not JSON: not UTF-8 ({error.reason})") from None
+
+
+def _read_entries(file: IO[str], where: str) -> Iterator[tuple[str, Any]]:
+    decoder, number = json.JSONDecoder(), 0
+    text, place = file.read(BLOCK).lstrip()[1:], 0
+    while True:
+        place = _GAP.match(text, place).end()  # type: ignore[union-attr]  # it matches nothing, too
+        if text.startswith("]", place):
+            return
+        try:
+            end = decoder.raw_decode(text, place)[1]
+        except (ValueError, RecursionError):
+            end = 0
+        if 0 < end < len(text):
+            number += 1
+            yield f"{where}, entry {number}", parse_json(text[place:end], f"{where}, entry {number}")
+            place = end
+            continue
+        more = file.read(BLOCK)  # the entry may go on there
+        if not more or len(text) - place > LONGEST:
+            raise ValueError(
+                f"{where}, entry {number + 1} is not JSON, has more than {LONGEST} characters, or the array does not end"
+            )
+        text, place = text[place:] + more, 0
+
+
+def find_first_turn(values: dict[str, Any], where: str) -> tuple[str, str | None] | None:
+    """Find the first thing that a person asks in a row's conversation, and the model's reply if one follows; None if no person asks.
+
+    Raises: `ValueError`, one line, where a turn is not what the format says.
+    """
+    turns = values.get(FIELD)
+    if not isinstance(turns, list):
+        raise ValueError(f"{where}: expected a list under {FIELD!r}, got {shown(turns)}")
+    parts = [_read_turn(turn, where) for turn in turns]
+    for place, (who, text) in enumerate(parts):
+        if who in PEOPLE and text.strip():
+            follows = parts[place + 1] if place + 1 < len(parts) else ("", "")
+            return text, follows[1] if follows[0] in MODELS else None
+    return None
+
+
+def _read_turn(turn: Any, where: str) -> tuple[str, str]:
+    pair = (turn.get("from"), turn.get("value")) if isinstance(turn, dict) else (None, None)
+    if not isinstance(pair[0], str) or not isinstance(pair[1], str):
+        raise ValueError(f"{where}: expected turns with a text under 'from' and 'value', got {shown(turn)}")
+    return pair[0], pair[1]
+
+
+class ShareGPT(FileTask):
+    """First questions of ShareGPT's conversations: prompts to compare speed on and to collect from.
+
+    A file is a JSON array, as published, or JSON lines. There are no right answers, so what needs them is refused.
+    """
+
+    name = "sharegpt"
+
+    def rows(self) -> Iterator[Row]:
+        if not isinstance(self.path, Path) or not holds_array(self.path):
+            rows = super().rows()
+        else:
+            rows = (Row(_check_object(value, where), where) for where, value in read_array(self.path))
+        return (row for row in rows if find_first_turn(row.values, row.where) is not None)
+
+    def problem(self, row: Row) -> Problem:
+        found = find_first_turn(row.values, row.where)
+        assert found is not None, "rows() passes over the others"
+        return Problem(found[0], None, {} if found[1] is None else {"reference": found[1]})
+
+    def extract(self, problem: Problem, response: str) -> NoReturn:
+        raise ValueError(NO_ANSWERS)
+
+    def same(self, problem: Problem, reference: str, answer: str) -> NoReturn:
+        raise ValueError(NO_ANSWERS)
+
+
+def _check_object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: expected a JSON object, got {shown(value)}")
+    return value

@@ -20,7 +20,7 @@ from hf_lossy_assist.evaluation import arms
 from hf_lossy_assist.evaluation.comparison import compare_arms
 from hf_lossy_assist.evaluation.results import ResultStore
 from hf_lossy_assist.evaluation.run import DecodingSettings, Writer
-from hf_lossy_assist.tasks.maths import GSM8K
+from hf_lossy_assist.tasks.math import GSM8K
 
 
 SHORT = ("compare", "--limit", 2, "--max-new-tokens", 24)

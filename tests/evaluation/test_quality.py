@@ -12,7 +12,7 @@ from hf_lossy_assist.stats.intervals import Estimate
 from hf_lossy_assist.tasks import base as answers_module
 from hf_lossy_assist.tasks.base import Problem
 from hf_lossy_assist.tasks.endpoint import Endpoint
-from hf_lossy_assist.tasks.open_ended import QATask, _make_scorer, compute_rouge
+from hf_lossy_assist.tasks.qa import QATask, _make_scorer, compute_rouge
 
 
 REFERENCE = "the cat sat on the mat"

@@ -7,8 +7,8 @@ import threading
 import pytest
 from support.task_files import ANY, in_thread, rows
 
+from hf_lossy_assist.tasks.code import why_no_sandbox
 from hf_lossy_assist.tasks.load import CodeTask, load_task
-from hf_lossy_assist.tasks.programs import why_no_sandbox
 
 
 ALLOWED = {"allow_code_execution": True, "sandbox": why_no_sandbox() is None}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_lossy_assist.tasks import programs
-from hf_lossy_assist.tasks.programs import CodeTask, why_no_sandbox
+from hf_lossy_assist.tasks import code
+from hf_lossy_assist.tasks.code import CodeTask, why_no_sandbox
 
 
 PLACES = [False] if why_no_sandbox() else [True, False]
@@ -101,7 +101,7 @@ def test_no_process_is_left(task):
 
 
 def test_no_folder_is_left(task, tmp_path, monkeypatch):
-    monkeypatch.setattr(programs.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(code.tempfile, "tempdir", str(tmp_path))
     before = sorted(tmp_path.iterdir())
     assert outcome(task, "open('left', 'w').write('x')", "import posix", "posix._exit(0)").startswith("failed")
     assert sorted(tmp_path.iterdir()) == before
@@ -117,7 +117,7 @@ def test_what_prevents_an_end_is_killed(task, monkeypatch):
     assert outcome(task, "import time; time.sleep(60)") == "failed: timed out"
     catch = ["while True:", "    try:", "        while True: pass", "    except BaseException: pass"]
     assert outcome(task, *catch) == "failed: timed out"  # by the limit on processor time
-    monkeypatch.setattr(programs, "SLACK", 2.0)
+    monkeypatch.setattr(code, "SLACK", 2.0)
     stopped = ["import posix, signal", "signal.setitimer(signal.ITIMER_REAL, 0)", "posix.kill(posix.getpid(), 19)"]
     assert outcome(task, *stopped) == "failed: timed out"
 
@@ -184,7 +184,7 @@ def test_no_process_of_this_package_inherits_the_environment():
                 given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 assert not called.startswith(("os.system", "os.popen", "os.exec", "os.spawn")), file
                 found += [(file.name, given.get("env"))] if called.startswith("subprocess.") else []
-    assert found == [("programs.py", "{}")] * 2
+    assert found == [("code.py", "{}")] * 2
 
 
 def test_without_the_flag_nothing_runs(tmp_path):

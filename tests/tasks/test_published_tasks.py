@@ -7,10 +7,9 @@ import pytest
 from support.hub_rows import fake_datasets, no_datasets
 from support.task_files import ANY, rows
 
-from hf_lossy_assist.tasks.conversations import ShareGPT
 from hf_lossy_assist.tasks.load import NAMES, SOURCES, load_rows, load_task
-from hf_lossy_assist.tasks.open_ended import LM1B, MTBench, SpecBench, WikiText
-from hf_lossy_assist.tasks.prompts import PromptText, read_texts
+from hf_lossy_assist.tasks.prompts import PromptText, ShareGPT, read_texts
+from hf_lossy_assist.tasks.qa import LM1B, MTBench, SpecBench, WikiText
 
 
 MT = {"question_id": 81, "category": "writing", "turns": ["Write about Hawaii.", "Rewrite it."]}
@@ -83,7 +82,7 @@ def test_what_is_missing_is_one_line_with_all_that_was_tried(monkeypatch, name):
         load_rows(name)
     said = str(excinfo.value)
     assert said.startswith(f"the task {name} needs --data: {SOURCES[name].needs}") and "\n" not in said
-    tried = [*(module for module, _ in SOURCES[name].packages), SOURCES[name].dataset, SOURCES[name].home]
+    tried = [*(module for module, _ in SOURCES[name].packages), SOURCES[name].dataset]
     assert all(its in said for its in tried if its is not None)
 
 
@@ -128,7 +127,7 @@ def test_the_first_turn_is_asked_and_the_category_kept(tmp_path, cls, name):
 
 @pytest.mark.parametrize("indent", [None, 2])
 def test_conversations_of_an_array_and_of_lines(tmp_path, monkeypatch, indent):
-    monkeypatch.setattr("hf_lossy_assist.tasks.conversations.BLOCK", 7)  # entries go on over the edges of blocks
+    monkeypatch.setattr("hf_lossy_assist.tasks.prompts.BLOCK", 7)  # entries go on over the edges of blocks
     talks = [TALK, ALONE, UNASKED]
     array, lines = tmp_path / "ShareGPT.json", rows(tmp_path / "lines.jsonl", *talks)
     array.write_text(json.dumps(talks, indent=indent, ensure_ascii=False) + "\n")
@@ -193,9 +192,6 @@ def test_the_first_words_are_the_prompt(tmp_path):
     words = SENTENCE.split()
     assert problem.prompt == " ".join(words[:4]) and problem.extra == {"reference": " ".join(words[4:])}  # 30 % of 15
     assert problem.gold is None
-    assert LM1B(path, share=0.5).problems()[0].prompt == " ".join(words[:8])
-    with pytest.raises(ValueError, match="share: expected a number above 0 and up to 0.9"):
-        LM1B(path, share=1.0)
 
 
 def test_wikitext_headings_and_blank_lines_are_passed_over(tmp_path):

@@ -10,12 +10,11 @@ from support.task_files import ANY, in_thread, rows
 
 from hf_lossy_assist.demo import problems as demo_problems
 from hf_lossy_assist.tasks import base as answers
-from hf_lossy_assist.tasks import maths
+from hf_lossy_assist.tasks.code import why_no_sandbox
 from hf_lossy_assist.tasks.endpoint import Endpoint
 from hf_lossy_assist.tasks.load import GSM8K, DemoTask, ExactTask, MathTask, Problem, QATask, load_task
-from hf_lossy_assist.tasks.maths import SHOTS, boxed, equal, number, stated
-from hf_lossy_assist.tasks.open_ended import parse_verdict
-from hf_lossy_assist.tasks.programs import why_no_sandbox
+from hf_lossy_assist.tasks.math import SHOTS, boxed, equal, exact, number, stated
+from hf_lossy_assist.tasks.qa import parse_verdict
 
 
 @pytest.fixture
@@ -165,13 +164,8 @@ def test_gsm8k_prompts(gsm, tmp_path):
     assert GSM8K(gsm).extract(zero, zero.prompt) is None  # a model that repeats the request has not answered
     assert eight.prompt.count("Question: ") == 9 and eight.prompt.endswith("Question: Two and two?\nAnswer:")
     assert all(f"The final answer is {answer}.\n" in eight.prompt for _, _, answer in SHOTS)
-    own = GSM8K(gsm, shots=1, examples=gsm).problems()[1]
-    assert own.gold == "1000.5"
-    assert own.prompt.startswith("Question: Two and two?\nAnswer: 2 + 2 = 4. The final answer is 4.\n\nQuestion: A th")
-    with pytest.raises(ValueError, match="shots: expected at most 8"):
+    with pytest.raises(ValueError, match="shots: expected a whole number from 0 to 8, got 9"):
         GSM8K(gsm, shots=9)
-    with pytest.raises(ValueError, match="shots: expected at most 2 .*gsm.jsonl"):
-        GSM8K(gsm, shots=3, examples=gsm)
 
 
 def test_our_examples_are_right():
@@ -421,4 +415,4 @@ def test_a_missing_package_is_one_line(gsm, monkeypatch):
 
 
 def test_long_answers_are_refused_by_length_alone():
-    assert maths.exact("9" * 101) is None and maths.exact("9" * 100) == int("9" * 100)
+    assert exact("9" * 101) is None and exact("9" * 100) == int("9" * 100)

@@ -24,7 +24,7 @@ from hf_lossy_assist.methods.autojudge import draft_predictions
 from hf_lossy_assist.methods.autojudge.draft_predictions import DraftPredictions
 from hf_lossy_assist.methods.autojudge.generation_backend import LocalBackend, Sampler, prepare_decoding
 from hf_lossy_assist.methods.autojudge.mining_loop import make_end_test
-from hf_lossy_assist.tasks.maths import GSM8K
+from hf_lossy_assist.tasks.math import GSM8K
 
 
 NOTHING = LogitsProcessorList()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ..artifacts.json_io import read_lines
-from ..validation import check_int, check_positive, shown
+from ..validation import check_int, shown
 from .base import Data, FileTask, Problem, Row, require, squeeze_blanks
 
 
@@ -83,20 +83,17 @@ class QATask(FileTask):
             return True
         worse, equal = 0, 0
         while 2 * max(worse, equal) <= self.votes and worse + equal < self.votes:
-            if self._worse(problem.prompt, reference, answer):
-                worse += 1
-            else:
-                equal += 1
+            vote = self._finds_worse(problem.prompt, reference, answer)
+            worse, equal = worse + vote, equal + (not vote)
         return worse <= equal
 
-    def _worse(self, request: str, reference: str, answer: str) -> bool:
+    def _finds_worse(self, request: str, reference: str, answer: str) -> bool:
         """Take one vote."""
         found = self.versus(request, reference, answer)
         if found is None:
             with self._lock:
                 self.unreadable += 1
-            return True
-        return found < 0
+        return found is None or found < 0
 
     def versus(self, request: str, reference: str, answer: str) -> int | None:
         """1 where the judge finds `answer` better than `reference`, −1 where worse, each in one order at least and the opposite in
@@ -156,27 +153,10 @@ JSON_ENDINGS = (".json", ".jsonl", ".gz")
 class CompletionTask(QATask):
     """Texts whose first words are the prompt; the others are the reference, in the problem's `extra`.
 
-    A file holds one text a line, or JSON lines with `text`. Texts with fewer than `fewest` words and WikiText's headings
-    (= Title =) are passed over. There is no right answer: what a policy costs is told by ROUGE against the reference
-    (`compute_rouge`) and by wins and ties that a judge model gives (`QATask.versus`).
-
-    Args:
-        share: of the words, that are the prompt.
+    A file holds one text a line, or JSON lines with `text`. Texts with fewer than `FEWEST` words and WikiText's headings
+    (= Title =) are passed over. There is no right answer: ROUGE against the reference (`compute_rouge`) measures what a policy
+    costs, and so do a judge model's wins and ties (`QATask.versus`).
     """
-
-    def __init__(
-        self,
-        path: Data,
-        judge: JudgeModel | None = None,
-        *,
-        share: float = SHARE,
-        fewest: int = FEWEST,
-        **settings: Any,
-    ):
-        super().__init__(path, judge, **settings)
-        check_positive("share", share, 0.9)
-        check_int("fewest", fewest, 2, 10**6)
-        self.share, self.fewest = share, fewest
 
     def rows(self) -> Iterator[Row]:
         rows = _read_text_lines(self.path) if self._is_text() else super().rows()
@@ -184,7 +164,7 @@ class CompletionTask(QATask):
 
     def problem(self, row: Row) -> Problem:
         words = row.text("text").split()
-        first = max(1, round(self.share * len(words)))
+        first = max(1, round(SHARE * len(words)))
         return Problem(" ".join(words[:first]), None, {"reference": " ".join(words[first:])})
 
     def _is_text(self) -> bool:
@@ -195,7 +175,7 @@ class CompletionTask(QATask):
         if not isinstance(text, str):
             raise ValueError(f"{row.where}: expected a text under 'text', got {shown(text)}")
         heading = text.startswith((" = ", "= ")) and text.rstrip().endswith(" =")
-        return not heading and len(text.split()) >= self.fewest
+        return not heading and len(text.split()) >= FEWEST
 
 
 class LM1B(CompletionTask):

@@ -5,11 +5,9 @@ import re
 import threading
 from fractions import Fraction
 from importlib import import_module
-from itertools import islice
-from pathlib import Path
 
 from ..validation import check_int
-from .base import Data, FileTask, Problem, Row, find_first, read_rows, require, require_file, squeeze_blanks
+from .base import Data, FileTask, Problem, Row, find_first, require, squeeze_blanks
 
 
 LONGEST = 300  # characters; a longer answer is compared as text
@@ -105,20 +103,20 @@ def equal(reference: str, answer: str) -> bool:
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("formulas are compared in the main thread alone: the time limit of math-verify is a signal")
     library = import_module("math_verify")
-    sides = [library.parse(f"${_latex(text)}$", parsing_timeout=SECONDS) for text in (reference, answer)]
+    sides = [library.parse(f"${_write_latex(text)}$", parsing_timeout=SECONDS) for text in (reference, answer)]
     return bool(all(sides) and library.verify(*sides, timeout_seconds=SECONDS))
 
 
-def _latex(text: str) -> str:
+def _write_latex(text: str) -> str:
     """Return a plain expression in the spelling that math-verify reads in full: it takes 1,500/1000 for a pair, and of 9**9
     only 9."""
     if not re.fullmatch(r"[-+*/^()\d.,\s]+", text):
         return text.strip().strip("$")
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text) if exact(text) is not None or "(" not in text else text
-    return re.sub(_TOWER, lambda tower: _nested(re.split(r"\*\*|\^", tower[0])), text).replace("*", "\\cdot ")
+    return re.sub(_TOWER, lambda tower: _nest_powers(re.split(r"\*\*|\^", tower[0])), text).replace("*", "\\cdot ")
 
 
-def _nested(powers: list[str]) -> str:
+def _nest_powers(powers: list[str]) -> str:
     """a, b, c as a^{b^{c}}."""
     return powers[0].strip() + "".join(f"^{{{power.strip()}" for power in powers[1:]) + "}" * (len(powers) - 1)
 
@@ -143,21 +141,16 @@ class Formulas(FileTask):
 class GSM8K(Formulas):
     """Word problems with a number for an answer: JSON lines with `question` and `answer` (the number behind "####").
 
-    `shots`: how many worked examples stand before each question; the eight of `shots.py`, or the first rows of
-    `examples`, a file like `path`. The answer of a response is the number after its last "the final answer is", else
-    in \\boxed{…}, else after "####".
+    `shots`: how many of the eight worked examples stand before each question. The answer of a response is the number after
+    its last "the final answer is", else in \\boxed{…}, else after "####".
     """
 
     name = "gsm8k"
 
-    def __init__(self, path: Data, shots: int = 0, examples: str | Path | None = None):
+    def __init__(self, path: Data, shots: int = 0):
         super().__init__(path)
-        check_int("shots", shots, 0)
-        known = list(SHOTS) if examples is None else [_example(row) for row in islice(read_rows(examples), shots)]
-        if shots > len(known):
-            source = "the package has" if examples is None else f"{require_file(examples)} has"
-            raise ValueError(f"shots: expected at most {len(known)} (so many examples {source}), got {shots}")
-        self.shots = tuple(known[:shots])
+        check_int("shots", shots, 0, len(SHOTS))
+        self.shots = SHOTS[:shots]
         self.ends = ("\nQuestion:",) if shots else ()
         self.closing = _CLOSED if shots else None  # as each example closes
 
@@ -172,7 +165,7 @@ class GSM8K(Formulas):
         return "".join(shown) + f"Question: {question}\nAnswer:"
 
     def problem(self, row: Row) -> Problem:
-        return Problem(self.prompt(row.text("question").strip()), _gold(row), row.values)
+        return Problem(self.prompt(row.text("question").strip()), _read_gold(row), row.values)
 
     def extract(self, problem: Problem, response: str) -> str | None:
         text = self.cut(response)
@@ -180,7 +173,7 @@ class GSM8K(Formulas):
         return find_first([number(match) for match in (stated(text), boxed(text), marked) if match is not None])
 
 
-def _gold(row: Row) -> str:
+def _read_gold(row: Row) -> str:
     """Return the right number of a GSM8K row."""
     gold = number(row.text("answer").rpartition("####")[2])
     if gold is None:
@@ -188,12 +181,6 @@ def _gold(row: Row) -> str:
             f"{row.where}: expected an `answer` with a number after ####, got {row.text('answer')[-60:]!r}"
         )
     return gold
-
-
-def _example(row: Row) -> tuple[str, str, str]:
-    """Question, reasoning and number of a GSM8K row; without the <<…>> in which the data set repeats each sum."""
-    reasoning = re.sub(r"<<[^<>]*>>", "", row.text("answer").partition("####")[0])
-    return row.text("question").strip(), " ".join(reasoning.split()), _gold(row)
 
 
 class MathTask(Formulas):

@@ -32,9 +32,9 @@ from .generation.enable import is_enabled as is_enabled
 from .generation.ended import Result as Result
 from .generation.many import generate_many as generate_many
 from .generation.runner import Runner as Runner
-from .generation.stock import StockRule as StockRule
-from .generation.stock import StoppingCandidateGenerator as StoppingCandidateGenerator
-from .generation.stock import stock_stop as stock_stop
+from .generation.transformers_loop import StockRule as StockRule
+from .generation.transformers_loop import StoppingCandidateGenerator as StoppingCandidateGenerator
+from .generation.transformers_loop import stock_stop as stock_stop
 from .generation.warmup import WarmUp as WarmUp
 from .generation.warmup import warmup as warmup
 from .models.early_exit import early_exit as early_exit

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from transformers import CompileConfig, GenerationConfig, StaticCache
 
 from ..drafters.base import Drafter
+from ..generation.arguments import refuse_config
 from ..generation.enable import enable
-from ..generation.unsupported import refuse_config
 from ..models.compat import CACHE
 from ..policy.policy import LossyPolicy
 

@@ -1,86 +1,310 @@
-"""Every argument and setting of Transformers' `generate`, in one of three lists: honoured, refused, or without effect here.
+"""Every argument and setting of Transformers' `generate`: what becomes of it in a call with a policy, and what it may be.
 
-docs/arguments.md is the same for readers; tests/generation/test_arguments.py holds both against the installed Transformers, so that a
-name that a new release brings is decided on before it is passed over.
+`tools/arguments_page.py` writes docs/arguments.md from `ARGUMENTS`. A name that a new Transformers brings is refused until it stands here.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from numbers import Integral, Real
 from typing import Any
 
-from transformers import GenerationConfig
+import torch
+from transformers import GenerationConfig, WatermarkingConfig
+
+from ..validation import check_flag, check_int, check_number, shown
+from .compile_options import STATIC
 
 
-HONOURED = frozenset(
-    "inputs generation_config logits_processor stopping_criteria prefix_allowed_tokens_fn assistant_model streamer kwargs "
-    "max_length max_new_tokens min_length min_new_tokens max_time stop_strings eos_token_id pad_token_id bos_token_id "
-    "decoder_start_token_id do_sample temperature top_k top_p top_h min_p typical_p epsilon_cutoff eta_cutoff "
-    "repetition_penalty encoder_repetition_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids "
-    "renormalize_logits forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty "
-    "suppress_tokens begin_suppress_tokens sequence_bias num_return_sequences output_scores output_logits "
-    "return_dict_in_generate num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
-    "prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit "
-    "use_mtp speculation_type watermarking_config cache_implementation compile_config disable_compile synced_gpus".split()
-)  # watermarking_config: SynthID for one text at a time; cache_implementation: but for offloaded, quantised and paged ones
-
-# Where `unsupported` says no to a value that would change something.
-REFUSED = frozenset(
-    "custom_generate num_beams use_cache token_healing guidance_scale output_attentions "
-    "output_hidden_states assistant_ensemble_weight penalty_alpha dola_layers num_beam_groups "
-    "diversity_penalty constraints force_words_ids is_assistant".split()
-)
-
-WITHOUT_EFFECT = {
-    "negative_prompt_ids": "a part of classifier-free guidance, which is refused; read by nothing without it",
-    "negative_prompt_attention_mask": "a part of classifier-free guidance, which is refused; read by nothing without it",
-    "early_stopping": "of beam search alone, which is refused",
-    "length_penalty": "of beam search alone, which is refused",
-    "low_memory": "of contrastive search alone, which is refused",
-    "cache_config": "of quantised caches alone, which are refused",
-    "assistant_lookbehind": "a draft with another tokenizer reads a window of its own",
-    "target_lookbehind": "a draft with another tokenizer reads a window of its own",
-    "max_cache_len": "storage here grows with the text",
-    "prefill_chunk_size": "a prompt is run in one forward here: the same text, with more memory",
-    "continuous_batching_config": "of generate_batch alone",
-    "transformers_version": "a note in the file",
-}
+Check = Callable[[str, Any], None]
+# Names of one thing, for Transformers infers the kinds of layers from the model: a cache that grows with the text.
+GROWING = (None, "dynamic", "hybrid", "hybrid_chunked", "sliding_window")
+PAGED = "paged"  # another loop at the call; in a config Transformers reads it as "dynamic"
 
 
-def _given(value: Any) -> bool:
-    return value is not None
+# -- what a value may be --------------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers of other libraries as Python's."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _whole(low: int, high: int = 2**31 - 1) -> Check:
+    return lambda name, value: check_int(name, _plain(value), low, high)
+
+
+def _number(low: float = float("-inf"), high: float = float("inf")) -> Check:
+    return lambda name, value: check_number(name, _plain(value), low, high)
+
+
+def _positive(name: str, value: Any, high: float = float("inf"), way_out: str = "") -> None:
+    check_number(name, _plain(value), 0.0, high)
+    if value == 0:
+        raise ValueError(f"{name}: expected a number above 0, got {shown(value)}{way_out}")
+
+
+def _instance(name: str, value: Any, kinds: Any, expected: str) -> None:
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
+
+
+def _texts(name: str, value: Any) -> None:
+    if not isinstance(value, str) and not (isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)):
+        raise TypeError(f"{name}: expected a text or a list of texts, got {shown(value)}")
+
+
+def _functions(name: str, value: Any) -> None:
+    if not isinstance(value, list | tuple) or not all(map(callable, value)):
+        raise TypeError(f"{name}: expected a list of functions of (input_ids, scores), got {shown(value)}")
+
+
+def _watermark(name: str, value: Any) -> None:
+    if not isinstance(value, dict) and not hasattr(value, "construct_processor"):
+        raise TypeError(f"{name}: expected a {WatermarkingConfig.__name__}, got {type(value).__name__}")
+
+
+def _ids(name: str, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        fits = value.dtype in (torch.int64, torch.int32) and value.dim() < 2 and value.device.type != "meta"
+    else:
+        values = value if isinstance(value, list | tuple) else [value]
+        fits = all(isinstance(v, Integral) and not isinstance(v, bool) and -(2**63) <= int(v) < 2**63 for v in values)
+    if not fits:
+        raise TypeError(f"{name}: expected a token id or a list of them, got {shown(value)}")
+
+
+def _sequences(name: str, value: Any) -> None:
+    check_int(name, value, 1)
+
+
+_list = partial(_instance, kinds=(list, tuple, torch.Tensor), expected="a list of token ids")
+_bias = partial(_instance, kinds=(dict, list), expected="a dict from tuples of token ids to numbers")
+_function = partial(_instance, kinds=Callable, expected="a function of a row's number and its token ids")
+_above_zero = partial(_positive, way_out="; for greedy decoding pass do_sample=False")
+_share = partial(_above_zero, high=1.0)
+_ngram = _whole(0, 10_000)  # Transformers makes a list of so many slices for every token
+
+
+# -- the table ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """Arguments with one remark.
+
+    Args:
+        checks: for each name what raises for a value that it cannot have; None: Transformers checks it.
+        remark: for docs/arguments.md.
+        asks: of refused ones, whether a value asks for what is not run.
+        off: a value that asks for nothing. way_out: besides leaving it out.
+    """
+
+    checks: Mapping[str, Check | None]
+    remark: str = ""
+    asks: Callable[[Any], bool] | None = None
+    off: Any = None
+    way_out: str = ", or leave lossy_policy out"
+
+
+def _row(names: str, remark: str = "", **checks: Check) -> Row:
+    """Return a row of `names` without a check and of those in `checks`."""
+    return Row(dict.fromkeys(names.split()) | checks, remark)
+
+
+def _refused(
+    remark: str, asks: Callable[[Any], bool], off: Any = None, way_out: str | None = None, **checks: Any
+) -> Row:
+    return Row(checks, remark, asks, off, Row.way_out if way_out is None else way_out)
 
 
 def _above(low: float) -> Callable[[Any], bool]:
     return lambda value: value is not None and not (isinstance(value, int | float) and value <= low)
 
 
-# Modes that Transformers starts by a setting alone: when it is asked for, and what it is.
-MODES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "penalty_alpha": (_above(0), "contrastive search"),
-    "dola_layers": (_given, "DoLa"),
-    "num_beam_groups": (_above(1), "group beam search"),
-    "diversity_penalty": (_above(0), "group beam search"),
-    "constraints": (_given, "constrained beam search"),
-    "force_words_ids": (_given, "constrained beam search"),
-    "is_assistant": (bool, "as the draft of Transformers' own assisted generation"),
-}
-
-# What a release newer than these lists has: its value when nobody sets it.
-UNKNOWN = {
-    name: value
-    for name, value in vars(GenerationConfig()).items()
-    if not name.startswith("_") and name not in HONOURED | REFUSED | WITHOUT_EFFECT.keys()
-}
+def _given(value: Any) -> bool:
+    return value is not None
 
 
-def refuse_modes_asked_for(settings: Any) -> None:
-    """Refuse decoding modes that this loop does not run; `settings[name]` is a setting as the call has it."""
-    for name, (asked, what) in MODES.items():
-        if asked(settings[name]):
-            raise ValueError(
-                f"lossy_policy does not run {what}, which {name} asks for: {settings.way_out(name, None)}, or leave lossy_policy out"
-            )
-    for name, neutral in UNKNOWN.items():
-        if settings[name] is not None and settings[name] != neutral:
+HONOURED, REFUSED, WITHOUT_EFFECT = "Honoured", "Refused", "Without effect"
+# Looked at only if the call samples.
+SAMPLING = _row(
+    "", "applied once to each model's logits",
+    temperature=_above_zero, top_k=_whole(0), top_p=_share, min_p=_number(0.0, 1.0), typical_p=_share,
+)  # fmt: skip
+ARGUMENTS: dict[str, tuple[Row, ...]] = {
+    HONOURED: (
+        _row(
+            "inputs generation_config kwargs",
+            "`kwargs` are settings, and the model's own inputs; a cache is `cache`, before Transformers 5.24 `past_key_values`, which later releases still take with a "
+            "warning",
+        ),
+        _row(
+            "", "the state of a processor is restored when a draft is rejected; with several rows, or a state that cannot be copied, a stateful processor is refused by name",
+            logits_processor=_functions, prefix_allowed_tokens_fn=_function,
+        ),
+        _row(
+            "",
+            "called for each row and each token; it sees one row's tokens, repeated in every row of the call; its state per row (a list or tensor of that length) is "
+            "separate; it gets scores if `output_scores` stores them",
+            stopping_criteria=_functions,
+        ),
+        _row("assistant_model streamer", "a streamer takes one row"),
+        _row(
+            "max_new_tokens", "`max_time` is checked once a round; `stop_strings` needs `tokenizer=`",
+            max_length=_whole(1), min_length=_whole(0), min_new_tokens=_whole(0), max_time=_number(0.0), stop_strings=_texts,
+        ),
+        _row("", eos_token_id=_ids, pad_token_id=_ids, bos_token_id=_ids, decoder_start_token_id=_ids),
+        _row("", do_sample=check_flag),
+        SAMPLING,
+        _row("", SAMPLING.remark, top_h=_number(0.0, 1.0), epsilon_cutoff=_number(0.0, 1.0), eta_cutoff=_number(0.0, 1.0)),
+        _row(
+            "", repetition_penalty=_positive, encoder_repetition_penalty=_number(0.0),
+            no_repeat_ngram_size=_ngram, encoder_no_repeat_ngram_size=_ngram,
+        ),
+        _row(
+            "", bad_words_ids=_list, suppress_tokens=_list, begin_suppress_tokens=_list, sequence_bias=_bias,
+            forced_bos_token_id=_whole(0), forced_eos_token_id=_ids,
+        ),
+        _row(
+            "exponential_decay_length_penalty", "SynthID's watermark has state: one row only",
+            renormalize_logits=check_flag, remove_invalid_values=check_flag, watermarking_config=_watermark,
+        ),
+        _row("", "with sampling", num_return_sequences=_sequences),
+        _row("", return_dict_in_generate=check_flag, output_scores=check_flag, output_logits=check_flag),
+        _row(
+            "num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold",
+            "if the policy has no stop (with a stop, `num_assistant_tokens` is its longest draft). Sources in order: the call; a `generation_config` of the call, unless the "
+            'value is Transformers\' default (20, "constant", 0.4) or that of the target\'s own config; the draft\'s generation config. As in Transformers, the target\'s '
+            "own config is not read",
+        ),
+        _row(
+            "prompt_lookup_num_tokens", "a match is the latest one, of up to 64 tokens; an early exit is `assistant_model=hla.early_exit(model, n)`",
+            max_matching_ngram_size=_whole(1), assistant_early_exit=_whole(1),
+        ),
+        _row(
+            "speculation_type",
+            "drafts from the target's hidden states with Transformers' own classes, at batch 1: the checkpoint's multi-token prediction layers, a DFlash model in "
+            "`assistant_model`",
+            use_mtp=check_flag,
+        ),
+        _row(
+            "cache_implementation compile_config",
+            '"static" or a `CompileConfig` requests [compiled rounds](how-to/compile.md), which Transformers before 5.24 refuses with a draft; "dynamic", "hybrid", '
+            '"hybrid_chunked", "sliding_window", and "paged" in a generation config, have no effect; offloaded and quantised caches are refused',
+            disable_compile=check_flag,
+        ),
+        _row(
+            "", "as in Transformers: automatic if FSDP2 [shards the target](how-to/processes.md) over several processes; `True` is refused in a single process",
+            synced_gpus=check_flag,
+        ),
+    ),
+    REFUSED: (
+        _refused("beam search", _above(1), 1, num_beams=_whole(1)),
+        _refused("group beam search", _above(1), num_beam_groups=None),
+        _refused("group beam search", _above(0), diversity_penalty=_number()),
+        _refused("constrained beam search", _given, constraints=None, force_words_ids=None),
+        _refused("contrastive search", _above(0), penalty_alpha=_number()),
+        _refused("DoLa", _given, dola_layers=None),
+        _refused("classifier-free guidance", lambda value: (value or 1) != 1, 1.0, guidance_scale=_number()),
+        _refused("Transformers' own lossy rule", _given, assistant_ensemble_weight=_number()),
+        _row("custom_generate", "another decoding loop"),
+        _refused("without a cache", lambda value: value is False, True, "", use_cache=check_flag),
+        _refused(
+            "with outputs of this kind", bool, False, ", or run the finished text through the model once",
+            output_attentions=check_flag, output_hidden_states=check_flag,
+        ),
+        _refused("token healing", bool, False, "", token_healing=check_flag),
+        _refused("as the draft of Transformers' own assisted generation", bool, is_assistant=check_flag),
+    ),
+    WITHOUT_EFFECT: (
+        _row("negative_prompt_ids negative_prompt_attention_mask", "classifier-free guidance only"),
+        _row("early_stopping length_penalty", "beam search only"),
+        _row("", "contrastive search only", low_memory=check_flag),
+        _row("cache_config", "quantised caches only"),
+        _row(
+            "", "a draft with another tokenizer re-tokenizes a fixed window",
+            assistant_lookbehind=_whole(1), target_lookbehind=_whole(1),
+        ),
+        _row("max_cache_len", "the cache grows with the sequence"),
+        _row("", "a prompt is read in one forward: the same output, with more memory", prefill_chunk_size=_whole(1)),
+        _row("continuous_batching_config", "`generate_batch` only"),
+        _row("transformers_version", "a note in the file"),
+    ),
+}  # fmt: skip
+CHECKS = {name: check for rows in ARGUMENTS.values() for row in rows for name, check in row.checks.items()}
+# What a release newer than this table has: its value when nobody sets it.
+UNKNOWN = {name: value for name, value in vars(GenerationConfig()).items() if name[0] != "_" and name not in CHECKS}
+
+
+# -- a call's settings ----------------------------------------------------------------------------------------------------
+
+
+class Settings:
+    """A generation setting as the call has it, else as the generation config has it.
+
+    `model_config`: the model's generation config, if `config` is what `generate` prepared, with the call's settings in it.
+    """
+
+    def __init__(self, kwargs: Mapping[str, Any], config: Any, model_config: Any = None):
+        self.kwargs, self.config, self.model_config = kwargs, config, model_config
+
+    def __getitem__(self, name: str) -> Any:
+        return self.kwargs[name] if name in self.kwargs else getattr(self.config, name, None)
+
+    def is_passed(self, name: str) -> bool:
+        """Return whether a setting came with the call."""
+        changed = self.model_config is not None and self[name] != getattr(self.model_config, name, None)
+        return name in self.kwargs or changed
+
+    def way_out(self, name: str, off: Any) -> str:
+        """Return the advice for removing a setting: omit it, or override what the model's config brings (FSMT its five beams)."""
+        if self.is_passed(name):
+            return f"leave {name} out"
+        return (
+            f"the generation config has it, so pass {name}={off!r}, on the command line --set {name}={json.dumps(off)}"
+        )
+
+
+def check_types(settings: Settings) -> None:
+    """Raise `TypeError` or `ValueError`, one line, for a setting of another type or out of bounds; None is none."""
+    for name, check in CHECKS.items():
+        value = settings[name]
+        if value is None or check is None or (name in SAMPLING.checks and not settings["do_sample"]):
+            continue
+        try:
+            check(name, value)
+        except (TypeError, ValueError) as error:
+            if name in settings.kwargs:
+                raise
+            raise type(error)(f"{error}: {settings.way_out(name, None)}") from None
+
+
+def refuse_modes(settings: Settings) -> None:
+    """Refuse what this loop does not run, at the call or in a prepared generation config. Raises `ValueError`."""
+    for row in ARGUMENTS[REFUSED]:
+        for name in row.checks:
+            if row.asks is not None and row.asks(settings[name]):
+                raise ValueError(
+                    f"lossy_policy does not run {row.remark}, which {name}={shown(settings[name])} asks for: "
+                    f"{settings.way_out(name, row.off)}{row.way_out}"
+                )
+    for name, off in UNKNOWN.items():
+        if settings[name] is not None and settings[name] != off:
             raise ValueError(
                 f"{name} is a setting of a Transformers newer than this package knows: leave {name} or lossy_policy out"
             )
+    known = (*GROWING, STATIC) if settings.is_passed("cache_implementation") else (*GROWING, STATIC, PAGED)
+    if settings["cache_implementation"] not in known:
+        raise ValueError(
+            f"lossy_policy keeps its own cache, got cache_implementation={shown(settings['cache_implementation'])}: "
+            f"{settings.way_out('cache_implementation', 'dynamic')}"
+        )
+
+
+def refuse_config(model: Any) -> None:
+    """Refuse what the model's own generation config asks for in every call, before the first; `ValueError`, one line."""
+    refuse_modes(Settings({}, model.generation_config, model.generation_config))

@@ -19,7 +19,7 @@ from ..stops import DraftStop
 from ..stops.confidence import Confidence
 from ..stops.constant import Constant, Heuristic
 from ..validation import LONGEST_DRAFT, check_int, check_number, shown
-from .spread import refuse_spread
+from .distributed_call import refuse_spread
 
 
 # Read at the call, then from the policy, then from the draft's generation config; never written anywhere.

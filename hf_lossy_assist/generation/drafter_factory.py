@@ -20,9 +20,9 @@ from ..models.row_model import RowModel
 from ..stops.composite_stops import WrappingStop
 from ..validation import shown
 from .draft_settings import DraftInputs
-from .encoded import attends_to_encoder, encoded_model, encoder_inputs
-from .inputs import assistant_inputs, cropping, rowwise
-from .sight import reads_at_once
+from .encoder_inputs import attends_to_encoder, encode_for_draft, make_encoder_decoder
+from .model_factory import add_cache, make_cropping_model, make_row_model
+from .multimodal_inputs import takes_multimodal
 
 
 @dataclass(frozen=True)
@@ -85,17 +85,17 @@ def _start_assistant(assistant: Any, prepared: PreparedInputs) -> DrafterRun:
     way_out = "choose another assistant_model"
     draft: CachedModel
     if attends_to_encoder(assistant) and base_of(target).config.is_encoder_decoder:
-        inputs = encoder_inputs(assistant, rows, prepared.inputs_tensor, prepared.model_kwargs)
-        inputs = assistant_inputs(assistant, rows, inputs, prepared.config)
-        draft = encoded_model(assistant, rows, inputs, vocabulary=context.vocabulary, way_out=way_out)
+        inputs = encode_for_draft(assistant, rows, prepared.inputs_tensor, prepared.model_kwargs)
+        inputs = add_cache(assistant, rows, inputs, prepared.config)
+        draft = make_encoder_decoder(assistant, rows, inputs, vocabulary=context.vocabulary, way_out=way_out)
         return AssistantRun(draft, context, **head_taps(assistant, context))
-    reason = None if rows.multimodal is not None and reads_at_once(assistant) else why_not_rows(assistant)
+    reason = None if rows.multimodal is not None and takes_multimodal(assistant) else why_not_rows(assistant)
     if reason is not None:
-        inputs = assistant_inputs(assistant, rows, {}, prepared.config)
+        inputs = add_cache(assistant, rows, {}, prepared.config)
         inputs["token_type_ids"] = shared_types(assistant, target, rows.token_types)
-        draft = cropping(assistant, rows, inputs, reason, way_out, guesses=True)
+        draft = make_cropping_model(assistant, rows, inputs, reason, way_out, is_draft=True)
     elif type(shared) is RowModel and shared.rope is None and leaves_early(assistant, target):
         draft = ExitModel(assistant, shared, context.vocabulary)
     else:
-        draft = rowwise(assistant, target, rows, context.vocabulary, prepared.compilation)
+        draft = make_row_model(assistant, target, rows, context.vocabulary, prepared.compilation)
     return AssistantRun(draft, context, **head_taps(assistant, context))

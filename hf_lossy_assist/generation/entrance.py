@@ -8,8 +8,8 @@ from ..engine.call import Call
 from ..engine.joining import cached_models
 from ..models.reading import joins
 from .guests import Guests
-from .modes import read_prompts_together
 from .places import Room, Seated
+from .prefill import read_prompts_together
 from .read_before import ReadBefore
 
 

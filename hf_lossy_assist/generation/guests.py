@@ -14,9 +14,9 @@ from ..models.texts import continuation
 from ..policy.policy import LossyPolicy
 from ..validation import shown
 from .again import Again, may_be_own
-from .enable import speculative_generate
-from .input_tensors import refuse_prompt
+from .input_checks import refuse_prompt
 from .runner import Runner
+from .speculative import speculative_generate
 
 
 PER_PROMPT = "stopping_criteria", "logits_processor"

@@ -21,8 +21,8 @@ from ..validation import one_line
 from .ended import Ended, Result
 from .entrance import Entrance
 from .guests import Guests
-from .modes import in_the_right_mode, lasts
 from .places import Room, Seated
+from .prefill import call_context, tensors_escape
 
 
 class InFlight:
@@ -221,8 +221,8 @@ class InFlight:
 
     def _mode(self, call: Call) -> Any:
         if self.lasting is None:
-            self.lasting = self.guests.runs_callers_code or lasts(call, self.target)
-        return in_the_right_mode(call, self.target, self.lasting)
+            self.lasting = self.guests.runs_callers_code or tensors_escape(call, self.target)
+        return call_context(call, self.target, self.lasting)
 
     def _say(self, line: str) -> None:
         if line not in self.said:

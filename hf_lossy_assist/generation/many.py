@@ -10,14 +10,15 @@ from ..models.introspection import base_of
 from ..policy.parse import as_policy
 from ..stats.speculation import SpeculationStats
 from ..validation import MOST_ROWS, check_int, shown
+from .arguments import Settings
+from .distributed_call import refuse_spread
+from .enable import find_policy
 from .ended import Result
 from .guests import Guests
 from .in_flight import InFlight
-from .pairs import refuse_helpers, refuse_models, refuse_target
+from .input_checks import find_other_inputs
+from .model_checks import refuse_helpers, refuse_models, refuse_target
 from .places import Room
-from .spread import refuse_spread
-from .unsupported import Settings, other_inputs
-from .which_policy import policy_in
 
 
 # What belongs to one call, or to the rows of one, of the arguments of `generate`.
@@ -117,7 +118,7 @@ def generate_many(
     if getattr(config, "num_return_sequences", None) is None and (own["num_return_sequences"] or 1) > 1:
         raise ValueError(f"num_return_sequences {ONE_CALL}: {own.way_out('num_return_sequences', 1)}")
     beside = (
-        other_inputs(settings, config or target.generation_config).keys()
+        find_other_inputs(settings, config or target.generation_config).keys()
         & inspect.signature(base_of(target).forward).parameters
     )
     if beside:
@@ -134,7 +135,7 @@ def generate_many(
         raise TypeError(f"numbers: expected a whole number for each prompt, got {shown(numbers)}")
     numbered = enumerate(prompts) if numbers is None else _numbered(numbers, prompts)
     settings |= {"assistant_model": assistant_model, "drafter": drafter}
-    policy = lossy_policy if lossy_policy is not None else policy_in(config, target.generation_config)
+    policy = lossy_policy if lossy_policy is not None else find_policy(config, target.generation_config)
     policy = as_policy("strict" if policy is None else policy)
     guests = Guests(target, policy, tokenizer, seed, settings)
     return Texts(InFlight(guests, Room(max_rows, max_tokens)), numbered)

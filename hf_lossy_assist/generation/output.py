@@ -50,7 +50,7 @@ class ReportInRows:
         return self.stats
 
 
-def with_report(output: Any, calls: Sequence[SpeculationStats]) -> Any:
+def add_report(output: Any, calls: Sequence[SpeculationStats]) -> Any:
     """What Whisper's `generate` returned, with one report of all its `calls`: as a field, or an entry of the dict that segments come in.
 
     `rows` has one entry for each text that was decoded: call by call, those of the sounds that had not ended yet.
@@ -62,12 +62,12 @@ def with_report(output: Any, calls: Sequence[SpeculationStats]) -> Any:
     return output
 
 
-def padding_of(config: GenerationConfig) -> int:
+def padding_id(config: GenerationConfig) -> int:
     """The token behind the texts that are shorter than others, of a config that `generate` prepared."""
     return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
 
 
-def output_of(
+def make_output(
     call: Call, model: Any, sequences: torch.Tensor, length: int, cache: Any, stats: SpeculationStats
 ) -> SpeculativeDecoderOnlyOutput | SpeculativeEncoderDecoderOutput:
     """The output of a finished call, whose texts have `length` new tokens; `sequences` (B, width + length)."""

@@ -28,9 +28,17 @@ from ..stats.clock import Clock
 from ..stats.speculation import SpeculationStats
 from ..stops import DraftStop
 from ..validation import check_int, shown
-from .certified import warn_of_doubts
-from .compiling import COMPILED, Compiling
-from .draft_checks import check_draft
+from .arguments import Settings, refuse_modes
+from .call_warnings import warn_of_doubts, warn_of_models
+from .compile_options import COMPILE_SETTINGS, CompileOptions
+from .distributed_call import (
+    check_same_call,
+    find_ranks,
+    propagate_errors,
+    refuse_spread,
+    run_on_follower,
+    run_on_leader,
+)
 from .draft_settings import (
     DRAFT_SETTINGS,
     FROM_STATES,
@@ -42,14 +50,12 @@ from .draft_settings import (
     read_ways,
 )
 from .drafter_factory import PreparedInputs, start_drafter
-from .inputs import hidden, mask_name, rowwise
-from .modes import in_the_right_mode, read_prompts
-from .output import cuts_outputs, output_of, padding_of
-from .pairs import refuse_helpers, refuse_models, warn_of_models
-from .sight import show
-from .spread import agree, failures_told, followed, led, ranks_of, refuse_spread
-from .target import target_of
-from .unsupported import Settings, refuse_modes
+from .model_checks import check_draft, refuse_helpers, refuse_models
+from .model_factory import find_hidden, make_row_model, mask_name
+from .multimodal_inputs import attach_inputs
+from .output import cuts_outputs, make_output, padding_id
+from .prefill import call_context, read_prompts
+from .target_factory import make_target
 
 
 @dataclass(frozen=True)
@@ -110,11 +116,11 @@ class Runner:
         # As Transformers has it, torch.compile(model).generate runs the model inside, and so does a draft.
         self.assistant = getattr(assistant, "_orig_mod", assistant)
         self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
-        known = (*DRAFT_SETTINGS, *COMPILED)
+        known = (*DRAFT_SETTINGS, *COMPILE_SETTINGS)
         if settings is not None and not (isinstance(settings, dict) and settings.keys() <= set(known)):
             raise TypeError(f"Runner: settings: expected a dict of {', '.join(known)}, got {shown(settings)}")
         self.settings = dict(settings or {})
-        self.compiling = Compiling.asked({name: self.settings.pop(name, None) for name in COMPILED})
+        self.compile_options = CompileOptions.parse({name: self.settings.pop(name, None) for name in COMPILE_SETTINGS})
         self.cache_name: str | None = CACHE if cache_given else None
         self.generator = check_generator(generator)
         self.drafter = as_drafter(drafter)
@@ -172,7 +178,7 @@ class Runner:
 
     def _check_decoding(self, draft: DraftInputs, model: Any, config: GenerationConfig, new_tokens: int) -> None:
         """Refuse, and warn of, what the prepared config asks for: Whisper's changes from call to call."""
-        refuse_modes({}, Settings({}, config, model.generation_config))
+        refuse_modes(Settings({}, config, model.generation_config))
         warn_of_models(model, draft.assistant)
         self.policy.rule.check_mode(bool(config.do_sample))
         self.policy.filter.check_decoding(read_sampling(config))
@@ -201,15 +207,15 @@ class Runner:
         """
         self.called = True
         values = num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold
-        ranks = ranks_of(model, None) if self.checked is None else self.checked.ranks
-        with failures_told(ranks):
+        ranks = find_ranks(model, None) if self.checked is None else self.checked.ranks
+        with propagate_errors(ranks):
             checked = self.checked or self._check_call(
                 model, generation_config, dict(zip(DRAFT_SETTINGS, values, strict=True)), ranks
             )
             new_tokens = generation_config.max_length - input_ids.shape[1]
             self._check_decoding(checked.draft, model, generation_config, new_tokens)
             name = mask_name(model)
-            pads, columns = hidden(input_ids, model_kwargs.get(name), name)
+            pads, columns = find_hidden(input_ids, model_kwargs.get(name), name)
             rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)
             processing = Processing(logits_processor, len(rows.row_id_list), bool(generation_config.do_sample))
             return self._run(
@@ -223,19 +229,20 @@ class Runner:
         """Put target and draft on caches for these rows, and decode, or on another rank than the first follow."""
         draft, ranks, sampling = checked.draft, checked.ranks, bool(config.do_sample)
         stop, clock = checked.stop.start(len(rows.row_id_list)), Clock(input_ids.device)
-        kind = self.policy, checked.stop, processing, sampling
-        compilation, sizes = self.compiling.of_call(config, model, draft.assistant, kind, rows)
+        compilation, sizes = self.compile_options.for_call(
+            config, model, draft.assistant, rows, self.policy, checked.stop, processing, sampling
+        )
         pair = None
         if draft.assistant is not None:
             where = input_ids.device, model.dtype, compilation is not None
             pair = model, draft.assistant, make_cost_key(self.policy, draft.drafter, config, *where)
             stop.pair(*pair)
         if not model.config.is_encoder_decoder:
-            show(model, rows, input_ids, model_kwargs, checked.inputs)
-        agree(ranks, rows, self.policy)
-        target = target_of(model, rows, model_kwargs, compilation, checked.cache_name, ranks)
+            attach_inputs(model, rows, input_ids, model_kwargs, checked.inputs)
+        check_same_call(ranks, rows, self.policy)
+        target = make_target(model, rows, model_kwargs, compilation, checked.cache_name, ranks)
         if isinstance(ranks, TensorParallelGroup) and not ranks.leads:
-            return followed(target, ranks, model, self.streamer)
+            return run_on_follower(target, ranks, model, self.streamer)
 
         def decode() -> Any:
             for name, head in self.policy.heads().items():  # here: in inference mode it would be made untrainable
@@ -270,7 +277,7 @@ class Runner:
                 vocabulary=vocabulary,
                 sampling=sampling,
                 stop_context=pair,
-                companion=None if companion is None else rowwise(companion, model, rows, vocabulary),
+                companion=None if companion is None else make_row_model(companion, model, rows, vocabulary),
                 rule_tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
                 streamer=self.streamer,
                 compiled=compilation is not None,
@@ -281,25 +288,25 @@ class Runner:
             )
             return self.finish(call, model, input_ids, config, model_kwargs)
 
-        return led(target, decode)
+        return run_on_leader(target, decode)
 
     def finish(
         self, call: Call, model: Any, input_ids: torch.Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]
     ) -> Any:
         """Decode a call that is ready; return what `generate` returns."""
         with closing(call):
-            with in_the_right_mode(call, model):
+            with call_context(call, model):
                 read_prompts(call, self.reads_wholly and call.drafter.reads_target)
                 stats = self.decode(call)
             self.reports += [stats] if cuts_outputs(model) else []
-            sequences = call.rows.sequences(input_ids, padding_of(config))
+            sequences = call.rows.sequences(input_ids, padding_id(config))
             if self.streamer is not None:
                 self.streamer.end()
             if not config.return_dict_in_generate:
                 return sequences
             most = max([len(input_ids), *(len(stats.rows) for stats in self.reports)])
             cache = call.target.export(most, model_kwargs.get(mask_name(model)))
-            return output_of(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, stats)
+            return make_output(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, stats)
 
     def decode(self, call: Call) -> SpeculationStats:
         """Run the rounds; a subclass may run others."""

@@ -17,9 +17,9 @@ from ..models.compiled.compilation import graphs_made
 from ..models.introspection import vocabulary_of
 from ..stats.speculation import SpeculationStats
 from ..validation import check_int, shown
-from .compiling import Kind, compilation_of, forget, remember
+from .compile_options import GraphKey, forget, make_compilation, remember
 from .draft_settings import DRAFT_SETTINGS
-from .pairs import refuse_target
+from .model_checks import refuse_target
 from .runner import Runner
 
 
@@ -102,7 +102,7 @@ def warmup(
     check_prompts(prompts, vocabulary_of(target))
     for name in NOT_SETTINGS & set(settings):
         raise TypeError(f"warmup: {name}=… has no meaning here: leave it out")
-    compilation = compilation_of(None, CompileConfig() if compile_config is None else compile_config)
+    compilation = make_compilation(None, CompileConfig() if compile_config is None else compile_config)
     if artifacts is not None and (not isinstance(artifacts, str | Path) or Path(artifacts).is_dir()):
         raise TypeError(f"warmup: artifacts: expected the path of a file, got {shown(artifacts)}")
     path = None if artifacts is None else Path(artifacts)
@@ -117,11 +117,11 @@ def warmup(
             runner.sizes, runner.length = tuple(sorted(set(batch_sizes))), length
             texts = None if prompts is None else [list(prompts[i % len(prompts)]) for i in range(rows)]
             found.append(_measured(target, (runner, eager), rows, length, texts, repeats))
-            assert compilation is not None and runner.kind is not None
+            assert compilation is not None and runner.key is not None
             if found[-1].pays:
-                remember(target, runner.assistant, runner.kind, compilation, rows, length)
+                remember(target, runner.assistant, runner.key, compilation, rows, length)
             else:
-                forget(target, runner.assistant, runner.kind, rows)
+                forget(target, runner.assistant, runner.key, rows)
     made = torch.compiler.save_cache_artifacts() if path is not None else None
     if path is not None and made is not None:
         write_bytes(path, made[0])
@@ -148,14 +148,16 @@ class WarmingRunner(Runner):
         super().__init__(policy, draft, settings=own | asked)
         self.others = {name: value for name, value in settings.items() if name not in own}
         self.compile_seconds, self.num_graphs = 0.0, 0
-        self.kind: Kind | None = None  # of its calls
+        self.key: GraphKey | None = None  # of its calls
         self.compiled = False  # all that they may need
         self.sizes: tuple[int, ...] | None = None  # numbers of rows that its batches may shrink to
         self.length = 0  # tokens of the longest text
 
     def decode(self, call: Call) -> SpeculationStats:
         known, began, call.compiled_batch_sizes = graphs_made(), time.perf_counter(), self.sizes
-        self.kind = Kind.of(call.policy, call.stop.settings, call.processing, getattr(call.drafter, "sampling", False))
+        self.key = GraphKey.of(
+            call.policy, call.stop.settings, call.processing, getattr(call.drafter, "sampling", False)
+        )
         rounds = CompiledRounds.of(call, SpeculationStats([], 0, True)) if call.compiled else None
         if rounds is not None and not self.compiled:  # later calls are timed
             self.compiled = True

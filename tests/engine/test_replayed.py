@@ -12,7 +12,7 @@ from transformers import CompileConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
-from hf_lossy_assist.generation.compiling import compilation_of
+from hf_lossy_assist.generation.compile_options import make_compilation
 from hf_lossy_assist.models.compat import cache_of
 from hf_lossy_assist.models.compiled import compilation, static_cache, static_model
 
@@ -192,4 +192,4 @@ def test_when_calls_replay_cuda_graphs(how, devices, replays):
 
 
 def test_the_default_mode_does():
-    assert compilation_of("static", None).replays({CUDA})
+    assert make_compilation("static", None).replays({CUDA})

@@ -5,8 +5,8 @@ A name that a new Transformers brings fails the first test, by name.
 
 import inspect
 import re
-from pathlib import Path
 
+import arguments_page
 import pytest
 import torch
 from support import mtp_models
@@ -25,12 +25,12 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import arguments
-from hf_lossy_assist.generation.arguments import HONOURED, MODES, REFUSED, WITHOUT_EFFECT
+from hf_lossy_assist.generation.arguments import ARGUMENTS, CHECKS, HONOURED, REFUSED, WITHOUT_EFFECT
 from hf_lossy_assist.generation.draft_settings import FROM_STATES, PromptLookup, choose_draft
 
 
 NEW = 16
-LISTS = {"Honoured": HONOURED, "Refused": REFUSED, "Without effect": frozenset(WITHOUT_EFFECT)}
+NAMES = {title: {name for row in rows for name in row.checks} for title, rows in ARGUMENTS.items()}
 
 
 def installed() -> set[str]:
@@ -39,18 +39,14 @@ def installed() -> set[str]:
     return of_call | {name for name in vars(GenerationConfig()) if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("name", sorted(installed()))
-def test_every_name_of_transformers_stands_in_exactly_one_list(name):
-    assert sum(name in names for names in LISTS.values()) == 1
+def test_every_name_of_transformers_stands_in_the_table_once():
+    assert CHECKS.keys() >= installed() and sum(map(len, NAMES.values())) == len(CHECKS)
 
 
-def test_the_document_has_the_same_lists():
-    text = (Path(__file__).resolve().parent.parent.parent / "docs" / "arguments.md").read_text(encoding="utf-8")
-    sections = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
-    assert sections.keys() == LISTS.keys()
-    for title, names in LISTS.items():
-        rows = re.findall(r"^\| (`[^|]+)\|", sections[title], re.M)
-        assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(names), title
+def test_the_page_is_what_the_table_writes():
+    assert arguments_page.PAGE.read_text(encoding="utf-8") == arguments_page.write_page(), (
+        "python tools/arguments_page.py"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +278,7 @@ OTHER_TESTS = (
 
 def test_every_honoured_name_is_tried():
     tried = {name for test in OTHER_TESTS for name in re.findall(r"\w+", inspect.getsource(test))} | TEXTS.keys()
-    assert not HONOURED - tried
+    assert not NAMES[HONOURED] - tried
 
 
 # -- refused ----------------------------------------------------------------------------------------------------------------
@@ -308,11 +304,11 @@ VALUES = {
 
 
 def test_every_refused_name_is_tried():
-    assert VALUES.keys() == REFUSED >= MODES.keys()
+    assert VALUES.keys() == NAMES[REFUSED]
 
 
 @pytest.mark.parametrize("where", ["at the call", "in the model's config", "Runner"])
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", sorted(NAMES[REFUSED]))
 def test_a_refused_name_is_named_in_one_line(models, name, where):
     of_call = set(inspect.signature(GenerationMixin.generate).parameters)
     if where != "at the call" and name in of_call:
@@ -368,7 +364,7 @@ IDLE = {
 
 @pytest.mark.full(every=2)
 @pytest.mark.filterwarnings("ignore:Passing ContinuousBatchingConfig:FutureWarning")
-@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
+@pytest.mark.parametrize("name", sorted(NAMES[WITHOUT_EFFECT]))
 def test_a_setting_without_effect_has_none(models, name):
     assert same(ours(models, **{name: IDLE[name]}), stock(models))
 
@@ -377,6 +373,7 @@ def test_a_setting_without_effect_has_none(models, name):
     ("name", "value", "neutral"),
     [
         ("num_beams", 5, 1),
+        ("use_cache", False, True),
         ("output_attentions", True, False),
         ("guidance_scale", 2.0, 1.0),
         ("cache_implementation", "quantized", "dynamic"),

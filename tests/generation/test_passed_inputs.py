@@ -20,7 +20,7 @@ from transformers.cache_utils import QuantizedLayer, StaticLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.generation.unsupported import TEXT_INPUTS, refuse_extra_inputs
+from hf_lossy_assist.generation.input_checks import TEXT_INPUTS, refuse_extra_inputs
 from hf_lossy_assist.models.compat import CACHE, cache_of
 
 
@@ -129,17 +129,6 @@ def test_encoder_outputs_serve_the_target_and_a_draft_needs_the_input_too():
     assert torch.equal(tiny.assisted(model, {"input_ids": prompt} | encoded, draft).sequences, expected)
     with pytest.raises(ValueError, match=r"^encoder_outputs[^\n]*pass input_ids=[^\n]*$"):
         tiny.assisted(model, encoded, draft)
-
-
-def test_use_cache_is_refused_by_where_it_was_said():
-    with pytest.raises(ValueError, match=r"^[^\n]*got use_cache=False: leave it out$"):
-        call(use_cache=False)
-    model = hla.enable(tiny.build("llama"))
-    model.generation_config.use_cache = False
-    prompt = {"input_ids": torch.arange(4, 13)[None], "assistant_model": model, "lossy_policy": "strict"}
-    with pytest.raises(ValueError, match=r"^the generation config says use_cache=False[^\n]*pass use_cache=True$"):
-        model.generate(**prompt)
-    assert model.generate(**prompt, use_cache=True, max_new_tokens=4).shape[1] > 9
 
 
 @pytest.mark.parametrize("pads", [0, 3])

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import enable
-from hf_lossy_assist.generation.preparing import refusals_in_one_line
+from hf_lossy_assist.generation.speculative import one_line_errors
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_what_a_callers_own_processor_raises_stays(target):
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError, UserWarning, OSError, KeyboardInterrupt])
 def test_errors_that_are_no_refusals_stay(kind):
-    with pytest.raises(kind), refusals_in_one_line(begun=lambda: False):
+    with pytest.raises(kind), one_line_errors(begun=lambda: False):
         raise kind("x")
 
 

@@ -17,7 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.eagle import Eagle3Drafter
-from hf_lossy_assist.generation.sight import refuse_sight
+from hf_lossy_assist.generation.multimodal_inputs import refuse_unrowed
 from hf_lossy_assist.models.compat import CACHE, cache_of
 
 
@@ -352,8 +352,8 @@ def test_one_row_on_a_cache_of_transformers_own_takes_no_picture():
     with pytest.raises(
         ValueError, match=r"^Llava[^\n]* is given more than text, and cannot be decoded in rows \(so it is\)"
     ):
-        refuse_sight(model_of("llava"), {"pixel_values": torch.zeros(1)}, "so it is")
-    refuse_sight(model_of("llava"), {"pixel_values": None, "mm_encoder_outputs": {"image": None}}, "so it is")
+        refuse_unrowed(model_of("llava"), {"pixel_values": torch.zeros(1)}, "so it is")
+    refuse_unrowed(model_of("llava"), {"pixel_values": None, "mm_encoder_outputs": {"image": None}}, "so it is")
 
 
 def test_the_page_says_what_is_so():

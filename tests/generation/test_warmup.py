@@ -9,7 +9,7 @@ from support import tiny
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.generation import compiling
+from hf_lossy_assist.generation import compile_options
 from hf_lossy_assist.generation import warmup as module
 from hf_lossy_assist.models.compiled import static_cache
 
@@ -31,7 +31,7 @@ def written(lengths=(9, 5), **settings):
 
 @pytest.fixture(autouse=True)
 def nothing_ready(monkeypatch):
-    monkeypatch.setattr(compiling, "_ready", WeakKeyDictionary())
+    monkeypatch.setattr(compile_options, "_ready", WeakKeyDictionary())
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from support.small import VOCAB, llama, louder, near, one, ragged, tokenizer, wo
 from transformers import GenerationMixin, GPT2Config, GPT2LMHeadModel, StoppingCriteria, StoppingCriteriaList
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.generation import pairs
+from hf_lossy_assist.generation.model_checks import _reads_states
+from hf_lossy_assist.generation.prefill import checkpointing_disabled
 from hf_lossy_assist.models.introspection import learned_positions
 
 
@@ -66,7 +67,7 @@ def test_gradient_checkpointing_changes_no_text(inputs, which):
 
 def test_gradient_checkpointing_is_back_after_an_error():
     model = in_training(llama())
-    with pytest.raises(RuntimeError, match="stop here"), pairs.without_checkpointing(model):
+    with pytest.raises(RuntimeError, match="stop here"), checkpointing_disabled(model):
         assert not any(flags(model))
         raise RuntimeError("stop here")
     assert any(flags(model))
@@ -77,8 +78,8 @@ def test_gradient_checkpointing_waits_for_the_last_of_several_calls(fails):
     target, draft = in_training(llama()), in_training(near(llama()))
     before = flags(target), flags(draft)
     first, second = contextlib.ExitStack(), contextlib.ExitStack()
-    first.enter_context(pairs.without_checkpointing(target, target))
-    second.enter_context(pairs.without_checkpointing(target, draft))
+    first.enter_context(checkpointing_disabled(target, target))
+    second.enter_context(checkpointing_disabled(target, draft))
     with contextlib.suppress(RuntimeError), first:
         if fails:
             raise RuntimeError("stop here")
@@ -225,8 +226,8 @@ def test_a_head_of_another_dtype_says_what_its_weights_say(kind, dtype):
 def test_every_assistant_of_transformers_that_reads_states_is_known_as_one():
     classes = {name: getattr(transformers, name) for name in dir(transformers) if "Assistant" in name}
     found = [cls for name, cls in classes.items() if name.endswith(("ForCausalLM", "AssistantModel"))]
-    assert len(found) >= 3 and all(pairs._reads_states(cls) for cls in found)
-    assert not pairs._reads_states(type(llama())) and not pairs._reads_states(transformers.Gemma3nForCausalLM)
+    assert len(found) >= 3 and all(_reads_states(cls) for cls in found)
+    assert not _reads_states(type(llama())) and not _reads_states(transformers.Gemma3nForCausalLM)
 
 
 # -- Transformers' own loop -----------------------------------------------------------------------------------------------------------

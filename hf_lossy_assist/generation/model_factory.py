@@ -1,6 +1,7 @@
-"""What the models of a call are fed: their caches where Transformers keeps them, and inputs that only one kind of model has."""
+"""Puts the models of a call on caches: one of rows if that can be, else Transformers' own; and finds what a mask hides in a prompt."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,61 +19,54 @@ from ..models.masks import Columns
 from ..models.multimodal import MultimodalRowModel
 from ..models.probe import RECURRENT, why_not_alone
 from ..models.row_model import RowModel
-from .input_tensors import refuse_mask
+from .input_checks import refuse_mask
 
 
-DROP = "leave lossy_policy out"
+WITHOUT_POLICY = "leave lossy_policy out"
 
 
-def learned_prompt(model: Any) -> bool:
-    """True for PEFT's prompt learning; its wrapper hands `generate` on to the model inside and swaps one method of it."""
-    swapped = getattr(model, "__dict__", {}).get("prepare_inputs_for_generation")
-    inside = getattr(swapped, "__self__", model) is not model
-    return inside or getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
-
-
-def rowwise(
+def make_row_model(
     model: Any, target: Any, rows: Rows, vocabulary: int | None = None, compilation: Compilation | None = None, ranks: RankGroup | None = None
 ) -> RowModel:  # fmt: skip
-    """`model` on a cache of rows; what else the target is fed, a draft and a companion of its kind are fed too.
+    """Put `model` on a cache of rows; what else the target is fed, a draft and a companion of its kind are fed too.
 
-    `compilation`: its blocks are compiled so, where they can be. `ranks`: those that share it.
+    `compilation`: its blocks are compiled so, if they can be. `ranks`: those that share it.
     """
     prompt = None if rows.multimodal is None else rows.multimodal.of(model, target, rows)
+    if prompt is not None and ranks is not None:
+        raise ValueError("a target that is spread over ranks takes text alone: load it whole, or leave the images out")
+    size = len(rows.row_id_list), rows.max_length, vocabulary
     if prompt is not None:
-        if ranks is not None:
-            raise ValueError(
-                "a target that is spread over ranks takes text alone: load it whole, or leave the images out"
-            )
-        return MultimodalRowModel(prompt, model, len(rows.row_id_list), rows.max_length, vocabulary)
+        return MultimodalRowModel(prompt, model, *size)
     types = rows.token_types if model is target else shared_types(model, target, rows.token_types)
-    size = len(rows.row_id_list), rows.max_length
     if ranks is not None:
-        out = ranks.row_model(model, *size, vocabulary, types)
+        out = ranks.row_model(model, *size, types)
     elif compilation is not None:
-        out = StaticRowModel(model, *size, vocabulary, types, compilation=compilation)
+        out = StaticRowModel(model, *size, types, compilation=compilation)
     else:
-        out = RowModel(model, *size, vocabulary, types)
-    stand(out, rows)
+        out = RowModel(model, *size, types)
+    set_columns(out, rows)
     return out
 
 
-def stand(model: RowModel, rows: Rows) -> None:
-    """Have a model know which columns of the prompts its rows' tokens stand in, where some hide tokens."""
+def set_columns(model: RowModel, rows: Rows) -> None:
+    """Tell a model in which columns of the prompts its rows' tokens stand, if some columns are hidden."""
     if any(rows.pads):
         columns = torch.arange(rows.width, device=rows.ids.device).expand(len(rows.row_id_list), -1)
         model.stand_at(Columns(rows.visible(columns), rows.width, model.device))
 
 
-def cropping(
-    model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str, way_out: str = DROP, guesses: bool = False
-) -> CroppingModel:
-    """`reason`: why not a `RowCache`; `way_out`: what to do if what it takes instead cannot be rolled back either; `guesses`: it is a draft."""
+def make_cropping_model(
+    model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str, way_out: str = WITHOUT_POLICY, is_draft: bool = False
+) -> CroppingModel:  # fmt: skip
+    """Put `model` on Transformers' cache.
+
+    `reason`: why not a `RowCache`; `way_out`: what to do if its cache cannot be rolled back either.
+    """
     name = type(base_of(model)).__name__
-    cannot = why_not_alone(model, model_kwargs, guesses)
-    if cannot == RECURRENT:  # which a cache of rows can, where it can hold it
-        cannot = f"{cannot}: {reason}"
+    cannot = why_not_alone(model, model_kwargs, is_draft)
     if cannot is not None:
+        cannot = f"{cannot}: {reason}" if cannot == RECURRENT else cannot  # a cache of rows rolls states back
         raise ValueError(f"{name} cannot be decoded in blocks ({cannot}): {way_out}")
     if len(rows.row_id_list) > 1:
         raise ValueError(
@@ -84,7 +78,7 @@ def cropping(
     return CroppingModel(model, model_kwargs, rows.ids[:, : rows.width] if whole else rows.token_ids()[0][None])
 
 
-def _refuse_ungrown(model_kwargs: dict[str, Any], width: int) -> None:
+def _refuse_ungrown(model_kwargs: Mapping[str, Any], width: int) -> None:
     """Refuse an input with an entry for each token of the prompt, (1, width, …), of which nobody says what new tokens have."""
     for name, value in model_kwargs.items():
         known = name in GROWING or name in MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL or name.startswith("encoder_")
@@ -94,17 +88,29 @@ def _refuse_ungrown(model_kwargs: dict[str, Any], width: int) -> None:
             )
 
 
+def add_cache(assistant: Any, rows: Rows, inputs: dict[str, Any], config: GenerationConfig) -> dict[str, Any]:
+    """Return a draft's `inputs` with Transformers' cache for it."""
+    inputs = {"use_cache": True} | inputs
+    base_of(assistant)._prepare_cache_for_generation(
+        copy.copy(config), inputs, None, len(rows.row_id_list), rows.max_length
+    )
+    return inputs
+
+
+# -- masks ----------------------------------------------------------------------------------------------------------------
+
+
 def mask_name(model: Any) -> str:
-    """The argument that masks the text: an encoder-decoder's `attention_mask` masks its encoder's input."""
+    """Return the argument that masks the text: an encoder-decoder's `attention_mask` masks its encoder's input."""
     return "decoder_attention_mask" if base_of(model).config.is_encoder_decoder else "attention_mask"
 
 
-def hidden(
+def find_hidden(
     input_ids: torch.Tensor, mask: torch.Tensor | None, name: str = "attention_mask"
 ) -> tuple[list[int], torch.Tensor | None]:
-    """How many tokens of each row `mask` hides, and, where they are not all on the left, each row's columns with those first.
+    """Return how many tokens of each row `mask` hides, and, if they are not all on the left, each row's columns with those first.
 
-    The order is (B, width) int64. Raises `ValueError` or `TypeError` for a mask that is none of these rows.
+    The order is (B, width) int64. Raises `ValueError` or `TypeError` for a mask that does not match `input_ids`.
     """
     if mask is None:
         return [0] * input_ids.shape[0], None
@@ -119,17 +125,6 @@ def refuse_positions(input_ids: torch.Tensor, mask: torch.Tensor | None, positio
     if positions is None:
         return
     seen = torch.ones_like(input_ids) if mask is None else mask.ne(0).long().to(input_ids.device)
-    counted = seen.cumsum(dim=1) - 1
-    if positions.shape[-1] != input_ids.shape[1] or not bool(
-        ((positions.to(input_ids.device) == counted) | (seen == 0)).all()
-    ):
+    fits = positions.shape[-1] == input_ids.shape[1]
+    if not fits or not bool(((positions.to(input_ids.device) == seen.cumsum(dim=1) - 1) | (seen == 0)).all()):
         raise ValueError("lossy_policy works positions out from attention_mask, got others: leave position_ids out")
-
-
-def assistant_inputs(assistant: Any, rows: Rows, own: dict[str, Any], config: GenerationConfig) -> dict[str, Any]:
-    """`own`, what a draft on Transformers' own cache is fed, with that cache."""
-    own = {"use_cache": True} | own
-    base_of(assistant)._prepare_cache_for_generation(
-        copy.copy(config), own, None, len(rows.row_id_list), rows.max_length
-    )
-    return own

@@ -34,25 +34,27 @@ from ..models.distributed.tensor_parallel import (
 from ..models.introspection import base_of, device_of
 from ..models.row_model import RowModel
 from ..policy.policy import LossyPolicy
-from .pairs import without_checkpointing
+from .prefill import checkpointing_disabled
 
 
 def refuse_spread(name: str, model: Any) -> None:
     """Refuse a model that a rank runs by itself and whose weights it has a part of. Raises: `ValueError`."""
-    if model is not None and is_spread(model):
+    if model is None:
+        return
+    if is_spread(model):
         raise ValueError(
             f"the {name} is spread over ranks (tensor parallelism), and the first rank alone runs it: load it whole, without tp_plan"
         )
-    if model is not None and is_zero3(model):
+    if is_zero3(model):
         raise ValueError(
             f"the {name} is sharded by DeepSpeed's ZeRO-3, which lossy_policy does not run: load it whole"
         )
-    if model is not None and is_sharded(model):
+    if is_sharded(model):
         raise ValueError(f"the {name} is spread over ranks (FSDP2), and each rank runs it by itself: load it whole")
 
 
-def ranks_of(model: Any, synced: bool | None) -> RankGroup | None:
-    """Those that share a target, or its forwards; None: it is whole. `synced`: `synced_gpus` of the call.
+def find_ranks(model: Any, synced: bool | None) -> RankGroup | None:
+    """Return those that share a target, or its forwards; None: it is whole. `synced`: `synced_gpus` of the call.
 
     Raises: `ValueError`, one line, for a target that is sharded in a way that nothing here keeps in step.
     """
@@ -71,8 +73,8 @@ def ranks_of(model: Any, synced: bool | None) -> RankGroup | None:
 
 
 @contextmanager
-def failures_told(ranks: RankGroup | None) -> Iterator[None]:
-    """Within this context, an error before the ranks have met is told to the others, which otherwise would wait for this one."""
+def propagate_errors(ranks: RankGroup | None) -> Iterator[None]:
+    """Within this context, report an error before the ranks have met to the others, which would wait for this one."""
     try:
         yield
     except BaseException:
@@ -82,15 +84,15 @@ def failures_told(ranks: RankGroup | None) -> Iterator[None]:
         raise
 
 
-def agree(ranks: RankGroup | None, rows: Rows, policy: LossyPolicy) -> None:
+def check_same_call(ranks: RankGroup | None, rows: Rows, policy: LossyPolicy) -> None:
     """Refuse a call of ranks that share their forwards and have not all made it. Raises: `ValueError`, on each of them."""
     if isinstance(ranks, TensorParallelGroup):
         texts = hashlib.sha256(repr((rows.ids[:, : rows.width].tolist(), rows.pads)).encode()).hexdigest()
         ranks.agree((texts, rows.max_length, str(policy)), "prompts, lengths or policies")
 
 
-def led(target: CachedModel, decode: Callable[[], Any]) -> Any:
-    """What `decode` returns; on the first of several ranks, which tells the others of it, or in step with them."""
+def run_on_leader(target: CachedModel, decode: Callable[[], Any]) -> Any:
+    """Return what `decode` returns: the first of several ranks decodes and shares it; FSDP2's run in step."""
     if isinstance(target, LockstepModel):
         return target.group.run(decode)
     if not isinstance(target, LeaderModel):
@@ -108,10 +110,10 @@ def led(target: CachedModel, decode: Callable[[], Any]) -> Any:
     return out
 
 
-def followed(target: CachedModel, ranks: TensorParallelGroup, model: Any, streamer: Any) -> Any:
-    """What the first rank's call returns, on another rank. Raises: `OtherRankFailed`."""
+def run_on_follower(target: CachedModel, ranks: TensorParallelGroup, model: Any, streamer: Any) -> Any:
+    """Run the first rank's forwards on another rank; return its result. Raises: `OtherRankFailed`."""
     assert isinstance(target, RowModel)
-    with torch.no_grad(), without_checkpointing(model, None):
+    with torch.no_grad(), checkpointing_disabled(model, None):
         well = follow(target, ranks)
     if streamer is not None:
         streamer.end()
@@ -121,11 +123,11 @@ def followed(target: CachedModel, ranks: TensorParallelGroup, model: Any, stream
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """A result with its tensors on another device."""
+    """Return a result with its tensors on another device."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, dict):
-        return type(value)(**{name: _moved(its, device) for name, its in value.items()})
+        return type(value)(**{name: _moved(entry, device) for name, entry in value.items()})
     if isinstance(value, tuple | list):
-        return type(value)(_moved(its, device) for its in value)
+        return type(value)(_moved(entry, device) for entry in value)
     return value

@@ -1,4 +1,4 @@
-"""Encoder-decoders in a call: target and draft on caches of rows where that can be, else on Transformers' own, one prompt at a time."""
+"""Encoder-decoders in a call: target and draft on caches of rows if that can be, else on Transformers' own, one prompt at a time."""
 
 import inspect
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from ..models.encoder_decoder import (
 )
 from ..models.introspection import base_of, device_of, learned_positions
 from ..models.quirks.cache_positions import PositionSources
-from .inputs import DROP, cropping, mask_name
+from .model_factory import WITHOUT_POLICY, make_cropping_model, mask_name
 
 
 # What `generate` prepares for a decoder besides, and a cache of rows takes over or does without.
@@ -31,48 +31,43 @@ def attends_to_encoder(model: Any) -> bool:
     return bool(base_of(model).config.is_encoder_decoder) or reads_encoder(model)
 
 
-def encoded_model(
-    model: Any,
-    rows: Rows,
-    model_kwargs: Mapping[str, Any],
-    reason: str | None = None,
-    vocabulary: int | None = None,
-    way_out: str = DROP,
-) -> CachedModel:
-    """`model` on a cache of rows, or one row on Transformers' own.
+def make_encoder_decoder(
+    model: Any, rows: Rows, model_kwargs: Mapping[str, Any], reason: str | None = None, vocabulary: int | None = None, way_out: str = WITHOUT_POLICY
+) -> CachedModel:  # fmt: skip
+    """Put `model` on a cache of rows, or one row on Transformers' own.
 
     Args:
         model_kwargs: as `generate` prepares them, the encoder's output among them. reason: why not rows, if that is known.
-        vocabulary: the target's, of a draft. way_out: as of `cropping`.
+        vocabulary: the target's, of a draft. way_out: as of `make_cropping_model`.
     """
-    reason = reason or _why_not(model, rows, model_kwargs, draft=vocabulary is not None)
-    if reason is not None:
-        return cropping(model, rows, dict(model_kwargs), reason, way_out)
     inputs = {name: model_kwargs[name] for name in INPUTS if model_kwargs.get(name) is not None}
+    reason = reason or _why_not_rows(model, rows, model_kwargs, inputs, is_draft=vocabulary is not None)
+    if reason is not None:
+        return make_cropping_model(model, rows, dict(model_kwargs), reason, way_out)
     return CrossAttentionRowModel(model, len(rows.row_id_list), rows.max_length, vocabulary, inputs=inputs)
 
 
-def _why_not(model: Any, rows: Rows, model_kwargs: Mapping[str, Any], draft: bool) -> str | None:
+def _why_not_rows(
+    model: Any, rows: Rows, model_kwargs: Mapping[str, Any], inputs: dict[str, Any], is_draft: bool
+) -> str | None:
     for name, value in model_kwargs.items():
         if name not in (*INPUTS, *TAKEN) and isinstance(value, torch.Tensor):
             return f"it was given {name}"
-    inputs = {name: model_kwargs[name] for name in INPUTS if model_kwargs.get(name) is not None}
     reason = why_not_encoded_rows(model, inputs)
-    if (
-        reason is not None or draft
-    ):  # a draft that counts otherwise guesses badly, and the guess is verified as any other
+    # A draft that counts otherwise proposes badly, and the proposal is verified as any other.
+    if reason is not None or is_draft:
         return reason
-    if any(rows.pads) and not _passes_over_hidden(model, rows.has_holes):
+    if any(rows.pads) and not _ignores_hidden(model, rows.has_holes):
         return f"its positions count the tokens that {mask_name(model)} hides"
-    if rows.width > 1 and PositionSources.of(model).reads_tokens:
-        padding = base_of(model).config.pad_token_id
-        if padding is not None and bool((rows.ids[:, : rows.width] == padding).any()):
+    padding = base_of(model).config.pad_token_id
+    if rows.width > 1 and PositionSources.of(model).reads_tokens and padding is not None:
+        if bool((rows.ids[:, : rows.width] == padding).any()):
             return "its positions pass over padding in a prompt"
     return None
 
 
-def _passes_over_hidden(model: Any, holes: bool) -> bool:
-    """Whether hidden tokens change no position: of a model that is told positions by its mask, or, but for `holes`, counts distances alone."""
+def _ignores_hidden(model: Any, holes: bool) -> bool:
+    """Return whether hidden tokens change no position: it is told positions by its mask, or, without `holes`, counts distances alone."""
     base, sources = base_of(model), PositionSources.of(model)
     if not holes and not sources.tables and learned_positions(base) is None:
         return True
@@ -82,40 +77,38 @@ def _passes_over_hidden(model: Any, holes: bool) -> bool:
     return places is not None and places[0, 1:].tolist() == [0, 1]
 
 
-def encoder_inputs(
+def encode_for_draft(
     assistant: Any, rows: Rows, inputs_tensor: torch.Tensor | None, model_kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a draft's decoder attends to, for each row of the call: its own encoder's output, or the target's where it has no encoder.
+    """Return what a draft's decoder attends to, for each row of the call: its own encoder's output, or the target's if it has no encoder.
 
-    Raises: `ValueError`, one line, where neither can be had.
+    Raises: `ValueError`, one line, if neither can be had.
     """
     base, device = base_of(assistant), device_of(assistant)
-    own: dict[str, Any] = {}
     if reads_encoder(assistant):
-        own[ENCODED] = model_kwargs[ENCODED]
-        width, known = own[ENCODED][0].shape[-1], base.config.get_text_config(decoder=True).hidden_size
+        encoded = model_kwargs[ENCODED]
+        width, known = encoded[0].shape[-1], base.config.get_text_config(decoder=True).hidden_size
         if width != known:
             raise ValueError(
                 f"the assistant {type(base).__name__} attends to {known} numbers a place, and the target's encoder gives {width}: choose an "
                 "assistant that was made for this encoder"
             )
-        return own
+        return {ENCODED: encoded}
     assert inputs_tensor is not None, "generate gives it to every callable that names it"
-    if not inputs_tensor.is_floating_point() and bool(
-        (inputs_tensor < 0).all()
-    ):  # what `generate` puts in the place of none
+    # `generate` puts negative ids in the place of no input.
+    if not inputs_tensor.is_floating_point() and bool((inputs_tensor < 0).all()):
         raise ValueError(
             "encoder_outputs are the target's alone, and the assistant's encoder needs the input too: pass input_ids=… beside them"
         )
-    encoder, mask = base.get_encoder(), model_kwargs.get("attention_mask")
+    encoder, mask, out = base.get_encoder(), model_kwargs.get("attention_mask"), {}
     inputs = {base.main_input_name: inputs_tensor.to(device)}
-    copies = len(rows.row_id_list) // len(
-        inputs_tensor
-    )  # of each input, by `num_return_sequences`; those of the mask are there already
+    # Of each input, by `num_return_sequences`; those of the mask are there already.
+    copies = len(rows.row_id_list) // len(inputs_tensor)
     if mask is not None:
-        own["attention_mask"] = mask.to(device)
+        out["attention_mask"] = mask.to(device)
         if "attention_mask" in inspect.signature(encoder.forward).parameters:
-            inputs["attention_mask"] = own["attention_mask"][::copies]
+            inputs["attention_mask"] = out["attention_mask"][::copies]
     encoded = encoder(**inputs, return_dict=True)
-    own[ENCODED] = map_tensors(encoded, lambda its: its.repeat_interleave(copies, dim=0)) if copies > 1 else encoded
-    return own
+    if copies > 1:
+        encoded = map_tensors(encoded, lambda tensor: tensor.repeat_interleave(copies, dim=0))
+    return out | {ENCODED: encoded}

@@ -1,0 +1,149 @@
+"""What a user should know of a call that runs: each line is said once."""
+
+import warnings
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from ..artifacts.conditions import read_sampling, read_shaping
+from ..models.int8 import ScaledByToken
+from ..models.introspection import base_of
+from ..policy.policy import LossyPolicy, compute_fingerprint
+from ..validation import listed
+
+
+# Forwards of a probe, and tokens in each; the first half of them is the same everywhere.
+PROBES, WIDTH = 4, 12
+_warned: dict[str, WeakSet[Any]] = {name: WeakSet() for name in ("draft", "training", "quantised")}
+_announced: set[str] = set()
+_doubts: set[tuple[str, ...]] = set()
+# What was found, and of which quantised parts the model was then made: it may be quantised in place after a call.
+_found: WeakKeyDictionary[Any, tuple[frozenset[str], bool | None]] = WeakKeyDictionary()
+
+
+def _warn_once(kind: str, model: Any, line: str, stacklevel: int = 3) -> None:
+    if model not in _warned[kind]:
+        _warned[kind].add(model)
+        warnings.warn(line, UserWarning, stacklevel=stacklevel)
+
+
+def announce(policy: LossyPolicy) -> None:
+    """Say once for each policy that it is lossy."""
+    if not policy.lossless and str(policy) not in _announced:
+        _announced.add(str(policy))
+        warnings.warn(
+            f"{policy}: this policy is lossy; the output may differ from the target's own", UserWarning, stacklevel=6
+        )
+
+
+def warn_of_models(target: Any, assistant: Any) -> None:
+    """Say that a model drafts for itself, and that a model's dropout is on. `assistant`: the draft model or None."""
+    target = base_of(target)
+    draft = None if assistant is None else base_of(assistant)
+    if draft is target:
+        _warn_once(
+            "draft",
+            target,
+            "the target is its own draft, so each drafted token costs what a token of the target costs and nothing is gained: pass a smaller "
+            "model, or hf_lossy_assist.early_exit(target, layers)",
+        )
+    for name, model in (("target", target), ("assistant", draft)):
+        if model is not None and model.training:
+            _warn_once(
+                "training",
+                model,
+                f"the {name} is in training mode, where dropout, if it has any, changes its logits from forward to forward: call eval() on it first",
+            )
+
+
+def warn_of_doubts(policy: LossyPolicy, models: dict[str, Any], config: Any, new_tokens: int) -> None:
+    """Say what differs from the policy, the models and the decoding of the policy's certificate. `new_tokens`: most of this call."""
+    if policy.certificate is None:
+        return
+    decoding = read_sampling(config) | read_shaping(config, bool(config.do_sample)) | {"max_new_tokens": new_tokens}
+    found = policy.certificate.doubts(models, decoding, compute_fingerprint(policy))
+    if found and tuple(found) not in _doubts:
+        _doubts.add(tuple(found))
+        warnings.warn(
+            f"this policy's certificate is of something else: {listed(found)}: it says nothing of this call",
+            stacklevel=2,
+        )
+
+
+def warn_of_shared_scales(policy: LossyPolicy, target: Any, sampling: bool) -> None:
+    """Say that a quantised model makes a lossless policy less than that.
+
+    PyTorch's dynamic quantisation scales a layer's whole input at once, so that a token's logits depend on the tokens after it; other
+    schemes do so for each token by itself, or not at all.
+    """
+    if not policy.lossless:
+        return
+    target = base_of(target)
+    # A companion's distributions decide what is drafted or verified; greedily, the target's choice stands whatever they are.
+    models = {"target": target, "companion": policy.filter.companion_for(target) if sampling else None}
+    for name, model in models.items():
+        model = None if model is None else base_of(model)
+        if model is None or model in _warned["quantised"]:
+            continue
+        line, shares = None, shares_scale(model)
+        if shares is None:
+            line = (
+                f"the {name} is quantised and needs more than tokens, so nobody tried whether tokens behind change its logits: "
+                "if its activations are quantised dynamically, this policy is lossless only up to that"
+            )
+        elif name == "target" and any(isinstance(part, ScaledByToken) for part in model.modules()):
+            line = (
+                "the target computes in int8, which makes more of what attention computes a little differently in a block, so that its text can "
+                "differ from what generate writes: keep it in float where the text has to be the same"
+            )
+        elif shares:
+            effect = (
+                "what a block writes can differ from what generate writes"
+                if name == "target"
+                else "sampling is exact only up to that"
+            )
+            line = (
+                f"the {name}'s activations are quantised by a scale that all tokens of a forward share (dynamic quantisation), so its distributions "
+                f"depend on the tokens behind and {effect}: quantise its weights alone"
+            )
+        if line is not None:
+            _warn_once("quantised", model, line, stacklevel=7)
+
+
+def shares_scale(model: Any) -> bool | None:
+    """Return whether later tokens change a token's logits in this causal model; False for one that is not quantised.
+
+    None for a quantised model that does not run on tokens alone, so that it could not be probed.
+    """
+    parts = _find_quantised_parts(model)
+    if not parts:
+        return False
+    if model not in _found or _found[model][0] != parts:
+        _found[model] = parts, _probe_later_tokens(model)
+    return _found[model][1]
+
+
+def _find_quantised_parts(model: Any) -> frozenset[str]:
+    """Return the classes of a model's modules and parameters that look quantised, by name. Cheap: every call asks."""
+    # (A layer of torch's own says of itself that it cannot be.)
+    kinds = {type(part) for part in (*model.modules(), *model.parameters())} - {NonDynamicallyQuantizableLinear}
+    names = {f"{kind.__module__}.{kind.__name__}" for kind in kinds}
+    marks = {"is_quantized"} if getattr(model, "is_quantized", False) else set()
+    return frozenset(marks | {name for name in names if "quant" in name.lower() or "torchao" in name})
+
+
+@torch.no_grad()
+def _probe_later_tokens(model: Any) -> bool | None:
+    table, config = model.get_input_embeddings().weight, model.config
+    size = min(config.get_text_config(decoder=True).vocab_size, 1000)
+    ids = torch.arange(PROBES * WIDTH, device=table.device).view(PROBES, 1, WIDTH) * 31 % size
+    ids[:, :, : WIDTH // 2] = ids[:1, :, : WIDTH // 2]
+    names = ("input_ids", "decoder_input_ids") if config.is_encoder_decoder else ("input_ids",)
+    fixed = dict.fromkeys(names[:-1], ids[0])  # an encoder's tokens may all look at each other
+    try:
+        first = [model(**fixed, **{names[-1]: one}).logits[0, : WIDTH // 2].float() for one in ids]
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+        return None  # it needs more than tokens
+    return any(float((one - first[0]).abs().max()) > 1e-4 * float(first[0].abs().max()) for one in first[1:])

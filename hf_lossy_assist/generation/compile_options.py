@@ -1,0 +1,120 @@
+"""How a call asks for compiled rounds, and which pairs `warmup` found faster compiled, for calls that ask for nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from transformers import CompileConfig
+
+from ..batch.logits_processing import Processing
+from ..batch.rows import Rows
+from ..models.compiled.compilation import Compilation
+from ..policy.policy import LossyPolicy
+from ..stops import DraftStop
+from ..validation import shown
+
+
+STATIC = "static"
+COMPILE_SETTINGS = ("cache_implementation", "compile_config", "disable_compile")
+
+
+def make_compilation(
+    cache_implementation: Any, compile_config: Any, disable_compile: Any = None
+) -> Compilation | None:
+    """Return what `cache_implementation="static"` and `compile_config=` ask for, or None; `disable_compile=True` takes both back.
+
+    Raises: `TypeError`, one line, if `compile_config` is no `CompileConfig`.
+    """
+    if compile_config is not None and not isinstance(compile_config, CompileConfig | Mapping):
+        raise TypeError(f"compile_config: expected a transformers.CompileConfig, got {shown(compile_config)}")
+    if disable_compile or (cache_implementation != STATIC and compile_config is None):
+        return None
+    given = CompileConfig() if compile_config is None else compile_config
+    if isinstance(given, Mapping):  # as a generation config's file has it
+        given = CompileConfig(**given)
+    return Compilation(
+        backend=given.backend,
+        mode=given.mode if given.backend == "inductor" and given.options is None else None,
+        # A graph for each shape, of which there are few, unless dynamic ones are asked for.
+        dynamic=bool(given.dynamic),
+        options=tuple((given.options or {}).items()),
+    )
+
+
+@dataclass(frozen=True)
+class GraphKey:
+    """Of calls that run the same graphs, but for the number of rows and the length of the text."""
+
+    policy: str
+    stop: str
+    sampling: bool
+    processors: tuple[str, ...]
+
+    @classmethod
+    def of(cls, policy: LossyPolicy, stop: DraftStop, processing: Processing, sampling: bool) -> "GraphKey":
+        processors = [f"{type(p).__name__}({shown(vars(p), 1000)})" for p in processing.processors]
+        return cls(str(policy), str(stop), sampling, tuple(processors))
+
+
+@dataclass(frozen=True)
+class WarmedUp:
+    """What `warmup` compiled and found faster than eager rounds."""
+
+    compilation: Compilation
+    max_lengths: dict[int, int]  # by the number of rows, the tokens of the longest text
+
+
+_warmed_up: WeakKeyDictionary[Any, dict[tuple[Any, GraphKey], WarmedUp]] = WeakKeyDictionary()
+
+
+def remember(target: Any, draft: Any, key: GraphKey, compilation: Compilation, rows: int, length: int) -> None:
+    """Have later calls of this key, number of rows and up to this length run compiled."""
+    of_target = _warmed_up.setdefault(target, {})
+    before = of_target.get((ref(draft), key))
+    known = before.max_lengths if before is not None and before.compilation == compilation else {}
+    of_target[ref(draft), key] = WarmedUp(compilation, {**known, rows: max(length, known.get(rows, 0))})
+
+
+def forget(target: Any, draft: Any, key: GraphKey, rows: int) -> None:
+    """Have later calls of this key and number of rows run eagerly."""
+    known = _warmed_up.get(target, {}).get((ref(draft), key))
+    if known is not None:
+        known.max_lengths.pop(rows, None)
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How a runner was asked to compile.
+
+    Args:
+        compilation: how rounds are compiled; None: nobody asked.
+        automatic: calls for which nobody asked run as `warmup` found them to be faster.
+    """
+
+    compilation: Compilation | None
+    automatic: bool
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any]) -> "CompileOptions":
+        """`settings`: by the names in `COMPILE_SETTINGS`."""
+        found = make_compilation(**settings)
+        return cls(found, found is None and not settings["disable_compile"])
+
+    def for_call(
+        self, config: Any, target: Any, draft: Any, rows: Rows, *key: Any
+    ) -> tuple[Compilation | None, tuple[int, ...] | None]:
+        """Return how the rounds of a call are compiled, and for which numbers of rows; nothing is compiled that nobody asked for.
+
+        config: the call's generation config, which counts if it does not come through `enable`. key: the arguments of `GraphKey.of`.
+        """
+        if not self.automatic:
+            return self.compilation, None
+        at_call = CompileOptions.parse({name: getattr(config, name, None) for name in COMPILE_SETTINGS})
+        if at_call.compilation is not None or not at_call.automatic:
+            return at_call.compilation, None
+        of_target = _warmed_up.get(target)
+        known = of_target.get((ref(draft), GraphKey.of(*key))) if of_target and draft is not None else None
+        if known is None or rows.max_length > known.max_lengths.get(len(rows.row_id_list), 0):
+            return None, None
+        return known.compilation, tuple(sorted(known.max_lengths))

@@ -1,0 +1,282 @@
+"""The inputs of one call: names, prompts, masks and caches that cannot be used are refused by name, before a model trips over them."""
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationConfig, GenerationMixin
+from transformers.cache_utils import StaticLayer
+
+from ..models.compat import CACHE, CACHE_NAMES, passed_as
+from ..models.distributed.sharded import is_one_of_several
+from ..models.introspection import base_of, device_of, tokens_known, vocabulary_of
+from ..models.multimodal import is_multimodal
+from ..models.probe import crops, keeps_states_alone, why_not_rows
+from ..validation import check_int, shown
+from .arguments import Settings, check_types, refuse_modes
+
+
+GENERATE = set(inspect.signature(GenerationMixin.generate).parameters)
+# What `generate` takes beyond its signature, the generation config and the model's forward.
+OTHERS = {
+    "tokenizer",
+    "assistant_tokenizer",
+    "input_ids",
+    "inputs_embeds",
+    "attention_mask",
+    "trust_remote_code",
+    *CACHE_NAMES,
+}
+# What a decoder on a `RowCache` may be given by `generate`.
+TEXT_INPUTS = {"attention_mask", "position_ids", CACHE, "use_cache", "logits_to_keep", "token_type_ids"}
+
+
+def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
+    """Refuse what this loop cannot do, before Transformers prepares anything. Raises `ValueError` or `TypeError`."""
+    settings, decoder_only = Settings(kwargs, config), not base_of(model).config.is_encoder_decoder
+    ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
+    _refuse_unknown(model, kwargs, config)
+    check_types(settings)
+    refuse_modes(settings)
+    _refuse_values(kwargs, settings)
+    begin = settings["bos_token_id"]
+    if ids is None and decoder_only and (begin is None or isinstance(begin, list | tuple) or begin < 0):
+        raise ValueError("there is no prompt, and the target has no BOS token to start from: pass input_ids=…")
+    _refuse_tokens(model, ids, kwargs)
+    _refuse_cache(kwargs, decoder_only)
+    if decoder_only:
+        # Under the names that the caller used, and before an image is encoded for nothing.
+        others = find_other_inputs(kwargs, config)
+        if others and why_not_rows(model) is None and not is_multimodal(model):
+            refuse_extra_inputs(others)
+    if isinstance(ids, torch.Tensor) and model.main_input_name == "input_ids":
+        refuse_mask(ids, kwargs.get("attention_mask"), decoder_only)
+    new, limit, copies = settings["max_new_tokens"], settings["max_length"], settings["num_return_sequences"] or 1
+    if new is not None:
+        check_int("max_new_tokens", new, 1)
+    elif ids is not None and decoder_only and limit is not None and limit <= ids.shape[1]:
+        raise ValueError(
+            f"max_length={limit} leaves no room behind a prompt of {ids.shape[1]} tokens: pass max_new_tokens=…"
+        )
+    if kwargs.get("streamer") is not None and ids is not None and copies * len(ids) > 1:
+        raise ValueError("a streamer serves one row; pass prompts one by one, or leave streamer out")
+
+
+def _refuse_unknown(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
+    known = GENERATE | set(vars(config)) | OTHERS
+    # Whisper's `generate` has arguments of its own.
+    for call in (model.forward, model.prepare_inputs_for_generation, type(model).generate):
+        known |= set(inspect.signature(call).parameters)
+    known -= {"self", "kwargs", "args"}
+    for name, value in kwargs.items():
+        if name not in known and not name.startswith("decoder_") and value is not None:
+            # `cache`: as newer ones than this Transformers call it.
+            close = [CACHE] if name == "cache" else difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ": leave it out"
+            raise TypeError(f"generate: this model takes no argument {shown(name)}{hint}")
+
+
+def _refuse_values(kwargs: dict[str, Any], settings: Settings) -> None:
+    """Refuse values that the table of arguments cannot judge, for they depend on others."""
+    if kwargs.get("custom_generate") is not None:
+        raise ValueError("lossy_policy and custom_generate are both decoding loops: pass one of them")
+    if kwargs.get("inputs") is not None and kwargs.get("input_ids") is not None:
+        raise ValueError("inputs and input_ids are two names of the prompt: pass one of them")
+    if kwargs.get("inputs_embeds") is not None:
+        raise ValueError("lossy_policy needs token ids: pass input_ids=… in place of inputs_embeds=…")
+    if kwargs.get("position_ids") is not None:
+        raise ValueError("lossy_policy works positions out from attention_mask, got position_ids: leave them out")
+    if not (kwargs.get("logits_to_keep") is None or type(kwargs["logits_to_keep"]) is int):
+        raise TypeError("lossy_policy decides which logits a forward computes: leave logits_to_keep out")
+    if kwargs.get("synced_gpus") and not is_one_of_several():
+        raise ValueError("synced_gpus=True keeps several processes in step, and this is the only one: leave it out")
+    copies = settings["num_return_sequences"] or 1
+    if copies > 1 and not settings["do_sample"]:
+        raise ValueError(f"num_return_sequences={copies} would be {copies} equal greedy texts: pass do_sample=True")
+
+
+# -- tensors --------------------------------------------------------------------------------------------------------------
+
+
+def _refuse_tokens(model: Any, ids: Any, kwargs: dict[str, Any]) -> None:
+    """Refuse token ids that are none, or that the model has no embedding of."""
+    if ids is not None and model.main_input_name == "input_ids":
+        refuse_prompt(model, ids)
+    for name in ("decoder_input_ids", "token_type_ids"):
+        if kwargs.get(name) is not None:
+            _refuse_ids(name, kwargs[name])
+    if kwargs.get("decoder_input_ids") is not None:
+        _refuse_outside("decoder_input_ids", kwargs["decoder_input_ids"], "decoder", vocabulary_of(model))
+
+
+def refuse_prompt(model: Any, ids: Any) -> None:
+    """Refuse `input_ids` (B, length) that the target cannot embed."""
+    _refuse_ids("input_ids", ids)
+    device = device_of(model)
+    if device.type != "meta" and ids.device.type not in ("cpu", device.type):
+        raise ValueError(f"input_ids are on {ids.device}, the target on {device}: move them with .to({str(device)!r})")
+    _refuse_outside("input_ids", ids, "target", tokens_known(model))
+
+
+def _refuse_ids(name: str, ids: Any) -> None:
+    """Refuse what is no dense tensor (B, length) of whole numbers."""
+    expected = f"{name}: expected a tensor of shape (batch, length), got {type(ids).__name__}"
+    if isinstance(ids, Mapping):
+        raise TypeError(f"{expected}, all that a tokenizer returned: unpack it, generate(**inputs, …)")
+    if not isinstance(ids, torch.Tensor):
+        raise TypeError(f"{expected}; pass return_tensors='pt' to the tokenizer")
+    if ids.is_nested:
+        raise ValueError(
+            f"{name}: expected a dense tensor of shape (batch, length), got a nested one: pad it, tokenizer(…, padding=True)"
+        )
+    fits = ids.dim() == 2 and ids.dtype in (torch.int64, torch.int32) and ids.layout == torch.strided
+    if not fits or ids.numel() == 0:
+        raise ValueError(
+            f"{name}: expected whole numbers of shape (batch, length), got {ids.dtype} of shape {tuple(ids.shape)}"
+        )
+
+
+def _refuse_outside(name: str, ids: torch.Tensor, owner: str, size: int) -> None:
+    """Refuse tokens that a vocabulary of `size` does not have."""
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0 or highest >= size:
+        outside = lowest if lowest < 0 else highest
+        raise ValueError(f"{name}: token {outside} is outside the {owner}'s vocabulary of {size}")
+
+
+def refuse_mask(ids: torch.Tensor, mask: Any, ends_in_text: bool = True, name: str = "attention_mask") -> None:
+    """Refuse a mask (B, width) that is not one of `ids`; with `ends_in_text` one that hides a row's last token."""
+    if mask is None:
+        return
+    if not isinstance(mask, torch.Tensor):
+        raise TypeError(f"{name}: expected a tensor of shape (batch, length), got {type(mask).__name__}")
+    if mask.is_nested:
+        raise ValueError(f"{name}: expected a dense tensor of shape {tuple(ids.shape)}, got a nested one")
+    if mask.device.type not in ("cpu", ids.device.type):
+        raise ValueError(
+            f"{name} is on {mask.device}, input_ids on {ids.device}: move it with .to({str(ids.device)!r})"
+        )
+    if tuple(mask.shape) != tuple(ids.shape):
+        raise ValueError(f"{name} has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}: they must agree")
+    if mask.layout != torch.strided or mask.is_complex():
+        raise ValueError(f"{name}: expected a dense tensor of 0 and 1, got {mask.dtype} ({mask.layout})")
+    hidden = mask == 0
+    # One device sync for all three, (3, B).
+    last, whole, other = torch.stack([hidden[:, -1], hidden.all(dim=1), (~hidden & (mask != 1)).any(dim=1)]).tolist()
+    if any(other):
+        raise ValueError(f"{name}: expected 1 for a token and 0 for one that does not count, got other numbers")
+    if any(whole):
+        raise ValueError(f"{name} hides all of row {whole.index(True)}: every row needs a token")
+    if ends_in_text and any(last):
+        raise ValueError(
+            f"{name} hides the last token of row {last.index(True)}: pad on the left (tokenizer.padding_side='left')"
+        )
+
+
+def find_other_inputs(kwargs: dict[str, Any], config: GenerationConfig) -> dict[str, Any]:
+    """Return what a caller gives a model beside text, by name."""
+    settings = GENERATE | set(vars(config)) | OTHERS | TEXT_INPUTS
+    return {name: value for name, value in kwargs.items() if value is not None and name not in settings}
+
+
+def refuse_extra_inputs(model_kwargs: dict[str, Any]) -> None:
+    """Refuse inputs other than text, such as images, for a model that runs on a `RowCache`."""
+    for name, value in model_kwargs.items():
+        if name == "mm_encoder_outputs" and isinstance(value, dict):
+            # `generate` hands one to every model that could see, empty for a text; what it encoded itself stands in it by kind.
+            kinds = [kind for kind, encoded in value.items() if encoded is not None]
+            name, value = f"{' and '.join(kinds)} inputs", kinds or None
+        if name not in TEXT_INPUTS and value is not None:
+            raise ValueError(
+                f"lossy_policy handles text alone, and the model was also given {name}: leave {name} or lossy_policy out"
+            )
+
+
+# -- a cache that the caller passes ---------------------------------------------------------------------------------------
+
+
+def _refuse_cache(kwargs: dict[str, Any], decoder_only: bool) -> None:
+    """Refuse what is no cache, or none that can be rolled back."""
+    name = passed_as(kwargs)
+    if name is None:
+        return
+    cache = kwargs[name]
+    if not isinstance(cache, Cache):
+        raise TypeError(f"{name}: expected a Cache such as DynamicCache, got {type(cache).__name__}")
+    _refuse_uncroppable(cache, name)
+    if decoder_only and isinstance(cache, EncoderDecoderCache):
+        raise TypeError(f"{name}: an EncoderDecoderCache is for encoder-decoders; pass a DynamicCache")
+
+
+def _refuse_uncroppable(cache: Any, name: str) -> None:
+    """Refuse a cache, passed by this name, whose last tokens cannot be forgotten again."""
+    layers = _find_layers(cache)
+    # They have DynamicLayer's `crop`, which cuts the last tokens alone that are not quantised yet.
+    kinds = [type(layer) for layer in layers if any("Quantized" in kind.__name__ for kind in type(layer).__mro__)]
+    # One with a window, unless the whole text fits into it.
+    kinds += [type(layer) for layer in layers if isinstance(layer, StaticLayer) and not layer.is_croppable]
+    rolled_back, other = "cannot be rolled back, as a cache must be here", "pass a DynamicCache, or "
+    if keeps_states_alone(cache):
+        reason, other = f"a {type(cache).__name__} of recurrent states alone {rolled_back}", ""
+    elif not crops(cache):
+        reason = f"a {type(cache).__name__} {rolled_back}"
+    elif kinds:
+        reason = f"a cache of {kinds[0].__name__}s {rolled_back}"
+    else:
+        return
+    raise ValueError(f"{name}: {reason}: {other}leave it out")
+
+
+def _find_layers(cache: Any) -> list[Any]:
+    """Return the layers that hold a text's keys and values."""
+    return getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or []
+
+
+def check_passed_cache(model: Any, cache: Any, input_ids: torch.Tensor, longest: int, name: str) -> None:
+    """Refuse a cache of other rows or another model, one that holds as much as the text, or one that is too small.
+
+    `longest`: what the text may come to, in tokens. `name`: by which the cache was passed.
+    """
+    _refuse_uncroppable(cache, name)
+    base, layers = base_of(model), _find_layers(cache)
+    if base.config.is_encoder_decoder and not isinstance(cache, EncoderDecoderCache):
+        # Such a model would write both attentions' states into one cache, one behind the other.
+        raise ValueError(
+            f"{name}: {type(base).__name__} is an encoder-decoder and keeps two caches: pass "
+            f"EncoderDecoderCache(DynamicCache(), DynamicCache()), got a {type(cache).__name__}"
+        )
+    keys = [layer.keys for layer in layers if getattr(layer, "keys", None) is not None and layer.keys.dim() == 4]
+    rows = {key.shape[0] for key in keys} - {len(input_ids)}
+    if rows:
+        raise ValueError(f"{name} holds {rows.pop()} rows, input_ids has {len(input_ids)}: they must agree")
+    config = base.config.get_text_config(decoder=True)
+    for i, (layer, expected) in enumerate(zip(layers, DynamicCache(config=config).layers, strict=False)):
+        window, seen = getattr(layer, "sliding_window", None), getattr(expected, "sliding_window", None)
+        if window is not None and window != seen:  # as one made by another model's config has it
+            sees = "the whole text" if seen is None else f"{seen} tokens"
+            raise ValueError(
+                f"{name} keeps {window} tokens in layer {i}, where the target sees {sees}: pass DynamicCache(config=model.config)"
+            )
+    if len(keys) > config.num_hidden_layers:
+        raise ValueError(
+            f"{name} holds {len(keys)} layers, the target has {config.num_hidden_layers}: pass a cache of this model's"
+        )
+    static = [layer for layer in layers if isinstance(layer, StaticLayer)]
+    other = {layer.keys.dtype for layer in static if getattr(layer, "keys", None) is not None} - {base.dtype}
+    if other and not torch.is_autocast_enabled(
+        base.device.type
+    ):  # Transformers' loop ends there in an error of dtypes
+        raise ValueError(
+            f"{name} is laid out in {str(other.pop()).removeprefix('torch.')} and the target computes in {str(base.dtype).removeprefix('torch.')}: "
+            "pass a cache of this model's"
+        )
+    room = min((layer.max_cache_len for layer in static), default=longest)
+    if room < longest - 1:  # the last token is never written
+        raise ValueError(f"{name} has room for {room} tokens, and this text may come to {longest}: pass a larger one")
+    held = int(cache.get_seq_length())
+    if held >= input_ids.shape[1] and not base.config.is_encoder_decoder:  # counted with padding, as `generate` does
+        raise ValueError(
+            f"{name} holds {held} tokens, input_ids has {input_ids.shape[1]}: pass the whole text, old and new"
+        )

@@ -1,0 +1,191 @@
+"""More than text in a call: what `generate` prepared for the target, and what the caller passed for a draft that reads it too."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationMixin
+
+from ..batch.rows import Rows
+from ..batch.token_types import types_for
+from ..models.cached_model import REPEATED, ZERO
+from ..models.compat import CACHE, CACHE_NAMES
+from ..models.early_exit import leaves_early
+from ..models.introspection import base_of
+from ..models.multimodal import MultimodalRowModel, Prompt, is_multimodal, why_not_prompt
+from ..models.probe import FAILURES, may_read_at_once, why_not_rows
+from ..models.recurrent.layers import keeps_states
+from ..validation import one_line
+from .input_checks import TEXT_INPUTS
+from .model_factory import refuse_positions, set_columns
+
+
+TYPES = (*REPEATED, *ZERO)  # zeros for text
+
+
+@dataclass(frozen=True)
+class MultimodalPrompt:
+    """What a call's target is given beside the text, and its draft can be.
+
+    Args:
+        prompt: the target's.
+        inputs: what the caller passed to `generate`, by name; None: the call came without this package's `generate`.
+    """
+
+    prompt: Prompt
+    inputs: Mapping[str, Any] | None
+
+    def of(self, model: Any, target: Any, rows: Rows) -> Prompt | None:
+        """Return the prompt of a call's model; None for one that reads text alone.
+
+        Raises: `ValueError`, one line, for a draft that cannot be given what the target is given.
+        """
+        if model is target or leaves_early(model, target):
+            return self.prompt
+        if not takes_multimodal(model):
+            return None
+        name, inputs = type(base_of(model)).__name__, self.inputs
+        if inputs is None and not find_non_text(self.prompt.given):
+            inputs = {"input_ids": self.prompt.ids, "attention_mask": self.prompt.mask}
+        if inputs is None:
+            raise ValueError(
+                f"{name} drafts from the same images, which custom_generate is not handed: pass lossy_policy=… to the enabled model's generate"
+            )
+        try:
+            return _prepare(base_of(model), rows, inputs)
+        except FAILURES as error:
+            raise ValueError(
+                f"the draft {name} cannot be given what the target is given ({one_line(error, 200)}): pass a draft of the target's family, or one "
+                "that reads text alone"
+            ) from error
+
+
+def attach_inputs(
+    model: Any, rows: Rows, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], inputs: Mapping[str, Any] | None
+) -> None:
+    """Give `rows` what a decoder is given beside the ids: a multimodal prompt, or the types of a text's tokens.
+
+    Args:
+        model_kwargs: as `generate` prepared them. inputs: as of `MultimodalPrompt`.
+
+    Raises: `ValueError`, one line, for a prompt that ends in a token of an image's.
+    """
+    prompt = _find_prompt(model, rows, input_ids, model_kwargs)
+    if prompt is None:
+        rows.token_types = types_for(model, rows, model_kwargs.get("token_type_ids"), input_ids)
+    else:
+        rows.multimodal = MultimodalPrompt(prompt, inputs)
+
+
+def _find_prompt(model: Any, rows: Rows, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> Prompt | None:
+    """Return the target's prompt if there is more than text in it."""
+    if not takes_multimodal(model):
+        return None
+    given = _without_cache(model_kwargs)
+    types = {name: given[name] for name in TYPES if given.get(name) is not None}
+    for name, values in types.items():
+        if values.shape != input_ids.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(values.shape)}, input_ids {tuple(input_ids.shape)}: they must agree"
+            )
+    is_text = not find_non_text(given) and not any(bool(values.any()) for values in types.values())
+    if is_text and why_not_rows(model) is None:
+        return None
+    _refuse_end(model, input_ids, given)
+    prompt = Prompt(rows.ids[:, : rows.width], given)
+    # One row of a text may go on on a cache of Transformers'.
+    return None if is_text and why_not_prompt(model, prompt, rows.max_length) is not None else prompt
+
+
+def takes_multimodal(model: Any) -> bool:
+    """Return whether a model takes more than text, and can be probed on it."""
+    return is_multimodal(model) and may_read_at_once(model)
+
+
+def find_non_text(given: Mapping[str, Any]) -> list[str]:
+    """Return the names of those inputs that are no text."""
+    return [
+        name
+        for name, value in given.items()
+        # `generate` hands `mm_encoder_outputs` to every model that could see, empty for a text.
+        if name not in (*TEXT_INPUTS, *TYPES)
+        and value is not None
+        and not (isinstance(value, dict) and all(entry is None for entry in value.values()))
+    ]
+
+
+def resume_from_cache(
+    model: Any, rows: Rows, mask: torch.Tensor | None, positions: torch.Tensor | None
+) -> MultimodalRowModel:
+    """Return a model for a cache that may hold images: `positions` (…, 1 or B, width) of the text after them may lag behind its tokens.
+
+    Raises: `ValueError`, one line, for positions that do not lag by the same number.
+    """
+    out = MultimodalRowModel(None, model, len(rows.row_id_list), rows.max_length)
+    set_columns(out, rows)
+    if positions is not None:
+        seen = torch.ones_like(rows.ids[:, : rows.width]) if mask is None else mask.ne(0).long()
+        lag = positions[..., -1:] - seen.sum(dim=1, keepdim=True).to(positions.device) + 1
+        refuse_positions(rows.ids[:, : rows.width], mask, positions - lag)
+        out.offset = lag.expand(*lag.shape[:-2], len(rows.row_id_list), 1) if bool(lag.any()) else None
+    return out
+
+
+def refuse_unrowed(model: Any, model_kwargs: Mapping[str, Any], reason: str) -> None:
+    """Refuse more than text if the target does not run on a cache of rows, for this `reason`: nobody has probed how it goes on there."""
+    if is_multimodal(model) and find_non_text(_without_cache(model_kwargs)):
+        raise ValueError(
+            f"{type(base_of(model)).__name__} is given more than text, and cannot be decoded in rows ({reason}): leave lossy_policy out"
+        )
+
+
+def refuse_unread(model: Any, rows: Rows, cache: Any, name: str) -> None:
+    """Refuse an empty cache, passed by this name, for a prompt that must be read at once: what is passed is filled piece by piece."""
+    at_once = why_not_rows(model) is not None or keeps_states(model)
+    if rows.multimodal is not None and at_once and not int(cache.get_seq_length()):
+        raise ValueError(
+            f"{name} is empty, and {type(base_of(model)).__name__} reads a prompt at once: leave it out, and go on with the output's"
+        )
+
+
+def _refuse_end(model: Any, input_ids: torch.Tensor, given: Mapping[str, Any]) -> None:
+    """Refuse prompts whose last token stands for a piece of an image, for a round begins by reading it as text."""
+    config, types = base_of(model).config, given.get("mm_token_type_ids")
+    names = [f"{kind}_token_{what}" for kind in ("image", "video", "audio") for what in ("id", "index")]
+    ids = [token for token in (getattr(config, name, None) for name in names) if isinstance(token, int)]
+    last = torch.isin(input_ids[:, -1], torch.tensor(ids, dtype=input_ids.dtype, device=input_ids.device))
+    if types is not None:
+        last = last | types[:, -1].to(last.device).ne(0)
+    if bool(last.any()):
+        raise ValueError(
+            f"row {int(last.nonzero()[0])} ends with a piece of an image, and a prompt must end with text: put a token behind it"
+        )
+
+
+def _without_cache(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name not in (CACHE, *CACHE_NAMES)}
+
+
+def _prepare(base: Any, rows: Rows, inputs: Mapping[str, Any]) -> Prompt:
+    """Return what `generate` prepares for another model from the caller's inputs."""
+    taken = set(inspect.signature(base.forward).parameters) - {"inputs_embeds", "position_ids", CACHE, *CACHE_NAMES}
+    given = {name: value for name, value in inputs.items() if name in taken and value is not None}
+    given.setdefault("input_ids", inputs.get("inputs"))
+    given = {
+        name: value.to(base.device) if isinstance(value, torch.Tensor) else value for name, value in given.items()
+    }
+    copies = len(rows.row_id_list) // len(given["input_ids"])
+    found: list[Prompt] = []
+
+    def record(model: Any, input_ids: torch.Tensor, *args: Any, **prepared: Any) -> torch.Tensor:
+        for name in ("logits_processor", "stopping_criteria", "generation_config"):
+            prepared.pop(name, None)
+        found.append(Prompt(input_ids, _without_cache(prepared)))
+        return input_ids
+
+    settings = {"max_new_tokens": 1, "do_sample": copies > 1, "num_return_sequences": copies, "num_beams": 1}
+    generate = getattr(type(base), "generate", GenerationMixin.generate)
+    generate(base, **given, **settings, custom_generate=record)
+    return found[0]

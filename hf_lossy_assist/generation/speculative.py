@@ -1,0 +1,173 @@
+"""A call with a policy: Transformers' own `generate`, given a `Runner` as its decoding loop.
+
+So prompts, processors, criteria and special tokens are prepared by Transformers. What it finds wrong with them is one line here.
+"""
+
+import copy
+import inspect
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
+from transformers.generation import StopStringCriteria, logits_process
+
+from ..batch.object_states import LIBRARIES
+from ..drafters.base import apart
+from ..models.compat import passed_as
+from ..models.distributed.sharded import RankGroup
+from ..policy.policy import LossyPolicy
+from ..validation import one_line, shown
+from .call_warnings import announce, warn_of_shared_scales
+from .compile_options import COMPILE_SETTINGS
+from .distributed_call import find_ranks, propagate_errors
+from .draft_settings import DRAFT_SETTINGS, FROM_STATES, LONGEST_NGRAM, WITHOUT_MODEL, read_draft_settings
+from .input_checks import refuse_arguments
+from .output import add_report
+from .runner import Runner
+
+
+PACKAGE = Path(__file__).resolve().parent.parent
+PROCESSORS = Path(logits_process.__file__).resolve()
+
+
+def name_arguments(generate: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return all arguments of a call of the method `generate`, by name; one that takes `*args` hands them on to Transformers'.
+
+    Raises: `TypeError`, one line as Python's, for an argument given twice and for too many.
+    """
+    names: list[str] = []
+    for parameter in inspect.signature(generate).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += list(inspect.signature(GenerationMixin.generate).parameters)[len(names) :]
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            break
+        names.append(parameter.name)
+    placed = names[1:][: len(args)]  # but for the model
+    if len(placed) < len(args):
+        raise TypeError(f"generate: expected at most {len(placed)} arguments by place, got {len(args)}")
+    for name in placed:
+        if name in kwargs:
+            raise TypeError(f"generate() got multiple values for argument {name!r}: by its place and by name")
+    return dict(zip(placed, args, strict=True)) | kwargs
+
+
+def speculative_generate(model: Any, policy: LossyPolicy, runner_type: type[Runner] = Runner, **kwargs: Any) -> Any:
+    """Do what an enabled model's `generate(..., lossy_policy=policy)` does; keyword arguments are those of `generate`."""
+    synced = kwargs.get("synced_gpus")
+    ranks = find_ranks(model, synced if isinstance(synced, bool) else None)
+    with propagate_errors(ranks):
+        runner, kwargs = _prepare(model, policy, runner_type, ranks, **kwargs)
+        with one_line_errors(begun=lambda: runner.called, streamer=runner.streamer):
+            out = type(model).generate(model, custom_generate=runner, **kwargs)
+        return add_report(out, runner.reports)
+
+
+def _prepare(
+    model: Any, policy: LossyPolicy, runner_type: type[Runner], ranks: RankGroup | None, **kwargs: Any
+) -> tuple[Runner, dict[str, Any]]:
+    """Check a call and return its runner, and the arguments that are left for Transformers."""
+    given, generator, drafter = (kwargs.pop(name, None) for name in ("generation_config", "generator", "drafter"))
+    if given is not None and not isinstance(given, GenerationConfig):
+        raise TypeError(f"generation_config: expected a GenerationConfig, got {type(given).__name__}")
+    # For reading: as Transformers has it, what a given config leaves open comes from the model's own.
+    with one_line_errors(begun=lambda: False):
+        config = copy.deepcopy(given) if given is not None else GenerationConfig()
+        config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
+        refuse_arguments(model, kwargs, config)
+    sampling = bool(kwargs.get("do_sample", config.do_sample))
+    assistant, drafter = apart(kwargs.pop("assistant_model", None), drafter)
+    ways = _read_ways(kwargs, given, config, model.generation_config, assistant is None and drafter is None)
+    runner = runner_type(
+        policy,
+        assistant=assistant,
+        streamer=kwargs.get("streamer"),
+        tokenizer=kwargs.pop("tokenizer", None),
+        assistant_tokenizer=kwargs.pop("assistant_tokenizer", None),
+        settings=read_draft_settings(given, model.generation_config)
+        | {name: kwargs.pop(name) for name in DRAFT_SETTINGS if name in kwargs}
+        | {name: kwargs.get(name, getattr(config, name, None)) for name in COMPILE_SETTINGS},
+        generator=generator,
+        drafter=drafter,
+    )
+    runner.checked = runner.validate(model, None, ways, ranks=ranks, cache_name=passed_as(kwargs), inputs=dict(kwargs))
+    policy.rule.check_mode(sampling)
+    announce(policy)
+    warn_of_shared_scales(policy, model, sampling)
+
+    stop_strings = kwargs.get("stop_strings", config.stop_strings)
+    if stop_strings is not None:
+        if runner.tokenizer is None:
+            raise ValueError("stop_strings=… needs the tokenizer to find them: pass tokenizer=… to generate as well")
+        criteria = kwargs.pop("stopping_criteria", None) or []
+        kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, stop_at(stop_strings, runner.tokenizer)])
+    # A way to draft must not make Transformers choose its assisted mode before the runner is reached.
+    kwargs |= dict.fromkeys((*WITHOUT_MODEL, *FROM_STATES, "stop_strings", *COMPILE_SETTINGS))
+    given = copy.deepcopy(given)
+    for name in [name for name in kwargs if hasattr(given, name)]:
+        # Handing Transformers a config and settings is deprecated and warns, so they join the config; but a None that the
+        # model's own config would fill must stay at the call.
+        if kwargs[name] is not None or getattr(model.generation_config, name, None) is None:
+            setattr(given, name, kwargs.pop(name))
+    return runner, kwargs | {"generation_config": given}
+
+
+def _read_ways(
+    kwargs: dict[str, Any], given: Any, config: GenerationConfig, model_config: GenerationConfig, alone: bool
+) -> dict[str, Any]:
+    """Return the settings that `choose_draft` takes. `alone`: the call passes no assistant and no drafter."""
+    # What the model's config says does not take the place of what the call drafts with.
+    source = config if alone else given
+    ways = {name: kwargs[name] if name in kwargs else getattr(source, name, None) for name in WITHOUT_MODEL}
+    for name in FROM_STATES:
+        ways[name] = getattr(given, name, None) if kwargs.get(name) is None else kwargs[name]
+    if alone and all(value is None for value in ways.values()):
+        ways["use_mtp"] = getattr(model_config, "use_mtp", None)
+    return ways | {LONGEST_NGRAM: kwargs.get(LONGEST_NGRAM, getattr(config, LONGEST_NGRAM, None))}
+
+
+def stop_at(texts: Any, tokenizer: Any) -> StopStringCriteria:
+    """Return Transformers' criterion. Raises: `ValueError` for a tokenizer whose tokens it cannot tell apart."""
+    if len(texts) == 0:
+        raise ValueError(f"stop_strings: expected a text or a list of texts, got {shown(texts)}: leave it out")
+    try:
+        return StopStringCriteria(tokenizer, texts)
+    except (ValueError, LookupError) as error:
+        raise ValueError(
+            f"stop_strings: Transformers cannot look for texts among the tokens of this {type(tokenizer).__name__} ({one_line(error)}): "
+            "leave it out, or stop with stopping_criteria=…"
+        ) from error
+
+
+@contextmanager
+def one_line_errors(begun: Callable[[], bool], streamer: Any = None) -> Iterator[None]:
+    """Within this context, what Transformers raises before `begun()`, and its processors at any time, is a refusal of one line.
+
+    What this package raises, what the caller's code raises (its `streamer` at any time), and what says that memory is out stay as they are.
+    """
+    try:
+        yield
+    except (Warning, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        innermost = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
+        if innermost.is_relative_to(PACKAGE) or (begun() and innermost != PROCESSORS):
+            raise
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if streamer is not None and any(
+            frame.f_locals.get("self") is streamer or _is_callers(frame) for frame in frames
+        ):
+            raise
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        name = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
+        raise kind(f"generate cannot run with these arguments: {name}{one_line(error, 300)}") from error
+
+
+def _is_callers(frame: FrameType) -> bool:
+    """Return whether a frame runs neither a library's code nor this package's."""
+    file = frame.f_code.co_filename
+    return not (file.startswith((*LIBRARIES, "<frozen")) or Path(file).resolve().is_relative_to(PACKAGE))

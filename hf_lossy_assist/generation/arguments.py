@@ -139,8 +139,7 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
     HONOURED: (
         _row(
             "inputs generation_config kwargs",
-            "`kwargs` are settings, and the model's own inputs; a cache is `cache`, before Transformers 5.24 `past_key_values`, which later releases still take with a "
-            "warning",
+            "`kwargs` are settings, and the model's own inputs; a cache is `cache`, or what a Transformers before 5.24 calls it",
         ),
         _row(
             "", "the state of a processor is restored when a draft is rejected; with several rows, or a state that cannot be copied, a stateful processor is refused by name",

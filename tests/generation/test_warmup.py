@@ -31,7 +31,7 @@ def written(lengths=(9, 5), **settings):
 
 @pytest.fixture(autouse=True)
 def nothing_ready(monkeypatch):
-    monkeypatch.setattr(compile_options, "_ready", WeakKeyDictionary())
+    monkeypatch.setattr(compile_options, "_warmed_up", WeakKeyDictionary())
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """`generate` with a policy for assisted generation; everything is done by the package hf_lossy_assist."""
 
 try:
-    from hf_lossy_assist.generation.enable import as_policy, policy_in, speculative_generate
+    from hf_lossy_assist.generation.enable import as_policy, find_policy, speculative_generate
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "hf_lossy_assist":
         raise  # something that the package itself needs
@@ -16,7 +16,7 @@ LOADING = ("cache_dir", "force_download", "proxies", "token", "revision", "local
 def generate(inputs=None, generation_config=None, *, model, lossy_policy=None, **kwargs):
     """Transformers' `generate` for `model` with `lossy_policy`; without one, that of the call's generation config; in the end "strict"."""
     if lossy_policy is None:
-        lossy_policy = policy_in(generation_config, model.generation_config)
+        lossy_policy = find_policy(generation_config, model.generation_config)
     policy = as_policy("strict" if lossy_policy is None else lossy_policy)
     kwargs = {name: value for name, value in kwargs.items() if name not in LOADING}
     return speculative_generate(model, policy, inputs=inputs, generation_config=generation_config, **kwargs)

@@ -129,9 +129,9 @@ def _make_head_job(method: str, mix: float | None, lam: float, common: dict[str,
 
 def _make_eagle3_job(states: bool, common: dict[str, Any]) -> Callable[..., str]:
     """Return a function that collects for an EAGLE-3 drafter, and returns a summary."""
-    from ..methods.eagle3.collect import CollectSettings, collect
+    from ..methods.eagle3.collect import TextSettings, collect
 
-    settings = CollectSettings(states=states, **common)
+    settings = TextSettings(states=states, **common)
 
     def work(target: Any, draft: Any, tokenizer: Any, texts: list[PromptText], out: Path, **run: Any) -> str:
         collect(target, tokenizer, [text.prompt for text in texts], out, settings, **run)

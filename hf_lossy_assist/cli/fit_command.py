@@ -219,16 +219,16 @@ def fit_eagle3_command(
     end_after(running.max_hours)
     _options.require_extra("train", "accelerate")
     check_out(out, running.resume)
-    from ..methods.eagle3.data import target_of
-    from ..methods.eagle3.run import fit_eagle3
-    from ..methods.eagle3.settings import FitSettings
+    from ..methods.eagle3.data import read_target
+    from ..methods.eagle3.fit import fit_eagle3
+    from ..methods.eagle3.initialise import DrafterFitSettings
 
-    settings = FitSettings(
+    settings = DrafterFitSettings(
         layers=layers, vocabulary=vocabulary, intermediate_size=intermediate_size, steps=steps, epochs=epochs, batch_size=batch_size,
         learning_rate=learning_rate, longest=longest, held_out=held_out, texts=texts, save_every=save_every, seed=seed,
     )  # fmt: skip
     if model is None:
-        check_made_for(str(data), target_of(data), None)
+        check_made_for(str(data), read_target(data), None)
     target, _, _ = load(model, None, dtype, device)
     with hint_resume(out):
         _, report = fit_eagle3(target, data, out, settings, resume=running.resume)

@@ -11,9 +11,8 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.eagle import Eagle3Drafter
 from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
 from hf_lossy_assist.drafters.networks.eagle_network import Eagle1Config, Eagle1Network, Eagle3Config, Eagle3Network
-from hf_lossy_assist.methods.eagle3.chains import steps_of
-from hf_lossy_assist.methods.eagle3.data import Batch
-from hf_lossy_assist.methods.eagle3.heard import states_of
+from hf_lossy_assist.methods.eagle3.data import TextBatch, compute_states
+from hf_lossy_assist.methods.eagle3.unrolled_loss import unroll
 from hf_lossy_assist.models.hidden_state_hook import HiddenStateHook
 
 
@@ -128,15 +127,15 @@ def trained(target, inputs, new=24, rounds=60, layers=(0, 1, 2), **settings):
     with torch.no_grad():
         likely = [target(row[None]).logits[0].softmax(dim=-1).topk(32) for row in rows]
     pad = torch.nn.utils.rnn.pad_sequence
-    batch = Batch(
-        pad(rows, batch_first=True), pad([states_of(reader, target, row) for row in rows], batch_first=True),
+    batch = TextBatch(
+        pad(rows, batch_first=True), pad([compute_states(reader, target, row) for row in rows], batch_first=True),
         pad([its.indices for its in likely], batch_first=True), pad([its.values.float() for its in likely], batch_first=True),
         torch.tensor(list(map(len, rows))), inputs["attention_mask"].sum(dim=1),
     )  # fmt: skip
     embedding = copy.deepcopy(target.get_input_embeddings()).float()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     for _ in range(rounds):
-        loss = sum(step.loss for step in steps_of(net, embedding, batch, 3))
+        loss = sum(step.loss for step in unroll(net, embedding, batch, 3))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

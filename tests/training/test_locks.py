@@ -92,12 +92,12 @@ def test_each_command_says_who_is_there(hf_lossy, tmp_path, words):
 def test_training_a_drafter_says_who_is_there(tmp_path):
     from support import small
 
-    from hf_lossy_assist.methods.eagle3.collect import CollectSettings, collect
-    from hf_lossy_assist.methods.eagle3.run import fit_eagle3
-    from hf_lossy_assist.methods.eagle3.settings import FitSettings
+    from hf_lossy_assist.methods.eagle3.collect import TextSettings, collect
+    from hf_lossy_assist.methods.eagle3.fit import fit_eagle3
+    from hf_lossy_assist.methods.eagle3.initialise import DrafterFitSettings
 
     target, prompts = small.llama(layers=4), [text.prompt for text in word_prompts(*[5] * 8)]
-    data = collect(target, small.tokenizer(), prompts, tmp_path / "texts", CollectSettings(new_tokens=4))
+    data = collect(target, small.tokenizer(), prompts, tmp_path / "texts", TextSettings(new_tokens=4))
     with held(tmp_path / "out.partial") as other, pytest.raises(ValueError) as error:
-        fit_eagle3(target, data, tmp_path / "out", FitSettings(steps=1, epochs=1), resume=True)
+        fit_eagle3(target, data, tmp_path / "out", DrafterFitSettings(steps=1, epochs=1), resume=True)
     assert names_holder(str(error.value), tmp_path / "out.partial", other.pid)

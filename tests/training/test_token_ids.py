@@ -10,7 +10,7 @@ from support.collecting import tiny_pair, word_prompts
 from support.fitting import record
 
 from hf_lossy_assist.methods.eagle3 import collect as eagle3
-from hf_lossy_assist.methods.eagle3.data import Texts
+from hf_lossy_assist.methods.eagle3.data import TextDataset
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.training.dataset import RECORD, read_dataset
@@ -52,14 +52,14 @@ def test_a_set_for_heads(collected, tmp_path, column, value):
 )
 def test_texts_for_a_drafter(tmp_path, name, value, says):
     target = small.llama(layers=4)
-    settings = eagle3.CollectSettings(new_tokens=4)
+    settings = eagle3.TextSettings(new_tokens=4)
     prompts = [text.prompt for text in PROMPTS]
     out = eagle3.collect(target, small.tokenizer(), prompts, tmp_path / "texts", settings)
-    assert len(Texts(out, target)) == len(PROMPTS)
+    assert len(TextDataset(out, target)) == len(PROMPTS)
     file = out / "00000.safetensors"
     tensors = safetensors.torch.load(file.read_bytes())
     tensors[name].view(-1)[0] = value
     write_part(file, safetensors.torch.save(tensors), compute_key(out / eagle3.RECORD))
     with pytest.raises(ValueError) as error:
-        Texts(out, target)
+        TextDataset(out, target)
     assert says in str(error.value) and str(error.value).startswith(str(file)) and "\n" not in str(error.value)

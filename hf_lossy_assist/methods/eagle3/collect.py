@@ -1,10 +1,8 @@
-"""Collect what an EAGLE-3 drafter is trained on: texts that the target wrote, its hidden states there, and what it held likely.
+"""Collect what an EAGLE-3 drafter is trained on: texts that the target wrote, its hidden states there, and its likeliest tokens.
 
-The network learns to say what this target says, so the target answers the prompts itself ("EAGLE-3", §4, huggingface.co/papers/2503.01840).
+The network learns this target's words, so the target answers the prompts itself ("EAGLE-3", §4, huggingface.co/papers/2503.01840).
 """
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,63 +10,53 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from transformers import GenerationConfig
 
-from ...artifacts.conditions import check_sampling, select_sampling
 from ...drafters.networks.eagle_network import default_layers
 from ...models.hidden_state_hook import HiddenStateHook
-from ...models.identity import ModelIdentity, dtype_of, tokenizer_hash, versions, weights_hash
+from ...models.identity import dtype_of
 from ...models.introspection import base_of, blocks_of
+from ...training.jobs import SamplingSettings, continue_prompts, describe_run, refuse_blank
 from ...training.processes import Processes
 from ...training.resumable import Tell, folders, start_run, write_shards
 from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int
-from .heard import Heard
 
 
 RECORD, SHARDS = "eagle3.json", "safetensors"
-MOST_LIKELY = 1024  # tokens of each place whose probabilities are kept
+MOST_LIKELY = 1024  # tokens of each place whose probabilities are written
 
 
 @dataclass(frozen=True)
-class CollectSettings:
-    """What decides every number of the data. A resumed run must have the same.
+class TextSettings(SamplingSettings):
+    """Settings that decide every number of the data. A resumed run must have the same.
 
     Args:
-        new_tokens: most tokens of an answer.
+        new_tokens: most tokens of an answer. batch_size: prompts at a time.
         layers: whose states the drafter reads, as in `Eagle3Config.target_layers`; None: three, by the number of the target's blocks.
-        likely: of each place, the probabilities of so many of the likeliest tokens are what the drafter learns.
-        states: keep the states on disk, 2 bytes a number; False: `fit` has the target work them out again each time.
-        do_sample, temperature, top_k, top_p: how the target answers.
-        batch_size: prompts at a time. seed: of sampling.
+        likely: the drafter learns the probabilities of so many of the likeliest tokens of each place.
+        states: keep the states on disk, 2 bytes a number; False: `fit` has the target compute them again each time.
     """
 
     new_tokens: int = 256
     layers: tuple[int, ...] | None = None
     likely: int = 32
     states: bool = True
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
     batch_size: int = 8
-    seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_int("new_tokens", self.new_tokens, 2, MOST_NEW_TOKENS)
         check_int("likely", self.likely, 1, MOST_LIKELY)
         check_int("batch_size", self.batch_size, 1, MOST_ROWS)
-        check_int("seed", self.seed, 0)
         check_flag("states", self.states)
         for layer in self.layers or ():
             check_int("layers", layer, 0)
-        check_sampling(self)
 
 
-DEFAULTS = CollectSettings()
+DEFAULTS = TextSettings()
 
 
 def collect(
-    target: Any, tokenizer: Any, prompts: Sequence[str], out: str | Path, settings: CollectSettings = DEFAULTS, *,
+    target: Any, tokenizer: Any, prompts: Sequence[str], out: str | Path, settings: TextSettings = DEFAULTS, *,
     resume: bool = False, source: str = "",
 ) -> Path:  # fmt: skip
     """Have `target` answer `prompts`, and keep the answers with its states in the folder `out`.
@@ -79,22 +67,17 @@ def collect(
     Returns: `out`. Raises: `ValueError`, one line, for prompts or models that cannot be used, or settings that differ from those of the
     unfinished run.
     """
-    if not prompts:
-        raise ValueError("nothing to collect from: the list of prompts is empty")
-    if not all(prompt.strip() for prompt in prompts):
-        raise ValueError("a prompt is blank: every prompt needs some text")
+    refuse_blank(prompts)
     out, part = folders(out)
     layers = settings.layers or default_layers(len(blocks_of(base_of(target)) or ()))
-    reader = HiddenStateHook(target, layers)  # which refuses layers that the target does not have
-    facts = _facts(target, tokenizer, prompts, settings, layers, source)
+    hook = HiddenStateHook(target, layers)  # which refuses layers that the target does not have
+    decided = asdict(settings) | {"layers": list(layers)}
+    facts = describe_run(decided, {"target": target}, tokenizer, prompts, source) | {"dtype": dtype_of(target)}
     processes = Processes.started()
 
     def make(number: int, tell: Tell) -> bytes:
-        first = number * settings.batch_size
-        heard = Heard(target, reader, settings.likely, settings.new_tokens, tell)
-        return safetensors.torch.save(
-            answers(target, tokenizer, prompts[first : first + settings.batch_size], settings, heard)
-        )
+        chosen = prompts[number * settings.batch_size : (number + 1) * settings.batch_size]
+        return safetensors.torch.save(answer(target, tokenizer, chosen, settings, hook, tell))
 
     count = -(-len(prompts) // settings.batch_size)
     with start_run(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
@@ -104,50 +87,74 @@ def collect(
     return out
 
 
-def answers(
-    target: Any, tokenizer: Any, prompts: Sequence[str], settings: CollectSettings, heard: Heard
+def answer(
+    target: Any, tokenizer: Any, prompts: Sequence[str], settings: TextSettings, hook: HiddenStateHook, tell: Tell
 ) -> dict[str, torch.Tensor]:
-    """What one file holds: each prompt's text, its end token with it, one behind the other, and what the target had at their places."""
+    """Return the content of one file: the prompts with their answers, end tokens included, one after the other, and what was recorded."""
     ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    width, device = max(map(len, ids)), target.device
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-    mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in ids], device=device)
-    padded = torch.tensor([[pad] * (width - len(text)) + text for text in ids], device=device)
-    ends = target.generation_config.eos_token_id
-    config = GenerationConfig(
-        max_new_tokens=settings.new_tokens, pad_token_id=pad, eos_token_id=ends, disable_compile=True,
-        **select_sampling(asdict(settings)),
-    )  # fmt: skip
-    with heard:
-        new = type(target).generate(target, padded, attention_mask=mask, generation_config=config)[:, width:].tolist()
-    last = set([ends] if isinstance(ends, int) else ends or ())
-    texts = []
-    for prompt, answer in zip(ids, new, strict=True):
-        end = next((place + 1 for place, token in enumerate(answer) if token in last), len(answer))
-        texts.append((prompt + answer[:end], len(prompt)))
-    parts = heard.take(texts, width)
-    if not settings.states:
-        for part in parts:
-            del part["states"]
+    with TargetRecorder(target, hook, settings.likely, settings.new_tokens, tell) as recorder:
+        answers = continue_prompts(target, tokenizer, ids, settings.new_tokens, settings.decoding())
+    texts = [prompt + new for prompt, new in zip(ids, answers, strict=True)]
+    parts = recorder.take(texts, list(map(len, ids)))
+    names = [name for name in parts[0] if settings.states or name != "states"]
     return {
-        "ids": torch.cat([torch.tensor(text, dtype=torch.int32) for text, _ in texts]),
-        "lengths": torch.tensor([len(text) for text, _ in texts], dtype=torch.int32),
-        "prompts": torch.tensor([prompt for _, prompt in texts], dtype=torch.int32),
-        **{name: torch.cat([its[name] for its in parts]) for name in parts[0]},
+        "ids": torch.cat([torch.tensor(text, dtype=torch.int32) for text in texts]),
+        "lengths": torch.tensor([len(text) for text in texts], dtype=torch.int32),
+        "prompts": torch.tensor([len(prompt) for prompt in ids], dtype=torch.int32),
+        **{name: torch.cat([part[name] for part in parts]) for name in names},
     }
 
 
-def _facts(
-    target: Any, tokenizer: Any, prompts: Sequence[str], settings: CollectSettings, layers: Sequence[int], source: str
-) -> dict[str, Any]:
-    return {
-        "settings": asdict(settings) | {"layers": list(layers)},
-        "target": ModelIdentity.of(target).to_dict(),
-        "target_weights": weights_hash(target),
-        "tokenizer_hash": tokenizer_hash(tokenizer),
-        "dtype": dtype_of(target),
-        "prompts": len(prompts),
-        "prompts_sha256": hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest(),
-        "source": source,
-        "versions": versions(),
-    }
+class TargetRecorder:
+    """Inside `with recorder:` each forward of `generate` leaves its states and its likeliest next tokens here.
+
+    Of a prompt the states of all places are recorded, and the likeliest tokens after its last one: a drafter learns answers alone.
+    """
+
+    def __init__(self, target: Any, hook: HiddenStateHook, likely: int, steps: int, tell: Tell):
+        """`steps`: most forwards there can be, of which `tell` gets the share that is done."""
+        self._target, self._hook, self._likely, self._most, self._tell = target, hook, likely, steps, tell
+        self._states: list[torch.Tensor] = []  # (B, Q, layers · H) of each forward, bfloat16
+        self._tokens: list[torch.Tensor] = []  # (B, likely) after the last place of each forward
+        self._probs: list[torch.Tensor] = []
+        self._handle: Any = None
+
+    def __enter__(self) -> "TargetRecorder":
+        self._hook.__enter__()
+        self._handle = self._target.register_forward_hook(self._record)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._handle.remove()
+        self._hook.__exit__(*error)
+
+    def _record(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        states = self._hook.take()
+        assert states is not None, "the target has just run"
+        logits = output.logits[:, -1].float()
+        top = logits.topk(min(self._likely, logits.shape[-1]), dim=-1)
+        self._states.append(states.to(torch.bfloat16).cpu())
+        self._tokens.append(top.indices.int().cpu())
+        self._probs.append((top.values - logits.logsumexp(dim=-1, keepdim=True)).exp().half().cpu())
+        self._tell(len(self._states) / self._most)
+
+    def take(self, texts: Sequence[list[int]], prompts: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+        """Return of each text, whose first `prompts` tokens were given, `states` (T, layers · H), `likely` and `probs` (T, likely).
+
+        Places without a forward have zeros: the last one, and in `likely` and `probs` the prompt's but its last.
+        """
+        states = torch.cat(self._states, dim=1)
+        tokens, probs = torch.stack(self._tokens, dim=1), torch.stack(self._probs, dim=1)
+        out = []
+        for row, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
+            read, first = len(text) - 1, max(prompts) - prompt
+            part = {
+                "states": states.new_zeros(len(text), states.shape[-1]),
+                "likely": tokens.new_zeros(len(text), tokens.shape[-1]),
+                "probs": probs.new_zeros(len(text), probs.shape[-1]),
+            }
+            part["states"][:read] = states[row, first : first + read]
+            part["likely"][prompt - 1 : read] = tokens[row, : read - prompt + 1]
+            part["probs"][prompt - 1 : read] = probs[row, : read - prompt + 1]
+            out.append(part)
+        return out

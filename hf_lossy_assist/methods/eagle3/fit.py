@@ -1,4 +1,4 @@
-"""Fit an EAGLE-3 drafter to the texts of its target, and say on held-out texts how often each place of a draft is right.
+"""Fit an EAGLE-3 drafter to the texts of its target, and measure on held-out texts how often each place of a draft is right.
 
 From "EAGLE-3" (§3 and §4, huggingface.co/papers/2503.01840): steps weigh 0.8^k; the draft's vocabulary is the target's most frequent tokens.
 """
@@ -6,42 +6,61 @@ From "EAGLE-3" (§3 and §4, huggingface.co/papers/2503.01840): steps weigh 0.8^
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
+from accelerate import Accelerator
+from huggingface_hub import ModelCard
 
+from ...artifacts.cards import drafter_card, write_card
+from ...artifacts.files import new_folder
 from ...drafters.eagle import Eagle3Drafter
 from ...drafters.hidden_state import Proposal
+from ...drafters.io import save_drafter
 from ...drafters.networks.eagle_network import Eagle3Network
-from ...models.identity import ModelIdentity, dtype_of, weights_hash
+from ...models.identity import ModelIdentity, dtype_of, versions, weights_hash
 from ...models.introspection import base_of
 from ...stats.intervals import Estimate, rate
 from ...terminal import Bar
 from ...training.processes import Processes
-from .chains import accepted_by, rounds_of, steps_of
-from .checkpoints import Checkpoints
-from .data import Batch, Texts
-from .settings import FitSettings
-from .untrained import network_for
+from ...training.resumable import (
+    SEAL,
+    clear,
+    compute_key,
+    folders,
+    name_shard,
+    read_part,
+    start_run,
+    write_part,
+    write_record,
+)
+from .data import TextBatch, TextDataset
+from .initialise import DrafterFitSettings, make_network
+from .unrolled_loss import count_accepted, count_calls, unroll
 
 
+RECORD = "fit.json"
+DEFAULTS = DrafterFitSettings()
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of the optimizer, for each weight
 FEWEST_TEXTS = 8
-SAID_EVERY = 20  # steps between two losses that are shown
+SHOWN_EVERY = 20  # steps between two losses that are shown
 DECAY = 0.8  # by which a step weighs less than the one before it
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a drafter reaches on held-out texts: `acceptance[k]` of drafts' place k + 1, where all before were right (None: no draft came to
-    it), and tokens a target call of strict greedy decoding.
-    """
+class DrafterReport:
+    """The figures of a drafter on held-out texts, by strict greedy decoding."""
 
-    acceptance: tuple[Estimate | None, ...]
-    tokens_per_call: Estimate
+    acceptance: tuple[
+        Estimate | None, ...
+    ]  # of each place of drafts, where all before were right; None: no draft came to it
+    tokens_per_call: Estimate  # of the target
     texts: int
 
 
-class Losses(torch.nn.Module):
+class UnrolledLoss(torch.nn.Module):
     """The network as a module whose forward is the loss, for processes that share a batch."""
 
     def __init__(self, network: Eagle3Network, embedding: torch.nn.Module):
@@ -49,42 +68,130 @@ class Losses(torch.nn.Module):
         self.network = network
         self.embedding = [embedding]  # the target's, which is not trained
 
-    def forward(self, batch: Batch, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum over places and steps of the weighted cross entropy, and the number of places of the first step."""
-        found = list(steps_of(self.network, self.embedding[0], batch, steps))
+    def forward(self, batch: TextBatch, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sum over places and steps of the weighted cross entropy, and the number of places of the first step."""
+        found = list(unroll(self.network, self.embedding[0], batch, steps))
         weighted = sum(DECAY**k * step.loss for k, step in enumerate(found))
         assert isinstance(weighted, torch.Tensor)
         return weighted, found[0].places
 
 
-def fit(
-    target: Any, texts: Texts, settings: FitSettings, checkpoints: Checkpoints, processes: Processes, accelerator: Any
-) -> tuple[Eagle3Drafter, Report | None]:
-    """Train a drafter; each process has a part of every batch, and all have the same network in the end.
+class Checkpoints:
+    """Checkpoints of a training in one folder, so that a killed run goes on exactly; only the latest stays.
 
-    Returns: the drafter, and in the first process its figures.
+    Weights and the optimizer's moments are safetensors, sealed with `key` (`compute_key`).
     """
-    train, test = split(len(texts), settings)
-    embedding = base_of(target).get_input_embeddings()
-    network = network_for(target, texts, settings).to(accelerator.device)
+
+    def __init__(self, folder: Path, key: str):
+        self.folder, self.key = folder, key
+
+    def save(self, network: torch.nn.Module, optimizer: Any, step: int) -> None:
+        """Write the state after `step` steps."""
+        state = dict(network.named_parameters())
+        tensors = {f"weight.{name}": weight.detach().cpu().contiguous() for name, weight in state.items()}
+        for name, parameter in state.items():
+            for moment in MOMENTS:
+                tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment].cpu().contiguous()
+        before = self._all()
+        write_part(self.folder / name_shard(step, "safetensors"), safetensors.torch.save(tensors), self.key)
+        for file in before:
+            file.unlink()
+            file.with_name(file.name + SEAL).unlink(missing_ok=True)
+
+    def load(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Go on from the latest. Returns: how many steps are done. Raises: `ValueError`, one line, for a damaged file."""
+        for file in reversed(self._all()):
+            data = read_part(file, self.key)
+            if data is None:  # it was not finished
+                continue
+            tensors, step = safetensors.torch.load(data), int(file.stem)
+            with torch.no_grad():
+                for name, parameter in network.named_parameters():
+                    parameter.copy_(tensors[f"weight.{name}"])
+                    moments = {moment: tensors[f"{moment}.{name}"].to(parameter.device) for moment in MOMENTS}
+                    optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
+            return step
+        return 0
+
+    def _all(self) -> list[Path]:
+        return sorted(self.folder.glob("[0-9]*.safetensors"))
+
+
+def fit_eagle3(
+    target: Any, data: str | Path, out: str | Path, settings: DrafterFitSettings = DEFAULTS, *, resume: bool = False
+) -> tuple[Eagle3Drafter, DrafterReport | None]:
+    """Train a drafter for `target` on what `collect` wrote into `data`, and write it to `out`: the form of `speculators`, with a card.
+
+    A checkpoint is written every `settings.save_every` steps into `out`.partial, from which `resume` goes on. Processes that `accelerate
+    launch` started share each batch.
+
+    Returns: the drafter, and in the first process its figures on held-out texts. Raises: `ValueError`, one line.
+    """
+    out, part = folders(out)
+    texts = TextDataset(data, target)
+    split = split_texts(len(texts), settings)
+    _check_lengths(texts, split, settings)
+    processes = Processes.started()
+    accelerator = Accelerator(cpu=target.device.type == "cpu")
+    facts = {
+        "settings": asdict(settings),
+        "target": ModelIdentity.of(target).to_dict(),
+        "dtype": dtype_of(target),
+        "target_weights": weights_hash(target),
+        "data": {name: texts.facts[name] for name in ("prompts", "prompts_sha256", "source")}
+        | {"collected": texts.settings},
+        "tokens": texts.count_answered(split[0]),
+    }
+
+    def write() -> None:
+        assert isinstance(drafter.network, Eagle3Network)
+        report = measure(drafter.network, base_of(target).get_input_embeddings(), texts, split[1], settings)
+        found.append(report)
+        figures = {
+            "acceptance": [None if share is None else list(share) for share in report.acceptance],
+            "tokens_per_call": list(report.tokens_per_call),
+            "held_out_texts": report.texts,
+            "versions": versions(),
+        }
+        with new_folder(out) as folder:
+            save_drafter(drafter, folder, target, embeddings=False)
+            write_record(folder / RECORD, facts | figures)
+            write_card(_make_card(facts, report), folder / "README.md")
+        clear(part, RECORD)
+
+    found: list[DrafterReport] = []
+    with start_run(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
+        if not unfinished:
+            raise ValueError(f"{out} is finished: there is nothing to go on with")
+        checkpoints = Checkpoints(part, compute_key(part / RECORD))
+        drafter = train(target, texts, split[0], settings, checkpoints, processes, accelerator)
+        processes.on_first(write)
+    return drafter, found[0] if found else None
+
+
+def train(
+    target: Any, texts: TextDataset, numbers: Sequence[int], settings: DrafterFitSettings, checkpoints: Checkpoints,
+    processes: Processes, accelerator: Any,
+) -> Eagle3Drafter:  # fmt: skip
+    """Train a drafter on the texts `numbers`; each process has a part of every batch, and all have the same network in the end."""
+    network = make_network(target, texts, settings).to(accelerator.device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     done = checkpoints.load(network, optimizer)
-    model, optimizer = accelerator.prepare(Losses(network, embedding), optimizer)
-    a_turn = -(-len(train) // settings.batch_size)
-    total = settings.epochs * a_turn
+    losses = UnrolledLoss(network, base_of(target).get_input_embeddings())
+    model, optimizer = accelerator.prepare(losses, optimizer)
+    size, per_epoch = settings.batch_size, -(-len(numbers) // settings.batch_size)
+    total = settings.epochs * per_epoch
     with Bar(total, "training", "steps", quiet=not processes.first) as bar:
         bar.skip(done)
         for step in range(done, total):
-            epoch, place = divmod(step, a_turn)
-            order = torch.randperm(
-                len(train), generator=torch.Generator().manual_seed(settings.seed * 100_003 + epoch)
-            )
-            chosen = [
-                train[i] for i in order[place * settings.batch_size : (place + 1) * settings.batch_size].tolist()
-            ]
-            mine = processes.share(chosen) or chosen[:1]  # a process must run as often as the others
-            loss, places = model(texts.batch(mine, settings.longest), settings.steps)
-            if not processes.share(chosen):
+            epoch, place = divmod(step, per_epoch)
+            generator = torch.Generator().manual_seed(settings.seed * 100_003 + epoch)
+            order = torch.randperm(len(numbers), generator=generator)
+            chosen = [numbers[i] for i in order[place * size : (place + 1) * size].tolist()]
+            shared = processes.share(chosen)
+            # A process must run as often as the others.
+            loss, places = model(texts.batch(shared or chosen[:1], settings.longest), settings.steps)
+            if not shared:
                 loss, places = loss * 0, places * 0
             everywhere = accelerator.reduce(places.float(), reduction="sum").clamp(min=1)
             loss = loss * processes.count / everywhere  # gradients of the processes are averaged
@@ -94,22 +201,18 @@ def fit(
             accelerator.backward(loss)
             accelerator.clip_grad_norm_(network.parameters(), 0.5)
             optimizer.step()
-            if step % SAID_EVERY == 0:
+            if step % SHOWN_EVERY == 0:
                 bar.say(f"training, loss {float(accelerator.reduce(loss.detach(), reduction='mean')):.3f}")
             bar.to(step + 1)
             if (step + 1) % settings.save_every == 0 and processes.first:
                 checkpoints.save(network, optimizer, step + 1)
     # The wrapped model goes before its process group: see examples/multi_gpu/train_head.py.
     model, optimizer = accelerator.free_memory(model, optimizer)
-    network.eval().requires_grad_(False)
-    drafter = Eagle3Drafter(network, None, Proposal(settings.steps))
-    report = measure(network, embedding, texts, test, settings) if processes.first else None
-    processes.wait()
-    return drafter, report
+    return Eagle3Drafter(network.eval().requires_grad_(False), None, Proposal(settings.steps))
 
 
-def split(count: int, settings: FitSettings) -> tuple[list[int], list[int]]:
-    """The numbers of the texts to train on, and of those that are held out. Raises: `ValueError` where there are too few."""
+def split_texts(count: int, settings: DrafterFitSettings) -> tuple[list[int], list[int]]:
+    """Return the numbers of the texts to train on, and of those that are held out. Raises: `ValueError` where there are too few."""
     if count < FEWEST_TEXTS:
         raise ValueError(f"there are {count} texts; at least {FEWEST_TEXTS} are needed to hold some of them out")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed)).tolist()
@@ -120,9 +223,9 @@ def split(count: int, settings: FitSettings) -> tuple[list[int], list[int]]:
     return sorted(rest[: settings.texts]), sorted(order[:held])
 
 
-def check_lengths(texts: Texts, settings: FitSettings) -> None:
-    """Refuse texts of which nothing is left to train on or to measure. Raises: `ValueError`, one line."""
-    for numbers, what in zip(split(len(texts), settings), ("it trains on", "are held out"), strict=True):
+def _check_lengths(texts: TextDataset, split: tuple[list[int], list[int]], settings: DrafterFitSettings) -> None:
+    """Refuse texts of which nothing is left to train on or to measure."""
+    for numbers, what in zip(split, ("it trains on", "are held out"), strict=True):
         if not any(min(len(texts.ids[n]), settings.longest) > max(texts.prompts[n], 2) for n in numbers):
             shortest = min(texts.prompts[n] for n in numbers)
             raise ValueError(
@@ -132,7 +235,7 @@ def check_lengths(texts: Texts, settings: FitSettings) -> None:
 
 
 def _schedule(step: int, total: int) -> float:
-    """The learning rate's share of its highest: up in the first 5 % of steps, then down as a cosine to a tenth."""
+    """Return the learning rate's share of its highest: up in the first 5 % of steps, then down as a cosine to a tenth."""
     warm = max(1, total // 20)
     if step < warm:
         return (step + 1) / warm
@@ -141,9 +244,9 @@ def _schedule(step: int, total: int) -> float:
 
 @torch.no_grad()
 def measure(
-    network: Eagle3Network, embedding: torch.nn.Module, texts: Texts, numbers: Sequence[int], settings: FitSettings
-) -> Report:
-    """Chains of `settings.steps` greedily drafted tokens at every place of the answers of the texts `numbers`.
+    network: Eagle3Network, embedding: torch.nn.Module, texts: TextDataset, numbers: Sequence[int], settings: DrafterFitSettings
+) -> DrafterReport:  # fmt: skip
+    """Measure chains of `settings.steps` greedily drafted tokens at every place of the answers of the texts `numbers`.
 
     Acceptance is of all places alike. Calls are those of strict decoding, which drafts where the call before ended: more often where drafts fail.
     """
@@ -151,28 +254,30 @@ def measure(
     tokens, calls = [], []  # type: list[float], list[float]
     for start in range(0, len(numbers), settings.batch_size):
         batch = texts.batch(numbers[start : start + settings.batch_size], settings.longest)
-        steps = list(steps_of(network, embedding, batch, settings.steps))
+        steps = list(unroll(network, embedding, batch, settings.steps))
         for k, step in enumerate(steps):
             tried[k] += step.tried.sum(dim=1).tolist()
             right[k] += step.right.sum(dim=1).tolist()
-        for accepted, length, prompt in zip(
-            accepted_by(steps).tolist(), batch.lengths.tolist(), batch.prompts.tolist(), strict=True
-        ):
+        accepted = count_accepted(steps).tolist()
+        for row, length, prompt in zip(accepted, batch.lengths.tolist(), batch.prompts.tolist(), strict=True):
             tokens.append(max(length - prompt, 0))
-            calls.append(rounds_of(accepted, prompt - 2, length - 3))
+            calls.append(count_calls(row, prompt - 2, length - 3))
     acceptance = tuple(rate(r, t) if sum(t) else None for r, t in zip(right, tried, strict=True))
-    return Report(acceptance, rate(tokens, calls), len(numbers))
+    return DrafterReport(acceptance, rate(tokens, calls), len(numbers))
 
 
-def record_of(settings: FitSettings, texts: Texts) -> dict[str, Any]:
-    """What a run of `fit` was started with."""
-    facts = texts.facts
-    return {
-        "settings": asdict(settings),
-        "target": ModelIdentity.of(texts.target).to_dict(),
-        "dtype": dtype_of(texts.target),
-        "target_weights": weights_hash(texts.target),
-        "data": {name: facts[name] for name in ("prompts", "prompts_sha256", "source")}
-        | {"collected": facts["settings"]},
-        "tokens": texts.answered(split(len(texts), settings)[0]),
-    }
+def _make_card(facts: dict[str, Any], report: DrafterReport) -> ModelCard:
+    """Return the README.md of a drafter."""
+    rows = [(str(k + 1), _format_interval(share, 100, "%.1f %%")) for k, share in enumerate(report.acceptance)]
+    return drafter_card(
+        ModelIdentity.from_dict(facts["target"]), facts=facts, rows=rows, tokens=_format_interval(report.tokens_per_call, 1, "%.2f"),
+        texts=report.texts, settings=", ".join(f"{name} {value}" for name, value in facts["settings"].items() if value is not None),
+        versions=", ".join(f"{name} {value}" for name, value in versions().items()),
+    )  # fmt: skip
+
+
+def _format_interval(estimate: Estimate | None, factor: float, form: str) -> str:
+    if estimate is None:
+        return "no draft came to it"
+    value, low, high = (None if end is None else form % (factor * end) for end in estimate)
+    return f"{value} (too few texts for an interval)" if low is None or high is None else f"{value} ({low} to {high})"

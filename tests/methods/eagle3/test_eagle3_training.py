@@ -10,19 +10,19 @@ from support import small
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.eagle import EagleModel
-from hf_lossy_assist.methods.eagle3.chains import Step, accepted_by, rounds_of, steps_of
-from hf_lossy_assist.methods.eagle3.collect import CollectSettings, collect
-from hf_lossy_assist.methods.eagle3.data import Texts
-from hf_lossy_assist.methods.eagle3.fit import measure, split
-from hf_lossy_assist.methods.eagle3.run import fit_eagle3
-from hf_lossy_assist.methods.eagle3.settings import FitSettings
-from hf_lossy_assist.methods.eagle3.untrained import network_for
+from hf_lossy_assist.methods.eagle3.collect import TextSettings, collect
+from hf_lossy_assist.methods.eagle3.data import TextDataset
+from hf_lossy_assist.methods.eagle3.fit import fit_eagle3, measure, split_texts
+from hf_lossy_assist.methods.eagle3.initialise import DrafterFitSettings, make_network
+from hf_lossy_assist.methods.eagle3.unrolled_loss import ChainStep, count_accepted, count_calls, unroll
 from hf_lossy_assist.models.int8 import quantised
 
 
 PROMPTS = [f"w{3 + i} w{7 + i % 5} w{11 + 2 * i}" for i in range(20)]
-SETTINGS = CollectSettings(new_tokens=16, layers=(0, 1, 2), likely=60, batch_size=6)
-SHORT = FitSettings(steps=3, epochs=2, batch_size=5, vocabulary=30, save_every=3, held_out=0.2, intermediate_size=48)
+SETTINGS = TextSettings(new_tokens=16, layers=(0, 1, 2), likely=60, batch_size=6)
+SHORT = DrafterFitSettings(
+    steps=3, epochs=2, batch_size=5, vocabulary=30, save_every=3, held_out=0.2, intermediate_size=48
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def data(target, tmp_path_factory):
 
 
 def test_texts_are_the_targets_own(target, data):
-    texts, tokenizer = Texts(data, target), small.tokenizer()
+    texts, tokenizer = TextDataset(data, target), small.tokenizer()
     assert len(texts) == len(PROMPTS)
     for number in (0, 7, 19):
         ids = tokenizer(PROMPTS[number], return_tensors="pt")["input_ids"]
@@ -56,9 +56,9 @@ def test_texts_are_the_targets_own(target, data):
 
 
 def test_states_worked_out_again_are_those_on_disk(target, data, tmp_path):
-    settings = CollectSettings(**vars(SETTINGS) | {"states": False})
-    again = Texts(collect(target, small.tokenizer(), PROMPTS, tmp_path / "texts", settings), target)
-    kept = Texts(data, target)
+    settings = TextSettings(**vars(SETTINGS) | {"states": False})
+    again = TextDataset(collect(target, small.tokenizer(), PROMPTS, tmp_path / "texts", settings), target)
+    kept = TextDataset(data, target)
     assert sum(file.stat().st_size for file in (tmp_path / "texts").iterdir()) < sum(file.stat().st_size for file in data.iterdir())  # fmt: skip
     one, other = kept.batch([3, 8], 12), again.batch([3, 8], 12)
     for name in ("ids", "likely", "probs", "lengths", "prompts"):
@@ -70,14 +70,16 @@ def test_states_worked_out_again_are_those_on_disk(target, data, tmp_path):
 @pytest.mark.parametrize("layers", [1, 2])
 def test_chains_in_training_are_the_chains_that_are_drafted(target, data, layers):
     """Every place, with caches and rows of their own: the same tokens are right, and the loss is that of the same logits."""
-    texts = Texts(data, target)
-    network = network_for(target, texts, FitSettings(layers=layers, vocabulary=50, intermediate_size=48, seed=3))
+    texts = TextDataset(data, target)
+    network = make_network(
+        target, texts, DrafterFitSettings(layers=layers, vocabulary=50, intermediate_size=48, seed=3)
+    )
     for weight in network.parameters():  # so that it is sometimes right, and its states matter
         if weight.dim() > 1 and weight is not network.lm_head.weight:
             torch.nn.init.normal_(weight, std=0.2)
     embedding, numbers, steps = target.get_input_embeddings(), [0, 5, 11], 3
     batch = texts.batch(numbers, 100)
-    found = list(steps_of(network, embedding, batch, steps))
+    found = list(unroll(network, embedding, batch, steps))
     tried, right, loss, places = (torch.zeros(steps, dtype=torch.float64) for _ in range(4))
     for row, number in enumerate(numbers):
         ids, length, prompt = texts.ids[number], len(texts.ids[number]), texts.prompts[number]
@@ -107,11 +109,11 @@ def test_chains_in_training_are_the_chains_that_are_drafted(target, data, layers
 
 @torch.no_grad()
 def test_the_head_begins_as_the_targets_own_in_int8_too(target, data):
-    texts, rounded = Texts(data, target), quantised(copy.deepcopy(target))
-    network = network_for(target, texts, SHORT)
+    texts, rounded = TextDataset(data, target), quantised(copy.deepcopy(target))
+    network = make_network(target, texts, SHORT)
     own = target.get_output_embeddings().weight
     assert network.lm_head.weight.equal(own[network.target_ids].float()) and len(network.target_ids) == 30
-    found = network_for(rounded, texts, SHORT).lm_head.weight
+    found = make_network(rounded, texts, SHORT).lm_head.weight
     # A row has one scale, so that its numbers are off by half a step of its largest; the unit vectors are not rounded.
     torch.testing.assert_close(found, network.lm_head.weight, rtol=0, atol=float(own.abs().max()) / 127)
     assert not found.equal(network.lm_head.weight)
@@ -119,19 +121,19 @@ def test_the_head_begins_as_the_targets_own_in_int8_too(target, data):
 
 @torch.no_grad()
 def test_states_begin_as_those_of_the_last_layer_that_is_read(target, data):
-    texts = Texts(data, target)
+    texts = TextDataset(data, target)
     states = texts.batch([2], 100).states.float()[:, :-1]  # `generate` reads no token behind the last
-    fused, last = network_for(target, texts, SHORT).fuse(states), states.chunk(3, dim=-1)[-1]
+    fused, last = make_network(target, texts, SHORT).fuse(states), states.chunk(3, dim=-1)[-1]
     assert torch.nn.functional.cosine_similarity(fused, last, dim=-1).min() > 0.9
 
 
 @pytest.mark.full
 def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):
-    settings = FitSettings(**vars(SHORT) | {"epochs": 60, "learning_rate": 3e-3})
+    settings = DrafterFitSettings(**vars(SHORT) | {"epochs": 60, "learning_rate": 3e-3})
     drafter, report = fit_eagle3(target, data, tmp_path / "drafter", settings)
-    texts = Texts(data, target)
-    before = network_for(target, texts, settings).eval()
-    train, test = split(len(texts), settings)
+    texts = TextDataset(data, target)
+    before = make_network(target, texts, settings).eval()
+    train, test = split_texts(len(texts), settings)
     embedding = target.get_input_embeddings()
     untrained = measure(before, embedding, texts, train, settings).acceptance[0].value
     trained = measure(drafter.network, embedding, texts, train, settings).acceptance[0].value
@@ -145,17 +147,19 @@ def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):
     card = (tmp_path / "drafter" / "README.md").read_text()
     assert "Lossless" in card and f"{report.tokens_per_call.value:.2f}" in card
     facts = json.loads((tmp_path / "drafter" / "fit.json").read_text())
-    assert facts["tokens"] == texts.answered(train) and len(facts["acceptance"]) == settings.steps
+    assert facts["tokens"] == texts.count_answered(train) and len(facts["acceptance"]) == settings.steps
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("steps", [2, 3])
 def test_the_calls_in_the_figures_are_those_of_generate(target, data, tmp_path, steps):
     """Text by text, in a ragged batch, whose prompts have a forward of their own: so the first round has a draft."""
-    settings = FitSettings(**vars(SHORT) | {"epochs": 20, "learning_rate": 3e-3, "steps": steps, "held_out": 0.4})
+    settings = DrafterFitSettings(
+        **vars(SHORT) | {"epochs": 20, "learning_rate": 3e-3, "steps": steps, "held_out": 0.4}
+    )
     drafter, report = fit_eagle3(target, data, tmp_path / "drafter", settings)
-    texts = Texts(data, target)
-    test = split(len(texts), settings)[1]
+    texts = TextDataset(data, target)
+    test = split_texts(len(texts), settings)[1]
     prompts = [texts.ids[number][: texts.prompts[number]].tolist() for number in test]
     prompts.append([5, 6, 7, 8, 9])  # which makes it ragged
     width = max(map(len, prompts))
@@ -167,22 +171,22 @@ def test_the_calls_in_the_figures_are_those_of_generate(target, data, tmp_path, 
     )  # fmt: skip
     rows = out.speculation.rows[: len(test)]
     assert max(row.num_accepted_draft_tokens for row in rows) > 0
-    rounds, tokens = sum(row.num_spec_steps for row in rows), texts.answered(test)
+    rounds, tokens = sum(row.num_spec_steps for row in rows), texts.count_answered(test)
     assert report.tokens_per_call.value == pytest.approx(tokens / rounds)
 
 
 def test_accepted_tokens_of_texts_that_are_shorter_than_a_chain():
     def step(*right):
         right = torch.tensor([right], dtype=torch.bool)
-        return Step(torch.zeros(()), right.sum(), right, right)
+        return ChainStep(torch.zeros(()), right.sum(), right, right)
 
     steps = [step(1, 0, 1), step(0, 1, 0), step(0, 0, 1), step(0, 0, 0), step(0, 0, 0)]
-    assert accepted_by(steps).tolist() == [[3, 0, 1]]
-    assert rounds_of([3, 0, 1], -1, 2) == 2 and rounds_of([0, 0, 1], 0, 2) == 3 and rounds_of([0], 1, 0) == 0
+    assert count_accepted(steps).tolist() == [[3, 0, 1]]
+    assert count_calls([3, 0, 1], -1, 2) == 2 and count_calls([0, 0, 1], 0, 2) == 3 and count_calls([0], 1, 0) == 0
 
 
 def test_fewer_texts_are_the_first_of_more_and_the_same_are_held_out():
-    of = lambda texts: split(100, FitSettings(texts=texts))  # noqa: E731
+    of = lambda texts: split_texts(100, DrafterFitSettings(texts=texts))  # noqa: E731
     (few, held), (more, same), (every, again) = of(10), of(40), of(None)
     assert len(few) == 10 and len(more) == 40 and len(every) == 95 and held == same == again
     assert set(few) < set(more) < set(every) and not set(every) & set(held)
@@ -215,7 +219,9 @@ def test_a_killed_run_goes_on_to_the_same_weights(target, data, tmp_path, monkey
     with pytest.raises(ValueError, match="unfinished run: pass --resume"):
         fit_eagle3(target, data, tmp_path / "again", SHORT)
     with pytest.raises(ValueError, match="made with learning_rate"):
-        fit_eagle3(target, data, tmp_path / "again", FitSettings(**vars(SHORT) | {"learning_rate": 1e-4}), resume=True)
+        fit_eagle3(
+            target, data, tmp_path / "again", DrafterFitSettings(**vars(SHORT) | {"learning_rate": 1e-4}), resume=True
+        )
     fit_eagle3(target, data, tmp_path / "again", SHORT, resume=True)
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "again"))
     assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
@@ -225,7 +231,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(target, data, tmp_path, monkey
 def test_a_killed_collection_goes_on_to_the_same_files(target, data, tmp_path, monkeypatch):
     from hf_lossy_assist.methods.eagle3 import collect as module
 
-    own, seen = module.answers, []
+    own, seen = module.answer, []
 
     def killed(*args):
         if len(seen) == 2:
@@ -234,7 +240,7 @@ def test_a_killed_collection_goes_on_to_the_same_files(target, data, tmp_path, m
         return own(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "answers", killed)
+        patch.setattr(module, "answer", killed)
         with pytest.raises(KeyboardInterrupt):
             collect(target, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS)
     collect(target, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS, resume=True)
@@ -246,11 +252,11 @@ def test_a_killed_collection_goes_on_to_the_same_files(target, data, tmp_path, m
 def test_what_cannot_be_trained_on(target, data, tmp_path):
     def said(data=data, target=target, **settings):
         with pytest.raises(ValueError) as error:
-            fit_eagle3(target, data, tmp_path / "out", FitSettings(**vars(SHORT) | settings))
+            fit_eagle3(target, data, tmp_path / "out", DrafterFitSettings(**vars(SHORT) | settings))
         assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
         return str(error.value)
 
-    assert "is no data of hf-lossy collect --for eagle3" in said(tmp_path)
+    assert "is no dataset of hf-lossy collect --for eagle3" in said(tmp_path)
     assert "was collected with the target" in said(target=small.llama(layers=2))
     few = collect(target, small.tokenizer(), PROMPTS[:4], tmp_path / "few", SETTINGS)
     assert "there are 4 texts; at least 8 are needed" in said(few)
@@ -260,7 +266,7 @@ def test_what_cannot_be_trained_on(target, data, tmp_path):
     shard.unlink()
     assert "is missing: collect again" in said(few)
     with pytest.raises(ValueError, match="layer 9 is asked for"):
-        collect(target, small.tokenizer(), PROMPTS, tmp_path / "deep", CollectSettings(layers=(0, 9)))
+        collect(target, small.tokenizer(), PROMPTS, tmp_path / "deep", TextSettings(layers=(0, 9)))
     assert not (tmp_path / "deep.partial").exists()
 
 
@@ -297,7 +303,7 @@ def test_places_that_no_draft_came_to(target, data, tmp_path, monkeypatch):
     """An untrained network, say: what was not measured is no number, and the record is JSON."""
     from hf_lossy_assist.methods.eagle3 import fit as module
 
-    own, texts = module.measure, Texts(data, target)
+    own, texts = module.measure, TextDataset(data, target)
     never = torch.tensor(sorted(set(range(target.config.vocab_size)) - set(torch.cat(texts.ids).tolist())))
 
     def of_none_right(network, *args):
@@ -317,5 +323,5 @@ def test_texts_that_end_before_their_answers(target, data, tmp_path):
     with pytest.raises(
         ValueError, match="longest=4: none of the 16 texts that it trains on .* the shortest prompt has 5"
     ):
-        fit_eagle3(target, long, tmp_path / "out", FitSettings(**vars(SHORT) | {"longest": 4}))
+        fit_eagle3(target, long, tmp_path / "out", DrafterFitSettings(**vars(SHORT) | {"longest": 4}))
     assert not (tmp_path / "out.partial").exists()

@@ -1,0 +1,118 @@
+"""Initialise an EAGLE-3 network: the target's widths, the tokens that the target writes most, and the target's head.
+
+Few texts teach a network of random numbers little. This one begins with the target's head, and hands on the state of the last layer that is read,
+which is nearly what that head reads (docs/log.md has what that brings).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LlamaConfig
+
+from ...drafters.networks.eagle_network import Eagle3Config, Eagle3Network
+from ...models.introspection import base_of
+from ...validation import MOST, check_int, check_number, check_positive
+from .data import TextDataset
+
+
+@dataclass(frozen=True)
+class DrafterFitSettings:
+    """Settings of making and training a drafter.
+
+    Args:
+        layers: decoder layers. vocabulary: tokens that it can propose, the target's most frequent ones; None: all.
+        intermediate_size: of its MLP; None: the target's.
+        steps: length of the chains that it is trained on.
+        epochs, batch_size (texts), learning_rate (its highest), longest (tokens of a text that are used).
+        held_out: share of the texts that the figures are made on.
+        texts: of the others, how many it is trained on, the same first ones for every number; None: all. For what more texts would bring.
+        save_every: steps of the optimizer between two checkpoints.
+    """
+
+    layers: int = 1
+    vocabulary: int | None = None
+    intermediate_size: int | None = None
+    steps: int = 5
+    epochs: int = 4
+    batch_size: int = 8
+    learning_rate: float = 3e-4
+    longest: int = 1024
+    held_out: float = 0.05
+    texts: int | None = None
+    save_every: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_int("layers", self.layers, 1, 16)
+        for name, low, high in (("vocabulary", 2, MOST), ("intermediate_size", 1, 2**20), ("texts", 1, MOST)):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), low, high)
+        check_int("steps", self.steps, 1, 16)
+        for name in ("epochs", "batch_size", "save_every"):
+            check_int(name, getattr(self, name), 1)
+        check_int("longest", self.longest, 4)
+        check_int("seed", self.seed, 0)
+        check_positive("learning_rate", self.learning_rate, 1.0)
+        check_number("held_out", self.held_out, 0.01, 0.5)
+
+
+DEFAULTS = DrafterFitSettings()
+
+
+def make_network(target: Any, texts: TextDataset, settings: DrafterFitSettings) -> Eagle3Network:
+    """Make an untrained network. Its head begins as the target's, and its states as those of the last layer that it reads."""
+    base = base_of(target)
+    text, embeddings = base.config.get_text_config(decoder=True), base.get_input_embeddings().weight
+    vocabulary, width = embeddings.shape
+    heads = text.num_attention_heads
+    layer = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=settings.intermediate_size or _read_intermediate_size(text),
+        num_hidden_layers=settings.layers, num_attention_heads=heads, num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or width // heads, max_position_embeddings=text.max_position_embeddings,
+        rms_norm_eps=getattr(text, "rms_norm_eps", None) or 1e-6,
+    )  # fmt: skip
+    tokens = _find_most_frequent(texts, vocabulary, settings.vocabulary)
+    config = Eagle3Config(layer, texts.layers, len(tokens), text.hidden_size)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(settings.seed)
+        network = Eagle3Network(config, own_embeddings=False)
+        for weight in network.parameters():
+            if weight.dim() > 1:
+                torch.nn.init.normal_(weight, std=0.02)
+        network.d2t.copy_(tokens - torch.arange(len(tokens)))
+        if text.hidden_size == width:  # else the target's head reads other numbers than its blocks write
+            network.fc.weight.mul_(0.1)[:, -width:] += torch.eye(width)
+            network.lm_head.weight.copy_(read_rows(base.get_output_embeddings(), tokens, width))
+    return network
+
+
+@torch.no_grad()
+def read_rows(head: torch.nn.Module, tokens: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the rows `tokens` of the weights of a head that reads `width` numbers, (tokens, width), float32, on the CPU."""
+    weight = getattr(head, "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.is_floating_point():
+        return weight[tokens.to(weight.device)].float().cpu()
+    # The weights are packed (int8, 4 bits), each kind in its way. The columns are what any head makes of unit vectors.
+    like = next((tensor for tensor in (*head.parameters(), *head.buffers()) if tensor.is_floating_point()), None)
+    dtype, device = (torch.float32, "cpu") if like is None else (like.dtype, like.device)
+    columns = [head(units)[:, tokens.to(device)] for units in torch.eye(width, dtype=dtype, device=device).split(64)]
+    bias = head(torch.zeros(1, width, dtype=dtype, device=device))[:, tokens.to(device)]
+    return (torch.cat(columns) - bias).T.float().cpu()
+
+
+def _read_intermediate_size(text: Any) -> int:
+    """Return the width of a target's MLP, whatever its config calls it."""
+    names = ("intermediate_size", "n_inner", "ffn_dim")
+    sizes = [getattr(text, name) for name in names if isinstance(getattr(text, name, None), int)]
+    return int(sizes[0] if sizes else 4 * text.hidden_size)
+
+
+def _find_most_frequent(texts: TextDataset, vocabulary: int, count: int | None) -> torch.Tensor:
+    """Return the ids of the `count` tokens that the target wrote most often, in order; ties go to the lower ids."""
+    if count is None or count >= vocabulary:
+        return torch.arange(vocabulary)
+    counts = torch.zeros(vocabulary, dtype=torch.long)
+    for ids, prompt in zip(texts.ids, texts.prompts, strict=True):
+        counts += torch.bincount(ids[prompt:], minlength=vocabulary)
+    return counts.sort(descending=True, stable=True).indices[:count].sort().values

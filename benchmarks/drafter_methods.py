@@ -34,7 +34,7 @@ from hf_lossy_assist.methods.specdec.fit import fit_specdec
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
-from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
 from hf_lossy_assist.methods.svip.calibrate import calibrate_svip
 from hf_lossy_assist.models.loading import load_model

@@ -21,7 +21,7 @@ from hf_lossy_assist.evaluation.run import ArmOutput, DecodingSettings, Writer
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
-from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
 from hf_lossy_assist.tasks.demo_task import GAINS, LOSSES, generate_problems
 from hf_lossy_assist.tasks.load import DemoTask, Problem

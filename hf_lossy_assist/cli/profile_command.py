@@ -59,7 +59,7 @@ def profile_command(
     check_int("--sample-batch-size", sample_batch_size, 1, MOST_ROWS)
     check_new(out, "profile again")  # before models are loaded
     from ..artifacts.sv_profile import LONGEST_PROFILED
-    from ..methods.sv.instrument import ProfileSettings
+    from ..methods.sv.profiled_runner import ProfileSettings
     from ..methods.sv.profiling import profile
 
     lengths = tuple(gamma or ProfileSettings.gamma)
@@ -81,7 +81,7 @@ def profile_command(
 
 
 def _show(profile: Any, out: Path) -> None:
-    from ..methods.sv.alternatives import ALTERNATIVES, advice, compared
+    from ..methods.sv.baselines import BASELINES, advise, compare_baselines
 
     screen, metrics, latency = console(), profile.metrics, profile.latency
     cells = table("cells of S × A", "H(X)", "H(X |\nS, A)", "information\ngain", "of S\nalone", "of A\nalone")
@@ -101,11 +101,11 @@ def _show(profile: Any, out: Path) -> None:
         f"ms of a draft step, and of a round but its drafting, γ = {profile.gamma}; noise: half the spread of the middle half\n"
         f"of the rounds; the last column is predicted ({profile.machine})\n"
     )
-    found = compared(profile)
+    found = compare_baselines(profile)
     speeds_table = table(
         "rows", "target\nalone", f"strict,\nγ = {profile.gamma}", "svip", "SV,\npredicted", "SV × the\nfastest"
     )
-    for row, speeds in zip(found, metrics[ALTERNATIVES], strict=True):
+    for row, speeds in zip(found, metrics[BASELINES], strict=True):
         alone = (f"{speeds[name]:.0f}" for name in ("target", "strict", "svip"))
         speeds_table.add_row(str(row.rows), *alone, f"{row.tokens_per_second:.0f}", f"{row.gain:.2f}")
     screen.print(speeds_table)
@@ -115,4 +115,4 @@ def _show(profile: Any, out: Path) -> None:
         if any(profile.worthwhile(row.rows) for row in found)
         else "; the policy sv leaves its companion out here, and is strict"
     )
-    show(f"{out}: {advice(found)}{unused}")
+    show(f"{out}: {advise(found)}{unused}")

@@ -16,7 +16,7 @@ from ..models.identity import ModelIdentity
 from ..registry import find_method_for_head
 from ..validation import MOST, MOST_FACTOR, check_int, check_number, one_line
 from .finished import check_entries, check_files, finish_dataset, load_rows, open_dataset
-from .resumable import compute_key, name_shard, read_part
+from .resumable import compute_key, name_shards, read_part
 
 
 KINDS = ("original", "draft", "target", "mixed")  # SPRINTER's
@@ -73,7 +73,7 @@ def assemble(out: Path, part: Path, facts: dict[str, Any], count: int) -> None:
     from datasets import Dataset, concatenate_datasets
 
     key = compute_key(part / RECORD)
-    files = [part / name_shard(number, "parquet") for number in range(count)]
+    files = [part / name for name in name_shards(count, "parquet")]
     for file in files:
         if read_part(file, key) is None:
             raise ValueError(f"{file} is missing: resume")

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -221,22 +221,22 @@ def _compute_seal(name: str, data: bytes, key: str) -> str:
 Tell = Callable[[float], None]  # is given the share of a batch that is done
 
 
-def name_shard(number: int, ending: str) -> str:
-    """Return the file of a batch of prompts."""
-    return f"{number:05d}.{ending}"
+def name_shards(count: int, ending: str) -> list[str]:
+    """Return the names of the files of batches of prompts."""
+    return [f"{number:05d}.{ending}" for number in range(count)]
 
 
 def write_shards(
-    record: Path, count: int, ending: str, make: Callable[[int, Tell], bytes], processes: Processes, seed: int, device: torch.device
+    record: Path, names: Sequence[str], make: Callable[[int, Tell], bytes], processes: Processes, seed: int, device: torch.device
 ) -> None:  # fmt: skip
-    """Write this process's share of `count` files beside `record`, but for those that are there; `make(number, tell)` returns their bytes.
+    """Write this process's share of the files `names` beside `record`, but for those that are there; `make(number, tell)` returns their bytes.
 
     Random numbers depend on `seed` and the file's number alone, so a resumed run gives the same files. `tell` moves the bar within a file.
     """
-    key, part, numbers = compute_key(record), record.parent, processes.share(range(count))
+    key, part, numbers = compute_key(record), record.parent, processes.share(range(len(names)))
     with Bar(len(numbers), "collecting", "batches", quiet=not processes.first) as bar:
         for done, number in enumerate(numbers):
-            shard = part / name_shard(number, ending)
+            shard = part / names[number]
             if read_part(shard, key) is not None:
                 bar.skip(1)
                 continue

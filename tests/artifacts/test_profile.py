@@ -22,7 +22,7 @@ from hf_lossy_assist import Confidence, Constant, Heuristic, LossyPolicy, as_pol
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.artifacts.sv_profile import PROFILE, TABLES, Profile
 from hf_lossy_assist.filters.sv import SVFilter
-from hf_lossy_assist.methods.sv.cells import Samples, cells
+from hf_lossy_assist.methods.sv.acceptance_table import Samples, find_cells
 from hf_lossy_assist.policy.recipes import SpeculativeVerification
 
 
@@ -320,7 +320,7 @@ def test_cells_are_those_of_the_profiling(rows, columns, ties):
     s, a = (grid.reshape(-1) for grid in np.meshgrid(beside(own.s_edges), beside(own.a_edges)))
     nothing = np.zeros(len(s))
     samples = Samples(**{f.name: nothing for f in dataclasses.fields(Samples)} | {"s": s, "a": a})
-    s_cell, a_cell = cells(own.s_edges, own.a_edges, samples)
+    s_cell, a_cell = find_cells(own.s_edges, own.a_edges, samples)
     by_torch = own.of_s(torch.from_numpy(s))
     assert by_torch.tolist() == s_cell.tolist() and by_torch.dtype == torch.int64
     assert own.of_a(by_torch, torch.from_numpy(a)[:, None])[:, 0].tolist() == a_cell.tolist()

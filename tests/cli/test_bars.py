@@ -9,10 +9,11 @@ from hf_lossy_assist.methods.autojudge import mine as mining
 from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
 from hf_lossy_assist.methods.sprinter import collect as collecting
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
-from hf_lossy_assist.methods.sv import sampling
-from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.methods.sv import collect_samples
+from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.terminal import Bar
 from hf_lossy_assist.training import resumable as shards
+from hf_lossy_assist.training.resumable import write_record
 
 
 def test_a_bar_shows_parts_and_what_is_left(capsys):
@@ -47,7 +48,7 @@ def moves(monkeypatch):
             super().to(done)
             found.append(self.done)
 
-    for module in (shards, mining, sampling):
+    for module in (shards, mining):
         monkeypatch.setattr(module, "Bar", Seen)
     return found
 
@@ -71,9 +72,10 @@ def test_mining_moves_within_a_problem(tmp_path, moves):
     assert moves == sorted(moves) and moves[-1] == 1 and any(0 < at < 1 for at in moves)
 
 
-def test_sampling_for_a_profile_moves_within_a_batch(moves):
+def test_sampling_for_a_profile_moves_within_a_batch(tmp_path, moves):
     target, draft, tokenizer = tiny_pair()
     texts = [text.prompt for text in word_prompts(4, 6, 5)]
     settings = ProfileSettings(gamma=(2,), new_tokens=12, batch_size=2, batches=(1,), rounds=3)
-    sampling.collect(target, draft, tiny.noisy(target, 0.1), small.tokenizer(), texts, settings)
+    write_record(tmp_path / collect_samples.STARTED, {})
+    collect_samples.collect(target, draft, tiny.noisy(target, 0.1), small.tokenizer(), texts, settings, tmp_path)
     within(moves, 2)

@@ -25,7 +25,7 @@ from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
 from hf_lossy_assist.methods.sprinter import collect as collecting
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sv import profiling
-from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.models import identity
 from hf_lossy_assist.models.identity import ModelIdentity, weights_hash
 from hf_lossy_assist.tasks.load import ExactTask
@@ -64,7 +64,7 @@ class Job:
         target, draft, companion = (given[role] for role in ("target", "draft", "companion"))
         with self.monkeypatch.context() as patch:
             for module, last in (
-                ((collecting, "assemble"), (mining, "assemble"), (profiling, "report")) if stop else ()
+                ((collecting, "assemble"), (mining, "assemble"), (profiling, "split_samples")) if stop else ()
             ):
                 patch.setattr(module, last, interrupted)
             patch.setattr(profiling, "FEWEST", 1)

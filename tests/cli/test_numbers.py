@@ -24,7 +24,7 @@ from hf_lossy_assist.filters import FILTERS
 from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
 from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
-from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.registry import KINDS, list_entries
 from hf_lossy_assist.rules import RULES
 from hf_lossy_assist.stops import STOPS

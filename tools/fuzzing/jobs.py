@@ -16,12 +16,12 @@ from hf_lossy_assist.methods.autojudge import mine as mining
 from hf_lossy_assist.methods.autojudge.mining_loop import MineSettings
 from hf_lossy_assist.methods.sprinter import collect as collecting
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
-from hf_lossy_assist.methods.sv.instrument import ProfileSettings
-from hf_lossy_assist.methods.sv.profiling import facts
-from hf_lossy_assist.methods.sv.sampling import STARTED, collect
+from hf_lossy_assist.methods.sv.collect_samples import STARTED, collect
+from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.tasks.load import ExactTask
 from hf_lossy_assist.tasks.prompts import PromptText
 from hf_lossy_assist.training.dataset import read_dataset
+from hf_lossy_assist.training.jobs import describe_run
 from hf_lossy_assist.training.resumable import prepare
 
 from .made import home
@@ -68,7 +68,9 @@ def start(kind: str, out: Path, resume: bool = False, draft: Any = None) -> None
         prepare(
             out,
             _part(out),
-            facts(target, draft, draft, tokenizer(), words, PROFILE),
+            describe_run(
+                PROFILE.to_dict(), {"target": target, "draft": draft, "companion": draft}, tokenizer(), words
+            ),
             resume,
             STARTED,
         )

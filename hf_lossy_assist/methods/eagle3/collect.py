@@ -17,7 +17,7 @@ from ...models.identity import dtype_of
 from ...models.introspection import base_of, blocks_of
 from ...training.jobs import SamplingSettings, continue_prompts, describe_run, refuse_blank
 from ...training.processes import Processes
-from ...training.resumable import Tell, folders, start_run, write_shards
+from ...training.resumable import Tell, folders, name_shards, start_run, write_shards
 from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int
 
 
@@ -82,7 +82,7 @@ def collect(
     count = -(-len(prompts) // settings.batch_size)
     with start_run(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
         if unfinished:
-            write_shards(part / RECORD, count, SHARDS, make, processes, settings.seed, target.device)
+            write_shards(part / RECORD, name_shards(count, SHARDS), make, processes, settings.seed, target.device)
             processes.on_first(lambda: part.rename(out))
     return out
 

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from ...models.hidden_state_hook import HiddenStateHook
 from ...models.identity import ModelIdentity, check_weights, dtype_of
 from ...training.finished import check_entries, open_dataset
-from ...training.resumable import compute_key, name_shard, read_part
+from ...training.resumable import compute_key, name_shards, read_part
 from ...validation import check_int, shown
 from .collect import RECORD, SHARDS, TextSettings
 
@@ -75,8 +75,8 @@ class TextDataset:
         self._places: list[tuple[Path, int]] = []  # file and first token of each text
         self.ids: list[torch.Tensor] = []
         self.prompts: list[int] = []
-        for number in range(-(-self.facts["prompts"] // self.settings["batch_size"])):
-            file = self.folder / name_shard(number, SHARDS)
+        for name in name_shards(-(-self.facts["prompts"] // self.settings["batch_size"]), SHARDS):
+            file = self.folder / name
             data = read_part(file, key)
             if data is None:
                 raise ValueError(f"{file} is missing: collect again")

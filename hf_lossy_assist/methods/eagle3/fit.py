@@ -30,7 +30,6 @@ from ...training.resumable import (
     clear,
     compute_key,
     folders,
-    name_shard,
     read_part,
     start_run,
     write_part,
@@ -93,7 +92,7 @@ class Checkpoints:
             for moment in MOMENTS:
                 tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment].cpu().contiguous()
         before = self._all()
-        write_part(self.folder / name_shard(step, "safetensors"), safetensors.torch.save(tensors), self.key)
+        write_part(self.folder / f"{step:05d}.safetensors", safetensors.torch.save(tensors), self.key)
         for file in before:
             file.unlink()
             file.with_name(file.name + SEAL).unlink(missing_ok=True)

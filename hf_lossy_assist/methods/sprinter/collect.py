@@ -20,7 +20,7 @@ from ...tasks.prompts import PromptText
 from ...training.dataset import RECORD, assemble, make_schema
 from ...training.jobs import check_places, continue_prompts, describe_run, refuse_blank
 from ...training.processes import Processes
-from ...training.resumable import Tell, folders, start_run, write_shards
+from ...training.resumable import Tell, folders, name_shards, start_run, write_shards
 from .collect_runner import CollectRunner, CollectSettings
 
 
@@ -71,7 +71,7 @@ def collect(
     count = -(-len(texts) // settings.batch_size)
     with start_run(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
         if unfinished:
-            write_shards(part / RECORD, count, "parquet", make, processes, settings.seed, target.device)
+            write_shards(part / RECORD, name_shards(count, "parquet"), make, processes, settings.seed, target.device)
             processes.on_first(lambda: assemble(out, part, facts, count))
     return out
 

@@ -1,34 +1,34 @@
-"""Make SV's profile: how often the target accepts a drafted token of given S and A, and what a round costs on this machine.
+"""Make SV's profile: how often the target accepts a drafted token of given S and A, and the cost of a round on this machine.
 
 Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328), §4.2, §5 and Appendix A.2. Samples and seconds are both
-taken from strict decoding with the real engine: the samples with the companion looking on, the seconds with lengths drawn at random.
+taken from strict decoding with the real engine: the samples with the companion reading along, the seconds with lengths drawn at random.
 """
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from ...artifacts.conditions import describe_machine
 from ...artifacts.files import check_new, new_folder
+from ...artifacts.profile_tables import Bins, Latency
 from ...artifacts.sv_profile import MODELS, Profile
 from ...drafters.hidden_state import refuse_models
+from ...filters.goodput import choose
 from ...generation.runner import Runner
-from ...models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
+from ...models.identity import ModelIdentity, tokenizer_hash, versions
 from ...policy.policy import LossyPolicy
+from ...training.charts import save_figure
+from ...training.jobs import describe_run
 from ...training.processes import Processes
 from ...training.resumable import clear, folders, start_run
-from .alternatives import ALTERNATIVES
-from .alternatives import measure as measure_alternatives
-from .cells import build
-from .held_out import SHAPES, expected, predicted, report
-from .instrument import ProfileSettings
-from .plots import cells_figure, goodput_figure
-from .round_costs import measure
-from .sampling import STARTED, ObserveOnlyFilter, collect
+from .acceptance_table import SHAPES, build_table, predict_speed, replay_rounds, split_samples
+from .baselines import BASELINES, measure_baselines
+from .collect_samples import STARTED, ObserveOnlyFilter, collect
+from .profiled_runner import ProfileSettings
+from .round_costs import measure_latency
 
 
 DEFAULTS = ProfileSettings()
@@ -59,17 +59,18 @@ def profile(
     refuse_models("profiling", target, draft)
     Runner(LossyPolicy(filter=ObserveOnlyFilter(companion)), draft).validate(target)
     processes = Processes.started()
-    here = facts(target, draft, companion, tokenizer, texts, settings)
-    with start_run(out, part, here, STARTED, resume=resume, processes=processes):
-        return _profile((target, draft, companion), tokenizer, texts, out, part, settings, processes, source)
+    models = dict(zip(MODELS, (target, draft, companion), strict=True))
+    facts = describe_run(settings.to_dict(), models, tokenizer, texts, source)
+    with start_run(out, part, facts, STARTED, resume=resume, processes=processes):
+        return _profile(models, tokenizer, texts, out, part, settings, processes, source)
 
 
 def _profile(
-    models: tuple[Any, Any, Any], tokenizer: Any, texts: Sequence[str], out: Path, part: Path,
+    models: dict[str, Any], tokenizer: Any, texts: Sequence[str], out: Path, part: Path,
     settings: ProfileSettings, processes: Processes, source: str,
 ) -> Profile:  # fmt: skip
-    """`profile`, of models that it takes, in a folder that it holds."""
-    target, draft, companion = models
+    """Make the profile of models that were checked, in a folder that is locked."""
+    target, draft, companion = models.values()
     samples = collect(target, draft, companion, tokenizer, texts, settings, part, processes)
     if len(samples.x) < FEWEST:
         processes.wait()
@@ -78,18 +79,18 @@ def _profile(
         raise ValueError(
             f"{len(texts)} prompts gave {len(samples.x)} drafted tokens; at least {FEWEST} are needed: pass more prompts"
         )
-    fitted, kept, metrics = report(samples, settings.seed)
-    bins, gamma = build(fitted, *SHAPES[-1][1:]), settings.gamma[-1]
+    fitted, held, metrics = split_samples(samples, settings.seed)
+    bins, gamma = build_table(fitted, *SHAPES[-1][1:]), settings.gamma[-1]
     if not processes.first:  # one process measures seconds, while the others rest
         processes.wait()
         return Profile.from_pretrained(out)
-    latency = measure(target, draft, companion, tokenizer, texts, settings, bins)
-    metrics[ALTERNATIVES] = measure_alternatives(target, draft, tokenizer, texts, settings)
+    latency = measure_latency(target, draft, companion, tokenizer, texts, settings, bins)
+    metrics[BASELINES] = measure_baselines(target, draft, tokenizer, texts, settings)
     made = Profile(
         bins=bins,
         latency=latency,
         gamma=gamma,
-        pays=np.array([predicted(bins, latency, kept, int(b), gamma, settings.seed) for b in latency.batches]),
+        pays=np.array([predict_speed(bins, latency, held, int(b), gamma, settings.seed) for b in latency.batches]),
         target=ModelIdentity.of(target),
         draft=ModelIdentity.of(draft),
         companion=ModelIdentity.of(companion),
@@ -103,26 +104,46 @@ def _profile(
     largest = int(latency.batches[-1])
     with new_folder(out) as folder:
         made.write(folder)
-        cells_figure(bins, folder / "cells.png")
-        goodput_figure(next(expected(bins, kept, largest, gamma, settings.seed))[0], latency, folder / "goodput.png")
+        save_figure(draw_cells(bins), folder / "cells.png")
+        accept = next(replay_rounds(bins, held, largest, gamma, settings.seed))[0]
+        save_figure(draw_goodput(accept, latency), folder / "goodput.png")
     clear(part, STARTED)
     processes.wait()
     return made
 
 
-def facts(
-    target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], settings: ProfileSettings
-) -> dict[str, Any]:
-    """What decides every sample: a resumed profile must have the same."""
-    return settings.to_dict() | {
-        "target": ModelIdentity.of(target).to_dict(),
-        "draft": ModelIdentity.of(draft).to_dict(),
-        "companion": ModelIdentity.of(companion).to_dict(),
-        **{
-            f"{name}_weights": weights_hash(model)
-            for name, model in zip(MODELS, (target, draft, companion), strict=True)
-        },
-        "dtypes": [str(model.dtype) for model in (target, draft, companion)],
-        "tokenizer_hash": tokenizer_hash(tokenizer),
-        "prompts_sha256": hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest(),
-    }
+def draw_cells(bins: Bins) -> Figure:
+    """Plot P̂(accept | S, A) as a heat map; every cell is as wide and as high as its share of S and A."""
+    figure = Figure(figsize=(5.6, 4.6), layout="constrained")
+    axes = figure.add_subplot(xlabel="S, agreement of draft and companion", ylabel="A, of the drafted token")
+    s = np.concatenate([[0.0], bins.s_edges, [1.0]])
+    mesh = None
+    for k, row in enumerate(bins.accept):
+        a = np.concatenate([[0.0], bins.a_edges[k], [1.0]])
+        mesh = axes.pcolormesh(s[k : k + 2], a, row[:, None], vmin=0, vmax=1, cmap="viridis")
+    assert mesh is not None, "a profile has at least one cell"
+    figure.colorbar(mesh, label="$\\hat{P}$(accepted by the target)")
+    return figure
+
+
+def draw_goodput(accept: np.ndarray, latency: Latency) -> Figure:
+    """Plot a round of `accept` (B, γ): expected tokens, seconds and their ratio over the tokens verified, and the choice (Figure 2)."""
+    batch, gamma = accept.shape
+    seconds = latency.of(batch, gamma)
+    choice = choose(accept, seconds, float(batch))
+    tokens = batch + np.concatenate([[0.0], choice.gains.reshape(-1)[choice.order].cumsum()])
+    chosen = int(choice.kept.sum())
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    panels = (
+        ("expected tokens", tokens),
+        ("ms of the round", seconds * 1e3),
+        ("expected tokens per second", tokens / seconds),
+    )
+    for axes, (label, values) in zip(figure.subplots(1, 3), panels, strict=True):
+        axes.plot(range(len(values)), values)
+        axes.axvline(chosen, color="gray", linestyle=":", label=f"chosen: {chosen} of {batch * gamma}")
+        axes.set(xlabel="drafted tokens verified", ylabel=label)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.suptitle(f"one round of {batch} rows, γ = {gamma}")
+    return figure

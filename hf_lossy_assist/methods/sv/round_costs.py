@@ -1,4 +1,4 @@
-"""What a round costs on this machine: seconds of real rounds, by rows and by how many drafted tokens the target reads."""
+"""Measure the cost of a round on this machine: seconds of real rounds, by rows and by how many drafted tokens the target reads."""
 
 import time
 from collections import defaultdict
@@ -21,7 +21,7 @@ from ...round import Draft, Selection, Verified
 from ...rules.acceptance import RandomSource
 from ...stops.constant import Constant
 from ...terminal import Bar
-from .instrument import InstrumentedRunner, ProfileSettings, run
+from .profiled_runner import InstrumentedRunner, ProfileSettings, run
 
 
 LEVELS = 6  # numbers of verified tokens that are timed, from none to all
@@ -29,21 +29,21 @@ LEVELS = 6  # numbers of verified tokens that are timed, from none to all
 
 @dataclass(frozen=True, eq=False)
 class RandomFilter(VerifyFilter):
-    """For timing: as many of the drafted tokens are verified as `tokens` says in turn, of any rows; `own`'s work is done as well."""
+    """A filter for timing: it verifies `next(tokens)` of the drafted tokens, of random rows, after `timed` has done its work."""
 
-    own: SVFilter
+    timed: SVFilter
     observed: bool
     random: np.random.Generator
     tokens: Iterator[int]
 
     def companion_for(self, target: Any) -> Any:
-        return self.own.companion
+        return self.timed.companion
 
     def reads_companion(self, rows: int) -> bool:
         return self.observed
 
     def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
-        self.own.select(draft, companion, randomness)
+        self.timed.select(draft, companion, randomness)
         batch, gamma = draft.tokens.shape
         order = choose(self.random.random((batch, gamma)), np.ones(batch * gamma + 1), 0.0).order
         kept = np.bincount(order[: next(self.tokens)] // max(gamma, 1), minlength=batch)
@@ -51,8 +51,8 @@ class RandomFilter(VerifyFilter):
         return Selection(draft, sent, companion=companion)
 
 
-def in_turn(levels: Sequence[int], random: np.random.Generator) -> Iterator[int]:
-    """Each level as often as the others, in a new order every time, without end."""
+def rotate(levels: Sequence[int], random: np.random.Generator) -> Iterator[int]:
+    """Yield each level as often as the others, in a new order every time, without end."""
     while True:
         yield from (levels[i] for i in random.permutation(len(levels)))
 
@@ -68,11 +68,8 @@ class Stopwatch:
     def __call__(self, call: Call, verified: Verified) -> None:
         now, drafting = time.perf_counter(), call.clock.seconds().get("draft", 0.0)
         # Rows that have ended, or soon will, draft less, and the round is no longer one of so many rows.
-        if (
-            self.last is not None
-            and verified.tokens.shape == self.shape
-            and bool((verified.drafted == self.shape[1]).all())
-        ):
+        whole = verified.tokens.shape == self.shape and bool((verified.drafted == self.shape[1]).all())
+        if self.last is not None and whole:
             spent = drafting - self.last[1]
             observed = verified.selection.companion is not None
             self.found[int(verified.sent.sum()), observed].append((now - self.last[0] - spent, spent))
@@ -82,20 +79,14 @@ class Stopwatch:
         return sum(map(len, self.found.values()))
 
     def fewest(self) -> int:
-        """Rounds of the kind that came least often."""
+        """Count the rounds of the kind that came least often."""
         return min(len(self.found[m, observed]) for m in self.levels for observed in (False, True))
 
 
-def measure(
-    target: Any,
-    draft: Any,
-    companion: Any,
-    tokenizer: Any,
-    texts: Sequence[str],
-    settings: ProfileSettings,
-    bins: Bins,
-) -> Latency:
-    """Seconds of rounds at each batch size, on prompts of the profile: medians at each level, made not to fall.
+def measure_latency(
+    target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], settings: ProfileSettings, bins: Bins
+) -> Latency:  # fmt: skip
+    """Measure seconds of rounds at each batch size, on prompts of the profile: medians at each level, made not to fall.
 
     A round with the companion has the filter's own work in it, by the cells of `bins`.
 
@@ -104,21 +95,21 @@ def measure(
     from sklearn.isotonic import isotonic_regression
 
     gamma, random = settings.gamma[-1], np.random.default_rng(settings.seed)
-    own = SVFilter(_unmeasured(target, draft, companion, bins, gamma), companion, fallback=False)
+    timed = SVFilter(_make_unmeasured(target, draft, companion, bins, gamma), companion, fallback=False)
     columns: defaultdict[str, list] = defaultdict(list)
     count = min(LEVELS, settings.batches[0] * gamma + 1)  # the same for all batch sizes
     with Bar(len(settings.batches), "timing rounds", "batch sizes") as bar:
         for done, batch in enumerate(settings.batches):
             levels = np.linspace(0, batch * gamma, count).round().astype(np.int64).tolist()
             watch, first = Stopwatch(batch, gamma, levels), 0
-            both = [RandomFilter(own, observed, random, in_turn(levels, random)) for observed in (False, True)]
+            both = [RandomFilter(timed, observed, random, rotate(levels, random)) for observed in (False, True)]
             while watch.fewest() < settings.rounds:
                 chosen = [texts[(first + i) % len(texts)] for i in range(batch)]
                 before, first = watch.count(), first + batch
                 for each in both:
                     watch.last = None  # a call's first round brings its prompt along
                     policy = LossyPolicy(stop=Constant(gamma), filter=each)
-                    run(target, tokenizer, chosen, InstrumentedRunner(policy, draft, watch), settings, endless=True)
+                    run(target, tokenizer, chosen, InstrumentedRunner(policy, draft, watch), settings, ends=False)
                 assert watch.count() > before, "a call has a second round of γ tokens a row"
                 bar.to(done + min(watch.fewest() / settings.rounds, 1.0))
             plain, also = ([np.array(watch.found[m, observed])[:, 0] for m in levels] for observed in (False, True))
@@ -134,8 +125,8 @@ def measure(
     return Latency(np.array(settings.batches), **{name: np.array(values) for name, values in columns.items()})
 
 
-def _unmeasured(target: Any, draft: Any, companion: Any, bins: Bins, gamma: int) -> Profile:
-    """A profile with these cells and no seconds yet: each round counts as one second."""
+def _make_unmeasured(target: Any, draft: Any, companion: Any, bins: Bins, gamma: int) -> Profile:
+    """Return a profile with these cells and no seconds yet: each round counts as one second."""
     flat = Latency(np.array([1]), np.array([[0, gamma]]), np.ones((1, 2)), *np.zeros((3, 1)))
     target, draft, companion = (ModelIdentity.of(model) for model in (target, draft, companion))
     return Profile(bins, flat, gamma, np.ones(1), target, draft, companion, "", {}, "")

@@ -11,7 +11,7 @@ from support.small import words
 
 from hf_lossy_assist import demo
 from hf_lossy_assist.artifacts.sv_profile import PROFILE, Profile
-from hf_lossy_assist.methods.sv.alternatives import advice, compared
+from hf_lossy_assist.methods.sv.baselines import advise, compare_baselines
 
 
 COMPANION = ("--companion", demo.FOLDER / "companion")
@@ -43,10 +43,10 @@ def test_the_demo(hf_lossy, tmp_path):
     for batch, pays in zip((1, 2), made.pays, strict=True):
         rounds, speeds = [line for line in done.out.splitlines() if line.startswith(f"{batch} ")]
         assert rounds.split()[-1] == f"{pays:.2f}"
-        [its] = [its for its in compared(made) if its.rows == batch]
+        [its] = [its for its in compare_baselines(made) if its.rows == batch]
         assert speeds.split()[-1] == f"{its.gain:.2f}" and f"{its.tokens_per_second:.0f}" in speeds.split()
     last = done.out.splitlines()[-1]
-    assert last.startswith(f"{tmp_path / 'p'}: {advice(compared(made))}")
+    assert last.startswith(f"{tmp_path / 'p'}: {advise(compare_baselines(made))}")
     unused = "leaves its companion out here" in last
     assert unused == (not any(made.worthwhile(batch) for batch in (1, 2)))
 

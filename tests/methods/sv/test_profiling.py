@@ -3,7 +3,9 @@ samples agree with strict decoding, and a made profile loads and decodes."""
 
 import dataclasses
 import json
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,13 +17,24 @@ from support.refusals import refused
 from hf_lossy_assist import SpeculativeVerification, demo, enable
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.artifacts.sv_profile import PROFILE, TABLES, Profile
-from hf_lossy_assist.methods.sv import profiling, round_costs, sampling
-from hf_lossy_assist.methods.sv.cells import PRIOR, Samples, build, cells, cross_entropy, edges, entropies, quantiles
-from hf_lossy_assist.methods.sv.held_out import SHAPES, predicted
-from hf_lossy_assist.methods.sv.instrument import ProfileSettings
+from hf_lossy_assist.methods.sv import collect_samples, profiling, round_costs
+from hf_lossy_assist.methods.sv.acceptance_table import (
+    PRIOR,
+    SHAPES,
+    Samples,
+    build_table,
+    compute_cross_entropy,
+    compute_edges,
+    compute_quantiles,
+    find_cells,
+    measure_entropies,
+    predict_speed,
+)
+from hf_lossy_assist.methods.sv.collect_samples import STARTED, collect
+from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
-from hf_lossy_assist.methods.sv.round_costs import LEVELS, measure
-from hf_lossy_assist.methods.sv.sampling import collect
+from hf_lossy_assist.methods.sv.round_costs import LEVELS, measure_latency
+from hf_lossy_assist.training.resumable import write_record
 
 
 QUICK = ProfileSettings(gamma=(2, 4), new_tokens=24, batch_size=20, batches=(1, 2), rounds=3)
@@ -57,8 +70,8 @@ def test_build_recovers_the_law(rows, columns, adaptive):
         return 0.1 + 0.4 * s + 0.4 * a * s
 
     given = random_samples(law)
-    made = build(given, rows, columns, adaptive)
-    cell = cells(made.s_edges, made.a_edges, given)
+    made = build_table(given, rows, columns, adaptive)
+    cell = find_cells(made.s_edges, made.a_edges, given)
     weight, total, squares = np.zeros((3, rows, columns))
     np.add.at(weight, cell, given.reached)
     np.add.at(total, cell, given.reached * law(given.s, given.a))
@@ -73,11 +86,11 @@ def test_build_recovers_the_law(rows, columns, adaptive):
 
 def test_build_by_hand():
     """One row of S. Cell [0, ½): X = 0, 1 of weight 1 and 3, so 3 of 4; cell [½, 1]: nothing. The mean of all is ¾."""
-    made = build(samples([0.2, 0.9], [0.1, 0.3], [0.0, 1.0], [1.0, 3.0]), 1, 2, adaptive=False)
+    made = build_table(samples([0.2, 0.9], [0.1, 0.3], [0.0, 1.0], [1.0, 3.0]), 1, 2, adaptive=False)
     assert made.a_edges.tolist() == [[0.5]] and made.s_edges.shape == (0,)
     assert made.accept_by_s.tolist() == [0.75] and made.accept.tolist() == [[0.75, 0.75]]
     assert made.counts.tolist() == [[2, 0]]
-    pulled = build(samples([0.5] * 3, [0.1, 0.1, 0.9], [0.0, 0.0, 1.0]), 1, 2, adaptive=False)
+    pulled = build_table(samples([0.5] * 3, [0.1, 0.1, 0.9], [0.0, 0.0, 1.0]), 1, 2, adaptive=False)
     mean = 1 / 3
     np.testing.assert_allclose(pulled.accept, [[PRIOR * mean / (2 + PRIOR), (1 + PRIOR * mean) / (1 + PRIOR)]])
 
@@ -85,7 +98,7 @@ def test_build_by_hand():
 def test_empty_cells_have_their_rows_mean():
     given = random_samples(lambda s, a: 0.3 + 0.5 * s)
     some = given.of((given.a > 0.4) & (given.a < 0.5) & (given.s < 0.6))
-    made = build(some, 10, 10, adaptive=False)
+    made = build_table(some, 10, 10, adaptive=False)
     assert set(np.flatnonzero(made.counts.sum(axis=0))) == {4} and not made.counts[6:].any()
     np.testing.assert_allclose(made.accept[:, [0, 9]], np.stack([made.accept_by_s] * 2, axis=1), atol=0.01)
     np.testing.assert_allclose(made.accept[6:], np.average(some.x, weights=some.reached))
@@ -93,10 +106,10 @@ def test_empty_cells_have_their_rows_mean():
 
 def test_accept_never_falls_along_a():
     """Where the samples say that it does, the whole row gets one number."""
-    made = build(random_samples(lambda s, a: 0.9 - 0.6 * a), 4, 8, adaptive=False)
+    made = build_table(random_samples(lambda s, a: 0.9 - 0.6 * a), 4, 8, adaptive=False)
     assert (np.diff(made.accept, axis=1) >= 0).all() and np.ptp(made.accept, axis=1).max() < 1e-12
     np.testing.assert_allclose(made.accept, 0.6, atol=0.02)
-    noisy = build(random_samples(lambda s, a: 0.5 + 0 * s, n=300), 5, 5, adaptive=False)
+    noisy = build_table(random_samples(lambda s, a: 0.5 + 0 * s, n=300), 5, 5, adaptive=False)
     assert (np.diff(noisy.accept, axis=1) >= 0).all() and noisy.accept.min() >= 0 and noisy.accept.max() <= 1
 
 
@@ -105,7 +118,7 @@ def test_what_is_never_reached_does_not_count():
     never = dataclasses.replace(given, x=1 - given.x, reached=np.zeros_like(given.reached))
     both = Samples(**{name: np.concatenate([value, vars(never)[name]]) for name, value in vars(given).items()})
     for adaptive in (False, True):
-        one, two = build(given, 6, 6, adaptive), build(both, 6, 6, adaptive)
+        one, two = build_table(given, 6, 6, adaptive), build_table(both, 6, 6, adaptive)
         np.testing.assert_allclose(one.accept, two.accept)
         assert np.array_equal(one.a_edges, two.a_edges)
 
@@ -113,21 +126,21 @@ def test_what_is_never_reached_does_not_count():
 def test_quantiles_by_hand():
     """Four values of weight 1, 1, 1, 3: half of the weight is reached at the third, a third at the second."""
     values, weights = np.array([0.3, 0.1, 0.2, 0.4]), np.array([1.0, 1.0, 1.0, 3.0])
-    assert quantiles(values, weights, 2).tolist() == [np.float32(0.3)]
-    assert quantiles(values, weights, 3).tolist() == [np.float32(0.2), np.float32(0.4)]
-    assert quantiles(values, weights, 1).shape == (0,)
+    assert compute_quantiles(values, weights, 2).tolist() == [np.float32(0.3)]
+    assert compute_quantiles(values, weights, 3).tolist() == [np.float32(0.2), np.float32(0.4)]
+    assert compute_quantiles(values, weights, 1).shape == (0,)
 
 
 def test_adaptive_cells_have_equal_shares():
     """Also where samples crowd, as real S do near 1; and cells of a value that half of the samples have."""
     random = np.random.default_rng(0)
     s, a = random.beta(5, 1, 30_000), random.beta(1, 4, 30_000)
-    s_edges, a_edges = edges(samples(s, a, s), 8, 5, adaptive=True)
-    cell = cells(s_edges, a_edges, samples(s, a, s))
+    s_edges, a_edges = compute_edges(samples(s, a, s), 8, 5, adaptive=True)
+    cell = find_cells(s_edges, a_edges, samples(s, a, s))
     counts = np.bincount(np.ravel_multi_index(cell, (8, 5)))
     assert counts.min() > 0.97 * 750 and counts.max() < 1.03 * 750
     assert np.diff(s_edges)[0] > 3 * np.diff(s_edges)[-1], "cells are not smaller where samples are denser"
-    tied = build(samples(np.ones(1000), (a[:1000] > 0.1).astype(float), s[:1000]), 16, 17, adaptive=True)
+    tied = build_table(samples(np.ones(1000), (a[:1000] > 0.1).astype(float), s[:1000]), 16, 17, adaptive=True)
     assert np.isfinite(tied.accept).all() and tied.counts.sum() == 1000
 
 
@@ -137,7 +150,7 @@ def test_adaptive_cells_have_equal_shares():
 def test_no_gain_where_there_is_nothing_to_know():
     """X is 0 or 1 by a fair coin: 1 bit. On samples that the cells have not seen a gain can only be lost."""
     fitted, held = (random_samples(lambda s, a: 0.5 + 0 * s, seed=seed) for seed in (0, 1))
-    for row in entropies(fitted, held, SHAPES):
+    for row in measure_entropies(fitted, held, SHAPES):
         assert row["entropy"] == pytest.approx(1.0, abs=0.002)
         for name in ("gain", "gain_s", "gain_a"):
             assert -0.03 < row[name] < 0.001, (row, name)
@@ -153,7 +166,7 @@ def test_gain_of_what_decides():
     true = 1 + 0.1 * np.log2(0.1) + 0.9 * np.log2(0.9)  # 0.531
     for name, law in laws.items():
         fitted, held = (random_samples(law, seed=seed) for seed in (0, 1))
-        for row in entropies(fitted, held, [("10 × 10", 10, 10, False), ("adaptive", 16, 16, True)]):
+        for row in measure_entropies(fitted, held, [("10 × 10", 10, 10, False), ("adaptive", 16, 16, True)]):
             assert row["gain"] == pytest.approx(true, abs=0.05)
             assert row["gain_s"] == pytest.approx(true if name == "s" else 0.0, abs=0.05)
             assert row["gain_a"] == pytest.approx(true if name == "a" else 0.0, abs=0.05)
@@ -163,9 +176,9 @@ def test_cross_entropy_by_hand():
     """Two cells, X of level 0 and 9. Everywhere: (2 + 1, 1, …, 2 + 1) of 4 + 10; in the cell of X = 0 twice, (2 + 8·3/14) of 10."""
     one = samples([0, 0, 1, 1], [0] * 4, [0.0, 0.05, 1.0, 0.95])
     cell = np.array([0, 0, 1, 1])
-    assert cross_entropy(one, one, cell, cell, 2) == pytest.approx(-np.log2((2 + 8 * 3 / 14) / 10))
+    assert compute_cross_entropy(one, one, cell, cell, 2) == pytest.approx(-np.log2((2 + 8 * 3 / 14) / 10))
     everything = -np.log2((2 + 8 * 3 / 14) / 12)
-    assert cross_entropy(one, one, cell * 0, cell * 0, 1) == pytest.approx(everything)
+    assert compute_cross_entropy(one, one, cell * 0, cell * 0, 1) == pytest.approx(everything)
 
 
 # -- what SV is predicted to gain --------------------------------------------------------------------------------------------
@@ -188,8 +201,8 @@ def test_predicted_speed_by_hand():
     table = Latency(
         np.array([4]), np.array([[0, 12]]), np.array([[1.0, 1.6]]), np.array([0.1]), np.array([0.05]), np.zeros(1)
     )
-    assert predicted(*(certain(1.0)[:1] + (table,) + certain(1.0)[1:]), 4, 3, 0) == pytest.approx(1.9 / 1.95)
-    assert predicted(*(certain(0.0)[:1] + (table,) + certain(0.0)[1:]), 4, 3, 0) == pytest.approx(1.9 / 1.35)
+    assert predict_speed(*(certain(1.0)[:1] + (table,) + certain(1.0)[1:]), 4, 3, 0) == pytest.approx(1.9 / 1.95)
+    assert predict_speed(*(certain(0.0)[:1] + (table,) + certain(0.0)[1:]), 4, 3, 0) == pytest.approx(1.9 / 1.35)
 
 
 # -- samples and seconds of real models ---------------------------------------------------------------------------------------
@@ -206,7 +219,9 @@ def texts(count, seed=0):
 
 def collected(models, settings=QUICK, count=6, **others):
     given = {"target": models.target, "draft": models.draft, "companion": models.companion} | others
-    return collect(**given, tokenizer=models.tokenizer, texts=texts(count), settings=settings)
+    with tempfile.TemporaryDirectory() as part:
+        write_record(Path(part) / STARTED, {})
+        return collect(**given, tokenizer=models.tokenizer, texts=texts(count), settings=settings, part=Path(part))
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +277,7 @@ def test_greedy_samples_count_what_strict_decoding_accepts(models):
 def test_seconds(models, gamma, batches):
     """Short drafts of few rows have fewer numbers of tokens to time, and all batch sizes get as many of them."""
     settings = ProfileSettings(gamma=gamma, new_tokens=32, batches=batches, rounds=3)
-    table = measure(
+    table = measure_latency(
         models.target, models.draft, models.companion, models.tokenizer, texts(3), settings, certain(0.5)[0]
     )
     assert table.batches.tolist() == list(batches)
@@ -289,7 +304,9 @@ def test_timed_rounds_are_whole(models, monkeypatch):
 
     monkeypatch.setattr(round_costs.Stopwatch, "__call__", spy)
     settings = ProfileSettings(gamma=(2,), new_tokens=16, batches=(3,), rounds=3)
-    measure(models.target, models.draft, models.companion, models.tokenizer, texts(3), settings, certain(0.5)[0])
+    measure_latency(
+        models.target, models.draft, models.companion, models.tokenizer, texts(3), settings, certain(0.5)[0]
+    )
     assert {calls[0][0][0], calls[1][0][0]} == {False, True}
     for rounds in calls:
         assert len({observed for observed, *_ in rounds}) == 1 and not rounds[0][3], "the prompt's round was timed"
@@ -301,7 +318,7 @@ def test_timed_rounds_are_whole(models, monkeypatch):
 
 def test_an_interrupted_profile_goes_on(models, plain, monkeypatch, tmp_path):
     """What was sampled is not sampled again, and nothing tells that there was a break; another profile may not go on with it."""
-    out, runs, begin = tmp_path / "profile", [], sampling.run
+    out, runs, begin = tmp_path / "profile", [], collect_samples.run
 
     def go(settings=QUICK, **others):
         profile(models.target, models.draft, models.companion, models.tokenizer, texts(6), out, settings, **others)
@@ -312,7 +329,7 @@ def test_an_interrupted_profile_goes_on(models, plain, monkeypatch, tmp_path):
             raise KeyboardInterrupt
         begin(*args, **kwargs)
 
-    monkeypatch.setattr(sampling, "run", interrupted)
+    monkeypatch.setattr(collect_samples, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         go()
     part = tmp_path / "profile.partial"
@@ -380,8 +397,8 @@ def test_what_a_made_profile_predicts(models, made):
     assert len(held.x) == own.metrics["held_out"]
     of_four = held.of(held.gamma == 4)
     for batch, pays in zip((1, 2), own.pays, strict=True):
-        assert pays == predicted(own.bins, own.latency, of_four, batch, 4, 0)
-    bins = build(found.of(~np.isin(found.text, texts_held)), 16, 17, adaptive=True)
+        assert pays == predict_speed(own.bins, own.latency, of_four, batch, 4, 0)
+    bins = build_table(found.of(~np.isin(found.text, texts_held)), 16, 17, adaptive=True)
     assert np.array_equal(bins.accept, own.bins.accept)
 
 

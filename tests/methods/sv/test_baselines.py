@@ -4,9 +4,11 @@ import pytest
 import torch
 from support import small
 from support.profiles import draft, latency, profile, target
+from transformers import GenerationConfig
 
-from hf_lossy_assist.methods.sv.alternatives import ALTERNATIVES, advice, compared, measure
-from hf_lossy_assist.methods.sv.instrument import ProfileSettings, written
+from hf_lossy_assist.methods.sv.baselines import BASELINES, advise, compare_baselines, measure_baselines
+from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
+from hf_lossy_assist.training.jobs import continue_prompts
 
 
 # SV's predicted speeds are 0.9, 1.1 and 1.3 × strict at 1, 4 and 16 rows (`support.profiles`).
@@ -18,27 +20,27 @@ ALONE = [
 
 
 def found(speeds=ALONE, **changes):
-    return compared(profile(metrics={ALTERNATIVES: speeds}, **changes))
+    return compare_baselines(profile(metrics={BASELINES: speeds}, **changes))
 
 
 def test_speeds_by_hand():
     one, four, sixteen = found()
     assert (one.rows, four.rows, sixteen.rows) == (1, 4, 16)
     assert [its.tokens_per_second for its in (one, four, sixteen)] == pytest.approx([90, 220, 520])
-    assert one.of == pytest.approx({"target": 0.6, "strict": 0.9, "svip": 0.75})
+    assert one.ratios == pytest.approx({"target": 0.6, "strict": 0.9, "svip": 0.75})
     assert (one.fastest, four.fastest, sixteen.fastest) == ("target", "svip", "target")
     assert [its.gain for its in (one, four, sixteen)] == pytest.approx([0.6, 220 / 210, 1.04])
     assert [its.pays for its in (one, four, sixteen)] == [False, True, True]
-    assert advice([one, four, sixteen]) == "pays at 4, 16 rows"
+    assert advise([one, four, sixteen]) == "pays at 4, 16 rows"
 
 
 def test_what_does_not_pay_says_what_to_do_instead():
     one, four, sixteen = found()
-    assert advice([one]) == "does not pay: 0.60 × the target alone, at best (rows: 1); do not draft"
+    assert advise([one]) == "does not pay: 0.60 × the target alone, at best (rows: 1); do not draft"
     svip = found([ALONE[0], ALONE[1] | {"svip": 275.0, "target": 110.0}, ALONE[2] | {"target": 1000.0}])
-    assert advice(svip) == ("does not pay: 0.80 × svip, at best (rows: 4); use svip, 2.50 × the target alone")
+    assert advise(svip) == ("does not pay: 0.80 × svip, at best (rows: 4); use svip, 2.50 × the target alone")
     strict = found([{"rows": row["rows"], "target": 50.0, "strict": row["strict"], "svip": 1.0} for row in ALONE])
-    assert advice(strict[:1]) == (
+    assert advise(strict[:1]) == (
         "does not pay: 0.90 × strict, at best (rows: 1); use strict, 2.00 × the target alone"
     )
 
@@ -46,18 +48,27 @@ def test_what_does_not_pay_says_what_to_do_instead():
 def test_a_gain_within_the_noise_is_none():
     loud = found(latency=latency(noise=latency().noise * 10))
     assert [its.pays for its in loud] == [False, False, False]
-    assert advice(loud).startswith("does not pay beyond the noise of 10%: 1.05 × svip, at best (rows: 4)")
+    assert advise(loud).startswith("does not pay beyond the noise of 10%: 1.05 × svip, at best (rows: 4)")
 
 
-def test_tokens_are_counted_up_to_the_first_end():
-    assert written([[5, 6, 2, 0, 0], [2, 2, 2, 2, 2], [5, 6, 7, 8, 9]], [2, 3]) == 3 + 1 + 5
-    assert written([[5, 2]], [None]) == 2
+@pytest.mark.parametrize(
+    ("ends", "kept"), [([2, 3], [[5, 6, 2], [2], [5, 6, 7]]), (None, [[5, 6, 2], [2, 2, 2], [5, 6, 7]])]
+)
+def test_rows_are_cut_behind_their_first_end_token(ends, kept):
+    class Target:
+        device, generation_config = torch.device("cpu"), GenerationConfig(eos_token_id=ends)
+
+        def generate(self, ids, attention_mask, **_):
+            assert ids.tolist() == [[0, 8], [8, 9], [0, 7]] and attention_mask.tolist() == [[0, 1], [1, 1], [0, 1]]
+            return torch.cat([ids, torch.tensor([[5, 6, 2], [2, 2, 2], [5, 6, 7]])], dim=1)
+
+    assert continue_prompts(Target(), small.tokenizer(), [[8], [8, 9], [7]], 3, {}) == kept
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_all_alternatives_are_measured_on_the_same_batches(do_sample):
     settings = ProfileSettings((2,), 6, batches=(1, 3), batch_size=2, rounds=3, do_sample=do_sample)
-    rows = measure(target(), draft(), small.tokenizer(), [f"w{n} w{n + 7}" for n in range(4)], settings)
+    rows = measure_baselines(target(), draft(), small.tokenizer(), [f"w{n} w{n + 7}" for n in range(4)], settings)
     assert [row["rows"] for row in rows] == [1, 3]
     for row in rows:
         assert set(row) == {"rows", "target", "strict", "svip"} and min(row.values()) > 0

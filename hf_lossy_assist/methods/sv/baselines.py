@@ -1,4 +1,4 @@
-"""What SV has to beat at each batch size: the target alone, strict acceptance and SVIP, which lose nothing and need no companion."""
+"""Measure SV's baselines at each batch size: the target alone, strict acceptance and SVIP, which need no companion and lose nothing."""
 
 import time
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from ...stats.clock import wait_for
 from ...stops.confidence import SVIP
 from ...stops.constant import Constant
 from ...terminal import Bar
-from .instrument import ProfileSettings, run
+from .profiled_runner import ProfileSettings, run
 
 
-ALTERNATIVES = "alternatives"  # the entry of a profile's metrics
+BASELINES = "alternatives"  # the entry of a profile's metrics
 NAMES = {"target": "the target alone", "strict": "strict", "svip": "svip"}
-TURNS = 2  # that are timed, behind one that warms up
+TURNS = 2  # timed, after one that warms up
 
 
-def measure(
+def measure_baselines(
     target: Any, draft: Any, tokenizer: Any, texts: Sequence[str], settings: ProfileSettings
 ) -> list[dict[str, float]]:
-    """New tokens per second of all rows together: `rows`, `target`, `strict` and `svip` for each batch size.
+    """Measure new tokens per second of all rows together: `rows`, `target`, `strict` and `svip` for each batch size.
 
-    All continue the same prompts with the profile's sampling settings, one behind the other, in an order that rotates.
+    All continue the same prompts with the profile's sampling settings, one after the other, in an order that rotates.
     """
     arms: dict[str, Runner | None] = {
         "target": None,
@@ -33,7 +33,7 @@ def measure(
         "svip": Runner(LossyPolicy(stop=SVIP()), draft),
     }
     found: list[dict[str, float]] = []
-    with Bar(len(settings.batches) * (TURNS + 1) * len(arms), "timing alternatives", "calls") as bar:
+    with Bar(len(settings.batches) * (TURNS + 1) * len(arms), "timing baselines", "calls") as bar:
         for batch in settings.batches:
             tokens, seconds = dict.fromkeys(arms, 0), dict.fromkeys(arms, 0.0)
             for turn in range(TURNS + 1):
@@ -48,55 +48,54 @@ def measure(
                         seconds[name] += time.perf_counter() - began
                         tokens[name] += written
                     bar.to(bar.done + 1)
-            speeds = {name: tokens[name] / seconds[name] for name in arms}
-            found.append({"rows": float(batch), **speeds})
+            found.append({"rows": float(batch), **{name: tokens[name] / seconds[name] for name in arms}})
     return found
 
 
 @dataclass(frozen=True)
-class Compared:
-    """SV at one batch size: its speed as predicted, and how many times that of each alternative as measured it is."""
+class Comparison:
+    """SV at one batch size: its predicted speed, and its ratio to each baseline's measured speed."""
 
     rows: int
     tokens_per_second: float
-    of: dict[str, float]
+    ratios: dict[str, float]
     noise: float  # of the seconds that the prediction is made of
 
     @property
     def fastest(self) -> str:
-        """The alternative that is hardest to beat."""
-        return min(self.of, key=lambda name: self.of[name])
+        """The baseline that is hardest to beat."""
+        return min(self.ratios, key=lambda name: self.ratios[name])
 
     @property
     def gain(self) -> float:
-        """Times the speed of that one."""
-        return self.of[self.fastest]
+        """The ratio to that one's speed."""
+        return self.ratios[self.fastest]
 
     @property
     def pays(self) -> bool:
-        """By more than the noise."""
+        """True where it gains more than the noise."""
         return self.gain - self.noise > 1
 
 
-def compared(made: Profile) -> list[Compared]:
-    """SV beside the alternatives at every batch size of a profile that has just been made."""
+def compare_baselines(made: Profile) -> list[Comparison]:
+    """Compare SV with the baselines at every batch size of a profile that has just been made."""
     found = []
-    for speeds, pays, noise in zip(made.metrics[ALTERNATIVES], made.pays, made.latency.noise, strict=True):
+    for speeds, pays, noise in zip(made.metrics[BASELINES], made.pays, made.latency.noise, strict=True):
         speed = float(pays) * speeds["strict"]  # predicted against strict acceptance, which was measured
-        of = {name: speed / speeds[name] for name in ("target", "strict", "svip")}
-        found.append(Compared(int(speeds["rows"]), speed, of, float(noise)))
+        ratios = {name: speed / speeds[name] for name in NAMES}
+        found.append(Comparison(int(speeds["rows"]), speed, ratios, float(noise)))
     return found
 
 
-def advice(found: Sequence[Compared]) -> str:
-    """Where SV pays, or what to do instead, in one line."""
-    paying = [str(its.rows) for its in found if its.pays]
+def advise(found: Sequence[Comparison]) -> str:
+    """Say in one line where SV pays, or what to do instead."""
+    paying = [str(one.rows) for one in found if one.pays]
     if paying:
         return f"pays at {', '.join(paying)} rows"
-    best = max(found, key=lambda its: its.gain - its.noise)
+    best = max(found, key=lambda one: one.gain - one.noise)
     more = f" beyond the noise of {best.noise:.0%}" if best.gain > 1 else ""
     times = f"{best.gain:.2f} × {NAMES[best.fastest]}, at best (rows: {best.rows})"
     if best.fastest == "target":
         return f"does not pay{more}: {times}; do not draft"
-    other = f"{best.of['target'] / best.gain:.2f} × the target alone"
+    other = f"{best.ratios['target'] / best.gain:.2f} × the target alone"
     return f"does not pay{more}: {times}; use {best.fastest}, {other}"

@@ -1,8 +1,7 @@
-"""Samples for a profile: strict decoding of prompts with the real engine while the companion reads along."""
+"""Collect samples for a profile: strict decoding of prompts with the real engine while the companion reads along."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,13 @@ from ...policy.policy import LossyPolicy
 from ...round import Draft, Selection, Verified
 from ...rules.acceptance import RandomSource
 from ...stops.constant import Constant
-from ...terminal import Bar
 from ...training.processes import ALONE, Processes
-from ...training.resumable import compute_key, read_part, write_part
-from .cells import Samples
-from .instrument import InstrumentedRunner, ProfileSettings, run
+from ...training.resumable import Tell, compute_key, read_part, write_shards
+from .acceptance_table import Samples
+from .profiled_runner import InstrumentedRunner, ProfileSettings, run
 
 
-STARTED = "started.json"  # in the unfinished profile: what it is of
+STARTED = "started.json"  # the record in the unfinished profile
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,61 +47,47 @@ class ObserveOnlyFilter(VerifyFilter):
 
 def collect(
     target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], settings: ProfileSettings,
-    kept: Path | None = None, processes: Processes = ALONE,
+    part: Path, processes: Processes = ALONE,
 ) -> Samples:  # fmt: skip
-    """Strict decoding of every prompt at each γ, watched by the companion.
+    """Decode every prompt strictly at each γ, watched by the companion, in the folder `part` with its record.
 
-    A finished batch of prompts is a file in `kept`, and one that is there already is not run again. Each of several processes samples
-    its share of the batches, and all return all samples.
+    Each batch of prompts is a file, and one that is there already is not run again. Several processes share the batches, and all return
+    all samples.
     """
-    own: dict[tuple[int, int], dict[str, np.ndarray]] = {}
-    key = "" if kept is None else compute_key(kept / STARTED)
-    for longest in settings.gamma:
-        firsts = processes.share(range(0, len(texts), settings.batch_size))
-        with Bar(len(firsts), f"γ = {longest}", "batches", quiet=not processes.first) as bar:
-            for done, first in enumerate(firsts):
-                file = None if kept is None else kept / f"{longest}-{first:06d}.safetensors"
-                data = None if file is None else read_part(file, key)
-                if data is None:
-                    chosen = texts[first : first + settings.batch_size]
-                    tell = partial(_tell, bar, done, settings.new_tokens)
-                    one = sample(target, draft, companion, tokenizer, chosen, settings, longest, first, tell)
-                    if file is not None:
-                        write_part(file, safetensors.numpy.save(one), key)
-                else:
-                    one = safetensors.numpy.load(data)
-                    bar.skip(1)
-                own[longest, first] = one
-                bar.to(done + 1)
-    found = {place: one for its in processes.all(own) for place, one in its.items()}
-    parts, rounds = [], 0
-    for longest in settings.gamma:
-        for first in range(0, len(texts), settings.batch_size):
-            one = found[longest, first]
-            one["round"] = one["round"] + rounds
-            rounds = int(one["round"].max(initial=rounds - 1)) + 1
-            parts.append(one)
-    return Samples(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+    places = [(gamma, first) for gamma in settings.gamma for first in range(0, len(texts), settings.batch_size)]
+    names = [f"{gamma}-{first:06d}.safetensors" for gamma, first in places]
 
+    def make(number: int, tell: Tell) -> bytes:
+        gamma, first = places[number]
+        chosen = texts[first : first + settings.batch_size]
+        torch.manual_seed(settings.seed * 1_000_003 + first)
+        return safetensors.numpy.save(
+            sample(target, draft, companion, tokenizer, chosen, settings, gamma, first, tell)
+        )
 
-def _tell(bar: Bar, done: int, new_tokens: int, tokens: int) -> None:
-    bar.to(done + min(tokens / new_tokens, 1.0))
+    write_shards(part / STARTED, names, make, processes, settings.seed, target.device)
+    key, parts, rounds = compute_key(part / STARTED), list[dict[str, np.ndarray]](), 0
+    for name in names:
+        data = read_part(part / name, key)
+        assert data is not None, "it has just been written"
+        one = safetensors.numpy.load(data)
+        one["round"] = one["round"] + rounds
+        rounds = int(one["round"].max(initial=rounds - 1)) + 1
+        parts.append(one)
+    return Samples(**{name: np.concatenate([one[name] for one in parts]) for name in parts[0]})
 
 
 def sample(
     target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], settings: ProfileSettings,
-    longest: int, first: int, tell: Callable[[int], None] = lambda tokens: None,
+    longest: int, first: int, tell: Tell,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """The columns of `Samples` for one batch of prompts, the first of which is number `first`; its rounds count from 0.
-
-    `tell`: is given the new tokens of the longest row.
-    """
+    """Return the columns of `Samples` for one batch of prompts, the first of which is number `first`; its rounds count from 0."""
     parts: list[dict[str, np.ndarray]] = []
     rounds = 0
 
     def watch(call: Call, verified: Verified) -> None:
         nonlocal rounds
-        tell(max(call.rows.lengths) - call.rows.width)
+        tell(min((max(call.rows.lengths) - call.rows.width) / settings.new_tokens, 1.0))
         draft, companion_probs = verified.draft, verified.selection.companion
         batch, gamma = draft.tokens.shape
         if gamma == 0:
@@ -130,7 +114,5 @@ def sample(
         parts.append({name: value.cpu().numpy()[inside] for name, value in values.items()})
 
     policy = LossyPolicy(stop=Constant(longest), filter=ObserveOnlyFilter(companion))
-    with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
-        torch.manual_seed(settings.seed * 1_000_003 + first)
-        run(target, tokenizer, texts, InstrumentedRunner(policy, draft, watch), settings)
+    run(target, tokenizer, texts, InstrumentedRunner(policy, draft, watch), settings)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

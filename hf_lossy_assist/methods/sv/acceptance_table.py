@@ -1,0 +1,177 @@
+"""Build the table P̂(accept | S, A) from samples, and measure on held-out prompts how much S and A tell and how fast SV should be.
+
+Kim et al., §7.4 and Definition D.8, huggingface.co/papers/2509.24328.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ...artifacts.profile_tables import Bins, Latency
+from ...filters.goodput import choose
+
+
+LEVELS = 10  # equal cells of X = min(1, p/q) for its entropy
+PRIOR = 8.0  # samples' worth of the row's mean in each cell; of the neighbours' distribution in each entropy
+SHAPES = (("5 × 5", 5, 5, False), ("10 × 10", 10, 10, False), ("20 × 20", 20, 20, False), ("adaptive", 16, 17, True))
+HELD_OUT = 0.2  # of the prompts, for every figure in the report
+ROUNDS = 200  # that are replayed for a predicted speed
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Drafted tokens of many rounds, one entry each, (N,)."""
+
+    s: np.ndarray  # float32   Σ min(q, c)
+    a: np.ndarray  # float32   min(1, c(x)/q(x))
+    x: np.ndarray  # float64   min(1, p(x)/q(x)), the probability that the target accepts
+    similarity: np.ndarray  # float32   Σ min(q, p)
+    place: np.ndarray  # int64   in its draft, from 0
+    gamma: np.ndarray  # int64   the longest draft allowed in its round
+    text: np.ndarray  # int64   number of the prompt
+    round: np.ndarray  # int64   number of the round; its tokens stand together, in their order
+    reached: np.ndarray  # float64   the probability that all tokens before it in the draft were accepted
+
+    def of(self, mask: np.ndarray) -> "Samples":
+        """Select some of them by a mask (N,)."""
+        return Samples(**{name: values[mask] for name, values in vars(self).items()})
+
+
+def compute_quantiles(values: np.ndarray, weights: np.ndarray, cells: int) -> np.ndarray:
+    """Return the inner edges of `cells` cells of equal weight, (cells − 1,) float32."""
+    order = np.argsort(values, kind="stable")
+    share = np.cumsum(weights[order]) / max(weights.sum(), 1e-300)
+    at = np.searchsorted(share, np.arange(1, cells) / cells).clip(max=len(values) - 1)
+    return values[order][at].astype(np.float32)
+
+
+def compute_edges(samples: Samples, rows: int, columns: int, adaptive: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return edges of S (rows − 1,) and, for each cell of S, of A (rows, columns − 1): equally wide, or `adaptive`, equally full."""
+    if not adaptive:
+        even = [np.linspace(0, 1, n + 1)[1:-1].astype(np.float32) for n in (rows, columns)]
+        return even[0], np.tile(even[1], (rows, 1))
+    s_edges = compute_quantiles(samples.s, samples.reached, rows)
+    cell = np.searchsorted(s_edges, samples.s, side="right")
+    everywhere = compute_quantiles(samples.a, samples.reached, columns)
+    a_edges = [
+        compute_quantiles(samples.a[cell == k], samples.reached[cell == k], columns)
+        if (cell == k).any()
+        else everywhere
+        for k in range(rows)
+    ]
+    return s_edges, np.stack(a_edges)
+
+
+def find_cells(s_edges: np.ndarray, a_edges: np.ndarray, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
+    """Find the cell of S and the cell of A of each sample, (N,) each."""
+    s = np.searchsorted(s_edges, samples.s, side="right")
+    return s, (samples.a[:, None] >= a_edges[s]).sum(axis=1)
+
+
+def build_table(samples: Samples, rows: int, columns: int, adaptive: bool) -> Bins:
+    """Return P̂ of each cell: the mean of X over the samples, each as heavy as it is likely to be reached.
+
+    A cell is pulled towards its row's mean as by `PRIOR` samples, so an empty one has it, and along A P̂ never falls.
+    """
+    from sklearn.isotonic import isotonic_regression
+
+    s_edges, a_edges = compute_edges(samples, rows, columns, adaptive)
+    s, a = find_cells(s_edges, a_edges, samples)
+    weight, total = np.zeros((rows, columns)), np.zeros((rows, columns))
+    np.add.at(weight, (s, a), samples.reached)
+    np.add.at(total, (s, a), samples.reached * samples.x)
+    mean = float(total.sum() / weight.sum())
+    by_s = (total.sum(axis=1) + PRIOR * mean) / (weight.sum(axis=1) + PRIOR)
+    accept = (total + PRIOR * by_s[:, None]) / (weight + PRIOR)
+    accept = np.stack([isotonic_regression(y, sample_weight=w + PRIOR) for y, w in zip(accept, weight, strict=True)])
+    counts = np.zeros((rows, columns), dtype=np.int64)
+    np.add.at(counts, (s, a), 1)
+    return Bins(s_edges, a_edges, accept.clip(0.0, 1.0), by_s, counts)
+
+
+def measure_entropies(
+    fitted: Samples, held: Samples, shapes: Sequence[tuple[str, int, int, bool]]
+) -> list[dict[str, Any]]:
+    """Measure H(X) and H(X | S, A) in bits at each resolution, of `held` by distributions counted on `fitted`.
+
+    Both are cross-entropies of samples that the cells have not seen, so cells that are too fine lose. X is min(1, p/q) in
+    `LEVELS` equal cells. The gain of S alone and of A alone has the same number of cells.
+    """
+    out = []
+    nowhere = [np.zeros(len(part.x), dtype=np.int64) for part in (fitted, held)]
+    for name, rows, columns, adaptive in shapes:
+        even = np.linspace(0, 1, rows * columns + 1)[1:-1]
+        by_s, by_a = (
+            compute_quantiles(values, fitted.reached, rows * columns) if adaptive else even
+            for values in (fitted.s, fitted.a)
+        )
+        s_edges, a_edges = compute_edges(fitted, rows, columns, adaptive)
+        in_cells = [
+            np.ravel_multi_index(find_cells(s_edges, a_edges, part), (rows, columns)) for part in (fitted, held)
+        ]
+        known = {
+            "x": nowhere,
+            "x_sa": in_cells,
+            "x_s": [np.searchsorted(by_s, part.s, side="right") for part in (fitted, held)],
+            "x_a": [np.searchsorted(by_a, part.a, side="right") for part in (fitted, held)],
+        }
+        h = {key: compute_cross_entropy(fitted, held, seen, new, rows * columns) for key, (seen, new) in known.items()}
+        out.append({
+            "resolution": name, "cells": rows * columns, "entropy": h["x"], "conditional": h["x_sa"],
+            "gain": h["x"] - h["x_sa"], "gain_s": h["x"] - h["x_s"], "gain_a": h["x"] - h["x_a"],
+        })  # fmt: skip
+    return out
+
+
+def compute_cross_entropy(fitted: Samples, held: Samples, fitted_cells: np.ndarray, held_cells: np.ndarray, count: int) -> float:  # fmt: skip
+    """Compute −E[log₂ P̂(X | cell)] of `held`; a cell is pulled towards the distribution of all as by `PRIOR` samples."""
+    level = [np.minimum((part.x * LEVELS).astype(np.int64), LEVELS - 1) for part in (fitted, held)]
+    table = np.zeros((count, LEVELS))
+    np.add.at(table, (fitted_cells, level[0]), fitted.reached)
+    everywhere = (table.sum(axis=0) + 1.0) / (table.sum() + LEVELS)
+    table = (table + PRIOR * everywhere) / (table.sum(axis=1, keepdims=True) + PRIOR)
+    return float(-(held.reached * np.log2(table[held_cells, level[1]])).sum() / held.reached.sum())
+
+
+def split_samples(samples: Samples, seed: int) -> tuple[Samples, Samples, dict[str, Any]]:
+    """Return samples to build a table from, those of held-out prompts, and figures of the latter."""
+    numbers = np.unique(samples.text)
+    held_out = np.random.default_rng(seed).permutation(numbers)[: max(1, round(HELD_OUT * len(numbers)))]
+    mask = np.isin(samples.text, held_out)
+    fitted, held = samples.of(~mask), samples.of(mask)
+    varied = np.ptp(held.s) > 0 and np.ptp(held.similarity) > 0
+    metrics = {
+        "samples": len(samples.x),
+        "held_out": len(held.x),
+        "acceptance": float(np.average(samples.x, weights=samples.reached)),
+        "information": measure_entropies(fitted, held, SHAPES),
+        "correlation": float(np.corrcoef(held.s, held.similarity)[0, 1]) if varied else None,  # Pearson's
+    }
+    return fitted, held, metrics
+
+
+def replay_rounds(bins: Bins, samples: Samples, batch: int, gamma: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield rounds of γ in random batches, without end: P̂ and the true probability of each drafted token, (2, B, γ)."""
+    random, samples = np.random.default_rng(seed), samples.of(samples.gamma == gamma)
+    number, inverse = np.unique(samples.round, return_inverse=True)
+    table = np.zeros((2, len(number), gamma))
+    s, a = find_cells(bins.s_edges, bins.a_edges, samples)
+    table[0, inverse, samples.place] = bins.accept[s, a]
+    table[1, inverse, samples.place] = samples.x
+    while True:
+        yield table[:, random.choice(len(number), batch)]
+
+
+def predict_speed(bins: Bins, latency: Latency, samples: Samples, batch: int, gamma: int, seed: int) -> float:
+    """Predict SV's speed against strict acceptance: held-out rounds replayed in random batches with the measured seconds."""
+    seconds, alone = latency.of(batch, gamma), latency.unobserved(batch, gamma)
+    total = np.zeros(4)  # tokens and seconds of SV, of strict
+    for accept, true in islice(replay_rounds(bins, samples, batch, gamma, seed), ROUNDS):
+        kept = choose(accept, seconds, float(batch)).kept
+        gain = np.cumprod(true, axis=1)
+        sent = np.arange(gamma) < kept[:, None]
+        total += (batch + gain[sent].sum(), seconds[kept.sum()], batch + gain.sum(), alone)
+    return float(total[0] / total[1] / (total[2] / total[3]))

@@ -1,0 +1,73 @@
+"""Run rounds of the real engine on some prompts and watch them: a profile's samples and seconds are taken from these."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ...artifacts.sv_profile import LONGEST_PROFILED
+from ...engine.call import Call
+from ...engine.loop import decode
+from ...generation.runner import Runner
+from ...policy.policy import LossyPolicy
+from ...round import Verified
+from ...stats.speculation import SpeculationStats
+from ...training.jobs import SamplingSettings, continue_prompts
+from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, shown
+
+
+@dataclass(frozen=True)
+class ProfileSettings(SamplingSettings):
+    """Settings that decide a profile. The paper: 512 prompts, γ of 5 and 7, the models' sampling settings."""
+
+    gamma: tuple[int, ...] = (5, 7)
+    new_tokens: int = 64  # of each prompt
+    batch_size: int = 16  # while samples are taken
+    batches: tuple[int, ...] = (1, 4, 16, 32, 64)  # whose rounds are timed
+    rounds: int = 8  # timed of each kind: `LEVELS` numbers of verified tokens, with and without the companion
+    do_sample: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, high in (("gamma", LONGEST_PROFILED), ("batches", MOST_ROWS)):
+            given = getattr(self, name)
+            if not isinstance(given, list | tuple):
+                raise TypeError(f"{name}: expected numbers such as (5, 7), got {shown(given)}")
+            if not given:
+                raise ValueError(f"{name}: expected at least one number")
+            for value in given:
+                check_int(name, value, 1, high)
+            object.__setattr__(self, name, tuple(sorted(set(given))))
+        check_int("batch_size", self.batch_size, 1, MOST_ROWS)
+        least = 2 * self.gamma[-1] + 2  # two rounds, the second of which is timed
+        check_int("new_tokens", self.new_tokens, least, MOST_NEW_TOKENS)
+        check_int("rounds", self.rounds, 3, 10**6)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings in the types of JSON."""
+        return asdict(self) | {"gamma": list(self.gamma), "batches": list(self.batches)}
+
+
+class InstrumentedRunner(Runner):
+    """A policy and a draft whose every round is shown to `watch(call, verified)`, after it."""
+
+    reads_wholly = True
+
+    def __init__(self, policy: LossyPolicy, draft: Any, watch: Callable[[Call, Verified], None]):
+        super().__init__(policy, draft)
+        self.watch = watch
+
+    def decode(self, call: Call) -> SpeculationStats:
+        call.on_round = lambda verified, verdict: self.watch(call, verified)
+        return decode(call)
+
+
+def run(
+    target: Any, tokenizer: Any, texts: Sequence[str], runner: Runner | None, settings: ProfileSettings, ends: bool = True
+) -> int:  # fmt: skip
+    """Continue `texts` in one batch, by the target alone where `runner` is None; return the number of tokens written.
+
+    `ends`: end tokens end the rows; tokens after a row's first one are not counted.
+    """
+    prompts = [tokenizer(text)["input_ids"] for text in texts]
+    rows = continue_prompts(target, tokenizer, prompts, settings.new_tokens, settings.decoding(), runner, ends)
+    return sum(map(len, rows))

@@ -174,7 +174,7 @@ def override(target: Any, given: list[str] | None) -> None:
 
     Raises: `ValueError` or `TypeError`, one line, for an unknown name, one that something else decides, and a wrong value.
     """
-    from ..generation.setting_types import check_settings
+    from ..generation.arguments import CHECKS
 
     config = target.generation_config
     for text in given or ():
@@ -196,7 +196,8 @@ def override(target: Any, given: list[str] | None) -> None:
         try:
             if name == "pad_token_id" and isinstance(parsed, list):
                 raise TypeError(f"{name}: expected one token id, got {shown(parsed)}")
-            check_settings({name: parsed}, None, lambda name, value: name)
+            if parsed is not None and (check := CHECKS.get(name)) is not None:
+                check(name, parsed)
             config.update(**{name: parsed})
         except (TypeError, ValueError) as error:
             raise ValueError(f"--set {shown(text)}: {one_line(error)}") from None

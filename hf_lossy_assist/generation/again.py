@@ -14,8 +14,8 @@ from ..batch.rows import Rows
 from ..drafters.model import AssistantRun
 from ..engine.call import Call
 from ..engine.joining import cached_models
-from ..models.reading import joins
 from ..models.row_model import RowModel
+from ..models.together import joins
 from ..stats.clock import Clock
 
 

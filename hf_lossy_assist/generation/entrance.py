@@ -6,7 +6,7 @@ from typing import Any
 
 from ..engine.call import Call
 from ..engine.joining import cached_models
-from ..models.reading import joins
+from ..models.together import joins
 from .guests import Guests
 from .places import Room, Seated
 from .prefill import read_prompts_together

@@ -13,7 +13,7 @@ from ..engine.loop import prefill
 from ..models.cached_model import CachedModel
 from ..models.distributed.sharded import is_sharded
 from ..models.introspection import base_of
-from ..models.reading import read_together, reads_together
+from ..models.together import read_together, reads_together
 
 
 # Calls under way that need a module without checkpointing, by the module's `id`.

@@ -4,8 +4,8 @@ import torch
 
 from ..engine.call import Call
 from ..engine.joining import cached_models
-from ..models.reading import keeps_prompts
 from ..models.row_model import RowModel
+from ..models.together import keeps_prompts
 
 
 WORTH_COPYING = 32  # tokens that two prompts have in common

@@ -33,30 +33,18 @@ class Architecture:
 
     config: Any  # of the text part
     device: torch.device
-    # Of its weights and masks.
-    dtype: torch.dtype
-    # Token ids that its embedding has.
-    known: int
-    # Positions that its table of learned ones has; None: it has no table.
-    table_end: int | None
-    # Tokens that each kind of layer sees; None: all before.
-    windows: dict[str, int | None]
-    # Kinds of layers that attend to nothing.
-    unmasked: tuple[str, ...]
-    # What makes each layer of its cache; None: one is of a kind that is not known.
-    layers: Sequence[Callable[[Any, int], Any]] | None
-    # Some layers keep a recurrent state or a convolution's window.
-    keeps_states: bool
-    # Tokens of a chunk, where a kind of layer is chunked.
-    chunk: int | None
-    # Numbers in one layer's weights, about.
-    layer_weights: float
-    # `logits_to_keep` spares logits that nobody reads.
-    keeps_logits: bool
-    # Its attention wants a mask for each row (XGLM checks for it).
-    mask_each_row: bool
-    # Its attention goes through Transformers' table of attention functions and knows no other cache position.
-    may_pack: bool
+    dtype: torch.dtype  # of its weights and masks
+    known: int  # token ids that its embedding has
+    table_end: int | None  # positions that its table of learned ones has; None: it has no table
+    windows: dict[str, int | None]  # tokens that each kind of layer sees; None: all before
+    unmasked: tuple[str, ...]  # kinds of layers that attend to nothing
+    layers: Sequence[Callable[[Any, int], Any]] | None  # make its cache's; None: one is of a kind that is not known
+    keeps_states: bool  # some layers keep a recurrent state or a convolution's window
+    chunk: int | None  # tokens of a chunk, where a kind of layer is chunked
+    layer_weights: float  # numbers in one layer's weights, about
+    keeps_logits: bool  # `logits_to_keep` spares logits that nobody reads
+    mask_each_row: bool  # its attention wants a mask for each row (XGLM checks for it)
+    may_pack: bool  # its attention is in Transformers' table of functions, and knows no other cache position
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "Architecture":
@@ -77,7 +65,8 @@ class Architecture:
             layers=layers,
             keeps_states=layers is not None and keep_states(layers),
             chunk=getattr(config, "attention_chunk_size", None) if CHUNKED in windows else None,
-            layer_weights=remember(base, "weights", lambda: _weights(base)) / max(config.num_hidden_layers, 1),
+            # Remembered, since to count a thousand parameters takes a millisecond.
+            layer_weights=remember(base, "weights", base.num_parameters) / max(config.num_hidden_layers, 1),
             keeps_logits=keeps_logits(base),
             mask_each_row=not is_tested(base),
             may_pack=attention_of(config) == ORDINARY and is_tested(base) and one_config,
@@ -94,11 +83,6 @@ class Architecture:
     def sees_all(self, visible: int) -> bool:
         """Tell whether a text of `visible` tokens is in view of its last one in every layer."""
         return all((w is None or visible <= w) and kind != CHUNKED for kind, w in self.windows.items())
-
-
-def _weights(base: Any) -> int:
-    # Remembered, since to count a thousand parameters takes a millisecond.
-    return sum(getattr(p, "ds_numel", p.numel()) for p in base.parameters())
 
 
 def _windows(config: Any) -> dict[str, int | None]:

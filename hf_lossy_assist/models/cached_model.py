@@ -26,10 +26,8 @@ class CachedModel(Protocol):
     lengths: list[int]
     device: torch.device
     rope: ChangingRope | None
-    # A prompt must have a forward of its own, before the first block.
-    needs_prefill: bool
-    # Its cache goes back to the caller.
-    outlives_call: bool
+    needs_prefill: bool  # a prompt must have a forward of its own, before the first block
+    outlives_call: bool  # its cache goes back to the caller
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         """Run `tokens` (B, Q), of which row b's first `counts[b]` are real, after what the cache holds.
@@ -64,7 +62,7 @@ class GrowingInputs:
 
     @classmethod
     def taken_from(cls, model_kwargs: dict[str, Any], encoder_decoder: bool, device: torch.device) -> "GrowingInputs":
-        """Take them out of `model_kwargs` and onto `device`. An encoder-decoder's `attention_mask` belongs to its encoder and stays."""
+        """Take them out of `model_kwargs`, onto `device`. An encoder-decoder's `attention_mask` is its encoder's and stays."""
         prefix = "decoder_" if encoder_decoder else ""
         names = (prefix + MASK, prefix + POSITIONS, *REPEATED, *ZERO)
         given = {name: model_kwargs.pop(name, None) for name in names}
@@ -91,15 +89,6 @@ def _grown(name: str, value: torch.Tensor, length: int) -> torch.Tensor:
     elif name not in REPEATED:
         new = torch.full_like(new, int(name.endswith(MASK)))
     return torch.cat([value, new], dim=-1)
-
-
-def _positions(inputs: dict[str, Any], end: int) -> torch.Tensor:
-    """Return the positions of the tokens of these inputs of a forward, (1, Q), on the CPU; they end before place `end`."""
-    given = inputs.get(POSITIONS)
-    if given is not None and given.dim() == 2:
-        return given.cpu()
-    ids = inputs["decoder_input_ids"] if "decoder_input_ids" in inputs else inputs["input_ids"]
-    return torch.arange(end - ids.shape[1], end)[None]
 
 
 class CroppingModel:
@@ -154,7 +143,10 @@ class CroppingModel:
             inputs[CACHE] = self.kwargs[CACHE] = self.cache
             if self.rope is not None and self.rope.renewed_after is not None:
                 self.rope.first = [max(self.rope.first[0], self.rope.renewed_after + 1)]
-        with nullcontext() if self.rope is None else self.rope.at(_positions(inputs, end)):
+        ids, positions = inputs.get("decoder_input_ids", inputs.get("input_ids")), inputs.get(POSITIONS)
+        if positions is None or positions.dim() != 2:
+            positions = torch.arange(end - ids.shape[1], end)[None]
+        with nullcontext() if self.rope is None else self.rope.at(positions.cpu()):
             out = self.model(**inputs, return_dict=True)
         if self.fresh:
             # After the prefill only: before it, recording would keep every state of the prompt.

@@ -9,7 +9,6 @@ from transformers import GenerationMixin
 
 _OLD = "past_key_values"
 _taken = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-
 # The cache, as an argument and as a field of outputs: `cache` since Transformers 5.24.
 CACHE = _OLD if _OLD in _taken else "cache"
 # What the forward of Mamba's family takes where `CACHE` is the old name.

@@ -48,16 +48,16 @@ def modelling_files(base: Any) -> list[ModuleType]:
 
 def learned_positions(base: Any) -> int | None:
     """Return how many tokens of a text this decoder has positions for, or None if it has no table."""
-    found: int | None = remember(base, "positions", lambda: _smallest_table(base))
+
+    def find() -> int | None:
+        decoder = base.get_decoder()
+        sizes = [_size(getattr(part, name, None)) for part in decoder.modules() for name in NAMES]
+        if hasattr(decoder, "build_mpt_alibi_tensor"):  # which makes so many biases
+            sizes.append(base.config.max_seq_len)
+        return min((size for size in sizes if size is not None), default=None)
+
+    found: int | None = remember(base, "positions", find)
     return found
-
-
-def _smallest_table(base: Any) -> int | None:
-    decoder = base.get_decoder()
-    sizes = [_size(getattr(part, name, None)) for part in decoder.modules() for name in NAMES]
-    if hasattr(decoder, "build_mpt_alibi_tensor"):  # which makes so many biases
-        sizes.append(base.config.max_seq_len)
-    return min((size for size in sizes if size is not None), default=None)
 
 
 def _size(table: Any) -> int | None:

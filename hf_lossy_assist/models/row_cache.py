@@ -13,7 +13,7 @@ from transformers import Cache
 
 from .recurrent.recording import run_again
 from .recurrent.steps import RestorePoint, StepLog
-from .row_layer import RowLayer, Rows
+from .row_layer import RowLayer
 
 
 STEP = 256  # storage grows by doubling, and by no less than this many slots
@@ -37,6 +37,7 @@ class RowCache(Cache):
         self.rows: torch.Tensor | None = None  # (B, 1), where `slots` are not None
         self.slots: torch.Tensor | None = None  # (B, Q), or None when all rows start at `start`
         super().__init__(layers=[kind(self, number) for number, kind in enumerate(self.kinds)])
+        self.with_states: list[Any] = [layer for layer in self.layers if hasattr(layer, "settle")]
 
     def like(self, limit: int) -> "RowCache":
         """Return an empty cache of the same kind of model."""
@@ -69,10 +70,7 @@ class RowCache(Cache):
         return self.slots
 
     def plan_packed(self, rows: torch.Tensor, slots: torch.Tensor, start: int, visible: int) -> None:
-        """Say where the next forward of a packed sequence writes: token n at slot `slots[n]` of row `rows[n]`, (N,) int64 each.
-
-        `start` and `visible`: the least slot of all rows to begin at, and the end of the furthest.
-        """
+        """Say that the next forward writes token n of a packed sequence at slot `slots[n]` of row `rows[n]`, (N,) each."""
         self.rows, self.slots = rows[None], slots[None]
         self._see(start, visible)
 
@@ -87,7 +85,7 @@ class RowCache(Cache):
         self.slots, self.start, self.visible = slots, 0, self.capacity
 
     def forget_plan(self) -> None:
-        """Let go of the tensors that said where, once the forward has run."""
+        """Release the plan's tensors after the forward."""
         self.rows = self.slots = None
 
     def capacity_for(self, visible: int) -> int:
@@ -95,7 +93,7 @@ class RowCache(Cache):
         return max(visible, min(self.limit + SPARE, max(2 * self.capacity, visible + STEP)))
 
     def storage(self, place: tuple[int, str], like: torch.Tensor, written: int) -> torch.Tensor:
-        """Return room for `capacity` slots of rows such as `like`'s (B, heads, any, d), of which the caller fills the first `written`.
+        """Return `capacity` slots for rows like `like`'s (B, heads, any, d), of which the caller fills the first `written`.
 
         `place`: the layer's number, and "keys" or "values".
         """
@@ -103,11 +101,6 @@ class RowCache(Cache):
         # Zeros, not garbage: a hidden slot has weight 0, but 0 · NaN would still be NaN.
         storage[:, :, written:].zero_()
         return storage
-
-    @property
-    def with_states(self) -> list[Any]:
-        """Return the layers that keep more than keys and values."""
-        return [layer for layer in self.layers if hasattr(layer, "settle")]
 
     def settle(self, lengths: Sequence[int], device: torch.device) -> None:
         """Make a rollback to these lengths final. Only layers with states need to know: keys are overwritten."""
@@ -154,18 +147,16 @@ class RowCache(Cache):
     def _part(self, rows: slice, limit: int, capacity: int, tokens: int | None = None) -> "RowCache":
         out = self.like(limit)
         out.capacity = capacity
-        out._copy_from(self, rows, tokens)
+        for layer, source in zip(out.layers, self.layers, strict=True):
+            layer.copy_from(source, rows, tokens)
         if out.log is not None and self.log is not None:
             out.log.copy_from(range(len(self.log.prompts))[rows], self.log)
         return out
 
-    def _copy_from(self, other: "RowCache", rows: Rows, tokens: int | None = None) -> None:
-        for layer, source in zip(self.layers, other.layers, strict=True):
-            layer.copy_from(source, rows, tokens)
-
     def select(self, rows: torch.Tensor) -> None:
         """Keep these rows only, in this order."""
-        self._copy_from(self, rows)
+        for layer in self.layers:
+            layer.copy_from(layer, rows)
         if self.log is not None:
             self.log.copy_from(rows.tolist(), self.log)
 

@@ -30,7 +30,6 @@ class RowLayer(CacheLayerMixin):
         )
 
     def hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Have this storage."""
         self.keys, self.values = keys, values
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
 
@@ -66,7 +65,7 @@ class RowLayer(CacheLayerMixin):
             self.values[b, :, :tokens] = other.values[a, :, :tokens]
 
     def export_to(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
-        """Put the only row's first tokens into a cache of Transformers', as `RowModel.as_dynamic_cache` says."""
+        """Put the only row's first tokens into a cache of Transformers', as `RowModel.export` says."""
         if not self.is_initialized:  # a layer that attends to a picture alone, of a text
             return
         states = [held[:, :, :length].clone() for held in (self.keys, self.values)]

@@ -62,11 +62,6 @@ class RowModel:
         self.run: Callable[..., Any] = patched_forward(model, self.rope)
         self.packs = rows > 1 and self.facts.may_pack and self.rope is None and not has_fixed_rows(base)
 
-    @property
-    def reach(self) -> float:
-        """Return how many tokens every layer sees; see `Architecture.reach`."""
-        return self.facts.reach
-
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device)
         if self.narrow:  # ids outside the draft's vocabulary: a bad proposal is rejected by verification
@@ -125,7 +120,7 @@ class RowModel:
 
     def stand_at(self, columns: Columns | None) -> None:
         """Say at which columns of the prompts the rows' tokens are, before the first forward; None: at their slots."""
-        if columns is not None and (self.counts_columns or (columns.most and self.reach < float("inf"))):
+        if columns is not None and (self.counts_columns or (columns.most and self.facts.reach < float("inf"))):
             self.columns = columns
             self.masks = Masks(self.facts, columns)
 
@@ -167,8 +162,8 @@ class RowModel:
     def copy(self) -> "RowModel":
         """Return a copy of the only row, with room for what it holds and no more."""
         self._settle()
-        out = RowModel(self.model, 1, self.cache.limit)
-        out.narrow, out.lengths, out.cache = self.narrow, list(self.lengths), self.cache.first(self.lengths[0])
+        out = copy.copy(self)
+        out.lengths, out.cache = list(self.lengths), self.cache.first(self.lengths[0])
         return out
 
     @property
@@ -205,20 +200,17 @@ class RowModel:
         """Have room for `tokens` of each row at once: storage that `row` shares must not be replaced by a larger one."""
         self.cache.capacity = tokens
 
-    def export(self, rows: int, mask: torch.Tensor | None) -> DynamicCache | None:
-        """Return the cache of a call with one row; the rows of a batch end at different places."""
-        return None if rows > 1 else self.as_dynamic_cache(None if mask is None else mask[0].ne(0))
+    def export(self, rows: int, mask: torch.Tensor | None) -> Cache | None:
+        """Return a copy of the only row that Transformers can go on with; None: the rows of a batch end at different places.
 
-    def as_dynamic_cache(self, seen: torch.Tensor | None = None) -> DynamicCache:
-        """Return a one-row copy that Transformers can go on with (the output's cache).
-
-        `seen` (width,) bool: which tokens of the prompt as given the mask shows. The others have a place in a cache of
-        Transformers'; here they get zeros there, since the mask that goes with the text hides them.
+        Tokens that `mask` hides have a place in it, with zeros, since the mask that goes with the text hides them.
         """
+        if rows > 1:
+            return None
         self._settle()
         out = DynamicCache(config=self.facts.config)
         for layer in self.cache.layers:
-            layer.export_to(out, self.lengths[0], seen)
+            layer.export_to(out, self.lengths[0], None if mask is None else mask[0].ne(0))
         return out
 
     def adopt(self, given: Cache, mask: torch.Tensor | None) -> None:

@@ -134,7 +134,7 @@ def test_as_dynamic_cache(name):
     mirror = Mirror(model, rows=1)
     mirror.feed(torch.randint(1, tiny.VOCABULARY, (1, 13)), [13])
     mirror.rollback([11])
-    out = mirror.rows.as_dynamic_cache()
+    out = mirror.rows.export(1, None)
     assert isinstance(out, DynamicCache) and out.get_seq_length() == 11
     with torch.no_grad():
         logits = model(torch.tensor([[5, 6]]), **{CACHE: out}).logits[0]

@@ -26,18 +26,15 @@ LENGTHS = {f"{name}_length" for name in CACHE_NAMES}
 class PositionSources:
     """Where a decoder gets the positions of its tokens from."""
 
-    # The name by which its forward takes them; then it needs nothing else.
-    argument: str | None
+    argument: str | None  # the name by which its forward takes them; then it needs nothing else
     tables: tuple[Any, ...] = ()
-    # Attentions with a `compute_bias` by distance.
-    biases: tuple[Any, ...] = ()
+    biases: tuple[Any, ...] = ()  # attentions with a `compute_bias` by distance
 
     @classmethod
     def of(cls, model: Any) -> "PositionSources":
         """Find those of a model, wrapped or not, once for each model object."""
         base = base_of(model)
-        found: PositionSources = remember(base, "position sources", lambda: _find(base))
-        return found
+        return remember(base, "position sources", lambda: _find(base))
 
     @property
     def known(self) -> bool:
@@ -81,13 +78,12 @@ def _parameters(function: Any) -> set[str]:
 
 
 def _is_told(table: Any) -> bool:
-    """Tell whether a table is an `Embedding` that takes positions."""
     names = _parameters(table.forward) if isinstance(table, torch.nn.Embedding) else set()
     return bool(names & LENGTHS) and "position_ids" in names
 
 
 def _padding_of(table: Any) -> int | None:
-    """Return the token that a table gives no position, or None where it does not look at tokens: an `Embedding` is asked by number."""
+    """Return the token that a table gives no position, or None if it does not look at tokens, as an `Embedding`."""
     return None if isinstance(table, torch.nn.Embedding) else getattr(table, "padding_idx", None)
 
 

@@ -23,8 +23,7 @@ QUIRKS: list[Callable[[Any], Iterable[Patch]]] = [
 
 def patches_of(base: Any) -> list[Patch]:
     """Return what the quirks of a model change, found once for each model object."""
-    found: list[Patch] = remember(base, "quirks", lambda: [patch for quirk in QUIRKS for patch in quirk(base)])
-    return found
+    return list(remember(base, "quirks", lambda: [patch for quirk in QUIRKS for patch in quirk(base)]))
 
 
 def patched_forward(

@@ -21,16 +21,14 @@ class Patch(NamedTuple):
 
     place: Any
     name: str
-    # A function called as `by(forward, original, *args, **kwargs)`; or a plain value.
-    by: Any
+    by: Any  # a function called as `by(forward, original, *args, **kwargs)`; or a plain value
 
     @property
     def key(self) -> tuple[int, str]:
-        """Tell the attribute from all others."""
         return id(self.place), self.name
 
     def replacement(self, original: Any) -> Any:
-        """Return what stands in the place of `original`, in all threads."""
+        """Return what replaces `original` in all threads."""
         if not callable(self.by):
             return self.by
 
@@ -48,19 +46,13 @@ class Patch(NamedTuple):
 class Forward:
     """One forward of this package, as the replaced functions see it."""
 
-    # The `RowCache` that it runs on.
-    cache: Any = None
-    # Of its tokens, (1 or B, Q).
-    positions: torch.Tensor | None = None
-    # The call's `ChangingRope`, and the length of the text that gives each token its frequencies, (1 or B, Q).
-    rope: Any = None
-    rope_lengths: torch.Tensor | None = None
-    # The `Layout` of a packed sequence.
-    layout: Any = None
-    # (B, n) of each row's tokens, where rows are padded on the left.
-    columns: torch.Tensor | None = None
-    # Keys of the patches that are in force.
-    patched: frozenset[tuple[int, str]] = frozenset()
+    cache: Any = None  # the `RowCache` that it runs on
+    positions: torch.Tensor | None = None  # of its tokens, (1 or B, Q)
+    rope: Any = None  # the call's `ChangingRope`
+    rope_lengths: torch.Tensor | None = None  # of the text that gives each token its frequencies, (1 or B, Q)
+    layout: Any = None  # of a packed sequence
+    columns: torch.Tensor | None = None  # (B, n) of each row's tokens, where rows are padded on the left
+    patched: frozenset[tuple[int, str]] = frozenset()  # keys of the patches that are in force
 
 
 _current: ContextVar[Forward | None] = ContextVar("current", default=None)
@@ -89,7 +81,10 @@ def running(forward: Forward, patches: Sequence[Patch] = ()) -> Iterator[None]:
                 _running[patch.key] += 1
                 counted.append(patch)
                 if patch.key not in _originals:
-                    _replace(patch)
+                    replacement = patch.replacement(getattr(patch.place, patch.name))
+                    # A method of the class is in no module's dict, unless somebody (accelerate, say) has put another there.
+                    _originals[patch.key] = vars(patch.place).get(patch.name, ABSENT)
+                    vars(patch.place)[patch.name] = replacement
         yield
     finally:
         with _lock:
@@ -97,21 +92,9 @@ def running(forward: Forward, patches: Sequence[Patch] = ()) -> Iterator[None]:
                 _running[patch.key] -= 1
                 if not _running[patch.key]:
                     del _running[patch.key]
-                    _restore(patch)
+                    original = _originals.pop(patch.key, None)  # None: it could not be replaced
+                    if original is ABSENT:
+                        vars(patch.place).pop(patch.name, None)
+                    elif original is not None:
+                        vars(patch.place)[patch.name] = original
         _current.reset(token)
-
-
-def _replace(patch: Patch) -> None:
-    attributes = vars(patch.place)
-    replacement = patch.replacement(getattr(patch.place, patch.name))
-    # A method of the class stands in no module itself, unless somebody (accelerate, say) has put another one there.
-    _originals[patch.key] = attributes.get(patch.name, ABSENT)
-    attributes[patch.name] = replacement
-
-
-def _restore(patch: Patch) -> None:
-    original = _originals.pop(patch.key, None)
-    if original is ABSENT:
-        vars(patch.place).pop(patch.name, None)
-    elif original is not None:
-        vars(patch.place)[patch.name] = original

@@ -8,7 +8,7 @@ no draft crosses that position.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -47,10 +47,8 @@ class ChangingRope:
 
     def __init__(self, base: Any, modules: Sequence[torch.nn.Module], rows: int):
         self.modules = list(modules)
-        # The length of each row's text at its first forward, or when its cache was written anew.
-        self.first = [0] * rows
-        # Tokens; None: what is in the cache stays as it is.
-        self.renewed_after = _renewed_after(base)
+        self.first = [0] * rows  # the length of each text at its first forward, or when its cache was written anew
+        self.renewed_after = _renewed_after(base)  # tokens; None: what is in the cache stays as it is
         self.patches = [Patch(module, "forward", partial(_rotate, module)) for module in self.modules]
         self._clean = {id(module): _clean(module) for module in self.modules}
 
@@ -98,22 +96,24 @@ class ChangingRope:
         """Run a forward in this thread whose tokens are at `positions` (1 or B, Q), on the CPU."""
         return running(Forward(rope=self, rope_lengths=self.lengths_at(positions)), self.patches)
 
-    def rotate(self, module: torch.nn.Module, x: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor, **kwargs: Any) -> Any:  # fmt: skip
+    def rotate(self, module: torch.nn.Module, x: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor, **kwargs: Any) -> list[torch.Tensor]:  # fmt: skip
         """Return what `module` gives at `positions` (…, 1 or B, Q), each token with the frequencies of a text of `lengths` (1 or B, Q)."""
-        clean, shape = self._clean[id(module)], (max(len(lengths), positions.shape[-2]), lengths.shape[1])
-        lengths = _distinct(clean, lengths, kwargs.get("layer_type"))
+        clean = self._clean[id(module)]
+        kind, original = _original(clean, kwargs.get("layer_type"))
+        # One value for all that have the same frequencies.
+        lengths = lengths.clamp(min=original, max=None if "dynamic" in kind else original + 1)
+        whole: list[torch.Tensor] = []
         found = lengths.unique().tolist()
-        if len(found) == 1:
-            return _each(lambda part: part[..., :-1, :], _at_length(clean, x, positions, found[0], **kwargs))
-        positions = positions.expand(*positions.shape[:-2], *shape)
-        whole: Any = None
         for length in found:
-            inside = (lengths == length).expand(shape).to(positions.device)
-            parts = _at_length(clean, x, positions[..., inside][..., None, :], length, **kwargs)
-            if whole is None:
-                whole = _each(lambda part: part.new_empty(*part.shape[:-3], *shape, part.shape[-1]), parts)
-            for target, part in zip(_tensors(whole), _tensors(parts), strict=True):
-                target[..., inside, :] = part[..., 0, :-1, :]
+            inside = (lengths == length).to(x.device)[..., None]
+            # The longest text's frequencies are for all later positions; other tokens' are not looked at.
+            reached = positions if length == found[-1] else positions.clamp(max=length - 1)
+            parts = _at_length(clean, x, reached, length, **kwargs)
+            whole = (
+                parts
+                if length == found[0]
+                else [torch.where(inside, *pair) for pair in zip(parts, whole, strict=True)]
+            )
         return whole
 
 
@@ -133,12 +133,6 @@ def renew(models: Sequence[tuple[Any, ChangingRope]], rows: Any, clock: Any) -> 
                     model.renew(b, rows.token_ids()[b][: model.lengths[b]])
 
 
-def _distinct(clean: torch.nn.Module, lengths: torch.Tensor, layer_type: str | None) -> torch.Tensor:
-    """Return `lengths` with one value for all that have the same frequencies."""
-    kind, original = _original(clean, layer_type)
-    return lengths.clamp(min=original, max=None if "dynamic" in kind else original + 1)
-
-
 def _original(module: torch.nn.Module, layer_type: str | None) -> tuple[str, int]:
     """Return the kind of RoPE, and the length of text up to which it has its first frequencies."""
     kinds: Any = module.rope_type
@@ -150,11 +144,13 @@ def _original(module: torch.nn.Module, layer_type: str | None) -> tuple[str, int
     return kind, int(parameters["original_max_position_embeddings"])
 
 
-def _at_length(clean: torch.nn.Module, x: torch.Tensor, positions: torch.Tensor, length: int, **kwargs: Any) -> Any:
-    """Run the module's forward for a text of `length` tokens; its last position is one too many, which says so."""
+def _at_length(clean: Any, x: torch.Tensor, positions: torch.Tensor, length: int, **kwargs: Any) -> list[torch.Tensor]:
+    """Return cosines and sines, or one tensor of complex numbers, for a text of `length` tokens."""
+    # One position too many says the length.
     end = positions.new_full((*positions.shape[:-1], 1), length - 1)
     # It keeps what it computed for the longest text so far, so each length starts from a new copy.
-    return type(clean).forward(_clean(clean), x, torch.cat([positions, end], dim=-1), **kwargs)
+    found = type(clean).forward(_clean(clean), x, torch.cat([positions, end], dim=-1), **kwargs)
+    return [part[..., :-1, :] for part in ([found] if isinstance(found, torch.Tensor) else found)]
 
 
 def _clean(module: torch.nn.Module) -> torch.nn.Module:
@@ -189,13 +185,5 @@ def _rotate(module: Any, forward: Forward, original: Any, x: torch.Tensor, posit
     # A layer type may have another kind; and a vision tower's positions are not those of the text.
     if lengths is None or not _changes(kind) or lengths.shape[1] != position_ids.shape[-1]:
         return original(x, position_ids, **kwargs)
-    return forward.rope.rotate(module, x, position_ids.to(x.device), lengths, **kwargs)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [value] if isinstance(value, torch.Tensor) else list(value)
-
-
-def _each(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Apply `change` to a tensor, or to each in a tuple: cosines and sines are two, complex numbers one."""
-    return change(value) if isinstance(value, torch.Tensor) else tuple(change(part) for part in value)
+    parts = forward.rope.rotate(module, x, position_ids.to(x.device), lengths, **kwargs)
+    return parts[0] if len(parts) == 1 else tuple(parts)

@@ -105,45 +105,43 @@ class RowStates(LinearAttentionCacheLayerMixin):
         self.recurrent_states[state_idx], self.has_previous_state[state_idx] = recurrent_states, True
         return recurrent_states
 
-    def _pairs(self, other: "RowStates") -> list[tuple[dict[int, Any], dict[int, Any]]]:
-        return [(self.conv_states, other.conv_states), (self.recurrent_states, other.recurrent_states)]
+    def _pairs(self, other: Any) -> list[tuple[dict[int, Any], int, Any]]:
+        """Return this layer's states, the number and state of `other`, of each kind and number."""
+        kinds = (self.conv_states, other.conv_states), (self.recurrent_states, other.recurrent_states)
+        return [(held, i, state) for held, source in kinds for i, state in source.items()]
 
     def copy_from(self, other: "RowStates", rows: Rows, tokens: int | None = None) -> None:
         """Hold what these rows of `other` hold; `tokens`: as of `RowLayer.copy_from`, a state being that after all."""
-        for mine, theirs in self._pairs(other):
-            for i, state in theirs.items():
-                at = rows.to(state.device) if isinstance(rows, torch.Tensor) and state is not None else rows
-                found = None if state is None else state[at]
-                mine[i] = found if tokens is None or found is None else found.clone()
+        for held, i, state in self._pairs(other):
+            if state is not None:
+                state = state[rows.to(state.device) if isinstance(rows, torch.Tensor) else rows]
+            held[i] = state if tokens is None or state is None else state.clone()
         self.has_previous_state, self.conv_kernel_size = dict(other.has_previous_state), dict(other.conv_kernel_size)
         self.device, self.dtype = other.device, other.dtype
 
     def resize(self, rows: int, like: "RowStates") -> None:
         """Have so many rows, one more than before at most; `like`: what states look like, if there are none yet."""
-        for mine, theirs in self._pairs(like):
-            for i, state in theirs.items():
-                if mine[i] is None and state is not None:
-                    mine[i] = state.new_zeros(rows, *state.shape[1:])
-                elif mine[i] is not None and len(mine[i]) < rows:
-                    mine[i] = torch.cat([mine[i], torch.zeros_like(mine[i][:1])])
+        for held, i, state in self._pairs(like):
+            if held[i] is None and state is not None:
+                held[i] = state.new_zeros(rows, *state.shape[1:])
+            elif held[i] is not None and len(held[i]) < rows:
+                held[i] = torch.cat([held[i], torch.zeros_like(held[i][:1])])
         for i, known in like.has_previous_state.items():
             self.has_previous_state[i] |= known
 
     def copy_row(self, b: int, a: int, tokens: int, other: "RowStates") -> None:
         """Let row b hold what row a of `other` holds."""
-        for mine, theirs in self._pairs(other):
-            for i, state in theirs.items():
-                if mine[i] is not None:
-                    mine[i] = mine[i].clone()  # others may look at it
-                    mine[i][b] = 0 if state is None else state[a]
+        for held, i, state in self._pairs(other):
+            if held[i] is not None:
+                held[i] = held[i].clone()  # others may look at it
+                held[i][b] = 0 if state is None else state[a]
 
     def export_to(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
         """Put the only row's states into a cache of Transformers'."""
-        for i in range(self.number_of_states):
-            if self.has_previous_state[i] and self.conv_states[i] is not None:
-                out.update_conv_state(self.conv_states[i], self.number, i)
-            if self.has_previous_state[i] and self.recurrent_states[i] is not None:
-                out.update_recurrent_state(self.recurrent_states[i], self.number, i)
+        for held, i, state in self._pairs(self):
+            if self.has_previous_state[i] and state is not None:
+                update = out.update_conv_state if held is self.conv_states else out.update_recurrent_state
+                update(state, self.number, i)
 
     def adopt(self, layer: Any, columns: torch.Tensor) -> None:
         """Copy a layer of Transformers', where hidden tokens on the left of a row have changed no state."""
@@ -214,12 +212,8 @@ def layers_of(config: Any) -> list[Callable[[Any, int], Any]] | None:
     layers = DynamicCache(config=config).layers
     if not all(type(layer) in KINDS for layer in layers):
         return None
-    return [
-        partial(KINDS[type(layer)], states=layer.number_of_states)
-        if isinstance(layer, LinearAttentionCacheLayerMixin)
-        else KINDS[type(layer)]
-        for layer in layers
-    ]
+    kinds = [(KINDS[type(layer)], getattr(layer, "number_of_states", None)) for layer in layers]
+    return [kind if states is None else partial(kind, states=states) for kind, states in kinds]
 
 
 def keeps_states(model: Any) -> bool:

@@ -45,10 +45,8 @@ def with_times(arguments: dict[str, Any], limited: torch.Tensor | None) -> dict[
 class Form(NamedTuple):
     """How a kind of recurrence is called."""
 
-    # Arguments (B, Q, …) that are 0 at a token that changes nothing.
-    idle: tuple[str, ...]
-    # The state that it begins with.
-    initial: str
+    idle: tuple[str, ...]  # arguments (B, Q, …) that are 0 at a token that changes nothing
+    initial: str  # the state that it begins with
     # Makes the idle arguments what may be 0: a gated delta rule's may be as they are.
     ready: Callable[[dict[str, Any], torch.Tensor | None], dict[str, Any]] = lambda arguments, limited: dict(arguments)
 
@@ -81,12 +79,10 @@ class Call:
 
     @property
     def form(self) -> Form:
-        """How it is called."""
         return FORMS[self.name]
 
     @property
     def width(self) -> int:
-        """Of the block, tokens."""
         return int(self.arguments[self.form.idle[0]].shape[1])
 
     def idle_after(self, tokens: torch.Tensor, limited: torch.Tensor | None = None) -> dict[str, Any]:
@@ -108,13 +104,10 @@ class Call:
 
     def again(self, state: torch.Tensor | None, tokens: torch.Tensor, most: int) -> torch.Tensor:
         """Return the state after each row's first `tokens[b]`, (B,), no more than `most`. `state`: before the block; None: none yet."""
-        cut = {
-            name: value[:, :most]
-            if isinstance(value, torch.Tensor) and value.dim() > 2 and value.shape[1] == self.width
-            else value
-            for name, value in self.arguments.items()
-            if name != self.form.initial
-        }
+        cut = {name: value for name, value in self.arguments.items() if name != self.form.initial}
+        for name, value in cut.items():
+            if isinstance(value, torch.Tensor) and value.dim() > 2 and value.shape[1] == self.width:
+                cut[name] = value[:, :most]
         idle = replace(self, arguments=short_chunks(cut, most)).idle_after(tokens)
         return self.function(**idle, **{self.form.initial: state})[1]
 
@@ -170,13 +163,11 @@ class LayerSnapshot:
 
     window: torch.Tensor | None  # (B, C, K) before
     state: torch.Tensor | None  # (B, …) before
-    # (B, C, K + Q) of the convolution, the window before them.
-    inputs: torch.Tensor | None = None
+    inputs: torch.Tensor | None = None  # (B, C, K + Q) of the convolution, the window before them
     call: Call | None = None
     window_after: torch.Tensor | None = None
     state_after: torch.Tensor | None = None
-    # The state within the block, where `run_again` has found it.
-    found: torch.Tensor | None = None
+    found: torch.Tensor | None = None  # the state within the block, from `run_again`
 
     def at(self, point: RestorePoint) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return window and state before the forward, after it, or within it."""
@@ -204,15 +195,13 @@ def run_again(steps: Sequence[Sequence[LayerSnapshot]], points: Sequence[Restore
     for point in points or ():
         if point.ends is None or point.step is None:
             continue
-        known = []
-        for snapshot in steps[point.step]:
-            if snapshot.call is None or snapshot.state_after is None:
-                continue
-            block = snapshot.call.block(snapshot.state, snapshot.state_after)
-            if block is not None:
-                known.append((snapshot, block))
-        for (snapshot, _), state in zip(known, states_after([block for _, block in known], point.ends), strict=True):
-            snapshot.found = state
+        known: dict[int, Block] = {}
+        for number, snapshot in enumerate(steps[point.step]):
+            if snapshot.call is not None and snapshot.state_after is not None:
+                block = snapshot.call.block(snapshot.state, snapshot.state_after)
+                known |= {} if block is None else {number: block}
+        for number, state in zip(known, states_after(list(known.values()), point.ends), strict=True):
+            steps[point.step][number].found = state
 
 
 def zeros_like(states: torch.Tensor | None) -> torch.Tensor | None:

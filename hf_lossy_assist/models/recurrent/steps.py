@@ -18,8 +18,7 @@ class RowLengths:
         self.tokens, self.most = tokens, max(tokens, default=0)
         self._known: dict[Any, torch.Tensor] = {}
 
-    def on(self, device: torch.device) -> torch.Tensor:
-        """(B,) int64."""
+    def on(self, device: torch.device) -> torch.Tensor:  # (B,) int64
         if device not in self._known:
             self._known[device] = torch.tensor(self.tokens, device=device)
         return self._known[device]
@@ -42,12 +41,9 @@ class ForwardStep:
     starts: Sequence[int]
     counts: Sequence[int]
     width: int
-    # What its tokens left between them is recorded: rows may come to end there.
-    records: bool
-    # Of row b the first so many tokens are its prompt's.
-    prompts: Sequence[int]
-    # Of the real tokens.
-    ends: RowLengths
+    records: bool  # what its tokens left between them: rows may come to end there
+    prompts: Sequence[int]  # of row b the first so many tokens are its prompt's
+    ends: RowLengths  # of the real tokens
 
     @property
     def is_even(self) -> bool:
@@ -67,10 +63,8 @@ class RestorePoint:
 
     rows: torch.Tensor  # (R,) int64
     step: int | None
-    # After the step, else before it.
-    after: bool = False
-    # Within the step: the tokens of it to keep, 0 for other rows.
-    ends: RowLengths | None = None
+    after: bool = False  # the step, else before it
+    ends: RowLengths | None = None  # within the step: the tokens of it to keep, 0 for other rows
 
 
 @dataclass
@@ -79,13 +73,10 @@ class StepLog:
 
     # Tokens of each row that stay; None: as many rows as the first step has, and nothing in them.
     settled: list[int] | None = None
-    # How long each row's prompt is, as far as it was read.
-    prompts: list[int] = field(default_factory=list)
+    prompts: list[int] = field(default_factory=list)  # how long each row's is, as far as it was read
     steps: list[ForwardStep] = field(default_factory=list)
-    # Limits of the times of the last Mamba-2 scan.
-    limit: tuple[float, float] = (0.0, 0.0)
-    # The recurrence that ran last in this forward, and that no layer has taken yet.
-    call: Any = None
+    limit: tuple[float, float] = (0.0, 0.0)  # of the times of the last Mamba-2 scan
+    call: Any = None  # of the recurrence that ran last, and that no layer has taken yet
 
     def open(self, starts: Sequence[int], counts: Sequence[int], width: int, records: bool) -> ForwardStep:
         """Begin a forward. Where `records` is False its tokens are a prompt's, all but the last one of it."""
@@ -128,7 +119,7 @@ class StepLog:
         return found
 
     def _locate(self, b: int, length: int) -> tuple[int | None, str, int]:
-        """Return the step in which a row's first `length` tokens end, where, and after how many of its tokens. −1: where all was settled."""
+        """Return the step in which a row's first `length` tokens end (−1: where all was settled), where, and after how many of its tokens."""
         for number in range(len(self.steps) - 1, -1, -1):
             step = self.steps[number]
             tokens = length - step.starts[b]

@@ -1,4 +1,4 @@
-"""What every verify filter answers: how many drafted tokens of each row go to the target."""
+"""Verify filters: how many drafted tokens of each row go to the target."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ..rules.acceptance import RandomSource
 
 @dataclass(frozen=True)
 class VerifyFilter(NoDeepCopy):
-    """Decides after drafting and before the target runs. `VerifyAll` is the neutral one."""
+    """The base of verify filters, which decide after drafting and before the target runs. `VerifyAll` is the neutral one."""
 
     lossless: ClassVar[bool] = True
     # Whether dropping a token may depend on the token itself, not only on those before it. The correction is then re-weighted.
@@ -21,26 +21,25 @@ class VerifyFilter(NoDeepCopy):
     joint: ClassVar[bool] = False  # weighs the rows of a batch against each other
 
     def companion_for(self, target: Any) -> Any:
-        """The model whose distributions it reads; None: it reads none."""
+        """Return the model whose distributions the filter reads; None: it reads none."""
         return None
 
     def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
         """Refuse models that it was not made for, or drafts of up to `longest` tokens."""
 
     def check_decoding(self, decoding: Mapping[str, Any]) -> None:
-        """Warn of sampling settings (`sampling_settings.decoding_at`) that it was not made for."""
+        """Warn of sampling settings that it was not made for."""
 
     def reads_companion(self, rows: int) -> bool:
-        """Whether the companion runs in a batch of `rows` rows."""
+        """Return whether the companion runs in a batch of `rows` rows."""
         return False
 
     def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
-        """What to send to the target.
+        """Select what to send to the target.
 
         Args:
-            companion: the companion's distributions at each drafted position and the one after, (B, γ + 1, V) float32; None where it
-                did not run.
-            randomness: for filters that draw tokens; numbers of their own, which nothing else in the round uses.
+            companion: its distributions at each drafted position and the one after, (B, γ + 1, V) float32; None: it did not run.
+            randomness: for filters that draw tokens; numbers that nothing else in the round uses.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method select(draft, companion, randomness)")
 
@@ -54,7 +53,4 @@ class VerifyAll(VerifyFilter):
 
 
 set_base("filter", VerifyFilter)
-register_filter(
-    "all", VerifyAll,
-    summary="Every drafted token is verified.",
-)  # fmt: skip
+register_filter("all", VerifyAll)

@@ -1,4 +1,4 @@
-"""What every verify filter that reads a companion model needs of it, and a companion that any draft has: itself in int8."""
+"""Filters that read a companion model: the base of all, and staged speculation, whose companion verifies the draft first."""
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -20,7 +20,7 @@ from .base import VerifyFilter
 
 
 class CompanionFilter(VerifyFilter):
-    """The base of filters with a companion: one forward of it over each drafted block is what `select` reads.
+    """The base of filters with a companion, which runs one forward over each drafted block.
 
     `companion` (`PreTrainedModel` or `str`): a causal model with the draft's vocabulary. A folder or a name on the Hub is loaded
     at the first call, in the target's precision and onto its device: safetensors alone, and no code of its own.
@@ -29,18 +29,18 @@ class CompanionFilter(VerifyFilter):
     companion: Any
 
     def __post_init__(self) -> None:
-        """Refuse what can be no companion. None is one for tests of the choice alone: `generate` refuses it."""
+        """Refuse what can be no companion. None is for tests of `select`: `generate` refuses it."""
         if self.companion is not None and not isinstance(self.companion, str | torch.nn.Module):
             raise TypeError(
                 f"{type(self).__name__}.companion: expected a Transformers model or the name of one, got {shown(self.companion)}"
             )
 
     def __eq__(self, other: object) -> bool:
-        """Equal settings; a loaded companion is equal to itself alone."""
+        """Compare settings; a loaded companion is equal only to itself."""
         if type(self) is not type(other):
             return False
         pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
-        return all(own is its or not isinstance(own, torch.nn.Module) and own == its for own, its in pairs)
+        return all(a is b or not isinstance(a, torch.nn.Module) and a == b for a, b in pairs)
 
     def __hash__(self) -> int:
         return hash((type(self), self.companion if isinstance(self.companion, str) else id(self.companion)))
@@ -78,8 +78,9 @@ def check_companion(draft: Any, companion: Any) -> None:
     reason = why_not_rows(companion)
     if reason is not None:
         raise ValueError(f"a companion must run in batches, and this one does not: {reason}")
-    its = getattr(draft, "identity", None)  # of a drafter that is no model by itself
-    sizes = [its.vocab_size if isinstance(its, ModelIdentity) else vocabulary_of(draft), vocabulary_of(companion)]
+    identity = getattr(draft, "identity", None)  # of a drafter that is no model by itself
+    draft_size = identity.vocab_size if isinstance(identity, ModelIdentity) else vocabulary_of(draft)
+    sizes = [draft_size, vocabulary_of(companion)]
     if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):  # padding differs by less
         raise ValueError(f"the draft has {sizes[0]} token ids, the companion {sizes[1]}: both need the same tokenizer")
 
@@ -88,8 +89,9 @@ def check_companion(draft: Any, companion: Any) -> None:
 class Staged(CompanionFilter):
     """Strict acceptance of the drafted tokens against `companion`; its first correction takes a drafted token's place.
 
-    What is left was drawn from the companion's distributions c, so the target verifies it with q = c. Whether a place is left depends on
-    the places before it alone, so the output has the target's distribution. Lossless; neutral: the draft itself as companion.
+    The tokens left are drawn from the companion's distributions c, so the target verifies them with q = c. Whether a position is left
+    depends only on those before it, so the output has the target's distribution. Neutral: the draft as companion. Spector & Ré, "Staged
+    Speculative Decoding" (huggingface.co/papers/2308.04623), without their tree: one of the baselines of SV's paper.
     """
 
     companion: Any = field(repr=False)
@@ -112,7 +114,4 @@ class Staged(CompanionFilter):
         )
 
 
-register_filter(
-    "staged", Staged, paper="2308.04623", example={"companion": "folder or org/name"},
-    summary="Strict acceptance of the drafted tokens against `companion`.",
-)  # fmt: skip
+register_filter("staged", Staged, paper="2308.04623", example={"companion": "folder or org/name"})

@@ -8,11 +8,14 @@ added while expected tokens ÷ seconds rises. Whether a token is added never dep
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+
+from ..round import Draft
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """One round's choice, and what it would have been with another token at one place (`would_verify`)."""
+    """The tokens of a round to verify, and the choice that another token at one position would have given (`would_verify`)."""
 
     gains: np.ndarray  # (B, γ) float64   π of each drafted token
     seconds: np.ndarray  # (> B·γ,) float64   of a round that verifies m tokens
@@ -26,33 +29,32 @@ class Schedule:
         The row's tokens before it, and the other rows, stay as they are. (B, K) float64 → (B, K) bool.
         """
         batch, gamma = self.gains.shape
-        mine = np.arange(batch)[:, None]
+        rows = np.arange(batch)[:, None]
         before = np.concatenate([np.ones((batch, 1)), self.gains], axis=1)[
-            mine[:, 0], at
+            rows[:, 0], at
         ]  # (B,) π of the token before
         gain = before[:, None] * accept  # (B, K)
         row, place = self.order // gamma, self.order % gamma  # (n,)
         value = self.gains.reshape(-1)[self.order]
-        counts = ~((row == mine) & (place >= at[:, None]))  # (B, n) the row's own tokens from there on do not exist
+        counts = ~((row == rows) & (place >= at[:, None]))  # (B, n) the row's tokens from there on do not exist
         totals = _totals(np.where(counts, value, 0.0), self.sure)  # (B, n + 1)
         added = np.cumsum(np.pad(counts, ((0, 0), (1, 0))), axis=1)  # (B, n + 1)
         speed = totals / self.seconds[added]
         failed = counts & ~(speed[:, 1:] > speed[:, :-1])
         ended = np.where(failed.any(axis=1), failed.argmax(axis=1), len(value))[:, None]  # the item at which it stops
-        # How many items of `order` come before the token: those of higher π, and of equal π those of rows up to its own.
+        # How many items of `order` come before the token: those of higher π, and of equal π those of rows up to it.
         first = np.searchsorted(-value, -gain, side="left")  # (B, K)
         level = np.cumsum(np.concatenate([[0], value[1:] < value[:-1]]))  # (n,) equal for equal π
         tied = (first < len(value)) & (value[np.minimum(first, len(value) - 1)] == gain)
-        same = np.searchsorted(
-            level * batch + row, level[np.minimum(first, len(value) - 1)] * batch + mine, side="right"
-        )
+        goal = level[np.minimum(first, len(value) - 1)] * batch + rows
+        same = np.searchsorted(level * batch + row, goal, side="right")
         ahead = np.where(tied, same, first)
-        total, count = totals[mine, ahead], added[mine, ahead]
+        total, count = totals[rows, ahead], added[rows, ahead]
         return (ended >= ahead) & ((total + gain) / self.seconds[count + 1] > total / self.seconds[count])
 
 
 def choose(accept: np.ndarray, seconds: np.ndarray, sure: float) -> Schedule:
-    """How many drafted tokens of each row to verify.
+    """Choose how many drafted tokens of each row to verify.
 
     Args:
         accept: P̂ of each drafted token, (B, γ) float64; 0 where a row drafted less.
@@ -72,5 +74,27 @@ def choose(accept: np.ndarray, seconds: np.ndarray, sure: float) -> Schedule:
 
 
 def _totals(gains: np.ndarray, sure: float) -> np.ndarray:
-    """Expected tokens after each item, (B, n) → (B, n + 1), added up one by one so that equal items give equal sums."""
+    """Return the expected tokens after each item, (B, n) → (B, n + 1), added up one by one so that equal items give equal sums."""
     return np.cumsum(np.concatenate([np.full((gains.shape[0], 1), sure), gains], axis=1), axis=1)
+
+
+def probs_of(draft: Draft) -> torch.Tensor:
+    """Return q, (B, γ, V) float32, which a draft records where a filter reads a companion."""
+    if draft.probs is None:
+        raise ValueError("a companion is compared with the draft's distributions, and this draft has none")
+    return draft.probs
+
+
+def similarity(draft: Draft, companion: torch.Tensor) -> torch.Tensor:
+    """Return S = Σ min(q, c) at each drafted position, (B, γ) float32 (Definition D.1)."""
+    return torch.minimum(probs_of(draft), companion[:, : draft.gamma]).sum(dim=-1)
+
+
+def acceptance(draft: Draft, companion: torch.Tensor) -> torch.Tensor:
+    """Return A = min(1, c(x)/q(x)) of each drafted token, (B, γ) float32 (Definition D.2)."""
+    return ratio(draft.at_tokens(companion), draft.at_tokens(probs_of(draft)))
+
+
+def ratio(c: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Return min(1, c/q); where q = 0 nothing is drafted, and the value has no effect."""
+    return (c / q).nan_to_num(1.0).clamp(max=1.0)

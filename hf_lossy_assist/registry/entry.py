@@ -42,7 +42,8 @@ class Entry:
         neutral: parameters, in JSON form, with which a rule is strict acceptance bit by bit, and a filter or a method lossless,
             whatever the other parameters are. None: every setting is lossless. neutral_text: the same for readers.
         beside: other parts of a policy, in JSON form, that the neutral setting needs.
-        paper: an arXiv number, an address, or the name of an engine; "" for this package. summary: one sentence.
+        paper: an arXiv number, an address, or the name of an engine; "" for this package. summary: one sentence, by
+            default the first line of the docstring.
         example: a value, in JSON form, for each parameter without a default.
         ladder: of a lossy rule or method, a parameter and values of it from strict to lax, which `hf-lossy tune` tries.
     """
@@ -51,7 +52,7 @@ class Entry:
     name: str
     make: Callable[..., Any]
     guarantee: Guarantee
-    summary: str
+    summary: str = ""
     neutral: Mapping[str, Any] | None = None
     paper: str = ""
     condition: str = ""
@@ -63,6 +64,8 @@ class Entry:
     def __post_init__(self) -> None:
         check_name(f"register_{self.kind}", self.name)
         what = f"register_{self.kind}: {self.name}"
+        if self.summary == "":
+            object.__setattr__(self, "summary", (inspect.getdoc(self.make) or "").partition("\n")[0])
         if not callable(self.make):
             raise TypeError(f"{what}: expected a class or a function, got {shown(self.make)}")
         for name in ("guarantee", "paper", "summary", "condition", "neutral_text"):

@@ -23,30 +23,30 @@ def set_base(kind: Kind, cls: type) -> None:
     _bases[kind] = cls
 
 
-def register_rule(name: str, cls: T, *, guarantee: Guarantee, summary: str, **more: Any) -> T:
-    """Give an acceptance rule a name; returns the class. `more`: the other fields of `Entry`, such as `neutral` and `paper`.
+def register_rule(name: str, cls: T, *, guarantee: Guarantee, summary: str = "", **more: Any) -> T:
+    """Give an acceptance rule a name; returns the class. `more`: other fields of `Entry`, such as `neutral`.
 
     Raises: `ValueError` or `TypeError`, one line, for a name that is taken and for an entry that contradicts itself.
     """
     return _register(Entry("rule", name, cls, guarantee, summary, **more))
 
 
-def register_stop(name: str, cls: T, *, summary: str, **more: Any) -> T:
+def register_stop(name: str, cls: T, *, summary: str = "", **more: Any) -> T:
     """Give a draft stop a name; returns the class. Every setting is lossless: a stop says how much is drafted, not what is accepted."""
     return _register(Entry("stop", name, cls, "lossless", summary, **more))
 
 
-def register_filter(name: str, cls: T, *, guarantee: Guarantee = "lossless", summary: str, **more: Any) -> T:
+def register_filter(name: str, cls: T, *, guarantee: Guarantee = "lossless", summary: str = "", **more: Any) -> T:
     """Give a verify filter a name; returns the class. Arguments and errors as of `register_rule`."""
     return _register(Entry("filter", name, cls, guarantee, summary, **more))
 
 
-def register_drafter(name: str, cls: T, *, summary: str, **more: Any) -> T:
+def register_drafter(name: str, cls: T, *, summary: str = "", **more: Any) -> T:
     """Give a drafter a name; returns the class. Every drafter is lossless: the target verifies what it proposes."""
     return _register(Entry("drafter", name, cls, "lossless", summary, **more))
 
 
-def register_method(name: str, *, recipe: T, guarantee: Guarantee, summary: str, **more: Any) -> T:
+def register_method(name: str, *, recipe: T, guarantee: Guarantee, summary: str = "", **more: Any) -> T:
     """Give a recipe a name; returns the recipe, a function that returns a `LossyPolicy`. `more`: the other fields of `Method`.
 
     Parameters of the recipe named "head", "profile" and "companion" are what `generate(…, lossy_policy="name", head=…)` hands on.

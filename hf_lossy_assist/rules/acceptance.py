@@ -12,20 +12,19 @@ from .base import AcceptanceRule, RuleRun, Strict
 
 
 class RandomSource(Protocol):
-    """Where coins and drawn tokens come from (`batch.randomness`)."""
+    """The source of coins and drawn tokens (`batch.randomness.Randomness`)."""
 
     def coins(self, verified: Verified) -> torch.Tensor:
-        """(B, γ) float32 in [0, 1)."""
+        """Return (B, γ) float32 in [0, 1)."""
 
     def draw(self, probs: torch.Tensor, row_ids: torch.Tensor, place: int) -> torch.Tensor:
-        """One token from each distribution (B, V), not necessarily normalised → (B,) int64; `place`: which of the round's."""
+        """Draw a token from each distribution (B, V), not necessarily normalised → (B,) int64. `place`: its position in the round."""
 
 
 def accept(run: RuleRun, verified: Verified, randomness: RandomSource) -> Verdict:
     """Accept a prefix of each row's sent tokens and choose the token after it.
 
-    The coins are tossed before the rule is asked, so two rules with one seed see the same coins and a looser rule accepts
-    a superset. A lossy rule accepts whatever strict acceptance does, unless it says otherwise (`AcceptanceRule.accepts_all_strict`).
+    The coins are tossed before the rule runs, so two rules with one seed see the same coins, and a looser rule accepts a superset.
     """
     coins = randomness.coins(verified) if verified.sampling or run.rule.needs_coins else None
     runs, lossy = prefix(run, verified, coins)
@@ -40,7 +39,7 @@ def accept(run: RuleRun, verified: Verified, randomness: RandomSource) -> Verdic
 
 
 def prefix(run: RuleRun, verified: Verified, coins: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which drafted tokens are accepted, and which of them only because of the rule, (B, γ) bool each."""
+    """Return which drafted tokens are accepted, and which of them strict acceptance would reject, (B, γ) bool each."""
     by_rule = refuse_unfit(run.accepts(verified, coins), verified.tokens.shape, torch.bool, run.rule, "accepts")
     by_strict = by_rule if run.rule.lossless else Strict().accepts(verified, coins)
     if run.rule.accepts_all_strict:
@@ -52,23 +51,18 @@ def prefix(run: RuleRun, verified: Verified, coins: torch.Tensor | None) -> tupl
 def refuse_unfit(
     answer: Any, shape: Sequence[int], dtype: torch.dtype, rule: AcceptanceRule, name: str
 ) -> torch.Tensor:
-    """Refuse what somebody's own rule got wrong, before it is taken for something else. `name`: of what was answered."""
+    """Refuse a tensor of the wrong shape or dtype from a user's rule. `name`: of the method."""
     if not isinstance(answer, torch.Tensor) or answer.shape != torch.Size(shape) or answer.dtype != dtype:
-        raise TypeError(
-            f"{type(rule).__name__}: {name}: expected {str(dtype).removeprefix('torch.')} of shape {tuple(shape)}, got {described(answer)}"
-        )
+        given = shown(answer)
+        if isinstance(answer, torch.Tensor):
+            given = f"{str(answer.dtype).removeprefix('torch.')} of shape {tuple(answer.shape)}"
+        expected = f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
+        raise TypeError(f"{type(rule).__name__}: {name}: expected {expected}, got {given}")
     return answer
 
 
-def described(value: Any) -> str:
-    """A tensor by its dtype and shape."""
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
-    return shown(value)
-
-
 def next_token(run: RuleRun, verified: Verified, coins: torch.Tensor | None, accepted: torch.Tensor) -> torch.Tensor:
-    """Greedy: the token after the `accepted` (B,) ones, (B,) int64."""
+    """Return the token after the `accepted` (B,) ones in greedy decoding, (B,) int64."""
     bonus = verified.argmax[torch.arange(accepted.shape[0], device=accepted.device), accepted]
     gamma = verified.draft.gamma
     if gamma == 0:
@@ -82,7 +76,7 @@ def next_token(run: RuleRun, verified: Verified, coins: torch.Tensor | None, acc
 def next_distribution(
     run: RuleRun, verified: Verified, coins: torch.Tensor | None, accepted: torch.Tensor
 ) -> torch.Tensor:
-    """Sampling: the distribution of the token after the `accepted` (B,) ones, (B, V) float32, not normalised."""
+    """Return the distribution of the token after the `accepted` (B,) ones in sampling, (B, V) float32, not normalised."""
     gamma, bonus = verified.draft.gamma, verified.p_at(accepted)
     if gamma == 0:
         return bonus

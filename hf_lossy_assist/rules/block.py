@@ -1,4 +1,4 @@
-"""Rules that decide about a draft's tokens together, and one that looks at none of them."""
+"""Rules that decide about a draft's tokens together, and one that decides without them."""
 
 import math
 from dataclasses import dataclass
@@ -19,10 +19,9 @@ class BlockVerification(AcceptanceRule):
     """Lossless acceptance of whole blocks, which keeps at least as much as token by token, and on average more.
 
     With w₀ = 1, wᵢ = min(1, wᵢ₋₁·p(xᵢ)/q(xᵢ)): accept the longest i whose coin is below hᵢ = Sᵢ/(Sᵢ + 1 − wᵢ), Sᵢ = Σ (wᵢ·p − q)⁺
-    behind xᵢ, and h = w for the last drafted token; r = norm((wᵢ·p − q)⁺) (Sun et al., Algorithm 2,
-    huggingface.co/papers/2403.10444). The output has exactly the target's distribution, and P(at least i accepted | x₁ … xᵢ) = wᵢ, which is
-    at least strict acceptance's; one outcome can still be shorter, as a later token's coin counts for earlier ones. Greedy: strict.
-    It has no parameter.
+    after xᵢ, and h = w for the last drafted token; r = norm((wᵢ·p − q)⁺) (Sun et al., Algorithm 2,
+    huggingface.co/papers/2403.10444). P(at least i accepted | x₁ … xᵢ) = wᵢ is at least strict acceptance's; one outcome can still be
+    shorter, as a later token's coin counts for earlier ones. Greedy: strict.
     """
 
     lossless: ClassVar[bool] = True
@@ -30,7 +29,7 @@ class BlockVerification(AcceptanceRule):
     accepts_all_strict: ClassVar[bool] = False
 
     def weights(self, verified: Verified) -> torch.Tensor:
-        """w before the first and behind each drafted token, (B, γ + 1)."""
+        """Return w before the first and after each drafted token, (B, γ + 1)."""
         p = verified.p_at_tokens
         ratio = p if verified.q is None else p / verified.at_tokens(verified.q)
         out = [p.new_ones(p.shape[0])]
@@ -39,7 +38,7 @@ class BlockVerification(AcceptanceRule):
         return torch.stack(out, dim=1)
 
     def probability(self, verified: Verified) -> torch.Tensor:
-        """h: each drafted token's coin says that the prefix up to it is accepted, whatever comes behind. (B, γ)."""
+        """Return h of each drafted token, whose coin accepts the prefix up to it, whatever comes after, (B, γ)."""
         w, gamma = self.weights(verified)[:, 1:], verified.draft.gamma
         if gamma == 0:
             return w
@@ -47,8 +46,8 @@ class BlockVerification(AcceptanceRule):
             rest = w[:, :-1] * (1 - verified.p_at_tokens[:, 1:])  # q = 1 on the next token, where w·p − 1 ≤ 0
         else:
             rest = in_parts(_above, verified.logits[:, 1:gamma], verified.q[:, 1:], w[:, :-1])
-        # 0/0: both distributions agree there and w = 1, so that nothing behind can be rejected either. Behind a token that cannot be, there
-        # may be no distribution at all.
+        # 0/0: both distributions agree there and w = 1, so nothing after it can be rejected. After an impossible token there may be no
+        # distribution at all.
         inner = (rest / (rest + 1 - w[:, :-1])).nan_to_num(1.0).masked_fill(~(w[:, :-1] > 0), 0.0)
         h = torch.cat([inner, w[:, -1:]], dim=1)
         last = torch.arange(gamma, device=w.device) == verified.sent[:, None] - 1
@@ -68,7 +67,7 @@ class BlockVerification(AcceptanceRule):
 
 
 def _above(logits: torch.Tensor, q: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Σ (w·p − q)⁺, (B, n, V) each and (B, n) → (B, n)."""
+    """Return Σ (w·p − q)⁺, (B, n, V) each and (B, n) → (B, n)."""
     return logits.softmax(dim=-1).mul_(w[..., None]).sub_(q).clamp_(min=0.0).sum(dim=-1)
 
 
@@ -85,7 +84,6 @@ class FLy(AcceptanceRule):
     window: int = 6
     entropy: float = 0.3
     top_k: int = 3
-    lossless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_int("FLy.window", self.window, 0)
@@ -96,18 +94,16 @@ class FLy(AcceptanceRule):
         gamma = verified.draft.gamma
         window = min(self.window, gamma)  # no longer one is in a draft
         strict = Strict().accepts(verified, coins)
-        taken = torch.nn.functional.pad(
-            (strict & verified.is_sent).long().cumsum(dim=1), (1, window)
-        )  # of the first i
-        taken[:, gamma + 1 :] = -1  # no full window behind the last W tokens
-        behind = taken[:, 1 + window : 1 + window + gamma] - taken[:, 1 : 1 + gamma]  # strictly taken among the next W
-        return strict | answers(self.uncertain, verified, ~strict & verified.is_sent & (behind == window))
+        sent = (strict & verified.is_sent).long()
+        taken = torch.nn.functional.pad(sent.cumsum(dim=1), (1, window))  # of the first i
+        taken[:, gamma + 1 :] = -1  # no full window after the last W tokens
+        next_taken = taken[:, 1 + window : 1 + window + gamma] - taken[:, 1 : 1 + gamma]  # among the next W
+        return strict | answers(self.uncertain, verified, ~strict & verified.is_sent & (next_taken == window))
 
     def uncertain(self, dists: Distributions) -> torch.Tensor:
-        """Where the target is, if the token is possible at all, (..., n) bool."""
-        return (torch.special.entr(largest(dists.p, self.top_k)).sum(dim=-1, keepdim=True) >= self.entropy) & (
-            dists.px > 0
-        )
+        """Return where the target is uncertain, if the token is possible at all, (..., n) bool."""
+        entropy = torch.special.entr(largest(dists.p, self.top_k)).sum(dim=-1, keepdim=True)
+        return (entropy >= self.entropy) & (dists.px > 0)
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,6 @@ class SyntheticForBenchmarks(AcceptanceRule):
     """
 
     rate: float | None = None
-    lossless: ClassVar[bool] = False
     accepts_all_strict: ClassVar[bool] = False
     nestable: ClassVar[bool] = False
 
@@ -147,16 +142,11 @@ class SyntheticForBenchmarks(AcceptanceRule):
         return verified.p_at(at)
 
 
-register_rule(
-    "block_verification", BlockVerification, guarantee="lossless", paper="2403.10444",
-    summary="Lossless acceptance of whole blocks, which keeps at least as much as token by token, and on average more.",
-)  # fmt: skip
+register_rule("block_verification", BlockVerification, guarantee="lossless", paper="2403.10444")
 register_rule(
     "fly", FLy, guarantee="lossy", neutral={"entropy": math.inf}, neutral_text="entropy = ∞", paper="2511.22972",
-    summary="Keep a rejected token where the target is uncertain and strict acceptance takes the next W drafted tokens all the same.",
     ladder=("entropy", (0.9, 0.6, 0.3)),
 )  # fmt: skip
 register_rule(
-    "synthetic_for_benchmarks", SyntheticForBenchmarks, guarantee="lossy", neutral={"rate": None}, paper="vLLM, SGLang",
-    summary="For benchmarks only: accept each drafted token with a given chance, whatever it is, to time an acceptance rate.",
-)  # fmt: skip
+    "synthetic_for_benchmarks", SyntheticForBenchmarks, guarantee="lossy", neutral={"rate": None}, paper="vLLM, SGLang"
+)

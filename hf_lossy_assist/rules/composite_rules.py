@@ -14,27 +14,28 @@ from .base import AcceptanceRule, RuleRun, accepted_by
 
 
 def check_part(name: str, rule: Any) -> None:
-    """Refuse what cannot stand inside another rule."""
+    """Refuse what cannot be part of another rule."""
     if not isinstance(rule, AcceptanceRule):
         raise TypeError(f"{name}: expected a rule such as TopK(4), got {shown(rule)}")
     if not rule.nestable:
         raise ValueError(
             f"{name}: {type(rule).__name__} decides alone and cannot be combined: use it as the rule itself"
         )
-    check_nesting(name, depth_of(rule) + 1)
+    check_nesting(name, rule.depth + 1 if isinstance(rule, CompositeRule) else 1)
 
 
-def depth_of(rule: AcceptanceRule) -> int:
-    """How many rules stand inside one another in it."""
-    return rule.depth if isinstance(rule, CompositeRule) else 0
+def any_part(name: str) -> Any:
+    """Return a property: whether any of the rules inside has the attribute `name`. Computed once for each object."""
+    return lazy_property(lambda rule: any(getattr(part, name) for part in rule.parts))
 
 
 @dataclass(frozen=True)
 class CompositeRule(AcceptanceRule):
-    """The base of rules with rules inside: what it needs, and what it can do, is what they need and can do.
+    """The base of rules with rules inside, `parts`: its needs and modes are theirs, computed once for each object."""
 
-    All of that is worked out once: each rule asks those inside it several times, and they those inside them.
-    """
+    needs_draft_probs = any_part("needs_draft_probs")
+    trusts_stop = any_part("trusts_stop")
+    needs_coins = any_part("needs_coins")
 
     @property
     def parts(self) -> tuple[AcceptanceRule, ...]:
@@ -43,8 +44,8 @@ class CompositeRule(AcceptanceRule):
 
     @lazy_property
     def depth(self) -> int:
-        """How many rules stand inside one another."""
-        return 1 + max(map(depth_of, self.parts))
+        """How many rules are nested."""
+        return 1 + max(part.depth if isinstance(part, CompositeRule) else 0 for part in self.parts)
 
     @lazy_property
     def lossless(self) -> bool:
@@ -53,18 +54,6 @@ class CompositeRule(AcceptanceRule):
     @lazy_property
     def modes(self) -> tuple[str, ...]:
         return tuple(mode for mode in AcceptanceRule.modes if all(mode in rule.modes for rule in self.parts))
-
-    @lazy_property
-    def needs_draft_probs(self) -> bool:
-        return any(rule.needs_draft_probs for rule in self.parts)
-
-    @lazy_property
-    def trusts_stop(self) -> bool:
-        return any(rule.trusts_stop for rule in self.parts)
-
-    @lazy_property
-    def needs_coins(self) -> bool:
-        return any(rule.needs_coins for rule in self.parts)
 
     @lazy_property
     def features(self) -> FeatureSpec | None:
@@ -80,9 +69,9 @@ class CompositeRule(AcceptanceRule):
 
 @dataclass(frozen=True)
 class Union(CompositeRule):
-    """Accept what any of several rules accepts under the same coins; after a rejection the first rule says what follows.
+    """Accept what any of several rules accepts under the same coins; after a rejection the first rule's correction follows.
 
-    a = max of theirs, r = that of the first one (equal for all but `Ensemble`, `Cascade` and `Mentored`). Lossless iff all are.
+    a = max of the rules' a, r = that of the first one (equal for all but `Ensemble`, `Cascade` and `Mentored`). Lossless iff all are.
     Neutral: each of them neutral.
 
     Args:
@@ -90,6 +79,7 @@ class Union(CompositeRule):
     """
 
     rules: tuple[AcceptanceRule, ...]
+    accepts_all_strict = any_part("accepts_all_strict")
 
     def __post_init__(self) -> None:
         if isinstance(self.rules, str) or not isinstance(self.rules, Sequence) or not self.rules:
@@ -109,16 +99,12 @@ class Union(CompositeRule):
     def parts(self) -> tuple[AcceptanceRule, ...]:
         return self.rules
 
-    @lazy_property
-    def accepts_all_strict(self) -> bool:
-        return any(rule.accepts_all_strict for rule in self.rules)
-
     def start(self, prompts: Sequence[torch.Tensor]) -> "UnionRun":
         return UnionRun(self, [rule.start(prompts) for rule in self.rules])
 
 
 class UnionRun(RuleRun):
-    """The rules of a union at work, each with what it counts."""
+    """The runs of a union's rules."""
 
     def __init__(self, rule: Union, runs: Sequence[RuleRun]):
         super().__init__(rule)
@@ -128,9 +114,8 @@ class UnionRun(RuleRun):
         return torch.stack([accepted_by(run, verified, coins) for run in self.runs]).any(dim=0)
 
     def unchecked(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor | None:
-        said = [run.unchecked(verified, coins) for run in self.runs]
-        own = [unchecked for unchecked in said if unchecked is not None]
-        return torch.stack(own).any(dim=0) if own else None
+        unchecked = [tokens for run in self.runs if (tokens := run.unchecked(verified, coins)) is not None]
+        return torch.stack(unchecked).any(dim=0) if unchecked else None
 
     def choice(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
         return self.runs[0].choice(verified, coins, at)
@@ -148,12 +133,12 @@ class UnionRun(RuleRun):
 
     def take(self, row: int, other: RuleRun) -> None:
         assert isinstance(other, UnionRun)
-        for mine, theirs in zip(self.runs, other.runs, strict=True):
-            mine.take(row, theirs)
+        for run, other_run in zip(self.runs, other.runs, strict=True):
+            run.take(row, other_run)
 
 
 register_rule(
     "union", Union, guarantee="depends", condition="as the rules inside",
-    summary="Accept what any of several rules accepts under the same coins.",
-    neutral={"rules": [{"name": "top_k", "k": 0}, {"name": "lenience", "lenience": 1.0}]}, neutral_text="each of them neutral", example={"rules": ["typical", {"name": "top_k", "k": 4}]},
+    neutral={"rules": [{"name": "top_k", "k": 0}, {"name": "lenience", "lenience": 1.0}]},
+    neutral_text="each of them neutral", example={"rules": ["typical", {"name": "top_k", "k": 4}]},
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The two distributions at some places of a round, for rules that are formulas of them: nothing is worked out that no rule reads."""
+"""The two distributions at positions of a round, for rules that are formulas of them. What no rule reads is not computed."""
 
 import math
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from ..vocabulary import looks_are_free, rows_at_once
 
 
 class Distributions:
-    """The distributions at some places, and the tokens there that are asked about. What is read is worked out when it is first read.
+    """The distributions at some positions, and tokens there. Each value is computed when it is first read.
 
     Args:
         logits (..., V) float32: the target's, after the logits processors.
-        q (..., V) float32: the draft's. None: the drafted tokens were certain (q = 1), or nobody kept q.
+        q (..., V) float32: the draft's. None: the drafted tokens were certain (q = 1), or q was not recorded.
         tokens (..., n) int64; None: the whole vocabulary, n = V.
     """
 
@@ -26,15 +26,15 @@ class Distributions:
 
     @staticmethod
     def of(verified: Verified, places: torch.Tensor | None = None) -> "DraftedDistributions":
-        """Those of drafted tokens, n = 1: of all of them, (B, γ) places, or of `places` (m,) int64, numbers from 0 to B·γ − 1."""
+        """Return those of drafted tokens, n = 1: of all, (B, γ), or of `places` (m,) int64, indices from 0 to B·γ − 1."""
         return DraftedDistributions(verified, places)
 
     def at(self, values: torch.Tensor) -> torch.Tensor:
-        """What `values` (..., V) holds for the tokens, (..., n)."""
+        """Return `values` (..., V) of the tokens, (..., n)."""
         return values if self.tokens is None else values.gather(-1, self.tokens)
 
     def for_tokens(self, values: torch.Tensor) -> torch.Tensor:
-        """What holds for a place, (..., 1), as what holds for each of its tokens, (..., n)."""
+        """Expand the values of a position, (..., 1), to its tokens, (..., n)."""
         return values.expand(*values.shape[:-1], (self.logits if self.tokens is None else self.tokens).shape[-1])
 
     @property
@@ -59,7 +59,7 @@ class Distributions:
 
     @property
     def draft_probs(self) -> torch.Tensor:
-        """`q`, for rules that read it over the whole vocabulary. Raises: `ValueError` where nobody kept it."""
+        """`q`, for rules that read it over the whole vocabulary. Raises: `ValueError` where it was not recorded."""
         if self.q is None:
             raise ValueError(
                 "this rule reads the draft's distributions, and nobody kept them: give it needs_draft_probs = True"
@@ -90,7 +90,7 @@ class Distributions:
 
 
 class DraftedDistributions(Distributions):
-    """Those of a round's drafted tokens; what no rule asks for is neither copied nor worked out."""
+    """The distributions at a round's drafted tokens; what no rule reads is neither copied nor computed."""
 
     tokens: torch.Tensor  # (..., 1)
 
@@ -99,11 +99,11 @@ class DraftedDistributions(Distributions):
         self.tokens = self.pick(verified.tokens)
 
     def pick(self, values: torch.Tensor) -> torch.Tensor:
-        """What `values` (B, γ) holds for the places, (..., 1)."""
+        """Return `values` (B, γ) at the places, (..., 1)."""
         return values[..., None] if self.places is None else values.flatten().index_select(0, self.places)[:, None]
 
     def rows(self, values: torch.Tensor) -> torch.Tensor:
-        """What `values` (B, ≥ γ, V) holds for the places, (..., V)."""
+        """Return `values` (B, ≥ γ, V) at the places, (..., V)."""
         gamma = self.verified.draft.gamma
         if self.places is None:
             return values[:, :gamma]
@@ -135,31 +135,27 @@ class DraftedDistributions(Distributions):
         return self.pick(self.verified.at_tokens(self.verified.q))
 
     def keep(self, rule: object, values: torch.Tensor) -> None:
-        """Keep what `rule` found out about the places, (..., 1), for when it is asked about one of them again (`cache_for`).
-
-        Only where looks are free: in a graph nothing may be left behind.
-        """
+        """Cache the `values` (..., 1) that `rule` computed for the places, for `cache_for`. Not in a graph, which may leave nothing."""
         if self.places is None or not looks_are_free(values):
             return
-        tokens = self.verified.tokens
-        kept = cache_for(self.verified, rule)
-        if kept is None:
-            kept = torch.full(tokens.shape, math.nan, dtype=values.dtype, device=values.device)
-            self.verified.rule_cache.append((rule, kept))
-        kept.view(-1).index_copy_(0, self.places, values.squeeze(-1))
+        cache = cache_for(self.verified, rule)
+        if cache is None:
+            cache = torch.full(self.verified.tokens.shape, math.nan, dtype=values.dtype, device=values.device)
+            self.verified.rule_cache.append((rule, cache))
+        cache.view(-1).index_copy_(0, self.places, values.squeeze(-1))
 
 
 def cache_for(verified: Verified, rule: object) -> torch.Tensor | None:
-    """What `rule` kept of the round's drafted tokens, (B, γ), NaN where it was not asked; None: it kept nothing."""
+    """Return what `rule` cached for the round's drafted tokens, (B, γ), NaN where nothing; None: it has no cache."""
     return next((numbers for owner, numbers in verified.rule_cache if owner is rule), None)
 
 
 def answers(
     answer: Callable[[DraftedDistributions], torch.Tensor], verified: Verified, open_: torch.Tensor
 ) -> torch.Tensor:
-    """What `answer(dists)` (..., 1) bool says of the drafted tokens where `open_` (B, γ) bool, false elsewhere, (B, γ) bool.
+    """Return `answer(dists)` (..., 1) bool of the drafted tokens where `open_` (B, γ) bool, false elsewhere, (B, γ) bool.
 
-    Where looks are free it is asked about those alone, some at a time.
+    On the CPU only those are computed, some at a time.
     """
     if verified.draft.gamma == 0:
         return open_
@@ -167,5 +163,5 @@ def answers(
         return answer(Distributions.of(verified)).squeeze(-1) & open_
     places = open_.flatten().nonzero().squeeze(-1)
     at_once = rows_at_once(2 * verified.logits.shape[-1])  # of the two distributions
-    own = [answer(Distributions.of(verified, some)).squeeze(-1) for some in places.split(at_once) if len(some)]
-    return open_.flatten().index_copy(0, places, torch.cat(own)).view_as(open_) if own else open_
+    found = [answer(Distributions.of(verified, some)).squeeze(-1) for some in places.split(at_once) if len(some)]
+    return open_.flatten().index_copy(0, places, torch.cat(found)).view_as(open_) if found else open_

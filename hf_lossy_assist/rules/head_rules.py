@@ -1,29 +1,29 @@
-"""The rules of the papers that train a head: SPRINTER's, which trusts a stop, and AutoJudge's, which asks a judge."""
+"""Rules that read hidden states, or trust a stop that does: SPRINTER's, AutoJudge's, and a quantile gate."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from ..artifacts.features import FeatureSpec
+from ..artifacts.features import FeatureSpec, FeatureTap
 from ..artifacts.head import Head
+from ..models.introspection import device_of
 from ..registry import register_rule
 from ..round import Verified
-from ..validation import check_number
+from ..validation import check_int, check_number
 from .base import AcceptanceRule
 
 
 @dataclass(frozen=True)
 class AllButLast(AcceptanceRule):
-    """SPRINTER's rule: a row's drafted tokens are accepted unchecked, all but the last, which is verified strictly.
+    """SPRINTER's rule: a row's drafted tokens are accepted unchecked, all but the last, and that one strictly.
 
     a = 1 before the last drafted token, min(1, p/q) for it, r = norm((p − q)⁺) (Zhong et al., Algorithm 2,
-    huggingface.co/papers/2502.04557). Meant for a draft stop that says when to doubt (`HeadStop`): the last token is then
-    the doubted one. Neutral: one drafted token a round.
+    huggingface.co/papers/2502.04557). For a draft stop that ends with the doubted token (`HeadStop`). Neutral: one drafted token a round.
     """
 
-    lossless: ClassVar[bool] = False
     trusts_stop: ClassVar[bool] = True
 
     def unchecked(self, verified: Verified) -> torch.Tensor:
@@ -41,8 +41,7 @@ class Judge(AcceptanceRule):
     """AutoJudge's rule: a token that strict acceptance would reject is kept if a trained head finds it unimportant.
 
     a(x) = 1 where P(important) < `threshold`, else min(1, p/q); r = norm((p − q)⁺) (Garipov et al., §3.3,
-    huggingface.co/papers/2504.20039). The head sees all drafted tokens of a round in one product, so nothing has to be
-    fetched from the device to learn which ones strict acceptance would reject; only there does its word count.
+    huggingface.co/papers/2504.20039). The head reads all drafted tokens of a round at once, without a device sync to find the mismatches.
     Neutral: threshold 0. With 1 every token is kept.
 
     Args:
@@ -52,7 +51,6 @@ class Judge(AcceptanceRule):
 
     head: Head
     threshold: float | None = None
-    lossless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.head, Head):
@@ -65,12 +63,11 @@ class Judge(AcceptanceRule):
         if self.head.config.features.model == "companion":
             raise ValueError("Judge: a head that reads a companion has no companion here")
         if self.threshold is None:
-            own = self.head.config.threshold
-            if own is None:
+            if self.head.config.threshold is None:
                 raise ValueError(
                     "this head names no threshold of its own: choose one from 0 (strict) to 1, AutoJudge(head, threshold)"
                 )
-            object.__setattr__(self, "threshold", own)
+            object.__setattr__(self, "threshold", self.head.config.threshold)
         check_number("Judge.threshold", self.threshold, 0.0, 1.0)
 
     def _key(self) -> tuple[str, FeatureSpec, float | None]:
@@ -87,7 +84,7 @@ class Judge(AcceptanceRule):
         return self.head.config.features
 
     def judge(self, features: torch.Tensor) -> torch.Tensor:
-        """P(important) < threshold, (B, γ, H) → (B, γ) bool. In log-odds: a sigmoid that rounds to 1 would never pass."""
+        """Return where P(important) < threshold, (B, γ, H) → (B, γ) bool. In log-odds: a sigmoid that rounds to 1 would never pass."""
         t, logit = self.threshold, self.head.logit(features)
         assert t is not None
         if t == 1:
@@ -109,14 +106,81 @@ class Judge(AcceptanceRule):
         return verified.head_accepts
 
 
+@dataclass(frozen=True)
+class QuantileGate(AcceptanceRule):
+    """Accept the longest prefix of a draft whose score passes a threshold that is a quantile of scores of the target's own texts.
+
+    The score of a prefix is the mean cosine between the target's hidden states at neighbouring tokens of it (after the final norm).
+    Accepted: a prefix whose score is above `threshold`, and what strict acceptance takes; r = norm((p − q)⁺). Prefix and quantile are
+    those of Kingetsu et al., "Look Before You Leap" (aclanthology.org/2026.eacl-long.367); its score is another one, known from its
+    abstract only. A prefix of one token has no score. Neutral: threshold 1.
+    """
+
+    threshold: float
+    features: ClassVar[FeatureSpec | None] = FeatureSpec(model="target", position="token")
+
+    def __post_init__(self) -> None:
+        check_number("QuantileGate.threshold", self.threshold, -1.0, 1.0)
+
+    @classmethod
+    def calibrated(
+        cls, target: Any, texts: Iterable[torch.Tensor], quantile: float, length: int = 8
+    ) -> "QuantileGate":
+        """Return the gate that `1 − quantile` of the target's own windows pass.
+
+        Args:
+            target: the Transformers model.
+            texts: token ids that the target wrote, (n,) int64 each. No labels are needed.
+            quantile: of the scores, 0 to 1.
+            length: tokens of a window, as many as a round drafts.
+
+        Raises: `ValueError`, one line: no text has two tokens, or a number is out of range.
+        """
+        check_number("quantile", quantile, 0.0, 1.0)
+        check_int("length", length, 2)
+        assert cls.features is not None
+        scores, tap = [], FeatureTap(target, cls.features)
+        with torch.no_grad(), tap:
+            for text in texts:
+                target(text[None].to(device_of(target)))
+                for window in tap.latest[0].split(length):
+                    if len(window) > 1:
+                        scores.append(prefix_scores(window[None])[0, -1])
+        if not scores:
+            raise ValueError("QuantileGate.calibrated: expected texts of at least two tokens, got none")
+        return cls(float(torch.stack(scores).quantile(quantile).clamp(-1.0, 1.0)))
+
+    def judge(self, features: torch.Tensor) -> torch.Tensor:
+        """Return which prefixes pass, (B, γ, H) → (B, γ) bool, each at its last token."""
+        return prefix_scores(features) > self.threshold
+
+    def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
+        strict = super().accepts(verified, coins)
+        if verified.draft.gamma == 0:
+            return strict
+        assert verified.head_accepts is not None, "the engine asks `judge` where a rule has features"
+        passes = verified.head_accepts & verified.is_sent
+        return strict | (passes.flip(1).cumsum(dim=1).flip(1) > 0)  # a longer prefix passes
+
+
+def prefix_scores(states: torch.Tensor) -> torch.Tensor:
+    """Return the mean cosine of neighbours in each prefix of (B, γ, H), (B, γ) float32; −inf for the first, which has no neighbour."""
+    states = states.float()
+    cosines = torch.nn.functional.cosine_similarity(states[:, 1:], states[:, :-1], dim=-1).clamp(-1.0, 1.0)
+    means = cosines.cumsum(dim=1) / torch.arange(1, cosines.shape[1] + 1, device=states.device)
+    return torch.nn.functional.pad(means, (1, 0), value=float("-inf"))
+
+
 register_rule(
-    "all_but_last", AllButLast, guarantee="lossy", neutral={}, neutral_text="one drafted token a round", paper="2502.04557",
-    summary="SPRINTER's rule: a row's drafted tokens are accepted unchecked, all but the last, and that one strictly.",
-    beside={"stop": {"name": "constant", "gamma": 1}},
+    "all_but_last", AllButLast, guarantee="lossy", neutral={}, neutral_text="one drafted token a round",
+    paper="2502.04557", beside={"stop": {"name": "constant", "gamma": 1}},
 )  # fmt: skip
 register_rule(
     "judge", Judge, guarantee="lossy", neutral={"threshold": 0.0}, paper="2504.20039",
-    summary="AutoJudge's rule: a token that strict acceptance would reject is kept if a trained head finds it unimportant.",
-    example={"head": "folder or org/name"},
-    ladder=("threshold", (0.02, 0.05, 0.1, 0.2, 0.4)),
+    example={"head": "folder or org/name"}, ladder=("threshold", (0.02, 0.05, 0.1, 0.2, 0.4)),
+)  # fmt: skip
+register_rule(
+    "quantile_gate", QuantileGate, guarantee="lossy", neutral={"threshold": 1.0},
+    paper="aclanthology.org/2026.eacl-long.367", example={"threshold": 0.5},
+    ladder=("threshold", (0.99, 0.95, 0.9, 0.8)),
 )  # fmt: skip

@@ -21,8 +21,8 @@ WINDOW = 100  # tokens that `per_100` counts in
 class Limited(CompositeRule):
     """A rule where its limits leave it room, and strict acceptance everywhere else.
 
-    At a place where a limit says no, a and r are strict acceptance's; elsewhere the rule's own. A lossy acceptance is one that
-    strict acceptance would have rejected under the same coins. Neutral: per_request = 0; without any limit it is the rule itself.
+    At a position that a limit closes, a and r are strict acceptance's, elsewhere the rule's. An acceptance is lossy if strict acceptance
+    would have rejected the token under the same coins. Neutral: per_request = 0; without any limit it is the rule itself.
 
     Args:
         rule (`AcceptanceRule`): any but block verification and the synthetic one.
@@ -39,9 +39,7 @@ class Limited(CompositeRule):
     inside: tuple[int, int] | None = None
     never: tuple[int, ...] = ()
     max_top1: float | None = None
-    accepts_all_strict: ClassVar[bool] = (
-        False  # what strict acceptance takes is in what it accepts, where the rule has it so
-    )
+    accepts_all_strict: ClassVar[bool] = False  # it is in what the rule accepts, if the rule has it so
 
     def __post_init__(self) -> None:
         check_part("Limited.rule", self.rule)
@@ -61,133 +59,102 @@ class Limited(CompositeRule):
         return (self.rule,)
 
     def start(self, prompts: Sequence[torch.Tensor]) -> "LimitedRun":
-        inside = None if self.inside is None else at_end(prompts, self.inside)
-        return LimitedRun(self, self.rule.start(prompts), BudgetState.fresh(len(prompts), prompts[0].device, inside))
-
-
-@dataclass
-class BudgetState:
-    """What rows have done so far in a call."""
-
-    used: torch.Tensor  # (B,) int64   lossy acceptances
-    last: torch.Tensor  # (B, 99) bool   which of the last 99 new tokens were
-    inside: torch.Tensor  # (B,) bool   whether the next token is inside a span
-
-    @classmethod
-    def fresh(cls, rows: int, device: torch.device, inside: torch.Tensor | None = None) -> "BudgetState":
-        last = torch.zeros(rows, WINDOW - 1, dtype=torch.bool, device=device)
-        return cls(last.sum(dim=1), last, last.any(dim=1) if inside is None else inside)
-
-    def of(self, rows: torch.Tensor) -> "BudgetState":
-        return BudgetState(self.used[rows], self.last[rows], self.inside[rows])
-
-    def take(self, row: int, other: "BudgetState") -> None:
-        """Row `row` is from now on the only one of `other`."""
-        self.used[row], self.last[row], self.inside[row] = other.used[0], other.last[0], other.inside[0]
-
-    def recent_at(self, gamma: int) -> torch.Tensor:
-        """Lossy ones among the 99 tokens before each of the next places that were there before the draft, (B, γ)."""
-        newest_first = torch.nn.functional.pad(self.last.flip(1).long().cumsum(dim=1), (1, 0))  # of the last 0 … 99
-        return newest_first[:, (WINDOW - 1 - torch.arange(gamma, device=self.last.device)).clamp(min=0)]
+        return LimitedRun(self, prompts)
 
 
 class LimitedDecision(NamedTuple):
     """What a round's tokens are to a limited rule, (B, γ) bool each."""
 
-    own: torch.Tensor  # the rule accepts them
-    strict: torch.Tensor  # strict acceptance does
-    closed: torch.Tensor  # a limit forbids a lossy one at this place
-    banned: torch.Tensor  # it may not be this token
+    accepted: torch.Tensor  # by the rule
+    strict: torch.Tensor  # accepted by strict acceptance
+    closed: torch.Tensor  # a limit forbids a lossy acceptance at this position
+    banned: torch.Tensor  # a limit forbids one of this token
 
 
 class LimitedRun(RuleRun):
-    """A limited rule at work: the rule inside, and what rows have used up."""
+    """A limited rule at work: the run of the rule inside, and what the rows of the call have used up.
+
+    `used` (rows,) int64: lossy acceptances. `last` (rows, 99) bool: which of the last 99 new tokens were. `inside` (rows,) bool: whether
+    the next token is inside a span.
+    """
 
     rule: Limited
 
-    def __init__(self, rule: Limited, inner: RuleRun, state: BudgetState):
-        """`state`: of all rows of the call."""
+    def __init__(self, rule: Limited, prompts: Sequence[torch.Tensor]):
         super().__init__(rule)
-        self.inner, self.state = inner, state
-        self._known: tuple[Verified, torch.Tensor | None, LimitedDecision] | None = (
-            None  # of the round that is being decided
-        )
+        self.inner = rule.rule.start(prompts)
+        self.last = torch.zeros(len(prompts), WINDOW - 1, dtype=torch.bool, device=prompts[0].device)
+        self.used = self.last.sum(dim=1)
+        self.inside = self.last.any(dim=1) if rule.inside is None else at_end(prompts, rule.inside)
+        # Of the round that is being decided.
+        self._decided: tuple[Verified, torch.Tensor | None, LimitedDecision] | None = None
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
-        own, strict, closed, banned = self._answer(verified, coins)
-        return torch.where(closed | banned, strict, own)
+        decision = self._decide(verified, coins)
+        return torch.where(decision.closed | decision.banned, decision.strict, decision.accepted)
 
     def unchecked(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor | None:
-        own = self.inner.unchecked(verified, coins)
-        if own is None:
+        unchecked = self.inner.unchecked(verified, coins)
+        if unchecked is None:
             return None
-        _, _, closed, banned = self._answer(verified, coins)
-        return own & ~closed & ~banned
+        decision = self._decide(verified, coins)
+        return unchecked & ~decision.closed & ~decision.banned
 
     def choice(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
-        closed = self._closed_at(verified, coins, at)
+        closed = self._decide(verified, coins).closed.gather(1, at[:, None]).squeeze(1)
         return torch.where(closed, Strict().choice(verified, at), self.inner.choice(verified, coins, at))
 
     def correction(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
-        closed = self._closed_at(verified, coins, at)[:, None]
+        closed = self._decide(verified, coins).closed.gather(1, at[:, None])
         return torch.where(closed, Strict().correction(verified, at), self.inner.correction(verified, coins, at))
 
     def observe(self, verified: Verified, verdict: Verdict) -> None:
         rows, n = verified.row_ids, verdict.accepted[:, None]
         # In a union, other rules may have accepted some of the lossy tokens.
-        state, own = self.state.of(rows), verdict.lossy & self.accepts(verified, verdict.coins)
-        self._known = None  # the next round finds another state
+        lossy = verdict.lossy & self.accepts(verified, verdict.coins)
+        self._decided = None  # the next round finds another state
         self.inner.observe(verified, verdict)
-        self.state.used[rows] = state.used + own.sum(dim=1)
+        self.used[rows] += lossy.sum(dim=1)
         # The text goes on with n drafted tokens and one of the target's, which is never a lossy one.
-        history = torch.nn.functional.pad(torch.cat([state.last, own], dim=1), (0, 1))
-        self.state.last[rows] = history.gather(1, torch.arange(WINDOW - 1, device=n.device) + n + 1)
+        history = torch.nn.functional.pad(torch.cat([self.last[rows], lossy], dim=1), (0, 1))
+        self.last[rows] = history.gather(1, torch.arange(WINDOW - 1, device=n.device) + n + 1)
         if self.rule.inside is not None:
             text = torch.nn.functional.pad(verified.tokens, (0, 1)).scatter(1, n, verdict.token[:, None])
-            self.state.inside[rows] = within(text, self.rule.inside, state.inside).gather(1, n + 1).squeeze(1)
+            self.inside[rows] = within(text, self.rule.inside, self.inside[rows]).gather(1, n + 1).squeeze(1)
 
     def take(self, row: int, other: RuleRun) -> None:
         assert isinstance(other, LimitedRun)
         self.inner.take(row, other.inner)
-        self.state.take(row, other.state)
+        self.used[row], self.last[row], self.inside[row] = other.used[0], other.last[0], other.inside[0]
 
-    def _closed_at(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
-        """Whether a limit forbids a lossy token at the place `at` (B,) of each row, whatever the token, (B,) bool."""
-        return self._answer(verified, coins).closed.gather(1, at[:, None]).squeeze(1)
+    def _decide(self, verified: Verified, coins: torch.Tensor | None) -> LimitedDecision:
+        """Return the decision about this round, computed by the first of the stages that need it."""
+        if self._decided is None or self._decided[0] is not verified or self._decided[1] is not coins:
+            self._decided = verified, coins, self._split(verified, coins)
+        return self._decided[2]
 
-    def _answer(self, verified: Verified, coins: torch.Tensor | None) -> "LimitedDecision":
-        """Return `_split` of this round, computed by the first of the stages that need it."""
-        known = self._known
-        if known is not None and known[0] is verified and known[1] is coins:
-            return known[2]
-        answer = self._split(verified, coins)
-        self._known = verified, coins, answer
-        return answer
-
-    def _split(self, verified: Verified, coins: torch.Tensor | None) -> "LimitedDecision":
-        rule, gamma, state = self.rule, verified.draft.gamma, self.state.of(verified.row_ids)
-        own, strict = accepted_by(self.inner, verified, coins), Strict().accepts(verified, coins)
-        closed = torch.zeros_like(own)
+    def _split(self, verified: Verified, coins: torch.Tensor | None) -> LimitedDecision:
+        rule, gamma, rows = self.rule, verified.draft.gamma, verified.row_ids
+        accepted, strict = accepted_by(self.inner, verified, coins), Strict().accepts(verified, coins)
+        closed = torch.zeros_like(accepted)
         if rule.inside is not None:
-            closed = ~within(verified.tokens, rule.inside, state.inside)[:, :gamma]
+            closed = ~within(verified.tokens, rule.inside, self.inside[rows])[:, :gamma]
         if rule.max_top1 is not None:
-            closed = closed | (self._top1(verified) > rule.max_top1)
-        banned = torch.isin(verified.tokens, torch.tensor(rule.never, dtype=torch.int64, device=own.device))
-        # Up to the place where a budget ends, all of these are accepted; behind it the first of them ends the draft.
-        lossy = (own & ~strict & ~closed & ~banned).long()
+            top1 = in_parts(lambda logits: logits[:, :gamma].softmax(dim=-1).amax(dim=-1), verified.logits)
+            closed = closed | (top1 > rule.max_top1)
+        banned = torch.isin(verified.tokens, torch.tensor(rule.never, dtype=torch.int64, device=accepted.device))
+        # Up to the position where a budget ends, all of these are accepted; the first of them after it ends the draft.
+        lossy = (accepted & ~strict & ~closed & ~banned).long()
         before = lossy.cumsum(dim=1) - lossy
         if rule.per_request is not None:
-            closed = closed | (state.used[:, None] + before >= rule.per_request)
+            closed = closed | (self.used[rows][:, None] + before >= rule.per_request)
         if rule.per_100 is not None:
-            recent = before - torch.nn.functional.pad(before, (WINDOW - 1, 0))[:, :gamma] + state.recent_at(gamma)
-            closed = closed | (recent >= rule.per_100)
-        return LimitedDecision(own, strict, closed, banned)
-
-    @staticmethod
-    def _top1(verified: Verified) -> torch.Tensor:
-        """max p at each drafted place, (B, γ)."""
-        gamma = verified.draft.gamma
-        return in_parts(lambda logits: logits[:, :gamma].softmax(dim=-1).amax(dim=-1), verified.logits)
+            # Among the 99 tokens before each position: those of this draft, and those of the text, counted from its end.
+            recent = before - torch.nn.functional.pad(before, (WINDOW - 1, 0))[:, :gamma]
+            older = torch.nn.functional.pad(self.last[rows].flip(1).long().cumsum(dim=1), (1, 0))
+            older = older[:, (WINDOW - 1 - torch.arange(gamma, device=older.device)).clamp(min=0)]
+            closed = closed | (recent + older >= rule.per_100)
+        return LimitedDecision(accepted, strict, closed, banned)
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:
@@ -199,27 +166,24 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
 
 
 def within(tokens: torch.Tensor, marks: tuple[int, int], before: torch.Tensor) -> torch.Tensor:
-    """Whether each place lies inside a span, and the one behind the last token, (B, n) → (B, n + 1) bool.
+    """Return whether each position, and the one after the last token, lies inside a span, (B, n) → (B, n + 1) bool.
 
-    A span goes from behind its first mark up to and with its second: a place is inside if the last mark before it is the first one.
-    `before` (B,): whether the first place is inside.
+    A position is inside if the last mark before it is the first one. `before` (B,): whether the first position is inside.
     """
     count = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     opened, closed = (torch.where(tokens == mark, count, 0).cummax(dim=1).values for mark in marks)
-    behind = torch.where(opened == closed, before[:, None], opened > closed)  # equal: no mark yet
-    return torch.cat([before[:, None], behind], dim=1)
+    after = torch.where(opened == closed, before[:, None], opened > closed)  # equal: no mark yet
+    return torch.cat([before[:, None], after], dim=1)
 
 
 def at_end(prompts: Sequence[torch.Tensor], marks: tuple[int, int]) -> torch.Tensor:
-    """Whether each row's text ends inside a span, (rows,) bool."""
-    out = torch.zeros(len(prompts), dtype=torch.bool, device=prompts[0].device)
-    for row, prompt in enumerate(prompts):
-        out[row] = within(prompt[None], marks, out[row : row + 1])[0, -1]
-    return out
+    """Return whether each row's text ends inside a span, (rows,) bool."""
+    no = torch.zeros(1, dtype=torch.bool, device=prompts[0].device)
+    return torch.cat([within(prompt[None], marks, no)[:, -1] for prompt in prompts])
 
 
 register_rule(
     "limited", Limited, guarantee="depends", condition="as the rule inside", neutral={"per_request": 0},
-    summary="A rule where its limits leave it room, and strict acceptance everywhere else.",
-    neutral_text="per_request = 0; without any limit it is the rule itself", example={"rule": {"name": "top_k", "k": 4}},
+    neutral_text="per_request = 0; without any limit it is the rule itself",
+    example={"rule": {"name": "top_k", "k": 4}},
 )  # fmt: skip

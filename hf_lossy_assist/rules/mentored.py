@@ -24,10 +24,8 @@ class Mentored(Pointwise):
     """Mentored decoding: of all distributions π with KL(p‖π) ≤ D at every drafted place, the one whose draft is rejected least.
 
     π = max(p/β, min(q, p/α)) with α ≤ 1 ≤ β such that π is a distribution and KL(p‖π) = D; a(x) = min(1, p/(α·q)), r = norm((p/β − q)⁺)
-    (Tran-Thien,
-    huggingface.co/blog/vivien/optimal-lossy-variant-of-speculative-decoding, with D = 0.1 to 0.2). Where D is not used up even by
-    π = q, α is 0; a token with p = 0, which a processor may forbid, is rejected all the same. α and β are found together in a few Newton
-    steps, each of which sums over the vocabulary (`split`). For sampling. Needs q. Neutral: D = 0.
+    (Tran-Thien, huggingface.co/blog/vivien/optimal-lossy-variant-of-speculative-decoding, with D = 0.1 to 0.2). Where even π = q does not
+    use up D, α is 0; a token with p = 0 is rejected all the same. `split` finds α and β. For sampling. Needs q. Neutral: D = 0.
     """
 
     budget: float  # D in nats
@@ -55,16 +53,15 @@ class Mentored(Pointwise):
         if kept is None or verified.q is None:
             return super().correction(verified, at)
         p, q, beta = verified.p_at(at), at_places(verified.q, at), kept.gather(1, at[:, None])
-        unknown = (
-            beta.isnan().squeeze(1).nonzero().squeeze(1)
-        )  # rows that were accepted whole, or that a filter cut short
+        # Unknown: of rows that were accepted whole, or that a filter cut short.
+        unknown = beta.isnan().squeeze(1).nonzero().squeeze(1)
         if len(unknown):
             beta[unknown] = split(p[unknown], q[unknown], self.budget).beta
         return _above(p, q, beta)
 
 
 def _above(p: torch.Tensor, q: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-    """(p/β − q)⁺, (..., V)."""
+    """Return (p/β − q)⁺, (..., V)."""
     return (p / beta.to(p.dtype)).sub_(q).clamp_(min=0.0)
 
 
@@ -218,7 +215,6 @@ def total(x: torch.Tensor) -> torch.Tensor:
 
 register_rule(
     "mentored", Mentored, guarantee="lossy", neutral={"budget": 0.0}, example={"budget": 0.5},
-    summary="Mentored decoding: of all distributions π with KL(p‖π) ≤ D at every drafted place, the one whose draft is rejected least.",
     paper="huggingface.co/blog/vivien/optimal-lossy-variant-of-speculative-decoding",
     ladder=("budget", (0.1, 0.2, 0.5, 1.0)),
 )  # fmt: skip

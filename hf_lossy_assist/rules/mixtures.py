@@ -1,4 +1,4 @@
-"""Rules that sample exactly from another distribution than the target's: a mixture of p and q."""
+"""Rules that sample exactly from a mixture of p and q."""
 
 import math
 from dataclasses import dataclass
@@ -46,11 +46,11 @@ class Ensemble(Pointwise):
         return in_parts(self._best_at, verified.logits, q, at)
 
     def _best_at(self, logits: torch.Tensor, q: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """argmax of the mixture at place `at` (B,) of each row, (B,)."""
+        """Return the argmax of the mixture at position `at` (B,) of each row, (B,)."""
         return self._best(at_places(logits, at).softmax(dim=-1), at_places(q, at)).squeeze(-1)
 
     def _best(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """argmax of the mixture of distributions (..., V) each, (..., 1)."""
+        """Return the argmax of the mixture of distributions (..., V) each, (..., 1)."""
         return argmax(torch.lerp(q.to(p.dtype), p, self.weight))[..., None]
 
 
@@ -69,9 +69,8 @@ class Cascade(Pointwise):
     - `form="chow"`: where max q ≥ 1 − α; `form="diff"`: where max q ≥ max p − α;
     - `form="token"` (TokenV3): for the tokens T = {v: p(v) ≥ (1 − α)·max p} alone, π = q·1_T + q(not in T)·p.
 
-    Greedy: x is kept where the draft is followed. The paper's rules compare unprocessed distributions; here p and q are processed.
-    The token form can reject what strict acceptance takes, because π takes from the tokens outside T what those inside get:
-    it is not joined with strict acceptance, for its distribution would no longer be π. Needs q. Neutral: α = −∞.
+    Greedy: x is accepted where the draft is followed. The paper compares unprocessed distributions; here p and q are processed. The token
+    form is not joined with strict acceptance, of which it can reject some: its distribution would not be π. Needs q. Neutral: α = −∞.
     """
 
     alpha: float
@@ -117,11 +116,11 @@ class Cascade(Pointwise):
     def residual(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         if self.form != "token":  # π = q, or π = p
             return (p - q).clamp_(min=0.0).mul_(~self._follows(p, q))
-        kept = self._inside(p) * q
-        return (kept + (1 - kept.sum(dim=-1, keepdim=True)) * p).sub_(q).clamp_(min=0.0)
+        followed = self._inside(p) * q
+        return (followed + (1 - followed.sum(dim=-1, keepdim=True)) * p).sub_(q).clamp_(min=0.0)
 
     def _follows(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """Whether the draft is followed, (..., 1) bool. Where p = q, −∞·0 is NaN, which compares as no: p is as good there."""
+        """Return where the draft is followed, (..., 1) bool. Where p = q, −∞·0 is NaN, which compares as no: p is as good there."""
         sure = q.amax(dim=-1, keepdim=True)
         if self.form == "chow":
             return sure >= 1 - self.alpha
@@ -129,19 +128,15 @@ class Cascade(Pointwise):
         return sure >= p.amax(dim=-1, keepdim=True) - self.alpha * slack
 
     def _inside(self, p: torch.Tensor) -> torch.Tensor:
-        """1_T, (..., V)."""
+        """Return 1_T, (..., V)."""
         return passing(torch.ge, p, (1 - self.alpha) * p.amax(dim=-1, keepdim=True))
 
 
 register_rule(
     "cascade", Cascade, guarantee="lossy", neutral={"alpha": -math.inf}, neutral_text="alpha = −∞", paper="2405.19261",
-    summary="Speculative cascades: follow the draft where it is about as sure as the target, and defer to the target elsewhere.",
-    example={"alpha": 0.5},
-    ladder=("alpha", (-0.2, 0.0, 0.2, 0.5)),
+    example={"alpha": 0.5}, ladder=("alpha", (-0.2, 0.0, 0.2, 0.5)),
 )  # fmt: skip
 register_rule(
-    "ensemble", Ensemble, guarantee="lossy", neutral={"weight": 1.0}, paper="2604.07622",
-    summary="Decode from the average of both models, w·p + (1 − w)·q, at every drafted place.",
-    example={"weight": 0.5},
+    "ensemble", Ensemble, guarantee="lossy", neutral={"weight": 1.0}, paper="2604.07622", example={"weight": 0.5},
     ladder=("weight", (0.9, 0.75, 0.5)),
 )  # fmt: skip

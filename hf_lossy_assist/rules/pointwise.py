@@ -1,9 +1,8 @@
-"""Rules that judge each drafted token by the two distributions at its place and nothing else: one formula each."""
+"""Rules that decide about each drafted token by one formula of the two distributions at its position."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 
@@ -22,10 +21,8 @@ class Pointwise(AcceptanceRule):
     By default a is 1 where `keeps` and min(1, p/q) elsewhere, and r = norm((p − q)⁺).
     """
 
-    lossless: ClassVar[bool] = False
-
     def keeps(self, dists: Distributions) -> torch.Tensor:
-        """The tokens that need no coin, (..., n) bool."""
+        """Return the tokens that need no coin, (..., n) bool."""
         if type(self).chance is not Pointwise.chance:
             raise NotImplementedError(
                 f"{type(self).__name__} has chance(dists) alone, and greedy decoding tosses no coins: give it keeps(dists) as well, or "
@@ -34,19 +31,15 @@ class Pointwise(AcceptanceRule):
         raise NotImplementedError(f"{type(self).__name__} needs a method keeps(dists), or chance(dists)")
 
     def chance(self, dists: Distributions) -> torch.Tensor:
-        """a(x), (..., n) in [0, 1]; NaN where q(x) = 0, which nobody drafts."""
+        """Return a(x), (..., n) in [0, 1]; NaN where q(x) = 0, which is never drafted."""
         return dists.strict.masked_fill(self.keeps(dists), 1.0)
 
     def residual(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """r, not normalised, of distributions (..., V) each, (..., V)."""
+        """Return r, not normalised, of distributions (..., V) each, (..., V)."""
         return (p - q).clamp_(min=0.0)
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
-        """Decide which drafted tokens are accepted; shapes as in `AcceptanceRule.accepts`.
-
-        Where looks are free, the formula is asked about those tokens alone that are sent and that strict acceptance rejects: what it says
-        of the others changes nothing.
-        """
+        # On the CPU the formula is computed only for tokens that are sent and that strict acceptance rejects: others change nothing.
         formula = "probability" if verified.sampling else "matches"
         if getattr(type(self), formula) is not getattr(Pointwise, formula):
             return super().accepts(verified, coins)
@@ -57,13 +50,12 @@ class Pointwise(AcceptanceRule):
         return strict | answers(answer, verified, ~strict & verified.is_sent)
 
     def _accepts_at(self, coins: torch.Tensor | None, dists: DraftedDistributions) -> torch.Tensor:
-        """Which of its tokens the formula accepts, (..., 1) bool."""
+        """Return which tokens of `dists` the formula accepts, (..., 1) bool."""
         if not dists.verified.sampling:
             return refuse_unfit(self.keeps(dists), dists.tokens.shape, torch.bool, self, "keeps")
         assert coins is not None
-        return refuse_unfit(
-            dists.pick(coins) < self.chance(dists), dists.tokens.shape, torch.bool, self, "coins < chance"
-        )
+        passes = dists.pick(coins) < self.chance(dists)
+        return refuse_unfit(passes, dists.tokens.shape, torch.bool, self, "coins < chance")
 
     def matches(self, verified: Verified) -> torch.Tensor:
         if verified.draft.gamma == 0:  # no token, and no q either
@@ -81,26 +73,25 @@ class Pointwise(AcceptanceRule):
         return self.residual(verified.p_at(at), at_places(verified.q, at))
 
     def output_distribution(self, logits: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """λ = q·a + (1 − Σ q·a)·r, the distribution of the token that one place emits under this rule, (..., V).
+        """Return λ = q·a + (1 − Σ q·a)·r, the distribution of the token that one position emits under this rule, (..., V).
 
         As r is 0 wherever a < 1, strict acceptance of λ is this rule: min(1, λ/q) = a and (λ − q)⁺ ∝ r.
         """
         dists = Distributions(logits, q)
-        p = dists.p
         accepted = (q * self.chance(dists)).nan_to_num()
-        r = self.residual(p, q)
+        r = self.residual(dists.p, q)
         total = r.sum(dim=-1, keepdim=True)
-        r = torch.where(total > 0, r / total, p)
+        r = torch.where(total > 0, r / total, dists.p)
         return accepted + (1 - accepted.sum(dim=-1, keepdim=True)).clamp(min=0.0) * r
 
 
 @dataclass(frozen=True)
 class OwnRule(Pointwise):
-    """A function of one's own as a rule: it names the drafted tokens to accept, whether or not strict acceptance accepts them.
+    """A function as a rule: it returns the drafted tokens to accept, whether or not strict acceptance accepts them.
 
-    `OwnRule(lambda dists: dists.px > 0.1 * dists.top)`: `function` gets the `Distributions` of all drafted tokens of a round and gives
-    (..., n) bool, as `dists.px` has them. a = 1 where it is true and min(1, p/q) elsewhere; r = norm((p − q)⁺). Greedy and sampling.
-    Neutral: false everywhere. It has no JSON form; `register_rule` gives a subclass of `Pointwise` a name.
+    `OwnRule(lambda dists: dists.px > 0.1 * dists.top)`: `function` gets the `Distributions` of all drafted tokens of a round and returns
+    bool of the shape of `dists.px`. a = 1 where it is true, min(1, p/q) elsewhere; r = norm((p − q)⁺). Neutral: false everywhere. It has
+    no JSON form; `register_rule` gives a subclass of `Pointwise` a name.
     """
 
     function: Callable[[Distributions], torch.Tensor]
@@ -110,16 +101,16 @@ class OwnRule(Pointwise):
             raise TypeError(f"OwnRule.function: expected a function of Distributions, got {shown(self.function)}")
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
-        return AcceptanceRule.accepts(self, verified, coins)  # the function is told of all drafted tokens at once
+        return AcceptanceRule.accepts(self, verified, coins)  # the function gets all drafted tokens at once
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
-        kept, shape = self.function(dists), dists.px.shape
-        if not isinstance(kept, torch.Tensor) or kept.dtype != torch.bool:
-            found = kept.dtype if isinstance(kept, torch.Tensor) else type(kept).__name__
-            raise TypeError(f"OwnRule: the function must give a tensor of bool, it gave {found}")
+        passes, shape = self.function(dists), dists.px.shape
+        if not isinstance(passes, torch.Tensor) or passes.dtype != torch.bool:
+            given = passes.dtype if isinstance(passes, torch.Tensor) else type(passes).__name__
+            raise TypeError(f"OwnRule: the function must give a tensor of bool, it gave {given}")
         try:
-            return kept.broadcast_to(shape)
+            return passes.broadcast_to(shape)
         except RuntimeError:
             raise ValueError(
-                f"OwnRule: the function must give a tensor of shape {list(shape)}, as dists.px, it gave {list(kept.shape)}"
+                f"OwnRule: the function must give a tensor of shape {list(shape)}, as dists.px, it gave {list(passes.shape)}"
             ) from None

@@ -58,8 +58,8 @@ class Thresholds(Pointwise):
     """Accept a token that is likely by itself, and give every other one a better coin.
 
     a(x) = 1 where p(x) ≥ `single`, else max(min(1, p/q), min(1, p/`accumulated`)); r = norm((p − q)⁺): SGLang's
-    `speculative_accept_threshold_single` and `…_acc` for drafts that are no tree. SGLang does not look at q; where q is
-    unknown (prompt lookup) this is its rule to the letter, else strict acceptance is joined. For sampling. Neutral: 1 and 1.
+    `speculative_accept_threshold_single` and `…_acc` for chains. SGLang ignores q; without q (prompt lookup) this is its rule, with q
+    strict acceptance is joined. For sampling. Neutral: 1 and 1.
     """
 
     single: float = 1.0
@@ -71,9 +71,9 @@ class Thresholds(Pointwise):
         check_number("Thresholds.accumulated", self.accumulated, 0.0, 1.0)
 
     def chance(self, dists: Distributions) -> torch.Tensor:
-        own = (dists.px / max(self.accumulated, 1e-9)).clamp(max=1.0)  # SGLang's floor
+        chance = (dists.px / max(self.accumulated, 1e-9)).clamp(max=1.0)  # SGLang's floor
         likely = (dists.px >= self.single) & (dists.px > 0)
-        return torch.maximum(dists.strict, own).masked_fill(likely, 1.0)
+        return torch.maximum(dists.strict, chance).masked_fill(likely, 1.0)
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,8 @@ def _check_positive(name: str, value: float) -> None:
 
 
 def kl(dists: Distributions) -> torch.Tensor:
-    """KL(p‖q) in nats, (..., 1); never below 0, which rounding could make it."""
-    below = dists.logits - dists.logits.amax(
-        dim=-1, keepdim=True
-    )  # log p + log Σ e^(z − max z), and that Σ is 1 / max p
+    """Return KL(p‖q) in nats, (..., 1); never below 0, which rounding could make it."""
+    below = dists.logits - dists.logits.amax(dim=-1, keepdim=True)  # log p + log Σ e^(z − max z): that Σ is 1 / max p
     # 0 · (−∞ − …) and 0 · log 0 are no part of it; −p · log 0 = ∞ is.
     terms = (below - dists.draft_probs.log()).mul_(dists.p).nan_to_num_(nan=0.0, posinf=math.inf)
     return (terms.sum(dim=-1, keepdim=True) + dists.top.log()).clamp(min=0.0)
@@ -136,28 +134,21 @@ class KLJudge(Pointwise):
 
 register_rule(
     "entropy_verify", EntropyVerify, guarantee="lossy", neutral={"alpha": 0.0, "threshold": 1.0}, paper="vLLM-Ascend",
-    summary="Strict acceptance with coins made smaller where the target is uncertain.",
     ladder=("alpha", (0.2, 0.4, 1.0, 2.0)),
 )  # fmt: skip
 register_rule(
-    "lenience", Lenience, guarantee="lossy", neutral={"lenience": 1.0}, paper="2211.17192",
-    summary="Strict acceptance of a draft distribution that counts for less: no token becomes more than 1/l times as likely as it should be.",
-    example={"lenience": 0.5},
+    "lenience", Lenience, guarantee="lossy", neutral={"lenience": 1.0}, paper="2211.17192", example={"lenience": 0.5},
     ladder=("lenience", (0.8, 0.6, 0.4, 0.2)),
 )  # fmt: skip
 register_rule(
     "thresholds", Thresholds, guarantee="lossy", neutral={"single": 1.0, "accumulated": 1.0}, paper="SGLang",
-    summary="Accept a token that is likely by itself, and give every other one a better coin.",
     ladder=("single", (0.8, 0.6, 0.4, 0.2)),
 )  # fmt: skip
 register_rule(
-    "typical", Typical, guarantee="lossy", neutral={"epsilon": 1.0, "delta": math.inf}, neutral_text="epsilon = 1, delta = ∞", paper="2401.10774",
-    summary="Accept a drafted token that is likely enough, and where the target is uncertain a less likely one will do.",
-    ladder=("epsilon", (0.5, 0.3, 0.15, 0.09)),
+    "typical", Typical, guarantee="lossy", neutral={"epsilon": 1.0, "delta": math.inf},
+    neutral_text="epsilon = 1, delta = ∞", paper="2401.10774", ladder=("epsilon", (0.5, 0.3, 0.15, 0.09)),
 )  # fmt: skip
 register_rule(
-    "kl_judge", KLJudge, guarantee="lossy", neutral={"threshold": 0.0}, paper="2601.04766",
-    summary="Accept whatever was drafted where the two distributions are close and the target is not sure of itself: a judge without training.",
-    example={"threshold": 0.1},
+    "kl_judge", KLJudge, guarantee="lossy", neutral={"threshold": 0.0}, paper="2601.04766", example={"threshold": 0.1},
     ladder=("threshold", (0.05, 0.1, 0.2, 0.5)),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rules by rank: a drafted token is good enough if it is among the target's first choices."""
+"""Rules by rank: accept a drafted token that is among the target's first choices."""
 
 import math
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from .pointwise import Pointwise
 
 
 def ranks(dists: Distributions) -> torch.Tensor:
-    """How many tokens the target prefers to each one that is asked about; a tie goes to the lower id. (..., n) int64."""
+    """Return how many tokens the target prefers to each token; a tie goes to the lower id. (..., n) int64."""
     scores = dists.logits
     if dists.tokens is None:
         return scores.sort(dim=-1, descending=True, stable=True).indices.argsort(dim=-1)
     assert dists.tokens.shape[-1] == 1, "several tokens of one place would need the whole vocabulary"
-    mine, ids = dists.at(scores), torch.arange(scores.shape[-1], dtype=torch.float32, device=scores.device)
-    ahead = passing(torch.eq, scores, mine).mul_(passing(torch.lt, ids, dists.tokens.to(torch.float32)))
-    return ahead.add_(passing(torch.gt, scores, mine)).sum(dim=-1, keepdim=True).to(torch.int64)
+    score, ids = dists.at(scores), torch.arange(scores.shape[-1], dtype=torch.float32, device=scores.device)
+    ahead = passing(torch.eq, scores, score).mul_(passing(torch.lt, ids, dists.tokens.to(torch.float32)))
+    return ahead.add_(passing(torch.gt, scores, score)).sum(dim=-1, keepdim=True).to(torch.int64)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TopK(Pointwise):
         check_int("TopK.k", self.k, 0)
 
     def ranks(self, verified: Verified) -> torch.Tensor:
-        """How many tokens the target prefers to each drafted one, (B, γ)."""
+        """Return how many tokens the target prefers to each drafted one, (B, γ)."""
         return ranks(Distributions.of(verified)).squeeze(-1)
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
@@ -71,9 +71,8 @@ class RelaxedTopK(Pointwise):
 class TopKTolerance(Pointwise):
     """Accept a drafted token that is among the target's k most likely ones and within a log-likelihood of the first.
 
-    Accept x iff rank(x) < k and log max p − log p(x) ≤ `tolerance`, else the target's argmax: `verifier_accept_k` and
-    `accept_tolerance` of a greedy proposal in vLLM's speculators, which says that values up to 5 cost little. For greedy
-    decoding. Neutral: k = 1, the default; `tolerance` 0 accepts no more than exact ties.
+    Accept x iff rank(x) < k and log max p − log p(x) ≤ `tolerance`, else the target's argmax: `verifier_accept_k` and `accept_tolerance`
+    of vLLM's speculators, where values up to 5 cost little. For greedy decoding. Neutral: k = 1; `tolerance` 0 accepts only exact ties.
     """
 
     k: int = 1
@@ -93,9 +92,8 @@ class MARS(Pointwise):
     """Accept the target's second choice where its logit is nearly that of the first.
 
     a(x) = 1 where x is the second choice and z₂/z₁ > `threshold`, z₁ ≥ z₂ the target's two largest processed logits, else strict; greedy
-    the same; r = norm((p − q)⁺) (MARS, huggingface.co/papers/2601.15498; 0.9 is the authors'). The ratio does not change with the
-    temperature, but with a number that is added to all logits: where z₁ ≤ 0, as after a logit normalisation, nothing is accepted so.
-    Neutral: threshold 1.
+    the same; r = norm((p − q)⁺) (MARS, huggingface.co/papers/2601.15498; 0.9 is the authors'). The ratio depends on a constant added to
+    all logits: where z₁ ≤ 0, as after a logit normalisation, nothing is accepted so. Neutral: threshold 1.
     """
 
     threshold: float = 0.9
@@ -110,24 +108,17 @@ class MARS(Pointwise):
 
 
 register_rule(
-    "relaxed_top_k", RelaxedTopK, guarantee="lossy", neutral={"k": 1}, paper="TensorRT-LLM",
-    summary="Accept a drafted token that is among the target's k most likely ones and not much less likely than the first.",
-    ladder=("k", (2, 4, 8)),
-)  # fmt: skip
+    "relaxed_top_k", RelaxedTopK, guarantee="lossy", neutral={"k": 1}, paper="TensorRT-LLM", ladder=("k", (2, 4, 8))
+)
 register_rule(
-    "top_k", TopK, guarantee="lossy", neutral={"k": 0}, neutral_text="k = 0, and in greedy decoding k = 1", paper="2504.20039",
-    summary="Accept a drafted token that is among the target's k most likely ones: the baseline that AutoJudge is compared with.",
-    example={"k": 4},
-    ladder=("k", (2, 3, 4, 8)),
+    "top_k", TopK, guarantee="lossy", neutral={"k": 0}, neutral_text="k = 0, and in greedy decoding k = 1",
+    paper="2504.20039", example={"k": 4}, ladder=("k", (2, 3, 4, 8)),
 )  # fmt: skip
 register_rule(
     "top_k_tolerance", TopKTolerance, guarantee="lossy", neutral={"k": 1}, paper="vLLM's speculators",
-    summary="Accept a drafted token that is among the target's k most likely ones and within a log-likelihood of the first.",
-    neutral_text="k = 1, the default; tolerance = 0 accepts no more than exact ties",
-    ladder=("k", (2, 3, 5)),
+    neutral_text="k = 1, the default; tolerance = 0 accepts no more than exact ties", ladder=("k", (2, 3, 5)),
 )  # fmt: skip
 register_rule(
     "mars", MARS, guarantee="lossy", neutral={"threshold": 1.0}, paper="2601.15498",
-    summary="Accept the target's second choice where its logit is nearly that of the first.",
     ladder=("threshold", (0.95, 0.9, 0.8, 0.7)),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a draft stop is: settings, and a run for each generate call. And the entropy that several stops compute."""
+"""Draft stops: settings, a run for each generate call, and the entropy that several stops compute."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,46 +13,41 @@ from ..validation import check_nesting, shown
 
 
 def entropy(logits: torch.Tensor) -> torch.Tensor:
-    """Shannon entropy in nats of softmax(logits), (..., V) → (...) float32. A logit of −inf is a probability of 0."""
+    """Return the Shannon entropy in nats of softmax(logits), (..., V) → (...) float32. A logit of −inf is a probability of 0."""
     logp = logits.float().log_softmax(dim=-1)
     return -(logp.exp() * logp.clamp(min=torch.finfo(torch.float32).min)).sum(dim=-1)
 
 
 @dataclass(frozen=True)
 class DraftStop(NoDeepCopy):
-    """The settings of a stop: immutable, and with a JSON form through the names and values of its fields.
+    """The settings of a stop: immutable, with a JSON form through the names and values of its fields.
 
-    A stop without state overrides `longest` and one method: `should_stop`, which is asked after each drafted token, or `limits`,
-    which plans a round ahead (then `adaptive = False`). A stop with state overrides `start` and returns a `StopRun` of its own.
+    A stop without state has a field `max_draft`, or overrides `longest`, and overrides one method: `should_stop`, called after each
+    drafted token, or `limits`, which plans a round ahead (then `adaptive = False`). A stop with state returns a `StopRun` from `start`.
 
-    What a subclass says of itself: `adaptive`, it looks at every drafted token, which costs a look at the device each (True);
-    `features` (`FeatureSpec`), the hidden state that it is given as `features=`; `patience`, in a batch the share of drafting rows that
-    must have stopped before the round ends, 0 to 1 (1: all); `joint`, a row's answer depends on what other rows drafted (False).
+    Class attributes:
+        adaptive: inspects every drafted token, at one device sync each. False: the limits fix the draft length before the round.
+        features (`FeatureSpec`): the hidden state that the stop reads, if any; a run gets it as `features=`.
+        patience: in a batch, the share of drafting rows that must have stopped before the round ends: 1 waits for every row, 0 for none.
+        joint: a row's draft may end for what other rows drafted in the same round.
+        depth: how many stops are nested inside.
     """
 
-    # True if the stop inspects every drafted token. If False, the limits fix the draft length before the round,
-    # which saves one device sync per token.
     adaptive: ClassVar[bool] = True
-    # The hidden state that the stop reads, if any; a run is given it as `features=`.
     features: ClassVar[FeatureSpec | None] = None
-    # In a batch, the share of drafting rows that must have stopped before the round ends: 1 waits for every row, 0 for none.
-    # Not annotated, so that a stop may make it a field of its own.
-    patience = 1.0
-    # True if a row's draft may end for what other rows drafted in the same round.
+    patience = 1.0  # not annotated: a stop may make it a field
     joint: ClassVar[bool] = False
-    # How many stops stand inside one another, below this one.
     depth: ClassVar[int] = 0
 
     @property
     def longest(self) -> int:
-        """The most tokens that one round may draft for a row (γ at most)."""
-        raise NotImplementedError(f"{type(self).__name__} needs a property longest")
+        """The most tokens that one round may draft for a row: the field `max_draft`."""
+        if "max_draft" not in {field.name for field in fields(self)}:
+            raise NotImplementedError(f"{type(self).__name__} needs a property longest, or a field max_draft")
+        return int(self.max_draft)  # type: ignore[attr-defined]
 
     def with_longest(self, gamma: int) -> "DraftStop":
-        """The same stop with another longest draft; what `num_assistant_tokens=` at the call does.
-
-        Raises: `ValueError` for a stop that has no field `max_draft` and does not override this.
-        """
+        """Return the stop with another longest draft: `num_assistant_tokens=` of a call. Raises: `ValueError` without a field `max_draft`."""
         if "max_draft" not in {field.name for field in fields(self)}:
             raise ValueError(
                 f"num_assistant_tokens: {type(self).__name__} has no field max_draft that could be set to {gamma}: leave it out, or give the "
@@ -61,21 +56,18 @@ class DraftStop(NoDeepCopy):
         return replace(self, max_draft=gamma)  # type: ignore[call-arg]
 
     def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
-        """Reject models that it was not made for. (Heads are checked wherever they stand in a policy.)"""
+        """Refuse models that it was not made for. (The policy checks heads.)"""
 
     def start(self, rows: int) -> "StopRun":
-        """What one generate call of `rows` rows works with. All state lives there, so nothing leaks from call to call."""
+        """Return the run of one generate call of `rows` rows, which has all state."""
         return StopRun(self)
 
     def limits(self, rows: list[int]) -> list[int]:
-        """The longest draft of each of `rows` in the coming round. Of a stop without state; others plan in `StopRun.begin_round`."""
+        """Return the longest draft of each of `rows` in the coming round. For stops without state; others plan in `StopRun.begin_round`."""
         return [self.longest] * len(rows)
 
     def should_stop(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Stop each row after the token it has just drafted? Of a stop without state; arguments as of `StopRun.after_token`.
-
-        Returns: `torch.BoolTensor` of shape `(B,)`.
-        """
+        """Return which rows stop after the token just drafted, (B,) bool. For stops without state; arguments as of `StopRun.after_token`."""
         raise NotImplementedError(
             f"{type(self).__name__} needs a method should_stop(input_ids, scores, **kwargs), or a start(rows) that returns a StopRun "
             "with an after_token of its own, or adaptive = False"
@@ -83,13 +75,10 @@ class DraftStop(NoDeepCopy):
 
 
 class StopRun(StoppingCriteria):
-    """A stop at work in one generate call, and whatever it keeps from round to round.
+    """A stop at work in one generate call, with its state.
 
-    Every round calls `begin_round`, then, if `settings.adaptive`, `drafting` and `after_token` for each drafted token, then `observe`. What a run
-    keeps for a row, it keeps by the row's number in the call: rows do not mix, and a finished row may leave the batch.
-
-    Args:
-        settings (`DraftStop`): the stop that was started.
+    Every round calls `begin_round`, then, if `settings.adaptive`, `drafting` and `after_token` for each drafted token, then `observe`. State
+    of a row is stored by the row's number in the call: a finished row may leave the batch. `settings`: the stop that was started.
     """
 
     settings: DraftStop
@@ -100,31 +89,28 @@ class StopRun(StoppingCriteria):
         self.settings = settings
 
     def pair(self, target: Any, draft: Any, kind: Hashable) -> None:
-        """Told before the first round which models the call has, for a run that knows something of them.
-
-        `kind` says what else their seconds and what is accepted depend on: calls of one kind can learn from each other.
+        """Take the call's models, before the first round. `kind`: what else costs and acceptance depend on; calls of one kind share what
+        they learn.
         """
 
     def begin_round(self, rows: list[int]) -> list[int]:
-        """The longest draft of each of `rows`, the unfinished ones, in the round that begins; 0 leaves it to the target alone."""
+        """Return the longest draft of each of `rows`, the unfinished ones, in the round that begins; 0 drafts nothing."""
         return self.settings.limits(rows)
 
     def drafting(self, rows: Sequence[int]) -> None:
-        """Told before `after_token` which rows of the call may draft another token behind this one: the others have stopped, or have no room."""
+        """Take the rows of the call that may draft another token, before `after_token`: the others have stopped, or have no room."""
 
     def after_token(
         self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Stop each row after the token it has just drafted?
+        """Return which rows stop after the token just drafted, (B,) bool.
 
         Args:
-            input_ids (`torch.LongTensor` of shape `(B, length)`): the last column is the token just drafted.
-            scores (tuple of `torch.FloatTensor` of shape `(B, V)`): the last one holds the draft's logits that the token
-                came from: raw ones in this package's engine, processed ones in Transformers' own loop.
-            rows (B,): the number in the call of each row. Finished rows are among them; their answers do not matter.
-            features (`torch.FloatTensor` of shape `(B, H)`, *optional*): the hidden state that `settings.features` specifies.
-
-        Returns: `torch.BoolTensor` of shape `(B,)`.
+            input_ids (B, length) int64: the last column is the token just drafted.
+            scores (tuple of (B, V) float): the last one holds the draft's logits of the token: raw ones in this package's engine,
+                processed ones in Transformers' loop.
+            rows (B,): each row's number in the call. Answers of finished rows do not matter.
+            features (B, H): the hidden state that `settings.features` specifies.
         """
         if not self.settings.adaptive:
             return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
@@ -137,23 +123,21 @@ class StopRun(StoppingCriteria):
         return stops
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
-        """Told after each round how many tokens each of `rows` sent to the target, and how many were accepted."""
+        """Take note, after a round, how many tokens each of `rows` sent to the target, and how many were accepted."""
 
     def take(self, row: int, other: "StopRun") -> None:
-        """Told that another text takes the place of `row`: what is kept for it is from now on what `other`, the run of a call with that text
-        alone, keeps for its row 0. A run that keeps something for each row overrides this.
-        """
+        """Replace the state of `row` by that of row 0 of `other`, the run of a call with one text. A run with state of rows overrides this."""
 
     def interrupted(self) -> None:
-        """Told that something else has run since the last round: the seconds in between are not the rounds'."""
+        """Ignore the seconds since the last round: something else has run."""
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """`after_token`, as Transformers' own loop calls a `StoppingCriteria`."""
+        """Call `after_token`, as Transformers' loop calls a `StoppingCriteria`."""
         return self.after_token(input_ids, scores, rows=row_ids(input_ids, kwargs), features=kwargs.get("features"))
 
 
 def row_ids(input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> Sequence[int]:
-    """The number in the call of each row of `input_ids`. Transformers' own loop passes none, and has row 0 alone."""
+    """Return the number in the call of each row of `input_ids`. Transformers' loop passes none, and has one row."""
     return kwargs.get("rows") or range(input_ids.shape[0])
 
 

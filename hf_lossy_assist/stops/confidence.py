@@ -1,14 +1,19 @@
-"""Stops that need no training: by the probability of the drafted token, or the draft's entropy there (SVIP)."""
+"""Stops that need no training: by the probability of the drafted token or the draft's entropy, at a fixed or an adapted threshold."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, check_number, shown
-from .base import DraftStop, entropy
+from .base import DraftStop, StopRun, entropy
+
+
+FEWEST = 6  # tested tokens of a row before DISCO moves its threshold
 
 
 @dataclass(frozen=True)
@@ -25,16 +30,12 @@ class Confidence(DraftStop):
         check_number("Confidence.threshold", self.threshold, 0.0, 1.0)
         check_int("Confidence.max_draft", self.max_draft, 1, LONGEST_DRAFT)
 
-    @property
-    def longest(self) -> int:
-        return self.max_draft
-
     def should_stop(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         return token_probability(input_ids, scores) < self.threshold
 
 
 def token_probability(input_ids: torch.Tensor, scores: Any) -> torch.Tensor:
-    """q(x) of the token just drafted, (B,) float32; arguments as of `StopRun.after_token`."""
+    """Return q(x) of the token just drafted, (B,) float32; arguments as of `StopRun.after_token`."""
     q = scores[-1].float().softmax(dim=-1)
     return q.gather(-1, input_ids[:, -1:].to(q.device)).squeeze(-1)
 
@@ -43,15 +44,12 @@ def token_probability(input_ids: torch.Tensor, scores: Any) -> torch.Tensor:
 class SVIP(DraftStop):
     """Stop after a token whose acceptance is unlikely by the draft's entropy H: √(c·H) > h, H in nats.
 
-    Zhang et al., "Draft Model Knows When to Stop" (huggingface.co/papers/2411.18462), Eq. 6: the acceptance rate is at
-    least about 1 − √(c·H). Two forms of one test:
+    Zhang et al., SVIP (huggingface.co/papers/2411.18462), Eq. 6: the acceptance rate is at least about 1 − √(c·H). Two forms:
 
-    - `form="bound"` (default, the authors' code): √(c·H) > h with c = 0.15, h = 0.3, that is H > 0.60 nats;
-    - `form="entropy"` (the paper's Eq. 7 read literally): √H > h, where c is absorbed into h; with the paper's h = 0.3 this
-      stops at H > 0.09 nats, six times stricter.
+    - `form="bound"` (the authors' code): √(c·H) > h with c = 0.15, h = 0.3, that is H > 0.60 nats;
+    - `form="entropy"` (Eq. 7 read literally): √H > h; with the paper's h = 0.3 this stops at H > 0.09 nats.
 
-    The uncertain token itself stays in the draft, so at least 1 token is drafted, and at most `max_draft` (40 in the paper).
-    `h=math.inf` never stops early. Lossless; needs no training.
+    The uncertain token stays in the draft, which has 1 to `max_draft` tokens (40 in the paper). `h=math.inf` never stops early.
     """
 
     h: float = 0.3
@@ -66,20 +64,145 @@ class SVIP(DraftStop):
         if self.form not in ("bound", "entropy"):
             raise ValueError(f'SVIP.form: expected "bound" (√(c·H) > h) or "entropy" (√H > h), got {shown(self.form)}')
 
-    @property
-    def longest(self) -> int:
-        return self.max_draft
-
     def should_stop(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         scale = self.c if self.form == "bound" else 1.0
         return (scale * entropy(scores[-1])).sqrt() > self.h
 
 
-register_stop(
-    "confidence", Confidence, paper="Transformers",
-    summary="Stop after a token that the draft gave less than `threshold`.",
-)  # fmt: skip
-register_stop(
-    "svip", SVIP, paper="2411.18462",
-    summary="Stop after a token whose acceptance is unlikely by the draft's entropy H: √(c·H) > h, H in nats.",
-)  # fmt: skip
+@dataclass(frozen=True)
+class AdaEDL(DraftStop):
+    """Stop after a token whose draft entropy H bounds its acceptance too low: 1 − √(`scale`·H) < λ, H in nats.
+
+    Agrawal et al. (huggingface.co/papers/2410.18351). After each round λ moves against the row's acceptance rate r, with the rule and the
+    constants of Draft & Verify (huggingface.co/papers/2309.08168):
+
+        r̄ ← β₁·r̄ + (1 − β₁)·r,   λ ← β₂·λ + (1 − β₂)·(λ + sign(`goal` − r̄)·ε),   β₁ = 0.5, β₂ = 0.9, ε = 0.01
+
+    λ starts at `threshold`, r̄ at `goal`, and λ stays in [0, 1]. With ε = 0 this is SVIP with h = 1 − λ. `scale=0` never stops early.
+    """
+
+    threshold: float = 0.6
+    scale: float = 0.2
+    goal: float = 0.9
+    epsilon: float = 0.01
+    beta1: float = 0.5
+    beta2: float = 0.9
+    max_draft: int = 20
+
+    def __post_init__(self) -> None:
+        check_number("AdaEDL.scale", self.scale, 0.0, float("inf"))
+        for name in ("threshold", "goal", "epsilon", "beta1", "beta2"):
+            check_number(f"AdaEDL.{name}", getattr(self, name), 0.0, 1.0)
+        check_int("AdaEDL.max_draft", self.max_draft, 1, LONGEST_DRAFT)
+
+    def start(self, rows: int) -> "AdaEDLRun":
+        return AdaEDLRun(self, rows)
+
+
+class AdaEDLRun(StopRun):
+    """`thresholds`: λ of every row of the call; `rates`: r̄."""
+
+    settings: AdaEDL
+
+    def __init__(self, settings: AdaEDL, rows: int):
+        super().__init__(settings)
+        self.thresholds, self.rates = [settings.threshold] * rows, [settings.goal] * rows
+
+    def after_token(self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], **more: Any) -> torch.Tensor:
+        bound = 1 - (self.settings.scale * entropy(scores[-1])).sqrt()  # (B,)
+        return bound < torch.tensor([self.thresholds[row] for row in rows], dtype=torch.float32, device=bound.device)
+
+    def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
+        settings = self.settings
+        for row, d, n in zip(rows, drafted, accepted, strict=True):
+            if d == 0:
+                continue
+            rate = self.rates[row] = settings.beta1 * self.rates[row] + (1 - settings.beta1) * n / d
+            step = (1 - settings.beta2) * float(np.sign(settings.goal - rate)) * settings.epsilon
+            self.thresholds[row] = min(max(self.thresholds[row] + step, 0.0), 1.0)
+
+    def take(self, row: int, other: StopRun) -> None:
+        assert isinstance(other, AdaEDLRun)
+        self.thresholds[row], self.rates[row] = other.thresholds[0], other.rates[0]
+
+
+@dataclass(frozen=True)
+class DISCO(DraftStop):
+    """Stop after a token that the draft gave less than a threshold, which is fitted again after every round.
+
+    Mamou et al. (huggingface.co/papers/2405.04304), in Transformers' form: of the q(x) of a row's tested tokens, the t that costs least,
+
+        cost(t) = share of the rejected tokens with q(x) ≥ t + `missed` · share of the accepted ones with q(x) < t
+
+    once six tokens have been tested, an accepted and a rejected one among them. Until then it is `Confidence(threshold)`.
+    """
+
+    threshold: float = 0.4
+    missed: float = 3.0
+    max_draft: int = 20
+
+    def __post_init__(self) -> None:
+        check_number("DISCO.threshold", self.threshold, 0.0, 1.0)
+        check_number("DISCO.missed", self.missed, 0.0, 1e6)
+        check_int("DISCO.max_draft", self.max_draft, 1, LONGEST_DRAFT)
+
+    def start(self, rows: int) -> "DISCORun":
+        return DISCORun(self, rows)
+
+
+class DISCORun(StopRun):
+    """`thresholds` of every row of the call; `tested`: (q(x), accepted) of each tested token of each row."""
+
+    settings: DISCO
+
+    def __init__(self, settings: DISCO, rows: int):
+        super().__init__(settings)
+        self.thresholds = [settings.threshold] * rows
+        self.tested: list[list[tuple[float, bool]]] = [[] for _ in range(rows)]
+        self._steps: list[tuple[list[int], torch.Tensor]] = []  # of this round: rows, their q(x) (B,)
+
+    def begin_round(self, rows: list[int]) -> list[int]:
+        self._steps.clear()
+        return super().begin_round(rows)
+
+    def after_token(self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], **more: Any) -> torch.Tensor:
+        q = token_probability(input_ids, scores)
+        self._steps.append((list(rows), q))
+        return q < torch.tensor([self.thresholds[row] for row in rows], dtype=torch.float32, device=q.device)
+
+    def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
+        if not self._steps:
+            return
+        drawn = dict(zip(self._steps[0][0], torch.stack([q for _, q in self._steps], dim=1).tolist(), strict=True))
+        for row, d, n in zip(rows, drafted, accepted, strict=True):
+            verdicts = [True] * n + [False] * (n < d)  # tokens after the first rejected one were not tested
+            self.tested[row] += zip(drawn[row], verdicts, strict=False)
+            if len(self.tested[row]) >= FEWEST:
+                probabilities, labels = zip(*self.tested[row], strict=True)
+                fitted = cheapest(probabilities, labels, self.settings.missed)
+                self.thresholds[row] = self.thresholds[row] if fitted is None else fitted
+
+    def take(self, row: int, other: StopRun) -> None:
+        assert isinstance(other, DISCORun)
+        self.thresholds[row], self.tested[row] = other.thresholds[0], other.tested[0]
+
+
+def cheapest(q: Any, accepted: Any, missed: float) -> float | None:
+    """Return DISCO's threshold for tokens of probability `q` (N,), `accepted` (N,) bool; of equally cheap ones the highest.
+
+    None where all or none were accepted: one of the two shares is then undefined.
+    """
+    q, accepted = np.asarray(q, dtype=np.float64), np.asarray(accepted, dtype=bool)
+    if accepted.all() or not accepted.any():
+        return None
+    levels = np.unique(q)[::-1]  # falling
+    passes = q >= levels[:, None]  # (levels, N)
+    let = (passes & ~accepted).sum(axis=1) / (~accepted).sum()
+    lost = (~passes & accepted).sum(axis=1) / accepted.sum()
+    return float(levels[np.argmin(let + missed * lost)])
+
+
+register_stop("confidence", Confidence, paper="Transformers")
+register_stop("svip", SVIP, paper="2411.18462")
+register_stop("disco", DISCO, paper="2405.04304")
+register_stop("adaedl", AdaEDL, paper="2410.18351")

@@ -42,10 +42,6 @@ class Heuristic(DraftStop):
         check_int("Heuristic.initial", self.initial, 1, LONGEST_DRAFT)
         check_int("Heuristic.max_draft", self.max_draft, self.initial, LONGEST_DRAFT)
 
-    @property
-    def longest(self) -> int:
-        return self.max_draft
-
     def with_longest(self, gamma: int) -> "Heuristic":
         return Heuristic(gamma, max(gamma, self.max_draft))
 
@@ -54,7 +50,7 @@ class Heuristic(DraftStop):
 
 
 class HeuristicRun(StopRun):
-    """`lengths`: how much each row of the call drafts in its next round."""
+    """`lengths`: the draft length of each row of the call in its next round."""
 
     settings: Heuristic
 
@@ -122,16 +118,6 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
 
 
-register_stop(
-    "constant", Constant, paper="2211.17192",
-    summary="Always draft `gamma` tokens (Leviathan et al.).",
-)  # fmt: skip
-register_stop(
-    "heuristic", Heuristic, paper="Transformers",
-    summary="Two tokens more after a round in which all were accepted, else one less.",
-)  # fmt: skip
-register_stop(
-    "batch_schedule", BatchSchedule, paper="vLLM, TensorRT-LLM",
-    summary="γ by the number of unfinished rows: of `table` (rows, γ), the last line whose rows are not more than there are.",
-    example={"table": [[1, 8], [8, 2]]},
-)  # fmt: skip
+register_stop("constant", Constant, paper="2211.17192")
+register_stop("heuristic", Heuristic, paper="Transformers")
+register_stop("batch_schedule", BatchSchedule, paper="vLLM, TensorRT-LLM", example={"table": [[1, 8], [8, 2]]})

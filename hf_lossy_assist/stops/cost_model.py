@@ -1,4 +1,4 @@
-"""What rounds cost: by given numbers, or in seconds that are measured while they run."""
+"""Estimates that `JointGoodput` decides by: acceptance by the draft's entropy, and costs of rounds, given or measured."""
 
 import math
 import threading
@@ -19,15 +19,12 @@ PRIOR = 4.0  # tested tokens that SVIP's bound weighs in each bin
 
 
 def bins_of(entropies: torch.Tensor, edges: torch.Tensor = EDGES) -> torch.Tensor:
-    """The bin of each entropy in nats, (B,) float32 → (B,) int64; `edges`: `EDGES` on their device.
-
-    NaN, of logits that make no distribution, is in the last one.
-    """
+    """Return the bin of each entropy in nats, (B,) float32 → (B,) int64; `edges`: `EDGES` on their device. NaN is in the last one."""
     return torch.bucketize(entropies, edges, right=True)
 
 
 def falling(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The nearest values (n,) that do not rise, by squared distance with `weights` (n,): neighbours out of order share their mean."""
+    """Return the nearest values (n,) that do not rise, in least squares with `weights` (n,): neighbours out of order share their mean."""
     groups: list[tuple[float, float, int]] = []  # mean, weight, how many
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         mean, total, count = value, weight, 1
@@ -40,42 +37,40 @@ def falling(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 class AcceptanceEstimate:
-    """How many drafted tokens were tested and accepted by the draft's entropy at each, weighted by age."""
+    """Counts of tested and accepted drafted tokens by the draft's entropy, weighted by age: SVIP's bound, moved to what was counted."""
 
     def __init__(self) -> None:
         self.tested, self.accepted = np.zeros(BINS), np.zeros(BINS)
 
     def chances(self, c: float) -> np.ndarray:
-        """a(H), P(accepted) of a token in each bin, (BINS,), not rising: SVIP's bound moved to what was counted."""
+        """Return a(H), P(accepted) of a token in each bin, (BINS,), not rising."""
         bound = np.maximum(1 - math.sqrt(c) * MIDDLES, 0)
         weights = self.tested + PRIOR
         return falling((self.accepted + PRIOR * bound) / weights, weights)
 
     @property
     def share(self) -> float:
-        """ā, of tested tokens."""
+        """ā, the share of tested tokens that was accepted."""
         return (float(self.accepted.sum()) + 1) / (float(self.tested.sum()) + 2)
 
     def learn(self, bins: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """A round: the bins of its tokens (B, γ), how many of them each row drafted and how many were accepted, (B,) each."""
+        """Add a round: the bins of its tokens (B, γ), and how many each row drafted and how many were accepted, (B,) each."""
         place = np.arange(bins.shape[1])
         taken = place < accepted[:, None]
-        tested = place < np.minimum(accepted + 1, drafted)[:, None]  # behind the first rejected token nothing is
+        tested = place < np.minimum(accepted + 1, drafted)[:, None]  # nothing after the first rejected token
         self.tested = KEEP * self.tested + np.bincount(bins[tested], minlength=BINS)
         self.accepted = KEEP * self.accepted + np.bincount(bins[taken], minlength=BINS)
 
 
-SIZES, EACH = (
-    32,
-    4,
-)  # sizes of rounds that are remembered, and measurements of each: all of one size would not say what grows with what
+# Sizes of rounds that are remembered, and measurements of each: all of one size would not say what grows with what.
+SIZES, EACH = 32, 4
 STIFF = 0.03  # measurements that the first guess at what seconds are made of weighs
 FAR = 0.2  # of the usual seconds: what a measurement may be off before it counts less
 
 
 @dataclass(frozen=True)
 class FixedCosts:
-    """What rounds cost, by numbers: those of the settings of a stop."""
+    """Costs of rounds by the settings of a stop."""
 
     per_step: float
     per_token: float
@@ -83,25 +78,25 @@ class FixedCosts:
     known: ClassVar[bool] = True
 
     def step(self, rows: int) -> float:
-        """Of one draft step more for `rows` rows."""
+        """Return the cost of one draft step more for `rows` rows."""
         return self.per_step
 
     def column(self, rows: int) -> float:
-        """Of the target's reading one token more of each of `rows` rows."""
+        """Return the cost of verifying one token more of each of `rows` rows."""
         return self.per_token * rows
 
     def round(self, rows: int, gamma: float) -> float:
-        """Of a whole round that drafts `gamma` tokens for each of `rows` rows."""
+        """Return the cost of a round that drafts `gamma` tokens for each of `rows` rows."""
         return self.fixed + gamma * (self.step(rows) + self.column(rows))
 
     def learn(self, rows: int, moments: Sequence[float], end: float) -> None:
-        """Nothing: they are given."""
+        """Do nothing: the costs are given."""
 
 
 class MeasuredCosts:
-    """What rounds cost, in measured seconds; the methods of `FixedCosts`.
+    """Costs of rounds in measured seconds; methods as of `FixedCosts`.
 
-    A draft step is laid out as a + b·B, the rest of a round, from which all steps but the first are taken away, as a + b·B + c·B·(γ + 1).
+    A draft step is modelled as a + b·B, a round without all steps but the first as a + b·B + c·B·(γ + 1).
     """
 
     def __init__(self) -> None:
@@ -121,7 +116,7 @@ class MeasuredCosts:
         return self.rest.of(1, rows, rows * (gamma + 1)) + (gamma - 1) * self.step(rows)
 
     def learn(self, rows: int, moments: Sequence[float], end: float) -> None:
-        """One round: `moments` when it began and after each of its γ drafted tokens, `end` when the next one began."""
+        """Add a round: `moments` when it began and after each of its γ drafted tokens, `end` when the next one began."""
         began, first, *_, last = [*moments, moments[-1]]
         gamma = len(moments) - 1
         if gamma > 1:
@@ -130,7 +125,7 @@ class MeasuredCosts:
 
 
 class CostModel:
-    """Seconds as a sum of what they grow with, fitted to the last measurements; a far one among them counts little."""
+    """Seconds as a linear function of amounts, fitted to the last measurements; outliers count little."""
 
     def __init__(self) -> None:
         self.points: OrderedDict[tuple[float, ...], deque[float]] = OrderedDict()  # by amounts, the latest ones last
@@ -149,13 +144,13 @@ class CostModel:
                 self._parts = None
 
     def of(self, *amounts: float) -> float:
-        """What these amounts are expected to take."""
+        """Return the expected seconds of these amounts."""
         with self._lock:
             parts = self._parts = self._parts or self._fit()
         return sum(part * amount for part, amount in zip(parts, amounts, strict=True))
 
     def _fit(self) -> list[float]:
-        """Of each amount: least squares, drawn a little towards equal parts, which is all that measurements of one size say."""
+        """Return the seconds of each amount: least squares, drawn a little towards equal parts, for measurements of one size."""
         points = [(amounts, seconds) for amounts, each in self.points.items() for seconds in each]
         x, y = np.array([amounts for amounts, _ in points], float), np.array([seconds for _, seconds in points])
         scale = x.max(axis=0)

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from ..registry import register_stop
 from ..validation import check_int, check_number, check_positive
-from .composite_stops import WrappingRun, WrappingStop
+from .composite_stops import CompositeStopRun, WrappingStop
 
 
 MOST_WAIT = 1024  # rounds without drafts until one tries again, at most
@@ -20,22 +20,20 @@ MOST_WAIT = 1024  # rounds without drafts until one tries again, at most
 class Fallback(WrappingStop):
     """`stop` while drafting pays, the target alone while it does not; both are measured during the call.
 
-    Let n̄ be the mean tokens that a round gives each row (the target's own included), T the median seconds of a round that drafts, and
-    T₀ those of a round that does not. Drafting is then worth v = n̄ ÷ (T/T₀) times the target alone. It is switched off where
-    v < 1 − `margin` and on again where v > 1 + `margin`; `margin=1` never switches off.
+    Let n̄ be the mean tokens that a round gives each row, T the median seconds of a round that drafts, and T₀ of one that does not. Drafting
+    is worth v = n̄ ÷ (T/T₀) times the target alone: it is switched off where v < 1 − `margin` and on again where v > 1 + `margin`.
+    All rows draft or none does.
 
-    - T₀ comes from one round without drafts, the second of the call: in the first one the target may read the prompts. It is measured again whenever half of the rows have ended.
-    - While drafting is off, every round measures T₀. After `wait` such rounds one round drafts again and its n̄ counts, after 2·`wait`
-      more the next one, and so on up to 1024. As soon as half of the rows have ended, two rounds draft, because T has changed with T₀.
-    - Such a trial costs more than a round, for the draft reads what was written without it, perhaps the prompts too. What trials cost
-      beyond the tokens that they gave is at most the share `trials` of the other rounds' seconds: until then, the next one waits.
-    - Where drafting was off at a call's end, the next call of the same kind begins without it: same models, drafter, policy and decoding, and
-      about as many rows (from one power of two to the next). It goes on with the waiting, and the draft model does not read the prompts before.
-    - All rows draft or none does: n̄ is the mean over them. A round counts as drafted even if a filter dropped all its drafts.
-
-    Lossless, as every stop.
+    - T₀ comes from the second round of the call, without drafts, and is measured again whenever half of the rows have ended.
+    - While drafting is off, one round drafts again after `wait` rounds, the next after 2·`wait` more, and so on up to 1024. When half of
+      the rows have ended, two rounds draft, because T has changed with T₀.
+    - Such a trial costs more than a round: the draft reads what was written without it. What trials lose is at most the share `trials`
+      of the other rounds' seconds: until then, the next one waits.
+    - Where drafting was off at a call's end, the next call of the same models, drafter, policy and decoding with about as many rows (from one
+      power of two to the next) begins without it, and goes on waiting.
 
     Args:
+        margin: 1 never switches off.
         stop (`DraftStop`): what drafts while that pays.
         first: rounds that draft before drafting may be switched off.
         window: rounds of each kind that are remembered.
@@ -67,13 +65,12 @@ class Fallback(WrappingStop):
         return FallbackRun(self, rows)
 
 
-class FallbackRun(WrappingRun):
-    """Measures each round, and switches drafting on and off between rounds."""
+class FallbackRun(CompositeStopRun):
+    """Measures each round, and switches drafting on and off between rounds. `now`: the clock, in seconds."""
 
     settings: Fallback
 
     def __init__(self, settings: Fallback, rows: int, now: Callable[[], float] = time.perf_counter):
-        """`now`: the clock, in seconds."""
         super().__init__(settings, rows)
         self.now, self.measured = now, Measurements(settings.window)
         self.rows = rows  # unfinished ones when the seconds were measured
@@ -99,7 +96,7 @@ class FallbackRun(WrappingRun):
         self.begins_alone = self._recall()
 
     def _recall(self) -> bool:
-        """Begin without drafts if that is how the last call with so many rows ended."""
+        """Begin without drafts if the last call with so many rows ended so; return whether it did."""
         last = self.known.get(self.rows.bit_length())
         if last is not None:
             self.on, self.drafted_rounds = False, self.settings.first
@@ -107,7 +104,6 @@ class FallbackRun(WrappingRun):
         return last is not None
 
     def _remember(self) -> None:
-        """How a call with so many rows may begin."""
         if self.on:
             self.known.pop(self.rows.bit_length(), None)
         else:
@@ -127,23 +123,18 @@ class FallbackRun(WrappingRun):
             drafting_unknown = measured.cost is not None and not measured.drafting_seconds
             self.drafts = seconds_known or not self.drafted_rounds or drafting_unknown
         else:
-            again = (
-                self.plain_rounds == 0 and measured.cost is None
-            )  # the last round read what was written without the draft
+            # The last round read what was written without the draft.
+            again = self.plain_rounds == 0 and measured.cost is None
             self.drafts = seconds_known and (again or (self.debt <= 0.0 and self.plain_rounds >= self.wait))
         self.began = self.now()
-        limits = super().begin_round(
-            rows
-        )  # always asked: inside another stop it may be called for its answers all the same
+        limits = super().begin_round(rows)  # always: inside another stop its answers are asked for all the same
         self.planned = self.drafts and any(limits)
         return limits if self.drafts else [0] * len(rows)
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
         measured, seconds = self.measured, self.now() - self.began
-        # At the end of a text there may be no room for drafts, and the round costs as much as it is then worth.
-        did = self.planned
-        tried = did and not self.on
-        if did:
+        tried = self.planned and not self.on  # at the end of a text there may be no room for drafts
+        if self.planned:
             super().observe(rows, drafted, accepted)
             if tried:
                 measured.tokens.clear()
@@ -159,12 +150,12 @@ class FallbackRun(WrappingRun):
                 measured.plain_seconds.append(seconds)
             self.debt = max(0.0, self.debt - self.settings.trials * seconds)
         self.first_round = False
-        self.plain_rounds = 0 if did else self.plain_rounds + 1
+        self.plain_rounds = 0 if self.planned else self.plain_rounds + 1
         self._switch(tried)
         self._remember()
 
     def _switch(self, tried: bool) -> None:
-        """On or off for the next round; `tried`: the last round drafted though drafting is off."""
+        """Switch drafting on or off for the next round. `tried`: the last round drafted though drafting is off."""
         worth = self.measured.update_worth()
         if worth is None or self.drafted_rounds < self.settings.first:
             return
@@ -177,23 +168,23 @@ class FallbackRun(WrappingRun):
 
 
 class Measurements:
-    """What the last rounds gave and cost, up to `window` of each kind."""
+    """Tokens and seconds of the last rounds, up to `window` of each kind."""
 
     def __init__(self, window: int):
         self.tokens: deque[float] = deque(maxlen=window)  # of a row, in each round that drafted
         self.drafting_seconds: deque[float] = deque(maxlen=window)  # of these rounds
         self.plain_seconds: deque[float] = deque(maxlen=window)  # of rounds that did not draft
-        self.cost: float | None = None  # T/T₀; kept while one of the two is measured again
+        self.cost: float | None = None  # T/T₀; stays while one of the two is measured again
 
     def update_worth(self) -> float | None:
-        """v = n̄ ÷ (T/T₀) by what is known now; None while something is not known yet."""
+        """Return v = n̄ ÷ (T/T₀) by the measurements so far; None while one is missing."""
         if self.drafting_seconds and self.plain_seconds:
             self.cost = median(self.drafting_seconds) / median(self.plain_seconds)
         return None if self.cost is None or not self.tokens else fmean(self.tokens) / self.cost
 
 
 class Off(NamedTuple):
-    """What is known of a call in which drafting is off, see `FallbackRun`."""
+    """The state of a call in which drafting is off, see `FallbackRun`."""
 
     wait: int
     plain_rounds: int
@@ -204,7 +195,4 @@ class Off(NamedTuple):
 # By target, then by draft, then by kind of call: by ⌊log₂ rows⌋ + 1, where drafting did not pay.
 OFF: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Hashable, dict[int, Off]]]] = WeakKeyDictionary()
 
-register_stop(
-    "fallback", Fallback, example={"stop": "svip"},
-    summary="`stop` while drafting pays, the target alone while it does not.",
-)  # fmt: skip
+register_stop("fallback", Fallback, example={"stop": "svip"})

@@ -47,10 +47,7 @@ class HiddenStateStop(DraftStop):
         return self.head.config.features
 
     def require_states(self, features: torch.Tensor | None) -> torch.Tensor:
-        """`features`, the draft's hidden states (B, H).
-
-        Raises: `ValueError` where there are none.
-        """
+        """Return `features`, the draft's hidden states (B, H). Raises: `ValueError` without any."""
         if features is None:
             raise ValueError(
                 f"{type(self).__name__} reads the draft's hidden states, which Transformers' own loop does not pass on: "
@@ -64,11 +61,9 @@ class HeadStop(HiddenStateStop):
     """Stop after a token that a trained head doubts: V < `threshold`.
 
     V = `head`(the draft's hidden state), the probability that the drafted token is acceptable (Zhong et al., Algorithm 1,
-    huggingface.co/papers/2502.04557; τ = 0.5 and at most 20 tokens are the paper's). A threshold above 1 doubts every token,
-    0 none. Alone it is lossless, as every stop; with the rule `AllButLast` it is SPRINTER.
-
-    `patience`: in a batch, the share of drafting rows that must have stopped before the round ends. 1 waits for the row that
-    drafts longest; 0 ends the round for all rows at the first that stops, by a doubt, an end token or its limit.
+    huggingface.co/papers/2502.04557; τ = 0.5 and at most 20 tokens are the paper's). A threshold above 1 doubts every token, 0 none.
+    With the rule `AllButLast` it is SPRINTER. `patience` 1 waits for the row that drafts longest; 0 ends the round for all rows at the
+    first that stops, by a doubt, an end token or its limit.
     """
 
     threshold: float = 0.5  # "we observe that τ = 0.5 is sufficient" (A.5)
@@ -82,14 +77,9 @@ class HeadStop(HiddenStateStop):
         check_int("HeadStop.max_draft", self.max_draft, 1, LONGEST_DRAFT)
         check_number("HeadStop.patience", self.patience, 0.0, 1.0)
 
-    @property
-    def longest(self) -> int:
-        return self.max_draft
-
     def should_stop(
         self, input_ids: torch.Tensor, scores: Any, features: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
-        """Tell which rows end their draft, (B,) bool; `features` (B, H): the draft's state that predicted the token."""
         return ~(self.head(self.require_states(features)) >= self.threshold)  # NaN stops too
 
 
@@ -97,9 +87,9 @@ class HeadStop(HiddenStateStop):
 class SpecDecPP(HiddenStateStop):
     """Stop where a rejection somewhere in the draft is likely by now: 1 − Π a > `threshold`, a: the head's P(accepted) of each token.
 
-    Huang et al., SpecDec++ (huggingface.co/papers/2405.19715), Algorithm 1; `threshold` is the paper's h. The head reads the state
-    that encodes a token, which comes with the draft step for the next one. So, as in the authors' code, a token is judged one step late,
-    at no cost. The next token is drawn by then and stays in the draft unjudged, so a draft has at least 2 tokens; `AtLeast` asks for more. The head comes from `hf-lossy fit specdec`. `threshold=1` never stops early.
+    Huang et al., SpecDec++ (huggingface.co/papers/2405.19715), Algorithm 1; `threshold` is the paper's h. The head (`hf-lossy fit specdec`)
+    reads the state that encodes a token, which comes with the draft step for the next one. So, as in the authors' code, a token is judged
+    one step late, and a draft has at least 2 tokens. `threshold=1` never stops early.
     """
 
     threshold: float = 0.7
@@ -111,16 +101,12 @@ class SpecDecPP(HiddenStateStop):
         check_number("SpecDecPP.threshold", self.threshold, 0.0, 1.0)
         check_int("SpecDecPP.max_draft", self.max_draft, 1, LONGEST_DRAFT)
 
-    @property
-    def longest(self) -> int:
-        return self.max_draft
-
     def start(self, rows: int) -> "SpecDecPPRun":
         return SpecDecPPRun(self)
 
 
 class SpecDecPPRun(StopRun):
-    """`all_accepted` (B,): P(all tokens of this round that were judged so far are accepted); None before the first token."""
+    """`all_accepted` (B,): P(all tokens of this round judged so far are accepted); None before the first token."""
 
     settings: SpecDecPP
 
@@ -132,11 +118,9 @@ class SpecDecPPRun(StopRun):
         self.all_accepted = None
         return super().begin_round(rows)
 
-    def after_token(
-        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Tell which rows end their draft, (B,) bool; `features` (B, H): the draft's state that predicted the token, which encodes the one before it."""
-        states = self.settings.require_states(features)
+    def after_token(self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], **more: Any) -> torch.Tensor:
+        """Return which rows stop, (B,) bool; `features` (B, H): the state that predicted the token, which encodes the one before it."""
+        states = self.settings.require_states(more.get("features"))
         if self.all_accepted is None:  # the state encodes the last token of the text, which is not drafted
             self.all_accepted = torch.ones(states.shape[0], dtype=torch.float32, device=states.device)
         else:
@@ -144,13 +128,5 @@ class SpecDecPPRun(StopRun):
         return ~(self.all_accepted >= 1 - self.settings.threshold)  # NaN stops too
 
 
-register_stop(
-    "head", HeadStop, paper="2502.04557",
-    summary="Stop after a token that a trained head doubts: V < `threshold`.",
-    example={"head": "folder or org/name"},
-)  # fmt: skip
-register_stop(
-    "specdec", SpecDecPP, paper="2405.19715",
-    summary="Stop where a rejection somewhere in the draft is likely by now: 1 − Π a > `threshold`, a: the head's P(accepted) of each token.",
-    example={"head": "folder or org/name"},
-)  # fmt: skip
+register_stop("head", HeadStop, paper="2502.04557", example={"head": "folder or org/name"})
+register_stop("specdec", SpecDecPP, paper="2405.19715", example={"head": "folder or org/name"})

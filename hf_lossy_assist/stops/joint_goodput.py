@@ -30,23 +30,20 @@ class JointGoodput(DraftStop):
         ā · Σ s^`exponent` ≥ ρ · (t_step + t_column),
 
     the sum over the rows that may still draft. s is the probability that all tokens of a row's draft so far are accepted, ā that of one
-    to come; t_step is what one draft step more costs, t_column what the target takes to read one token more of every row, and ρ how many
-    tokens a second a round of so many rows gives on average. s only falls, so behind the first step that does not pay there is none that
-    does: one look ahead is enough.
+    to come; t_step is the cost of one draft step, t_column of verifying one token more of every row, and ρ the tokens a second of an
+    average round. s only falls, so after the first step that does not pay none does.
 
-    - A row whose own token is doubtful drafts on beside the others: its place in the step and in the block is computed anyway.
     - s is the product of a(H) over the row's tokens, H the draft's entropy at each: SVIP's bound on the acceptance rate, 1 − √(c·H),
       moved to the share of tokens of about that entropy that were accepted.
     - One unfinished row is left to `SVIP(h, c)`.
 
-    Seconds are measured, and what was learnt of a pair of models is kept for their next call. Greedy text does not depend on it; sampled text
-    under one seed may, as drafts then differ in length. With `step` nothing is measured and nothing kept, and a call can be repeated exactly.
+    Seconds are measured, and what is learnt of a pair of models serves their next call. Greedy text does not depend on it; sampled text
+    under one seed may, as drafts differ in length. With `step` nothing is measured, and a call can be repeated exactly.
 
     Args:
-        exponent: 1 counts expected tokens alike. A batch ends with its slowest row, so that a token which only some rows gain is worth less
-            to it: the more so, the shorter the texts.
-        step, token, fixed: what drafting one token for all rows, verifying one token more, and the rest of a round cost, in any one unit;
-            without `step` they are measured.
+        exponent: 1 counts expected tokens alike. A batch ends with its slowest row, so a token that only some rows gain is worth less.
+        step, token, fixed: the cost of drafting one token for all rows, of verifying one token more, and of the rest of a round, in any
+            one unit; without `step` they are measured.
     """
 
     h: float = SVIP.h
@@ -72,24 +69,19 @@ class JointGoodput(DraftStop):
                 "JointGoodput: token and fixed say what rounds cost beside step: pass step=… too, or neither of them"
             )
 
-    @property
-    def longest(self) -> int:
-        return self.max_draft
-
     def start(self, rows: int) -> "JointRun":
         return JointRun(self)
 
 
 class JointRun(StopRun):
-    """`known`: what earlier rounds have taught; the rest is of the round under way.
+    """`known`: estimates by earlier rounds; the rest is of the round under way. `now`: the clock, in seconds.
 
-    The decision is taken on the draft's device, which the loop looks at after each token as for any stop; what was seen is read once a round.
+    Decisions are computed on the draft's device; what was seen is read once a round.
     """
 
     settings: JointGoodput
 
     def __init__(self, settings: JointGoodput, now: Callable[[], float] = time.perf_counter):
-        """`now`: the clock, in seconds."""
         super().__init__(settings)
         self.now, self.alone = now, SVIP(settings.h, settings.c)
         costs = MeasuredCosts() if settings.step is None else FixedCosts(settings.step, settings.token, settings.fixed)
@@ -127,9 +119,7 @@ class JointRun(StopRun):
     def drafting(self, rows: Sequence[int]) -> None:
         self.may = rows
 
-    def after_token(
-        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def after_token(self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], **more: Any) -> torch.Tensor:
         if len(self.rows) == 1:
             return self.alone.should_stop(input_ids, scores)
         device = scores[-1].device
@@ -147,7 +137,7 @@ class JointRun(StopRun):
         return (self.worth @ self.counts < self.least).expand(len(rows))
 
     def _open(self, rows: list[int], device: torch.device) -> None:
-        """The first token of a round: `worth` (B,) is s^exponent, `factors` (BINS,) what a token makes of it, `counts` (B,) 1 for `open` rows."""
+        """Begin a round's draft: `worth` (B,) is s^exponent, `factors` (BINS,) its factor for a token, `counts` (B,) 1 for `open` rows."""
         self.order, self.open, self.edges = rows, -1, self.edges.to(device)
         self.worth = torch.ones(len(rows), device=device)
         factors = self.known.accepted.chances(self.settings.c) ** self.settings.exponent
@@ -166,13 +156,7 @@ class JointRun(StopRun):
 
 @dataclass
 class Known:
-    """What is known of a pair of models: what its rounds cost and give.
-
-    Args:
-        costs: of a round.
-        accepted: tokens by entropy.
-        rounds, tokens, gammas: rounds by age; tokens of a row, the target's own included, and γ, added up over them.
-    """
+    """Estimates for a pair of models. `rounds`, `tokens`, `gammas`: rounds by age; a row's tokens, and γ, added up over them."""
 
     costs: FixedCosts | MeasuredCosts
     accepted: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
@@ -181,14 +165,14 @@ class Known:
     gammas: float = 0.0
 
     def learn(self, bins: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """One round; as `AcceptanceEstimate.learn`."""
+        """Add a round; arguments as of `AcceptanceEstimate.learn`."""
         self.accepted.learn(bins, drafted, accepted)
         self.rounds = KEEP * self.rounds + 1
         self.tokens = KEEP * self.tokens + float(accepted.mean()) + 1
         self.gammas = KEEP * self.gammas + int(drafted.max())
 
     def least(self, batch: int, unfinished: int) -> float | None:
-        """Σ s^exponent at which one token more just pays, of a batch of which some rows are unfinished; None where that is not known yet."""
+        """Return Σ s^exponent at which one token more just pays for a batch with `unfinished` rows; None where that is not known yet."""
         costs = self.costs
         if not costs.known:
             return None
@@ -203,7 +187,4 @@ class Known:
 # By target, then by draft, then by what else it depends on.
 KNOWN: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Hashable, Known]]] = WeakKeyDictionary()
 
-register_stop(
-    "joint_goodput", JointGoodput,
-    summary="All rows of a batch draft one token more, or all end their drafts: by expected accepted tokens a second.",
-)  # fmt: skip
+register_stop("joint_goodput", JointGoodput)

@@ -21,17 +21,16 @@ class MovingAverage(DraftStop):
     """γ of the coming round by expected goodput: tokens a second, from a moving average of past acceptance.
 
     Liu et al., SmartSpec (huggingface.co/papers/2406.14066). With a share α of a row's tested tokens accepted, γ drafted ones are
-    expected to give (1 − α^(γ+1))/(1 − α) tokens, the target's own included. The γ of all rows maximise the sum of that over the
-    round's seconds T. γ = 0 leaves a round to the target alone.
+    expected to give (1 − α^(γ+1))/(1 − α) tokens. The γ of all rows maximise the sum of that over the round's seconds T. γ = 0 drafts nothing.
 
-    - α = (accepted + `initial`)/(tested + 1), of rounds that each weigh 1 − 1/`window` of the one after; a tested token is an accepted
-      one or the first rejected one. What is no longer tested is forgotten in time, and a row at γ = 0 is tried again.
+    - α = (accepted + `initial`)/(tested + 1), of rounds that each weigh 1 − 1/`window` of the one after; tested are the accepted tokens
+      and the first rejected one. Old rounds fade, so a row at γ = 0 is tried again.
     - T is that of `profile`, or `fixed` + `step` · (the longest γ) + `token` · (the sum of all γ), in any one unit.
 
     Args:
-        profile (`Profile`, *optional*): from `hf-lossy profile`: what rounds cost on this machine.
-        step, token, fixed: in its place, what drafting one token for all rows, verifying one token more, and the rest of a round cost.
-        per: "row" gives every row a γ of its own; "batch" one γ to all, by the mean over them.
+        profile (`Profile`, *optional*): from `hf-lossy profile`: costs of rounds on this machine.
+        step, token, fixed: in its place, the cost of drafting one token for all rows, of verifying one token more, and of the rest.
+        per: "row": a γ for each row; "batch": one γ, by the mean over the rows.
         window: rounds that are remembered, about.
         initial: the share that is assumed before the first round.
         max_draft: the most tokens of one round; None goes as far as was profiled, without a profile to 10.
@@ -91,7 +90,7 @@ class MovingAverage(DraftStop):
         return MovingAverageRun(self, rows)
 
     def seconds(self, rows: int, gamma: int) -> np.ndarray:
-        """T of a round of `rows` rows that drafts `gamma` tokens and verifies 0, 1, … `rows`·`gamma`, float64."""
+        """Return T of a round of `rows` rows that drafts `gamma` tokens and verifies 0, 1, … `rows`·`gamma`, float64."""
         if self.profile is None:
             assert self.step is not None, "checked when it was made"
             return self.fixed + gamma * self.step + self.token * np.arange(rows * gamma + 1)
@@ -135,16 +134,16 @@ class MovingAverageRun(StopRun):
 
 
 def choose_for_batch(alpha: np.ndarray, seconds: Sequence[np.ndarray]) -> list[int]:
-    """The one γ of the highest goodput: `alpha` (B,) float64, `seconds[γ]` of a round that drafts γ (B·γ + 1,); of equally good ones the shortest."""
+    """Return the one γ of the highest goodput, of equal ones the shortest: `alpha` (B,) float64, `seconds[γ]` (B·γ + 1,)."""
     tokens = [sum((alpha**i).sum() for i in range(gamma + 1)) for gamma in range(len(seconds))]
     goodput = [expected / s[-1] for expected, s in zip(tokens, seconds, strict=True)]
     return [int(np.argmax(goodput))] * len(alpha)
 
 
 def choose_for_rows(alpha: np.ndarray, seconds: Sequence[np.ndarray]) -> list[int]:
-    """The γ of each row that together have the highest goodput; of equally good ones the shortest.
+    """Return the γ of each row that together have the highest goodput, of equal ones the shortest.
 
-    For each longest γ, the drafted tokens of the batch that are likeliest to be accepted, as many of them as pay.
+    For each longest γ: the drafted tokens of the batch that are likeliest to be accepted, as many of them as pay.
     """
     best, chosen = len(alpha) / float(seconds[0][0]), np.zeros(len(alpha), dtype=np.int64)
     for gamma in range(1, len(seconds)):
@@ -157,7 +156,4 @@ def choose_for_rows(alpha: np.ndarray, seconds: Sequence[np.ndarray]) -> list[in
     return [int(n) for n in chosen]
 
 
-register_stop(
-    "moving_average", MovingAverage, paper="2406.14066",
-    summary="γ of the coming round by expected goodput: tokens a second, from a moving average of past acceptance.",
-)  # fmt: skip
+register_stop("moving_average", MovingAverage, paper="2406.14066")

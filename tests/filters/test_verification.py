@@ -13,7 +13,8 @@ from support.cells import bins, distance, laws
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.artifacts.sv_profile import Profile
 from hf_lossy_assist.batch.randomness import Randomness
-from hf_lossy_assist.filters.sv import SVFilter, acceptance, similarity
+from hf_lossy_assist.filters.goodput import acceptance, similarity
+from hf_lossy_assist.filters.sv import SVFilter
 from hf_lossy_assist.models.identity import ModelIdentity
 
 

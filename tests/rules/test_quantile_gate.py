@@ -6,7 +6,7 @@ from support import tiny
 from support.blocks import changed, decide, greedy_block, random_block
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.rules.quantile_gate import prefix_scores
+from hf_lossy_assist.rules.head_rules import prefix_scores
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")

@@ -13,7 +13,7 @@ from support import tiny
 from support.stops import answers, logits
 
 from hf_lossy_assist import DISCO, SVIP, AdaEDL
-from hf_lossy_assist.stops.adaptive import cheapest
+from hf_lossy_assist.stops.confidence import cheapest
 
 
 # -- AdaEDL ---------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from ...engine.call import Call
 from ...filters.base import VerifyFilter
 from ...filters.companion import check_companion
-from ...filters.sv import acceptance, probs_of, similarity
+from ...filters.goodput import acceptance, probs_of, similarity
 from ...policy.policy import LossyPolicy
 from ...round import Draft, Selection, Verified
 from ...rules.acceptance import RandomSource

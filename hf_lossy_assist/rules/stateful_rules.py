@@ -1,0 +1,169 @@
+"""Rules that remember earlier rounds of a request: which mismatches came up before, and the regret spent on them."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..registry import register_rule
+from ..round import Verdict, Verified
+from ..validation import check_int, check_number, shown
+from .base import AcceptanceRule, RuleRun
+
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class CSD(AcceptanceRule):
+    """Accept a mismatch that came up before, where the target finds the drafted token nearly as likely as its own.
+
+    A mismatch is a pair: the target's choice y = argmax p and the drafted x. a(x) = 1 where x was rejected for y at least `seen` times and
+    p(x) > `ratio`·p(y), else strict; greedy the same; r = norm((p − q)⁺) (calibrated speculative decoding,
+    huggingface.co/papers/2604.13634). A row remembers only its rejections in this call, beside the pairs of `known`. Neutral: ratio 1.
+
+    Args:
+        ratio: of probabilities, 0 to 1.
+        seen: rejections after which a pair may pass. The default is this package's.
+        known: pairs (y, x) of token ids that may pass from the start, such as those of earlier calls.
+    """
+
+    ratio: float
+    seen: int = 2
+    known: tuple[Pair, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_number("CSD.ratio", self.ratio, 0.0, 1.0)
+        check_int("CSD.seen", self.seen, 1)
+        pairs = self.known
+        if not isinstance(pairs, list | tuple) or not all(isinstance(p, list | tuple) and len(p) == 2 for p in pairs):
+            raise TypeError(
+                f"CSD.known: expected pairs of token ids, the target's and the draft's, such as ((5, 9),), got {shown(pairs)}"
+            )
+        for pair in pairs:
+            for token in pair:
+                check_int("CSD.known", token, 0)
+        object.__setattr__(self, "known", tuple((y, x) for y, x in pairs))  # JSON has lists
+
+    def start(self, prompts: Sequence[torch.Tensor]) -> "CSDRun":
+        return CSDRun(self)
+
+    def near(self, verified: Verified) -> torch.Tensor:
+        """Return where p(x) > `ratio`·p(y), (B, γ) bool."""
+        choice = verified.argmax[:, : verified.draft.gamma, None]
+        best = verified.logits.gather(-1, choice).squeeze(-1)
+        return (verified.at_tokens(verified.logits) - best).exp() > self.ratio
+
+
+class CSDRun(RuleRun):
+    """A call's run: the pairs that were rejected, by row."""
+
+    rule: CSD
+
+    def __init__(self, rule: CSD):
+        super().__init__(rule)
+        self.rejected: dict[int, Counter[Pair]] = {}  # by the row of the call
+
+    def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
+        return self.rule.accepts(verified, coins) | (self._known(verified) & self.rule.near(verified))
+
+    def observe(self, verified: Verified, verdict: Verdict) -> None:
+        ended = zip(verified.row_ids.tolist(), verdict.accepted.tolist(), verified.sent.tolist(), strict=True)
+        pairs = self._pairs(verified)
+        for b, (row, accepted, sent) in enumerate(ended):
+            if accepted < sent and pairs[b][accepted][0] != pairs[b][accepted][1]:
+                self.rejected.setdefault(row, Counter())[pairs[b][accepted]] += 1
+
+    def take(self, row: int, other: RuleRun) -> None:
+        assert isinstance(other, CSDRun)
+        self.rejected[row] = other.rejected.get(0, Counter())
+
+    def _known(self, verified: Verified) -> torch.Tensor:
+        """Return which drafted tokens complete a pair that may pass, (B, γ) bool."""
+        known, out = set(self.rule.known), torch.zeros_like(verified.tokens, dtype=torch.bool)
+        for b, (row, pairs) in enumerate(zip(verified.row_ids.tolist(), self._pairs(verified), strict=True)):
+            seen = self.rejected.get(row, Counter())
+            for i, pair in enumerate(pairs):
+                out[b, i] = pair in known or seen[pair] >= self.rule.seen
+        return out
+
+    @staticmethod
+    def _pairs(verified: Verified) -> list[list[Pair]]:
+        """Return (y, x) at each position of each row."""
+        choices = verified.argmax[:, : verified.draft.gamma].tolist()
+        return [list(zip(ys, xs, strict=True)) for ys, xs in zip(choices, verified.tokens.tolist(), strict=True)]
+
+
+@dataclass(frozen=True)
+class RegretBudget(AcceptanceRule):
+    """Accept mismatches while the regret that a request has spent on them stays within its budget.
+
+    The regret of x is max z − z(x), z the target's processed logits. Accept x where it is the argmax, or where the request's
+    regrets, this one included, sum to at most `budget`, this one is at most `local` for each drafted token left (its own
+    included), and it is at most the `per_block`-th mismatch of its draft (Feng et al., ASD, huggingface.co/papers/2608.03447,
+    with a budget of 2.06 on GSM8K). For greedy decoding. A token that a processor forbids is never accepted.
+    Neutral: budget = 0, or per_block = 0.
+    """
+
+    budget: float
+    local: float = math.inf
+    per_block: int | None = None
+    modes: ClassVar[tuple[str, ...]] = ("greedy",)
+
+    def __post_init__(self) -> None:
+        check_number("RegretBudget.budget", self.budget, 0.0, math.inf)
+        check_number("RegretBudget.local", self.local, 0.0, math.inf)
+        if self.per_block is not None:
+            check_int("RegretBudget.per_block", self.per_block, 0)
+
+    def start(self, prompts: Sequence[torch.Tensor]) -> "RegretRun":
+        return RegretRun(self, torch.zeros(len(prompts), device=prompts[0].device))
+
+    def regrets(self, verified: Verified) -> torch.Tensor:
+        """Return max z − z(x) of each drafted token, and 0 for the argmax itself, (B, γ)."""
+        choice = verified.argmax[:, : verified.draft.gamma, None]
+        regret = verified.logits.gather(-1, choice).squeeze(-1) - verified.at_tokens(verified.logits)
+        return regret.masked_fill(self.matches(verified), 0.0)
+
+
+class RegretRun(RuleRun):
+    """A call's run: the regret that each row has spent, (rows,) float32."""
+
+    rule: RegretBudget
+
+    def __init__(self, rule: RegretBudget, spent: torch.Tensor):
+        super().__init__(rule)
+        self.spent = spent
+
+    def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
+        rule, matches, regret = self.rule, self.rule.matches(verified), self.rule.regrets(verified)
+        if rule.budget == 0:
+            return matches  # an exact tie costs nothing, and is a mismatch all the same
+        left = verified.sent[:, None] - torch.arange(regret.shape[1], device=regret.device)
+        fits = self.spent[verified.row_ids][:, None] + regret.cumsum(dim=1) <= rule.budget
+        fits &= (regret <= rule.local * left.clamp(min=1)) & regret.isfinite()
+        if rule.per_block is not None:
+            fits &= (~matches).long().cumsum(dim=1) <= rule.per_block
+        return matches | fits
+
+    def observe(self, verified: Verified, verdict: Verdict) -> None:
+        lossy = verdict.lossy & self.accepts(verified, verdict.coins)  # in a union, others may have accepted some
+        self.spent[verified.row_ids] += self.rule.regrets(verified).masked_fill(~lossy, 0.0).sum(dim=1)
+
+    def take(self, row: int, other: RuleRun) -> None:
+        assert isinstance(other, RegretRun)
+        self.spent[row] = other.spent[0]
+
+
+register_rule(
+    "csd", CSD, guarantee="lossy", neutral={"ratio": 1.0}, paper="2604.13634", example={"ratio": 0.5},
+    ladder=("ratio", (0.8, 0.6, 0.4, 0.2)),
+)  # fmt: skip
+register_rule(
+    "regret_budget", RegretBudget, guarantee="lossy", neutral={"budget": 0.0},
+    neutral_text="budget = 0, or per_block = 0", paper="2608.03447", example={"budget": 0.5},
+    ladder=("budget", (0.5, 1.0, 2.0, 4.0)),
+)  # fmt: skip

@@ -22,9 +22,9 @@ from .drafters.suffix import SuffixDrafter as SuffixDrafter
 from .drafters.suffix import SuffixMemory as SuffixMemory
 from .drafters.transformers_drafters import MTPDrafter as MTPDrafter
 from .evaluation.find_early_exit import find_exit as find_exit
+from .filters.base import Staged as Staged
 from .filters.base import VerifyAll as VerifyAll
 from .filters.base import VerifyFilter as VerifyFilter
-from .filters.companion import Staged as Staged
 from .filters.sv import SVFilter as SVFilter
 from .generation.enable import disable as disable
 from .generation.enable import enable as enable

@@ -20,8 +20,7 @@ from .head_config import HeadConfig
 README = "README.md"
 TEMPLATES = Path(__file__).parent / "templates"
 ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")  # what `base_model` may hold
-
-
+TAGS = ["hf_lossy_assist", "speculative-decoding", "assisted-generation"]
 _MADE_HERE = re.compile(r"(?P<text>.*\n)\n<!-- made by hf_lossy_assist (?P<digest>[0-9a-f]{16}) -->\n", re.DOTALL)
 # Characters that begin HTML, a link, an image, code or a table's cell, or end the text of a line of Python.
 _ACTS = re.compile(r"[&<>\"\\`\[\]|]")
@@ -39,8 +38,7 @@ LARGEST = 1e300
 
 
 def escape(value: Any) -> Any:
-    """Escape a value for a card's text, so that names and recorded texts are shown and never act: a text, or a mapping, a list or a
-    dataclass with all texts in it."""
+    """Escape a text for a card, so that it never acts, or all texts in a mapping, a list or a dataclass."""
     if isinstance(value, str):
         text = _ACTS.sub(lambda found: f"&#{ord(found[0])};", visible(" ".join(value.split())))
         return _LINKS.sub(APART, text)
@@ -56,27 +54,22 @@ def escape(value: Any) -> Any:
 
 
 def write_card(card: ModelCard, file: Path) -> None:
-    """Write a card with a last line by which it can be told, later, that nobody changed it."""
+    """Write a card with a last line that shows, later, that nobody changed it."""
     text = str(card).rstrip("\n") + "\n"
     file.write_text(f"{text}\n<!-- made by hf_lossy_assist {_digest(text)} -->\n", encoding="utf-8")
 
 
 def save_card(card: ModelCard, folder: Path, goal: Path) -> None:
-    """Write a card into `folder`, whose files will take their place in `goal`; a README.md that somebody wrote there stays."""
-    there = goal / README
-    if there.is_file() and not _is_unchanged(there.read_text(encoding="utf-8", errors="replace")):
+    """Write a card into `folder`, whose files will replace those in `goal`; a README.md that somebody wrote there stays."""
+    old = goal / README
+    made = _MADE_HERE.fullmatch(old.read_text(encoding="utf-8", errors="replace")) if old.is_file() else None
+    if old.is_file() and (made is None or _digest(made["text"]) != made["digest"]):
         warnings.warn(
-            f"{there} stays as it is, and is not the card of what was saved beside it: delete it and save again to have that",
+            f"{old} stays as it is, and is not the card of what was saved beside it: delete it and save again to have that",
             stacklevel=3,
         )
         return
     write_card(card, folder / README)
-
-
-def _is_unchanged(text: str) -> bool:
-    """Return whether this is a card of `write_card` that nobody changed."""
-    found = _MADE_HERE.fullmatch(text)
-    return found is not None and _digest(found["text"]) == found["digest"]
 
 
 def _digest(text: str) -> str:
@@ -86,27 +79,25 @@ def _digest(text: str) -> str:
 def head_card(config: HeadConfig, plots: Sequence[str] = (), **extra: Any) -> ModelCard:
     """Return the card of a head. `plots`: names of image files that lie beside it."""
     config = dataclasses.replace(config, metrics=select_metrics(config.metrics))
-    metrics, training, shown = config.metrics, config.training, escape(config)
-    found = (
-        find_method(config.method) if config.method in Names("method") else None
-    )  # a later version's, or a package's that is not here
-    paper, link, recipe = (
-        (found.title, f"https://{found.source}", found.make.__name__) if found else (shown.method, "", "")
-    )
-    data = _make_data(
-        [plain_name(m.id) for m in (config.target, config.draft) if m is not None],
-        tags=["hf_lossy_assist", "speculative-decoding", "assisted-generation", config.method],
-        results=[
-            (name, label, metrics[name]) for name, label in (("auroc", "AUROC"), ("brier", "Brier score")) if name in metrics
-        ],
-        name=f"{config.method} head",
-        measured_on=str(training.get("prompts", "held-out prompts")),
-    )  # fmt: skip
+    metrics, shown = config.metrics, escape(config)
+    # None: the method of a later version, or of a package that is not here.
+    method = find_method(config.method) if config.method in Names("method") else None
+    named = (method.title, f"https://{method.source}", method.make.__name__) if method else (shown.method, "", "")
+    prompts = str(config.training.get("prompts", "held-out prompts"))
+    results = [
+        EvalResult(
+            task_type="text-classification", dataset_type="custom", dataset_name=prompts, metric_type=name, metric_name=label,
+            metric_value=float(metrics[name]),
+        )
+        for name, label in (("auroc", "AUROC"), ("brier", "Brier score")) if name in metrics
+    ]  # fmt: skip
+    evaluated = {"model_name": f"{config.method} head", "eval_results": results} if results else {}
     return ModelCard.from_template(
-        data, template_path=str(TEMPLATES / "head.md"), c=shown, paper=paper, link=link, recipe=recipe,
+        _make_data([config.target, config.draft], config.method, **evaluated), template_path=str(TEMPLATES / "head.md"), c=shown,
+        **dict(zip(("paper", "link", "recipe"), named, strict=True)),
         target=_format_loading(config.target, "TARGET"), draft=_format_loading(config.draft, "DRAFT"),
-        lossless=found is not None and found.guarantee == "lossless",
-        metrics=shown.metrics, training=shown.training, plots=list(plots), decoding=_format_pairs(shown.decoding), **extra,
+        lossless=method is not None and method.guarantee == "lossless", metrics=shown.metrics, training=shown.training, plots=list(plots),
+        decoding=", ".join(f"{name} {value}" for name, value in shown.decoding.items()) or "not recorded", **extra,
     )  # fmt: skip
 
 
@@ -155,14 +146,7 @@ def policy_card(
 ) -> ModelCard:
     """Return the card of a policy in its JSON form `spec`. `measured`: rows (what, figure) for its table of figures."""
     configs = [dataclasses.replace(head.config, metrics=select_metrics(head.config.metrics)) for head in heads]
-    models = [plain_name(m.id) for c in configs for m in (c.target, c.draft) if m is not None]
-    data = _make_data(
-        models,
-        tags=["hf_lossy_assist", "speculative-decoding", "assisted-generation"],
-        results=[],
-        name="policy",
-        measured_on="",
-    )
+    data = _make_data([model for c in configs for model in (c.target, c.draft)])
     return ModelCard.from_template(
         data, template_path=str(TEMPLATES / "policy.md"), lossless=lossless, heads=escape(configs), measured=escape(measured),
         json=json.dumps(spec, indent=2, ensure_ascii=False),
@@ -171,37 +155,18 @@ def policy_card(
 
 def drafter_card(target: ModelIdentity, **shown: Any) -> ModelCard:
     """Return the card of a trained drafter for `target`; `shown`: what its template asks for."""
-    tags = ["hf_lossy_assist", "speculative-decoding", "assisted-generation", "eagle3"]
-    data = _make_data([plain_name(target.id)], tags=tags, results=[], name="drafter", measured_on="")
     return ModelCard.from_template(
-        data, template_path=str(TEMPLATES / "drafter.md"), target=escape(target), loaded=_format_loading(target, "TARGET"), **escape(shown)
+        _make_data([target], "eagle3"), template_path=str(TEMPLATES / "drafter.md"), target=escape(target), loaded=_format_loading(target, "TARGET"), **escape(shown)
     )  # fmt: skip
 
 
-def _make_data(
-    models: Sequence[str], tags: list[str], results: Sequence[tuple[str, str, Any]], name: str, measured_on: str
-) -> ModelCardData:
-    on_the_hub = sorted({m for m in models if ON_THE_HUB.fullmatch(m)})
-    evaluated: dict[str, Any] = {}
-    if results:
-        evaluated = {
-            "model_name": name,
-            "eval_results": [
-                EvalResult(
-                    task_type="text-classification", dataset_type="custom", dataset_name=measured_on,
-                    metric_type=kind, metric_name=label, metric_value=float(value),
-                )
-                for kind, label, value in results
-            ],
-        }  # fmt: skip
+def _make_data(models: Sequence[ModelIdentity | None], *tags: str, **evaluated: Any) -> ModelCardData:
+    names = {plain_name(model.id) for model in models if model is not None}
+    on_the_hub = sorted(name for name in names if ON_THE_HUB.fullmatch(name))
     return ModelCardData(
         license="apache-2.0",
         library_name="hf_lossy_assist",
-        tags=sorted(tags),
+        tags=sorted([*TAGS, *tags]),
         base_model=on_the_hub or None,
         **evaluated,
     )
-
-
-def _format_pairs(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings.items()) or "not recorded"

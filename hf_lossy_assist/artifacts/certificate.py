@@ -57,7 +57,6 @@ class Certificate:
     scope: str = SCOPE
 
     def write(self, folder: Path) -> None:
-        """Write certificate.json."""
         write_text(folder / CERTIFICATE, format_json(asdict(self)))
 
     @classmethod
@@ -78,9 +77,8 @@ class Certificate:
     ) -> list[str]:
         """Return the differences from the run that the certificate is for, one line each.
 
-        Args:
-            models: by role; None where there is none. decoding: arguments of `generate`, as many as are known. `max_new_tokens`: of
-                no more may the call be. fingerprint: of the policy, where it is known.
+        `models`: by role; None where there is none. `decoding`: the known arguments of `generate`; of `max_new_tokens` fewer may be.
+        `fingerprint`: of the policy, where it is known.
         """
         found = []
         if fingerprint not in (None, self.fingerprint):
@@ -108,30 +106,26 @@ class Certificate:
         what = there.conflict(here) or there.doubt(here)
         if what is None and dtype != (given := dtype_of(model)):
             what = f"{shown(dtype)} there, {shown(given)} here"
-        if what is None:
-            try:
-                what = None if weights == weights_hash_once(model) else "other weights under the same name"
-            except (
-                RuntimeError,
-                TypeError,
-                ValueError,
-            ):  # packed for the CPU, or of a kind of tensors that torch does not know
-                what = "its weights cannot be read here, so they may be others"
+        try:
+            if what is None and weights != weights_hash_once(model):
+                what = "other weights under the same name"
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ):  # packed for the CPU, or tensors of a kind that torch does not know
+            what = "its weights cannot be read here, so they may be others"
         return [f"another {role} ({what})"] if what else []
 
     def rows(self) -> list[tuple[str, str]]:
         """Lines of a card's table of figures."""
+        certified = f"certified: at most {self.max_loss:.2%} at {self._sure} confidence"
+        speed = f"{self.speed:.0f} tokens/s, {self.of_target:.2f} × the target alone, on {self.machine}"
         return [
             ("certified on", f"{self.task}, {self.problems} problems, {self.right} right by the target, {self.scope}"),
-            (
-                "harm (right by the target, wrong by this policy)",
-                f"{self.harms} of {self.problems}; certified: at most {self.max_loss:.2%} at {self._sure} confidence",
-            ),
+            ("harm (right by the target, wrong by this policy)", f"{self.harms} of {self.problems}; {certified}"),
             ("gain (wrong by the target, right by this policy)", f"{self.gains} of {self.problems}"),
-            (
-                f"speed at batch size {self.batch_size}",
-                f"{self.speed:.0f} tokens/s, {self.of_target:.2f} × the target alone, on {self.machine}",
-            ),
+            (f"speed at batch size {self.batch_size}", speed),
         ]
 
     @property
@@ -157,9 +151,8 @@ def _check(found: Mapping[str, Any]) -> None:
     """Refuse what no search writes: a file from the Hub may hold anything. Raises: `TypeError` or `ValueError`, one line."""
     for name in ("policy", "fingerprint", "task", "data", "machine", "scope"):
         _check_text(name, found[name])
-    check_int("problems", found["problems"], 1)
-    check_int("tried", found["tried"], 1)
-    check_int("batch_size", found["batch_size"], 1)
+    for name in ("problems", "tried", "batch_size"):
+        check_int(name, found[name], 1)
     check_int("right", found["right"], 0, found["problems"])
     check_int("harms", found["harms"], 0, found["right"])
     check_int("gains", found["gains"], 0, found["problems"] - found["right"])

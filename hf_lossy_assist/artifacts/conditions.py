@@ -40,14 +40,14 @@ NEUTRAL: tuple[dict[str, float], dict[str, float]] = (
 
 
 def read_shaping(config: Any, sampling: bool) -> dict[str, float]:
-    """Settings beside those of `decoding_at`, where None stands for one that changes nothing."""
+    """Read the other settings that shape p and q, where None stands for one that changes nothing."""
     neutral = NEUTRAL[0] | (NEUTRAL[1] if sampling else {})
     given = {name: getattr(config, name, None) for name in neutral}
     return {name: neutral[name] if value is None else value for name, value in given.items()}
 
 
 def check_sampling(settings: Any, greedy: str = "pass do_sample=False (--greedy)") -> None:
-    """Refuse the fields of `settings` that `decoding_of` takes. `greedy`: how greedy decoding is asked for. Raises: `ValueError`, `TypeError`."""
+    """Refuse sampling settings out of range. `greedy`: the way to greedy decoding. Raises: `ValueError`, `TypeError`."""
     check_flag("do_sample", settings.do_sample)
     check_int("top_k", settings.top_k, 0)
     for name, most in (("top_p", 1.0), ("temperature", MOST_FACTOR)):

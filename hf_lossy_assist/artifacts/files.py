@@ -19,10 +19,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; when the block ends without an error, its files take their place in `path`.
-
-    A new folder comes with one rename. Into an existing one each file is renamed; others there stay.
-    """
+    """Yield a temporary folder; when the block ends without an error, rename it to `path`, or its files into an existing folder."""
     path = Path(path)
     refuse_dangling(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,10 +41,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def check_readable(what: str, folder: Path) -> Iterator[None]:
-    """Guard the block that writes files into a temporary `folder` and reads them back, before they replace readable ones.
-
-    Raises: `ValueError`, one line, where that fails; it names `what` and not the temporary folder.
-    """
+    """Guard a block that writes files into a temporary `folder` and reads them back. Raises: `ValueError`, one line, which names `what`."""
     try:
         yield
     except RecursionError:
@@ -70,10 +64,7 @@ def name_full_disk(path: str | Path) -> Iterator[None]:
 
 
 def check_new(path: str | Path, again: str = "start again") -> None:
-    """Refuse, before any work, a path at which no new folder can be made. `again`: what deleting the old one is for.
-
-    Raises: `ValueError`, one line.
-    """
+    """Refuse, before any work, a path at which no new folder can be made: `ValueError`, one line. `again`: why to delete the old one."""
     path = Path(path)
     refuse_dangling(path)
     if path.exists():

@@ -1,7 +1,4 @@
-"""Trained heads: one or two linear layers on a hidden state, saved as config.json + model.safetensors + README.md.
-
-A head says a probability; what of is in its config ("polarity"). Nothing here is ever unpickled.
-"""
+"""Trained heads: one or two linear layers on a hidden state, saved as config.json + model.safetensors + README.md, never as a pickle."""
 
 import copy
 import hashlib
@@ -64,8 +61,7 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
     def check(self, target: Any = None, draft: Any = None, tokenizer: Any = None) -> None:
         """Refuse models this head was not trained for.
 
-        Raises: `ValueError` where sizes, architecture or tokenizer differ. Another id or revision under the same sizes only
-        warns: a renamed copy is still the same model.
+        Raises: `ValueError` where sizes, architecture or tokenizer differ. Another id or revision of the same sizes only warns.
         """
         for name, model in (("target", target), ("draft", draft)):
             recorded = getattr(self.config, name)
@@ -73,19 +69,15 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
                 continue
             given = ModelIdentity.of(model)
             conflict = recorded.conflict(given)
-            # A judge of the target's states was made of this draft's mismatches, but can be asked about any other's.
-            unread = name == "draft" and not self.config.features.reads("draft")
-            if conflict is not None and not unread:
+            # A judge of the target's states was made of this draft's mismatches, but can decide about any other's.
+            if conflict is not None and (name == "target" or self.config.features.reads("draft")):
                 raise ValueError(
                     f"this head was trained for the {name} {recorded}, and the {name} here is {given}: {conflict}. "
                     "Use the models it names, or train a head for these (hf-lossy collect, hf-lossy fit)"
                 )
-            doubt = conflict or recorded.doubt(given)
-            if doubt is not None:
-                warnings.warn(
-                    f"the head's {name} and this {name} may differ: {doubt}; it was trained for the former",
-                    stacklevel=3,
-                )
+            if doubt := conflict or recorded.doubt(given):
+                line = f"the head's {name} and this {name} may differ: {doubt}; it was trained for the former"
+                warnings.warn(line, stacklevel=3)
         spec = self.config.features
         read = [model for name, model in (("draft", draft), ("target", target)) if spec.reads(name)]
         if read and all(model is not None for model in read):
@@ -96,20 +88,17 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
                     f"this head reads {self.config.hidden_size} numbers of the {of}, and here there are {sum(sizes)} "
                     f"({', '.join(str(ModelIdentity.of(model)) for model in read)}): another hidden size"
                 )
-        if tokenizer is not None and self.config.tokenizer_hash is not None:
-            here = tokenizer_hash(tokenizer)
-            if here != self.config.tokenizer_hash:
-                raise ValueError(
-                    f"this head was trained with a tokenizer of hash {self.config.tokenizer_hash[:12]}…, and the tokenizer here "
-                    f"has {here[:12]}…: token ids mean other words"
-                )
-
-    # -- files --------------------------------------------------------------------------------------------------------
+        known = self.config.tokenizer_hash
+        if tokenizer is not None and known is not None and (here := tokenizer_hash(tokenizer)) != known:
+            raise ValueError(
+                f"this head was trained with a tokenizer of hash {known[:12]}…, and the tokenizer here has {here[:12]}…: token ids "
+                "mean other words"
+            )
 
     def save_pretrained(self, save_directory: str | Path, *, push_to_hub: bool = False, **kwargs: Any) -> str | None:
-        """Write config.json, model.safetensors and README.md into a folder, all or nothing. Another README.md there stays.
+        """Write config.json, model.safetensors and README.md into a folder, all or nothing. A user's README.md there stays.
 
-        `push_to_hub=True` uploads as well; keyword arguments are `push_to_hub`'s (`repo_id` defaults to the folder's name).
+        `push_to_hub=True` uploads as well; keyword arguments as of `push_to_hub` (`repo_id` defaults to the folder's name).
         """
         save_directory = Path(save_directory)
         with new_folder(save_directory) as folder:
@@ -128,7 +117,7 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
             return super(Head, clone).push_to_hub(repo_id, **kwargs)
 
     def write(self, folder: Path) -> None:
-        """config.json and model.safetensors alone. `ValueError`, one line, where `read` would refuse them."""
+        """Write config.json and model.safetensors only. Raises: `ValueError`, one line, where `read` would refuse them."""
         data = safetensors.torch.save(self.weights)
         with check_readable("this head", folder):
             config = self.config.to_dict() | {"weights_sha256": hashlib.sha256(data).hexdigest()}
@@ -138,14 +127,10 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> "Head":
-        """Load a head from a folder or from the Hub.
+        """Load a head from a folder or from the Hub (`org/name`, `org/name@revision`).
 
-        Args:
-            pretrained_model_name_or_path: a folder, or `org/name` on the Hub (`org/name@revision` pins one).
-            kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, `subfolder`, as everywhere on the Hub.
-
-        Raises: `ValueError`, one line, for files that are missing, truncated, changed or not safetensors; the errors of
-        `huggingface_hub` for repositories that are missing, private or gated.
+        `kwargs`: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, `subfolder`. Raises: `ValueError`, one line, for
+        files that are missing, truncated, changed or not safetensors; `huggingface_hub`'s errors for the repository.
         """
         source = str(pretrained_model_name_or_path)
         config_file, weights_file = fetch(source, (CONFIG, WEIGHTS), **kwargs)
@@ -163,7 +148,7 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
             raise ValueError(f"{config_file} is not the config of a head (no hidden_size and weights_sha256 in it)")
         digest = spec.pop("weights_sha256")
         config = HeadConfig.from_dict(spec, str(config_file))
-        # Of float64, with the biases and a second layer of an MLP, and the file's own header.
+        # Of float64, with the biases and a second layer of an MLP, and the file's header.
         data = read_whole(weights_file, 8 * (config.numbers + 4 * (config.width or 1)) + 2**20)
         try:
             weights = safetensors.torch.load(data)

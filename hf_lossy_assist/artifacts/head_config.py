@@ -32,7 +32,7 @@ MOVED = (("threshold", "metrics", "threshold"), ("lam", "training", "lambda"))
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """Everything a head must know to be checked and read: the whole of config.json but the weights' checksum.
+    """The content of a head's config.json, but for the weights' checksum.
 
     Args:
         method: what the head was trained for: a name of `register_method`.

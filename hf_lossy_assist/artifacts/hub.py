@@ -57,10 +57,9 @@ def fetch(
     """Return the local paths of the files `names` of `source`: a folder, or a model repository on the Hub.
 
     `org/name@revision` pins a revision as `revision=` does. Keyword arguments: `token`, `cache_dir`, `local_files_only`,
-    `force_download`. Raises: `ValueError` where a file is missing; `huggingface_hub`'s errors for the repository itself.
+    `force_download`. Raises: `ValueError` where a file is missing; `huggingface_hub`'s errors for the repository.
     """
-    unknown = sorted(set(kwargs) - {"token", "cache_dir", "local_files_only", "force_download"})
-    if unknown:
+    if unknown := sorted(set(kwargs) - {"token", "cache_dir", "local_files_only", "force_download"}):
         raise TypeError(f"from_pretrained: unknown argument {shown(unknown[0])}")
     if os.path.isdir(source):
         folder = Path(source, subfolder)

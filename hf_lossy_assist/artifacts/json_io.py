@@ -1,7 +1,7 @@
-"""Read JSON that others wrote: files, the Hub's, a server's. One reader, so that each caller refuses the same things.
+"""Read JSON that others wrote: files, the Hub's, a server's.
 
-Refused in one line that names the place: more than `LONGEST` bytes, more than `DEEPEST` lists and objects inside one another, a key that
-an object has twice, NaN and infinities, numbers that no float holds, halves of a surrogate pair, and bytes that are not UTF-8.
+Refused in one line: more than `LONGEST` bytes, more than `DEEPEST` nested lists and objects, a key that an object has twice, NaN and
+infinities, numbers that no float holds, halves of a surrogate pair, and bytes that are not UTF-8.
 """
 
 import json
@@ -32,10 +32,7 @@ def read_json(path: str | Path, where: str | None = None, *, infinite: bool = Fa
 
 
 def read_whole(path: str | Path, most: int = LONGEST, where: str | None = None) -> bytes:
-    """Return a file's bytes. `ValueError`, one line, where there are more than `most`: no more are read, and no memory is taken for them.
-
-    `where`: the file's name in errors, by default the path.
-    """
+    """Return a file's bytes. `where`: its name in errors. Raises: `ValueError`, one line, for more than `most`, which are not read."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size  # 0 of a device
         data = bytearray()
@@ -43,9 +40,7 @@ def read_whole(path: str | Path, most: int = LONGEST, where: str | None = None) 
         while size <= most and len(data) <= most and (block := file.read(min(most + 1 - len(data), BLOCK))):
             data += block
     if max(size, len(data)) > most:
-        raise ValueError(
-            f"{path if where is None else where} has more than {most} bytes: this is not what belongs there"
-        )
+        raise ValueError(f"{where or path} has more than {most} bytes: this is not what belongs there")
     return bytes(data)
 
 
@@ -79,7 +74,7 @@ def parse_json(data: str | bytes, where: str, *, infinite: bool = False) -> Any:
     try:
         value = json.loads(
             text, object_pairs_hook=_build_object, parse_int=_parse_int, parse_float=_parse_float,
-            parse_constant=_parse_infinity if infinite else _refuse_constant,
+            parse_constant=lambda name: _parse_constant(name, infinite),
         )  # fmt: skip
         if _HALF.search(text):
             json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -138,15 +133,12 @@ def _parse_int(digits: str) -> int:
 
 
 def _parse_float(digits: str) -> float:
-    number = float(digits)
-    if abs(number) == float("inf"):
+    if abs(number := float(digits)) == float("inf"):
         raise ValueError(f"the number {shown(digits)} is too large")
     return number
 
 
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _parse_infinity(name: str) -> float:
-    return _refuse_constant(name) if name == "NaN" else float(name)
+def _parse_constant(name: str, infinite: bool) -> float:
+    if name == "NaN" or not infinite:
+        raise ValueError(f"{name} is no number of JSON")
+    return float(name)

@@ -1,7 +1,7 @@
-"""The two tables of a profile: how often the target accepts at a given S and A, and what a round costs.
+"""The two tables of an SV profile: how often the target accepts at a given S and A, and the seconds of rounds.
 
-Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328). S = Σ min(q, c) is how much draft and companion agree at a
-position, A = min(1, c(x)/q(x)) how readily the companion would accept the drafted token (§4.2).
+Kim et al. (huggingface.co/papers/2509.24328, §4.2): S = Σ min(q, c) is the agreement of draft and companion at a position,
+A = min(1, c(x)/q(x)) the companion's acceptance of the drafted token.
 """
 
 from dataclasses import dataclass
@@ -30,44 +30,39 @@ class Bins:
         tables = (self.s_edges, self.a_edges, self.accept, self.accept_by_s, self.counts)
         shape = k, m = self.s_edges.size + 1, (self.a_edges.shape[-1] if self.a_edges.ndim else 0) + 1
         fits = [x.shape for x in tables] == [(k - 1,), (k, m - 1), shape, (k,), shape]
+        wrong = None
         if not fits or not all(np.isfinite(x).all() for x in tables):
-            raise ValueError("the tables of acceptance have gaps: make the profile again (hf-lossy profile)")
-        if not all((np.diff(x) >= 0).all() for x in tables[:3]):
-            raise ValueError("the tables of acceptance are out of order: make the profile again (hf-lossy profile)")
-        if any((x < 0).any() or not (x <= 1).all() for x in (self.accept, self.accept_by_s)):
-            raise ValueError(
-                "the tables of acceptance hold what is no probability: make the profile again (hf-lossy profile)"
-            )
-
-        if (self.counts < 0).any():
-            raise ValueError(
-                "the tables of acceptance count fewer than 0 samples: make the profile again (hf-lossy profile)"
-            )
+            wrong = "have gaps"
+        elif not all((np.diff(x) >= 0).all() for x in tables[:3]):
+            wrong = "are out of order"
+        elif any((x < 0).any() or not (x <= 1).all() for x in (self.accept, self.accept_by_s)):
+            wrong = "hold what is no probability"
+        elif (self.counts < 0).any():
+            wrong = "count fewer than 0 samples"
+        if wrong is not None:
+            raise ValueError(f"the tables of acceptance {wrong}: make the profile again (hf-lossy profile)")
 
     def of_s(self, s: torch.Tensor) -> torch.Tensor:
         """Return the cell of S of each position, int64."""
-        return torch.bucketize(s, self._edges(s.device)[0], right=True)
+        return torch.bucketize(s, self._on(s.device, "s_edges"), right=True)
 
     def of_a(self, s_cell: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         """Return the cell of A, int64: `a` (…, N) of positions whose cell of S is `s_cell` (…)."""
-        edges = self._edges(a.device)[1][s_cell]  # (…, L − 1)
+        edges = self._on(a.device, "a_edges")[s_cell]  # (…, L − 1)
         return torch.searchsorted(edges, a.contiguous(), right=True)
 
     def tables(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """`accept_by_s` (K,) and `accept` (K, L) on a device, float64."""
-        key = device, "tables"
-        if key not in self._on:
-            self._on[key] = torch.from_numpy(self.accept_by_s).to(device), torch.from_numpy(self.accept).to(device)
-        return self._on[key]
+        """Return `accept_by_s` (K,) and `accept` (K, L) on a device, float64."""
+        return self._on(device, "accept_by_s"), self._on(device, "accept")
 
-    def _edges(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        key = device, "edges"
-        if key not in self._on:
-            self._on[key] = torch.from_numpy(self.s_edges).to(device), torch.from_numpy(self.a_edges).to(device)
-        return self._on[key]
+    def _on(self, device: torch.device, name: str) -> torch.Tensor:
+        """Return a table on a device, copied once."""
+        if (device, name) not in self._copies:
+            self._copies[device, name] = torch.from_numpy(getattr(self, name)).to(device)
+        return self._copies[device, name]
 
     @cached_property
-    def _on(self) -> dict[tuple[torch.device, str], tuple[torch.Tensor, torch.Tensor]]:
+    def _copies(self) -> dict[tuple[torch.device, str], torch.Tensor]:
         return {}
 
 
@@ -96,14 +91,12 @@ class Latency:
         if not rising or falling or (self.tokens[:, 0] != 0).any() or min(self.step.min(), self.companion.min()) < 0:
             raise ValueError("the latency table is out of order: measure it again (hf-lossy profile)")
         least, most = self.seconds.min(), max(table.max() for table in (self.seconds, self.step, self.companion))
-        if (
-            least < SHORTEST or most > LONGEST or self.batches[-1] > MOST_ROWS
-        ):  # divided by, they would become 0 or infinite
+        # Divided by, they would become 0 or infinite.
+        if least < SHORTEST or most > LONGEST or self.batches[-1] > MOST_ROWS:
             raise ValueError(
                 f"the latency table holds rounds of {least:.3g} to {most:.3g} s for up to {self.batches[-1]} rows, expected "
                 f"{SHORTEST:g} to {LONGEST:g} s and at most {MOST_ROWS} rows: measure it again (hf-lossy profile)"
             )
-
         if (self.noise < 0).any() or (self.noise > LOUDEST).any():  # below 0 it would count as a gain
             raise ValueError(
                 f"the latency table has a noise of {self.noise.min():.3g} to {self.noise.max():.3g} of its seconds, expected 0 to "
@@ -127,12 +120,10 @@ class Latency:
 
     def _between(self, batch: int, values: np.ndarray) -> np.ndarray:
         """(N, …) → (…)."""
-        if (
-            not self.batches[0] < batch < self.batches[-1]
-        ):  # a line drawn on could fall below what was measured, or below 0
+        # A line drawn on could fall below what was measured, or below 0.
+        if not self.batches[0] < batch < self.batches[-1]:
             nearest = 0 if batch <= self.batches[0] else -1
             return values[nearest] * batch / self.batches[nearest]
         i = int(np.searchsorted(self.batches, batch))
-        low, high = self.batches[i - 1], self.batches[i]
-        share = (batch - low) / (high - low)
+        share = (batch - self.batches[i - 1]) / (self.batches[i] - self.batches[i - 1])
         return values[i - 1] + share * (values[i] - values[i - 1])

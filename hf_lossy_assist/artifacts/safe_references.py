@@ -1,7 +1,4 @@
-"""Restrict what the files of a policy may name: its sub-folders and repositories on the Hub, and no other place on this disk.
-
-A policy's folder may come from anybody. A head that it took from elsewhere on the disk would be uploaded with the next push.
-"""
+"""Restrict what a policy's folder, which may come from anybody, names: its sub-folders and repositories on the Hub, nothing else on this disk."""
 
 import os
 import re
@@ -16,10 +13,9 @@ from .sv_profile import PROFILE, TABLES, Profile
 
 SUBFOLDER = re.compile(r"\w[\w.-]*")  # one folder, beside policy.json
 ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
-KINDS: tuple[tuple[str, type[Head] | type[Profile], tuple[str, str]], ...] = (
-    ("head", Head, (CONFIG, WEIGHTS)),
-    ("profile", Profile, (PROFILE, TABLES)),
-)
+KINDS: tuple[tuple[str, Any, tuple[str, str]], ...] = (
+    ("head", Head, (CONFIG, WEIGHTS)), ("profile", Profile, (PROFILE, TABLES))
+)  # fmt: skip
 
 
 def walk_objects(spec: Any) -> Iterator[dict[str, Any]]:
@@ -37,12 +33,10 @@ def list_subfolders(spec: Any) -> set[str]:
 
 
 def load_parts(spec: Any, source: str, folder: Path, *, companion: Any = None, **kwargs: Any) -> None:
-    """Put heads and profiles into a policy's JSON form in the place of their names.
+    """Replace the names of heads and profiles in a policy's JSON form by the loaded parts.
 
-    Args:
-        source: where the policy is, a folder or a repository; `folder`: where its policy.json is on this disk.
-        companion: takes the place of every companion that the policy names; the caller's own, so it may be anything.
-        kwargs: as for `hub.fetch`.
+    `source`: the policy's folder or repository; `folder`: of its policy.json on this disk. `companion`: replaces every companion that the
+    policy names; the caller's, so it may be anything. `kwargs`: as of `hub.fetch`.
     """
     if companion is not None and not any("companion" in part for part in walk_objects(spec)):
         raise ValueError(f"{source}: this policy has no companion: leave companion=… out")

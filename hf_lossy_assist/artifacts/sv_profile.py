@@ -1,9 +1,4 @@
-"""Profiles of SV: how often the target accepts a token of given S and A, and what verifying costs on this machine.
-
-Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328). S = Σ min(q, c) is how much draft and companion agree at a
-position, A = min(1, c(x)/q(x)) how readily the companion would accept the drafted token (§4.2). A profile is profile.json and
-profile.safetensors, made by `hf-lossy profile`.
-"""
+"""Profiles of SV: the tables of `profile_tables`, with the models, settings and machine they are of: profile.json, profile.safetensors."""
 
 import dataclasses
 import hashlib
@@ -28,15 +23,11 @@ from .profile_tables import Bins, Latency
 
 PROFILE, TABLES = "profile.json", "profile.safetensors"
 MODELS = ("target", "draft", "companion")
-LONGEST_PROFILED = (
-    128  # tokens a round: what a round is expected to cost is worked out for each number of verified tokens
-)
+LONGEST_PROFILED = 128  # tokens a round: a round's cost is computed for each number of verified tokens
 FASTEST = 1e6  # times strict acceptance that a round may be said to be
 # The other entries of profile.json, and how JSON has them.
-FACTS = {
-    "gamma": int, "tokenizer_hash": str, "decoding": dict, "machine": str, "training": dict, "metrics": dict, "versions": dict,
-    "tables_sha256": str,
-}  # fmt: skip
+FACTS = {"gamma": int, **dict.fromkeys(("tokenizer_hash", "machine", "tables_sha256"), str)}
+FACTS |= dict.fromkeys(("decoding", "training", "metrics", "versions"), dict)
 
 
 @dataclass(eq=False, repr=False)
@@ -88,19 +79,9 @@ class Profile:
         return hash((self.gamma, self.target, self.draft, self.companion, self.pays.tobytes()))
 
     def _content(self) -> tuple[Any, ...]:
-        tables = [
-            self.pays,
-            *(getattr(part, f.name) for part in (self.bins, self.latency) for f in dataclasses.fields(part)),
-        ]
-        models = (self.target, self.draft, self.companion)
-        return (
-            *models,
-            self.gamma,
-            self.tokenizer_hash,
-            self.decoding,
-            self.machine,
-            [table.tolist() for table in tables],
-        )
+        tables = [getattr(part, f.name) for part in (self.bins, self.latency) for f in dataclasses.fields(part)]
+        facts = (self.target, self.draft, self.companion, self.gamma, self.tokenizer_hash, self.decoding, self.machine)
+        return (*facts, [table.tolist() for table in (self.pays, *tables)])
 
     @property
     def digest(self) -> str:
@@ -109,8 +90,7 @@ class Profile:
 
     def worthwhile(self, batch: int) -> bool:
         """Return whether a companion is expected to pay for itself with so many rows, by more than the noise of the seconds."""
-        gain = self.pays - self.latency.noise
-        return bool(np.interp(batch, self.latency.batches, gain) > 1.0)
+        return bool(np.interp(batch, self.latency.batches, self.pays - self.latency.noise) > 1.0)
 
     def check(self, target: Any, draft: Any, companion: Any, tokenizer: Any = None) -> None:
         """Refuse models that this profile is not of; warn of another id, revision or machine. `companion` None: it is not used."""
@@ -141,10 +121,9 @@ class Profile:
 
     def check_decoding(self, decoding: Mapping[str, Any]) -> None:
         """Warn where a call samples otherwise than the profile was made with: P̂ is then a guess."""
+        known = {name: value for name, value in decoding.items() if name in self.decoding}
         differs = [
-            f"{k} {shown(self.decoding[k])} there, {shown(v)} here"
-            for k, v in decoding.items()
-            if k in self.decoding and self.decoding[k] != v
+            f"{k} {shown(self.decoding[k])} there, {shown(v)} here" for k, v in known.items() if self.decoding[k] != v
         ]
         if differs:
             warnings.warn(
@@ -153,19 +132,17 @@ class Profile:
                 stacklevel=3,
             )
 
-    # -- files --------------------------------------------------------------------------------------------------------
-
     def write(self, folder: Path) -> None:
-        """profile.json and profile.safetensors alone. `ValueError`, one line, where `from_pretrained` would refuse them."""
-        tables = {f"bins.{f.name}": getattr(self.bins, f.name) for f in dataclasses.fields(Bins)}
-        tables |= {f"latency.{f.name}": getattr(self.latency, f.name) for f in dataclasses.fields(Latency)}
-        data = safetensors.numpy.save({"pays": self.pays} | tables)
-        facts = {
-            f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)
-            if f.name not in ("bins", "latency", "pays", "source")
+        """Write profile.json and profile.safetensors only. Raises: `ValueError`, one line, where `from_pretrained` would refuse them."""
+        parts: dict[str, Any] = {"bins": self.bins, "latency": self.latency}
+        tables = {
+            f"{name}.{f.name}": getattr(part, f.name) for name, part in parts.items() for f in dataclasses.fields(part)
         }
-        facts |= {name: facts[name].to_dict() for name in MODELS}
+        data = safetensors.numpy.save({"pays": self.pays} | tables)
+        names = [f.name for f in dataclasses.fields(self) if f.name not in ("bins", "latency", "pays", "source")]
+        facts = {name: getattr(self, name) for name in names} | {
+            name: getattr(self, name).to_dict() for name in MODELS
+        }
         facts["tables_sha256"] = hashlib.sha256(data).hexdigest()
         with check_readable("this profile", folder):
             (folder / TABLES).write_bytes(data)

@@ -1,14 +1,22 @@
-"""Verify filters: how many drafted tokens of each row go to the target."""
+"""Verify filters: how many drafted tokens of each row go to the target; those that read a companion model; staged speculation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
+from transformers import PreTrainedModel
 
+from ..models.identity import ModelIdentity
+from ..models.introspection import base_of, vocabulary_of
+from ..models.loading import load_model
+from ..models.probe import why_not_rows
 from ..registry import NoDeepCopy, register_filter, set_base
-from ..round import Draft, Selection
+from ..round import Draft, Selection, Verified
+from ..rules import RuleRun, Strict, accept
 from ..rules.acceptance import RandomSource
+from ..validation import shown
 
 
 @dataclass(frozen=True)
@@ -52,5 +60,101 @@ class VerifyAll(VerifyFilter):
         return Selection(draft, draft.lengths, sends_all=True, companion=companion)
 
 
+class CompanionFilter(VerifyFilter):
+    """The base of filters with a companion, which runs one forward over each drafted block.
+
+    `companion` (`PreTrainedModel` or `str`): a causal model with the draft's vocabulary. A folder or a name on the Hub is loaded
+    at the first call, in the target's precision and onto its device: safetensors alone, and no code of its own.
+    """
+
+    companion: Any
+
+    def __post_init__(self) -> None:
+        """Refuse what can be no companion. None is for tests of `select`: `generate` refuses it."""
+        if self.companion is not None and not isinstance(self.companion, str | torch.nn.Module):
+            raise TypeError(
+                f"{type(self).__name__}.companion: expected a Transformers model or the name of one, got {shown(self.companion)}"
+            )
+
+    def __eq__(self, other: object) -> bool:
+        """Compare settings; a loaded companion is equal only to itself."""
+        if type(self) is not type(other):
+            return False
+        pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
+        return all(a is b or not isinstance(a, torch.nn.Module) and a == b for a, b in pairs)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.companion if isinstance(self.companion, str) else id(self.companion)))
+
+    def reads_companion(self, rows: int) -> bool:
+        return True
+
+    def companion_for(self, target: Any) -> Any:
+        if not isinstance(self.companion, str):
+            return self.companion
+        if not self._loaded:
+            try:
+                model = load_model(self.companion, dtype=target.dtype)
+            except OSError as error:
+                raise ValueError(f"the companion {error}") from None
+            self._loaded.append(model.to(target.device).eval())
+        return self._loaded[0]
+
+    @cached_property
+    def _loaded(self) -> list[Any]:
+        return []
+
+    def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
+        if draft is None:
+            raise ValueError(
+                "a companion is compared with a draft model: pass assistant_model=… (prompt lookup has no distributions)"
+            )
+        check_companion(draft, self.companion_for(base_of(target)))
+
+
+def check_companion(draft: Any, companion: Any) -> None:
+    """Refuse a companion that cannot read along with this draft model."""
+    if not isinstance(base_of(companion), PreTrainedModel):
+        raise TypeError(f"companion: expected a Transformers model or the name of one, got {shown(companion)}")
+    reason = why_not_rows(companion)
+    if reason is not None:
+        raise ValueError(f"a companion must run in batches, and this one does not: {reason}")
+    identity = getattr(draft, "identity", None)  # of a drafter that is no model by itself
+    draft_size = identity.vocab_size if isinstance(identity, ModelIdentity) else vocabulary_of(draft)
+    sizes = [draft_size, vocabulary_of(companion)]
+    if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):  # padding differs by less
+        raise ValueError(f"the draft has {sizes[0]} token ids, the companion {sizes[1]}: both need the same tokenizer")
+
+
+@dataclass(frozen=True, eq=False)
+class Staged(CompanionFilter):
+    """Strict acceptance of the drafted tokens against `companion`; its first correction takes a drafted token's place.
+
+    The tokens left are drawn from the companion's distributions c, so the target verifies them with q = c. Whether a position is left
+    depends only on those before it, so the output has the target's distribution. Neutral: the draft as companion. Spector & Ré, "Staged
+    Speculative Decoding" (huggingface.co/papers/2308.04623), without their tree: one of the baselines of SV's paper.
+    """
+
+    companion: Any = field(repr=False)
+
+    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
+        gamma = draft.gamma
+        if companion is None or gamma == 0:
+            return Selection(draft, draft.lengths, companion=companion)
+        inner = Verified(Selection(draft, draft.lengths), companion.log())
+        verdict = accept(RuleRun(Strict()), inner, randomness)
+        at, rejected = verdict.accepted, verdict.accepted < draft.lengths  # (B,) each
+        place = at.clamp(max=gamma - 1)[:, None]
+        token = torch.where(rejected[:, None], verdict.token[:, None], draft.tokens.gather(1, place))
+        corrected = replace(draft, tokens=draft.tokens.scatter(1, place, token), probs=companion[:, :gamma])
+        return Selection(
+            corrected,
+            torch.minimum(at + 1, draft.lengths),
+            companion=companion,
+            replaced=torch.where(rejected, at, gamma),
+        )
+
+
 set_base("filter", VerifyFilter)
 register_filter("all", VerifyAll)
+register_filter("staged", Staged, paper="2308.04623", example={"companion": "folder or org/name"})

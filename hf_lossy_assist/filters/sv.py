@@ -16,7 +16,7 @@ from ..registry import register_filter
 from ..round import Draft, Selection
 from ..rules.acceptance import RandomSource
 from ..validation import check_flag, nearest
-from .companion import CompanionFilter
+from .base import CompanionFilter
 from .goodput import Schedule, acceptance, choose, probs_of, ratio, similarity
 
 

@@ -1,9 +1,9 @@
-"""Report what a generate call's speculation did, by row and in all. Names as vLLM's, and what only a lossy engine has to tell."""
+"""Report what a generate call's speculation did, by row and in all. Names as vLLM's, with what only a lossy engine reports."""
 
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from io import StringIO
 from typing import Any, NamedTuple
 
@@ -64,10 +64,12 @@ class RowStats:
             self.token_sources.append(3 if accepted == sent else 2)
 
 
-# What `to_dict` says and no attribute of its own does; each is an attribute all the same, of all rows together.
+COUNTS = [f.name for f in fields(RowStats) if f.name.startswith("num_")]
+COMPILED = ("num_compiled_rounds", "num_compiled_forwards", "num_graphs")
+# Entries of `to_dict` that are attributes, too, of all rows together.
 IN_SUMMARY = (
-    "num_spec_steps", "num_plain_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_dropped_tokens", "acceptance_histogram",
-    "acceptance_histogram_by_draft_length", "lossy_share_by_position", "target_alone_seconds", "target_alone_estimate",
+    *COUNTS, "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "acceptance_histogram_by_draft_length",
+    "lossy_share_by_position", "target_alone_seconds", "target_alone_estimate",
 )  # fmt: skip
 MARGIN = 0.05  # of the speed: a smaller loss is noise
 
@@ -130,26 +132,15 @@ class SpeculationStats:
             dict(seconds),
             TargetAlone.sum([call.alone for call in calls]),
             all(call.falls_back for call in calls),
-            sum(call.num_compiled_rounds for call in calls),
-            sum(call.num_compiled_forwards for call in calls),
-            sum(call.num_graphs for call in calls),
-            next((call.eager_because for call in calls if call.eager_because), None),
+            **{name: sum(getattr(call, name) for call in calls) for name in COMPILED},
+            eager_because=next((call.eager_because for call in calls if call.eager_because), None),
         )
 
     def total(self) -> RowStats:
         """Return all rows together (without `token_sources`)."""
         out = RowStats()
         for row in self.rows:
-            for name in (
-                "num_new_tokens",
-                "num_spec_steps",
-                "num_plain_steps",
-                "num_draft_tokens",
-                "num_dropped_tokens",
-                "num_accepted_draft_tokens",
-                "num_lossy_accepts",
-                "num_unchecked_tokens",
-            ):
+            for name in COUNTS:
                 setattr(out, name, getattr(out, name) + getattr(row, name))
             out.steps += row.steps
             out.lossy_by_position += row.lossy_by_position
@@ -168,15 +159,8 @@ class SpeculationStats:
             "draft_acceptance_rate": r.num_accepted_draft_tokens / r.num_draft_tokens if r.num_draft_tokens else 0.0,
             "acceptance_histogram": [sum(c for (_, n), c in r.steps.items() if n == k) for k in lengths],
             "acceptance_histogram_by_draft_length": {str(k): v for k, v in by_length.items()},
-            "num_new_tokens": r.num_new_tokens,
-            "num_spec_steps": r.num_spec_steps,
-            "num_plain_steps": r.num_plain_steps,
-            "num_accepted_draft_tokens": r.num_accepted_draft_tokens,
-            "num_draft_tokens": r.num_draft_tokens,
-            "num_dropped_tokens": r.num_dropped_tokens,
+            **{name: getattr(r, name) for name in COUNTS},
             "num_spec_tokens": self.num_spec_tokens,
-            "num_lossy_accepts": r.num_lossy_accepts,
-            "num_unchecked_tokens": r.num_unchecked_tokens,
             "lossy_share_by_position": [
                 r.lossy_by_position[place] / n if n else 0.0 for place, n in enumerate(accepted_at)
             ],
@@ -189,9 +173,7 @@ class SpeculationStats:
         """Return the JSON form of the call; with `rows`, each row's own under "rows"; with `sources`, one for each token."""
         out = self.summary() | {
             "lossless": self.lossless,
-            "num_compiled_rounds": self.num_compiled_rounds,
-            "num_compiled_forwards": self.num_compiled_forwards,
-            "num_graphs": self.num_graphs,
+            **{name: getattr(self, name) for name in COMPILED},
             "eager_because": self.eager_because,
             "forwards": dict(self.forwards),
             "seconds": {part: round(s, 6) for part, s in self.seconds.items()},
@@ -203,7 +185,7 @@ class SpeculationStats:
         return out
 
     def to_json(self, **kwargs: Any) -> str:
-        """`to_dict` as text; keyword arguments as there."""
+        """Return `to_dict` as text; keyword arguments as there."""
         return json.dumps(self.to_dict(**kwargs))
 
     @property
@@ -222,35 +204,10 @@ class SpeculationStats:
         )
         return line if self.falls_back else f"{line}; try policy.with_fallback()"
 
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens per round, the correction or bonus token included, over all rows."""
-        return self.summary()["mean_acceptance_length"]
-
-    @property
-    def draft_acceptance_rate(self) -> float:
-        """Accepted ÷ verified drafted tokens, over all rows."""
-        return self.summary()["draft_acceptance_rate"]
-
     def __getattr__(self, name: str) -> Any:
         if name in IN_SUMMARY:
             return self.to_dict()[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    @property
-    def num_new_tokens(self) -> int:
-        """New tokens of all rows."""
-        return sum(row.num_new_tokens for row in self.rows)
-
-    @property
-    def num_lossy_accepts(self) -> int:
-        """Accepted tokens that strict acceptance would have rejected, of all rows."""
-        return sum(row.num_lossy_accepts for row in self.rows)
-
-    @property
-    def num_unchecked_tokens(self) -> int:
-        """Accepted tokens that the target's word was not asked on, of all rows."""
-        return sum(row.num_unchecked_tokens for row in self.rows)
 
     def table(self) -> Any:
         """Return a `rich.table.Table` of the call."""
@@ -268,9 +225,8 @@ class SpeculationStats:
         table.add_row("accepted, of these lossy", f"{s['num_accepted_draft_tokens']}, {s['num_lossy_accepts']}")
         if s["num_unchecked_tokens"]:
             share = s["num_unchecked_tokens"] / s["num_new_tokens"]
-            table.add_row(
-                "never checked by the target", f"{s['num_unchecked_tokens']} ({share:.1%} of the new tokens)"
-            )
+            row = f"{s['num_unchecked_tokens']} ({share:.1%} of the new tokens)"
+            table.add_row("never checked by the target", row)
         for part in parts:
             table.add_row(f"{part} forwards, seconds", f"{self.forwards[part]}, {self.seconds.get(part, 0.0):.3f}")
         if self.alone is not None:

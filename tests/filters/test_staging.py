@@ -14,7 +14,7 @@ from support.distributions import NEW, PROMPT, REJECT, goodness, pair, sample, t
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.batch.randomness import Randomness
-from hf_lossy_assist.filters import companion as staging
+from hf_lossy_assist.filters import base as staging
 from hf_lossy_assist.round import Verdict
 
 

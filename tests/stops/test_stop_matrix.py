@@ -193,5 +193,5 @@ def test_a_stop_that_answers_nothing_is_refused():
 
     with pytest.raises(NotImplementedError, match=r"^Silent needs a method should_stop[^\n]*adaptive = False$"):
         write(Silent())
-    with pytest.raises(NotImplementedError, match=r"^DraftStop needs a property longest$"):
+    with pytest.raises(NotImplementedError, match=r"^DraftStop needs a property longest, or a field max_draft$"):
         write(DraftStop())

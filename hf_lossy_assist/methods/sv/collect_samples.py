@@ -10,8 +10,7 @@ import safetensors.numpy
 import torch
 
 from ...engine.call import Call
-from ...filters.base import VerifyFilter
-from ...filters.companion import check_companion
+from ...filters.base import VerifyFilter, check_companion
 from ...filters.goodput import acceptance, probs_of, similarity
 from ...policy.policy import LossyPolicy
 from ...round import Draft, Selection, Verified
